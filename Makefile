@@ -43,7 +43,7 @@ test312: $(STAMPS)/test ## The start as in our TensorRT-LLM 1.3 image: Python 3.
 	LLMOPS_OTHER_PYTHON=$(CURDIR)/.cache/py312/llmops/bin/python LLMOPS_LIBRARY_PYTHON=$(CURDIR)/.cache/py312/library/bin/python \
 	  $(BIN)/python -m pytest tests/trtllm/test_other_python.py
 
-mutate: $(STAMPS)/mutate ## Faults that the pure modules' tests must notice; MODULE=gateway/text/stop.py, ALL=1 for more than a sample
+mutate: $(STAMPS)/mutate ## Faults that the pure modules' tests must notice; MODULE=gateway/text/stop_strings.py, ALL=1 for more than a sample
 	nice -n 15 $(BIN)/python -m llmops.perf.lab.mutation $(MODULE) $(if $(ALL),--all)
 
 lint: $(STAMPS)/lint ## ruff, mypy, import contract, docs that must match the code

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmops.build.target_names import TARGETS, TargetName
+from llmops.build.target_facts import TARGETS, TargetName
 from llmops.errors import InputError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.accounts.administration import Administration
-from llmops.cli.accounts.options import admin_options
-from llmops.cli.accounts.tables import print_json, when
-from llmops.cli.accounts.tables import show as show_table
-from llmops.cli.accounts.types import DurationType, given_of
-from llmops.money import dollars
+from llmops.cli.accounts.account_options import admin_options
+from llmops.cli.accounts.admin_backend import AdminBackend
+from llmops.cli.accounts.output import format_timestamp, print_json
+from llmops.cli.accounts.output import print_table as show_table
+from llmops.cli.accounts.param_types import DurationType, typed_values
+from llmops.money import format_usd
 
 if TYPE_CHECKING:
-    from llmops.control.admin.wire import AuditEntry
+    from llmops.control.admin.schemas import AuditEntryRead
 
 
 @click.command("audit")
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 )
 @admin_options
 def command(
-    tenant: str | None, action: str | None, last: timedelta | None, limit: int, at: Administration, as_json: bool
+    tenant: str | None, action: str | None, last: timedelta | None, limit: int, at: AdminBackend, as_json: bool
 ) -> None:
     """Show who changed what, and who was refused, newest first.
 
     Refusals are counted per minute, so that a flood of them takes only a few lines.
     """
     from llmops.control.admin.operations import READ_AUDIT
-    from llmops.control.admin.wire import AuditWanted
+    from llmops.control.admin.schemas import AuditQuery
 
     since: datetime | None = datetime.now(timezone.utc) - last if last else None
-    wanted = AuditWanted(**given_of({"tenant": tenant, "action": action, "since": since}), limit=limit)
+    wanted = AuditQuery(**typed_values({"tenant": tenant, "action": action, "since": since}), limit=limit)
     found = at.do(READ_AUDIT, wanted)
     if as_json:
         print_json([entry.data() for entry in found])
@@ -48,18 +48,18 @@ def command(
         show_table(("when", "who", "did", "to", "tenant", "detail"), [_row(entry) for entry in found])
 
 
-def _row(entry: AuditEntry) -> list[str]:
+def _row(entry: AuditEntryRead) -> list[str]:
     # what was taken away is told; what was never given is not
     taken = entry.action.endswith(".update")
-    told = ", ".join(_told(name, value) for name, value in entry.detail.items() if taken or value is not None)
-    return [when(entry.created_at), entry.actor, entry.action, entry.subject, entry.tenant or "", told]
+    told = ", ".join(_detail_text(name, value) for name, value in entry.detail.items() if taken or value is not None)
+    return [format_timestamp(entry.created_at), entry.actor, entry.action, entry.subject, entry.tenant or "", told]
 
 
-def _told(name: str, value: Any) -> str:
+def _detail_text(name: str, value: Any) -> str:
     if value is None:
         return f"{name} none"
     if name.endswith("_micros"):
-        return f"{name.removesuffix('_micros')} {dollars(value)}"
+        return f"{name.removesuffix('_micros')} {format_usd(value)}"
     if name == "budget":
-        return f"budget {dollars(value['micros'])}/{value['period']}"
+        return f"budget {format_usd(value['micros'])}/{value['period']}"
     return f"{name} {value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)}"

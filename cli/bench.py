@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.cli.console import console
-from llmops.cli.options import Duration, OutputFile, headings, refuse_others
-from llmops.cli.service.command import file_options, for_each_model
-from llmops.cli.service.flags import of_bench
+from llmops.cli.options import Duration, OutputFile, option_groups, reject_other_options
+from llmops.cli.service.command_defaults import bench_defaults
+from llmops.cli.service.service_command import file_options, for_each_model
 from llmops.errors import InputError, LlmopsError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ VIA = ("chat", "completions", "engine", "ensemble")
 _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}'"""
 
 
-@headings(
+@option_groups(
     {
         "Target": ("model", "via", "described", "profile", "header", "extra", "timeout"),
         "Load": ("concurrency", "rate", "arrival", "trace", "requests", "duration", "warmup"),
@@ -35,7 +35,7 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
         "Report": ("json_path", "html_path", "compare"),
     }
 )
-@click.command(name="bench", cls=for_each_model(of_bench))
+@click.command(name="bench", cls=for_each_model(bench_defaults))
 @file_options
 @click.argument("url", default="http://127.0.0.1:9000/v1")
 @click.option("-m", "--model", help="Model to test.  [default: the first one that the server lists]")
@@ -116,7 +116,7 @@ def command(**given: Any) -> None:
     """
     json_path, html_path, compare = given.pop("json_path"), given.pop("html_path"), given.pop("compare")
     if compare:
-        refuse_others("--compare reads two files and sends no load", "compare")
+        reject_other_options("--compare reads two files and sends no load", "compare")
         _compare(compare[0], compare[1])
         return
     document = _run(_options(**given), quiet=str(json_path) == "-")
@@ -128,7 +128,7 @@ def command(**given: Any) -> None:
 
 def _options(**given: Any) -> BenchOptions:
     from llmops.cli.openai_client import api_key
-    from llmops.perf.load.slo import parse_slo
+    from llmops.perf.load.objectives import parse_objective
     from llmops.perf.options import BenchOptions
     from llmops.perf.workloads.lengths import parse_lengths
 
@@ -136,7 +136,7 @@ def _options(**given: Any) -> BenchOptions:
     given["requests"] = given["requests"] or (None if given["duration"] or given["trace"] or given["sweep"] else 100)
     given["input"], given["output"] = parse_lengths(given.pop("input_")), parse_lengths(given["output"])
     given["turns"] = parse_lengths(given["turns"]) if given["turns"] else None
-    given["slos"] = [parse_slo(text) for text in given.pop("slo")]
+    given["slos"] = [parse_objective(text) for text in given.pop("slo")]
     given["cancel_share"] = given.pop("cancel")
     given["api_key"] = api_key()
     given["headers"] = dict(_header(text) for text in given.pop("header"))
@@ -163,7 +163,7 @@ def _extra(text: str | None) -> dict[str, Any]:
 
 def _run(options: BenchOptions, quiet: bool) -> Document:
     from llmops.perf.bench import bench
-    from llmops.perf.load.loop import run_async
+    from llmops.perf.load.event_loop import run_async
     from llmops.perf.report.progress import Bar
     from llmops.perf.report.terminal import show
 
@@ -181,7 +181,7 @@ def _write(document: Document, json_path: Path | None, html_path: Path | None) -
         document.write(json_path)
         click.echo(f"Wrote {json_path}")
     if html_path is not None:
-        from llmops.perf.report.html import write_page
+        from llmops.perf.report.html_page import write_page
 
         write_page(document, html_path)
         click.echo(f"Wrote {html_path}")

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.build.target_names import NAMES
-from llmops.cli.options import headings, refuse_others
-from llmops.cli.service.command import file_options, for_each_model, model_option
-from llmops.cli.service.flags import of_build
+from llmops.build.target_facts import NAMES
+from llmops.cli.options import option_groups, reject_other_options
+from llmops.cli.service.command_defaults import build_defaults
+from llmops.cli.service.service_command import file_options, for_each_model, model_option
 
 if TYPE_CHECKING:
     from llmops.build.engine_folder.manifest import EngineManifest
 
 
-@headings(
+@option_groups(
     {
         "Input and output": ("output", "name", "described", "profile", "model", "plan_file", "adapters", "as_json"),
         "Engine": ("target", "quant", "kv_cache", "group_size", "deterministic", "options", "extra_options"),
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         "Run": ("dry_run", "resume", "in_container"),
     }
 )
-@click.command(cls=for_each_model(of_build))
+@click.command(cls=for_each_model(build_defaults))
 @click.argument("checkpoint", required=False)
 @file_options
 @model_option
@@ -118,12 +118,12 @@ def command(
     The same build again does nothing and takes under a second. A build that fails or is interrupted leaves OUTPUT as it
     was; finished stages of a quantising one are kept beside it for the next attempt.
     """
-    from llmops.build.job.engine import build
+    from llmops.build.job.build_engine import build
     from llmops.build.spec import BuildSpec
     from llmops.cli.progress import make_progress
 
     if resume is not None:
-        refuse_others("--resume finishes an engine as it was begun", "resume", "in_container", "as_json")
+        reject_other_options("--resume finishes an engine as it was begun", "resume", "in_container", "as_json")
         from llmops.build.job.resume import resume as finish
 
         _show(*finish(resume, in_container, make_progress()), resume, as_json)
@@ -137,7 +137,7 @@ def command(
         fields |= _planned(plan_file, fields)
         settings = fields["plan"]["settings"] | settings
     if extra_options:
-        from llmops.build.trtllm.extra_options import read_extra_options
+        from llmops.build.trtllm.extra_llm_options import read_extra_options
 
         more, options_of_file = read_extra_options(extra_options)
         fields |= {name: value for name, value in more.items() if not _typed(name)}
@@ -172,7 +172,7 @@ def _show(manifest: EngineManifest, cached: bool, output: Path, as_json: bool) -
 
 def _planned(file: Path, given: dict[str, Any]) -> dict[str, Any]:
     """The fields that the plan sets, and the plan. Raises InputError when a flag says something else."""
-    from llmops.build.plan.buildplan import BuildPlan
+    from llmops.build.plan.build_plan import BuildPlan
     from llmops.errors import InputError
 
     plan = BuildPlan.load(file)
@@ -208,10 +208,10 @@ def _summary(manifest: EngineManifest, output: Path, cached: bool) -> str:
 
 
 def _quality(manifest: EngineManifest) -> str:
-    from llmops.build.quality.gates import Gates, Quality
+    from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
     from llmops.cli.quality import quality_lines
 
-    return "\n".join([*quality_lines(Quality(**manifest.quality or {}), Gates.of_engine(manifest)), ""])
+    return "\n".join([*quality_lines(QualityMetrics(**manifest.quality or {}), QualityGates.of_engine(manifest)), ""])
 
 
 def _left_over(manifest: EngineManifest, output: Path, size: int) -> str:

@@ -12,8 +12,8 @@ import yaml
 from llmops.output_files import write_text
 
 if TYPE_CHECKING:
-    from llmops.cli.service.chart import Planned
-    from llmops.cli.service.description import Described
+    from llmops.cli.service.helm_values import PlannedReplicas
+    from llmops.cli.service.service_file import LoadedService
 
 
 @click.command("chart")
@@ -51,9 +51,9 @@ def command(
     `replicas: auto` is planned. What is left to do before `helm install` is printed to standard error.
     docs/kubernetes.md goes through the installation.
     """
-    from llmops.cli.service.chart import Cluster, chart_of
-    from llmops.cli.service.chart_values import chart_schema
-    from llmops.cli.service.description import read
+    from llmops.cli.service.helm_schema import chart_schema
+    from llmops.cli.service.helm_values import ClusterResources, make_helm_values
+    from llmops.cli.service.service_file import read
 
     if schema_only:
         _write(json.dumps(chart_schema(), indent=1) + "\n", output)
@@ -61,8 +61,8 @@ def command(
     described = read(file, profile)
     images = {"gateway": gateway_image, "engine": engine_image, "build": build_image}
     named = {name: reference for name, reference in images.items() if reference is not None}
-    cluster = Cluster(named, claim, mounted.rstrip("/"))
-    chart = chart_of(described, cluster, lambda model: _planned(described, model))
+    cluster = ClusterResources(named, claim, mounted.rstrip("/"))
+    chart = make_helm_values(described, cluster, lambda model: _planned(described, model))
     _write(yaml.safe_dump(chart.values, sort_keys=False, width=120), output)
     for note in chart.notes:
         click.echo(note, err=True)
@@ -78,13 +78,15 @@ def _write(text: str, output: Path | None) -> None:
     click.echo(f"Wrote {output}.")
 
 
-def _planned(described: Described, model: str) -> Planned:
+def _planned(described: LoadedService, model: str) -> PlannedReplicas:
     """Return the plan's replicas for the layout that the file has, and the rate that each keeps up with."""
-    from llmops.build.plan.report.rules import rules
+    from llmops.build.plan.report.recording_rules import rules
     from llmops.cli import plan
-    from llmops.cli.service.chart import Planned
-    from llmops.cli.service.flags import of_plan
+    from llmops.cli.service.command_defaults import plan_defaults
+    from llmops.cli.service.helm_values import PlannedReplicas
 
-    with plan.command.make_context("chart", [], default_map=of_plan(described, model)) as context:
+    with plan.command.make_context("chart", [], default_map=plan_defaults(described, model)) as context:
         found = plan.make_plan(context.params.pop("checkpoint"), context.params)
-    return Planned(found.best.replicas, found.best.capacity / found.best.replicas, rules(found, model)["groups"])
+    return PlannedReplicas(
+        found.best.replicas, found.best.capacity / found.best.replicas, rules(found, model)["groups"]
+    )

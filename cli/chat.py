@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.errors import InputError, LlmopsError
-from llmops.texts import shown
+from llmops.untrusted_text import escape_unsafe
 
 if TYPE_CHECKING:
-    from llmops.cli.openai_client import ChatClient, Delta
+    from llmops.cli.openai_client import ChatClient, ChatDelta
 
 DEFAULT_URL = "http://127.0.0.1:9000/v1"
 # small models often find no end
@@ -106,12 +106,12 @@ class Chat:
             elif not delta.reasoning:
                 if said is not None:
                     said.append(delta.text)
-                click.echo(shown(delta.text, lines=True), nl=False)
+                click.echo(escape_unsafe(delta.text, lines=True), nl=False)
             elif not self.hide_reasoning and said is not None:
-                click.secho(shown(delta.text, lines=True), dim=True, nl=False)
+                click.secho(escape_unsafe(delta.text, lines=True), dim=True, nl=False)
             sys.stdout.flush()
 
-    def _deltas(self) -> Iterator[Delta]:
+    def _deltas(self) -> Iterator[ChatDelta]:
         """With the default limit, unless the context has no room for so much."""
         from llmops.cli.openai_client import ContextError
 

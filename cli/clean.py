@@ -26,7 +26,7 @@ REBUILT = ("engines", "backends", "hashes")
 
 
 @dataclass(frozen=True)
-class Part:
+class CachePart:
     """Files of one kind, with their size in bytes."""
 
     name: str
@@ -70,9 +70,9 @@ def _files(folder: Path, name: str) -> list[Path]:
     return sorted(folder.glob(PARTS[name][0]))
 
 
-def _part(folder: Path, name: str) -> Part:
+def _part(folder: Path, name: str) -> CachePart:
     pattern, holds = PARTS[name]
-    return Part(name, str(folder / pattern), sum(map(_bytes, _files(folder, name))), holds)
+    return CachePart(name, str(folder / pattern), sum(map(_bytes, _files(folder, name))), holds)
 
 
 def _bytes(path: Path) -> int:
@@ -89,7 +89,7 @@ def _bytes(path: Path) -> int:
     return path.lstat().st_blocks * 512 if path.is_file() else sum(each())
 
 
-def _remove(folder: Path, part: Part, yes: bool, quiet: bool) -> None:
+def _remove(folder: Path, part: CachePart, yes: bool, quiet: bool) -> None:
     if not yes and not _confirmed(f"Remove {part.path} ({_size(part.bytes)}: {part.holds})?"):
         return
     try:

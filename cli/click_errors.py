@@ -24,19 +24,21 @@ _SENTENCES = (
 )
 
 
-def sentence_of(error: click.ClickException) -> str:
+def error_message(error: click.ClickException) -> str:
     """Return the message of an error that click or one of our parameter types raised."""
     if isinstance(error, MissingParameter):
         return _missing(error)
     if isinstance(error, NoSuchOption):
-        near = _or(_near(error))
-        return _closed(f"There is no option {error.option_name}" + (f"; did you mean {near}?" if near else ""), error)
+        near = _or(_similar_options(error))
+        return _with_advice(
+            f"There is no option {error.option_name}" + (f"; did you mean {near}?" if near else ""), error
+        )
     if isinstance(error, BadParameter):
-        return f"{_name(error)} is not usable: {_closed(_value(error), error)}"
-    return _closed(_ours(error.message), error)
+        return f"{_name(error)} is not usable: {_with_advice(_value(error), error)}"
+    return _with_advice(_reworded(error.message), error)
 
 
-def _near(error: NoSuchOption) -> list[str]:
+def _similar_options(error: NoSuchOption) -> list[str]:
     """Return the options whose names are like the one given; the dashes, which all have, do not count."""
     options = error.ctx.command.params if error.ctx else []
     names = {name.lstrip("-"): name for one in options for name in one.opts if name.startswith("--")}
@@ -48,7 +50,7 @@ def _missing(error: MissingParameter) -> str:
     usage = re.sub(r"\s+", " ", usage)
     if isinstance(error.param, click.Option) and error.ctx:
         return f"{_name(error)} is missing; write {_name(error)} {error.param.make_metavar(error.ctx)}."
-    return _closed(f"{_name(error)} is missing; write `{usage}`", error)
+    return _with_advice(f"{_name(error)} is missing; write `{usage}`", error)
 
 
 def _value(error: BadParameter) -> str:
@@ -64,7 +66,7 @@ def _value(error: BadParameter) -> str:
         given = re.match(r"(.+) is not a valid", error.message)
         number = "a whole number" if kind is click.INT else "a number"
         return f"{given[1] if given else error.message} does not fit; give {number}"
-    return _ours(error.message)
+    return _reworded(error.message)
 
 
 def _range(kind: click.IntRange | click.FloatRange) -> str:
@@ -74,7 +76,7 @@ def _range(kind: click.IntRange | click.FloatRange) -> str:
     return " ".join([number, *(" and ".join(filter(None, (low, high))),)])
 
 
-def _ours(message: str) -> str:
+def _reworded(message: str) -> str:
     for pattern, sentence in _SENTENCES:
         found = re.fullmatch(pattern, message)
         if found:
@@ -90,7 +92,7 @@ def _name(error: BadParameter) -> str:
     return str(error.param_hint or "The value")
 
 
-def _closed(message: str, error: click.ClickException) -> str:
+def _with_advice(message: str, error: click.ClickException) -> str:
     """End the sentence; where it does not say what to do, name the help that does."""
     message = message.rstrip(".")
     if message.endswith("?"):

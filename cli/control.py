@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llmops.cli.accounts.store import default_store, require_store_extra
+from llmops.cli.accounts.local_store import default_store, require_store_extra
 
 PORT = 9100
 
@@ -35,9 +35,9 @@ def command(
     when that one stops.
     """
     require_store_extra()
-    from llmops.control.roster import duties_of
+    from llmops.control.configured_jobs import make_leader_jobs
     from llmops.control.server import run
-    from llmops.gateway.logs import configure_logging
+    from llmops.gateway.logging_setup import configure_logging
     from llmops.gateway.settings import load_settings
 
     brokers = {"servers": kafka} if kafka else None
@@ -45,14 +45,14 @@ def command(
     if settings.store is None:
         settings = settings.model_copy(update={"store": default_store()})
     # what it lacks is told now, not when it leads
-    duties_of(settings)
+    make_leader_jobs(settings)
     configure_logging(settings.log_level)
 
     def announce(url: str, asked: bool) -> None:
-        from llmops.store.place import Place
+        from llmops.store.store_url import StoreUrl
 
         who = "with a key" if asked else "without a key, and administered with one of scope admin only"
-        click.echo(f"llmops control listens on {url} (store {Place.parse(str(settings.store))}), {who}.")
+        click.echo(f"llmops control listens on {url} (store {StoreUrl.parse(str(settings.store))}), {who}.")
 
-    if run(settings, lambda: duties_of(settings), gateway, announce):
+    if run(settings, lambda: make_leader_jobs(settings), gateway, announce):
         raise click.Abort

@@ -29,14 +29,14 @@ def command(file: Path, profile: str | None, url: str | None, exit_code: bool, a
     A line each: + what is missing, - what is there and not described, ~ what is different.
     """
     from llmops.cli.openai_client import ChatClient
-    from llmops.cli.service.description import read
-    from llmops.cli.service.difference import of_engines, of_served
+    from llmops.cli.service.changes import engine_changes, served_model_changes
+    from llmops.cli.service.service_file import read
 
     described = read(file, profile)
-    changes = list(of_engines(described))
+    changes = list(engine_changes(described))
     address = url or f"http://{described.settings.host}:{described.settings.port}"
     try:
-        changes += of_served(described, ChatClient(address, timeout=10).models())
+        changes += served_model_changes(described, ChatClient(address, timeout=10).models())
     except ServerError as error:
         click.echo(f"Only the engines are compared, because the gateway cannot be asked: {error.message}", err=True)
     if as_json:

@@ -25,10 +25,10 @@ def command(ctx: click.Context, as_json: bool, deep: bool) -> None:
     """
     if deep:
         _deep(ctx, as_json)
-    from llmops.model_repository.doctor.check import healthy
-    from llmops.model_repository.doctor.machine import examine
+    from llmops.model_repository.doctor.machine import check_machine
+    from llmops.model_repository.doctor.results import healthy
 
-    checks = list(examine())
+    checks = list(check_machine())
     if as_json:
         click.echo(json.dumps({"ok": healthy(checks), "checks": [asdict(check) for check in checks]}, indent=2))
     else:
@@ -41,14 +41,14 @@ def command(ctx: click.Context, as_json: bool, deep: bool) -> None:
 
 
 def _deep(ctx: click.Context, as_json: bool) -> None:
-    from llmops.model_repository.doctor.deep import examine, failed
+    from llmops.model_repository.doctor.deep import any_failed, run_deep_checks
 
     found = []
-    for one in examine(Path(os.environ.get("LLMOPS_IMAGE_ROOT", "/"))):
+    for one in run_deep_checks(Path(os.environ.get("LLMOPS_IMAGE_ROOT", "/"))):
         found.append(one)
         if not as_json:
             colour = {"seen": "green", "failed": "red"}.get(one.outcome, "yellow")
             click.echo(f"{click.style(f'{one.outcome:12}', fg=colour)}{one.name:48} {one.detail}".rstrip())
     if as_json:
-        click.echo(json.dumps({"ok": not failed(found), "found": [asdict(one) for one in found]}, indent=2))
-    ctx.exit(1 if failed(found) else 0)
+        click.echo(json.dumps({"ok": not any_failed(found), "found": [asdict(one) for one in found]}, indent=2))
+    ctx.exit(1 if any_failed(found) else 0)

@@ -30,15 +30,15 @@ def command(config: Path | None, replicas: tuple[str, ...], **flags: Any) -> Non
     from llmops.gateway.settings import load_settings
 
     settings = load_settings(config, replicas=list(replicas) or None, **flags)
-    from llmops.gateway.callers.access.guard import told
-    from llmops.gateway.logs import configure_logging
-    from llmops.gateway.server import run
+    from llmops.gateway.auth.exposure import exposure_summary
+    from llmops.gateway.launcher import run
+    from llmops.gateway.logging_setup import configure_logging
 
     configure_logging(settings.log_level)
 
     def announce(url: str, asked: bool) -> None:
         servers = ", ".join(settings.replicas) or settings.triton
-        click.echo(f"llmops gateway listens on {url} (Triton at {servers}), {told(settings, asked)}.")
+        click.echo(f"llmops gateway listens on {url} (Triton at {servers}), {exposure_summary(settings, asked)}.")
 
     if run(settings, announce):
         raise click.Abort

@@ -46,8 +46,8 @@ def command(
 
     With --gpu it is planned, as `llmops plan` does, and the plan's reasons are in its comments.
     """
-    from llmops.cli.service.description import read
-    from llmops.cli.service.written import SCHEMA, for_a_cpu, for_gpus, name_of
+    from llmops.cli.service.service_file import read
+    from llmops.cli.service.template import SCHEMA, cpu_template, default_model_name, gpu_template
 
     if schema_only:
         _write_schema(output)
@@ -57,16 +57,16 @@ def command(
         raise InputError(f"{checkpoint} names the file to write, not a checkpoint; write -o {checkpoint}.")
     if output.exists() and not force:
         raise InputError(f"{output} is there already; give -o another name, or --force to replace it.")
-    named = name or name_of(checkpoint)
+    named = name or default_model_name(checkpoint)
     if gpu is None:
         typed = [f"--{flag.replace('_', '-')}" for flag, value in load.items() if value is not None]
         if typed:
             raise click.UsageError(
                 f"{', '.join(typed)}: only a plan for GPUs has this; add --gpu, such as --gpu h100-sxm."
             )
-        text = for_a_cpu(checkpoint, named)
+        text = cpu_template(checkpoint, named)
     else:
-        text = for_gpus(checkpoint, named, _planned(checkpoint, gpu, load))
+        text = gpu_template(checkpoint, named, _planned(checkpoint, gpu, load))
     write_text(output, text)
     read(output)
     _write_schema(output)
@@ -76,8 +76,8 @@ def command(
 
 
 def _write_schema(beside: Path) -> None:
-    from llmops.cli.service.description import schema
-    from llmops.cli.service.written import SCHEMA
+    from llmops.cli.service.service_file import schema
+    from llmops.cli.service.template import SCHEMA
 
     path = beside.with_name(SCHEMA)
     write_text(path, json.dumps(schema(), indent=1) + "\n")

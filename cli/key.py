@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.accounts.administration import Administration, key_name
-from llmops.cli.accounts.options import admin_options, limit_options
-from llmops.cli.accounts.tables import budget_text, limits_text, print_json, show_pairs, when
-from llmops.cli.accounts.tables import show as show_table
-from llmops.cli.accounts.types import DurationType, MomentType, NamesType, given_of
-from llmops.money import dollars
+from llmops.cli.accounts.account_options import admin_options, limit_options
+from llmops.cli.accounts.admin_backend import AdminBackend, key_reference
+from llmops.cli.accounts.output import format_budget, format_limits, format_timestamp, print_fields, print_json
+from llmops.cli.accounts.output import print_table as show_table
+from llmops.cli.accounts.param_types import DurationType, NamesType, TimestampType, typed_values
+from llmops.money import format_usd
 
 if TYPE_CHECKING:
-    from llmops.control.admin import wire
+    from llmops.control.admin import schemas
 
 
 def spec_options(command: Any) -> Any:
@@ -24,7 +24,7 @@ def spec_options(command: Any) -> Any:
         click.option(
             "--expires",
             "expires_at",
-            type=MomentType(never=True),
+            type=TimestampType(never=True),
             help="Expires in 90d or 12h, on 2027-01-31 (UTC), or never.",
         ),
         click.option("--models", type=NamesType(everything=True), help="Models it may use, or all."),
@@ -53,12 +53,12 @@ def command() -> None:
 @click.option("--user", required=True, metavar="EMAIL", help="The user it belongs to; created if new.")
 @spec_options
 @admin_options
-def create(tenant: str, user: str, at: Administration, as_json: bool, **given: Any) -> None:
+def create(tenant: str, user: str, at: AdminBackend, as_json: bool, **given: Any) -> None:
     """Create a key and print it; it cannot be shown again."""
     from llmops.control.admin.operations import CREATE_KEY
-    from llmops.control.admin.wire import NewKey
+    from llmops.control.admin.schemas import KeyCreate
 
-    made = at.do(CREATE_KEY, NewKey(tenant=tenant, user=user, **given_of(given)))
+    made = at.do(CREATE_KEY, KeyCreate(tenant=tenant, user=user, **typed_values(given)))
     _show_secret(made, as_json, f"{made.id} for {made.user} of {made.tenant}: {_summary(made)}.")
 
 
@@ -67,12 +67,12 @@ def create(tenant: str, user: str, at: Administration, as_json: bool, **given: A
 @click.option("--user", metavar="EMAIL", help="Only keys of this user.")
 @click.option("--all", "everything", is_flag=True, help="Include revoked and expired keys.")
 @admin_options
-def list_(tenant: str | None, user: str | None, everything: bool, at: Administration, as_json: bool) -> None:
+def list_(tenant: str | None, user: str | None, everything: bool, at: AdminBackend, as_json: bool) -> None:
     """List keys and their limits, but not their secrets."""
     from llmops.control.admin.operations import LIST_KEYS
-    from llmops.control.admin.wire import KeysWanted
+    from llmops.control.admin.schemas import KeyListQuery
 
-    keys = at.do(LIST_KEYS, KeysWanted(**given_of({"tenant": tenant, "user": user}), all=everything))
+    keys = at.do(LIST_KEYS, KeyListQuery(**typed_values({"tenant": tenant, "user": user}), all=everything))
     if as_json:
         print_json([key.data() for key in keys])
         return
@@ -86,30 +86,30 @@ def list_(tenant: str | None, user: str | None, everything: bool, at: Administra
 @command.command("show")
 @click.argument("key")
 @admin_options
-def show(key: str, at: Administration, as_json: bool) -> None:
+def show(key: str, at: AdminBackend, as_json: bool) -> None:
     """Show a key, how much of its budget is spent, and its tenant's limits."""
     from llmops.control.admin.operations import SHOW_KEY
-    from llmops.control.admin.wire import KeyName
+    from llmops.control.admin.schemas import KeyReference
 
-    found = at.do(SHOW_KEY, KeyName(key=key_name(key)))
+    found = at.do(SHOW_KEY, KeyReference(key=key_reference(key)))
     if as_json:
         print_json(found.data())
     else:
-        show_pairs(_pairs(found))
+        print_fields(_pairs(found))
 
 
 @command.command("update")
 @click.argument("key")
 @spec_options
 @admin_options
-def update(key: str, at: Administration, as_json: bool, **given: Any) -> None:
+def update(key: str, at: AdminBackend, as_json: bool, **given: Any) -> None:
     """Change only what the options name; `none`, `all` and `never` lift a limit."""
     from llmops.control.admin.operations import UPDATE_KEY
-    from llmops.control.admin.wire import KeyChange
+    from llmops.control.admin.schemas import KeyUpdate
 
-    if not given_of(given):
+    if not typed_values(given):
         raise click.UsageError("Nothing to change; give an option, e.g. --rpm 120.")
-    updated = at.do(UPDATE_KEY, KeyChange(key=key_name(key), **given_of(given)))
+    updated = at.do(UPDATE_KEY, KeyUpdate(key=key_reference(key), **typed_values(given)))
     if as_json:
         print_json(updated.data())
     else:
@@ -122,39 +122,41 @@ def update(key: str, at: Administration, as_json: bool, **given: Any) -> None:
     "--overlap", type=DurationType(), default="24h", show_default=True, help="How long the old secret keeps working."
 )
 @admin_options
-def rotate(key: str, overlap: timedelta, at: Administration, as_json: bool) -> None:
+def rotate(key: str, overlap: timedelta, at: AdminBackend, as_json: bool) -> None:
     """Give a key a new secret and print it; id, limits and spending stay.
 
     Use --overlap 0 if the old secret has leaked: it stops working at once. A still older one, from an earlier rotation,
     always does.
     """
     from llmops.control.admin.operations import ROTATE_KEY
-    from llmops.control.admin.wire import Rotation
+    from llmops.control.admin.schemas import KeyRotate
 
-    rotated = at.do(ROTATE_KEY, Rotation(key=key_name(key), overlap_seconds=overlap.total_seconds()))
-    _show_secret(rotated, as_json, f"{rotated.id}: the old secret works until {when(rotated.previous_until)} UTC.")
+    rotated = at.do(ROTATE_KEY, KeyRotate(key=key_reference(key), overlap_seconds=overlap.total_seconds()))
+    _show_secret(
+        rotated, as_json, f"{rotated.id}: the old secret works until {format_timestamp(rotated.previous_until)} UTC."
+    )
 
 
 @command.command("revoke")
 @click.argument("key")
 @click.option("--now", is_flag=True, help="Also end its running answers, within 30 seconds.")
 @admin_options
-def revoke(key: str, now: bool, at: Administration, as_json: bool) -> None:
+def revoke(key: str, now: bool, at: AdminBackend, as_json: bool) -> None:
     """Revoke a key permanently.
 
     Gateways refuse it within 30 seconds. Answers that are running come to their end unless --now is given.
     """
     from llmops.control.admin.operations import REVOKE_KEY
-    from llmops.control.admin.wire import Revocation
+    from llmops.control.admin.schemas import KeyRevoke
 
-    revoked = at.do(REVOKE_KEY, Revocation(key=key_name(key), now=now))
+    revoked = at.do(REVOKE_KEY, KeyRevoke(key=key_reference(key), now=now))
     if as_json:
         print_json(revoked.data())
     else:
         click.echo(f"{revoked.id} of {revoked.user} is revoked; its usage stays on the bill.")
 
 
-def _show_secret(key: wire.MadeKey, as_json: bool, said: str) -> None:
+def _show_secret(key: schemas.KeyWithSecret, as_json: bool, said: str) -> None:
     if as_json:
         print_json(key.data())
         return
@@ -163,27 +165,27 @@ def _show_secret(key: wire.MadeKey, as_json: bool, said: str) -> None:
     click.echo(key.key)
 
 
-def _summary(key: wire.Key) -> str:
-    parts = [f"tier {key.tier}", limits_text(key), budget_text(key), f"for {', '.join(key.scopes)}"]
+def _summary(key: schemas.KeyRead) -> str:
+    parts = [f"tier {key.tier}", format_limits(key), format_budget(key), f"for {', '.join(key.scopes)}"]
     parts += [f"only {', '.join(key.models)}"] if key.models else []
-    parts += [f"until {when(key.expires_at)} UTC"] if key.expires_at else []
+    parts += [f"until {format_timestamp(key.expires_at)} UTC"] if key.expires_at else []
     return ", ".join(parts)
 
 
-def _row(key: wire.Key) -> list[str]:
+def _row(key: schemas.KeyRead) -> list[str]:
     state = key.state
     if state == "active" and key.expires_at:
         state = f"until {key.expires_at:%Y-%m-%d}"
     models = "all" if key.models is None else ", ".join(key.models)
     owner = [key.id, key.tenant, key.user, key.tier]
-    limits = [limits_text(key, short=True), budget_text(key), state]
+    limits = [format_limits(key, short=True), format_budget(key), state]
     return [*owner, *limits, f"{key.begins}…", models, key.name or ""]
 
 
-def _pairs(key: wire.ShownKey) -> list[tuple[str, str]]:
+def _pairs(key: schemas.KeyDetails) -> list[tuple[str, str]]:
     rest = key.previous_until and key.previous_until > datetime.now(timezone.utc)
-    spent = f", {dollars(key.spent_micros)} spent" if key.spent_micros is not None else ""
-    of_all = f"{limits_text(key.tenant_limits)}, {budget_text(key.tenant_limits)} for all keys of {key.tenant}"
+    spent = f", {format_usd(key.spent_micros)} spent" if key.spent_micros is not None else ""
+    of_all = f"{format_limits(key.tenant_limits)}, {format_budget(key.tenant_limits)} for all keys of {key.tenant}"
     pairs = [
         ("key", f"{key.id} ({key.begins}…)"),
         ("state", key.state),
@@ -192,11 +194,11 @@ def _pairs(key: wire.ShownKey) -> list[tuple[str, str]]:
         ("tier", key.tier),
         ("scopes", ", ".join(key.scopes)),
         ("models", "all" if key.models is None else ", ".join(key.models)),
-        ("limits", limits_text(key)),
-        ("budget", budget_text(key) + spent),
+        ("limits", format_limits(key)),
+        ("budget", format_budget(key) + spent),
         ("tenant", of_all),
-        ("made", f"{when(key.created_at)} UTC"),
-        ("expires", f"{when(key.expires_at)} UTC" if key.expires_at else "never"),
-        ("rotated", f"the old secret works until {when(key.previous_until)} UTC" if rest else ""),
+        ("made", f"{format_timestamp(key.created_at)} UTC"),
+        ("expires", f"{format_timestamp(key.expires_at)} UTC" if key.expires_at else "never"),
+        ("rotated", f"the old secret works until {format_timestamp(key.previous_until)} UTC" if rest else ""),
     ]
     return [(name, value) for name, value in pairs if value]

@@ -17,7 +17,7 @@ import click
 import llmops
 from llmops import __version__
 from llmops.errors import LlmopsError
-from llmops.texts import shown
+from llmops.untrusted_text import escape_unsafe
 
 # heading -> command -> the line that `llmops --help` shows; the command itself is `command` in llmops.cli.<name>
 SECTIONS = {
@@ -100,7 +100,7 @@ def cli() -> None:
 
 
 #: Characters of the longest error message. Some hold what a server or a file said.
-MOST_ERROR = 4096
+MAX_ERROR_LENGTH = 4096
 # a path from the command line, which Python's own checks of paths pass on
 _UNUSABLE_PATH = (errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
 _NO_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
@@ -133,12 +133,12 @@ def main() -> NoReturn:
         error.show()
         sys.exit(error.exit_code)
     except click.ClickException as error:
-        from llmops.cli.click_errors import sentence_of
+        from llmops.cli.click_errors import error_message
 
-        click.echo(f"Error: {shown(sentence_of(error), MOST_ERROR, lines=True)}", err=True)
+        click.echo(f"Error: {escape_unsafe(error_message(error), MAX_ERROR_LENGTH, lines=True)}", err=True)
         sys.exit(error.exit_code)
     except LlmopsError as error:
-        click.echo(f"Error: {shown(error.message, MOST_ERROR, lines=True)}", err=True)
+        click.echo(f"Error: {escape_unsafe(error.message, MAX_ERROR_LENGTH, lines=True)}", err=True)
         sys.exit(error.exit_code)
     except (click.Abort, KeyboardInterrupt):
         _interrupted()
@@ -148,7 +148,7 @@ def main() -> NoReturn:
         _interrupted()
     except OSError as error:
         if error.errno in _UNUSABLE_PATH and error.filename is not None:
-            path = shown(os.fsdecode(error.filename))
+            path = escape_unsafe(os.fsdecode(error.filename))
             click.echo(f"Error: {path} cannot be used ({error.strerror}); give another path.", err=True)
             sys.exit(2)
         if error.filename is not None or error.errno not in _NO_OUTPUT:

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import httpx
 
-from llmops.connections import check_url, http_failure, http_refusal
+from llmops.connection_errors import check_url, http_connection_error, http_status_error
 from llmops.errors import InputError, ServerError
 
 KEY_VARIABLES = ("LLMOPS_API_KEY", "OPENAI_API_KEY")
@@ -20,7 +20,7 @@ def api_key() -> str | None:
     return next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
 
 
-class Delta(NamedTuple):
+class ChatDelta(NamedTuple):
     """A stretch of an answer: of its text, or of the thinking before it. The last one has the `finish` reason."""
 
     text: str
@@ -51,14 +51,14 @@ class ChatClient:
         try:
             response = self._http.get("/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            raise http_failure(self.url, error) from error
+            raise http_connection_error(self.url, error) from error
         self._raise_for(response)
         try:
             return [str(model["id"]) for model in response.json()["data"]]
         except (ValueError, KeyError, TypeError) as error:
             raise ServerError(f"{self.url} does not answer like an OpenAI endpoint; check the URL.") from error
 
-    def chat(self, model: str, messages: list[dict[str, str]], options: dict[str, Any]) -> Iterator[Delta]:
+    def chat(self, model: str, messages: list[dict[str, str]], options: dict[str, Any]) -> Iterator[ChatDelta]:
         """Stream one answer. Leaving the iterator early closes the connection, which stops the generation.
 
         Raises ServerError for what the server refuses, and when the connection breaks.
@@ -72,7 +72,7 @@ class ChatClient:
                 for line in response.iter_lines():
                     yield from _deltas(line)
         except httpx.HTTPError as error:
-            raise http_failure(self.url, error) from error
+            raise http_connection_error(self.url, error) from error
 
     def close(self) -> None:
         self._http.close()
@@ -90,10 +90,10 @@ class ChatClient:
             raise ContextError(f"The server refused ({response.status_code}): {message}")
         if response.status_code in (400, 422):
             raise ServerError(f"The server refused ({response.status_code}): {message}")
-        raise http_refusal(self.url, response.status_code, message)
+        raise http_status_error(self.url, response.status_code, message)
 
 
-def _deltas(line: str) -> Iterator[Delta]:
+def _deltas(line: str) -> Iterator[ChatDelta]:
     data = line.removeprefix("data:").strip()
     if not line.startswith("data:") or data == "[DONE]":
         return
@@ -104,11 +104,11 @@ def _deltas(line: str) -> Iterator[Delta]:
         delta = choice.get("delta") or {}
         thought = delta.get("reasoning_content") or delta.get("reasoning")
         if isinstance(thought, str) and thought:
-            yield Delta(thought, reasoning=True)
+            yield ChatDelta(thought, reasoning=True)
         if delta.get("content"):
-            yield Delta(delta["content"])
+            yield ChatDelta(delta["content"])
         if choice.get("finish_reason"):
-            yield Delta("", finish=choice["finish_reason"])
+            yield ChatDelta("", finish=choice["finish_reason"])
 
 
 def _message_of(body: Any) -> str:

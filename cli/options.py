@@ -49,7 +49,7 @@ class OutputFile(click.ParamType):
         return path
 
 
-def headings(groups: Mapping[str, Sequence[str]]) -> Callable[[Command], Command]:
+def option_groups(groups: Mapping[str, Sequence[str]]) -> Callable[[Command], Command]:
     """Show the options of a command's help under headings.
 
     Args:
@@ -80,7 +80,7 @@ def gateways_option(help_: str) -> Any:
     )
 
 
-def refuse_others(sentence: str, *names: str) -> None:
+def reject_other_options(sentence: str, *names: str) -> None:
     """Raises UsageError, `sentence` and what to leave out, for anything typed beside the parameters `names`: it would
     change nothing."""
     context = click.get_current_context()

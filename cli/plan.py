@@ -7,28 +7,28 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.build.formats import PLANNED
-from llmops.build.target_names import GPU_TARGETS
+from llmops.build.quant_formats import PLANNED
+from llmops.build.target_facts import GPU_TARGETS
 from llmops.cli.console import console, table_console
-from llmops.cli.options import Duration, OutputFile, headings
-from llmops.cli.service.command import file_options, for_each_model, model_option
-from llmops.cli.service.flags import of_plan
+from llmops.cli.options import Duration, OutputFile, option_groups
+from llmops.cli.service.command_defaults import plan_defaults
+from llmops.cli.service.service_command import file_options, for_each_model, model_option
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
     from llmops.build.checkpoint import Checkpoint
-    from llmops.build.plan.gpus import Gpu
+    from llmops.build.plan.gpu_specs import GpuSpec
     from llmops.build.plan.search.candidate import Candidate
-    from llmops.build.plan.search.cost import ApiPrice
+    from llmops.build.plan.search.layout_search import PlanResult
     from llmops.build.plan.search.plan_request import PlanRequest
-    from llmops.build.plan.search.search import Plan
+    from llmops.build.plan.search.serving_cost import ApiPrice
 
 
-PIPED = 120
+PIPED_WIDTH = 120
 QUANT = ", ".join(form.label for form in PLANNED.values())
 
 
-@headings(
+@option_groups(
     {
         "Model and GPUs": (
             "gpu",
@@ -48,7 +48,7 @@ QUANT = ", ".join(form.label for form in PLANNED.values())
         "Report": ("top", "as_json", "html", "save", "rules", "name"),
     }
 )
-@click.command(name="plan", cls=for_each_model(of_plan))
+@click.command(name="plan", cls=for_each_model(plan_defaults))
 @click.argument("checkpoint")
 @file_options
 @model_option
@@ -149,25 +149,25 @@ def command(
     """
     plan = make_plan(checkpoint, flags)
     if save:
-        from llmops.build.plan.search.summary import build_plan
+        from llmops.build.plan.search.plan_summary import build_plan
 
         build_plan(plan).save(save)
     written = _write_rules(plan, rules, name or _named(checkpoint)) if rules else None
     if html:
-        from llmops.build.plan.report.html import page
+        from llmops.build.plan.report.html_report import render_page
         from llmops.output_files import write_text
 
-        write_text(html, page(plan))
+        write_text(html, render_page(plan))
     if as_json:
         import json
 
-        from llmops.build.plan.search.summary import plan_data
+        from llmops.build.plan.search.plan_summary import plan_data
 
         click.echo(json.dumps(plan_data(plan), indent=2))
         return
-    from llmops.build.plan.report.terminal import show
+    from llmops.build.plan.report.terminal_report import print_plan
 
-    show(plan, table_console(PIPED), top)
+    print_plan(plan, table_console(PIPED_WIDTH), top)
     if save:
         chosen = plan.best
         click.echo(f"Wrote {save}: {chosen.replicas}x {chosen.name} on {chosen.gpus} x {chosen.gpu.name}")
@@ -177,15 +177,15 @@ def command(
 
 
 def _named(checkpoint: str) -> str:
-    from llmops.cli.service.written import name_of
+    from llmops.cli.service.template import default_model_name
 
-    return name_of(checkpoint)
+    return default_model_name(checkpoint)
 
 
-def _write_rules(plan: Plan, folder: Path, name: str) -> Path:
+def _write_rules(plan: PlanResult, folder: Path, name: str) -> Path:
     import yaml
 
-    from llmops.build.plan.report.rules import rules
+    from llmops.build.plan.report.recording_rules import rules
     from llmops.output_files import write_text
 
     path = folder / f"{name}.yaml"
@@ -193,34 +193,34 @@ def _write_rules(plan: Plan, folder: Path, name: str) -> Path:
     return path
 
 
-def make_plan(source: str, flags: dict[str, Any]) -> Plan:
-    from llmops.build.job.buildable import refusal
-    from llmops.build.plan.search.search import search
-    from llmops.build.plan.search.summary import engine_plan
-    from llmops.build.plan.source import load_model
-    from llmops.build.plan.timing.choose import op_times
+def make_plan(source: str, flags: dict[str, Any]) -> PlanResult:
+    from llmops.build.job.plan_check import build_problem
+    from llmops.build.plan.model_lookup import look_up_model
+    from llmops.build.plan.search.layout_search import search
+    from llmops.build.plan.search.plan_summary import engine_plan
+    from llmops.build.plan.timing.timing_source import timing_source
 
-    name, checkpoint = load_model(source, flags["online"])
+    name, checkpoint = look_up_model(source, flags["online"])
     request = _request(name, checkpoint, flags)
 
     def refused(candidate: Candidate) -> str | None:
-        return refusal(checkpoint, engine_plan(request, candidate))
+        return build_problem(checkpoint, engine_plan(request, candidate))
 
     with console(stderr=True).status("planning …") as status:
         return search(
             request,
-            lambda gpu: op_times(gpu, flags["timing"]),
+            lambda gpu: timing_source(gpu, flags["timing"]),
             lambda what: status.update(f"planning … {what}"),
             refused,
         )
 
 
 def _request(name: str, checkpoint: Checkpoint, flags: dict[str, Any]) -> PlanRequest:
-    from llmops.build.job.buildable import gpu_target
+    from llmops.build.job.plan_check import gpu_target
     from llmops.build.plan.precision import find_kv, find_precision
     from llmops.build.plan.search.plan_request import PlanRequest
-    from llmops.build.plan.speed.measured import Measured
-    from llmops.build.plan.speed.workload import Workload
+    from llmops.build.plan.speed.measured_steps import MeasuredSteps
+    from llmops.build.plan.speed.workload import PlanWorkload
 
     model = checkpoint.architecture
     precision = find_precision(flags["quant"], model)
@@ -232,17 +232,17 @@ def _request(name: str, checkpoint: Checkpoint, flags: dict[str, Any]) -> PlanRe
         model=model,
         precision=precision,
         kv=kv,
-        workload=Workload(**{name: flags[name] for name in load}),
+        workload=PlanWorkload(**{name: flags[name] for name in load}),
         gpus=_gpus(flags["gpu"], flags["compare"], flags["price"]),
         target=flags["target"] or gpu_target(checkpoint, precision, kv, flags["ep"] or 1),
         api=_api(flags["api_price"]),
-        measured=Measured.load(flags["measured"]) if flags["measured"] else None,
+        measured=MeasuredSteps.load(flags["measured"]) if flags["measured"] else None,
         **{name: flags[name] for name in same},
     )
 
 
-def _gpus(gpu: str | None, compare: str | None, prices: tuple[str, ...]) -> tuple[Gpu, ...]:
-    from llmops.build.plan.gpus import find_gpu
+def _gpus(gpu: str | None, compare: str | None, prices: tuple[str, ...]) -> tuple[GpuSpec, ...]:
+    from llmops.build.plan.gpu_specs import find_gpu
 
     if gpu and compare:
         raise InputError("--gpu and --compare exclude each other; put every kind into --compare.")
@@ -266,7 +266,7 @@ def _gpus(gpu: str | None, compare: str | None, prices: tuple[str, ...]) -> tupl
 
 
 def _api(price: str | None) -> ApiPrice | None:
-    from llmops.build.plan.search.cost import ApiPrice
+    from llmops.build.plan.search.serving_cost import ApiPrice
 
     if price is None:
         return None

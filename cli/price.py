@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmops.cli.accounts.administration import Administration
-from llmops.cli.accounts.options import admin_options
-from llmops.cli.accounts.tables import print_json, when
-from llmops.cli.accounts.tables import show as show_table
-from llmops.cli.accounts.types import DollarsType, MomentType, given_of
-from llmops.money import MICROS, dollars
+from llmops.cli.accounts.account_options import admin_options
+from llmops.cli.accounts.admin_backend import AdminBackend
+from llmops.cli.accounts.output import format_timestamp, print_json
+from llmops.cli.accounts.output import print_table as show_table
+from llmops.cli.accounts.param_types import DollarsType, TimestampType, typed_values
+from llmops.money import MICROS_PER_USD, format_usd
 
 if TYPE_CHECKING:
-    from llmops.control.admin.wire import Price
+    from llmops.control.admin.schemas import PriceRead
 
 
 @click.group("price")
@@ -36,7 +36,7 @@ def command() -> None:
 )
 @click.option("--output", type=DollarsType(), required=True, help="Per million output tokens.")
 @click.option(
-    "--from", "begins", type=MomentType(), help="Valid from: 7d (from now) or 2027-01-01 (UTC).  [default: now]"
+    "--from", "begins", type=TimestampType(), help="Valid from: 7d (from now) or 2027-01-01 (UTC).  [default: now]"
 )
 @admin_options
 def set_(
@@ -45,31 +45,31 @@ def set_(
     cached: Decimal | None,
     output: Decimal,
     begins: datetime | None,
-    at: Administration,
+    at: AdminBackend,
     as_json: bool,
 ) -> None:
     """Set the price of MODEL, the name that requests use."""
     from llmops.control.admin.operations import SET_PRICE
-    from llmops.control.admin.wire import NewPrice
+    from llmops.control.admin.schemas import PriceCreate
 
-    optional = given_of({"cached": cached, "begins": begins})
-    price = at.do(SET_PRICE, NewPrice(model=model, input=into, output=output, **optional))
+    optional = typed_values({"cached": cached, "begins": begins})
+    price = at.do(SET_PRICE, PriceCreate(model=model, input=into, output=output, **optional))
     if as_json:
         print_json(price.data())
     else:
-        click.echo(f"{model}: {_text(price)} per million tokens, from {when(price.begins)} UTC.")
+        click.echo(f"{model}: {_text(price)} per million tokens, from {format_timestamp(price.begins)} UTC.")
 
 
 @command.command("list")
 @click.argument("model", required=False)
-@click.option("--at", "moment", type=MomentType(), help="Only prices in force at this time, e.g. 2026-12-01 (UTC).")
+@click.option("--at", "moment", type=TimestampType(), help="Only prices in force at this time, e.g. 2026-12-01 (UTC).")
 @admin_options
-def list_(model: str | None, moment: datetime | None, at: Administration, as_json: bool) -> None:
+def list_(model: str | None, moment: datetime | None, at: AdminBackend, as_json: bool) -> None:
     """List past, present and future prices, of MODEL or of all models."""
     from llmops.control.admin.operations import LIST_PRICES
-    from llmops.control.admin.wire import PricesWanted
+    from llmops.control.admin.schemas import PriceListQuery
 
-    found = at.do(LIST_PRICES, PricesWanted(**given_of({"model": model, "at": moment})))
+    found = at.do(LIST_PRICES, PriceListQuery(**typed_values({"model": model, "at": moment})))
     if as_json:
         print_json([price.data() for price in found])
     elif not found:
@@ -79,14 +79,14 @@ def list_(model: str | None, moment: datetime | None, at: Administration, as_jso
         show_table(("model", *right, "from", ""), [_row(price) for price in found], right)
 
 
-def _text(price: Price) -> str:
+def _text(price: PriceRead) -> str:
     return f"{_dollars(price.input)} in, {_dollars(price.cached)} cached, {_dollars(price.output)} out"
 
 
-def _row(price: Price) -> list[str]:
+def _row(price: PriceRead) -> list[str]:
     amounts = [_dollars(amount) for amount in (price.input, price.cached, price.output)]
-    return [price.model, *amounts, when(price.begins), "in force" if price.in_force else ""]
+    return [price.model, *amounts, format_timestamp(price.begins), "in force" if price.in_force else ""]
 
 
 def _dollars(amount: Decimal) -> str:
-    return dollars(int(amount * MICROS))
+    return format_usd(int(amount * MICROS_PER_USD))

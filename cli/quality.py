@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llmops.build.quality.gates import Gates, Quality
+    from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
 
 
-def quality_lines(quality: Quality, gates: Gates) -> list[str]:
-    """A line per figure with its limit. Nothing is judged here: `Gates.check` does that."""
+def quality_lines(quality: QualityMetrics, gates: QualityGates) -> list[str]:
+    """A line per figure with its limit. Nothing is judged here: `QualityGates.check` does that."""
     rows = [
         ("perplexity", f"x{quality.perplexity_ratio:.4f}", _limit("most", "x{:g}", gates.max_ppl_ratio),
          f"{quality.perplexity:.2f} with the source's weights"),
@@ -32,9 +32,9 @@ def _limit(kind: str, form: str, value: float | None) -> str:
     return "" if value is None else f"(at {kind} {form.format(value)})"
 
 
-def _ranges(quality: Quality, gates: Gates) -> list[tuple[str, str, str, str]]:
+def _ranges(quality: QualityMetrics, gates: QualityGates) -> list[tuple[str, str, str, str]]:
     """How much of what the texts reach calibration saw: the layer where it saw least, and the one where most."""
-    from llmops.build.quality.gates import WIDEST
+    from llmops.build.quality.quality_gates import WIDEST
 
     if quality.narrowest is None or quality.widest is None:
         return []

@@ -15,11 +15,11 @@ def markdown() -> str:
     lines = []
     for heading, names in SECTIONS.items():
         lines += ["", f"## {heading}", "", "| Command | |", "|---|---|"]
-        lines += [f"| `{usage}` | {said} |" for name in names for usage, said in _usages(name, group)]
+        lines += [f"| `{usage}` | {said} |" for name in names for usage, said in _iterate_usages(name, group)]
     return "\n".join(lines) + "\n"
 
 
-def _usages(name: str, parent: click.Context) -> Iterator[tuple[str, str]]:
+def _iterate_usages(name: str, parent: click.Context) -> Iterator[tuple[str, str]]:
     """Yield usage and summary of a command, or of each of its own commands."""
     command = cli.get_command(parent, name)
     assert command is not None, name

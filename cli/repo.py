@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 
 from llmops.cli.options import serving_option
-from llmops.cli.service.command import described, file_options, for_all_models
-from llmops.cli.service.flags import of_repo
+from llmops.cli.service.command_defaults import repo_defaults
+from llmops.cli.service.service_command import current_selection, file_options, for_all_models
 
 
-@click.command(cls=for_all_models(of_repo))
+@click.command(cls=for_all_models(repo_defaults))
 @click.argument("engines", nargs=-1, required=True, metavar="ENGINE...")
 @file_options
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder for the repository.")
@@ -44,9 +44,9 @@ def command(
     and NAME-postprocessing. An earlier repository in the output folder is replaced in one go.
     """
     from llmops.model_repository.generate import generate_repository, read_engines
-    from llmops.model_repository.gpus import parse_gpus
+    from llmops.model_repository.gpu_assignment import parse_gpus
 
-    file = described()
+    file = current_selection()
     entries = read_engines(engines, max_queue_size, parse_gpus(gpus), serving or (file.serving if file else ""))
     models = generate_repository(entries, output)
     if as_json:

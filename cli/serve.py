@@ -101,9 +101,9 @@ def command(
     if not http and click.get_current_context().get_parameter_source("http_port") != ParameterSource.DEFAULT:
         raise click.UsageError("--http-port is for Triton's HTTP server, which is off: add --http")
     if serving is not None:
-        from llmops.model_repository.generate import serve_otherwise
+        from llmops.model_repository.generate import change_serving
 
-        if serve_otherwise(repository, serving):
+        if change_serving(repository, serving):
             click.echo(f"Made {repository} again, served by {serving}.", err=True)
     ports = Ports(http_port, grpc_port, metrics_port)
     if export is not None:

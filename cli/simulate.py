@@ -12,33 +12,33 @@ import click
 
 from llmops.cli.console import console as terminal_console
 from llmops.cli.console import table_console
-from llmops.cli.options import Duration, OutputFile, headings
+from llmops.cli.options import Duration, OutputFile, option_groups
 from llmops.durations import seconds
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
-    from llmops.build.plan.buildplan import BuildPlan
-    from llmops.gateway.fleet.admission.gate import Bounds
-    from llmops.gateway.fleet.admission.order import Tier
+    from llmops.build.plan.build_plan import BuildPlan
+    from llmops.gateway.routing.admission.admission_controller import AdmissionLimits
+    from llmops.gateway.routing.admission.tiered_queue import PriorityTier
     from llmops.perf.report.document import Document
-    from llmops.perf.simulate.fleet import Arrivals, Failure, FleetSpec
+    from llmops.perf.simulate.autoscaler import AutoscalingSpec
+    from llmops.perf.simulate.fleet import Arrivals, FleetSpec, ReplicaFailure
     from llmops.perf.simulate.replica import EngineSpec
-    from llmops.perf.simulate.run import Simulated
-    from llmops.perf.simulate.scaling import Scaling
+    from llmops.perf.simulate.run import SimulationResult
 
 POSITIVE = click.FloatRange(0, min_open=True)
-NO_GATE = "no-gate"
+NO_QUEUE = "no-queue"
 TURNS_A_DAY = 15
-PIPED = 120
+PIPED_WIDTH = 120
 #: Peak rate of a day as a multiple of its mean (docs/scale.md).
-PEAK = 2.88
+PEAK_TO_MEAN = 2.88
 #: Seconds that network, gateway and Triton add to a first token (docs/decisions/0020).
-ADDED = 0.008
+GATEWAY_LATENCY = 0.008
 #: Tokens of a cache block. An engine's have 32; fewer and larger ones take less time to simulate.
-BLOCK = 128
+CACHE_BLOCK_TOKENS = 128
 
 
-@headings(
+@option_groups(
     {
         "Fleet": ("plan_path", "replicas", "config", "policies", "scale", "fail"),
         "Load": ("rate", "day", "trace", "bench", "duration", "skip"),
@@ -64,8 +64,8 @@ BLOCK = 128
     metavar="POLICY,…",
     default="cheapest",
     show_default=True,
-    help="How replicas are chosen: cheapest is the gateway's own; least-loaded, two-by-lot, affinity, random. "
-    f"+{NO_GATE} after a name lets requests in at once. Several names are compared on the same requests.",
+    help="How replicas are chosen: cheapest is the gateway's own; least-loaded, power-of-two, affinity, random. "
+    f"+{NO_QUEUE} after a name lets requests in at once. Several names are compared on the same requests.",
 )
 @click.option("--scale", metavar="MIN..MAX", help="Replicas come and go as the chart's autoscaling says.")
 @click.option(
@@ -79,7 +79,7 @@ BLOCK = 128
     "--day",
     type=click.FloatRange(1),
     metavar="USERS",
-    help=f"One day of USERS users with {TURNS_A_DAY} turns each; the evening's peak is {PEAK} times the mean.",
+    help=f"One day of USERS users with {TURNS_A_DAY} turns each; the evening's peak is {PEAK_TO_MEAN} times the mean.",
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
 @click.option("--bench", type=click.Path(path_type=Path), help="Replay the requests of a `llmops bench --json` file.")
@@ -128,7 +128,7 @@ def command(json_path: Path | None, html_path: Path | None, policies: str, **giv
         raise click.UsageError("The load is not given, or given twice; give one of --rate, --day, --trace and --bench.")
     from llmops.perf.simulate.report import show, show_comparison
 
-    console = table_console(PIPED)
+    console = table_console(PIPED_WIDTH)
     documents = [
         (name, _document({**given, "policy": policy, "gate": gate}, name, terminal_console(stderr=True)))
         for name, (policy, gate) in _policies(policies).items()
@@ -149,8 +149,8 @@ def _policies(text: str) -> dict[str, tuple[str, bool]]:
         policy, _, rest = name.partition("+")
         if policy not in POLICIES:
             raise InputError(f"--policy {name} names no policy; choose from {', '.join(POLICIES)}.")
-        if rest not in ("", NO_GATE):
-            raise InputError(f"--policy {name}: only {NO_GATE} can follow the +; write {policy}+{NO_GATE}.")
+        if rest not in ("", NO_QUEUE):
+            raise InputError(f"--policy {name}: only {NO_QUEUE} can follow the +; write {policy}+{NO_QUEUE}.")
         found[name] = (policy, not rest)
     if not found:
         raise InputError(f"--policy names no policy; choose from {', '.join(POLICIES)}.")
@@ -158,18 +158,18 @@ def _policies(text: str) -> dict[str, tuple[str, bool]]:
 
 
 def _document(given: dict[str, Any], name: str, console: Any) -> Document:
-    from llmops.build.plan.buildplan import BuildPlan
-    from llmops.perf.load.slo import parse_slo
-    from llmops.perf.simulate.planned import engine_of
+    from llmops.build.plan.build_plan import BuildPlan
+    from llmops.perf.load.objectives import parse_objective
+    from llmops.perf.simulate.planned_engine import make_engine_spec
     from llmops.perf.simulate.report import document_of
-    from llmops.perf.simulate.result import spec_of
+    from llmops.perf.simulate.totals import spec_of
     from llmops.perf.workloads.files import BLOCK_TOKENS
 
     plan = BuildPlan.load(given["plan_path"])
     given["replicas"] = _most(given["scale"]) or given["replicas"] or plan.replicas
-    engine = engine_of(plan, BLOCK_TOKENS if given["trace"] else BLOCK)
+    engine = make_engine_spec(plan, BLOCK_TOKENS if given["trace"] else CACHE_BLOCK_TOKENS)
     tiers, bounds, slos = _rules(given["config"], plan.model)
-    slos = [parse_slo(text) for text in given["slo"]] or slos
+    slos = [parse_objective(text) for text in given["slo"]] or slos
     spec = replace(_spec(given, plan, engine, tiers if given["gate"] else ()), bounds=bounds)
     simulating = f"simulating {name} …"
     with console.status(simulating) as status:
@@ -187,7 +187,7 @@ def _document(given: dict[str, Any], name: str, console: Any) -> Document:
     return document_of(done, slos, options, spec_of(spec))
 
 
-def _spec(given: dict[str, Any], plan: BuildPlan, engine: EngineSpec, tiers: Sequence[Tier]) -> FleetSpec:
+def _spec(given: dict[str, Any], plan: BuildPlan, engine: EngineSpec, tiers: Sequence[PriorityTier]) -> FleetSpec:
     from llmops.perf.simulate.fleet import FleetSpec
 
     return FleetSpec(
@@ -207,80 +207,80 @@ def _most(scale: str | None) -> int:
     return int(last) if last.isdecimal() else 0
 
 
-def _scaling(given: dict[str, Any], plan: BuildPlan) -> Scaling:
+def _scaling(given: dict[str, Any], plan: BuildPlan) -> AutoscalingSpec:
     """Scale by what waits, by the KV cache, and by the plan's rate of one replica, as the chart does."""
-    from llmops.perf.simulate.run import CELL
-    from llmops.perf.simulate.scaling import Scaling
+    from llmops.perf.simulate.autoscaler import AutoscalingSpec
+    from llmops.perf.simulate.run import CELL_SIZE
 
     match = re.fullmatch(r"(\d+)\.\.(\d+)", given["scale"])
-    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= CELL:
-        raise InputError(f"--scale {given['scale']}: write MIN..MAX, such as 1..8, with at most {CELL}.")
+    if match is None or not 1 <= int(match[1]) <= int(match[2]) <= CELL_SIZE:
+        raise InputError(f"--scale {given['scale']}: write MIN..MAX, such as 1..8, with at most {CELL_SIZE}.")
     if given["fail"]:
         raise InputError("--scale decides which replicas there are, so none can be named to fail; leave out --fail.")
     rate = plan.predicted.get("best", {}).get("rate")
-    targets = {**Scaling().targets, **({"requests": rate} if rate else {})}
-    return Scaling(int(match[1]), int(match[2]), targets)
+    targets = {**AutoscalingSpec().targets, **({"requests": rate} if rate else {})}
+    return AutoscalingSpec(int(match[1]), int(match[2]), targets)
 
 
-def _simulated(given: dict[str, Any], spec: FleetSpec, told: Callable[[float, int], None]) -> Simulated:
+def _simulated(given: dict[str, Any], spec: FleetSpec, told: Callable[[float, int], None]) -> SimulationResult:
     from llmops.perf.report.document import read_document
-    from llmops.perf.simulate.run import cells, parts_of, simulate
-    from llmops.perf.simulate.workload import of_document, of_trace
+    from llmops.perf.simulate.arrivals import arrivals_from_bench, arrivals_from_trace
+    from llmops.perf.simulate.run import cell_sizes, make_cells, simulate
 
     def arrivals(share: float, number: int) -> Arrivals:
         if given["trace"]:
-            return of_trace(given["trace"])
+            return arrivals_from_trace(given["trace"])
         if given["bench"]:
-            return of_document(read_document(given["bench"]))
+            return arrivals_from_bench(read_document(given["bench"]))
         return _conversations(given, share, number)
 
     # what is replayed goes to all replicas as one cell
-    sizes = [spec.replicas] if given["trace"] or given["bench"] else cells(spec.replicas)
-    return simulate(parts_of(spec, sizes, arrivals, given["skip"], ADDED), given["jobs"], told)
+    sizes = [spec.replicas] if given["trace"] or given["bench"] else cell_sizes(spec.replicas)
+    return simulate(make_cells(spec, sizes, arrivals, given["skip"], GATEWAY_LATENCY), given["jobs"], told)
 
 
 def _conversations(given: dict[str, Any], share: float, number: int) -> Arrivals:
-    from llmops.perf.simulate.workload import DAY, Conversations
+    from llmops.perf.simulate.arrivals import DAY, ConversationArrivals
     from llmops.perf.workloads.lengths import parse_lengths
 
     rate = given["rate"] or given["day"] * TURNS_A_DAY / DAY
-    return Conversations(
+    return ConversationArrivals(
         rate * share,
         given["duration"] or (DAY if given["day"] else 600.0),
         turns=parse_lengths(given["turns"]),
         message=parse_lengths(given["input_"]),
         answer=parse_lengths(given["output"]),
         think=given["think_time"],
-        peak=PEAK if given["day"] else 1.0,
-        block_tokens=BLOCK,
+        peak=PEAK_TO_MEAN if given["day"] else 1.0,
+        block_tokens=CACHE_BLOCK_TOKENS,
         seed=given["seed"] * 1009 + number,
     ).arrivals()
 
 
-def _rules(config: Path | None, model: str) -> tuple[list[Tier], Bounds, list[Any]]:
+def _rules(config: Path | None, model: str) -> tuple[list[PriorityTier], AdmissionLimits, list[Any]]:
     """Tiers, bounds and objectives of a gateway's settings."""
-    from llmops.gateway.fleet.admission.waiting import bounds_of, tiers_of
+    from llmops.gateway.routing.admission.request_queue import admission_limits_from_settings, tiers_from_settings
     from llmops.gateway.settings import load_settings
-    from llmops.perf.load.slo import Slo
+    from llmops.perf.load.objectives import Objective
 
     settings = load_settings(config)
     slo = settings.slo_of(model)
     known = (("ttft", slo.ttft_p95), ("tpot", slo.tpot_p95))
     return (
-        tiers_of(settings, model),
-        bounds_of(settings, model),
-        [Slo(name, seconds) for name, seconds in known if seconds is not None],
+        tiers_from_settings(settings, model),
+        admission_limits_from_settings(settings, model),
+        [Objective(name, seconds) for name, seconds in known if seconds is not None],
     )
 
 
-def _failure(text: str, replicas: int) -> Failure:
+def _failure(text: str, replicas: int) -> ReplicaFailure:
     """`replicas`: how many are simulated."""
-    from llmops.perf.simulate.fleet import Failure
+    from llmops.perf.simulate.fleet import ReplicaFailure
 
     number, _, when = text.partition("@")
     at, _, lasts = when.partition("+")
     try:
-        found = Failure(int(number), seconds(at), seconds(lasts or "2m"))
+        found = ReplicaFailure(int(number), seconds(at), seconds(lasts or "2m"))
     except ValueError as error:
         raise InputError(f"--fail {text}: {error}; write N@TIME or N@TIME+TIME, such as 0@60s+30s.") from error
     if not 0 <= found.replica < replicas:
@@ -290,7 +290,7 @@ def _failure(text: str, replicas: int) -> Failure:
 
 def _write(documents: list[tuple[str, Document]], json_path: Path | None, html_path: Path | None) -> None:
     """With several, the name of each is put before the file's ending."""
-    from llmops.perf.report.html import write_page
+    from llmops.perf.report.html_page import write_page
 
     for way, document in documents:
         for path, write in ((json_path, document.write), (html_path, lambda to, one=document: write_page(one, to))):

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.build.engine_folder.manifest import FILE_NAME
-from llmops.build.target_names import TARGETS, TargetName
+from llmops.build.target_facts import TARGETS, TargetName
 from llmops.cli.accounts.first_key import first_key
-from llmops.cli.accounts.store import default_store
+from llmops.cli.accounts.local_store import default_store
 from llmops.errors import InputError, ServerError
 
 if TYPE_CHECKING:
-    from llmops.cli.service.description import Described
-    from llmops.gateway.app import Guest
-    from llmops.gateway.settings import GatewaySettings, Layers
+    from llmops.cli.service.service_file import LoadedService
+    from llmops.gateway.app import Plugin
+    from llmops.gateway.settings import GatewaySettings, SettingsLayers
     from llmops.model_repository.launch import TritonServer
 
 
@@ -32,11 +32,11 @@ def build_engine(
     checkpoint: str, target: TargetName, quant: str | None, tp: int, name: str | None, folder: Path | None
 ) -> Path:
     """The engine folder of `checkpoint`, built unless it is there already."""
-    from llmops.build.job.engine import build
+    from llmops.build.job.build_engine import build
     from llmops.build.spec import BuildSpec
     from llmops.cache import cache_dir
     from llmops.cli.progress import make_progress
-    from llmops.model_repository.repository.match import check_target
+    from llmops.model_repository.repository.compatibility import check_target
 
     if Path(checkpoint, FILE_NAME).is_file():
         return Path(checkpoint)
@@ -77,13 +77,13 @@ class Ready:
     asked: bool
 
 
-def build_described(described: Described) -> tuple[Path, list[str]]:
+def build_described(described: LoadedService) -> tuple[Path, list[str]]:
     """All engines of a description, built unless they are there; their repository, and the models' names."""
-    from llmops.build.job.engine import build
+    from llmops.build.job.build_engine import build
     from llmops.cli.progress import make_progress
-    from llmops.cli.service.flags import of_repo, spec_of
+    from llmops.cli.service.command_defaults import repo_defaults, spec_of
     from llmops.model_repository.generate import generate_repository, read_engines
-    from llmops.model_repository.repository.match import check_target
+    from llmops.model_repository.repository.compatibility import check_target
 
     names = list(described.service.models)
     specs = [spec_of(described, name) for name in names]
@@ -92,7 +92,9 @@ def build_described(described: Described) -> tuple[Path, list[str]]:
     for spec in specs:
         _make_folder(spec.output.parent)
         build(spec, make_progress())
-    generate_repository(read_engines(of_repo(described)["engines"], serving=described.serving), described.repository)
+    generate_repository(
+        read_engines(repo_defaults(described)["engines"], serving=described.serving), described.repository
+    )
     return described.repository, names
 
 
@@ -117,7 +119,7 @@ class Stack:
         self,
         host: str | None,
         port: int | None,
-        config: Path | Layers | None,
+        config: Path | SettingsLayers | None,
         store: str | None,
         open_: bool | None,
         max_tokens: int | None = None,
@@ -133,8 +135,8 @@ class Stack:
             open_: Require no keys.
             max_tokens: Tokens of an answer whose request names no limit, where the settings name none either.
         """
-        from llmops.gateway.callers.access.guard import keys_asked
-        from llmops.gateway.http.serving import bind
+        from llmops.gateway.auth.exposure import keys_required
+        from llmops.gateway.http.server import bind
         from llmops.gateway.settings import SamplingSettings, load_settings
         from llmops.hosts import is_loopback
 
@@ -148,7 +150,7 @@ class Stack:
             url = self._settings.store or default_store()
             self._settings = self._settings.model_copy(update={"store": url})
             self.first_key = first_key(url)
-        keys_asked(self._settings)
+        keys_required(self._settings)
         self._exit = contextlib.ExitStack()
         self._failure: ServerError | None = None
         self._leaving = threading.Event()
@@ -186,8 +188,8 @@ class Stack:
     def run_gateway(self, models: Sequence[str], on_ready: Callable[[Ready], None]) -> None:
         """Serve until Ctrl-C, SIGTERM, or the end of the last Triton (then ServerError). Raises click.Abort when a
         second signal ended it."""
-        from llmops.gateway.logs import configure_logging
-        from llmops.gateway.server import run
+        from llmops.gateway.launcher import run
+        from llmops.gateway.logging_setup import configure_logging
 
         configure_logging("warning")
         addresses = [triton.grpc_address for triton in self._tritons]
@@ -199,7 +201,7 @@ class Stack:
         def listening(url: str, asked: bool) -> None:
             self._announce_when_ready(Ready(url, models, self._exposure(url, asked), asked), on_ready)
 
-        self._forced = run(settings, listening, _guests(settings))
+        self._forced = run(settings, listening, _control_plugins(settings))
         if self._failure is not None:
             raise self._failure
         if self._forced:
@@ -217,10 +219,10 @@ class Stack:
         threading.Thread(target=wait, name="announce", daemon=True).start()
 
     def _exposure(self, url: str, asked: bool) -> str:
-        from llmops.model_repository.server.exposure import stack_exposure
+        from llmops.model_repository.server.exposure import describe_stack_exposure
 
         grpc, metrics = self._tritons[0].grpc_address, str(self._tritons[0].metrics_url)
-        return stack_exposure(self._settings.host, url, grpc, metrics, keys=asked)
+        return describe_stack_exposure(self._settings.host, url, grpc, metrics, keys=asked)
 
     def _watch(self, triton: TritonServer) -> None:
         try:
@@ -238,14 +240,14 @@ class Stack:
                 click.echo(f"{error} The other replicas go on.", err=True)
 
 
-def _guests(settings: GatewaySettings) -> Sequence[Guest]:
+def _control_plugins(settings: GatewaySettings) -> Sequence[Plugin]:
     """What `llmops control` does, where there is a store for it."""
     if settings.store is None:
         return ()
-    from llmops.control.app import guest
-    from llmops.control.roster import duties_of
+    from llmops.control.app import control_plugin
+    from llmops.control.configured_jobs import make_leader_jobs
 
-    return (guest(settings, lambda: duties_of(settings)),)
+    return (control_plugin(settings, lambda: make_leader_jobs(settings)),)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.cli.console import table_console
-from llmops.cli.live.orders import ORDERS, View
+from llmops.cli.monitor.sorting import SORT_ORDERS, ViewOptions
 from llmops.cli.options import Duration, gateways_option
 from llmops.errors import ServerError
 
 if TYPE_CHECKING:
-    from llmops.cli.live.board import Board
-    from llmops.cli.live.sources import Sources
+    from llmops.cli.monitor.poller import GatewayPoller
+    from llmops.cli.monitor.snapshot import FleetSnapshot
 
 # a pipe has no width, and a line that is cut would be noticed by nobody
-PIPED = 400
+PIPED_WIDTH = 400
 
 
 @click.command("top")
@@ -38,7 +38,11 @@ PIPED = 400
     help="Time over which rates and percentiles are taken.",
 )
 @click.option(
-    "--sort", type=click.Choice(list(ORDERS)), default="requests", show_default=True, help="Column to sort models by."
+    "--sort",
+    type=click.Choice(list(SORT_ORDERS)),
+    default="requests",
+    show_default=True,
+    help="Column to sort models by.",
 )
 @click.option("--replicas/--no-replicas", default=True, show_default=True, help="Show a line per replica.")
 @click.option("--once", is_flag=True, help="Print once, after two looks --interval apart, and exit.")
@@ -50,16 +54,16 @@ def command(urls: tuple[str, ...], engines: tuple[str, ...], window: float, **gi
     that asks for a key gets LLMOPS_API_KEY, which needs the scope metrics. OWN are the streams that these gateways have
     open on a replica. With --once the exit code is 1 if no gateway answers.
     """
-    asyncio.run(_top(urls, engines, window, given, View(given["sort"], given["replicas"])))
+    asyncio.run(_top(urls, engines, window, given, ViewOptions(given["sort"], given["replicas"])))
 
 
 async def _top(
-    urls: tuple[str, ...], engines: tuple[str, ...], window: float, given: dict[str, Any], view: View
+    urls: tuple[str, ...], engines: tuple[str, ...], window: float, given: dict[str, Any], view: ViewOptions
 ) -> None:
-    from llmops.cli.live.sources import Sources
+    from llmops.cli.monitor.poller import GatewayPoller
     from llmops.cli.openai_client import api_key
 
-    sources = Sources(urls, engines, window, api_key())
+    sources = GatewayPoller(urls, engines, window, api_key())
     show = _once if given["once"] else _again_and_again
     try:
         await show(sources, given["interval"], given["as_json"], view)
@@ -67,7 +71,7 @@ async def _top(
         await sources.close()
 
 
-async def _once(sources: Sources, interval: float, as_json: bool, view: View) -> None:
+async def _once(sources: GatewayPoller, interval: float, as_json: bool, view: ViewOptions) -> None:
     """Raises ServerError where nobody answered."""
     board = await sources.look()
     if any(not one.problem for one in board.gateways):
@@ -81,20 +85,20 @@ async def _once(sources: Sources, interval: float, as_json: bool, view: View) ->
         raise ServerError("No gateway answers; start one with `llmops up` or `llmops gateway`, or name one with --url.")
 
 
-async def _again_and_again(sources: Sources, interval: float, as_json: bool, view: View) -> None:
-    from llmops.cli.live.terminal import looks, show_live
+async def _again_and_again(sources: GatewayPoller, interval: float, as_json: bool, view: ViewOptions) -> None:
+    from llmops.cli.monitor.terminal import poll_forever, show_live
 
-    console = table_console(PIPED, markup=False)
+    console = table_console(PIPED_WIDTH, markup=False)
     if console.is_terminal and not console.is_dumb_terminal and not as_json:
         await show_live(sources, view, interval, console)
         return
-    async for board in looks(sources, interval):
+    async for board in poll_forever(sources, interval):
         _print(board, as_json, view)
         if not as_json:
             click.echo()
 
 
-def _print(board: Board, as_json: bool, view: View) -> None:
+def _print(board: FleetSnapshot, as_json: bool, view: ViewOptions) -> None:
     if as_json:
         import json
         from dataclasses import asdict
@@ -103,7 +107,7 @@ def _print(board: Board, as_json: bool, view: View) -> None:
         now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
         click.echo(json.dumps({"at": now, **asdict(board)}, ensure_ascii=False))
         return
-    from llmops.cli.live.screen import screen
+    from llmops.cli.monitor.layout import render_screen
 
-    console = table_console(PIPED, markup=False)
-    console.print(screen(board, view, console.width))
+    console = table_console(PIPED_WIDTH, markup=False)
+    console.print(render_screen(board, view, console.width))

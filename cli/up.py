@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmops.build.checkpoint.bundled import BUNDLED
-from llmops.build.target_names import NAMES, TargetName
-from llmops.cli.options import refuse_others, serving_option
-from llmops.cli.service.command import described, file_options, for_all_models
-from llmops.cli.service.flags import of_up
-from llmops.distribution import own_command
+from llmops.build.checkpoint.bundled_models import BUNDLED
+from llmops.build.target_facts import NAMES, TargetName
+from llmops.cli.options import reject_other_options, serving_option
+from llmops.cli.service.command_defaults import up_defaults
+from llmops.cli.service.service_command import current_selection, file_options, for_all_models
+from llmops.distribution import llmops_command
 
 if TYPE_CHECKING:
     from llmops.cli.stack import Ready
@@ -24,7 +24,7 @@ DEMO_TOKENS = 512
 FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
 
 
-@click.command(cls=for_all_models(of_up))
+@click.command(cls=for_all_models(up_defaults))
 @click.argument("checkpoint", default="smollm2")
 @file_options
 @click.option(
@@ -89,9 +89,9 @@ def command(
     """
     from llmops.cli.stack import Stack, build_described, build_engine, make_repository
 
-    started, file = time.monotonic(), described()
+    started, file = time.monotonic(), current_selection()
     if file is not None:
-        refuse_others("-f says what is built", "described", "profile", "host", "port", "store", "open_")
+        reject_other_options("-f says what is built", "described", "profile", "host", "port", "store", "open_")
     tokens = DEMO_TOKENS if file is None and checkpoint in BUNDLED else None
     with Stack(host, port, config if file is None else file.layers, store, open_, tokens) as stack:
         if stack.first_key:
@@ -117,5 +117,5 @@ def _announce(ready: Ready, seconds: float) -> None:
     )
     click.echo(f"  curl -N {url}/v1/chat/completions{key} -H 'content-type: application/json' \\\n    -d '{body}'\n")
     click.echo(
-        f"  {'LLMOPS_API_KEY=KEY ' if key else ''}{own_command()} chat --url {url}/v1\n\nCtrl-C ends everything."
+        f"  {'LLMOPS_API_KEY=KEY ' if key else ''}{llmops_command()} chat --url {url}/v1\n\nCtrl-C ends everything."
     )

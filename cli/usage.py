@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.accounts.administration import Administration, key_name
-from llmops.cli.accounts.options import admin_options
-from llmops.cli.accounts.tables import print_json, when
-from llmops.cli.accounts.tables import show as show_table
-from llmops.cli.accounts.types import DayType, given_of
-from llmops.money import dollars
-from llmops.texts import shown
+from llmops.cli.accounts.account_options import admin_options
+from llmops.cli.accounts.admin_backend import AdminBackend, key_reference
+from llmops.cli.accounts.output import format_timestamp, print_json
+from llmops.cli.accounts.output import print_table as show_table
+from llmops.cli.accounts.param_types import DayType, typed_values
+from llmops.money import format_usd
+from llmops.untrusted_text import escape_unsafe
 
 if TYPE_CHECKING:
-    from llmops.control.admin.wire import Counts, Reconciliation, Usage, UsageLine
+    from llmops.control.admin.schemas import Reconciliation, UsageLine, UsageReport, UsageTotals
 
 GROUPS = ("day", "tenant", "user", "model", "key")
 COUNTS = ("requests", "input_tokens", "cached_tokens", "output_tokens")
@@ -50,7 +50,7 @@ def command(
     first: date | None,
     last: date | None,
     groups: tuple[str, ...],
-    at: Administration,
+    at: AdminBackend,
     as_json: bool,
     as_csv: bool,
     **only: str | None,
@@ -61,22 +61,24 @@ def command(
     price of their own.
     """
     from llmops.control.admin.operations import READ_USAGE
-    from llmops.control.admin.wire import UsageWanted
+    from llmops.control.admin.schemas import UsageReportQuery
 
     if context.invoked_subcommand is not None:
         return
     if as_json and as_csv:
         raise click.UsageError("--json and --csv exclude each other; give one of them.")
     groups = tuple(dict.fromkeys(groups)) or ("tenant", "model")
-    only["key"] = only["key"] and key_name(only["key"])
-    found = at.do(READ_USAGE, UsageWanted(**given_of({**only, "first": first, "last": last, "by": groups})))
+    only["key"] = only["key"] and key_reference(only["key"])
+    found = at.do(READ_USAGE, UsageReportQuery(**typed_values({**only, "first": first, "last": last, "by": groups})))
     if as_json:
         print_json(found.data())
     elif as_csv:
         writer = csv.DictWriter(sys.stdout, [*groups, *COUNTED], lineterminator="\n", extrasaction="ignore")
         writer.writeheader()
         for line in found.lines:
-            writer.writerow({name: shown(one) if isinstance(one, str) else one for name, one in line.data().items()})
+            writer.writerow(
+                {name: escape_unsafe(one) if isinstance(one, str) else one for name, one in line.data().items()}
+            )
     else:
         _show(found, groups, f"{found.period.first} to {found.period.last} (UTC)")
 
@@ -86,16 +88,16 @@ def command(
     "--engine", "engines", multiple=True, metavar="URL", help="Triton metrics page to compare with; may be repeated."
 )
 @admin_options
-def reconcile(engines: tuple[str, ...], at: Administration, as_json: bool) -> None:
+def reconcile(engines: tuple[str, ...], at: AdminBackend, as_json: bool) -> None:
     """List events that gateways have recorded and the ledger lacks.
 
     A running gateway sends them again by itself. Exit code 1 when something is missing.
     """
     from llmops.control.admin.operations import RECONCILE
-    from llmops.control.admin.wire import ReconciliationWanted
-    from llmops.control.reconcile import served_by
+    from llmops.control.admin.schemas import ReconciliationRequest
+    from llmops.control.reconcile import served_tokens
 
-    report = at.do(RECONCILE, ReconciliationWanted(served=asyncio.run(served_by(engines))))
+    report = at.do(RECONCILE, ReconciliationRequest(served=asyncio.run(served_tokens(engines))))
     if as_json:
         print_json(report.data())
     else:
@@ -104,22 +106,22 @@ def reconcile(engines: tuple[str, ...], at: Administration, as_json: bool) -> No
         raise SystemExit(1)
 
 
-@command.command("parked")
+@command.command("dead-letters")
 @click.option("--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most this many.")
 @admin_options
-def parked(limit: int, at: Administration, as_json: bool) -> None:
+def dead_letters(limit: int, at: AdminBackend, as_json: bool) -> None:
     """List usage events that are on no bill, with the reason, newest first."""
-    from llmops.control.admin.operations import LIST_PARKED
-    from llmops.control.admin.wire import ParkedWanted
+    from llmops.control.admin.operations import LIST_DEAD_LETTERS
+    from llmops.control.admin.schemas import DeadLetterListQuery
 
-    found = at.do(LIST_PARKED, ParkedWanted(limit=limit))
+    found = at.do(LIST_DEAD_LETTERS, DeadLetterListQuery(limit=limit))
     if as_json:
         print_json([one.data() for one in found])
     elif not found:
         click.echo("No event is parked.", err=True)
     else:
         rows = [
-            [when(one.last_at), one.reason, one.source, "yes" if one.signed else "no", f"{one.count:,}"]
+            [format_timestamp(one.last_at), one.reason, one.source, "yes" if one.signed else "no", f"{one.count:,}"]
             for one in found
         ]
         show_table(("last", "reason", "source", "signed", "count"), rows, ("count",))
@@ -137,7 +139,7 @@ def _show_report(report: Reconciliation) -> None:
         show_table(("model", "served", "billed", "unbilled since"), rows, ("served", "billed", "unbilled since"))
 
 
-def _show(found: Usage, groups: Sequence[str], period: str) -> None:
+def _show(found: UsageReport, groups: Sequence[str], period: str) -> None:
     if not found.lines:
         click.echo(f"No usage, {period}.", err=True)
         return
@@ -152,5 +154,5 @@ def _groups(line: UsageLine, groups: Sequence[str]) -> list[Any]:
     return [getattr(line, name) for name in groups]
 
 
-def _cells(one: Counts) -> list[str]:
-    return [*(f"{getattr(one, name):,}" for name in COUNTS), dollars(one.cost_micros)]
+def _cells(one: UsageTotals) -> list[str]:
+    return [*(f"{getattr(one, name):,}" for name in COUNTS), format_usd(one.cost_micros)]

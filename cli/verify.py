@@ -10,16 +10,16 @@ import click
 
 from llmops.cli.console import console
 from llmops.cli.options import OutputFile, serving_option
-from llmops.cli.service.command import file_options, for_each_model
-from llmops.cli.service.flags import of_verify
+from llmops.cli.service.command_defaults import verify_defaults
+from llmops.cli.service.service_command import file_options, for_each_model
 from llmops.errors import InputError
-from llmops.perf.verify.base import PARTS
+from llmops.perf.verify.findings import PARTS
 
 if TYPE_CHECKING:
-    from llmops.perf.verify.report import Report
+    from llmops.perf.verify.report import VerifyReport
 
 
-@click.command(name="verify", cls=for_each_model(of_verify))
+@click.command(name="verify", cls=for_each_model(verify_defaults))
 @file_options
 @click.option(
     "--engine",
@@ -57,9 +57,9 @@ def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: 
     Exit code 0 when nothing is wrong; 1 with one sentence per fault.
     """
     from llmops.cli.openai_client import api_key
-    from llmops.perf.load.loop import run_async
+    from llmops.perf.load.event_loop import run_async
     from llmops.perf.verify.run import VerifyOptions, verify
-    from llmops.perf.verify.terminal import Lines, show
+    from llmops.perf.verify.terminal import TerminalProgress, show
 
     if not (given["engine"] or given["triton"] or given["url"]):
         given["engine"] = _embedded_default()
@@ -70,7 +70,7 @@ def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: 
             "--textfile needs the part `answers`, which asks Triton: give --engine or --triton, not --url."
         )
     terminal = console(stderr=as_json, highlight=False)
-    with Lines(terminal) as lines:
+    with TerminalProgress(terminal) as lines:
         report, measured = run_async(verify(options, lines))
     show(report, terminal)
     if calibrate is not None and measured is not None:
@@ -79,7 +79,7 @@ def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: 
     if textfile is not None:
         _write_textfile(report, textfile, as_json)
     if html is not None:
-        from llmops.perf.verify.page import write_page
+        from llmops.perf.verify.html_page import write_page
 
         write_page(report, html)
         click.echo(f"Wrote {html}", err=as_json)
@@ -89,7 +89,7 @@ def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: 
         click.get_current_context().exit(1)
 
 
-def _write_textfile(report: Report, folder: Path, as_json: bool) -> None:
+def _write_textfile(report: VerifyReport, folder: Path, as_json: bool) -> None:
     from llmops.perf.verify.textfile import write_textfile
 
     written = write_textfile(report, folder)

@@ -16,24 +16,29 @@ from starlette.responses import Response
 from llmops import __version__
 from llmops.control.admin.operations import OPERATIONS
 from llmops.control.admin.routes import add_admin
-from llmops.control.duties import Duty, end, keep
-from llmops.control.lead import lead
-from llmops.control.meters import Meters
-from llmops.control.models import DescribedModels, Models
-from llmops.control.organization import CostsQuery, Organization, Page, UsageQuery
-from llmops.control.own import OwnUsage, OwnUsageEndpoint, OwnWanted
-from llmops.control.reading import json_answer
-from llmops.control.schema import documented
-from llmops.control.shared import SharedStore
-from llmops.control.spending import Spending
-from llmops.gateway.callers.access.check import access_of
-from llmops.gateway.http.express import ExpressApp
-from llmops.gateway.http.failures import add_handlers
-from llmops.gateway.http.openapi import add_bodies
+from llmops.control.leader_election import run_while_leading
+from llmops.control.leader_jobs import LeaderJob, cancel_tasks, run_jobs
+from llmops.control.metrics import ControlMetrics
+from llmops.control.models_api import ModelDescriptionList, ModelDescriptionsEndpoint
+from llmops.control.openai_usage import (
+    BucketPage,
+    OrganizationCostsQuery,
+    OrganizationEndpoints,
+    OrganizationUsageQuery,
+)
+from llmops.control.openapi_parameters import get_route_options
+from llmops.control.request_parsing import json_response
+from llmops.control.shared_store import SharedStore
+from llmops.control.spending_collector import SpendingCollector
+from llmops.control.usage_api import CallerUsage, CallerUsageEndpoint, CallerUsageQuery
+from llmops.gateway.auth.authentication import create_authentication
+from llmops.gateway.http.error_handlers import add_exception_handlers
+from llmops.gateway.http.fast_path import GatewayApp
+from llmops.gateway.http.openapi import add_body_schemas
 from llmops.gateway.settings import GatewaySettings
-from llmops.store.place import Place
+from llmops.store.store_url import StoreUrl
 
-Duties = Callable[[], Sequence[Duty]]
+MakeJobs = Callable[[], Sequence[LeaderJob]]
 BODIES: tuple[type[BaseModel], ...] = tuple(one.asked for one in OPERATIONS if one.has_body)
 
 
@@ -44,7 +49,7 @@ class Control:
     def __init__(
         self,
         store: SharedStore,
-        duties: Duties,
+        duties: MakeJobs,
         gateway: httpx.AsyncClient | None,
         leads: Callable[[bool], None] = lambda _: None,
     ) -> None:
@@ -53,12 +58,12 @@ class Control:
 
     def add_to(self, app: FastAPI) -> None:
         add_admin(app, self._store)
-        usage, models = OwnUsageEndpoint(self._store), Models(self._store, self._gateway)
-        organization = Organization(self._store)
+        usage, models = CallerUsageEndpoint(self._store), ModelDescriptionsEndpoint(self._store, self._gateway)
+        organization = OrganizationEndpoints(self._store)
         own: dict[str, Any] = {"methods": ["GET"], "tags": ["usage"], "summary": "Show the caller's own usage"}
-        app.add_api_route("/api/usage", usage.handle, **own, **documented(OwnWanted, OwnUsage))
+        app.add_api_route("/api/usage", usage.handle, **own, **get_route_options(CallerUsageQuery, CallerUsage))
         own["summary"] = "Describe models and their prices"
-        app.add_api_route("/api/models", models.handle, **own, responses={200: {"model": DescribedModels}})
+        app.add_api_route("/api/models", models.handle, **own, responses={200: {"model": ModelDescriptionList}})
         of_tenant: dict[str, Any] = {"methods": ["GET"], "tags": ["openai"]}
         begins = "/v1/organization"
         app.add_api_route(
@@ -66,16 +71,16 @@ class Control:
             organization.usage,
             summary="Show usage by time",
             **of_tenant,
-            **documented(UsageQuery, Page),
+            **get_route_options(OrganizationUsageQuery, BucketPage),
         )
         app.add_api_route(
             f"{begins}/costs",
             organization.costs,
             summary="Show costs by day",
             **of_tenant,
-            **documented(CostsQuery, Page),
+            **get_route_options(OrganizationCostsQuery, BucketPage),
         )
-        add_bodies(app, BODIES)
+        add_body_schemas(app, BODIES)
 
     @asynccontextmanager
     async def living(self) -> AsyncIterator[None]:
@@ -83,7 +88,7 @@ class Control:
         try:
             yield
         finally:
-            await end([leading])
+            await cancel_tasks([leading])
             if self._gateway is not None:
                 await self._gateway.aclose()
             await self._store.close()
@@ -91,17 +96,17 @@ class Control:
     async def ready(self, request: Request) -> Response:
         """Whether the store can be asked."""
         async with self._store.read():
-            return json_answer({"status": "ready"})
+            return json_response({"status": "ready"})
 
     async def _lead(self) -> None:
-        await lead(Place.parse(self._store.url), lambda: keep(self._duties()), self._leads)
+        await run_while_leading(StoreUrl.parse(self._store.url), lambda: run_jobs(self._duties()), self._leads)
 
 
-def create_app(settings: GatewaySettings, duties: Duties, gateway: str | None = None) -> ExpressApp:
+def create_app(settings: GatewaySettings, duties: MakeJobs, gateway: str | None = None) -> GatewayApp:
     """An application of its own. `gateway`: the URL of one."""
     assert settings.store is not None
-    store, access = SharedStore(settings.store), access_of(settings)
-    meters = Meters(Spending(store))
+    store, access = SharedStore(settings.store), create_authentication(settings)
+    meters = ControlMetrics(SpendingCollector(store))
     client = httpx.AsyncClient(base_url=gateway, timeout=10.0) if gateway else None
     control = Control(store, duties, client, meters.leads)
 
@@ -112,7 +117,7 @@ def create_app(settings: GatewaySettings, duties: Duties, gateway: str | None = 
         if access is not None:
             await access.close()
 
-    app = ExpressApp(
+    app = GatewayApp(
         title="llmops control",
         version=__version__,
         description="Administration, usage and costs.",
@@ -120,7 +125,7 @@ def create_app(settings: GatewaySettings, duties: Duties, gateway: str | None = 
         redirect_slashes=False,
         checks=[meters, *([access] if access else [])],
     )
-    add_handlers(app)
+    add_exception_handlers(app)
     control.add_to(app)
     app.add_api_route("/health/live", live, methods=["GET"], tags=["health"], summary="Say that control runs")
     app.add_api_route(
@@ -130,7 +135,9 @@ def create_app(settings: GatewaySettings, duties: Duties, gateway: str | None = 
     return app
 
 
-def guest(settings: GatewaySettings, duties: Duties) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
+def control_plugin(
+    settings: GatewaySettings, duties: MakeJobs
+) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
     """Control inside a gateway that has these settings: behind its door, on its port."""
 
     def enter(app: FastAPI) -> AbstractAsyncContextManager[None]:
@@ -145,4 +152,4 @@ def guest(settings: GatewaySettings, duties: Duties) -> Callable[[FastAPI], Abst
 
 
 async def live(request: Request) -> Response:
-    return json_answer({"status": "live"})
+    return json_response({"status": "live"})

@@ -14,86 +14,86 @@ from pydantic import BaseModel
 from starlette.responses import PlainTextResponse
 
 from llmops import __version__
-from llmops.gateway.answers.service import Service
-from llmops.gateway.callers.access.check import access_of
-from llmops.gateway.callers.holding import Holding
-from llmops.gateway.callers.limits.check import limits_of
-from llmops.gateway.callers.limits.reads import ReadLimit
-from llmops.gateway.callers.usage.bind import billing_of
-from llmops.gateway.callers.usage.check import usage_of
-from llmops.gateway.conversations.run import Running
-from llmops.gateway.conversations.store import MemoryResponses, ResponseStore
-from llmops.gateway.endpoints.chat import ChatCompletions
-from llmops.gateway.endpoints.completions import Completions
-from llmops.gateway.endpoints.conversation_routes import BODIES as CONVERSATION_BODIES
-from llmops.gateway.endpoints.conversation_routes import ConversationRoutes
-from llmops.gateway.endpoints.elsewhere import add_elsewhere
-from llmops.gateway.endpoints.embeddings import Embeddings
-from llmops.gateway.endpoints.health import Health
-from llmops.gateway.endpoints.messages.endpoint import Messages
-from llmops.gateway.endpoints.messages.wire import (
+from llmops.gateway.api.anthropic.messages import MessagesEndpoints
+from llmops.gateway.api.anthropic.schemas import (
+    AnthropicErrorResponse,
     CountTokensRequest,
-    MessageAnswer,
-    MessageError,
+    MessageResponse,
     MessagesRequest,
     TokenCount,
 )
-from llmops.gateway.endpoints.models import ModelList
-from llmops.gateway.endpoints.replicas import Replicas
-from llmops.gateway.endpoints.rerank import Rerank
-from llmops.gateway.endpoints.responses import Responses
-from llmops.gateway.endpoints.tokens import DetokenizeRequest, TokenizeRequest, Tokens
-from llmops.gateway.fleet.admission.hints import hints_of
-from llmops.gateway.fleet.catalogue import Catalogue, catalogue_of
-from llmops.gateway.fleet.queues import Queues
-from llmops.gateway.fleet.replicas.census import Census
-from llmops.gateway.fleet.replicas.encoders import encoders_of
-from llmops.gateway.fleet.replicas.team import Fleets, fleets_of
-from llmops.gateway.fleet.serving import EmbeddingModel, Encoder, ServedModel
-from llmops.gateway.http.body import Intake
-from llmops.gateway.http.counting import RequestCounts
-from llmops.gateway.http.door import Check
-from llmops.gateway.http.express import Endpoint, ExpressApp
-from llmops.gateway.http.failures import Handlers, add_handlers
-from llmops.gateway.http.openapi import add_bodies, documented
-from llmops.gateway.http.telling import access_log_of, tracing_of
-from llmops.gateway.messages import Usage
-from llmops.gateway.observability import names
-from llmops.gateway.observability.goodput import Objectives
-from llmops.gateway.observability.lag import LagWatch
-from llmops.gateway.observability.metrics import Metrics
-from llmops.gateway.openai.answers import (
+from llmops.gateway.api.chat_completions import ChatCompletionsEndpoint
+from llmops.gateway.api.completions import CompletionsEndpoint
+from llmops.gateway.api.control_routes import add_control_routes
+from llmops.gateway.api.conversation_routes import BODIES as CONVERSATION_BODIES
+from llmops.gateway.api.conversation_routes import ConversationRoutes
+from llmops.gateway.api.embeddings import EmbeddingsEndpoint
+from llmops.gateway.api.health import HealthEndpoints
+from llmops.gateway.api.models import ModelsEndpoint
+from llmops.gateway.api.replicas import ReplicasEndpoint
+from llmops.gateway.api.rerank import RerankEndpoint
+from llmops.gateway.api.responses import ResponsesEndpoints
+from llmops.gateway.api.tokenize import DetokenizeRequest, TokenizeEndpoints, TokenizeRequest
+from llmops.gateway.auth.authentication import create_authentication
+from llmops.gateway.conversations.response_run import RunningResponses
+from llmops.gateway.conversations.response_store import MemoryResponses, ResponseStore
+from llmops.gateway.generation.app_state import AppState
+from llmops.gateway.http.error_handlers import ExceptionHandlers, add_exception_handlers
+from llmops.gateway.http.exporters import create_access_log_check, create_trace_check
+from llmops.gateway.http.fast_path import FastRoute, GatewayApp
+from llmops.gateway.http.middleware import Check
+from llmops.gateway.http.openapi import add_body_schemas, route_docs
+from llmops.gateway.http.request_body import BodyReader
+from llmops.gateway.http.request_counter import RequestCounter
+from llmops.gateway.interfaces import Usage
+from llmops.gateway.ratelimit.buffered_bytes import BufferedBytes
+from llmops.gateway.ratelimit.rate_limit_check import create_limit_check
+from llmops.gateway.ratelimit.read_limit import ReadLimit
+from llmops.gateway.routing.admission.slo_headers import slo_header_checks
+from llmops.gateway.routing.engine_slots import EngineSlots
+from llmops.gateway.routing.model_registry import ModelRegistry, create_model_registry
+from llmops.gateway.routing.replicas.encoder_registry import create_encoder_registries
+from llmops.gateway.routing.replicas.pool_registry import PoolRegistry, create_pool_registry
+from llmops.gateway.routing.replicas.replica_metrics import ReplicaMetricsCollector
+from llmops.gateway.routing.served_models import EmbeddingModel, EncoderModel, GenerativeModel
+from llmops.gateway.schemas.chat_request import ChatRequest
+from llmops.gateway.schemas.completion_request import CompletionRequest
+from llmops.gateway.schemas.embedding_request import EmbeddingRequest
+from llmops.gateway.schemas.rerank_request import RerankRequest
+from llmops.gateway.schemas.response_schemas import (
     ChatCompletion,
     Completion,
     DeletedResponse,
-    DetokenizeAnswer,
+    DetokenizeResponse,
     EmbeddingList,
-    ErrorAnswer,
-    HealthAnswer,
+    ErrorResponse,
+    HealthResponse,
     InputItems,
     ModelEntries,
     ModelEntry,
-    RerankAnswer,
-    ResponseAnswer,
-    TokenizeAnswer,
+    RerankResponse,
+    ResponseObject,
+    TokenizeResponse,
 )
-from llmops.gateway.openai.chat import ChatRequest
-from llmops.gateway.openai.completions import CompletionRequest
-from llmops.gateway.openai.embeddings import EmbeddingRequest
-from llmops.gateway.openai.rerank import RerankRequest
-from llmops.gateway.openai.responses import ResponsesRequest
+from llmops.gateway.schemas.responses_request import ResponsesRequest
 from llmops.gateway.settings import GatewaySettings
-from llmops.gateway.text.threads import TextThreads
-from llmops.gateway.web.browser import BrowserCheck, HostCheck
-from llmops.gateway.web.page import add_page
+from llmops.gateway.telemetry import metric_definitions
+from llmops.gateway.telemetry.event_loop_lag import EventLoopMonitor
+from llmops.gateway.telemetry.goodput import LatencyObjectives
+from llmops.gateway.telemetry.metrics import GatewayMetrics
+from llmops.gateway.text.text_thread_pool import TextThreadPool
+from llmops.gateway.usage.lazy_billing import create_billing
+from llmops.gateway.usage.usage_check import create_usage_check
+from llmops.gateway.web.browser_security import OriginCheck, TrustedHostCheck
+from llmops.gateway.web.chat_page import add_chat_page
 
 if TYPE_CHECKING:
-    from llmops.gateway.callers.usage.cost import Billing
+    from llmops.gateway.usage.billing import Billing
 
 # adds its routes at once; what it returns is entered when the application begins, and left when it ends
-Guest = Callable[[FastAPI], AbstractAsyncContextManager[None]]
+Plugin = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 
-_openais = partial(documented, errors=ErrorAnswer)
+_openai_route_docs = partial(route_docs, errors=ErrorResponse)
 BODIES: tuple[type[BaseModel], ...] = (
     ChatRequest,
     CompletionRequest,
@@ -108,30 +108,30 @@ BODIES: tuple[type[BaseModel], ...] = (
 )
 
 
-def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), guests: Sequence[Guest] = ()) -> ExpressApp:
+def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins: Sequence[Plugin] = ()) -> GatewayApp:
     """The application for any ASGI server. Nothing is connected before its lifespan starts.
 
-    `checks` are what every request must pass, in this order, after those that the settings name. `guests` are what else
+    `checks` are what every request must pass, in this order, after those that the settings name. `plugins` are what else
     is served here.
     """
-    metrics = Metrics(partial(_objectives, settings))
-    text_threads = TextThreads(settings.text_threads, settings.limits.preparing)
-    holding = Holding(settings.limits.held_bytes)
-    intake = Intake(settings.limits, settings.timeouts.body, holding.take)
-    fleets = fleets_of(settings, metrics)
-    teams = encoders_of(settings)
+    metrics = GatewayMetrics(partial(_objectives, settings))
+    text_threads = TextThreadPool(settings.text_threads, settings.limits.preparing)
+    holding = BufferedBytes(settings.limits.held_bytes)
+    intake = BodyReader(settings.limits, settings.timeouts.body, holding.take)
+    fleets = create_pool_registry(settings, metrics)
+    teams = create_encoder_registries(settings)
     if fleets is not None:
-        teams[ServedModel] = fleets
-    catalogue = catalogue_of(settings, [settings.triton], teams, metrics.reaches)
-    metrics.registry.register(Census(catalogue, fleets))
-    access = access_of(settings)
-    billing = billing_of(settings)
-    limits = limits_of(settings, billing)
-    usage = usage_of(settings, billing)
-    tracing, access_log = tracing_of(settings, metrics), access_log_of(settings, metrics)
+        teams[GenerativeModel] = fleets
+    catalogue = create_model_registry(settings, [settings.triton], teams, metrics.reaches)
+    metrics.registry.register(ReplicaMetricsCollector(catalogue, fleets))
+    access = create_authentication(settings)
+    billing = create_billing(settings)
+    limits = create_limit_check(settings, billing)
+    usage = create_usage_check(settings, billing)
+    tracing, access_log = create_trace_check(settings, metrics), create_access_log_check(settings, metrics)
     tellers = [one for one in (tracing, access_log) if one is not None]
     if usage is not None:
-        metrics.numbers(names.USAGE_LAG).labels().read = usage.lag
+        metrics.numbers(metric_definitions.USAGE_LAG).labels().read = usage.lag
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -144,7 +144,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), guests: 
             await usage.start()
         for teller in tellers:
             teller.start()
-        lag = LagWatch(metrics)
+        lag = EventLoopMonitor(metrics)
         try:
             async with AsyncExitStack() as stack:
                 await stack.enter_async_context(conversations.lifespan())
@@ -167,7 +167,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), guests: 
             await asyncio.gather(*(asyncio.to_thread(teller.close) for teller in tellers))
 
     named = [make(settings) for make in settings.request_checks]
-    app = ExpressApp(
+    app = GatewayApp(
         title="llmops gateway",
         version=__version__,
         description="OpenAI's API, and Anthropic's messages, over models on NVIDIA Triton Inference Server.",
@@ -176,13 +176,13 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), guests: 
         redirect_slashes=False,
         checks=[
             holding,
-            RequestCounts(metrics),
+            RequestCounter(metrics),
             *tellers,
-            BrowserCheck(),
+            OriginCheck(),
             *([access] if access else []),
-            HostCheck(settings.web.hosts),
+            TrustedHostCheck(settings.web.hosts),
             *([tracing.passed("auth")] if tracing and access else []),
-            *hints_of(settings),
+            *slo_header_checks(settings),
             *named,
             *checks,
             *([ReadLimit(settings.limits.reads_per_second)] if settings.limits.reads_per_second else []),
@@ -191,57 +191,59 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), guests: 
             *([usage] if usage else []),
         ],
     )
-    add_handlers(app)
-    generating = catalogue.of(ServedModel)
-    service = Service(
+    add_exception_handlers(app)
+    generating = catalogue.of(GenerativeModel)
+    service = AppState(
         models=generating,
         limits=settings.limits,
         timeouts=settings.timeouts,
         metrics=metrics,
         text_threads=text_threads,
         intake=intake,
-        queues=Queues(settings.limits.queued),
+        queues=EngineSlots(settings.limits.queued),
         default_tokens=settings.sampling.max_tokens,
         strict_fields=settings.strict_fields,
         cache_scope=settings.cache_scope or ("tenant" if settings.store else ""),
     )
-    health = Health(catalogue, metrics)
+    health = HealthEndpoints(catalogue, metrics)
     app.state.health, app.state.metrics, app.state.service = health, metrics, service
-    stored = _responses_of(settings)
-    conversations = ConversationRoutes(settings, service, stored, _price_of(billing))
-    responses = Responses(service, Running(stored), conversations.store, settings.conversations.stores)
+    stored = _create_response_store(settings)
+    conversations = ConversationRoutes(settings, service, stored, _price_function(billing))
+    responses = ResponsesEndpoints(
+        service, RunningResponses(stored), conversations.store, settings.conversations.stores
+    )
     conversations.add_to(app)
     _add_openai_routes(app, service, catalogue, fleets, responses)
     _add_anthropic_routes(app, service)
-    app.express = dict(_posts(app.router, app.exception_handlers))
-    live = _openais("Say that the gateway runs", HealthAnswer, tag="health")
-    ready = _openais("Say whether models can be used", HealthAnswer, tag="health")
-    add_page(app)
+    app.express = dict(_fast_routes(app.router, app.exception_handlers))
+    live = _openai_route_docs("Say that the gateway runs", HealthResponse, tag="health")
+    ready = _openai_route_docs("Say whether models can be used", HealthResponse, tag="health")
+    add_chat_page(app)
     app.add_api_route("/health", health.ready, methods=["GET"], include_in_schema=False)
     app.add_api_route("/health/live", health.live, methods=["GET"], **live)
     app.add_api_route("/health/ready", health.ready, methods=["GET"], **ready)
     if fleets is not None:
         shown: dict[str, Any] = {"summary": "Show what this gateway knows of its replicas", "tags": ["health"]}
-        replicas = Replicas(catalogue)
+        replicas = ReplicasEndpoint(catalogue)
         app.add_api_route("/replicas", replicas.handle, methods=["GET"], **shown)
     scraped: dict[str, Any] = {"summary": "Show metrics for Prometheus", "tags": ["health"]}
     app.add_api_route("/metrics", health.metrics, methods=["GET"], response_class=PlainTextResponse, **scraped)
-    add_bodies(app, BODIES)
-    visiting = [guest(app) for guest in guests]
-    if settings.store is not None and not guests:
-        add_elsewhere(app)
+    add_body_schemas(app, BODIES)
+    visiting = [guest(app) for guest in plugins]
+    if settings.store is not None and not plugins:
+        add_control_routes(app)
     return app
 
 
-def _responses_of(settings: GatewaySettings) -> ResponseStore:
+def _create_response_store(settings: GatewaySettings) -> ResponseStore:
     if settings.store is None:
         return MemoryResponses(settings.responses)
-    from llmops.gateway.conversations.sql import SqlResponses
+    from llmops.gateway.conversations.sql_responses import SqlResponses
 
     return SqlResponses(settings.store, settings.responses)
 
 
-def _price_of(billing: Billing | None) -> Callable[[str, Usage], int | None]:
+def _price_function(billing: Billing | None) -> Callable[[str, Usage], int | None]:
     def price(model: str, usage: Usage) -> int | None:
         bill = billing.bill(model, usage) if billing is not None else None
         return None if bill is None or bill.price_id is None else bill.micros
@@ -249,66 +251,75 @@ def _price_of(billing: Billing | None) -> Callable[[str, Usage], int | None]:
     return price
 
 
-def _objectives(settings: GatewaySettings, model: str) -> Objectives:
+def _objectives(settings: GatewaySettings, model: str) -> LatencyObjectives:
     slo = settings.slo_of(model)
-    return Objectives(slo.ttft_p95, slo.tpot_p95)
+    return LatencyObjectives(slo.ttft_p95, slo.tpot_p95)
 
 
-def _posts(router: APIRouter, handlers: Handlers) -> Iterator[tuple[str, Endpoint]]:
+def _fast_routes(router: APIRouter, handlers: ExceptionHandlers) -> Iterator[tuple[str, FastRoute]]:
     for route in router.routes:
         if isinstance(route, APIRoute) and route.methods == {"POST"} and not route.param_convertors:
-            yield route.path, Endpoint(route.endpoint, handlers)
+            yield route.path, FastRoute(route.endpoint, handlers)
 
 
 def _add_openai_routes(
-    app: FastAPI, service: Service, catalogue: Catalogue, fleets: Fleets | None, responses: Responses
+    app: FastAPI,
+    service: AppState,
+    catalogue: ModelRegistry,
+    fleets: PoolRegistry | None,
+    responses: ResponsesEndpoints,
 ) -> None:
-    models = ModelList(service, catalogue, fleets)
-    embeddings = Embeddings(service, catalogue.of(EmbeddingModel))
+    models = ModelsEndpoint(service, catalogue, fleets)
+    embeddings = EmbeddingsEndpoint(service, catalogue.of(EmbeddingModel))
     # abstract: whatever there is of its kinds
-    rerank = Rerank(service, catalogue.of(Encoder))  # type: ignore[type-abstract]
-    tokens = Tokens(service)
-    chat, completions = ChatCompletions(service), Completions(service)
+    rerank = RerankEndpoint(service, catalogue.of(EncoderModel))  # type: ignore[type-abstract]
+    tokens = TokenizeEndpoints(service)
+    chat, completions = ChatCompletionsEndpoint(service), CompletionsEndpoint(service)
     routes = (
         ("/v1/chat/completions", chat.handle, "Create a chat completion", ChatRequest, ChatCompletion, "openai"),
         ("/v1/completions", completions.handle, "Create a completion", CompletionRequest, Completion, "openai"),
-        ("/v1/responses", responses.create, "Create a response", ResponsesRequest, ResponseAnswer, "openai"),
+        ("/v1/responses", responses.create, "Create a response", ResponsesRequest, ResponseObject, "openai"),
         ("/v1/embeddings", embeddings.handle, "Create embeddings", EmbeddingRequest, EmbeddingList, "openai"),
-        ("/v1/rerank", rerank.handle, "Rerank documents", RerankRequest, RerankAnswer, "rerank"),
-        ("/v2/rerank", rerank.handle, "Rerank documents (Cohere v2)", RerankRequest, RerankAnswer, "rerank"),
-        ("/rerank", rerank.handle, "Rerank documents (Jina, vLLM)", RerankRequest, RerankAnswer, "rerank"),
-        ("/tokenize", tokens.tokenize, "Turn a prompt into token ids", TokenizeRequest, TokenizeAnswer, "tokens"),
-        ("/detokenize", tokens.detokenize, "Turn token ids into text", DetokenizeRequest, DetokenizeAnswer, "tokens"),
+        ("/v1/rerank", rerank.handle, "Rerank documents", RerankRequest, RerankResponse, "rerank"),
+        ("/v2/rerank", rerank.handle, "Rerank documents (Cohere v2)", RerankRequest, RerankResponse, "rerank"),
+        ("/rerank", rerank.handle, "Rerank documents (Jina, vLLM)", RerankRequest, RerankResponse, "rerank"),
+        ("/tokenize", tokens.tokenize, "Turn a prompt into token ids", TokenizeRequest, TokenizeResponse, "tokens"),
+        ("/detokenize", tokens.detokenize, "Turn token ids into text", DetokenizeRequest, DetokenizeResponse, "tokens"),
     )
     router = app.router
     for path, handle, summary, body, answer, tag in routes:
         streams = "stream" in body.model_fields
-        router.post(path, **_openais(summary, answer, tag=tag, body=body, streams=streams))(handle)
+        router.post(path, **_openai_route_docs(summary, answer, tag=tag, body=body, streams=streams))(handle)
     one, stored = {"response_id": "The response's id."}, "/v1/responses/{response_id}"
     again: dict[str, tuple[dict[str, Any], str]] = {
         "stream": ({"type": "boolean"}, "Send its events again."),
         "starting_after": ({"type": "integer", "minimum": 0}, "Send the events after this number; needs stream."),
     }
-    get = _openais("Get a response", ResponseAnswer, tag="openai", path=one, query=again, streams=True)
-    delete = _openais("Delete a response", DeletedResponse, tag="openai", path=one)
-    cancel = _openais("Cancel a response", ResponseAnswer, tag="openai", path=one)
-    items = _openais("List a response's input", InputItems, tag="openai", path=one)
+    get = _openai_route_docs("Get a response", ResponseObject, tag="openai", path=one, query=again, streams=True)
+    delete = _openai_route_docs("Delete a response", DeletedResponse, tag="openai", path=one)
+    cancel = _openai_route_docs("Cancel a response", ResponseObject, tag="openai", path=one)
+    items = _openai_route_docs("List a response's input", InputItems, tag="openai", path=one)
     router.get(stored, **get)(responses.get)
     router.delete(stored, **delete)(responses.delete)
     router.post(f"{stored}/cancel", **cancel)(responses.cancel)
     router.get(f"{stored}/input_items", **items)(responses.input_items)
-    router.get("/v1/models", **_openais("List models", ModelEntries, tag="openai"))(models.handle)
-    named = _openais("Show a model", ModelEntry, tag="openai", path={"model": "The model's name."})
+    router.get("/v1/models", **_openai_route_docs("List models", ModelEntries, tag="openai"))(models.handle)
+    named = _openai_route_docs("Show a model", ModelEntry, tag="openai", path={"model": "The model's name."})
     router.get("/v1/models/{model:path}", **named)(models.handle_one)
 
 
-def _add_anthropic_routes(app: FastAPI, service: Service) -> None:
-    messages, router = Messages(service), app.router
-    create = documented(
-        "Create a message", MessageAnswer, tag="anthropic", body=MessagesRequest, streams=True, errors=MessageError
+def _add_anthropic_routes(app: FastAPI, service: AppState) -> None:
+    messages, router = MessagesEndpoints(service), app.router
+    create = route_docs(
+        "Create a message",
+        MessageResponse,
+        tag="anthropic",
+        body=MessagesRequest,
+        streams=True,
+        errors=AnthropicErrorResponse,
     )
-    count = documented(
-        "Count a message's tokens", TokenCount, tag="anthropic", body=CountTokensRequest, errors=MessageError
+    count = route_docs(
+        "Count a message's tokens", TokenCount, tag="anthropic", body=CountTokensRequest, errors=AnthropicErrorResponse
     )
     router.post("/v1/messages", **create)(messages.create)
     router.post("/v1/messages/count_tokens", **count)(messages.count_tokens)

@@ -14,16 +14,16 @@ from http import HTTPStatus
 from typing import Any, ClassVar
 
 from llmops.errors import LlmopsError
-from llmops.gateway.logs import current_request
+from llmops.gateway.logging_setup import current_request
 
 log = logging.getLogger(__name__)
 
-LONGEST_MESSAGE = 2000
-_FINISHES = {"cancelled": "cancelled", "engine_unavailable": "engine_lost", "engine_timeout": "engine_lost"}
+MAX_ERROR_MESSAGE_CHARACTERS = 2000
+_FINISH_REASONS = {"cancelled": "cancelled", "engine_unavailable": "engine_lost", "engine_timeout": "engine_lost"}
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= LONGEST_MESSAGE else text[:LONGEST_MESSAGE] + "…"
+def _truncate(text: str) -> str:
+    return text if len(text) <= MAX_ERROR_MESSAGE_CHARACTERS else text[:MAX_ERROR_MESSAGE_CHARACTERS] + "…"
 
 
 class ApiError(LlmopsError):
@@ -73,7 +73,7 @@ class ApiError(LlmopsError):
     @property
     def finish(self) -> str:
         """How a request that fails with this ended, as an Outcome calls it."""
-        return _FINISHES.get(self.code or "", "error")
+        return _FINISH_REASONS.get(self.code or "", "error")
 
     @property
     def phrase(self) -> str:
@@ -82,7 +82,7 @@ class ApiError(LlmopsError):
 
     def body(self) -> dict[str, Any]:
         # a client's own texts are in some messages; it needs no megabytes of them back
-        message, param = _cut(self.public), _cut(self.param) if self.param else self.param
+        message, param = _truncate(self.public), _truncate(self.param) if self.param else self.param
         return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
 
     def body_json(self) -> bytes:
@@ -199,7 +199,7 @@ class ModelNotFoundError(NotFoundError):
         super().__init__(message or said, param="model")
 
 
-class ModelOfAnotherKindError(ModelNotFoundError):
+class ModelKindError(ModelNotFoundError):
     """404: the model exists, and cannot do what this endpoint does."""
 
     def __init__(self, model: str) -> None:
@@ -321,8 +321,8 @@ class EngineTimeoutError(ApiError):
     code = "engine_timeout"
 
 
-TRITON_AWAY = "Triton cannot be reached. Try again later."
-TRITON_SILENT = "Triton does not answer. Try again later."
+TRITON_UNREACHABLE = "Triton cannot be reached. Try again later."
+TRITON_NOT_RESPONDING = "Triton does not answer. Try again later."
 
 
 class CancelledStreamError(ApiError):
@@ -336,7 +336,7 @@ class CancelledStreamError(ApiError):
         super().__init__("The request was cancelled.")
 
 
-def missing(where: str) -> InvalidRequestError:
+def missing_parameter(where: str) -> InvalidRequestError:
     """The field that a request needs and does not have."""
     text = f"Missing required parameter: '{where}'. Add it to the request."
     return InvalidRequestError(text, param=where, code="missing_required_parameter")

@@ -33,9 +33,9 @@ from pydantic_settings import (
 
 from llmops.durations import Seconds
 from llmops.errors import InputError
-from llmops.gateway.addresses import parse_replica
-from llmops.hosts import is_authentic
-from llmops.value_errors import explain_first
+from llmops.gateway.replica_address import parse_replica
+from llmops.hosts import is_secure_url
+from llmops.validation_errors import explain_first_error
 from llmops.yaml_files import read_yaml
 
 PREFIX = "LLMOPS_"
@@ -51,17 +51,17 @@ def _above_zero(found: Seconds) -> Seconds:
     return found
 
 
-_Duration = Annotated[Seconds, AfterValidator(_above_zero)]
+_PositiveDuration = Annotated[Seconds, AfterValidator(_above_zero)]
 
 
-class Slo(_Section):
+class SloSettings(_Section):
     """What 95 of 100 answers are to keep, each measured by it: `500ms`, `0.5s`; None is no objective.
 
     `ttft_p95`: from the request's arrival to the first token; `tpot_p95`: per token after it.
     """
 
-    ttft_p95: _Duration | None = None
-    tpot_p95: _Duration | None = None
+    ttft_p95: _PositiveDuration | None = None
+    tpot_p95: _PositiveDuration | None = None
 
 
 class TierSettings(_Section):
@@ -74,10 +74,10 @@ class TierSettings(_Section):
 
     weight: Annotated[float, Field(gt=0)] = 1.0
     share: Annotated[float, Field(ge=0, le=0.5)] = 0.0
-    max_wait: _Duration | None = None
+    max_wait: _PositiveDuration | None = None
 
 
-class Waiting(_Section):
+class QueueSettings(_Section):
     """How many requests of a model may wait in this worker, and what they may hold."""
 
     entries: Annotated[int, Field(gt=0)] = 4096
@@ -104,9 +104,9 @@ class ModelOverrides(_Section):
     sampling: dict[str, float] | None = None
     capabilities: dict[str, Any] | None = None
     control_tokens_in_messages: bool = False
-    slo: Slo | None = None
+    slo: SloSettings | None = None
 
-    def card_fields(self) -> dict[str, Any]:
+    def metadata_fields(self) -> dict[str, Any]:
         """The overrides in the card's own terms."""
         fields = self.model_dump(exclude_none=True, exclude={"engine_model", "control_tokens_in_messages", "slo"})
         return {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
@@ -144,18 +144,18 @@ class RequestLimits(_Section):
     inputs: Annotated[int, Field(gt=0)] = 2048
     preparing: Annotated[int, Field(gt=0)] = 1024
     reads_per_second: Annotated[float, Field(ge=0)] = 100.0
-    template_time: _Duration = Seconds(1)
+    template_time: _PositiveDuration = Seconds(1)
 
 
-_Quota = Annotated[int, Field(gt=0, le=1_000_000_000)] | None
+_QuotaLimit = Annotated[int, Field(gt=0, le=1_000_000_000)] | None
 
 
 class QuotaSettings(_Section):
     """Requests and tokens (prompt and answer) per minute, and requests at once; None: no limit."""
 
-    rpm: _Quota = None
-    tpm: _Quota = None
-    concurrent: _Quota = None
+    rpm: _QuotaLimit = None
+    tpm: _QuotaLimit = None
+    concurrent: _QuotaLimit = None
 
 
 class Quotas(_Section):
@@ -175,15 +175,15 @@ class Timeouts(_Section):
     lives (0: never).
     """
 
-    connect: _Duration = Seconds(5)
-    first_token: _Duration = Seconds(300)
-    idle: _Duration = Seconds(60)
-    client: _Duration = Seconds(60)
-    header: _Duration = Seconds(20)
-    body: _Duration = Seconds(30)
-    connection: _Duration = Seconds(75)
+    connect: _PositiveDuration = Seconds(5)
+    first_token: _PositiveDuration = Seconds(300)
+    idle: _PositiveDuration = Seconds(60)
+    client: _PositiveDuration = Seconds(60)
+    header: _PositiveDuration = Seconds(20)
+    body: _PositiveDuration = Seconds(30)
+    connection: _PositiveDuration = Seconds(75)
     keepalive: Seconds = Seconds(10)
-    total: _Duration = Seconds(3600)
+    total: _PositiveDuration = Seconds(3600)
     drain: Seconds = Seconds(30)
 
 
@@ -193,7 +193,7 @@ class SamplingSettings(_Section):
     max_tokens: Annotated[int, Field(gt=0)] | None = None
 
 
-class StoredResponses(_Section):
+class ResponseStoreSettings(_Section):
     """Responses that are kept for `previous_response_id` and GET: in the store if there is one, else in memory.
 
     `entries` (0 stores none) and `bytes` bound the responses of each owner in a store, and of all owners in memory;
@@ -203,7 +203,7 @@ class StoredResponses(_Section):
     entries: Annotated[int, Field(ge=0)] = 2_000
     bytes: Annotated[int, Field(gt=0)] = 64_000_000
     item_bytes: Annotated[int, Field(gt=0)] = 1_000_000
-    age: _Duration = Seconds(86_400)
+    age: _PositiveDuration = Seconds(86_400)
 
 
 class TenantConversations(_Section):
@@ -241,10 +241,10 @@ class WebSettings(_Section):
     hosts: list[str] = Field(default_factory=list)
 
 
-class LookupSettings(_Section):
+class KeyCacheSettings(_Section):
     """The time for which a key that was looked up counts as it was: `fresh`, and `stale` while its store is away."""
 
-    fresh: _Duration = Seconds(30)
+    fresh: _PositiveDuration = Seconds(30)
     stale: Seconds = Seconds(3600)
 
 
@@ -282,7 +282,7 @@ def _https(url: str | None) -> str | None:
     parts = urlsplit(url)
     if not parts.hostname or parts.scheme not in ("http", "https"):
         raise ValueError("this is not a URL, such as https://login.example/realms/acme")
-    if not is_authentic(url):
+    if not is_secure_url(url):
         raise ValueError("keys that are read without https may be anybody's; name an https URL")
     return url
 
@@ -308,7 +308,7 @@ class OidcSettings(_Section):
     scope_prefix: str = "llmops:"
     scopes: list[str] = ["inference"]
     leeway: Annotated[Seconds, Field(le=300)] = Seconds(30)
-    refresh: Annotated[_Duration, Field(ge=10)] = Seconds(300)
+    refresh: Annotated[_PositiveDuration, Field(ge=10)] = Seconds(300)
 
 
 def _brokers(servers: str) -> str:
@@ -388,7 +388,7 @@ def _grpc_address(address: str) -> str:
 class GatewaySettings(BaseSettings):
     """Everything `llmops gateway` can be told.
 
-    `request_checks`: `module:name` of what makes a Check (gateway/http/door.py) when it is called with these settings.
+    `request_checks`: `module:name` of what makes a Check (gateway/http/middleware.py) when it is called with these settings.
     `slo`: of all models without one of their own. `tiers`, the highest first, by the tiers of keys:
     who is served first.
     `replicas`: several servers as one, in place of `triton`: HOST:PORT each, dns:NAME:PORT for all that a name stands
@@ -413,21 +413,21 @@ class GatewaySettings(BaseSettings):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     models: dict[str, ModelOverrides] = Field(default_factory=dict)
-    slo: Slo = Slo()
+    slo: SloSettings = SloSettings()
     tiers: dict[str, TierSettings] = Field(default_factory=dict)
-    waiting: Waiting = Waiting()
+    waiting: QueueSettings = QueueSettings()
     limits: RequestLimits = RequestLimits()
     quotas: Quotas = Quotas()
     redis: Annotated[str | None, AfterValidator(_redis_url), Field(repr=False)] = None
     timeouts: Timeouts = Timeouts()
     sampling: SamplingSettings = SamplingSettings()
-    responses: StoredResponses = StoredResponses()
+    responses: ResponseStoreSettings = ResponseStoreSettings()
     conversations: ConversationSettings = ConversationSettings()
     web: WebSettings = WebSettings()
     # it can hold a password
     store: str | None = Field(default=None, repr=False)
     open: bool = False
-    lookups: LookupSettings = LookupSettings()
+    lookups: KeyCacheSettings = KeyCacheSettings()
     usage: UsageSettings = UsageSettings()
     audit: AuditSettings = AuditSettings()
     oidc: OidcSettings | None = None
@@ -436,18 +436,18 @@ class GatewaySettings(BaseSettings):
     access_log: Annotated[str, Field(min_length=1)] | None = None
     strict_fields: bool = False
     request_checks: list[ImportString[Callable[..., Any]]] = Field(default_factory=list)
-    refresh: _Duration = Seconds(2)
+    refresh: _PositiveDuration = Seconds(2)
     text_threads: Annotated[int, Field(ge=1)] = 2
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     log_level: str = "info"
 
     @property
-    def has_turns(self) -> bool:
+    def queues_requests(self) -> bool:
         """Whether requests wait in the gateway for room on a replica, instead of going there at once."""
         every = [self.slo, *(one.slo for one in self.models.values() if one.slo is not None)]
         return bool(self.tiers) or any(slo.ttft_p95 is not None for slo in every)
 
-    def slo_of(self, model: str) -> Slo:
+    def slo_of(self, model: str) -> SloSettings:
         own = self.models.get(model)
         return own.slo if own is not None and own.slo is not None else self.slo
 
@@ -460,10 +460,10 @@ class GatewaySettings(BaseSettings):
         dotenv_settings: PydanticBaseSettingsSource,
         file_secret_settings: PydanticBaseSettingsSource,
     ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, _File(settings_cls)
+        return init_settings, env_settings, _YamlFileSource(settings_cls)
 
 
-class _File(YamlConfigSettingsSource):
+class _YamlFileSource(YamlConfigSettingsSource):
     """The file of `load_settings`. Raises InputError unless it holds a mapping, even where dict() would accept it."""
 
     def _read_file(self, file_path: Any) -> dict[str, Any]:
@@ -476,7 +476,7 @@ class _File(YamlConfigSettingsSource):
 
 
 @dataclass(frozen=True)
-class Layers:
+class SettingsLayers:
     """Settings in place of a file's: each mapping is over those after it. `place` is where they come from. `alone`:
     without those of the environment, which is not the one that they are for."""
 
@@ -485,11 +485,11 @@ class Layers:
     alone: bool = False
 
 
-def load_settings(config: Path | Layers | None = None, **flags: Any) -> GatewaySettings:
+def load_settings(config: Path | SettingsLayers | None = None, **flags: Any) -> GatewaySettings:
     """Settings from flags (None: not given), environment and `config`. Raises InputError naming the key."""
-    _refuse_misspelt_environment()
-    path, layers = (config, ()) if not isinstance(config, Layers) else (None, config.mappings)
-    alone = isinstance(config, Layers) and config.alone
+    _reject_misspelt_environment()
+    path, layers = (config, ()) if not isinstance(config, SettingsLayers) else (None, config.mappings)
+    alone = isinstance(config, SettingsLayers) and config.alone
 
     class Configured(GatewaySettings):
         model_config = SettingsConfigDict(yaml_file=path)
@@ -501,7 +501,7 @@ def load_settings(config: Path | Layers | None = None, **flags: Any) -> GatewayS
             usual = () if alone else super().settings_customise_sources(settings_cls, *sources, **named)
             return *usual, *(InitSettingsSource(settings_cls, init_kwargs=dict(layer)) for layer in layers)
 
-    place = config.place if isinstance(config, Layers) else config
+    place = config.place if isinstance(config, SettingsLayers) else config
     try:
         if path is not None:
             # the source passes over what is no file
@@ -515,10 +515,10 @@ def load_settings(config: Path | Layers | None = None, **flags: Any) -> GatewayS
         ) from error
     except ValidationError as error:
         where = f"flags, environment or {place}" if place else "flags or environment"
-        raise InputError(misfit(error, GatewaySettings, where, "docs/gateway.md")) from error
+        raise InputError(explain_settings_error(error, GatewaySettings, where, "docs/gateway.md")) from error
 
 
-def _refuse_misspelt_environment() -> None:
+def _reject_misspelt_environment() -> None:
     """LLMOPS_ variables belong to other commands too, so only what looks like one of the gateway's is refused."""
     known = [PREFIX + name.upper() for name in GatewaySettings.model_fields]
     for name in os.environ:
@@ -530,7 +530,7 @@ def _refuse_misspelt_environment() -> None:
             raise InputError(f"The environment variable {name} is an unknown setting; did you mean {meant[0]}?")
 
 
-def misfit(error: ValidationError, kind: type[BaseModel], where: str, docs: str) -> str:
+def explain_settings_error(error: ValidationError, kind: type[BaseModel], where: str, docs: str) -> str:
     """The first place at which settings do not fit `kind`, in a sentence; an unknown one with the nearest there is."""
     faults = error.errors()
     # a name that is misspelt makes others missing
@@ -538,7 +538,7 @@ def misfit(error: ValidationError, kind: type[BaseModel], where: str, docs: str)
     key = ".".join(str(part) for part in first["loc"])
     where = f" ({where})" if where else ""
     if first["type"] != "extra_forbidden":
-        key, clause = explain_first(faults)
+        key, clause = explain_first_error(faults)
         return f"The setting `{key}`{where} is not usable: {clause}."
     *section, name = first["loc"]
     meant = difflib.get_close_matches(str(name), _names_in(kind, section), n=1)

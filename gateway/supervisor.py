@@ -15,7 +15,7 @@ from types import FrameType
 log = logging.getLogger(__name__)
 
 # a worker that dies at once must not be forked in a busy loop (s)
-RESTART_PAUSE = 0.5
+RESTART_DELAY = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -53,18 +53,18 @@ class Supervisor:
         for descriptor in self._workers:
             ended.register(descriptor, select.POLLIN)
         (descriptor, _), *_ = ended.poll()
-        with _held_signals():
+        with _block_signals():
             pid, index = self._workers.pop(descriptor)
             os.close(descriptor)
             _, status = os.waitpid(pid, 0)
         if not self._stopping:
             log.error("worker %d ended with code %d; starting it again", index, os.waitstatus_to_exitcode(status))
-            time.sleep(RESTART_PAUSE)
+            time.sleep(RESTART_DELAY)
             self._start(index)
 
     def _start(self, index: int) -> None:
         """A signal comes before the fork, and there is none, or after it, and the worker is known."""
-        with _held_signals():
+        with _block_signals():
             if self._stopping:
                 return
             parent = os.getpid()
@@ -104,7 +104,7 @@ class Supervisor:
 
 
 @contextmanager
-def _held_signals() -> Iterator[None]:
+def _block_signals() -> Iterator[None]:
     """What comes in this block is handled after it."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:

@@ -22,19 +22,19 @@ def cache_dir() -> Path:
         ResourceError: No folder can be used.
     """
     if own := os.environ.get("LLMOPS_CACHE"):
-        return _named(Path(own), "LLMOPS_CACHE")
+        return _explicit_dir(Path(own), "LLMOPS_CACHE")
     if base := os.environ.get("XDG_CACHE_HOME"):
-        return _named(Path(base) / "llmops", "XDG_CACHE_HOME")
+        return _explicit_dir(Path(base) / "llmops", "XDG_CACHE_HOME")
     # expanding the home raises RuntimeError for a user without one
     with suppress(OSError, RuntimeError):
         folder = Path.home() / ".cache" / "llmops"
         folder.mkdir(parents=True, exist_ok=True)
         if os.access(folder, os.W_OK | os.X_OK):
             return folder
-    return _private()
+    return _temporary_dir()
 
 
-def _named(folder: Path, variable: str) -> Path:
+def _explicit_dir(folder: Path, variable: str) -> Path:
     """Return the folder that was asked for. Another one in its place would hide what is kept there: keys, usage."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -49,7 +49,7 @@ def _named(folder: Path, variable: str) -> Path:
     return folder
 
 
-def _private() -> Path:
+def _temporary_dir() -> Path:
     """Programs are run from the cache, so it must not be a folder that somebody else laid out there."""
     try:
         folder = Path(tempfile.gettempdir()) / f"llmops-cache-{os.getuid()}"

@@ -13,7 +13,7 @@ T = TypeVar("T")
 utc_now: Callable[[], datetime] = partial(datetime.now, timezone.utc)
 
 
-class Countdown:
+class CpuBudget:
     """Seconds of CPU that a thread has left. They go on in a thread whose virtual machine stands still, so what passes
     between two looks counts as `longest` at most."""
 
@@ -29,7 +29,7 @@ class Countdown:
         return self._left < 0
 
 
-async def within(seconds: float, work: Awaitable[T]) -> T:
+async def wait_with_timeout(seconds: float, work: Awaitable[T]) -> T:
     """As `asyncio.wait_for` is since Python 3.12: before, a cancellation that comes as `work` ends is lost, and a loop
     that was to end goes on for good.
 
@@ -39,14 +39,14 @@ async def within(seconds: float, work: Awaitable[T]) -> T:
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
     except asyncio.CancelledError:
-        await _ended(task)
+        await _cancel_and_wait(task)
         raise
     if not done:
-        await _ended(task)
+        await _cancel_and_wait(task)
         raise asyncio.TimeoutError
     return task.result()
 
 
-async def _ended(task: asyncio.Future[Any]) -> None:
+async def _cancel_and_wait(task: asyncio.Future[Any]) -> None:
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)

@@ -10,40 +10,44 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
 # 2: a message of a step stream takes several requests
-CONTRACT = 2
+CONTRACT_VERSION = 2
 
 # How the Triton models of one served NAME are called: the ensemble has the name itself, the others a suffix.
-PREPROCESSING, ENGINE, POSTPROCESSING = "-preprocessing", "-tensorrt_llm", "-postprocessing"
-EMBEDDING, SCORE = "-embedding", "-score"
+PREPROCESSING_SUFFIX, ENGINE_SUFFIX, POSTPROCESSING_SUFFIX = "-preprocessing", "-tensorrt_llm", "-postprocessing"
+EMBEDDING_SUFFIX, SCORE_SUFFIX = "-embedding", "-score"
 
 # String parameters of config.pbtxt: what a model announces, which runtime it takes, how many sequences may wait.
-CARD, RUNTIME, MAX_QUEUE_SIZE = "llmops_card", "llmops_runtime", "max_queue_size"
+METADATA_PARAMETER, RUNTIME_PARAMETER, QUEUE_SIZE_PARAMETER = (
+    "llmops_model_metadata",
+    "llmops_runtime",
+    "max_queue_size",
+)
 # Parameters of a request and of a response, both Triton's own.
-EMPTY_FINAL, FINAL_FLAG = "triton_enable_empty_final_response", "triton_final_response"
+EMPTY_FINAL_PARAMETER, FINAL_RESPONSE_PARAMETER = "triton_enable_empty_final_response", "triton_final_response"
 
 # What an error is about, before its colon; before that of a refusal stands the tensor's name.
-SHUTTING_DOWN, ENDED, QUEUE = "drain", "engine", "queue"
+DRAINING_PREFIX, ENGINE_DEAD_PREFIX, QUEUE_FULL_PREFIX = "drain", "engine", "queue"
 UNKNOWN_SUBSCRIPTION = "subscription: unknown"
 
 # Ways to the engine that a card announces: a stream per request, a stream per gateway.
-REQUEST, STEP = "request", "step"
+REQUEST_TRANSPORT, STEP_TRANSPORT = "request", "step"
 
 # Flags of an entry of a step message.
-LAST_OF_SEQUENCE, LAST_OF_SLOT, ERROR, CANCELLED = 1, 2, 4, 8
+LAST_OF_SEQUENCE, LAST_OF_SLOT, ERROR_FLAG, CANCELLED_FLAG = 1, 2, 4, 8
 FIRST_OF_SLOT = 16
-# What `step_kv_kinds` says of so many block names of `step_kv`.
+# What `step_kv_events` says of so many block names of `step_kv_hashes`.
 KV_CLEARED, KV_STORED, KV_REMOVED = 0, 1, 2
 # Seconds after which a watched engine that has nothing else to say sends its state alone.
-HEARTBEAT = 1.0
+HEARTBEAT_INTERVAL = 1.0
 # The id of messages whose refusal concerns nobody: an unloading Triton takes none of them any more.
-ASIDE = "aside"
+NO_REPLY_ID = "aside"
 # Steps that an engine keeps until they are acknowledged, and so at most in flight.
-WINDOW = 256
+MAX_UNACKNOWLEDGED_STEPS = 256
 # Seconds that a subscription outlives its stream, and for which a gateway tries to come back.
-GRACE = 5.0
+RECONNECT_GRACE_PERIOD = 5.0
 
 GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar"]
-GUIDES: tuple[GuideKind, ...] = get_args(GuideKind)
+GUIDE_KINDS: tuple[GuideKind, ...] = get_args(GuideKind)
 
 # Triton's datatypes, as they travel.
 INT32, INT64, UINT8, UINT64 = "INT32", "INT64", "UINT8", "UINT64"
@@ -82,7 +86,7 @@ class Tensor:
         return "TYPE_STRING" if self.datatype == BYTES else f"TYPE_{self.datatype}"
 
 
-class Table(list[Tensor]):
+class TensorList(list[Tensor]):
     """Inputs or outputs of a model, in the order in which they are declared."""
 
     def plain(self, name: str, datatype: str, meaning: str, dims: tuple[int, ...] = (1,), **more: Any) -> Tensor:
@@ -97,7 +101,7 @@ class Table(list[Tensor]):
 
 
 # NAME-tensorrt_llm: the inputs of TensorRT-LLM's own model (its `inflight_batcher_llm` repository).
-ENGINE_INPUTS = Table()
+ENGINE_INPUTS = TensorList()
 _in = ENGINE_INPUTS
 INPUT_IDS = _in.ragged("input_ids", INT32, (-1,), "token ids of the prompt", taken=True)
 INPUT_LENGTHS = _in.scalar("input_lengths", INT32, "how many of them count", optional=False, taken=True)
@@ -166,12 +170,12 @@ for _name in ("starts", "ends", "priorities", "durations_ms"):
     _in.ragged(f"retention_token_range_{_name}", INT32, (-1,), "what the KV cache keeps")
 for _name in ("priority", "duration_ms"):
     _in.ragged(f"retention_decode_{_name}", INT32, (1,), "what the KV cache keeps")
-GUIDE_TYPE = _in.ragged("guided_decoding_guide_type", BYTES, (1,), " · ".join(GUIDES), taken=True)
+GUIDE_TYPE = _in.ragged("guided_decoding_guide_type", BYTES, (1,), " · ".join(GUIDE_KINDS), taken=True)
 GUIDE = _in.ragged("guided_decoding_guide", BYTES, (1,), "the grammar that the answer follows", taken=True)
 for _name in ("window_size", "ngram_size", "verification_set_size"):
     _in.ragged(f"lookahead_{_name}", INT32, (1,), "of lookahead decoding")
 
-ENGINE_OUTPUTS = Table()
+ENGINE_OUTPUTS = TensorList()
 _out = ENGINE_OUTPUTS
 OUTPUT_IDS = _out.plain("output_ids", INT32, "the new tokens", (-1, -1))
 SEQUENCE_LENGTH = _out.plain("sequence_length", INT32, "how many of them count", (-1,))
@@ -193,15 +197,15 @@ NUM_INPUT_TOKENS = _out.plain("num_input_tokens", INT32, "with return_num_input_
 NUM_OUTPUT_TOKENS = _out.plain("num_output_tokens", INT32, "with return_num_output_tokens")
 
 # What only the engine models of this project have, on top of NVIDIA's.
-OWN_INPUTS = Table()
-RUNTIME_MIN_P = OWN_INPUTS.scalar(
+EXTENSION_INPUTS = TensorList()
+RUNTIME_MIN_P = EXTENSION_INPUTS.scalar(
     "runtime_min_p", FP32, "0 is off", taken=True, default=0.0, bounds=(0.0, 1.0), needs="min_p"
 )
-CALLER = OWN_INPUTS.scalar("caller", BYTES, "who asks; `a/b`: `b` among those of `a`", taken=True)
-RETURN_CONTEXT_IDS = OWN_INPUTS.scalar(
+CALLER = EXTENSION_INPUTS.scalar("caller", BYTES, "who asks; `a/b`: `b` among those of `a`", taken=True)
+RETURN_CONTEXT_IDS = EXTENSION_INPUTS.scalar(
     "return_context_ids", BOOL, "context_ids and finished too", taken=True, default=False
 )
-TOP_LOG_PROBS = OWN_INPUTS.scalar(
+TOP_LOG_PROBS = EXTENSION_INPUTS.scalar(
     "top_log_probs",
     INT32,
     "the most likely tokens at each place, on step streams",
@@ -210,24 +214,24 @@ TOP_LOG_PROBS = OWN_INPUTS.scalar(
     bounds=(0, 20),
     needs="top_logprobs",
 )
-CACHE_SALT = OWN_INPUTS.scalar(
+CACHE_SALT = EXTENSION_INPUTS.scalar(
     "cache_salt", UINT64, "cached prefixes are shared only between requests with the same one", taken=True, default=0
 )
-OWN_OUTPUTS = Table()
-CONTEXT_IDS = OWN_OUTPUTS.plain("context_ids", INT32, "the 32 tokens before the new ones", (-1, -1))
-FINISHED = OWN_OUTPUTS.plain("finished", BOOL, "nothing follows in this sequence")
+EXTENSION_OUTPUTS = TensorList()
+CONTEXT_IDS = EXTENSION_OUTPUTS.plain("context_ids", INT32, "the 32 tokens before the new ones", (-1, -1))
+FINISHED = EXTENSION_OUTPUTS.plain("finished", BOOL, "nothing follows in this sequence")
 
 # Step streams: what a gateway may say, and what it is told.
-STEP_INPUTS = Table()
+STEP_INPUTS = TensorList()
 SUBSCRIPTION = STEP_INPUTS.plain("subscription", BYTES, "its id, chosen by the gateway")
 SUBMISSIONS = STEP_INPUTS.plain("submissions", BYTES, "requests, a JSON object each", (-1,))
 SLOT = STEP_INPUTS.plain("slot", INT32, "the request's number, which only grows")
 RESUME_FROM = STEP_INPUTS.plain("resume_from", INT64, "the last step seen, 0 at first", default=0)
 ACKNOWLEDGE = STEP_INPUTS.plain("acknowledge", INT64, "the last step handled")
 DRAIN = STEP_INPUTS.plain("drain", BOOL, "take no new requests", default=False)
-WATCH = STEP_INPUTS.plain("watch_state", BOOL, "with subscribe: tell the engine's state too", default=False)
+WATCH_STATE = STEP_INPUTS.plain("watch_state", BOOL, "with subscribe: tell the engine's state too", default=False)
 DEMAND = STEP_INPUTS.plain("demand", INT32, "with acknowledge: tokens and weights that wait in this gateway", (2,))
-STEP_OUTPUTS = Table()
+STEP_OUTPUTS = TensorList()
 STEP_INDEX = STEP_OUTPUTS.plain("step_index", INT64, "1, 2, 3 … per subscription")
 STEP_ENTRIES = STEP_OUTPUTS.plain("step_entries", INT32, "slot, sequence_index, token count, flags", (-1, 4))
 STEP_TOKENS = STEP_OUTPUTS.plain("step_tokens", INT32, "of all entries, in their order", (-1,))
@@ -240,9 +244,11 @@ STEP_TOP_LOG_PROBS = STEP_OUTPUTS.plain("step_top_log_probs", FP32, "their log-p
 STEP_ERRORS = STEP_OUTPUTS.plain("step_errors", BYTES, "one per entry with the error flag", (-1,))
 STEP_CACHED = STEP_OUTPUTS.plain("step_cached", INT32, "one per slot's first entry: prompt tokens reused, or -1", (-1,))
 STEP_STATE = STEP_OUTPUTS.plain("step_state", INT32, "of the engine, to watchers", (12,))
-STEP_KV = STEP_OUTPUTS.plain("step_kv", INT64, "names of KV-cache blocks, to watchers", (-1,))
-STEP_KV_KINDS = STEP_OUTPUTS.plain("step_kv_kinds", INT32, "kind of change and how many names of it", (-1, 2))
-STEP_SERVED = STEP_OUTPUTS.plain("step_served", BYTES, "to watchers: model, version, engine, instance", (4,))
+STEP_KV_HASHES = STEP_OUTPUTS.plain("step_kv_hashes", INT64, "names of KV-cache blocks, to watchers", (-1,))
+STEP_KV_EVENTS = STEP_OUTPUTS.plain("step_kv_events", INT32, "kind of change and how many names of it", (-1, 2))
+STEP_MODEL_IDENTITY = STEP_OUTPUTS.plain(
+    "step_model_identity", BYTES, "to watchers: model, version, engine, instance", (4,)
+)
 
 # The numbers of `step_state`.
 STATE_FIELDS = {
@@ -261,10 +267,10 @@ STATE_FIELDS = {
 }
 
 # All that an engine model of ours takes and gives, whatever library runs in it.
-OUR_INPUTS = Table([*ENGINE_INPUTS, *OWN_INPUTS, *STEP_INPUTS])
-OUR_OUTPUTS = Table([*ENGINE_OUTPUTS, *OWN_OUTPUTS, *STEP_OUTPUTS])
+PYTHON_ENGINE_INPUTS = TensorList([*ENGINE_INPUTS, *EXTENSION_INPUTS, *STEP_INPUTS])
+PYTHON_ENGINE_OUTPUTS = TensorList([*ENGINE_OUTPUTS, *EXTENSION_OUTPUTS, *STEP_OUTPUTS])
 
-PREPROCESSING_INPUTS = Table()
+PREPROCESSING_INPUTS = TensorList()
 _in = PREPROCESSING_INPUTS
 PRE_QUERY = _in.plain("QUERY", BYTES, "the text", optional=False)
 PRE_REQUEST_OUTPUT_LEN = _in.plain("REQUEST_OUTPUT_LEN", INT32, "the most new tokens", optional=False)
@@ -276,7 +282,7 @@ PRE_END_ID = _in.plain("END_ID", INT32, "in place of the model's own")
 PRE_PAD_ID = _in.plain("PAD_ID", INT32, "in place of the model's own")
 PRE_MIN_TOKENS = _in.plain("MIN_TOKENS", INT32, "no end before so many tokens")
 
-PREPROCESSING_OUTPUTS = Table()
+PREPROCESSING_OUTPUTS = TensorList()
 _out = PREPROCESSING_OUTPUTS
 PRE_OUT_IDS = _out.plain("INPUT_ID", INT32, "input_ids", (-1,))
 PRE_OUT_LENGTH = _out.plain("REQUEST_INPUT_LEN", INT32, "input_lengths")
@@ -289,24 +295,24 @@ PRE_OUT_PAD_ID = _out.plain("OUT_PAD_ID", INT32, "pad_id")
 # only in front of engine models of ours
 PRE_OUT_RETURN_CONTEXT = Tensor("RETURN_CONTEXT_IDS", BOOL, "return_context_ids")
 
-POSTPROCESSING_INPUTS = Table()
+POSTPROCESSING_INPUTS = TensorList()
 _in = POSTPROCESSING_INPUTS
 POST_TOKENS = _in.plain("TOKENS_BATCH", INT32, "output_ids", (-1, -1), optional=False)
 POST_LENGTH = _in.plain("SEQUENCE_LENGTH", INT32, "sequence_length", (-1,), optional=False)
 POST_CONTEXT_IDS = _in.plain("CONTEXT_IDS", INT32, "context_ids", (-1, -1))
 POST_FINISHED = _in.plain("FINISHED", BOOL, "finished")
-POSTPROCESSING_OUTPUTS = Table()
+POSTPROCESSING_OUTPUTS = TensorList()
 POST_OUTPUT = POSTPROCESSING_OUTPUTS.plain("OUTPUT", BYTES, "the text of the new tokens", (-1,))
 
 # NAME-embedding
-EMBEDDING_INPUTS = Table()
+EMBEDDING_INPUTS = TensorList()
 EMBEDDING_IDS = EMBEDDING_INPUTS.plain("input_ids", INT32, "token ids, padded", (-1,), optional=False, ragged=True)
 EMBEDDING_LENGTHS = EMBEDDING_INPUTS.plain("input_lengths", INT32, "how many of a row count", optional=False)
-EMBEDDING_OUTPUTS = Table()
+EMBEDDING_OUTPUTS = TensorList()
 EMBEDDING_VECTOR = EMBEDDING_OUTPUTS.plain("embedding", FP32, "one vector per row", (-1,), optional=False)
 
 # NAME-score: a row is two texts together
-SCORE_INPUTS = Table(EMBEDDING_INPUTS)
+SCORE_INPUTS = TensorList(EMBEDDING_INPUTS)
 SCORE_TYPES = SCORE_INPUTS.plain(
     "token_type_ids",
     INT32,
@@ -315,7 +321,7 @@ SCORE_TYPES = SCORE_INPUTS.plain(
     optional=False,
     ragged=True,
 )
-SCORE_OUTPUTS = Table()
+SCORE_OUTPUTS = TensorList()
 SCORE_VALUE = SCORE_OUTPUTS.plain("score", FP32, "from 0 to 1, one per row", optional=False)
 
 # NAME, the ensemble: its own names, and what each feeds.
@@ -344,15 +350,15 @@ _RENAMED = {
     "streaming": STREAM,
     "prompt_table_extra_ids": "prompt_table_extra_id",
 }
-_PASSED = """num_return_sequences runtime_top_k runtime_top_p temperature len_penalty repetition_penalty min_tokens
+_FORWARDED = """num_return_sequences runtime_top_k runtime_top_p temperature len_penalty repetition_penalty min_tokens
 presence_penalty frequency_penalty seed return_log_probs return_context_logits return_generation_logits
 return_perf_metrics return_num_input_tokens return_num_output_tokens exclude_input_in_output beam_width streaming
 prompt_embedding_table prompt_vocab_size prompt_table_extra_ids lora_task_id lora_weights lora_config
 guided_decoding_guide_type guided_decoding_guide"""
 _named = {tensor.name: tensor for tensor in ENGINE_INPUTS}
-ENSEMBLE_TO_ENGINE: dict[str, Tensor] = {_RENAMED.get(name, name): _named[name] for name in _PASSED.split()}
+ENSEMBLE_TO_ENGINE: dict[str, Tensor] = {_RENAMED.get(name, name): _named[name] for name in _FORWARDED.split()}
 # public names with the type of the tensor they feed; Triton applies a `reshape` at the step
-ENSEMBLE_INPUTS = Table(
+ENSEMBLE_INPUTS = TensorList(
     replace(fed, name=name, scalar=False, ragged=False)
     for name, fed in {**ENSEMBLE_TO_PREPROCESSING, **ENSEMBLE_TO_ENGINE}.items()
 )
@@ -367,8 +373,8 @@ PREPROCESSING_TO_ENGINE: dict[Tensor, Tensor] = {
     PRE_OUT_PAD_ID: PAD_ID,
 }
 
-# The card: what NAME-tensorrt_llm announces in its parameter `llmops_card`.
-CARD_FIELDS = {
+# The card: what NAME-tensorrt_llm announces in its parameter `llmops_model_metadata`.
+METADATA_FIELDS = {
     "contract": "its version; a gateway refuses models of another",
     "name": "under which the model is served",
     "target": "of the build, named in refusals",

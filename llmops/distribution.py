@@ -18,8 +18,8 @@ from urllib.parse import unquote, urlsplit
 
 from llmops.errors import MissingDependencyError
 
-NAME = "llmops-triton"
-PACKAGE = Path(__file__).parent
+DISTRIBUTION_NAME = "llmops-triton"
+PACKAGE_DIR = Path(__file__).parent
 
 
 def missing_extra(what: str, extra: str) -> MissingDependencyError:
@@ -52,11 +52,15 @@ def foreign_distributions(names: Iterable[str] | None = None) -> list[str]:
     else:
         found = [one for name in names for one in metadata.distributions(name=name)]
     return sorted(
-        {f"{one.name} {one.version}" for one in found if _normalised(one.name) != NAME and _has_our_files(one)}
+        {
+            f"{one.name} {one.version}"
+            for one in found
+            if _normalised(one.name) != DISTRIBUTION_NAME and _has_our_files(one)
+        }
     )
 
 
-def own_command() -> str:
+def llmops_command() -> str:
     """Return what a user types to run this copy's `llmops`: its path where PATH has no or another `llmops`."""
     own = Path(sys.executable).parent / "llmops"
     found = shutil.which("llmops")
@@ -70,7 +74,7 @@ def repair_command(foreign: Iterable[str]) -> str:
     remove = shlex.join([*_pip(), "uninstall", "--yes", *(one.partition(" ")[0] for one in foreign)])
     source = _from_source(())
     if source is None:
-        return f"{remove}, then install the wheel of {NAME} again with --force-reinstall --no-deps"
+        return f"{remove}, then install the wheel of {DISTRIBUTION_NAME} again with --force-reinstall --no-deps"
     return f"{remove} && {shlex.join([*_pip(), 'install', '--force-reinstall', '--no-deps', *source])}"
 
 
@@ -84,7 +88,7 @@ def _pip() -> list[str]:
 
 def _from_source(extras: tuple[str, ...]) -> list[str] | None:
     """Return the arguments of `pip install` for the checkout or wheel this copy came from; None when it is gone."""
-    checkout = PACKAGE.parent
+    checkout = PACKAGE_DIR.parent
     editable = (checkout / "pyproject.toml").is_file()
     source = checkout if editable else _origin()
     if source is None:
@@ -117,18 +121,18 @@ def _requirements(extras: tuple[str, ...]) -> list[str]:
         of_extra = re.search(r"extra == ['\"]([\w-]+)['\"]", marker)
         if of_extra[1] in extras if of_extra else not extras:
             wanted.append(requirement)
-    return wanted or [f"{NAME}[{','.join(extras)}]" if extras else NAME]
+    return wanted or [f"{DISTRIBUTION_NAME}[{','.join(extras)}]" if extras else DISTRIBUTION_NAME]
 
 
 def _installed() -> metadata.Distribution | None:
     try:
-        return metadata.distribution(NAME)
+        return metadata.distribution(DISTRIBUTION_NAME)
     except metadata.PackageNotFoundError:
         return None
 
 
 def _has_our_files(one: metadata.Distribution) -> bool:
-    return any(file.parts[0] == PACKAGE.name for file in one.files or ())
+    return any(file.parts[0] == PACKAGE_DIR.name for file in one.files or ())
 
 
 def _normalised(name: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 
 _UNITS = {"ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
 #: A regular expression of a duration.
-PATTERN = r"[0-9]*\.?[0-9]+ *(ms|s|m|h)"
+DURATION_PATTERN = r"[0-9]*\.?[0-9]+ *(ms|s|m|h)"
 
 
 class Seconds(float):
@@ -20,7 +20,7 @@ class Seconds(float):
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:
         from pydantic_core import core_schema
 
-        text = core_schema.str_schema(pattern=f"^({PATTERN}|0)$")
+        text = core_schema.str_schema(pattern=f"^({DURATION_PATTERN}|0)$")
         written = core_schema.plain_serializer_function_ser_schema(str, when_used="json")
         return core_schema.no_info_plain_validator_function(
             seconds, json_schema_input_schema=text, serialization=written
@@ -28,7 +28,7 @@ class Seconds(float):
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: Any, handler: Any) -> dict[str, Any]:
-        return {"type": ["string", "integer"], "pattern": f"^({PATTERN}|0)$", "maximum": 0}
+        return {"type": ["string", "integer"], "pattern": f"^({DURATION_PATTERN}|0)$", "maximum": 0}
 
     def __str__(self) -> str:
         value = float(self)
@@ -49,7 +49,7 @@ def seconds(given: object) -> Seconds:
     text = str(given).strip()
     if re.fullmatch(r"0+(\.0*)?", text):
         return Seconds(0.0)
-    if found := re.fullmatch(PATTERN, text):
+    if found := re.fullmatch(DURATION_PATTERN, text):
         return Seconds(float(text.removesuffix(found[1])) * _UNITS[found[1]])
     if re.fullmatch(r"[0-9]*\.?[0-9]+", text):
         raise ValueError(f"{text} has no unit; write {text}ms or {text}s")

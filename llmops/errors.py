@@ -34,11 +34,11 @@ class InputError(LlmopsError):
     exit_code = 2
 
 
-class UnknownNameError(InputError):
+class UnknownResourceError(InputError):
     """What was named is not there."""
 
 
-class TakenNameError(InputError):
+class DuplicateNameError(InputError):
     """What was to be made is there already."""
 
 
@@ -66,9 +66,9 @@ class ServerError(LlmopsError):
     """Triton or the gateway could not be started, or ended before it should."""
 
 
-def first_fault(error: ValidationError, whole: str = "") -> str:
+def first_validation_error(error: ValidationError, whole: str = "") -> str:
     """Return the first value that does not fit its model, and why; `whole` names what has no place inside."""
-    from llmops.value_errors import explain_first
+    from llmops.validation_errors import explain_first_error
 
-    place, clause = explain_first(error.errors())
+    place, clause = explain_first_error(error.errors())
     return f"{place or whole}: {clause}"

@@ -14,7 +14,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def is_authentic(url: str) -> bool:
+def is_secure_url(url: str) -> bool:
     """Whether what is read there is what its host sent: https, or this machine. ValueError for no URL."""
     parts = urlsplit(url)
     return parts.scheme == "https" or (parts.scheme == "http" and is_loopback(parts.hostname or ""))

@@ -18,7 +18,7 @@ _ADVICE = {
 }
 
 
-def unwritable(path: Path, error: OSError) -> InputError:
+def unwritable_error(path: Path, error: OSError) -> InputError:
     """Return the error for a file that cannot be written."""
     advice = _ADVICE.get(error.errno or 0, "name a file in a folder that you may write to")
     return InputError(f"{path} cannot be written ({error.strerror or error}); {advice}.")
@@ -40,7 +40,7 @@ def check_writable(path: Path) -> None:
             part.touch()
             part.unlink()
     except OSError as error:
-        raise unwritable(path, error) from error
+        raise unwritable_error(path, error) from error
 
 
 def write_text(path: Path, text: str) -> None:
@@ -59,7 +59,7 @@ def write_text(path: Path, text: str) -> None:
     except OSError as error:
         with suppress(OSError):
             part.unlink()
-        raise unwritable(path, error) from error
+        raise unwritable_error(path, error) from error
 
 
 def _part(path: Path) -> Path:

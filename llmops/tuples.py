@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 T = TypeVar("T", bound=tuple[Any, ...])
 
 
-def maker(kind: type[T]) -> Callable[[tuple[Any, ...]], T]:
+def namedtuple_factory(kind: type[T]) -> Callable[[tuple[Any, ...]], T]:
     """What makes a `kind` of a tuple with all its values: the constructor of a NamedTuple is a function of Python's,
     which takes five times as long."""
     return partial(tuple.__new__, kind)

@@ -28,14 +28,14 @@ def read_yaml(path: Path, advice: str = "name a YAML file that can be read") -> 
         line = error.object[: error.start].count(b"\n") + 1
         raise InputError(f"{path} is not text in UTF-8 (line {line}); save it as UTF-8.") from error
     try:
-        return yaml.load(text, _Strict)
-    except _TwiceError as error:
+        return yaml.load(text, _StrictLoader)
+    except _DuplicateKeyError as error:
         raise InputError(f"{path} has the key {error.problem}; keep one of them.") from error
     except yaml.YAMLError as error:
         raise InputError(f"{path} is not valid YAML{_explained(error, text)}.") from error
 
 
-class _Strict(yaml.SafeLoader):
+class _StrictLoader(yaml.SafeLoader):
     """A safe loader that refuses a mapping with the same key twice. PyYAML lets the last one win."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
@@ -45,12 +45,14 @@ class _Strict(yaml.SafeLoader):
                 continue
             name, line = self.construct_object(key), key.start_mark.line + 1
             if name in lines:
-                raise _TwiceError(None, None, f"`{name}` twice, in lines {lines[name]} and {line}", key.start_mark)
+                raise _DuplicateKeyError(
+                    None, None, f"`{name}` twice, in lines {lines[name]} and {line}", key.start_mark
+                )
             lines[name] = line
         return super().construct_mapping(node, deep)
 
 
-class _TwiceError(yaml.constructor.ConstructorError):
+class _DuplicateKeyError(yaml.constructor.ConstructorError):
     """A key that a mapping has twice."""
 
 

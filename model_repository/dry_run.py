@@ -5,13 +5,13 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from llmops.build.trtllm.images import Image
-from llmops.model_repository.multi_gpu import LaunchPlan, plan_launch, with_mpi
-from llmops.model_repository.repository.check import check_repository
-from llmops.model_repository.repository.marker import Marker, ServedEngine
-from llmops.model_repository.repository.match import needed_image, serving_image
+from llmops.build.trtllm.container_images import TrtllmImage
+from llmops.model_repository.multi_gpu import LaunchPlan, launch_command, plan_launch
+from llmops.model_repository.repository.compatibility import required_image, serving_image
+from llmops.model_repository.repository.manifest import RepositoryManifest, ServedEngine
+from llmops.model_repository.repository.validation import check_repository
 from llmops.model_repository.server.command import Ports, ServerOptions
-from llmops.model_repository.server.embedded import CONTAINER_ROOT, container_installation, find_installation
+from llmops.model_repository.server.installation import CONTAINER_ROOT, container_installation, find_installation
 
 _MEANING = {
     "single": "one tritonserver",
@@ -33,8 +33,8 @@ def describe_launch(
 ) -> str:
     """What `llmops serve` would run, as text that a shell takes. Raises InputError where it would."""
     check_repository(repository)
-    marker = Marker.load(repository)
-    plan, image = plan_launch(marker, launch), needed_image(marker)
+    marker = RepositoryManifest.load(repository)
+    plan, image = plan_launch(marker, launch), required_image(marker)
     inside = (CONTAINER_ROOT / "bin" / "tritonserver").is_file()
     if image is not None and serving_image(image, marker) == image.own and not inside:
         serve = ["serve", str(repository.resolve()), *_serve_options(host, ports, exit_timeout, http, metrics, traces)]
@@ -52,13 +52,13 @@ def describe_launch(
         exit_timeout=exit_timeout,
         verbose=verbose,
     )
-    command, environment = with_mpi(options, plan)
+    command, environment = launch_command(options, plan)
     if not image:
         environment = {**installation.environment, **environment}
     lines = [*(_engine(name, engine) for name, engine in marker.engines.items()), f"# {_MEANING[plan.launch]}"]
     if image is not None:
         lines += [f"# {line}" for line in _where(image, marker, plan, repository.resolve(), host)]
-    return "\n".join([*lines, "", shell_text(command, environment)])
+    return "\n".join([*lines, "", format_shell_command(command, environment)])
 
 
 def _serve_options(host: str, ports: Ports, exit_timeout: int, http: bool, metrics: bool, traces: str) -> list[str]:
@@ -70,19 +70,21 @@ def _serve_options(host: str, ports: Ports, exit_timeout: int, http: bool, metri
     ]
 
 
-def _in_own_image(image: Image, marker: Marker, plan: LaunchPlan, repository: Path, serve: list[str]) -> str:
+def _in_own_image(
+    image: TrtllmImage, marker: RepositoryManifest, plan: LaunchPlan, repository: Path, serve: list[str]
+) -> str:
     """`llmops serve` inside the image: it starts the wheel's tritonserver as it does everywhere else."""
     lines = [
         *(_engine(name, engine) for name, engine in marker.engines.items()),
         f"# {_MEANING[plan.launch]}, inside {image.own} with {plan.gpus} GPU{'s' if plan.gpus != 1 else ''}",
         f"# made with {image.recipe(image.own)}",
         "",
-        shlex.join([*docker_words(image.own, marker, repository, {}), *serve]),
+        shlex.join([*docker_run_command(image.own, marker, repository, {}), *serve]),
     ]
     return "\n".join(lines)
 
 
-def shell_text(command: list[str], environment: dict[str, str]) -> str:
+def format_shell_command(command: list[str], environment: dict[str, str]) -> str:
     """The first program with one flag per line, each further rank of mpirun on a line of its own."""
     end = command.index(":") if ":" in command else len(command)
     server = next(i for i, word in enumerate(command) if word.startswith("--model-repository"))
@@ -96,7 +98,9 @@ def shell_text(command: list[str], environment: dict[str, str]) -> str:
     return " \\\n  ".join(lines)
 
 
-def docker_words(reference: str, marker: Marker, repository: Path, environment: dict[str, str]) -> list[str]:
+def docker_run_command(
+    reference: str, marker: RepositoryManifest, repository: Path, environment: dict[str, str]
+) -> list[str]:
     """`docker run … IMAGE`, to put before the command; all is mounted at its own path, as config.pbtxt names it."""
     folders = sorted({str(repository), *(engine.directory for engine in marker.engines.values())})
     mounts = [word for folder in folders for word in ("--mount", f"type=bind,source={folder},target={folder},readonly")]
@@ -117,11 +121,11 @@ def _engine(name: str, engine: ServedEngine) -> str:
     return f"# {name}: {engine.target}, {runs_on}{gpus}, {engine.directory}"
 
 
-def _where(image: Image, marker: Marker, plan: LaunchPlan, repository: Path, host: str) -> list[str]:
+def _where(image: TrtllmImage, marker: RepositoryManifest, plan: LaunchPlan, repository: Path, host: str) -> list[str]:
     options = ServerOptions("", "")
-    environment = with_mpi(options, plan)[1]
+    environment = launch_command(options, plan)[1]
     lines = [f"inside {image.reference} with {plan.gpus} GPU{'s' if plan.gpus != 1 else ''}; on a docker host, put"]
-    lines.append("  " + shlex.join(docker_words(image.reference, marker, repository, environment)))
+    lines.append("  " + shlex.join(docker_run_command(image.reference, marker, repository, environment)))
     lines.append(
         "before it" + (" (and --host 0.0.0.0 to be reached from other machines)" if host == "127.0.0.1" else "")
     )

@@ -7,9 +7,17 @@ import time
 from dataclasses import replace
 from pathlib import Path
 
-from llmops.build.engine_folder.extras import CrossEncoderExtra, EncoderExtra
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.contract import CARD, EMBEDDING, EMBEDDING_INPUTS, EMBEDDING_VECTOR, SCORE, SCORE_INPUTS, SCORE_VALUE
+from llmops.build.engine_folder.manifest_extras import CrossEncoderExtra, EncoderExtra
+from llmops.contract import (
+    EMBEDDING_INPUTS,
+    EMBEDDING_SUFFIX,
+    EMBEDDING_VECTOR,
+    METADATA_PARAMETER,
+    SCORE_INPUTS,
+    SCORE_SUFFIX,
+    SCORE_VALUE,
+)
 from llmops.model_repository.repository.pbtxt import render_config
 
 MAX_QUEUE_SIZE = 4096
@@ -25,9 +33,9 @@ def is_cross_encoder(manifest: EngineManifest) -> bool:
     return isinstance(manifest.extra, CrossEncoderExtra)
 
 
-def encoder_model(name: str, manifest: EngineManifest) -> str:
+def encoder_model_name(name: str, manifest: EngineManifest) -> str:
     """What Triton calls it."""
-    return name + (SCORE if is_cross_encoder(manifest) else EMBEDDING)
+    return name + (SCORE_SUFFIX if is_cross_encoder(manifest) else EMBEDDING_SUFFIX)
 
 
 def encoder_config(name: str, directory: Path, manifest: EngineManifest) -> str:
@@ -35,7 +43,7 @@ def encoder_config(name: str, directory: Path, manifest: EngineManifest) -> str:
     limits, model = manifest.limits, directory / manifest.model_dir / "openvino_model.xml"
     scores = is_cross_encoder(manifest)
     values = {
-        "name": encoder_model(name, manifest),
+        "name": encoder_model_name(name, manifest),
         "max_batch_size": limits.max_batch_size,
         "max_queue_size": MAX_QUEUE_SIZE,
         "inputs": SCORE_INPUTS if scores else EMBEDDING_INPUTS,
@@ -46,7 +54,7 @@ def encoder_config(name: str, directory: Path, manifest: EngineManifest) -> str:
             "max_seq_len": str(limits.max_seq_len),
             "max_batch_size": str(limits.max_batch_size),
             "type_vocab_size": str(_token_types(manifest)),
-            CARD: json.dumps(_card(name, directory, manifest)),
+            METADATA_PARAMETER: json.dumps(_card(name, directory, manifest)),
         },
     }
     return render_config("embedding", values)

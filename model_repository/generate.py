@@ -13,17 +13,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llmops import __version__, blocks, contract, turns
-from llmops.build.engine_folder.atomic import followed
+from llmops import __version__, contract, kv_blocks, round_robin
+from llmops.build.engine_folder.atomic_folder import resolve_output
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.contract import ENGINE, POSTPROCESSING, PREPROCESSING, Tensor
+from llmops.contract import ENGINE_SUFFIX, POSTPROCESSING_SUFFIX, PREPROCESSING_SUFFIX, Tensor
 from llmops.errors import InputError
-from llmops.model_repository.encoder import encoder_config, encoder_model, is_encoder
-from llmops.model_repository.gpus import GpuNeed, assign_gpus
-from llmops.model_repository.repository.marker import FILE_NAME as MARKER
-from llmops.model_repository.repository.marker import Marker, ServedEngine
-from llmops.model_repository.repository.pbtxt import TEMPLATES, render_config
-from llmops.model_repository.targets import EngineModel, RepositoryTarget, find_target
+from llmops.model_repository.encoder import encoder_config, encoder_model_name, is_encoder
+from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus
+from llmops.model_repository.repository.manifest import REPOSITORY_FILE as MARKER
+from llmops.model_repository.repository.manifest import RepositoryManifest, ServedEngine
+from llmops.model_repository.repository.pbtxt import TEMPLATE_DIR, render_config
+from llmops.model_repository.targets import EngineModelConfig, RepositoryTarget, find_target
 
 # of Triton's own queue, which holds the requests for NVIDIA's C++ backend
 MAX_QUEUE_SIZE = 4096
@@ -32,7 +32,7 @@ QUEUED_BATCHES = 4
 #: The parameter of an engine model that names its GPUs.
 GPU_IDS = "gpu_device_ids"
 # what models inside Triton share with the gateway, and import as llmops_NAME
-_SHARED = {"tensorrt_llm": (contract, turns, blocks)}
+_SHARED_MODULES = {"tensorrt_llm": (contract, round_robin, kv_blocks)}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -69,7 +69,7 @@ def read_engines(
     gpus: Mapping[str, tuple[int, ...]] | None = None,
     serving: str | Mapping[str, str] = "",
 ) -> list[EngineEntry]:
-    """`ENGINE` or `NAME=ENGINE` each; `max_queue_size`: sequences that may wait for each; `gpus` by name;
+    """`ENGINE_SUFFIX` or `NAME=ENGINE_SUFFIX` each; `max_queue_size`: sequences that may wait for each; `gpus` by name;
     `serving`: see `find_target`, of all or by name.
 
     Raises InputError for what cannot be served, two engines of one name, or two engines on one GPU.
@@ -87,7 +87,7 @@ def read_engines(
 
 def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[str]:
     """Write the repository to `output`, all or nothing, replacing an earlier one. Returns the Triton model names."""
-    output = followed(output)
+    output = resolve_output(output)
     _check_output(output)
     folders = [folder for entry in entries for folder in model_folders(entry)]
     scratch = output.parent / f".{output.name}.{os.getpid()}.new"
@@ -104,13 +104,13 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
     return [folder.name for folder in folders]
 
 
-def serve_otherwise(repository: Path, serving: str) -> bool:
+def change_serving(repository: Path, serving: str) -> bool:
     """Make the repository again, with TensorRT engines served by `serving`. Returns False where they are already.
 
     Raises:
         InputError: The repository has no engine that could be served by it, or was edited.
     """
-    marker = Marker.load(repository)
+    marker = RepositoryManifest.load(repository)
     found = {name: engine for name, engine in marker.engines.items() if engine.target == "tensorrt"}
     if not found:
         raise InputError(f"{repository} has no TensorRT engine, and --serving chooses what serves those: leave it out.")
@@ -133,21 +133,21 @@ def model_folders(entry: EngineEntry) -> Iterator[ModelFolder]:
     """The four models of one served name; of an encoder, its one."""
     if is_encoder(entry.manifest):
         config = encoder_config(entry.name, entry.directory, entry.manifest)
-        yield ModelFolder(encoder_model(entry.name, entry.manifest), config, "embedding")
+        yield ModelFolder(encoder_model_name(entry.name, entry.manifest), config, "embedding")
         return
     model = _engine_model(entry)
     ours = contract.CONTEXT_IDS in model.outputs
     yield ModelFolder(entry.name, _ensemble(entry, ours), None)
-    yield ModelFolder(entry.name + PREPROCESSING, _preprocessing(entry, ours), "preprocessing")
-    yield ModelFolder(entry.name + ENGINE, _engine(entry, model), "tensorrt_llm" if model.python_model else None)
-    yield ModelFolder(entry.name + POSTPROCESSING, _postprocessing(entry), "postprocessing")
+    yield ModelFolder(entry.name + PREPROCESSING_SUFFIX, _preprocessing(entry, ours), "preprocessing")
+    yield ModelFolder(entry.name + ENGINE_SUFFIX, _engine(entry, model), "tensorrt_llm" if model.python_model else None)
+    yield ModelFolder(entry.name + POSTPROCESSING_SUFFIX, _postprocessing(entry), "postprocessing")
 
 
-def card(entry: EngineEntry) -> dict[str, Any]:
+def model_metadata(entry: EngineEntry) -> dict[str, Any]:
     """What the engine model announces about itself: docs/contract.md."""
     manifest = entry.manifest
     return {
-        "contract": contract.CONTRACT,
+        "contract": contract.CONTRACT_VERSION,
         "name": entry.name,
         "target": manifest.target,
         "tokenizer_dir": _tokenizer_dir(entry),
@@ -186,7 +186,7 @@ def _read_engine(argument: str, serving: str | Mapping[str, str]) -> EngineEntry
     return EngineEntry(name, directory.resolve(), manifest, target)
 
 
-def _engine_model(entry: EngineEntry) -> EngineModel:
+def _engine_model(entry: EngineEntry) -> EngineModelConfig:
     model = entry.target.engine_model(entry.directory, entry.manifest)
     if not entry.gpus:
         return model
@@ -194,7 +194,7 @@ def _engine_model(entry: EngineEntry) -> EngineModel:
     return replace(model, parameters={**model.parameters, GPU_IDS: ",".join(map(str, entry.gpus))})
 
 
-def _gpu_need(entry: EngineEntry) -> list[GpuNeed]:
+def _gpu_need(entry: EngineEntry) -> list[GpuRequirement]:
     """The GPUs of an engine that runs on TensorRT-LLM; none for any other."""
     if is_encoder(entry.manifest) or not entry.manifest.tensorrt_llm:
         return []
@@ -203,7 +203,7 @@ def _gpu_need(entry: EngineEntry) -> list[GpuNeed]:
         # several instances of one model, each with GPUs of its own: the user has divided them
         return []
     chosen = tuple(int(one) for one in settings.split(",") if one)
-    return [GpuNeed(entry.name, entry.manifest.parallelism.world_size, chosen)]
+    return [GpuRequirement(entry.name, entry.manifest.parallelism.world_size, chosen)]
 
 
 def _check_adapters(entries: list[EngineEntry]) -> None:
@@ -227,16 +227,16 @@ def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def _engine(entry: EngineEntry, model: EngineModel) -> str:
-    queue = {contract.MAX_QUEUE_SIZE: str(entry.queue_size)} if model.python_model else {}
+def _engine(entry: EngineEntry, model: EngineModelConfig) -> str:
+    queue = {contract.QUEUE_SIZE_PARAMETER: str(entry.queue_size)} if model.python_model else {}
     values = {
-        "name": entry.name + ENGINE,
+        "name": entry.name + ENGINE_SUFFIX,
         "backend": model.backend,
         "max_batch_size": entry.manifest.limits.max_batch_size,
         "max_queue_size": MAX_QUEUE_SIZE,
         "inputs": model.inputs,
         "outputs": model.outputs,
-        "parameters": {**model.parameters, **queue, contract.CARD: json.dumps(card(entry))},
+        "parameters": {**model.parameters, **queue, contract.METADATA_PARAMETER: json.dumps(model_metadata(entry))},
     }
     return render_config("tensorrt_llm", values)
 
@@ -244,7 +244,7 @@ def _engine(entry: EngineEntry, model: EngineModel) -> str:
 def _preprocessing(entry: EngineEntry, ours: bool) -> str:
     info = entry.manifest.tokenizer
     values = {
-        "name": entry.name + PREPROCESSING,
+        "name": entry.name + PREPROCESSING_SUFFIX,
         "max_batch_size": entry.manifest.limits.max_batch_size,
         "inputs": contract.PREPROCESSING_INPUTS,
         "outputs": [*contract.PREPROCESSING_OUTPUTS, *([contract.PRE_OUT_RETURN_CONTEXT] if ours else [])],
@@ -261,7 +261,7 @@ def _preprocessing(entry: EngineEntry, ours: bool) -> str:
 
 def _postprocessing(entry: EngineEntry) -> str:
     values = {
-        "name": entry.name + POSTPROCESSING,
+        "name": entry.name + POSTPROCESSING_SUFFIX,
         "max_batch_size": entry.manifest.limits.max_batch_size,
         "inputs": contract.POSTPROCESSING_INPUTS,
         "outputs": contract.POSTPROCESSING_OUTPUTS,
@@ -282,19 +282,19 @@ def _ensemble(entry: EngineEntry, ours: bool) -> str:
     passed = ensemble_outputs()
     steps = [
         {
-            "model": entry.name + PREPROCESSING,
+            "model": entry.name + PREPROCESSING_SUFFIX,
             "inputs": {tensor: given for given, tensor in contract.ENSEMBLE_TO_PREPROCESSING.items()},
             "outputs": {made: _inner(made) for made in engine_inputs.values()},
         },
         {
-            "model": entry.name + ENGINE,
+            "model": entry.name + ENGINE_SUFFIX,
             "inputs": {tensor: _inner(made) for tensor, made in engine_inputs.items()}
             | {tensor: given for given, tensor in contract.ENSEMBLE_TO_ENGINE.items()},
             "outputs": {tensor: _inner(read) for tensor, read in engine_outputs.items()}
             | {tensor: tensor.name for tensor in passed},
         },
         {
-            "model": entry.name + POSTPROCESSING,
+            "model": entry.name + POSTPROCESSING_SUFFIX,
             "inputs": {read: _inner(read) for read in engine_outputs.values()},
             "outputs": {contract.POST_OUTPUT: contract.TEXT_OUTPUT},
         },
@@ -320,8 +320,8 @@ def ensemble_outputs() -> list[Tensor]:
     return [tensor for tensor in contract.ENGINE_OUTPUTS if tensor not in hidden]
 
 
-def _marker(entries: Sequence[EngineEntry]) -> Marker:
-    return Marker(__version__, contract.CONTRACT, {entry.name: _served(entry) for entry in entries})
+def _marker(entries: Sequence[EngineEntry]) -> RepositoryManifest:
+    return RepositoryManifest(__version__, contract.CONTRACT_VERSION, {entry.name: _served(entry) for entry in entries})
 
 
 def _served(entry: EngineEntry) -> ServedEngine:
@@ -334,7 +334,7 @@ def _served(entry: EngineEntry) -> ServedEngine:
         key=manifest.key,
         target=manifest.target,
         backend=model.backend,
-        runtime=model.parameters.get(contract.RUNTIME, ""),
+        runtime=model.parameters.get(contract.RUNTIME_PARAMETER, ""),
         tp_size=manifest.parallelism.tp_size,
         pp_size=manifest.parallelism.pp_size,
         tensorrt_llm=manifest.tensorrt_llm,
@@ -348,17 +348,17 @@ def write_model(folder: Path, model: ModelFolder) -> None:
     if model.package is None:
         version.mkdir(parents=True)
     else:
-        copy_models(model.package, version)
+        copy_model_code(model.package, version)
     (folder / "config.pbtxt").write_text(model.config)
 
 
-def copy_models(package: str, version: Path) -> None:
+def copy_model_code(package: str, version: Path) -> None:
     """Copy a Python model's code into its version folder, beside the modules that it shares with the gateway: llmops is
     not installed inside Triton."""
     shutil.copytree(
-        TEMPLATES / package / "1", version, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
+        TEMPLATE_DIR / package / "1", version, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
     )
-    for module in _SHARED.get(package, (contract,)):
+    for module in _SHARED_MODULES.get(package, (contract,)):
         shutil.copyfile(str(module.__file__), version / f"llmops_{module.__name__.rpartition('.')[2]}.py")
 
 

@@ -23,25 +23,32 @@ from pathlib import Path
 from types import TracebackType
 
 from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
-from llmops.model_repository.gpus import check_present
-from llmops.model_repository.multi_gpu import LaunchPlan, plan_launch, with_mpi
-from llmops.model_repository.multi_gpu.scheduler import without_scheduler
-from llmops.model_repository.repository.check import check_repository, check_unedited
-from llmops.model_repository.repository.marker import Marker
-from llmops.model_repository.repository.match import check_engines, check_server
+from llmops.model_repository.gpu_assignment import check_gpu_count
+from llmops.model_repository.multi_gpu import LaunchPlan, launch_command, plan_launch
+from llmops.model_repository.multi_gpu.allocation import without_slurm_variables
+from llmops.model_repository.repository.compatibility import check_engines, check_server
+from llmops.model_repository.repository.manifest import RepositoryManifest
+from llmops.model_repository.repository.validation import check_repository, check_unedited
 from llmops.model_repository.server.command import Ports as Ports
 from llmops.model_repository.server.command import ServerOptions
 from llmops.model_repository.server.drain import drain_engines, is_ready
-from llmops.model_repository.server.embedded import Installation, find_installation
-from llmops.model_repository.server.exposure import EMBEDDED_HTTP, exposure
-from llmops.model_repository.server.processes import Process, descendants, kill_left, model_processes, rank_zero, tied
-from llmops.model_repository.server.shared_memory import SharedMemory, sweep
+from llmops.model_repository.server.exposure import EMBEDDED_HTTP_WARNING, describe_exposure
+from llmops.model_repository.server.installation import Installation, find_installation
+from llmops.model_repository.server.processes import (
+    Process,
+    descendants,
+    kill_survivors,
+    model_processes,
+    rank_zero,
+    with_parent_death_signal,
+)
+from llmops.model_repository.server.shared_memory import SharedMemory, remove_stale_segments
 from llmops.model_repository.server.triton_log import (
     LogLine,
-    ended_by_lock,
-    ended_engine,
     explain_failure,
+    failed_on_lock,
     last_error,
+    parse_engine_death,
     parse_line,
 )
 
@@ -51,7 +58,7 @@ _REQUESTS_DONE = "All models are stopped, unloading models"
 # it until the exit timeout without doing anything.
 UNLOAD_GRACE = 5.0
 # The longest (s) that a killed server takes to be gone.
-DYING = 1.0
+EXIT_DETECTION_TIMEOUT = 1.0
 # Seconds that mpirun gets to end the ranks that only wait for work.
 _MPI_GRACE = 10.0
 _LOCK_FAULT = (
@@ -108,7 +115,7 @@ class TritonServer:
     @property
     def exposure(self) -> str:
         """Who can reach what, and which flag closes it, in one line."""
-        return exposure(self.host, self._options.http_host, self._options.metrics)
+        return describe_exposure(self.host, self._options.http_host, self._options.metrics)
 
     def is_ready(self) -> bool:
         """True when every model of the repository is loaded and every server listens; gRPC is the first to do so."""
@@ -145,7 +152,7 @@ class TritonServer:
                 raise ServerError(_engine_ended(*self._ended))
             dead = next((name for name, group in self._models.items() if not all(one.alive for one in group)), None)
             # the models' processes end with Triton's, and may be gone before it is: what died first is to blame
-            if self._ended_within(DYING if dead else 0):
+            if self._ended_within(EXIT_DETECTION_TIMEOUT if dead else 0):
                 raise ServerError(f"Triton ended unexpectedly with {self._ending()}")
             if dead is not None:
                 self._broken = True
@@ -164,7 +171,7 @@ class TritonServer:
                 self._finish(deadline)
         finally:
             self._kill_group()
-            kill_left(below)
+            kill_survivors(below)
             self.process.wait()
             self._reader.join(timeout=5)
             self._memory.remove()
@@ -191,7 +198,7 @@ class TritonServer:
 
     def _tries_again(self) -> bool:
         """Start the server again, in fresh shared memory, after a fault that has nothing to do with the repository."""
-        if not (self._again and ended_by_lock(self.log)):
+        if not (self._again and failed_on_lock(self.log)):
             return False
         self._again = False
         self._kill_group()
@@ -261,7 +268,7 @@ class TritonServer:
             self.log.append(line)
             if _REQUESTS_DONE in line.message:
                 self._unloading.set()
-            self._ended = self._ended or ended_engine(line)
+            self._ended = self._ended or parse_engine_death(line)
             self._on_log(line)
 
 
@@ -317,7 +324,7 @@ def start_triton(
     dies, however it dies. Raises InputError, ResourceError, VersionMismatchError or MissingDependencyError with the
     fix.
     """
-    models, marker = check_repository(repository), Marker.load(repository)
+    models, marker = check_repository(repository), RepositoryManifest.load(repository)
     edited = check_unedited(repository, marker, strict)
     if edited:
         on_log(LogLine(time.strftime("%H:%M:%S"), "warning", "", edited))
@@ -328,8 +335,8 @@ def start_triton(
     http_host = installation.http_host(host) if http else ""
     chosen = _choose_ports(host, ports or Ports(), http_host, metrics)
     if http and installation.kind == "embedded":
-        on_log(LogLine(time.strftime("%H:%M:%S"), "warning", "", EMBEDDED_HTTP))
-    sweep()
+        on_log(LogLine(time.strftime("%H:%M:%S"), "warning", "", EMBEDDED_HTTP_WARNING))
+    remove_stale_segments()
     options = ServerOptions(
         binary=str(installation.binary),
         repository=str(repository.resolve()),
@@ -342,19 +349,19 @@ def start_triton(
         exit_timeout=exit_timeout,
         verbose=verbose,
     )
-    if marker.on_gpus:
-        check_present(plan.gpus)
+    if marker.uses_gpus:
+        check_gpu_count(plan.gpus)
     begin = partial(_begin, plan, installation)
     return TritonServer(options, begin, on_log, under_mpi=plan.launch != "single")
 
 
 def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions, lock: int) -> subprocess.Popen[bytes]:
-    command, environment = with_mpi(options, plan)
-    inherited = without_scheduler(os.environ) if plan.launch == "single" else dict(os.environ)
+    command, environment = launch_command(options, plan)
+    inherited = without_slurm_variables(os.environ) if plan.launch == "single" else dict(os.environ)
     environment = {**inherited, **installation.environment, **environment}
     _check_program(command[0], environment["PATH"])
     return subprocess.Popen(
-        tied(command),
+        with_parent_death_signal(command),
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,

@@ -15,22 +15,22 @@ from pathlib import Path
 
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.errors import InputError, LlmopsError
-from llmops.model_repository.repository.check import check_repository
-from llmops.model_repository.repository.marker import Marker
-from llmops.model_repository.repository.match import check_engines
+from llmops.model_repository.repository.compatibility import check_engines
+from llmops.model_repository.repository.manifest import RepositoryManifest
+from llmops.model_repository.repository.validation import check_repository
 
 #: Seconds between two looks at the repository. Small beside the minutes that an engine loads.
-INTERVAL = 5.0
+CHECK_INTERVAL = 5.0
 
 #: Seconds after which an unchanged reason is printed again, so that the end of the log is never old.
-REMINDER = 60.0
+REMINDER_INTERVAL = 60.0
 
 
-def missing(repository: Path) -> str | None:
+def missing_reason(repository: Path) -> str | None:
     """Return the reason why the repository cannot be served yet, or None if it is complete."""
     try:
         check_repository(repository)
-        marker = Marker.load(repository)
+        marker = RepositoryManifest.load(repository)
         check_engines(marker)
         for name, engine in marker.engines.items():
             manifest = EngineManifest.load(Path(engine.directory))
@@ -48,12 +48,12 @@ def missing(repository: Path) -> str | None:
     return None
 
 
-def reports(repository: Path, interval: float = INTERVAL) -> Iterator[str]:
+def wait_messages(repository: Path, interval: float = CHECK_INTERVAL) -> Iterator[str]:
     """Yield a line when waiting starts, when its reason changes, and each minute; end when nothing is missing."""
     said, at = "", 0.0
-    while reason := missing(repository):
+    while reason := missing_reason(repository):
         now = time.monotonic()
-        if reason != said or now - at >= REMINDER:
+        if reason != said or now - at >= REMINDER_INTERVAL:
             yield f"Waiting for {repository}: {reason}"
             said, at = reason, now
         time.sleep(interval)
@@ -67,5 +67,5 @@ def _end(_signal: int, _frame: object) -> None:
 if __name__ == "__main__":
     # the first process of a container has no default handlers
     signal.signal(signal.SIGTERM, _end)
-    for line in reports(Path(sys.argv[1])):
+    for line in wait_messages(Path(sys.argv[1])):
         print(line, flush=True)

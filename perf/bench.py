@@ -6,18 +6,18 @@ import random
 from dataclasses import fields
 
 from llmops.errors import LlmopsError, ServerError
-from llmops.perf.clients.base import Client, Manner
+from llmops.perf.clients.base import Client, RequestOptions
 from llmops.perf.load.arrivals import arrival_times
-from llmops.perf.load.runner import Limit, Run, Runner
-from llmops.perf.load.slo import is_good
-from llmops.perf.load.sweep import Step, highest_rate
-from llmops.perf.options import BenchOptions, Progress
+from llmops.perf.load.objectives import meets_objectives
+from llmops.perf.load.runner import LoadRun, Runner, StopCondition
+from llmops.perf.load.sweep import SweepStep, highest_rate
+from llmops.perf.options import BenchOptions, BenchProgress
 from llmops.perf.report.document import Document, machine
-from llmops.perf.report.statistics import summarise
+from llmops.perf.report.summary import summarise
 from llmops.perf.workloads.base import Workload
-from llmops.perf.workloads.files import PromptFile, Trace, TraceEntry, read_trace
-from llmops.perf.workloads.filler import Filler, Text, TokenIds
-from llmops.perf.workloads.synthetic import Form, Shape, Synthetic
+from llmops.perf.workloads.files import PromptFile, TraceEntry, TraceWorkload, read_trace
+from llmops.perf.workloads.filler import Filler, TokenIdFiller, WordFiller
+from llmops.perf.workloads.synthetic import PromptForm, SyntheticSpec, SyntheticWorkload
 
 STEP_SECONDS = 30.0  # of a sweep step, unless --duration says otherwise
 UNLOADED = 8  # requests sent one at a time before a sweep
@@ -25,73 +25,75 @@ UNLOADED = 8  # requests sent one at a time before a sweep
 HIGHEST_RATE = 1024.0
 
 
-async def bench(options: BenchOptions, progress: Progress | None = None) -> Document:
+async def bench(options: BenchOptions, progress: BenchProgress | None = None) -> Document:
     """Run what `options` ask for. Raises InputError, ServerError."""
     options.check()
-    progress = progress or Progress()
+    progress = progress or BenchProgress()
     client, model, form, filler = await _connect(options)
     entries = read_trace(options.trace) if options.trace else None
     try:
         workload = _workload(options, form, filler, entries)
         runner = Runner(client, workload, progress.record, options.think_time)
         await _warm_up(options, runner, progress)
-        steps: list[Step] = []
+        steps: list[SweepStep] = []
         run = await _measure(options, runner, entries, progress, steps)
     finally:
         await client.close()
     return _document(options, model, run, steps)
 
 
-async def _connect(options: BenchOptions) -> tuple[Client, str, Form, Filler]:
+async def _connect(options: BenchOptions) -> tuple[Client, str, PromptForm, Filler]:
     if options.via in ("chat", "completions"):
         return await _openai(options)
     return await _triton(options)
 
 
-async def _openai(options: BenchOptions) -> tuple[Client, str, Form, Filler]:
-    from llmops.perf.clients.openai import OpenAIClient, OpenAITarget, first_model
+async def _openai(options: BenchOptions) -> tuple[Client, str, PromptForm, Filler]:
+    from llmops.perf.clients.openai import OpenAIBenchClient, OpenAITarget, first_model
 
     auth = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     model = options.model or await first_model(options.url, {**options.headers, **auth})
     chat = options.via == "chat"
-    manner = {one.name: getattr(options, one.name) for one in fields(Manner)}
+    manner = {one.name: getattr(options, one.name) for one in fields(RequestOptions)}
     target = OpenAITarget(options.url, model, chat, **manner)
-    return OpenAIClient(target), model, "chat" if chat else "prompt", Text()
+    return OpenAIBenchClient(target), model, "chat" if chat else "prompt", WordFiller()
 
 
-async def _triton(options: BenchOptions) -> tuple[Client, str, Form, Filler]:
-    from llmops.perf.clients.triton import TritonClient, TritonTarget, first_model
+async def _triton(options: BenchOptions) -> tuple[Client, str, PromptForm, Filler]:
+    from llmops.perf.clients.triton import TritonBenchClient, TritonTarget, first_model
 
     address = options.url.removeprefix("grpc://")
     model = options.model or await first_model(address)
     ensemble = options.via == "ensemble"
-    client = TritonClient(TritonTarget(address, model, ensemble, options.stream, options.ignore_eos, options.timeout))
+    client = TritonBenchClient(
+        TritonTarget(address, model, ensemble, options.stream, options.ignore_eos, options.timeout)
+    )
     if ensemble:
-        return client, model, "prompt", Text()
+        return client, model, "prompt", WordFiller()
     try:
         card = await client.card()
     except ServerError:
         await client.close()
         raise
-    return client, model, "prompt", TokenIds(min(int(card.get("vocab_size", 1000)), 10_000))
+    return client, model, "prompt", TokenIdFiller(min(int(card.get("vocab_size", 1000)), 10_000))
 
 
-def _workload(options: BenchOptions, form: Form, filler: Filler, entries: list[TraceEntry] | None) -> Workload:
+def _workload(options: BenchOptions, form: PromptForm, filler: Filler, entries: list[TraceEntry] | None) -> Workload:
     if entries is not None:
-        return Trace(entries, filler, form, options.seed)
+        return TraceWorkload(entries, filler, form, options.seed)
     if options.prompts is not None:
         return PromptFile(options.prompts, options.output, form, options.seed)
     names = ("input", "output", "turns", "prefix_tokens", "tools", "cancel_share", "seed")
-    return Synthetic(Shape(**{name: getattr(options, name) for name in names}, form=form), filler)
+    return SyntheticWorkload(SyntheticSpec(**{name: getattr(options, name) for name in names}, form=form), filler)
 
 
-async def _warm_up(options: BenchOptions, runner: Runner, progress: Progress) -> None:
+async def _warm_up(options: BenchOptions, runner: Runner, progress: BenchProgress) -> None:
     concurrency = options.concurrency or 4
     sessions = concurrency if options.warmup is None else options.warmup
     if not sessions:
         return
     progress.phase("warm-up", sessions, None)
-    run = await runner.closed(min(concurrency, sessions), Limit(sessions))
+    run = await runner.closed(min(concurrency, sessions), StopCondition(sessions))
     errors = sorted({record.error for record in run.records if record.error is not None})
     if run.records and all(record.error for record in run.records):
         raise ServerError(
@@ -101,15 +103,19 @@ async def _warm_up(options: BenchOptions, runner: Runner, progress: Progress) ->
 
 
 async def _measure(
-    options: BenchOptions, runner: Runner, entries: list[TraceEntry] | None, progress: Progress, steps: list[Step]
-) -> Run:
-    limit = Limit(options.requests, options.duration)
+    options: BenchOptions,
+    runner: Runner,
+    entries: list[TraceEntry] | None,
+    progress: BenchProgress,
+    steps: list[SweepStep],
+) -> LoadRun:
+    limit = StopCondition(options.requests, options.duration)
     if entries is not None:
-        limit = Limit(min(options.requests or len(entries), len(entries)), options.duration)
+        limit = StopCondition(min(options.requests or len(entries), len(entries)), options.duration)
         progress.phase("trace", limit.sessions, limit.seconds)
         return await runner.open([entry.at for entry in entries], limit, options.concurrency)
     if options.sweep:
-        limit = Limit(options.requests, options.duration or STEP_SECONDS)
+        limit = StopCondition(options.requests, options.duration or STEP_SECONDS)
         return await _sweep(options, runner, limit, progress, steps)
     progress.phase("load", limit.sessions, limit.seconds)
     if options.rate is not None:
@@ -117,17 +123,17 @@ async def _measure(
     return await runner.closed(options.concurrency or 4, limit)
 
 
-async def _open(options: BenchOptions, runner: Runner, rate: float, limit: Limit) -> Run:
+async def _open(options: BenchOptions, runner: Runner, rate: float, limit: StopCondition) -> LoadRun:
     arrivals = arrival_times(options.arrival, rate, random.Random(options.seed))
     return await runner.open(arrivals, limit, options.concurrency)
 
 
-async def _check_unloaded(options: BenchOptions, runner: Runner, progress: Progress) -> None:
+async def _check_unloaded(options: BenchOptions, runner: Runner, progress: BenchProgress) -> None:
     """A server that breaks the objectives with one request at a time would be tried at ever lower rates."""
     progress.phase("one at a time", UNLOADED, None)
-    run = await runner.closed(1, Limit(UNLOADED, STEP_SECONDS))
+    run = await runner.closed(1, StopCondition(UNLOADED, STEP_SECONDS))
     records = run.stayed
-    good = sum(is_good(record, options.slos) for record in records)
+    good = sum(meets_objectives(record, options.slos) for record in records)
     if good < len(records) / 2:
         raise LlmopsError(
             f"Only {good} of {len(records)} requests held the objectives when sent one at a time, so no rate will: "
@@ -135,13 +141,15 @@ async def _check_unloaded(options: BenchOptions, runner: Runner, progress: Progr
         )
 
 
-async def _sweep(options: BenchOptions, runner: Runner, limit: Limit, progress: Progress, steps: list[Step]) -> Run:
-    runs: dict[float, Run] = {}
+async def _sweep(
+    options: BenchOptions, runner: Runner, limit: StopCondition, progress: BenchProgress, steps: list[SweepStep]
+) -> LoadRun:
+    runs: dict[float, LoadRun] = {}
 
-    async def measure(rate: float) -> Step:
+    async def measure(rate: float) -> SweepStep:
         progress.phase(f"{rate:g} req/s", limit.sessions, limit.seconds)
         runs[rate] = await _open(options, runner, rate, limit)
-        step = Step.of(rate, runs[rate], options.slos, options.slo_share)
+        step = SweepStep.of(rate, runs[rate], options.slos, options.slo_share)
         steps.append(step)
         progress.step(step)
         return step
@@ -151,7 +159,7 @@ async def _sweep(options: BenchOptions, runner: Runner, limit: Limit, progress: 
     return runs[best.rate if best else min(runs)]
 
 
-def _document(options: BenchOptions, model: str, run: Run, steps: list[Step]) -> Document:
+def _document(options: BenchOptions, model: str, run: LoadRun, steps: list[SweepStep]) -> Document:
     return Document(
         options=options.public() | {"model": model},
         machine=machine(),

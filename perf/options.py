@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 from llmops.errors import InputError
-from llmops.perf.clients.base import Manner
-from llmops.perf.load.slo import Slo
-from llmops.perf.load.sweep import Step
+from llmops.perf.clients.base import RequestOptions
+from llmops.perf.load.objectives import Objective
+from llmops.perf.load.sweep import SweepStep
 from llmops.perf.records import Record
 from llmops.perf.workloads.lengths import Lengths
 
 
 @dataclass
-class BenchOptions(Manner):
+class BenchOptions(RequestOptions):
     """What `llmops bench` was asked to do. Lengths in tokens, times in seconds, rates per second."""
 
     url: str
@@ -37,7 +37,7 @@ class BenchOptions(Manner):
     cancel_share: float = 0.0
     prompts: Path | None = None
     trace: Path | None = None
-    slos: list[Slo] = field(default_factory=list)
+    slos: list[Objective] = field(default_factory=list)
     slo_share: float = 0.99
     sweep: bool = False
     seed: int = 0
@@ -74,11 +74,11 @@ class BenchOptions(Manner):
         return data
 
 
-class Progress:
+class BenchProgress:
     """What the command line shows meanwhile; this one shows nothing."""
 
     def phase(self, name: str, sessions: int | None, seconds: float | None) -> None: ...
 
     def record(self, record: Record) -> None: ...
 
-    def step(self, step: Step) -> None: ...
+    def step(self, step: SweepStep) -> None: ...

@@ -16,15 +16,15 @@ from llmops.store.tables import audit
 
 
 @dataclass(frozen=True)
-class By:
-    """Who does something, and when: `By("cli:alice", now)`."""
+class AuditContext:
+    """Who does something, and when: `AuditContext("cli:alice", now)`."""
 
     actor: str
     at: datetime
 
 
 @dataclass(frozen=True)
-class Entry:
+class AuditLogEntry:
     """One line of the log. `action` is `subject kind.verb`, as `key.create`; `subject` its id."""
 
     id: str
@@ -36,9 +36,9 @@ class Entry:
     detail: Mapping[str, Any]
 
 
-async def record(
+async def record_action(
     connection: AsyncConnection,
-    by: By,
+    by: AuditContext,
     action: str,
     subject: str,
     tenant_id: str | None = None,
@@ -58,13 +58,13 @@ async def record(
     )
 
 
-async def entries(
+async def list_audit_entries(
     connection: AsyncConnection,
     tenant_id: str | None = None,
     since: datetime | None = None,
     limit: int = 100,
     action: str = "",
-) -> Sequence[Entry]:
+) -> Sequence[AuditLogEntry]:
     """The newest first; those whose action begins with `action`."""
     wanted = select(audit).order_by(audit.c.created_at.desc(), audit.c.id).limit(limit)
     if tenant_id is not None:
@@ -73,14 +73,14 @@ async def entries(
         wanted = wanted.where(audit.c.created_at >= since)
     if action:
         wanted = wanted.where(audit.c.action.startswith(action, autoescape=True))
-    return [Entry(**row) for row in (await connection.execute(wanted)).mappings()]
+    return [AuditLogEntry(**row) for row in (await connection.execute(wanted)).mappings()]
 
 
 #: Rows of one transaction: other writers of SQLite wait for no longer than these take.
-PRUNED_AT_ONCE = 5000
+PRUNE_BATCH_SIZE = 5000
 
 
 async def prune_audit(connection: AsyncConnection, before: datetime) -> int:
-    """Delete up to `PRUNED_AT_ONCE` entries that are older than `before`. Return how many were deleted."""
-    old = select(audit.c.id).where(audit.c.created_at < before).limit(PRUNED_AT_ONCE).scalar_subquery()
+    """Delete up to `PRUNE_BATCH_SIZE` entries that are older than `before`. Return how many were deleted."""
+    old = select(audit.c.id).where(audit.c.created_at < before).limit(PRUNE_BATCH_SIZE).scalar_subquery()
     return (await connection.execute(delete(audit).where(audit.c.id.in_(old)))).rowcount

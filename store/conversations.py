@@ -17,10 +17,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.store.tables import conversations, messages, responses, users
 
-LONGEST_TITLE = 500
-LONGEST_MODEL = 50
+MAX_TITLE_LENGTH = 500
+MAX_MODEL_LENGTH = 50
 #: Conversations that one statement of a purge deletes: few enough that writers who wait are not held up for long.
-PURGE_BATCH = 500
+PURGE_BATCH_SIZE = 500
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ class NewMessage:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Message(NewMessage):
+class StoredMessage(NewMessage):
     """A stored message. `parent_id` is the message that it follows, `position` its place in the order of writing."""
 
     id: str
@@ -85,12 +85,12 @@ class Message(NewMessage):
 
 
 _CONVERSATION = [conversations.c[field.name] for field in fields(Conversation)]
-_MESSAGE = [messages.c[field.name] for field in fields(Message)]
+_MESSAGE = [messages.c[field.name] for field in fields(StoredMessage)]
 
 
 async def create_conversation(connection: AsyncConnection, new: Conversation) -> None:
     """Insert a conversation; a title or a model's name that is too long is cut."""
-    values = {**vars(new), "title": new.title and new.title[:LONGEST_TITLE], "model": new.model[:LONGEST_MODEL]}
+    values = {**vars(new), "title": new.title and new.title[:MAX_TITLE_LENGTH], "model": new.model[:MAX_MODEL_LENGTH]}
     await connection.execute(insert(conversations).values(**values))
 
 
@@ -131,10 +131,10 @@ async def list_conversations(
     return [Conversation(**row) for row in rows.mappings()]
 
 
-async def read_messages(connection: AsyncConnection, conversation_id: str) -> Sequence[Message]:
+async def read_messages(connection: AsyncConnection, conversation_id: str) -> Sequence[StoredMessage]:
     """Return the messages of all branches in the order in which they were begun."""
     wanted = select(*_MESSAGE).where(messages.c.conversation_id == conversation_id).order_by(messages.c.position)
-    return [Message(**row) for row in (await connection.execute(wanted)).mappings()]
+    return [StoredMessage(**row) for row in (await connection.execute(wanted)).mappings()]
 
 
 async def lock_conversation(connection: AsyncConnection, user_id: str, conversation_id: str) -> Conversation | None:
@@ -150,7 +150,7 @@ async def append_messages(
     parent_id: str | None,
     new: Sequence[NewMessage],
     now: datetime,
-) -> Sequence[Message]:
+) -> Sequence[StoredMessage]:
     """Store messages one after the other behind `parent_id` and show the branch that they end.
 
     Args:
@@ -162,9 +162,9 @@ async def append_messages(
     """
     last = select(func.max(messages.c.position)).where(messages.c.conversation_id == conversation.id)
     position = ((await connection.execute(last)).scalar() or 0) + 1
-    stored: list[Message] = []
+    stored: list[StoredMessage] = []
     for message in new:
-        row = Message(
+        row = StoredMessage(
             **vars(message),
             id=str(uuid4()),
             parent_id=parent_id,
@@ -178,16 +178,18 @@ async def append_messages(
         rows = [{**vars(row), "model": _cut(row.model), "conversation_id": conversation.id} for row in stored]
         await connection.execute(insert(messages), rows)
     size = conversation.size + sum(row.size for row in stored)
-    await change_conversation(connection, conversation.id, head_id=parent_id, updated_at=now, size=size)
+    await update_conversation(connection, conversation.id, head_id=parent_id, updated_at=now, size=size)
     return stored
 
 
-async def change_conversation(connection: AsyncConnection, conversation_id: str, **values: Any) -> None:
+async def update_conversation(connection: AsyncConnection, conversation_id: str, **values: Any) -> None:
     """Set columns of a conversation."""
     await connection.execute(update(conversations).where(conversations.c.id == conversation_id).values(**values))
 
 
-async def change_message(connection: AsyncConnection, conversation_id: str, message: Message, now: datetime) -> bool:
+async def update_message(
+    connection: AsyncConnection, conversation_id: str, message: StoredMessage, now: datetime
+) -> bool:
     """Replace a stored message by its new state. Returns False if it was deleted meanwhile."""
     known = select(messages.c.content, messages.c["items"]).where(messages.c.id == message.id)
     before = (await connection.execute(known.with_for_update())).first()
@@ -197,17 +199,17 @@ async def change_message(connection: AsyncConnection, conversation_id: str, mess
     await connection.execute(update(messages).where(messages.c.id == message.id).values(**values))
     grown = message.size - len(before.content) - len(before.items or "")
     size = conversations.c.size + grown
-    await change_conversation(connection, conversation_id, size=size, updated_at=now)
+    await update_conversation(connection, conversation_id, size=size, updated_at=now)
     return True
 
 
-async def remove_message(connection: AsyncConnection, conversation: Conversation, message: Message) -> None:
+async def delete_message(connection: AsyncConnection, conversation: Conversation, message: StoredMessage) -> None:
     """Delete a message; the messages that follow it follow its parent then."""
     children = messages.c.conversation_id == conversation.id, messages.c.parent_id == message.id
     await connection.execute(update(messages).where(*children).values(parent_id=message.parent_id))
     await connection.execute(delete(messages).where(messages.c.id == message.id))
     head = message.parent_id if conversation.head_id == message.id else conversation.head_id
-    await change_conversation(connection, conversation.id, head_id=head, size=conversation.size - message.size)
+    await update_conversation(connection, conversation.id, head_id=head, size=conversation.size - message.size)
 
 
 async def delete_conversation(connection: AsyncConnection, user_id: str, conversation_id: str, now: datetime) -> bool:
@@ -224,12 +226,12 @@ async def count_conversations(connection: AsyncConnection, user_id: str) -> tupl
 
 
 async def purge_deleted(connection: AsyncConnection, before: datetime) -> int:
-    """Purge up to `PURGE_BATCH` conversations that were deleted before `before`. Returns their number."""
+    """Purge up to `PURGE_BATCH_SIZE` conversations that were deleted before `before`. Returns their number."""
     return await _purge(connection, conversations.c.deleted_at < before)
 
 
-async def purge_unchanged(connection: AsyncConnection, before: datetime, tenants: Sequence[str], others: bool) -> int:
-    """Purge up to `PURGE_BATCH` conversations that nobody wrote to since `before`. Returns their number.
+async def purge_inactive(connection: AsyncConnection, before: datetime, tenants: Sequence[str], others: bool) -> int:
+    """Purge up to `PURGE_BATCH_SIZE` conversations that nobody wrote to since `before`. Returns their number.
 
     Args:
         connection: Where to write.
@@ -253,7 +255,7 @@ async def purge_tenant(connection: AsyncConnection, tenant_id: str) -> int:
     return await _deleted(connection, conversations.c.tenant_id == tenant_id)
 
 
-async def read_owner(
+async def iterate_conversations(
     connection: AsyncConnection, *, user_id: str | None = None, tenant_id: str | None = None
 ) -> AsyncIterator[Conversation]:
     """Yield all conversations of a user or a tenant that are not deleted, oldest first."""
@@ -264,7 +266,7 @@ async def read_owner(
 
 
 async def _purge(connection: AsyncConnection, *conditions: ColumnElement[bool]) -> int:
-    due = select(conversations.c.id).where(*conditions).limit(PURGE_BATCH)
+    due = select(conversations.c.id).where(*conditions).limit(PURGE_BATCH_SIZE)
     return await _deleted(connection, conversations.c.id.in_(due))
 
 
@@ -273,7 +275,7 @@ async def _deleted(connection: AsyncConnection, condition: ColumnElement[bool]) 
 
 
 def _cut(model: str | None) -> str | None:
-    return model and model[:LONGEST_MODEL]
+    return model and model[:MAX_MODEL_LENGTH]
 
 
 def _own(user_id: str, conversation_id: str) -> ColumnElement[bool]:

@@ -15,23 +15,23 @@ from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_en
 from sqlalchemy.pool import ConnectionPoolEntry
 
 from llmops.errors import MissingDependencyError
-from llmops.store.failures import explained
-from llmops.store.place import Place
+from llmops.store.errors import translate_database_errors
+from llmops.store.store_url import StoreUrl
 
 # INSERT … RETURNING
-OLDEST_SQLITE = (3, 35)
-BUSY_SECONDS = 10.0
-CONNECT_SECONDS = 10.0
+MIN_SQLITE_VERSION = (3, 35)
+BUSY_TIMEOUT = 10.0
+CONNECT_TIMEOUT = 10.0
 # a server that says nothing does not say goodbye either
-CLOSE_SECONDS = 1.0
+CLOSE_TIMEOUT = 1.0
 _WRITES = "llmops_writes"
-Answer = TypeVar("Answer")
+ResultT = TypeVar("ResultT")
 
 
 class Store:
     """One database. Queries take a connection, so that several can be one transaction."""
 
-    def __init__(self, place: Place, engine: AsyncEngine, alone: Engine | None = None) -> None:
+    def __init__(self, place: StoreUrl, engine: AsyncEngine, alone: Engine | None = None) -> None:
         """`alone`: what `transact` has on SQLite."""
         self.place, self._alone = place, alone
         # PostgreSQL shows each statement what is committed by then, within a transaction too, whose beginning and end
@@ -45,24 +45,24 @@ class Store:
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
         """A connection to ask with, and nothing else. Raises InputError or ResourceError when it cannot."""
-        with explained(self.place):
+        with translate_database_errors(self.place):
             async with self._reading.connect() as connection:
                 yield connection
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
         """A transaction: kept when the block ends, undone when it raises. Raises as `read` does. Not within another."""
-        with explained(self.place):
+        with translate_database_errors(self.place):
             async with self._turn, self._writing.begin() as connection:
                 yield connection
 
-    async def transact(self, work: Callable[[Connection], Answer]) -> Answer:
+    async def transact(self, work: Callable[[Connection], ResultT]) -> ResultT:
         """`write` for what is many statements: the driver of SQLite would send each of them to a thread and back, and
         here all of `work` is done in one."""
         if self._alone is None:
             async with self.write() as connection:
                 return await connection.run_sync(work)
-        with explained(self.place):
+        with translate_database_errors(self.place):
             async with self._turn:
                 return await asyncio.to_thread(_transacted, self._alone, work)
 
@@ -78,7 +78,7 @@ class Store:
         await self.close()
 
 
-def connect(place: Place, pool_size: int = 5, busy_seconds: float = BUSY_SECONDS) -> Store:
+def connect(place: StoreUrl, pool_size: int = 5, busy_seconds: float = BUSY_TIMEOUT) -> Store:
     """The database as it is. `busy_seconds`: how long a SQLite writer waits for another one. Nothing is opened yet."""
     if place.file is None:
         return Store(place, _postgres_engine(place, pool_size))
@@ -88,20 +88,20 @@ def connect(place: Place, pool_size: int = 5, busy_seconds: float = BUSY_SECONDS
 class _Connection(asyncpg.Connection):  # type: ignore[misc]
     """SQLAlchemy closes connections without a bound, so that a server that hangs would keep a process from ending."""
 
-    async def close(self, *, timeout: float | None = CLOSE_SECONDS) -> None:
+    async def close(self, *, timeout: float | None = CLOSE_TIMEOUT) -> None:
         with suppress(asyncio.TimeoutError):
             await super().close(timeout=timeout)
 
 
-def _postgres_engine(place: Place, pool_size: int) -> AsyncEngine:
-    options = {"timeout": CONNECT_SECONDS, "connection_class": _Connection}
-    with explained(place):
+def _postgres_engine(place: StoreUrl, pool_size: int) -> AsyncEngine:
+    options = {"timeout": CONNECT_TIMEOUT, "connection_class": _Connection}
+    with translate_database_errors(place):
         engine = create_async_engine(place.url, pool_size=pool_size, connect_args=options)
-    event.listen(engine.sync_engine, "checkout", _still_open)
+    event.listen(engine.sync_engine, "checkout", _discard_closed_connection)
     return engine
 
 
-def _still_open(_: object, record: ConnectionPoolEntry, __: object) -> None:
+def _discard_closed_connection(_: object, record: ConnectionPoolEntry, __: object) -> None:
     """One that the server has closed meanwhile is another's turn. The driver has heard of it: asking the server, as
     `pool_pre_ping` does, would be a round trip for each use."""
     driver = record.driver_connection
@@ -109,8 +109,8 @@ def _still_open(_: object, record: ConnectionPoolEntry, __: object) -> None:
         raise DisconnectionError
 
 
-def _sqlite_engines(place: Place, pool_size: int, busy_seconds: float) -> tuple[AsyncEngine, Engine]:
-    if sqlite3.sqlite_version_info < OLDEST_SQLITE:
+def _sqlite_engines(place: StoreUrl, pool_size: int, busy_seconds: float) -> tuple[AsyncEngine, Engine]:
+    if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
         raise MissingDependencyError(
             f"This Python has SQLite {sqlite3.sqlite_version}, and a store needs 3.35 or later; use another Python, or "
             "PostgreSQL."
@@ -142,7 +142,7 @@ def _begin(connection: Connection) -> None:
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
 
-def _transacted(engine: Engine, work: Callable[[Connection], Answer]) -> Answer:
+def _transacted(engine: Engine, work: Callable[[Connection], ResultT]) -> ResultT:
     with engine.begin() as connection:
         return work(connection)
 

@@ -13,8 +13,8 @@ from llmops.store.tables import SCHEMA, SCHEMA_TABLE, metadata
 
 FOLDER = Path(__file__).parent / "migrations"
 # any number will do; PostgreSQL's advisory locks have no names
-LOCK = 0x6C6C6D6F7073
-WAIT_SECONDS = 3600.0
+MIGRATION_LOCK_ID = 0x6C6C6D6F7073
+LOCK_TIMEOUT = 3600.0
 
 
 async def migrate(store: Store, folder: Path = FOLDER, newest: str = SCHEMA) -> None:
@@ -25,7 +25,7 @@ async def migrate(store: Store, folder: Path = FOLDER, newest: str = SCHEMA) -> 
     if found == newest:
         return
     # the second process waits for the first, however long its migration takes
-    async with connect(store.place, 1, WAIT_SECONDS) as patient, patient.write() as connection:
+    async with connect(store.place, 1, LOCK_TIMEOUT) as patient, patient.write() as connection:
         await connection.run_sync(_upgrade, str(store.place), folder, newest)
 
 
@@ -38,7 +38,7 @@ def _version(connection: Connection) -> str | None:
 
 def _upgrade(connection: Connection, place: str, folder: Path, newest: str) -> None:
     if connection.dialect.name == "postgresql":
-        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": LOCK})
+        connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK_ID})
     found = _version(connection)
     # another process may have done it while this one waited for the lock
     if found == newest:

@@ -11,12 +11,12 @@ from sqlalchemy import Connection, and_, func, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import InputError
-from llmops.store.audit import By, record
+from llmops.store.audit import AuditContext, record_action
 from llmops.store.tables import prices
 from llmops.store.upsert import insert
 
 MILLION = 1_000_000
-HIGHEST_MICROS = 1_000_000 * MILLION
+MAX_PRICE_MICROS = 1_000_000 * MILLION
 
 
 @dataclass(frozen=True)
@@ -36,8 +36,8 @@ class Price:
         if not 0 < len(self.model) <= 255:
             raise InputError("A model's name has 1 to 255 characters.")
         for micros in (self.input_micros, self.cached_micros, self.output_micros):
-            if not 0 <= micros <= HIGHEST_MICROS:
-                raise InputError(f"A price is $0 to ${HIGHEST_MICROS // MILLION:,} per million tokens.")
+            if not 0 <= micros <= MAX_PRICE_MICROS:
+                raise InputError(f"A price is $0 to ${MAX_PRICE_MICROS // MILLION:,} per million tokens.")
 
     @cached_property
     def id(self) -> str:
@@ -69,7 +69,7 @@ class Price:
         return cost
 
 
-async def set_price(connection: AsyncConnection, price: Price, by: By) -> None:
+async def set_price(connection: AsyncConnection, price: Price, by: AuditContext) -> None:
     """Replaces a price of the same model and date that is not in force yet.
 
     Raises InputError for a date in the past: what was billed stays as it was billed.
@@ -82,10 +82,10 @@ async def set_price(connection: AsyncConnection, price: Price, by: By) -> None:
     money = {name: values[name] for name in ("input_micros", "cached_micros", "output_micros")}
     statement = insert(connection, prices).values(values)
     await connection.execute(statement.on_conflict_do_update(index_elements=["model", "valid_from"], set_=money))
-    await record(connection, by, "price.set", price.id, detail=money)
+    await record_action(connection, by, "price.set", price.id, detail=money)
 
 
-def in_force(known: Sequence[Price], at: datetime) -> Price | None:
+def price_in_force(known: Sequence[Price], at: datetime) -> Price | None:
     """Of one model's prices, the oldest first: that of `at`; None where there is none."""
     for price in reversed(known):
         if price.valid_from <= at:
@@ -110,10 +110,10 @@ async def prices_at(connection: AsyncConnection, at: datetime) -> dict[str, Pric
 
 async def list_prices(connection: AsyncConnection, model: str | None = None) -> Sequence[Price]:
     """All there were and will be, by model, the oldest first."""
-    return await connection.run_sync(prices_of, model)
+    return await connection.run_sync(list_prices_async, model)
 
 
-def prices_of(connection: Connection, model: str | None) -> Sequence[Price]:
+def list_prices_async(connection: Connection, model: str | None) -> Sequence[Price]:
     """The same, where queries wait."""
     wanted = select(prices).order_by(prices.c.model, prices.c.valid_from)
     if model is not None:

@@ -83,7 +83,7 @@ async def find_response(
     return None if row is None else ResponseRow(**row)
 
 
-async def find_holders(
+async def find_responses_with_items(
     connection: AsyncConnection, item_ids: Collection[str], owner: str, since: datetime
 ) -> Sequence[tuple[str, int]]:
     """Return (id, size) of the owner's responses that hold any of these items, each once."""

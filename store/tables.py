@@ -26,7 +26,7 @@ from sqlalchemy import (
     text,
 )
 
-from llmops.store.moment import Moment
+from llmops.store.timestamps import UtcDateTime
 
 # SQLite has no such type, and people who look into a file look for what a bill shows
 UUID = Uuid(as_uuid=False).with_variant(String(36), "sqlite")
@@ -51,7 +51,7 @@ def _id() -> Column[str]:
 
 
 def _created_at() -> Column:
-    return Column("created_at", Moment, nullable=False, server_default=func.current_timestamp())
+    return Column("created_at", UtcDateTime, nullable=False, server_default=func.current_timestamp())
 
 
 def _sums() -> tuple[Column, ...]:
@@ -75,7 +75,7 @@ tenants = Table(
     Column("id", String(63), primary_key=True),
     *_limits(),
     _created_at(),
-    Column("deleted_at", Moment),
+    Column("deleted_at", UtcDateTime),
 )
 
 users = Table(
@@ -97,7 +97,7 @@ api_keys = Table(
     Column("id", String(20), nullable=False, unique=True),
     Column("prefix", String(12), nullable=False),
     Column("previous_hash", String(64), unique=True),
-    Column("previous_until", Moment),
+    Column("previous_until", UtcDateTime),
     Column("user_id", UUID, ForeignKey("users.id"), nullable=False, index=True),
     Column("name", String(100)),
     Column("tier", String(20), nullable=False),
@@ -105,15 +105,15 @@ api_keys = Table(
     Column("models", JSON(none_as_null=True)),
     *_limits(),
     _created_at(),
-    Column("expires_at", Moment),
-    Column("revoked_at", Moment),
+    Column("expires_at", UtcDateTime),
+    Column("revoked_at", UtcDateTime),
 )
 
 prices = Table(
     "prices",
     metadata,
     Column("model", String(255), primary_key=True),
-    Column("valid_from", Moment, primary_key=True),
+    Column("valid_from", UtcDateTime, primary_key=True),
     Column("input_micros", BigInteger, nullable=False),
     Column("cached_micros", BigInteger, nullable=False),
     Column("output_micros", BigInteger, nullable=False),
@@ -137,8 +137,8 @@ conversations = Table(
     # characters of all messages
     Column("size", BigInteger, nullable=False),
     _created_at(),
-    Column("updated_at", Moment, nullable=False, server_default=func.current_timestamp()),
-    Column("deleted_at", Moment, index=True),
+    Column("updated_at", UtcDateTime, nullable=False, server_default=func.current_timestamp()),
+    Column("deleted_at", UtcDateTime, index=True),
 )
 Index("idx_conversations_user", conversations.c.user_id, conversations.c.updated_at.desc())
 
@@ -165,7 +165,7 @@ messages = Table(
     Column("finish_reason", String(20)),
     Column("latency_ms", Integer),
     _created_at(),
-    Column("written_at", Moment, nullable=False),
+    Column("written_at", UtcDateTime, nullable=False),
 )
 Index("idx_messages_conversation", messages.c.conversation_id, messages.c.created_at)
 Index("idx_messages_position", messages.c.conversation_id, messages.c.position, unique=True)
@@ -178,7 +178,7 @@ responses = Table(
     Column("previous_id", String(64)),
     Column("running", Boolean, nullable=False),
     Column("cancelled", Boolean, nullable=False),
-    Column("written_at", Moment, nullable=False),
+    Column("written_at", UtcDateTime, nullable=False),
     Column("size", Integer, nullable=False),
     Column("response", Text, nullable=False),
     Column("items", Text, nullable=False),
@@ -280,8 +280,8 @@ Index("idx_audit_tenant", audit.c.tenant_id, audit.c.created_at)
 Index("idx_audit_period", audit.c.created_at)
 
 # what came as usage and is on no bill: a row for each value, or for each reason once the table is full
-parked_events = Table(
-    "parked_events",
+dead_letters = Table(
+    "dead_letters",
     metadata,
     # the SHA-256 of the reason and the value
     Column("id", String(64), primary_key=True),
@@ -292,8 +292,8 @@ parked_events = Table(
     Column("source", String(255), nullable=False),
     Column("value", LargeBinary, nullable=False),
     Column("count", BigInteger, nullable=False),
-    Column("first_at", Moment, nullable=False),
-    Column("last_at", Moment, nullable=False, index=True),
+    Column("first_at", UtcDateTime, nullable=False),
+    Column("last_at", UtcDateTime, nullable=False, index=True),
 )
 
 # where the ledger began to read and has not come further, and how many processes it took with it

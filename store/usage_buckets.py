@@ -13,7 +13,7 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.functions import FunctionElement
 
 from llmops.store.tables import tenant_totals, usage_records, usage_totals, users
-from llmops.store.usage import UsageSum, of_members
+from llmops.store.usage_queries import UsageSum, user_belongs_to_tenant
 
 DAY = 86_400
 _COUNTED = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
@@ -85,7 +85,7 @@ def _of_days(
     if coarse:
         return statement.where(tenant_totals.c.tenant_id == tenant_id)
     statement = statement.join(users, users.c.id == table.c.user_id).where(users.c.tenant_id == tenant_id)
-    return statement.where(*of_members(table.c.user_id, tenant_id, dialect))
+    return statement.where(*user_belongs_to_tenant(table.c.user_id, tenant_id, dialect))
 
 
 def _of_records(

@@ -22,20 +22,20 @@ from sqlalchemy import Connection, CursorResult, Dialect, String, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.ids import canonical
-from llmops.store.moment import sqlite_text
 from llmops.store.tables import tenant_totals, usage_records, usage_totals
-from llmops.texts import shown
+from llmops.store.timestamps import sqlite_timestamp
+from llmops.store.uuids import canonical_uuid
+from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
 
-PAGE = 2000
+GAP_PAGE_SIZE = 2000
 #: The largest number of an event, and the largest sum in a row of the totals. JSON readers keep both exact, and a
 #: thousand such rows stay below 2**63, where a database's own sum would fail or become a float.
-MOST_SEQ = MOST_SUM = 2**53 - 1
+MAX_SEQUENCE = MAX_SUM = 2**53 - 1
 #: Numbers that a gateway may be ahead of the ledger. The window of events that are sent without an answer is a tenth.
 #: After a larger jump (a ledger restored from a backup) counting goes on behind the gap.
-MOST_AHEAD = 1_000_000
+MAX_SEQUENCE_LEAD = 1_000_000
 SUMMED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
 
 
@@ -71,35 +71,37 @@ class UsageRecord(NamedTuple):
     tenant_id: str = ""
 
 
-class Owners(NamedTuple):
+class RecordOwners(NamedTuple):
     """What the store knows of the users and keys of some records: each user's tenant, and each key's user."""
 
     tenants: Mapping[str, str]
     users: Mapping[str, str]
 
 
-class Written(NamedTuple):
+class WriteResult(NamedTuple):
     """How many were `new`; and of each of their gateways the number before which all events are there."""
 
     new: int
     marks: dict[str, int]
 
 
-def owners_of(connection: Connection, records: Sequence[UsageRecord]) -> Owners:
+def find_record_owners(connection: Connection, records: Sequence[UsageRecord]) -> RecordOwners:
     """Return what the store knows of the users and keys of these records."""
     users = _pairs(connection, "users", "tenant_id", sorted({one.user_id for one in records}))
-    return Owners(users, _pairs(connection, "api_keys", "user_id", sorted({one.key_id or "" for one in records})))
+    return RecordOwners(users, _pairs(connection, "api_keys", "user_id", sorted({one.key_id or "" for one in records})))
 
 
-def write_usage(connection: Connection, records: Iterable[UsageRecord], owners: Owners | None = None) -> Written:
+def write_usage(
+    connection: Connection, records: Iterable[UsageRecord], owners: RecordOwners | None = None
+) -> WriteResult:
     """Insert those that are not there yet, add them to the day's sums and move the gateways' marks.
 
     The rows are locked in one order, so that two writers with the same events do not lock each other out. Raises
     ValueError for an id that is none.
     """
-    offered = {canonical(record.id): record for record in records}
+    offered = {canonical_uuid(record.id): record for record in records}
     if not offered:
-        return Written(0, {})
+        return WriteResult(0, {})
     insert = _insert_alone if connection.dialect.name == "sqlite" else _insert
     new = insert(connection, offered)
     sums = _summed(offered[one] for one in new)
@@ -108,12 +110,12 @@ def write_usage(connection: Connection, records: Iterable[UsageRecord], owners: 
     arrived: dict[str, set[int]] = {}
     for record in offered.values():
         arrived.setdefault(record.gateway_id, set()).add(record.seq)
-    marks = {one: _advance(connection, one, seqs) for one, seqs in sorted(arrived.items())}
+    marks = {one: _advance_high_water_mark(connection, one, seqs) for one, seqs in sorted(arrived.items())}
     # last: all writers of a tenant's usage meet at one row, which they hold until the end of the transaction
     if new:
         fresh = [offered[one] for one in new]
-        _add(connection, tenant_totals, _of_tenants(owners or owners_of(connection, fresh), fresh))
-    return Written(len(new), marks)
+        _add(connection, tenant_totals, _sum_by_tenant(owners or find_record_owners(connection, fresh), fresh))
+    return WriteResult(len(new), marks)
 
 
 async def insert_usage(connection: AsyncConnection, records: Iterable[UsageRecord]) -> int:
@@ -137,7 +139,7 @@ _LAST_ALONE = "SELECT id FROM usage_records ORDER BY rowid DESC LIMIT ?"
 def _insert_alone(connection: Connection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
     """As the one writer that SQLite has: what it inserted are the last rows, where it was not all that was offered."""
     ids = sorted(offered)
-    rows = [(one, *(of := offered[one])[1:_AT], sqlite_text(of.created_at), *of[_AT + 1 : _WIDTH]) for one in ids]
+    rows = [(one, *(of := offered[one])[1:_AT], sqlite_timestamp(of.created_at), *of[_AT + 1 : _WIDTH]) for one in ids]
     new = connection.exec_driver_sql(_INSERT_ALONE, rows).rowcount
     return ids if new == len(ids) else connection.exec_driver_sql(_LAST_ALONE, (new,)).scalars().all()
 
@@ -178,7 +180,7 @@ def _summed(new: Iterable[UsageRecord]) -> _Sums:
     return _added(((one.user_id, _day(one), one.model, one.key_id or ""), (1, *_summands(one))) for one in new)
 
 
-def _of_tenants(owners: Owners, new: Iterable[UsageRecord]) -> _Sums:
+def _sum_by_tenant(owners: RecordOwners, new: Iterable[UsageRecord]) -> _Sums:
     """Return sums by the primary key of `tenant_totals`. For a user that the store does not know, the tenant is the
     event's."""
     return _added(
@@ -200,9 +202,7 @@ def _added(summands: Iterable[tuple[tuple[Any, ...], tuple[int, ...]]]) -> _Sums
     groups: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
     for key, some in summands:
         groups.setdefault(key, []).append(some)
-    return {
-        key: tuple(min(sum(column), MOST_SUM) for column in zip(*some, strict=True)) for key, some in groups.items()
-    }
+    return {key: tuple(min(sum(column), MAX_SUM) for column in zip(*some, strict=True)) for key, some in groups.items()}
 
 
 def _add(connection: Connection, table: Table, sums: _Sums) -> None:
@@ -218,7 +218,7 @@ def _adding(table: Table) -> str:
     keys = ", ".join(column.name for column in table.primary_key)
     names, values = f"{keys}, {', '.join(SUMMED)}", ", ".join("?" * (len(table.primary_key) + len(SUMMED)))
     added = ", ".join(
-        f"{name} = CASE WHEN {table.name}.{name} > {MOST_SUM} - excluded.{name} THEN {MOST_SUM} "
+        f"{name} = CASE WHEN {table.name}.{name} > {MAX_SUM} - excluded.{name} THEN {MAX_SUM} "
         f"ELSE {table.name}.{name} + excluded.{name} END"
         for name in SUMMED
     )
@@ -238,10 +238,10 @@ _MOVE = "UPDATE gateways SET next_seq = ? WHERE id = ?"
 _BEHIND = "SELECT seq FROM usage_records WHERE gateway_id = ? AND seq >= ? ORDER BY seq LIMIT ?"
 
 
-def _advance(connection: Connection, gateway_id: str, arrived: set[int]) -> int:
+def _advance_high_water_mark(connection: Connection, gateway_id: str, arrived: set[int]) -> int:
     """Move the mark past all that has come without a gap, `arrived` with it; where it is then.
 
-    A number that is further ahead than `MOST_AHEAD` begins a new count, so that a gap is never reported as quadrillions
+    A number that is further ahead than `MAX_SEQUENCE_LEAD` begins a new count, so that a gap is never reported as quadrillions
     of missing events.
     """
     # SQLite has one writer, and no word for a lock on a row
@@ -251,31 +251,31 @@ def _advance(connection: Connection, gateway_id: str, arrived: set[int]) -> int:
         _run(connection, _BEGIN, gateway_id)
         mark = _run(connection, locked, gateway_id).scalar() or 0
     reached = mark
-    far = [seq for seq in arrived if seq > mark + MOST_AHEAD]
+    far = [seq for seq in arrived if seq > mark + MAX_SEQUENCE_LEAD]
     if far:
         reached = min(far)
         log.error(
             "The numbers of gateway %s jump from %d to %d. The gap between them is not counted as missing events.",
-            shown(gateway_id), mark, reached,
+            escape_unsafe(gateway_id), mark, reached,
         )  # fmt: skip
     while reached in arrived:
         reached += 1
-    reached = _unbroken(connection, gateway_id, reached)
+    reached = _first_missing_sequence(connection, gateway_id, reached)
     if reached != mark:
         _run(connection, _MOVE, reached, gateway_id)
     return reached
 
 
-def _unbroken(connection: Connection, gateway_id: str, mark: int) -> int:
+def _first_missing_sequence(connection: Connection, gateway_id: str, mark: int) -> int:
     """The first number from `mark` on that is not there: page by page, a range of the index each, because an
     anti-join gets a plan that is quadratic while the planner has no statistics."""
     while True:
-        seqs = _run(connection, _BEHIND, gateway_id, mark, PAGE).scalars().all()
+        seqs = _run(connection, _BEHIND, gateway_id, mark, GAP_PAGE_SIZE).scalars().all()
         for seq in seqs:
             if seq > mark:
                 return mark
             mark = seq + 1
-        if len(seqs) < PAGE:
+        if len(seqs) < GAP_PAGE_SIZE:
             return mark
 
 

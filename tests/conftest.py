@@ -41,7 +41,7 @@ def engine_dir() -> Path:
     if given:
         return Path(given)
     pytest.importorskip("openvino_genai")
-    from llmops.build.job.engine import build
+    from llmops.build.job.build_engine import build
     from llmops.build.spec import BuildSpec
 
     output = ROOT / ".cache" / "test-engines" / "smollm2-none"

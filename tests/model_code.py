@@ -8,7 +8,7 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from llmops.model_repository.generate import copy_models
+from llmops.model_repository.generate import copy_model_code
 
 
 @functools.cache
@@ -16,5 +16,5 @@ def version_folder(package: str) -> Path:
     """What Triton's stub has on its path for a model of `package`, written once per process."""
     root = tempfile.mkdtemp(prefix=f"llmops-{package}-")
     atexit.register(shutil.rmtree, root, ignore_errors=True)
-    copy_models(package, Path(root, "1"))
+    copy_model_code(package, Path(root, "1"))
     return Path(root, "1")

@@ -3,8 +3,14 @@
 What a model of that architecture is belongs to `model/`; reading quantised weights to `quantize/`.
 """
 
-from llmops.build.checkpoint.base import Checkpoint, CheckpointFile, ExistingQuantisation, SpecialTokens, TensorInfo
-from llmops.build.checkpoint.locate import describe, open_checkpoint
+from llmops.build.checkpoint.description import (
+    Checkpoint,
+    CheckpointFile,
+    ExistingQuantisation,
+    SpecialTokens,
+    TensorInfo,
+)
+from llmops.build.checkpoint.opening import describe, open_checkpoint
 
 __all__ = [
     "Checkpoint",

@@ -6,8 +6,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from llmops.build.checkpoint import gguf
-from llmops.build.checkpoint.base import Checkpoint, CheckpointFile, ExistingQuantisation, SpecialTokens
+from llmops.build.checkpoint import gguf_header
+from llmops.build.checkpoint.description import Checkpoint, CheckpointFile, ExistingQuantisation, SpecialTokens
 from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError
 
@@ -29,7 +29,7 @@ _BLOCK_FORMAT = re.compile(r"I?Q(\d)")
 
 def open_gguf(path: Path, ref: str) -> Checkpoint:
     """Raises CheckpointError for damaged files and architectures that are not in `ARCHITECTURES`."""
-    header = gguf.read_header(path)
+    header = gguf_header.read_header(path)
     if not header.tensors:
         raise CheckpointError(f"{path} holds no tensors (a vocabulary-only GGUF); take the file with the weights.")
     config = _config(path, header)
@@ -53,7 +53,7 @@ def open_gguf(path: Path, ref: str) -> Checkpoint:
     )
 
 
-def _config(path: Path, header: gguf.GgufHeader) -> dict[str, Any]:
+def _config(path: Path, header: gguf_header.GgufHeader) -> dict[str, Any]:
     metadata = header.metadata
     arch = metadata.get("general.architecture")
     if arch not in ARCHITECTURES:
@@ -74,7 +74,7 @@ def _config(path: Path, header: gguf.GgufHeader) -> dict[str, Any]:
     return {key: value for key, value in config.items() if value is not None}
 
 
-def _vocab_size(header: gguf.GgufHeader) -> int | None:
+def _vocab_size(header: gguf_header.GgufHeader) -> int | None:
     embedding = header.tensors.get("token_embd.weight")
     return embedding.shape[0] if embedding else None
 
@@ -95,7 +95,7 @@ def _special_tokens(metadata: dict[str, Any]) -> SpecialTokens:
     return SpecialTokens(bos=ids["bos"], end=end, pad=pad)
 
 
-def _quantisation(header: gguf.GgufHeader) -> ExistingQuantisation | None:
+def _quantisation(header: gguf_header.GgufHeader) -> ExistingQuantisation | None:
     """The format that most weights are in; norms are always F32."""
     by_dtype: dict[str, int] = {}
     for tensor in header.tensors.values():

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmops.errors import CheckpointError
 
-Check = Callable[[Any], bool]
+TypeCheck = Callable[[Any], bool]
 
 
 def _text(value: Any) -> bool:
@@ -28,7 +28,7 @@ def _number(value: Any) -> bool:
     return _whole(value) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _list_of(check: Check) -> Check:
+def _list_of(check: TypeCheck) -> TypeCheck:
     return lambda value: isinstance(value, list) and all(map(check, value))
 
 
@@ -36,7 +36,7 @@ def _merge(value: Any) -> bool:
     return isinstance(value, str) and " " in value
 
 
-_KEYS: dict[str, tuple[Check, str]] = {
+_KEYS: dict[str, tuple[TypeCheck, str]] = {
     "general.architecture": (_text, "text"),
     "general.alignment": (lambda value: _whole(value) and value > 0 and value % 8 == 0, "a multiple of 8"),
     "tokenizer.ggml.model": (_text, "text"),
@@ -50,7 +50,7 @@ _KEYS: dict[str, tuple[Check, str]] = {
     "tokenizer.ggml.add_space_prefix": (_flag, "true or false"),
 }
 # below the architecture's own name: llama.block_count
-_OF_ARCHITECTURE: dict[str, tuple[Check, str]] = {
+_OF_ARCHITECTURE: dict[str, tuple[TypeCheck, str]] = {
     "embedding_length": (_whole, "a whole number"),
     "block_count": (_whole, "a whole number"),
     "attention.head_count": (_whole, "a whole number"),

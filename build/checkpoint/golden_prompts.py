@@ -27,7 +27,9 @@ def golden_texts() -> list[str]:
     return [passage.strip() for passage in raw.split("\n%\n") if passage.strip()]
 
 
-def collected(source: str, prompts: list[GoldenPrompt], tokens: list[list[int]], scores: list[list[float]]) -> Golden:
+def golden_record(
+    source: str, prompts: list[GoldenPrompt], tokens: list[list[int]], scores: list[list[float]]
+) -> Golden:
     """What engine.json keeps; `scores` may be longer than the tokens."""
     rows = zip(prompts, tokens, scores, strict=True)
     return Golden(
@@ -39,7 +41,7 @@ def collected(source: str, prompts: list[GoldenPrompt], tokens: list[list[int]],
     )
 
 
-def until_end(tokens: list[int], end: set[int]) -> list[int]:
+def truncate_at_end(tokens: list[int], end: set[int]) -> list[int]:
     """Up to the first token that ends the answer, it included."""
     first = next((at for at, token in enumerate(tokens) if token in end), len(tokens))
     return tokens[: first + 1]

@@ -20,12 +20,12 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_value(path: Path) -> Any:
     """The JSON value that the file holds. Raises CheckpointError when it cannot be read."""
     try:
-        return parse(path.read_bytes())
+        return parse_json(path.read_bytes())
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); download it again.") from error
 
 
-def parse(raw: bytes) -> Any:
+def parse_json(raw: bytes) -> Any:
     """As json.loads, but ValueError is all that it raises."""
     try:
         return json.loads(raw)

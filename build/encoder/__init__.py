@@ -3,8 +3,8 @@
 Models that generate belong to `targets/`.
 """
 
-from llmops.build.encoder.checkpoint import EncoderCheckpoint, open_encoder
-from llmops.build.encoder.target import EncoderTarget
+from llmops.build.encoder.encoder_checkpoint import EncoderCheckpoint, open_encoder
+from llmops.build.encoder.encoder_target import EncoderTarget
 
 target = EncoderTarget()
 

@@ -18,11 +18,11 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from llmops.build.engine_folder.extras import AdapterEntry, Extra, NvidiaExtra, extra_type
-from llmops.build.target_names import TargetName
-from llmops.errors import InputError, first_fault
+from llmops.build.engine_folder.manifest_extras import AdapterEntry, ManifestExtra, NvidiaExtra, extra_type
+from llmops.build.target_facts import TargetName
+from llmops.errors import InputError, first_validation_error
 
-E = TypeVar("E", bound=Extra)
+E = TypeVar("E", bound=ManifestExtra)
 FILE_NAME = "engine.json"
 FORMAT: Literal[1] = 1
 #: Bytes of engine.json; golden answers of the largest models take some 100 KiB.
@@ -46,11 +46,11 @@ def _inside(value: str) -> str:
 _Inside = Annotated[str, AfterValidator(_inside)]
 
 
-class _Part(BaseModel):
+class _ManifestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
-class SourceFile(_Part):
+class SourceFile(_ManifestModel):
     """One input file of the build; `path` is relative to the checkpoint."""
 
     path: str
@@ -58,7 +58,7 @@ class SourceFile(_Part):
     sha256: str
 
 
-class Source(_Part):
+class Source(_ManifestModel):
     """Where the weights came from: what the user typed, and every file that was read."""
 
     checkpoint: str
@@ -66,7 +66,7 @@ class Source(_Part):
     files: list[SourceFile]
 
 
-class EngineLimits(_Part):
+class EngineLimits(_ManifestModel):
     """What the engine was built for. Lengths in tokens."""
 
     max_batch_size: _Tokens
@@ -74,7 +74,7 @@ class EngineLimits(_Part):
     max_num_tokens: _Tokens
 
 
-class TokenizerInfo(_Part):
+class TokenizerInfo(_ManifestModel):
     """`directory` (relative to the engine) holds tokenizer.json, tokenizer_config.json and, for chat models,
     chat_template.jinja. Ids are token ids; `end_ids` all end a generation."""
 
@@ -86,7 +86,7 @@ class TokenizerInfo(_Part):
     chat_template: bool
 
 
-class Quantisation(_Part):
+class Quantisation(_ManifestModel):
     """`weights`: none, int8, int4, fp8, int4_awq, …; `kv_cache`: auto, fp8, int8; `group_size` for int4."""
 
     weights: str = "none"
@@ -94,7 +94,7 @@ class Quantisation(_Part):
     group_size: int | None = None
 
 
-class SamplingDefaults(_Part):
+class RecommendedSampling(_ManifestModel):
     """How the model's makers want it sampled, for requests that do not say; unset fields are OpenAI's defaults."""
 
     temperature: float | None = Field(default=None, ge=0)
@@ -104,7 +104,7 @@ class SamplingDefaults(_Part):
     repetition_penalty: float | None = Field(default=None, gt=0)
 
 
-class Parallelism(_Part):
+class Parallelism(_ManifestModel):
     """GPUs = tp_size * pp_size; ep_size divides tp_size (experts)."""
 
     tp_size: _Gpus = 1
@@ -116,7 +116,7 @@ class Parallelism(_Part):
         return self.tp_size * self.pp_size
 
 
-class GoldenAnswer(_Part):
+class GoldenAnswer(_ManifestModel):
     """What the source says to one prompt. `ids` is what the model reads (the chat template's rendering where there is
     one), `text_ids` the text alone; `tokens` are its greedy ones, `log_probs` theirs (natural logarithm)."""
 
@@ -127,14 +127,14 @@ class GoldenAnswer(_Part):
     log_probs: list[float]
 
 
-class Golden(_Part):
+class Golden(_ManifestModel):
     """The source checkpoint's answers to the golden prompts; `source` says what computed them."""
 
     source: str
     answers: list[GoldenAnswer]
 
 
-class EngineManifest(_Part):
+class EngineManifest(_ManifestModel):
     """The contents of engine.json. `key` is the SHA-256 of all that went into the build."""
 
     format: Literal[1] = FORMAT
@@ -149,26 +149,26 @@ class EngineManifest(_Part):
     parallelism: Parallelism = Parallelism()
     limits: EngineLimits
     tokenizer: TokenizerInfo
-    sampling: SamplingDefaults = SamplingDefaults()
+    sampling: RecommendedSampling = RecommendedSampling()
     complete: bool = True
     plan: dict[str, Any] | None = None
     quality: dict[str, Any] | None = None
     golden: Golden | None = None
-    extra: SerializeAsAny[Extra] = Field(default_factory=dict, validate_default=True)
+    extra: SerializeAsAny[ManifestExtra] = Field(default_factory=dict, validate_default=True)
 
     @field_validator("extra", mode="before")
     @classmethod
     def _extra_of_target(cls, value: Any, info: ValidationInfo) -> Any:
         """The model of the target, which is read before it."""
-        if isinstance(value, Extra) or not isinstance(value, dict) or "target" not in info.data:
+        if isinstance(value, ManifestExtra) or not isinstance(value, dict) or "target" not in info.data:
             return value
         try:
             return extra_type(info.data["target"], value).model_validate(value)
         except ValidationError as error:
-            raise PydanticCustomError("extra", "{problem}", {"problem": first_fault(error)}) from None
+            raise PydanticCustomError("extra", "{problem}", {"problem": first_validation_error(error)}) from None
 
     @field_serializer("extra")
-    def _as_given(self, extra: Extra) -> dict[str, Any]:
+    def _as_given(self, extra: ManifestExtra) -> dict[str, Any]:
         return extra.model_dump(mode="json", exclude_unset=True)
 
     def extra_as(self, kind: type[E]) -> E:
@@ -210,7 +210,7 @@ class EngineManifest(_Part):
         try:
             return cls.model_validate_json(path.read_bytes())
         except ValidationError as error:
-            fault = first_fault(error, "the file")
+            fault = first_validation_error(error, "the file")
             raise InputError(
                 f"{path} cannot be read ({fault}); it was edited or made by another version of llmops. "
                 "Build the engine again."

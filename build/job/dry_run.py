@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.checkpoint.base import TensorInfo
+from llmops.build.checkpoint.description import TensorInfo
 from llmops.build.encoder import EncoderCheckpoint
-from llmops.build.formats import FORMATS
-from llmops.build.job.engine import open_any, prepare
-from llmops.build.plan.memory.weights import checkpoint_weights
+from llmops.build.job.build_engine import open_model, prepare
+from llmops.build.plan.memory.weight_bytes import checkpoint_weights
 from llmops.build.plan.precision import find_precision
+from llmops.build.quant_formats import FORMATS
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.base import Job
+from llmops.build.targets.build_target import TargetJob
 from llmops.errors import MissingDependencyError, ResourceError, VersionMismatchError
 
 
@@ -50,7 +50,7 @@ def dry_run(spec: BuildSpec) -> DryRun:
 
     Tokenizer and weights are not looked at: config.json is enough (but not for an encoder).
     """
-    job = prepared(spec)
+    job = prepare_dry_run(spec)
     checkpoint = job.checkpoint
     return DryRun(
         checkpoint=checkpoint.ref,
@@ -69,13 +69,13 @@ def dry_run(spec: BuildSpec) -> DryRun:
     )
 
 
-def prepared(spec: BuildSpec) -> Job[Any]:
+def prepare_dry_run(spec: BuildSpec) -> TargetJob[Any]:
     """Return the job of this build. It knows what its stages need; its checkpoint may be config.json alone.
 
     Raises:
         LlmopsError: What the build itself would raise for a spec or a checkpoint that it refuses.
     """
-    return prepare(spec, _with_size(open_any(spec.checkpoint, weights=False)))
+    return prepare(spec, _with_size(open_model(spec.checkpoint, weights=False)))
 
 
 def _count(parameters: int) -> str:
@@ -92,7 +92,7 @@ def _with_size(checkpoint: Checkpoint | EncoderCheckpoint) -> Checkpoint | Encod
     return replace(checkpoint, tensors={"all": TensorInfo("all", (count,), arch.dtype, stored, "", 0)})
 
 
-def _missing(job: Job[Any]) -> list[str]:
+def _missing(job: TargetJob[Any]) -> list[str]:
     try:
         job.check()
     except (MissingDependencyError, ResourceError, VersionMismatchError) as error:

@@ -6,13 +6,13 @@ import os
 import shutil
 from pathlib import Path
 
-from llmops.build.engine_folder.atomic import full_disk_named, sync_tree
-from llmops.build.engine_folder.extras import TensorrtExtra
-from llmops.build.engine_folder.lock import sole_build
+from llmops.build.engine_folder.atomic_folder import report_full_disk, sync_tree
+from llmops.build.engine_folder.build_lock import exclusive_build
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
+from llmops.build.engine_folder.manifest_extras import TensorrtExtra
 from llmops.build.progress import Progress, SilentProgress
 from llmops.build.targets.nvidia import trtllm_build
-from llmops.build.trtllm.versions import image_of
+from llmops.build.trtllm.image_selection import image_of
 from llmops.errors import BuildError, InputError, MissingDependencyError
 
 
@@ -24,7 +24,7 @@ def resume(folder: Path, in_container: bool = False, progress: Progress | None =
     """
     progress = progress or SilentProgress()
     EngineManifest.load(folder)
-    with full_disk_named(folder), sole_build(folder, progress.note, inside=True):
+    with report_full_disk(folder), exclusive_build(folder, progress.note, inside=True):
         manifest = EngineManifest.load(folder)
         if manifest.complete:
             return manifest, True

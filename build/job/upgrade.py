@@ -8,17 +8,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from llmops.build.engine_folder.atomic import replace_text
-from llmops.build.engine_folder.extras import PytorchExtra
-from llmops.build.engine_folder.lock import sole_build
+from llmops.build.engine_folder.atomic_folder import write_text_atomically
+from llmops.build.engine_folder.build_lock import exclusive_build
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
-from llmops.build.formats import buildable, dropped
-from llmops.build.target_names import TARGETS
+from llmops.build.engine_folder.manifest_extras import PytorchExtra
+from llmops.build.quant_formats import buildable_formats, dropped
+from llmops.build.target_facts import TARGETS
 from llmops.build.targets.pytorch import ARGS_FILE
-from llmops.build.trtllm.images import Image
-from llmops.build.trtllm.llm_args import FieldError, neutral, resolve
-from llmops.build.trtllm.llm_releases import CHECKED, profile_of
-from llmops.build.trtllm.versions import image_for, release
+from llmops.build.trtllm.container_images import TrtllmImage
+from llmops.build.trtllm.image_selection import image_for, release_of
+from llmops.build.trtllm.llm_args import FieldError, arguments_for_release, release_neutral
+from llmops.build.trtllm.release_profiles import CHECKED, profile_of_release
 from llmops.errors import InputError, VersionMismatchError
 
 # what means nothing without this field goes with it
@@ -30,7 +30,7 @@ class Upgrade:
     """The engine as it would be; `changes` keep what it does, `lost` do not, `gained` it can do afterwards."""
 
     manifest: EngineManifest
-    image: Image
+    image: TrtllmImage
     changes: list[str]
     lost: list[str]
     gained: list[str]
@@ -48,12 +48,12 @@ def plan_upgrade(directory: Path, to: str) -> Upgrade:
     if manifest.target == "tensorrt":
         raise InputError(
             f"{directory} is a TensorRT engine: it runs on TensorRT-LLM {manifest.tensorrt_llm} only, and 1.3 "
-            f"no longer has engines. Build the model again for the PyTorch backend:\n  {_again(manifest, directory)}"
+            f"no longer has engines. Build the model again for the PyTorch backend:\n  {_rebuild_command(manifest, directory)}"
         )
-    if gone := dropped(manifest.quantisation.weights, release(version)):
+    if gone := dropped(manifest.quantisation.weights, release_of(version)):
         raise InputError(
             f"{directory} has {gone} weights, which TensorRT-LLM 1.3 does not load. Build it again:\n"
-            f"  {_again(manifest, directory)}"
+            f"  {_rebuild_command(manifest, directory)}"
         )
     return _upgraded(manifest, version)
 
@@ -62,16 +62,16 @@ def apply_upgrade(directory: Path, to: str, say: Callable[[str], None]) -> Upgra
     """Plan and rewrite while no build works in the folder: engine.json last, so that a crash leaves the old engine.
     `say` tells of waiting. Raises what `plan_upgrade` does."""
     plan_upgrade(directory, to)
-    with sole_build(directory, say, inside=True):
+    with exclusive_build(directory, say, inside=True):
         upgrade = plan_upgrade(directory, to)
         arguments = json.dumps(upgrade.manifest.extra_as(PytorchExtra).llm_args, indent=2) + "\n"
-        replace_text(directory / ARGS_FILE, arguments)
-        replace_text(directory / FILE_NAME, upgrade.manifest.text())
+        write_text_atomically(directory / ARGS_FILE, arguments)
+        write_text_atomically(directory / FILE_NAME, upgrade.manifest.text())
     return upgrade
 
 
 def _known(to: str) -> str:
-    minor = release(to)
+    minor = release_of(to)
     if minor not in CHECKED:
         known = ", ".join(CHECKED.values())
         raise VersionMismatchError(f"--to {to}: llmops knows the LLM API of TensorRT-LLM {known}; name one of them.")
@@ -80,12 +80,14 @@ def _known(to: str) -> str:
 
 def _upgraded(manifest: EngineManifest, version: str) -> Upgrade:
     built = manifest.extra_as(PytorchExtra)
-    old_version, old = built.tensorrt_llm, neutral(built.llm_args)
-    kept, lost = _without_lost(old, release(version))
-    before, after = profile_of(old, old_version), profile_of(kept, version)
+    old_version, old = built.tensorrt_llm, release_neutral(built.llm_args)
+    kept, lost = _without_lost(old, release_of(version))
+    before, after = profile_of_release(old, old_version), profile_of_release(kept, version)
     unset, newly = before.wishes.items() - after.wishes.items(), after.wishes.items() - before.wishes.items()
     changes = [
-        *_differences(resolve(old, release(old_version)), resolve(kept, release(version)), lost),
+        *_differences(
+            arguments_for_release(old, release_of(old_version)), arguments_for_release(kept, release_of(version)), lost
+        ),
         *(f"{name} = {value} is no longer set at start" for name, value in unset),
         *(f"{name} = {value} is set at start" for name, value in newly),
     ]
@@ -111,7 +113,7 @@ def _without_lost(arguments: Mapping[str, Any], minor: tuple[int, int]) -> tuple
     lost: dict[str, str] = {}
     while True:
         try:
-            resolve(kept, minor)
+            arguments_for_release(kept, minor)
         except FieldError as error:
             path = _WHOLE.get(error.path, error.path)
             *parents, last = path.split(".")
@@ -149,10 +151,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
             yield f"{prefix}{name}", value
 
 
-def _again(manifest: EngineManifest, directory: Path) -> str:
+def _rebuild_command(manifest: EngineManifest, directory: Path) -> str:
     """The command that builds what this engine was for the PyTorch backend."""
     quant = manifest.quantisation.weights
-    form = buildable("pytorch").get(quant)
+    form = buildable_formats("pytorch").get(quant)
     if form is None or form.dropped:
         quant = "fp8"
     cache, parallel, limits = manifest.quantisation.kv_cache, manifest.parallelism, manifest.limits

@@ -95,7 +95,7 @@ class Architecture:
         family = family_of(hf_class)
         if family is None:
             raise CheckpointError(_unsupported(hf_class))
-        return _Reader(hf_class, family, config).architecture()
+        return _ConfigReader(hf_class, family, config).architecture()
 
 
 def _short(value: Any) -> str:
@@ -125,7 +125,7 @@ def _unsupported(hf_class: str) -> str:
     return f"architecture {hf_class[:80]} is not supported{hint}; supported are {', '.join(known)}."
 
 
-class _Reader:
+class _ConfigReader:
     """Takes the fields out of one config; text models nested in a multimodal one live in `text_config`."""
 
     def __init__(self, hf_class: str, family: Family, config: Mapping[str, Any]) -> None:

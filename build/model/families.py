@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmops.build.target_names import NAMES
+from llmops.build.target_facts import NAMES
 
 EVERY_TARGET = frozenset(NAMES)
 NO_ENGINE = frozenset({"openvino", "pytorch"})

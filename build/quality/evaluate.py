@@ -8,42 +8,44 @@ from typing import TYPE_CHECKING, Any
 
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.engine_folder.scratch import scratch_folder
-from llmops.build.quality.gates import Gates, Quality
+from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
 from llmops.errors import InputError
 
 if TYPE_CHECKING:
     from llmops.build.checkpoint import Checkpoint
     from llmops.build.progress import Progress
-    from llmops.build.quality.reference import Reference
+    from llmops.build.quality.reference_answers import ReferenceAnswers
 
 
-def evaluate(folder: Path, against: str | None, limits: Mapping[str, Any], progress: Progress) -> tuple[Quality, Gates]:
+def evaluate(
+    folder: Path, against: str | None, limits: Mapping[str, Any], progress: Progress
+) -> tuple[QualityMetrics, QualityGates]:
     """The figures of an engine folder, or of a quantised Hugging Face checkpoint, and what they are held to: `limits`
     where given, else those of its build. Raises InputError when there is nothing to show or to measure."""
     if not (folder / FILE_NAME).is_file() and (folder / "config.json").is_file():
         return _evaluate_checkpoint(folder, against, limits, progress)
     manifest = EngineManifest.load(folder)
-    gates = Gates.of_engine(manifest, limits)
+    gates = QualityGates.of_engine(manifest, limits)
     if against is not None:
         return _measure_engine(folder, manifest, against, progress), gates
     if manifest.quality is None:
         raise InputError(f"{folder} has no figures: its build measured none. Give the source: --against CHECKPOINT.")
-    return Quality(**manifest.quality), gates
+    return QualityMetrics(**manifest.quality), gates
 
 
 def _evaluate_checkpoint(
     folder: Path, against: str | None, limits: Mapping[str, Any], progress: Progress
-) -> tuple[Quality, Gates]:
+) -> tuple[QualityMetrics, QualityGates]:
     from llmops.build.checkpoint import open_checkpoint
 
     if against is None:
         raise InputError(f"{folder} is a checkpoint, not an engine; give what to compare it with: --against SOURCE.")
     found = open_checkpoint(str(folder)).quantisation
-    gates = Gates.from_options(limits, found.method if found is not None else "none")
+    gates = QualityGates.from_options(limits, found.method if found is not None else "none")
     return _measure(folder, "pytorch", against, progress), gates
 
 
-def _measure_engine(folder: Path, manifest: EngineManifest, against: str, progress: Progress) -> Quality:
+def _measure_engine(folder: Path, manifest: EngineManifest, against: str, progress: Progress) -> QualityMetrics:
     if manifest.target not in ("tensorrt", "pytorch"):
         raise InputError(f"--against works for targets tensorrt and pytorch; {folder} is of target {manifest.target}.")
     weights = folder / ("checkpoint" if manifest.target == "tensorrt" else manifest.model_dir)
@@ -52,26 +54,26 @@ def _measure_engine(folder: Path, manifest: EngineManifest, against: str, progre
     return _measure(weights, manifest.target, against, progress)
 
 
-def _measure(weights: Path, target: str, against: str, progress: Progress) -> Quality:
+def _measure(weights: Path, target: str, against: str, progress: Progress) -> QualityMetrics:
     from llmops.build.checkpoint import open_checkpoint
-    from llmops.build.quality.run import measure
-    from llmops.build.quantize.hf_files import check_readable
+    from llmops.build.quality.export_comparison import measure_export
+    from llmops.build.quantize.hf_checkpoint_reader import check_format_readable
 
     if target == "pytorch":
-        check_readable(weights)
+        check_format_readable(weights)
     source = open_checkpoint(against)
     if source.quantisation is not None and source.quantisation.method != "gguf":
         raise InputError(
             f"--against {against} is quantised itself ({source.quantisation.method}); give the full-precision source."
         )
     with scratch_folder("llmops-eval-") as scratch:
-        return measure(weights, target, source, _record(source, scratch, progress), progress)
+        return measure_export(weights, target, source, _record(source, scratch, progress), progress)
 
 
-def _record(checkpoint: Checkpoint, scratch: Path, progress: Progress) -> Reference:
-    from llmops.build.quality.reference import Reference
-    from llmops.build.quality.source import open_source
-    from llmops.build.quantize.loading import load_tokenizer
+def _record(checkpoint: Checkpoint, scratch: Path, progress: Progress) -> ReferenceAnswers:
+    from llmops.build.quality.reference_answers import ReferenceAnswers
+    from llmops.build.quality.source_model import open_source
+    from llmops.build.quantize.model_loading import load_tokenizer
 
     end = set(checkpoint.special_tokens.end)
-    return Reference.record(open_source(checkpoint), load_tokenizer(checkpoint), end, scratch, progress)
+    return ReferenceAnswers.record(open_source(checkpoint), load_tokenizer(checkpoint), end, scratch, progress)

@@ -147,7 +147,7 @@ def _hub(dataset: str) -> list[str]:
         raise InputError(f"--calib-data {dataset} cannot be read from the hub ({error}); give a local file.") from error
 
 
-def sequences(texts: list[str], tokenizer: Any, size: int, seq_len: int) -> list[list[int]]:
+def pack_sequences(texts: list[str], tokenizer: Any, size: int, seq_len: int) -> list[list[int]]:
     """At most `size` sequences of `seq_len` token ids: texts one after the other with an end-of-text token between, so
     that short ones need no padding. Only the last may be shorter."""
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []

@@ -13,7 +13,7 @@ from typing import Any
 _BOOKKEEPING = ("training_tensor_parallel", "training_pipeline_parallel")
 
 
-def version4(config: dict[str, Any]) -> dict[str, Any]:
+def with_transformers4_keys(config: dict[str, Any]) -> dict[str, Any]:
     """The same config with the older keys added; keys that both versions know stay."""
     old = {key: value for key, value in config.items() if key not in _BOOKKEEPING}
     if "dtype" in old:
@@ -24,7 +24,7 @@ def version4(config: dict[str, Any]) -> dict[str, Any]:
     if isinstance(parameters, dict):
         old.update(_rope(parameters))
     if isinstance(old.get("text_config"), dict):
-        old["text_config"] = version4(old["text_config"])
+        old["text_config"] = with_transformers4_keys(old["text_config"])
     return old
 
 
@@ -42,6 +42,6 @@ def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
 def rewrite_config(folder: Path, dtype: str) -> None:
     """Bring `folder`/config.json into the older spelling; `dtype` is what the unquantised weights are stored in."""
     path = folder / "config.json"
-    config = version4(json.loads(path.read_text()))
+    config = with_transformers4_keys(json.loads(path.read_text()))
     config["dtype"] = config["torch_dtype"] = dtype
     path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")

@@ -6,12 +6,12 @@ import contextlib
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from llmops.build.formats import Format
-from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, batches, load_texts, sequences
-from llmops.build.quantize.experts import split_experts
-from llmops.build.quantize.loading import has_gpu, quiet
-from llmops.build.quantize.presets import modelopt_config
-from llmops.build.quantize.progress_meter import Meter, layer_progress, work
+from llmops.build.quant_formats import QuantFormat
+from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, batches, load_texts, pack_sequences
+from llmops.build.quantize.expert_split import split_experts
+from llmops.build.quantize.forward_progress import ForwardMeter, layer_progress, work
+from llmops.build.quantize.model_loading import has_gpu, silence_libraries
+from llmops.build.quantize.modelopt_presets import modelopt_config
 from llmops.errors import BuildError
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ _AWQ_PASSES = (1, 12)
 def quantize(
     model: Any,
     tokenizer: Any,
-    form: Format,
+    form: QuantFormat,
     kv_cache: str,
     group_size: int | None,
     settings: CalibrationSettings,
@@ -41,12 +41,12 @@ def quantize(
     if config is None:
         return 0
     size, batch_size = settings.resolved(has_gpu(), form.calib_limit)
-    found = sequences(load_texts(settings), tokenizer, size, settings.seq_len)
+    found = pack_sequences(load_texts(settings), tokenizer, size, settings.seq_len)
     tokens = sum(len(ids) for ids in found)
     passes = _AWQ_PASSES if form.grouped else (1,)
     total = sum(passes) * work([ids.numel() for ids in batches(found, batch_size)])
     with (
-        progress.stage(_title(form, len(found), tokens, settings), total), quiet(), torch.inference_mode(),
+        progress.stage(_title(form, len(found), tokens, settings), total), silence_libraries(), torch.inference_mode(),
         _bfloat16_products(), layer_progress(model, progress) as meter,
     ):  # fmt: skip
         _run(model, config, _forward_loop(meter, passes, lambda: batches(found, batch_size)))
@@ -55,7 +55,7 @@ def quantize(
 
 
 def _forward_loop(
-    meter: Meter, passes: tuple[int, ...], prepared: Callable[[], Iterator[torch.Tensor]]
+    meter: ForwardMeter, passes: tuple[int, ...], prepared: Callable[[], Iterator[torch.Tensor]]
 ) -> Callable[[Any], None]:
     """What ModelOpt calls once for every pass over the calibration data."""
     costs = iter(passes)
@@ -69,7 +69,7 @@ def _forward_loop(
     return forward
 
 
-def _title(form: Format, count: int, tokens: int, settings: CalibrationSettings) -> str:
+def _title(form: QuantFormat, count: int, tokens: int, settings: CalibrationSettings) -> str:
     source = "the bundled texts" if settings.dataset == BUNDLED else settings.dataset
     return f"Calibrating {form.name} on {count} sequences ({tokens} tokens) of {source}"
 

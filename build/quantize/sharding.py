@@ -16,7 +16,7 @@ TP_SIZES = range(1, 17)
 
 
 @dataclass(frozen=True)
-class Linear:
+class ShardedLinear:
     """A weight (out, in) and which of its dimensions tensor parallelism cuts."""
 
     name: str
@@ -31,21 +31,21 @@ class Linear:
         return (self.in_features if self.cut == "in" else self.out_features) % tp == 0
 
 
-def linears(arch: Architecture) -> Iterator[Linear]:
+def linears(arch: Architecture) -> Iterator[ShardedLinear]:
     """The quantised weights of one layer, in Hugging Face names."""
     hidden, heads, head_dim = arch.hidden_size, arch.num_heads, arch.head_dim
-    yield Linear("self_attn.q_proj", heads * head_dim, hidden, "out")
-    yield Linear("self_attn.o_proj", hidden, heads * head_dim, "in")
+    yield ShardedLinear("self_attn.q_proj", heads * head_dim, hidden, "out")
+    yield ShardedLinear("self_attn.o_proj", hidden, heads * head_dim, "in")
     if arch.moe is None or len(arch.moe.layers) < arch.num_layers:
-        yield Linear("mlp.gate_proj", arch.intermediate_size, hidden, "out")
-        yield Linear("mlp.down_proj", hidden, arch.intermediate_size, "in")
+        yield ShardedLinear("mlp.gate_proj", arch.intermediate_size, hidden, "out")
+        yield ShardedLinear("mlp.down_proj", hidden, arch.intermediate_size, "in")
     if arch.moe is not None:
         width = arch.moe.moe_intermediate_size
-        yield Linear("mlp.experts.gate_proj", width, hidden, "out")
-        yield Linear("mlp.experts.down_proj", hidden, width, "in")
+        yield ShardedLinear("mlp.experts.gate_proj", width, hidden, "out")
+        yield ShardedLinear("mlp.experts.down_proj", hidden, width, "in")
 
 
-def refusal(arch: Architecture, tp: int, group_size: int | None) -> str | None:
+def sharding_problem(arch: Architecture, tp: int, group_size: int | None) -> str | None:
     """Why tp (with this group size, for group-quantised formats) cannot be, naming layer and dimension; or None."""
     if arch.num_heads % tp:
         return f"num_attention_heads {arch.num_heads} does not divide by tp {tp}"
@@ -67,14 +67,14 @@ def choose_group_size(arch: Architecture, tp: int, wanted: int | None, sizes: tu
     if wanted and wanted not in sizes:
         raise InputError(f"--group-size {wanted}: TensorRT-LLM has kernels for {' and '.join(map(str, sizes))} only.")
     for group in (wanted,) if wanted else sizes:
-        if refusal(arch, tp, group) is None:
+        if sharding_problem(arch, tp, group) is None:
             return group
     raise InputError(_no_group(arch, tp, wanted, sizes))
 
 
 def check_sharding(arch: Architecture, tp: int, pp: int, group_size: int | None = None) -> None:
     """Raises InputError naming what does not divide and the values that would do."""
-    reason = refusal(arch, tp, group_size)
+    reason = sharding_problem(arch, tp, group_size)
     if reason is not None:
         raise InputError(f"--tp {tp} cannot work: {reason}; {_tp_values(arch, group_size)}.")
     if pp > arch.num_layers:
@@ -85,15 +85,15 @@ def check_sharding(arch: Architecture, tp: int, pp: int, group_size: int | None 
 
 def _no_group(arch: Architecture, tp: int, wanted: int | None, sizes: tuple[int, ...]) -> str:
     group = wanted or sizes[-1]
-    fitting = [g for g in sizes if refusal(arch, tp, g) is None]
+    fitting = [g for g in sizes if sharding_problem(arch, tp, g) is None]
     what = f"--group-size {wanted} with --tp {tp}" if wanted else f"--tp {tp} with group-wise quantisation"
-    reason = f"{what} cannot work: {refusal(arch, tp, group)}"
+    reason = f"{what} cannot work: {sharding_problem(arch, tp, group)}"
     if not fitting:
         return f"{reason}; {_tp_values(arch, group)}."
     return f"{reason}; --group-size {' or '.join(map(str, fitting))} would do with --tp {tp}."
 
 
 def _tp_values(arch: Architecture, group_size: int | None) -> str:
-    good = [str(tp) for tp in TP_SIZES if refusal(arch, tp, group_size) is None]
+    good = [str(tp) for tp in TP_SIZES if sharding_problem(arch, tp, group_size) is None]
     with_group = f" with group size {group_size}" if group_size else ""
     return f"tp {', '.join(good)} would do{with_group}" if good else f"no tp would do{with_group}; use --quant fp8"

@@ -9,7 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from llmops.build.plan.buildplan import BuildPlan
+from llmops.build.plan.build_plan import BuildPlan
 from llmops.errors import InputError
 
 FOLDER = Path(__file__).with_name("data")
@@ -48,7 +48,7 @@ class Recipe:
 @cache
 def recipes() -> dict[str, Recipe]:
     """Return every recipe by its name."""
-    found = (_read(file) for file in sorted(FOLDER.glob("*.json")))
+    found = (_read_recipe(file) for file in sorted(FOLDER.glob("*.json")))
     return {recipe.name: recipe for recipe in found}
 
 
@@ -62,7 +62,7 @@ def find_recipe(name: str) -> Recipe:
     raise InputError(f"There is no recipe {name}; {hint}")
 
 
-def _read(file: Path) -> Recipe:
+def _read_recipe(file: Path) -> Recipe:
     content = json.loads(file.read_text(encoding="utf-8"))
     about = dict(content["recipe"])
     notes = tuple(about.pop("notes", ()))

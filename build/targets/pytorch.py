@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.checkpoint.adapters import Adapter, read_adapters
-from llmops.build.engine_folder.extras import PytorchExtra
-from llmops.build.engine_folder.stages import link_file, link_tree
+from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint, read_adapters
+from llmops.build.engine_folder.build_stages import link_file, link_tree
+from llmops.build.engine_folder.manifest_extras import PytorchExtra
 from llmops.build.progress import Progress
-from llmops.build.quality.gates import limits_given
+from llmops.build.quality.quality_gates import limits_given
 from llmops.build.spec import BuildSpec
-from llmops.build.target_names import TargetName
-from llmops.build.targets.base import Target, TargetResult
+from llmops.build.target_facts import TargetName
+from llmops.build.targets.build_target import BuildResult, BuildTarget
 from llmops.build.targets.nvidia.build_request import (
     COMMON_OPTIONS,
     BuildRequest,
@@ -22,13 +22,13 @@ from llmops.build.targets.nvidia.build_request import (
     make_request,
     unknown_options,
 )
-from llmops.build.targets.nvidia.fits import check_gpu
-from llmops.build.targets.nvidia.job import NvidiaJob
-from llmops.build.targets.nvidia.quantised import quantised_checkpoint
-from llmops.build.trtllm.extra_options import contradiction
-from llmops.build.trtllm.llm_args import Parallel, Serving, make_llm_args
-from llmops.build.trtllm.llm_releases import profile_of
-from llmops.build.trtllm.lora import copy_adapters
+from llmops.build.targets.nvidia.gpu_checks import check_gpu
+from llmops.build.targets.nvidia.nvidia_job import NvidiaJob
+from llmops.build.targets.nvidia.quantize_stages import quantised_checkpoint
+from llmops.build.trtllm.extra_llm_options import contradiction
+from llmops.build.trtllm.llm_args import LlmParallelism, ServingOptions, make_llm_args
+from llmops.build.trtllm.lora_prefetch import copy_adapters
+from llmops.build.trtllm.release_profiles import profile_of_release
 from llmops.errors import InputError
 
 LLM = "llm."
@@ -36,7 +36,7 @@ ARGS_FILE = "llm_args.json"
 MODEL_DIR = "model"
 
 
-class PytorchTarget(Target[Checkpoint]):
+class PytorchTarget(BuildTarget[Checkpoint]):
     """`--set llm.FIELD=VALUE` sets any LLM-API field; VALUE is JSON, or text where it is not."""
 
     name: TargetName = "pytorch"
@@ -53,7 +53,7 @@ class PytorchTarget(Target[Checkpoint]):
 class PytorchJob(NvidiaJob):
     """`arguments` are those of `tensorrt_llm.LLM`. Raises InputError for a field or value that it does not have."""
 
-    def __init__(self, request: BuildRequest, adapters: list[Adapter]) -> None:
+    def __init__(self, request: BuildRequest, adapters: list[AdapterCheckpoint]) -> None:
         super().__init__(request, adapters)
         self.arguments = llm_args(request, adapters)
 
@@ -61,12 +61,12 @@ class PytorchJob(NvidiaJob):
         arguments = json.dumps(self.arguments, indent=2)
         return [f"tensorrt_llm.LLM(model={self.spec.output / MODEL_DIR!s}, **{arguments})"]
 
-    def build(self, workdir: Path, progress: Progress) -> TargetResult:
+    def build(self, workdir: Path, progress: Progress) -> BuildResult:
         record: dict[str, Any] = {"quality": None, "calibration_tokens": 0}
         model_dir = workdir / MODEL_DIR
         if self.request.copied:
             with progress.stage("Taking the checkpoint over"):
-                _take_over(self.checkpoint, model_dir)
+                _link_checkpoint(self.checkpoint, model_dir)
         else:
             folder, record = quantised_checkpoint(self.request, workdir / "tokenizer", progress)
             link_tree(folder / "checkpoint", model_dir)
@@ -86,7 +86,7 @@ class PytorchJob(NvidiaJob):
         )
 
 
-def _take_over(checkpoint: Checkpoint, model_dir: Path) -> None:
+def _link_checkpoint(checkpoint: Checkpoint, model_dir: Path) -> None:
     model_dir.mkdir()
     for file in checkpoint.files:
         place = model_dir / file.path
@@ -101,7 +101,7 @@ def _add_tokenizer(workdir: Path, model_dir: Path) -> None:
             link_file(file, model_dir / file.name)
 
 
-def llm_args(request: BuildRequest, adapters: list[Adapter]) -> dict[str, Any]:
+def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[str, Any]:
     """Raises InputError for a field or value that the image's version does not have."""
     spec = request.spec
     given = {name[len(LLM) :]: _value(text) for name, text in spec.options.items() if name.startswith(LLM)}
@@ -113,15 +113,15 @@ def llm_args(request: BuildRequest, adapters: list[Adapter]) -> dict[str, Any]:
             raise InputError(fault)
     if adapters:
         given = {**lora_fields(adapters), **given}
-    parallel = Parallel(spec.tp, spec.pp, spec.ep, request.checkpoint.architecture.moe is not None)
-    serving = Serving.of_plan(spec.plan)
+    parallel = LlmParallelism(spec.tp, spec.pp, spec.ep, request.checkpoint.architecture.moe is not None)
+    serving = ServingOptions.of_plan(spec.plan)
     version = request.image.tensorrt_llm
     arguments = make_llm_args(request.limits, parallel, request.kv_cache, given, version, serving)
-    profile_of(arguments, version, request.weights)
+    profile_of_release(arguments, version, request.weights)
     return arguments
 
 
-def lora_fields(adapters: list[Adapter]) -> dict[str, Any]:
+def lora_fields(adapters: list[AdapterCheckpoint]) -> dict[str, Any]:
     """Room for all adapters at once, on the GPUs and in host memory."""
     modules = {module: None for adapter in adapters for module in adapter.modules}
     return {

@@ -3,6 +3,6 @@
 Tokenising and rendering belong to `gateway/text/`.
 """
 
-from llmops.build.tokenizer.write import check_tokenizer, write_tokenizer
+from llmops.build.tokenizer.tokenizer_folder import check_tokenizer, write_tokenizer
 
 __all__ = ["check_tokenizer", "write_tokenizer"]

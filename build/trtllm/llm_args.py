@@ -1,6 +1,6 @@
 """The frozen arguments of `tensorrt_llm.LLM(...)`: made from a request, checked against the field table.
 
-An engine keeps them neutral, in the newest release's names; each release gets its own from `resolve`.
+An engine keeps them neutral, in the newest release's names; each release gets its own from `arguments_for_release`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from llmops.build.engine_folder.manifest import EngineLimits
+from llmops.build.trtllm.image_selection import release_of
 from llmops.build.trtllm.llm_fields import DECODING_TYPES, SPECULATIVE, TABLES, TOP, Field, Table
-from llmops.build.trtllm.versions import release
 from llmops.errors import InputError
 
 _TYPES: dict[str, tuple[type, ...]] = {
@@ -31,7 +31,7 @@ class FieldError(InputError):
 
 
 @dataclass(frozen=True)
-class Parallel:
+class LlmParallelism:
     """GPUs; `ep` spreads experts over the tensor-parallel ones."""
 
     tp: int
@@ -41,7 +41,7 @@ class Parallel:
 
 
 @dataclass(frozen=True)
-class Serving:
+class ServingOptions:
     """What a plan decides about serving. `kv_cache_fraction`: of the GPU memory that the weights leave free."""
 
     kv_cache_fraction: float = 0.9
@@ -49,7 +49,7 @@ class Serving:
     tokens_per_block: int = 32
 
     @classmethod
-    def of_plan(cls, plan: Mapping[str, Any] | None) -> Serving:
+    def of_plan(cls, plan: Mapping[str, Any] | None) -> ServingOptions:
         """From a BuildPlan as a dict; what it leaves out keeps its default."""
         known = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in (plan or {}).items() if name in known})
@@ -57,15 +57,15 @@ class Serving:
 
 def make_llm_args(
     limits: EngineLimits,
-    parallel: Parallel,
+    parallel: LlmParallelism,
     kv_cache: str,
     overrides: Mapping[str, Any],
     version: str,
-    serving: Serving | None = None,
+    serving: ServingOptions | None = None,
 ) -> dict[str, Any]:
     """Neutral arguments without `model` and `tokenizer`, which the serving side fills in. `overrides` win over the
     plan. Raises InputError for what `version` would not take."""
-    serving = serving or Serving()
+    serving = serving or ServingOptions()
     arguments: dict[str, Any] = {
         "backend": "pytorch",
         "tensor_parallel_size": parallel.tp,
@@ -91,7 +91,7 @@ def make_llm_args(
     for path, value in overrides.items():
         _set(arguments, path, value)
     check_llm_args(arguments, version)
-    return neutral(arguments)
+    return release_neutral(arguments)
 
 
 def _graph_sizes(max_batch_size: int) -> list[int]:
@@ -112,9 +112,9 @@ def _set(arguments: dict[str, Any], path: str, value: Any) -> None:
         arguments[last] = value
 
 
-def neutral(arguments: Mapping[str, Any]) -> dict[str, Any]:
+def release_neutral(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments in the names that an engine keeps: speculation's types and draft model are called differently by
-    different releases. A type that none has stays as it is, for `resolve` to refuse."""
+    different releases. A type that none has stays as it is, for `arguments_for_release` to refuse."""
     made = dict(arguments)
     speculative = made.get("speculative_config")
     if isinstance(speculative, Mapping):
@@ -136,9 +136,9 @@ def _plain(name: str) -> str:
     return name.replace("_", "").lower()
 
 
-def resolve(arguments: Mapping[str, Any], minor: tuple[int, int]) -> dict[str, Any]:
+def arguments_for_release(arguments: Mapping[str, Any], minor: tuple[int, int]) -> dict[str, Any]:
     """What a minor release of the LLM API is called with. Raises InputError for what it does not have."""
-    made = {name: value for name, value in neutral(arguments).items() if not _harmless(TOP.get(name), minor)}
+    made = {name: value for name, value in release_neutral(arguments).items() if not _harmless(TOP.get(name), minor)}
     for name, field in TOP.items():
         if field.config is not None and isinstance(made.get(name), Mapping):
             table = TABLES[field.config]
@@ -169,7 +169,7 @@ def _speculation_of(neutral_form: Mapping[str, Any], minor: tuple[int, int]) -> 
 
 def check_llm_args(arguments: Mapping[str, Any], version: str) -> None:
     """Raise InputError for the first key or value that TensorRT-LLM `version` would not take."""
-    resolve(arguments, release(version))
+    arguments_for_release(arguments, release_of(version))
 
 
 def _check_table(values: Mapping[str, Any], table: Table, minor: tuple[int, int], prefix: str) -> None:

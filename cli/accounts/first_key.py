@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from llmops.cli.accounts.store import myself
+from llmops.cli.accounts.local_store import current_audit_context
 
 TENANT, USER = "default", "admin@localhost"
 
@@ -15,15 +15,15 @@ def first_key(url: str) -> str:
 
 
 async def _first_key(url: str) -> str:
-    by = myself()
-    from llmops.store.accounts.keys import SCOPES, KeySpec, any_key, create_key
+    by = current_audit_context()
+    from llmops.store.accounts.keys import SCOPES, KeySpec, create_key, has_any_key
     from llmops.store.accounts.limits import Limits
     from llmops.store.accounts.tenants import create_tenant, find_tenant
     from llmops.store.accounts.users import ensure_user
-    from llmops.store.open import open_store
+    from llmops.store.factory import open_store
 
     async with await open_store(url, pool_size=1) as store, store.write() as connection:
-        if await any_key(connection):
+        if await has_any_key(connection):
             return ""
         if await find_tenant(connection, TENANT) is None:
             await create_tenant(connection, TENANT, Limits(), by)

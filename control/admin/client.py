@@ -8,9 +8,9 @@ from urllib.parse import quote
 import httpx
 from pydantic import ValidationError
 
-from llmops.connections import http_failure
-from llmops.control.admin.operations import Asked, Operation, Told
-from llmops.errors import InputError, ServerError, UnknownNameError
+from llmops.connection_errors import http_connection_error
+from llmops.control.admin.operations import Operation, RequestT, ResponseT
+from llmops.errors import InputError, ServerError, UnknownResourceError
 
 TIMEOUT = httpx.Timeout(30.0, connect=10.0)
 
@@ -27,7 +27,7 @@ class AdminClient:
         except (httpx.InvalidURL, UnicodeError, ValueError) as error:
             raise InputError(f"{url} is not a URL; write http://HOST:PORT.") from error
 
-    def do(self, operation: Operation[Asked, Told], asked: Asked) -> Told:
+    def do(self, operation: Operation[RequestT, ResponseT], asked: RequestT) -> ResponseT:
         """Raises InputError with the sentence of whoever refuses, ServerError where nobody answers as they should."""
         sent = asked.model_dump(mode="json", by_alias=True, exclude_unset=True)
         path = operation.path.format(**{name: quote(str(sent.pop(name)), safe="") for name in operation.placed})
@@ -38,30 +38,30 @@ class AdminClient:
             raise InputError(f"{self._url} is not a URL; write http://HOST:PORT.") from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             advice = "start `llmops control` or `llmops up --store`, or name another with --url"
-            raise http_failure(self._url, error, advice) from error
+            raise http_connection_error(self._url, error, advice) from error
         if not answer.is_success:
             raise self._refused(answer)
         try:
             return operation.answer().validate_json(answer.content)
         except ValidationError as error:
-            raise self._stranger() from error
+            raise self._no_admin_api_error() from error
 
     def _refused(self, answer: httpx.Response) -> InputError | ServerError:
         try:
             said = answer.json()["error"]["message"]
         except (ValueError, KeyError, TypeError):
-            return self._stranger()
+            return self._no_admin_api_error()
         # a gateway alone, which has no such route
         if said.startswith(f"There is no {answer.request.method} {answer.request.url.path}."):
-            return self._stranger()
+            return self._no_admin_api_error()
         if answer.status_code >= 500:
             return ServerError(f"{self._url} failed: {said}")
         if answer.status_code == 401:
             wanted = "set LLMOPS_API_KEY to a key of the scope admin that it knows"
             return InputError(f"{self._url} refuses this API key ({said.rstrip('.')}); {wanted}.")
-        return (UnknownNameError if answer.status_code == 404 else InputError)(said)
+        return (UnknownResourceError if answer.status_code == 404 else InputError)(said)
 
-    def _stranger(self) -> ServerError:
+    def _no_admin_api_error(self) -> ServerError:
         return ServerError(
             f"{self._url} answers, and has no admin API: a gateway has one only in an `llmops up` with a store "
             "(--store); name an `llmops control` or such an `llmops up`."

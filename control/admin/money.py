@@ -7,7 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, PlainSerializer
 
-from llmops.money import MICROS
+from llmops.money import MICROS_PER_USD
 
 # exact as it is read from JSON; as a number it is written
 Dollars = Annotated[
@@ -17,9 +17,9 @@ Dollars = Annotated[
 ]
 
 
-def micros_of(dollars: Decimal) -> int:
-    return int(dollars * MICROS)
+def to_micros(dollars: Decimal) -> int:
+    return int(dollars * MICROS_PER_USD)
 
 
-def dollars_of(micros: int) -> Decimal:
-    return Decimal(micros) / MICROS
+def to_dollars(micros: int) -> Decimal:
+    return Decimal(micros) / MICROS_PER_USD

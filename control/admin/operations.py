@@ -11,23 +11,23 @@ from typing import Any, Generic, TypeVar
 
 from pydantic import TypeAdapter
 
-from llmops.control.admin import wire
+from llmops.control.admin import schemas
 
-Asked = TypeVar("Asked", bound=wire.Wire)
-Told = TypeVar("Told")
+RequestT = TypeVar("RequestT", bound=schemas.AdminSchema)
+ResponseT = TypeVar("ResponseT")
 PREFIX = "/api/admin"
 
 
 @dataclass(frozen=True)
-class Operation(Generic[Asked, Told]):
+class Operation(Generic[RequestT, ResponseT]):
     """`told`: a Wire, or a tuple of them. Fields of `asked` that are in the path go there, others into the query of a
     GET or DELETE, or the body."""
 
     name: str
     method: str
     path: str
-    asked: type[Asked]
-    told: type[Told]
+    asked: type[RequestT]
+    told: type[ResponseT]
     summary: str
     placed: tuple[str, ...] = field(init=False)
 
@@ -42,11 +42,13 @@ class Operation(Generic[Asked, Told]):
     def has_body(self) -> bool:
         return self.method in ("POST", "PATCH") and set(self.asked.model_fields) > set(self.placed)
 
-    def answer(self) -> TypeAdapter[Told]:
+    def answer(self) -> TypeAdapter[ResponseT]:
         return TypeAdapter(self.told)
 
 
-def _of(name: str, method: str, path: str, asked: type[Asked], told: type[Told], said: str) -> Operation[Asked, Told]:
+def _register(
+    name: str, method: str, path: str, asked: type[RequestT], told: type[ResponseT], said: str
+) -> Operation[RequestT, ResponseT]:
     operation = Operation(name, method, PREFIX + path, asked, told, said)
     OPERATIONS.append(operation)
     return operation
@@ -54,50 +56,75 @@ def _of(name: str, method: str, path: str, asked: type[Asked], told: type[Told],
 
 OPERATIONS: list[Operation[Any, Any]] = []
 
-TENANT = wire.Tenant
-CREATE_TENANT = _of("create_tenant", "POST", "/tenants", wire.NewTenant, TENANT, "Make a tenant")
-LIST_TENANTS = _of("list_tenants", "GET", "/tenants", wire.TenantsWanted, tuple[wire.Tenant, ...], "Tenants")
-SHOW_TENANT = _of("show_tenant", "GET", "/tenants/{tenant}", wire.TenantName, TENANT, "One tenant")
-UPDATE_TENANT = _of("update_tenant", "PATCH", "/tenants/{tenant}", wire.TenantChange, TENANT, "Change its limits")
-DELETE_TENANT = _of("delete_tenant", "DELETE", "/tenants/{tenant}", wire.TenantName, TENANT, "Refuse all of its keys")
-RESTORE_TENANT = _of(
-    "restore_tenant", "POST", "/tenants/{tenant}/restore", wire.TenantName, TENANT, "Undo the deletion"
+TENANT = schemas.TenantRead
+CREATE_TENANT = _register("create_tenant", "POST", "/tenants", schemas.TenantCreate, TENANT, "Make a tenant")
+LIST_TENANTS = _register(
+    "list_tenants", "GET", "/tenants", schemas.TenantListQuery, tuple[schemas.TenantRead, ...], "Tenants"
+)
+SHOW_TENANT = _register("show_tenant", "GET", "/tenants/{tenant}", schemas.TenantReference, TENANT, "One tenant")
+UPDATE_TENANT = _register(
+    "update_tenant", "PATCH", "/tenants/{tenant}", schemas.TenantUpdate, TENANT, "Change its limits"
+)
+DELETE_TENANT = _register(
+    "delete_tenant", "DELETE", "/tenants/{tenant}", schemas.TenantReference, TENANT, "Refuse all of its keys"
+)
+RESTORE_TENANT = _register(
+    "restore_tenant", "POST", "/tenants/{tenant}/restore", schemas.TenantReference, TENANT, "Undo the deletion"
 )
 
-CREATE_KEY = _of("create_key", "POST", "/keys", wire.NewKey, wire.MadeKey, "Make a key; it is told this once")
-LIST_KEYS = _of("list_keys", "GET", "/keys", wire.KeysWanted, tuple[wire.Key, ...], "Keys, never the keys themselves")
-SHOW_KEY = _of(
-    "show_key", "GET", "/keys/{key}", wire.KeyName, wire.ShownKey, "One key, and what is spent of its budget"
+CREATE_KEY = _register(
+    "create_key", "POST", "/keys", schemas.KeyCreate, schemas.KeyWithSecret, "Make a key; it is told this once"
 )
-UPDATE_KEY = _of("update_key", "PATCH", "/keys/{key}", wire.KeyChange, wire.Key, "Change what is named")
-ROTATE_KEY = _of("rotate_key", "POST", "/keys/{key}/rotate", wire.Rotation, wire.MadeKey, "Another secret for the key")
-REVOKE_KEY = _of("revoke_key", "POST", "/keys/{key}/revoke", wire.Revocation, wire.Key, "Refuse it permanently")
+LIST_KEYS = _register(
+    "list_keys", "GET", "/keys", schemas.KeyListQuery, tuple[schemas.KeyRead, ...], "Keys, never the keys themselves"
+)
+SHOW_KEY = _register(
+    "show_key",
+    "GET",
+    "/keys/{key}",
+    schemas.KeyReference,
+    schemas.KeyDetails,
+    "One key, and what is spent of its budget",
+)
+UPDATE_KEY = _register("update_key", "PATCH", "/keys/{key}", schemas.KeyUpdate, schemas.KeyRead, "Change what is named")
+ROTATE_KEY = _register(
+    "rotate_key", "POST", "/keys/{key}/rotate", schemas.KeyRotate, schemas.KeyWithSecret, "Another secret for the key"
+)
+REVOKE_KEY = _register(
+    "revoke_key", "POST", "/keys/{key}/revoke", schemas.KeyRevoke, schemas.KeyRead, "Refuse it permanently"
+)
 
-SET_PRICE = _of("set_price", "POST", "/prices", wire.NewPrice, wire.Price, "The price of a model, from when on")
-LIST_PRICES = _of("list_prices", "GET", "/prices", wire.PricesWanted, tuple[wire.Price, ...], "Prices, old and to come")
+SET_PRICE = _register(
+    "set_price", "POST", "/prices", schemas.PriceCreate, schemas.PriceRead, "The price of a model, from when on"
+)
+LIST_PRICES = _register(
+    "list_prices", "GET", "/prices", schemas.PriceListQuery, tuple[schemas.PriceRead, ...], "Prices, old and to come"
+)
 
-READ_USAGE = _of("read_usage", "GET", "/usage", wire.UsageWanted, wire.Usage, "What was used, and what it cost")
-RECONCILE = _of(
+READ_USAGE = _register(
+    "read_usage", "GET", "/usage", schemas.UsageReportQuery, schemas.UsageReport, "What was used, and what it cost"
+)
+RECONCILE = _register(
     "reconcile_usage",
     "POST",
     "/usage/reconcile",
-    wire.ReconciliationWanted,
-    wire.Reconciliation,
+    schemas.ReconciliationRequest,
+    schemas.Reconciliation,
     "What has not arrived",
 )
-LIST_PARKED = _of(
-    "list_parked_events",
+LIST_DEAD_LETTERS = _register(
+    "list_dead_letters",
     "GET",
-    "/usage/parked",
-    wire.ParkedWanted,
-    tuple[wire.ParkedEvent, ...],
+    "/usage/dead-letters",
+    schemas.DeadLetterListQuery,
+    tuple[schemas.DeadLetterRead, ...],
     "Events of usage that are on no bill",
 )
-READ_AUDIT = _of(
+READ_AUDIT = _register(
     "read_audit",
     "GET",
     "/audit",
-    wire.AuditWanted,
-    tuple[wire.AuditEntry, ...],
+    schemas.AuditQuery,
+    tuple[schemas.AuditEntryRead, ...],
     "Who changed what, and who was refused",
 )

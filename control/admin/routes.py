@@ -10,19 +10,19 @@ from fastapi import FastAPI
 from starlette.requests import Request
 from starlette.responses import Response
 
+from llmops.control.admin.handlers import HANDLERS
 from llmops.control.admin.operations import OPERATIONS, Operation
-from llmops.control.admin.work import WORK
-from llmops.control.failures import refused
-from llmops.control.reading import body_of_request, query_of
-from llmops.control.schema import parameters_of
-from llmops.control.shared import SharedStore
+from llmops.control.errors import as_api_error
+from llmops.control.openapi_parameters import make_parameters
+from llmops.control.request_parsing import parse_query, read_json_object
+from llmops.control.shared_store import SharedStore
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ForbiddenError
-from llmops.gateway.http.body import validate
-from llmops.gateway.http.context import context_of
-from llmops.gateway.http.openapi import body_of
-from llmops.gateway.messages import Caller
-from llmops.store.audit import By
+from llmops.gateway.http.openapi import request_body_schema
+from llmops.gateway.http.request_body import validate_body
+from llmops.gateway.http.request_context import context_of
+from llmops.gateway.interfaces import Caller
+from llmops.store.audit import AuditContext
 
 CREATED = frozenset({"create_tenant", "create_key", "set_price"})
 
@@ -39,7 +39,7 @@ def add_admin(app: FastAPI, store: SharedStore) -> None:
             tags=["admin"],
             status_code=201 if operation.name in CREATED else 200,
             responses={201 if operation.name in CREATED else 200: {"model": operation.told}},
-            openapi_extra=_documented(operation),
+            openapi_extra=_openapi_extra(operation),
         )
 
 
@@ -47,29 +47,29 @@ class _Endpoint:
     """One operation: who asks, what for, done in one transaction."""
 
     def __init__(self, operation: Operation[Any, Any], store: SharedStore) -> None:
-        self._operation, self._store, self._work = operation, store, WORK[operation.name]
+        self._operation, self._store, self._work = operation, store, HANDLERS[operation.name]
 
     async def handle(self, request: Request) -> Response:
         operation = self._operation
         caller = context_of(request).caller
-        _refuse_others(caller)
-        asked = validate(operation.asked, {**await self._fields(request), **request.path_params})
-        by = By(_actor(caller), datetime.now(timezone.utc))
+        _require_admin(caller)
+        asked = validate_body(operation.asked, {**await self._fields(request), **request.path_params})
+        by = AuditContext(_actor(caller), datetime.now(timezone.utc))
         async with self._store.write() if operation.writes else self._store.read() as connection:
             try:
                 told = await self._work(connection, by, asked)
             except LlmopsError as error:
-                raise refused(error) from error
+                raise as_api_error(error) from error
         status = 201 if operation.name in CREATED else 200
         return Response(json.dumps(_data(told), ensure_ascii=False), status, media_type="application/json")
 
     async def _fields(self, request: Request) -> dict[str, Any]:
         if self._operation.has_body:
-            return await body_of_request(request)
-        return query_of(request, self._operation.asked)
+            return await read_json_object(request)
+        return parse_query(request, self._operation.asked)
 
 
-def _refuse_others(caller: Caller) -> None:
+def _require_admin(caller: Caller) -> None:
     """Raises ForbiddenError, also where nobody is asked for a key: any page that a browser shows could ask there."""
     if "admin" not in caller.scopes:
         raise ForbiddenError(
@@ -85,6 +85,6 @@ def _data(told: Any) -> Any:
     return [one.data() for one in told] if isinstance(told, tuple) else told.data()
 
 
-def _documented(operation: Operation[Any, Any]) -> dict[str, Any]:
-    parameters = {"parameters": parameters_of(operation.asked, operation.placed, not operation.has_body)}
-    return parameters | (body_of(operation.asked) if operation.has_body else {})
+def _openapi_extra(operation: Operation[Any, Any]) -> dict[str, Any]:
+    parameters = {"parameters": make_parameters(operation.asked, operation.placed, not operation.has_body)}
+    return parameters | (request_body_schema(operation.asked) if operation.has_body else {})

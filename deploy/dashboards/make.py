@@ -233,7 +233,7 @@ TENANTS = Dashboard(
         "Where it goes": [
             Panel(
                 "By model, this month",
-                {"{{model}}": "max by (model) (llmops_spent_on_model_dollars)"},
+                {"{{model}}": "max by (model) (llmops_model_spent_dollars)"},
                 "currencyUSD",
             ),
             Panel(
@@ -282,7 +282,7 @@ TENANTS = Dashboard(
             ),
             Panel(
                 "Prompts that change at their beginning",
-                {"{{tenant}}": "max by (tenant) (llmops_prefix_unstable) or vector(0)"},
+                {"{{tenant}}": "max by (tenant) (llmops_unstable_prompts_ratio) or vector(0)"},
                 "percentunit",
                 "They cost their tenant the prefix cache: a date belongs at the end.",
             ),
@@ -304,13 +304,13 @@ FLEET = Dashboard(
             ),
             Panel(
                 "Answers that went on elsewhere",
-                {"{{reason}}": rate("llmops_migrations_total", "reason") + " or vector(0)"},
+                {"{{reason}}": rate("llmops_failovers_total", "reason") + " or vector(0)"},
                 "reqps",
                 "lost, failed: a replica broke; drain: a roll-out; preempted: its cache was full.",
             ),
             Panel(
                 "Servers that gateways reach",
-                {"{{server}}": "sum by (server) (llmops_server_reached)"},
+                {"{{server}}": "sum by (server) (llmops_server_reachable)"},
                 meaning="Workers of all gateways; 0 for 30 s is a node that failed.",
             ),
         ],
@@ -365,7 +365,7 @@ FLEET = Dashboard(
             ),
             Panel(
                 "Event loop held",
-                {"{{instance}}": rate("llmops_event_loop_held_seconds_total", "instance")},
+                {"{{instance}}": rate("llmops_event_loop_blocked_seconds_total", "instance")},
                 "percentunit",
                 "Share of the time in which the gateway's own work kept all streams waiting for over 50 ms.",
                 (0.01, 0.05),

@@ -4,7 +4,7 @@ An answer keeps its text and the sizes of its deltas, from which a reader makes 
 back with the id of the last event that it saw gets the rest, and two readers get the same.
 
 Only the process that generates an answer has it. A store that several processes share would take the place of
-`ChatRuns.find` and `AnswerLog`; nothing else here knows where the deltas are.
+`ChatRunRegistry.find` and `AnswerLog`; nothing else here knows where the deltas are.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ from collections import OrderedDict
 from collections.abc import Awaitable, Callable
 from typing import Any, NamedTuple, Protocol
 
-from llmops.gateway.answers.answer import Answer
-from llmops.gateway.answers.parsers.pieces import Piece, Reasoning, Text, ToolCall
 from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError, InvalidRequestError, log_detail
-from llmops.gateway.http.events import EventSource
-from llmops.gateway.http.failures import error_event
-from llmops.gateway.messages import Usage
+from llmops.gateway.generation.answer import Answer
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta, ToolCallDelta
+from llmops.gateway.http.error_handlers import openai_error_event
+from llmops.gateway.http.sse import EventSource
+from llmops.gateway.interfaces import Usage
 
 log = logging.getLogger(__name__)
 
 #: Seconds that an answer runs on without a reader: long enough to reload a page or to change the network.
-UNREAD_SECONDS = 30.0
+UNREAD_TIMEOUT = 30.0
 #: Seconds that an answer which has ended can be read again, and the most answers that are kept for that.
-KEPT_SECONDS, KEPT_RUNS = 60.0, 1000
+RETENTION_SECONDS, MAX_RETAINED_RUNS = 60.0, 1000
 #: Seconds between two writes of an unfinished answer to the store: what a crash of the gateway loses.
 SAVE_INTERVAL = 2.0
 #: Bytes after which a reader sends what it has rendered.
-PIECE = 32 * 1024
+FLUSH_BYTES = 32 * 1024
 # the largest delta of which an AnswerLog keeps the size
-_LARGEST = 0xFFFF
+_MAX_DELTA_BYTES = 0xFFFF
 _EVENT_ID = re.compile(r"([0-9a-f]{6})-(\d{1,9})")
 
 
@@ -58,12 +58,12 @@ class AnswerState(NamedTuple):
     usage: Usage
 
 
-class Chunks(Protocol):
+class ChunkRenderer(Protocol):
     """Renders the events of one answer."""
 
     def role(self, index: int) -> bytes: ...
 
-    def piece(self, index: int, piece: Piece) -> bytes: ...
+    def piece(self, index: int, piece: OutputDelta) -> bytes: ...
 
     def end(self, run: ChatRun) -> bytes:
         """Return the reason of the end, the usage, and what tells clients that the stream is over."""
@@ -81,7 +81,7 @@ class AnswerLog:
         self._sizes = array("H")
         # the first delta of each stretch of one kind, and an empty piece of that kind
         self._starts: list[int] = []
-        self._kinds: list[Piece] = []
+        self._kinds: list[OutputDelta] = []
 
     def __len__(self) -> int:
         return len(self._sizes)
@@ -91,13 +91,13 @@ class AnswerLog:
         """The memory that the deltas take."""
         return len(self._text) + 2 * len(self._sizes)
 
-    def append(self, piece: Piece) -> None:
+    def append(self, piece: OutputDelta) -> None:
         """Add a delta; a very long one becomes several."""
-        text = piece.arguments if isinstance(piece, ToolCall) else piece.text
+        text = piece.arguments if isinstance(piece, ToolCallDelta) else piece.text
         if self._is_new_kind(piece):
             self._starts.append(len(self._sizes))
-            self._kinds.append(piece._replace(arguments="") if isinstance(piece, ToolCall) else type(piece)(""))
-        step = _LARGEST // 4  # of UTF-8's longest characters
+            self._kinds.append(piece._replace(arguments="") if isinstance(piece, ToolCallDelta) else type(piece)(""))
+        step = _MAX_DELTA_BYTES // 4  # of UTF-8's longest characters
         for start in range(0, max(len(text), 1), step):
             data = text[start : start + step].encode("utf-8", "replace")
             self._text += data
@@ -107,44 +107,44 @@ class AnswerLog:
         """Return where the text of a delta begins."""
         return sum(self._sizes[:delta])
 
-    def piece(self, delta: int, offset: int) -> tuple[Piece, int]:
+    def piece(self, delta: int, offset: int) -> tuple[OutputDelta, int]:
         """Return a delta, whose text begins at `offset`, and where the next one begins."""
         end = offset + self._sizes[delta]
         text = self._text[offset:end].decode()
         at = bisect_right(self._starts, delta) - 1
         kind = self._kinds[at]
-        if isinstance(kind, ToolCall):
+        if isinstance(kind, ToolCallDelta):
             # the name goes out with the first delta of a call
             first = self._starts[at] == delta
-            return (kind._replace(arguments=text) if first else ToolCall(kind.index, arguments=text)), end
+            return (kind._replace(arguments=text) if first else ToolCallDelta(kind.index, arguments=text)), end
         return type(kind)(text), end
 
-    def pieces(self) -> list[Piece]:
+    def pieces(self) -> list[OutputDelta]:
         """Return the stretches of one kind, whole."""
-        found: list[Piece] = []
+        found: list[OutputDelta] = []
         for at, start in enumerate(self._starts):
             end = self._starts[at + 1] if at + 1 < len(self._starts) else len(self._sizes)
             begins = self.offset(start)
             text = self._text[begins : begins + sum(self._sizes[start:end])].decode()
             kind = self._kinds[at]
-            found.append(kind._replace(arguments=text) if isinstance(kind, ToolCall) else type(kind)(text))
+            found.append(kind._replace(arguments=text) if isinstance(kind, ToolCallDelta) else type(kind)(text))
         return found
 
-    def _is_new_kind(self, piece: Piece) -> bool:
+    def _is_new_kind(self, piece: OutputDelta) -> bool:
         if not self._kinds or type(self._kinds[-1]) is not type(piece):
             return True
-        return isinstance(piece, ToolCall) and piece.id is not None
+        return isinstance(piece, ToolCallDelta) and piece.id is not None
 
 
 class ChatRun:
-    """One answer. Without a reader it is stopped after `UNREAD_SECONDS`; `task` ends when it is over and stored."""
+    """One answer. Without a reader it is stopped after `UNREAD_TIMEOUT`; `task` ends when it is over and stored."""
 
     def __init__(
         self,
         run_id: str,
         owner: str,
         answer: Answer,
-        chunks: Chunks,
+        chunks: ChunkRenderer,
         save: Callable[[AnswerState], Awaitable[bool]] | None,
     ) -> None:
         """Prepare the run of a started answer. `save` stores a state, and returns False if that was not possible."""
@@ -174,9 +174,9 @@ class ChatRun:
         """End the answer now; what there is of it is stored."""
         self.answer.cancel()
 
-    def read(self, after: int = -1) -> Reader:
+    def read(self, after: int = -1) -> ChatRunReader:
         """Return a reader of the events after number `after`."""
-        return Reader(self, after)
+        return ChatRunReader(self, after)
 
     def enter(self) -> None:
         """Count a reader."""
@@ -195,8 +195,8 @@ class ChatRun:
     def state(self) -> AnswerState:
         """Return the present state."""
         pieces = self.log.pieces()
-        content = "".join(piece.text for piece in pieces if isinstance(piece, Text))
-        items = [] if all(isinstance(piece, Text) for piece in pieces) else _items(self.id, pieces, self.status)
+        content = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
+        items = [] if all(isinstance(piece, ContentDelta) for piece in pieces) else _items(self.id, pieces, self.status)
         return AnswerState(content, items, self.status, self.finish, self.answer.usage)
 
     async def _run(self) -> None:
@@ -256,10 +256,10 @@ class ChatRun:
             self._unread.cancel()
             self._unread = None
         if not self._readers and not self.over:
-            self._unread = asyncio.get_running_loop().call_later(UNREAD_SECONDS, self.stop)
+            self._unread = asyncio.get_running_loop().call_later(UNREAD_TIMEOUT, self.stop)
 
 
-class Reader(EventSource):
+class ChatRunReader(EventSource):
     """The events of a run from some number on. A reader who leaves stops nothing at once."""
 
     def __init__(self, run: ChatRun, after: int) -> None:
@@ -295,7 +295,7 @@ class Reader(EventSource):
         if self._event == 0:
             parts.append(self._id(0) + run.chunks.role(0))
             self._event = 1
-        while self._event <= len(run.log) and size < PIECE:
+        while self._event <= len(run.log) and size < FLUSH_BYTES:
             piece, self._offset = run.log.piece(self._event - 1, self._offset)
             parts.append(self._id(self._event) + run.chunks.piece(0, piece))
             size += len(parts[-1])
@@ -307,10 +307,10 @@ class Reader(EventSource):
 
     def _last(self) -> bytes:
         run = self._run
-        return (error_event(run.error) if run.error is not None else b"") + run.chunks.end(run)
+        return (openai_error_event(run.error) if run.error is not None else b"") + run.chunks.end(run)
 
 
-class ChatRuns:
+class ChatRunRegistry:
     """The runs of this process, by id: those in progress, and those that ended a moment ago."""
 
     def __init__(self) -> None:
@@ -331,9 +331,9 @@ class ChatRuns:
         await asyncio.gather(*(run.task for run in running), return_exceptions=True)
 
     def _ended(self, run: ChatRun) -> None:
-        asyncio.get_running_loop().call_later(KEPT_SECONDS, self._forget, run)
-        ended = [one.id for one in self._runs.values() if one.over] if len(self._runs) > KEPT_RUNS else []
-        for run_id in ended[: len(self._runs) - KEPT_RUNS]:
+        asyncio.get_running_loop().call_later(RETENTION_SECONDS, self._forget, run)
+        ended = [one.id for one in self._runs.values() if one.over] if len(self._runs) > MAX_RETAINED_RUNS else []
+        for run_id in ended[: len(self._runs) - MAX_RETAINED_RUNS]:
             del self._runs[run_id]
 
     def _forget(self, run: ChatRun) -> None:
@@ -341,7 +341,7 @@ class ChatRuns:
             del self._runs[run.id]
 
 
-def event_number(text: str | None, run: ChatRun) -> int:
+def parse_last_event_id(text: str | None, run: ChatRun) -> int:
     """Return the number of the event that a client names as the last one it saw; -1 if it names none.
 
     Raises:
@@ -365,15 +365,15 @@ def event_number(text: str | None, run: ChatRun) -> int:
     )
 
 
-def _items(run_id: str, pieces: list[Piece], status: str) -> list[dict[str, Any]]:
+def _items(run_id: str, pieces: list[OutputDelta], status: str) -> list[dict[str, Any]]:
     """Return the pieces as items of the Responses API."""
     items: list[dict[str, Any]] = []
     suffix = run_id.removeprefix("chatcmpl-")
     for at, piece in enumerate(pieces):
-        if isinstance(piece, Text):
+        if isinstance(piece, ContentDelta):
             content = [{"type": "output_text", "text": piece.text, "annotations": [], "logprobs": []}]
             item: dict[str, Any] = {"type": "message", "id": "msg", "role": "assistant", "content": content}
-        elif isinstance(piece, Reasoning):
+        elif isinstance(piece, ReasoningDelta):
             content = [{"type": "reasoning_text", "text": piece.text}]
             item = {"type": "reasoning", "id": "rs", "summary": [], "content": content}
         else:

@@ -21,10 +21,10 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from llmops.clocks import utc_now
 from llmops.gateway.conversations.database import Database
 from llmops.gateway.errors import ForbiddenError, InvalidRequestError, NotFoundError, RateLimitError
-from llmops.gateway.messages import Caller
+from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import ConversationSettings
 from llmops.store import conversations as table
-from llmops.store.conversations import Conversation, Message, NewMessage
+from llmops.store.conversations import Conversation, NewMessage, StoredMessage
 
 log = logging.getLogger(__name__)
 
@@ -39,8 +39,8 @@ class Branch(NamedTuple):
     """A conversation, the messages of the branch that is shown, and those of all branches."""
 
     conversation: Conversation
-    messages: Sequence[Message]
-    every: Sequence[Message]
+    messages: Sequence[StoredMessage]
+    every: Sequence[StoredMessage]
 
 
 class ConversationStore:
@@ -82,7 +82,7 @@ class ConversationStore:
             id=str(uuid4()),
             user_id=owner_id(caller),
             tenant_id=caller.tenant_id,
-            title=title or title_of(messages),
+            title=title or make_title(messages),
             model=model,
             system_prompt=system_prompt,
             metadata=json.dumps(metadata or {}),
@@ -112,7 +112,7 @@ class ConversationStore:
         """Return a conversation. Raises NotFoundError."""
         key, user = row_id(conversation_id), owner_id(caller)
         found = await self._database.read(lambda connection: table.find_conversation(connection, user, key))
-        return _found(found, conversation_id)
+        return _require_found(found, conversation_id)
 
     async def list(
         self, caller: Caller, *, limit: int, after: str | None = None, text: str | None = None
@@ -142,10 +142,10 @@ class ConversationStore:
         key, user = row_id(conversation_id), owner_id(caller)
 
         async def work(connection: AsyncConnection) -> Branch:
-            conversation = _found(await table.find_conversation(connection, user, key), conversation_id)
+            conversation = _require_found(await table.find_conversation(connection, user, key), conversation_id)
             every = [self._settled(one) for one in await table.read_messages(connection, key)]
             head = _head(conversation, every, after)
-            return Branch(conversation, path_to(every, head), every)
+            return Branch(conversation, branch_path(every, head), every)
 
         return await self._database.read(work)
 
@@ -154,9 +154,9 @@ class ConversationStore:
         key, user = row_id(conversation_id), owner_id(caller)
 
         async def work(connection: AsyncConnection) -> Conversation:
-            _found(await table.lock_conversation(connection, user, key), conversation_id)
-            await table.change_conversation(connection, key, **values)
-            return _found(await table.find_conversation(connection, user, key), conversation_id)
+            _require_found(await table.lock_conversation(connection, user, key), conversation_id)
+            await table.update_conversation(connection, key, **values)
+            return _require_found(await table.find_conversation(connection, user, key), conversation_id)
 
         return await self._database.write(work)
 
@@ -180,7 +180,7 @@ class ConversationStore:
 
     async def append(
         self, caller: Caller, conversation_id: str, messages: Sequence[NewMessage], after: str | None = None
-    ) -> Sequence[Message]:
+    ) -> Sequence[StoredMessage]:
         """Store messages behind the message `after`, or at the end of the branch that is shown if it is None.
 
         Raises:
@@ -189,42 +189,42 @@ class ConversationStore:
         """
         key, user = row_id(conversation_id), owner_id(caller)
 
-        async def work(connection: AsyncConnection) -> Sequence[Message]:
-            conversation = _found(await table.lock_conversation(connection, user, key), conversation_id)
+        async def work(connection: AsyncConnection) -> Sequence[StoredMessage]:
+            conversation = _require_found(await table.lock_conversation(connection, user, key), conversation_id)
             head = conversation.head_id
             if after is not None:
                 head = _head(conversation, await table.read_messages(connection, key), after)
-            if conversation.title is None and (title := title_of(messages)):
-                await table.change_conversation(connection, key, title=title)
+            if conversation.title is None and (title := make_title(messages)):
+                await table.update_conversation(connection, key, title=title)
             return await self._append(connection, conversation, head, messages)
 
         return await self._database.write(work)
 
-    async def save(self, conversation_id: str, message: Message) -> bool:
+    async def save(self, conversation_id: str, message: StoredMessage) -> bool:
         """Store the present state of a message. Returns False if it was deleted meanwhile."""
         key, now = row_id(conversation_id), self._now()
-        return await self._database.write(lambda connection: table.change_message(connection, key, message, now))
+        return await self._database.write(lambda connection: table.update_message(connection, key, message, now))
 
     async def remove(self, caller: Caller, conversation_id: str, item_id: str) -> Conversation:
         """Delete one item of a conversation. Raises NotFoundError."""
         key, user, now = row_id(conversation_id), owner_id(caller), self._now()
 
         async def work(connection: AsyncConnection) -> Conversation:
-            conversation = _found(await table.lock_conversation(connection, user, key), conversation_id)
+            conversation = _require_found(await table.lock_conversation(connection, user, key), conversation_id)
             message = _message(await table.read_messages(connection, key), item_id)
-            left = [item for item in items_of(message) if item["id"] != item_id]
+            left = [item for item in message_items(message) if item["id"] != item_id]
             if left:
-                kept = replace(message, items=json.dumps(left), content=text_of(left))
-                await table.change_message(connection, key, kept, now)
+                kept = replace(message, items=json.dumps(left), content=searchable_text(left))
+                await table.update_message(connection, key, kept, now)
             else:
-                await table.remove_message(connection, conversation, message)
+                await table.delete_message(connection, conversation, message)
             return conversation
 
         return await self._database.write(work)
 
     async def _append(
         self, connection: AsyncConnection, conversation: Conversation, head: str | None, new: Sequence[NewMessage]
-    ) -> Sequence[Message]:
+    ) -> Sequence[StoredMessage]:
         size = conversation.size + sum(message.size for message in new)
         if size > self.settings.conversation_bytes:
             raise InvalidRequestError(
@@ -234,7 +234,7 @@ class ConversationStore:
             )
         return await table.append_messages(connection, conversation, head, new, self._now())
 
-    def _settled(self, message: Message) -> Message:
+    def _settled(self, message: StoredMessage) -> StoredMessage:
         """Return the message as incomplete if the gateway that generated it is gone."""
         lost = message.status == "in_progress" and message.written_at < self._now() - timedelta(seconds=LOST_AFTER)
         return replace(message, status="incomplete", finish_reason="gateway_lost") if lost else message
@@ -246,12 +246,12 @@ class ConversationStore:
         owned = {"tenant_id": tenant} if tenant is not None else {"user_id": owner_id(caller)}
 
         async def ids(connection: AsyncConnection) -> list[Conversation]:
-            return [one async for one in table.read_owner(connection, **owned)]
+            return [one async for one in table.iterate_conversations(connection, **owned)]
 
         for conversation in await self._database.read(ids):
             every = await self._database.read(partial(table.read_messages, conversation_id=conversation.id))
             settled = [self._settled(one) for one in every]
-            yield Branch(conversation, path_to(settled, conversation.head_id), settled)
+            yield Branch(conversation, branch_path(settled, conversation.head_id), settled)
 
     async def purge(self, caller: Caller, tenant: str | None = None) -> int:
         """Delete all conversations of the caller, or all that is stored of a tenant, for good. Returns how many."""
@@ -274,10 +274,10 @@ class ConversationStore:
         own = {name: one.days for name, one in settings.tenants.items() if one.days is not None}
         for name, days in own.items():
             before = now - timedelta(days=days)
-            await until_done(partial(table.purge_unchanged, before=before, tenants=[name], others=False))
+            await until_done(partial(table.purge_inactive, before=before, tenants=[name], others=False))
         if settings.days is not None:
             before = now - timedelta(days=settings.days)
-            await until_done(partial(table.purge_unchanged, before=before, tenants=list(own), others=True))
+            await until_done(partial(table.purge_inactive, before=before, tenants=list(own), others=True))
         return purged
 
 
@@ -302,7 +302,7 @@ def public_id(conversation: Conversation) -> str:
     return f"conv_{UUID(conversation.id).hex}"
 
 
-def items_of(message: Message) -> list[dict[str, Any]]:
+def message_items(message: StoredMessage) -> list[dict[str, Any]]:
     """Return the items of the Responses API that a message stands for."""
     if message.items is not None:
         found: list[dict[str, Any]] = json.loads(message.items)
@@ -315,18 +315,18 @@ def items_of(message: Message) -> list[dict[str, Any]]:
     return [{**head, "content": [part]}]
 
 
-def message_of(item: dict[str, Any]) -> NewMessage:
+def message_from_item(item: dict[str, Any]) -> NewMessage:
     """Return an item of the Responses API, which has an id, as a message."""
     content = item.get("content")
     plain = item.get("type", "message") == "message" and isinstance(content, str)
-    text = content if isinstance(content, str) else text_of([item])
+    text = content if isinstance(content, str) else searchable_text([item])
     role = item.get("role") or ("tool" if item.get("type") == "function_call_output" else "assistant")
     status = "completed" if plain else str(item.get("status") or "completed")
     stored = None if plain else json.dumps([{"type": "message", "status": status, **item}])
     return NewMessage(item_id=item["id"], role=str(role)[:20], content=text, items=stored, status="completed")
 
 
-def text_of(items: Sequence[dict[str, Any]]) -> str:
+def searchable_text(items: Sequence[dict[str, Any]]) -> str:
     """Return the text of the messages among `items`, which a search looks at."""
     texts = []
     for item in items:
@@ -338,7 +338,7 @@ def text_of(items: Sequence[dict[str, Any]]) -> str:
     return "".join(texts)
 
 
-def title_of(messages: Sequence[NewMessage]) -> str | None:
+def make_title(messages: Sequence[NewMessage]) -> str | None:
     """Return the beginning of the first user message as a title, cut between two words; None if nobody spoke."""
     said = next((one.content for one in messages if one.role == "user" and one.content.strip()), "")
     words = " ".join(said[: 20 * TITLE_LENGTH].split())
@@ -347,30 +347,30 @@ def title_of(messages: Sequence[NewMessage]) -> str | None:
     return (words[:TITLE_LENGTH].rpartition(" ")[0] or words[:TITLE_LENGTH]) + "…"
 
 
-def path_to(every: Sequence[Message], head_id: str | None) -> list[Message]:
+def branch_path(every: Sequence[StoredMessage], head_id: str | None) -> list[StoredMessage]:
     """Return the messages from the beginning to `head_id`."""
     known = {message.id: message for message in every}
-    path: list[Message] = []
+    path: list[StoredMessage] = []
     while head_id is not None and head_id in known:
         path.append(known.pop(head_id))
         head_id = path[-1].parent_id
     return path[::-1]
 
 
-def _head(conversation: Conversation, every: Sequence[Message], after: str | None) -> str | None:
+def _head(conversation: Conversation, every: Sequence[StoredMessage], after: str | None) -> str | None:
     if after is None:
         return conversation.head_id
     return _message(every, after).id if after else None
 
 
-def _message(every: Sequence[Message], item_id: str) -> Message:
+def _message(every: Sequence[StoredMessage], item_id: str) -> StoredMessage:
     for message in every:
-        if message.item_id == item_id or any(item["id"] == item_id for item in items_of(message)):
+        if message.item_id == item_id or any(item["id"] == item_id for item in message_items(message)):
             return message
     raise NotFoundError(f"The conversation has no item with id '{item_id}'.")
 
 
-def _found(conversation: Conversation | None, conversation_id: str) -> Conversation:
+def _require_found(conversation: Conversation | None, conversation_id: str) -> Conversation:
     if conversation is None:
         raise _no_conversation(conversation_id)
     return conversation

@@ -10,15 +10,15 @@ from typing import TypeVar
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.clocks import within
+from llmops.clocks import wait_with_timeout
 from llmops.errors import LlmopsError
 from llmops.gateway.errors import ApiError, UnavailableError
-from llmops.store.open import LazyStore
+from llmops.store.factory import LazyStore
 
 T = TypeVar("T")
 
 # Seconds that a request waits for the store before it counts as away.
-PATIENCE = 5.0
+STORE_TIMEOUT = 5.0
 
 
 class Database:
@@ -41,9 +41,9 @@ class Database:
         await self._store.close()
 
     async def _answered(self, work: Awaitable[T]) -> T:
-        """Turn every failure of the store, and its silence for `PATIENCE`, into an UnavailableError."""
+        """Turn every failure of the store, and its silence for `STORE_TIMEOUT`, into an UnavailableError."""
         try:
-            return await within(PATIENCE, work)
+            return await wait_with_timeout(STORE_TIMEOUT, work)
         except ApiError:
             raise
         except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:

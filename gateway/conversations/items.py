@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from llmops.gateway.conversations.tools import flat_name
+from llmops.gateway.conversations.response_tools import flat_name
 from llmops.gateway.errors import InvalidRequestError
 
 Item = dict[str, Any]
-Message = dict[str, Any]
+MessageDict = dict[str, Any]
 
 # The fields of an item, and of a part of its content, that this gateway reads or shows. Others are not stored: they
 # would be megabytes that nobody asked for.
@@ -20,7 +20,7 @@ _PART_FIELDS = frozenset({"type", "text", "refusal"})
 _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_text")
 
 
-def as_items(value: str | Sequence[Mapping[str, Any]]) -> list[Item]:
+def parse_input_items(value: str | Sequence[Mapping[str, Any]]) -> list[Item]:
     """`input` as items; text is one user message."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": value}]}]
@@ -40,18 +40,18 @@ def _known_parts(value: Any) -> Any:
     ]
 
 
-def to_messages(items: Iterable[Mapping[str, Any]], instructions: str | None = None) -> list[Message]:
+def to_messages(items: Iterable[Mapping[str, Any]], instructions: str | None = None) -> list[MessageDict]:
     """Chat messages for `items`; calls and reasoning join the assistant message that they belong to.
 
     Raises InvalidRequestError (`param` as in `input[2].content`) for what this gateway cannot take.
     """
-    messages: list[Message] = [{"role": "system", "content": instructions}] if instructions else []
+    messages: list[MessageDict] = [{"role": "system", "content": instructions}] if instructions else []
     for at, item in enumerate(items):
         _add(messages, item, f"input[{at}]")
     return messages
 
 
-def _add(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
+def _add(messages: list[MessageDict], item: Mapping[str, Any], param: str) -> None:
     kind = item.get("type") or ("message" if "role" in item else None)
     if kind == "message":
         _add_message(messages, item, param)
@@ -59,7 +59,7 @@ def _add(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
         _assistant(messages).setdefault("tool_calls", []).append(_call(item, param))
     elif kind == "function_call_output":
         output = _text(item.get("output"), f"{param}.output")
-        messages.append({"role": "tool", "tool_call_id": _needed(item, "call_id", param), "content": output})
+        messages.append({"role": "tool", "tool_call_id": _require_text(item, "call_id", param), "content": output})
     elif kind == "reasoning":
         thinking = _text(item.get("content") or item.get("summary") or [], f"{param}.content")
         messages.append({"role": "assistant", "content": None, "reasoning_content": thinking or None})
@@ -67,7 +67,7 @@ def _add(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
         raise InvalidRequestError(f"Items of type '{kind}' are not supported.", param=f"{param}.type")
 
 
-def _add_message(messages: list[Message], item: Mapping[str, Any], param: str) -> None:
+def _add_message(messages: list[MessageDict], item: Mapping[str, Any], param: str) -> None:
     role = item.get("role")
     if role not in ("user", "assistant", "system", "developer"):
         raise InvalidRequestError(f"'{role}' is not a valid message role.", param=f"{param}.role")
@@ -79,20 +79,20 @@ def _add_message(messages: list[Message], item: Mapping[str, Any], param: str) -
         messages.append({"role": role, "content": text})
 
 
-def _assistant(messages: list[Message]) -> Message:
+def _assistant(messages: list[MessageDict]) -> MessageDict:
     """The assistant message that a call belongs to."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     return messages[-1]
 
 
-def _call(item: Mapping[str, Any], param: str) -> Message:
-    name = flat_name(_needed(item, "name", param), item.get("namespace"))
-    function = {"name": name, "arguments": _needed(item, "arguments", param)}
-    return {"id": _needed(item, "call_id", param), "type": "function", "function": function}
+def _call(item: Mapping[str, Any], param: str) -> MessageDict:
+    name = flat_name(_require_text(item, "name", param), item.get("namespace"))
+    function = {"name": name, "arguments": _require_text(item, "arguments", param)}
+    return {"id": _require_text(item, "call_id", param), "type": "function", "function": function}
 
 
-def _needed(item: Mapping[str, Any], key: str, param: str) -> str:
+def _require_text(item: Mapping[str, Any], key: str, param: str) -> str:
     value = item.get(key)
     if not isinstance(value, str):
         raise InvalidRequestError(f"'{param}.{key}' must be a text.", param=f"{param}.{key}")

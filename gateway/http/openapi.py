@@ -13,13 +13,13 @@ from pydantic.json_schema import models_json_schema
 _REF = "#/components/schemas/{model}"
 
 
-def body_of(model: type[BaseModel]) -> dict[str, Any]:
+def request_body_schema(model: type[BaseModel]) -> dict[str, Any]:
     """openapi_extra of a route whose JSON body is `model`."""
     schema = {"$ref": _REF.format(model=model.__name__)}
     return {"requestBody": {"required": True, "content": {"application/json": {"schema": schema}}}}
 
 
-def documented(
+def route_docs(
     summary: str,
     answer: type[BaseModel],
     *,
@@ -55,11 +55,11 @@ def documented(
         found[200]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
     found["4XX"] = {"model": errors, "description": "The request is refused."}
     found["5XX"] = {"model": errors, "description": "The request failed; x-should-retry says whether to try again."}
-    extra = {**(body_of(body) if body is not None else {}), **({"parameters": placed} if placed else {})}
+    extra = {**(request_body_schema(body) if body is not None else {}), **({"parameters": placed} if placed else {})}
     return {"summary": summary, "tags": [tag], "responses": found, "openapi_extra": extra}
 
 
-def add_bodies(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
+def add_body_schemas(app: FastAPI, models: Sequence[type[BaseModel]]) -> None:
     """Put the schemas of `models` into the document that `app` serves."""
     original = app.openapi
 

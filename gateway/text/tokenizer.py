@@ -11,11 +11,11 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from llmops.errors import InputError
-from llmops.gateway.text.bound import bound_of
-from llmops.gateway.text.controls import ControlTokens, control_tokens
+from llmops.gateway.text.control_tokens import ControlTokens, find_control_tokens
 from llmops.gateway.text.detokenizer import Detokenizer, DetokenizerFactory
-from llmops.gateway.text.frame import Frame
-from llmops.gateway.text.prompt import Prompt
+from llmops.gateway.text.rendered_prompt import RenderedPrompt
+from llmops.gateway.text.special_token_frame import SpecialTokenFrame
+from llmops.gateway.text.token_lower_bound import bound_for_tokenizer
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
@@ -44,7 +44,7 @@ class TextTokenizer:
         self.config = _read_config(directory / "tokenizer_config.json")
         self.chat_template = _read_template(directory, self.config)
         self._detokenizers = DetokenizerFactory(self._tokenizer)
-        self._bound = bound_of(self._tokenizer)
+        self._bound = bound_for_tokenizer(self._tokenizer)
         self._vocab_size = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
         self.controls: ControlTokens | None = None
 
@@ -61,11 +61,11 @@ class TextTokenizer:
     def keep_controls_apart(self) -> ControlTokens:
         """From now on, prompts can tell the template's control tokens from their text in clients' messages."""
         if self.controls is None:
-            tokens = control_tokens(self._tokenizer, self.special_tokens.get("unk_token"))
+            tokens = find_control_tokens(self._tokenizer, self.special_tokens.get("unk_token"))
             self.controls = ControlTokens(self._tokenizer, tokens)
         return self.controls
 
-    def least_tokens(self, text: str, enough: int) -> int:
+    def min_token_count(self, text: str, enough: int) -> int:
         """A lower bound of the tokens in `text`, without tokenising it; counting stops above `enough`."""
         return self._bound.least(text, enough) if self._bound is not None else 0
 
@@ -75,7 +75,7 @@ class TextTokenizer:
         ids: list[int] = encoded[0].ids
         return ids
 
-    def encode_prompt(self, prompt: Prompt, *, add_special_tokens: bool = False) -> list[int]:
+    def encode_prompt(self, prompt: RenderedPrompt, *, add_special_tokens: bool = False) -> list[int]:
         """The ids of a rendered prompt. Raises InvalidRequestError for what cannot be told from control tokens."""
         if prompt.own is None or self.controls is None:
             return self.encode(prompt.text, add_special_tokens=add_special_tokens)
@@ -84,14 +84,14 @@ class TextTokenizer:
         return self.frame.ids(apart) if add_special_tokens else apart
 
     @cached_property
-    def frame(self) -> Frame:
+    def frame(self) -> SpecialTokenFrame:
         """What stands around every text."""
-        return Frame(self._tokenizer, 1)
+        return SpecialTokenFrame(self._tokenizer, 1)
 
     @cached_property
-    def pair_frame(self) -> Frame:
+    def pair_frame(self) -> SpecialTokenFrame:
         """What stands around two texts that are read together."""
-        return Frame(self._tokenizer, 2)
+        return SpecialTokenFrame(self._tokenizer, 2)
 
     def encode_beginning(self, text: str, tokens: int, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of `text` or of a beginning of it that has more than `tokens`, so that what comes after is not

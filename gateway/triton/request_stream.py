@@ -10,21 +10,21 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from llmops.contract import FINAL_FLAG, REQUEST
-from llmops.gateway.errors import TRITON_AWAY, ApiError, CancelledStreamError, EngineError, UnavailableError
-from llmops.gateway.messages import EngineRequest, ModelCard, TokenBatch, TokenStream
-from llmops.gateway.observability.trace_context import TRACEPARENT
-from llmops.gateway.triton.base import BROKEN, Transport
-from llmops.gateway.triton.requests import RequestWriter
-from llmops.gateway.triton.tensors import ResponseReader, error_of
+from llmops.contract import FINAL_RESPONSE_PARAMETER, REQUEST_TRANSPORT
+from llmops.gateway.errors import TRITON_UNREACHABLE, ApiError, CancelledStreamError, EngineError, UnavailableError
+from llmops.gateway.interfaces import EngineRequest, ModelMetadata, TokenBatch, TokenStream
+from llmops.gateway.telemetry.trace_context import TRACEPARENT
+from llmops.gateway.triton.request_writer import RequestWriter
+from llmops.gateway.triton.response_reader import ResponseReader, error_from_message
+from llmops.gateway.triton.transport import WRITE_ERRORS, Transport
 
 
-class RequestStreams(Transport):
+class RequestStreamTransport(Transport):
     """Opens a ModelStreamInfer call per request. Cancelling the call takes the request out of the engine's batch."""
 
-    name = REQUEST
+    name = REQUEST_TRANSPORT
 
-    def __init__(self, start_call: Callable[..., Any], engine_model: str, card: ModelCard) -> None:
+    def __init__(self, start_call: Callable[..., Any], engine_model: str, card: ModelMetadata) -> None:
         """`start_call` starts one ModelStreamInfer call (the stub's method), with metadata if it gets any."""
         self._start_call = start_call
         self._writer = RequestWriter.of(engine_model, card)
@@ -35,8 +35,8 @@ class RequestStreams(Transport):
         try:
             await call.write(message)
             await call.done_writing()
-        except BROKEN as error:
-            raise await _broken(call, error) from error
+        except WRITE_ERRORS as error:
+            raise await _write_failure(call, error) from error
         return RequestStream(call, ResponseReader(logprobs=request.logprobs))
 
 
@@ -61,9 +61,9 @@ class RequestStream(TokenStream):
             response = await self._read()
             if response.error_message:
                 self.cancel()
-                raise error_of(response.error_message)
+                raise error_from_message(response.error_message)
             inner = response.infer_response
-            if FINAL_FLAG in inner.parameters and inner.parameters[FINAL_FLAG].bool_param:
+            if FINAL_RESPONSE_PARAMETER in inner.parameters and inner.parameters[FINAL_RESPONSE_PARAMETER].bool_param:
                 self._final = True
             batch = self._reader.read(inner)
             if batch is not None:
@@ -82,7 +82,7 @@ class RequestStream(TokenStream):
             response = await self._call.read()
         except aio.AioRpcError as error:
             self._done = True
-            raise (CancelledStreamError() if self._cancelled else _error_of_status(error)) from error
+            raise (CancelledStreamError() if self._cancelled else _error_from_status(error)) from error
         except asyncio.CancelledError:
             # grpc.aio answers a read with this both when the call and when the reading task is cancelled
             if self._cancelled:
@@ -99,17 +99,17 @@ class RequestStream(TokenStream):
             self._call.cancel()
 
 
-async def _broken(call: Any, error: Exception) -> ApiError:
+async def _write_failure(call: Any, error: Exception) -> ApiError:
     """A failed write does not say why; the call's status does."""
     if isinstance(error, aio.AioRpcError):
-        return _error_of_status(error)
-    return UnavailableError(TRITON_AWAY, detail=str(await call.details() or error))
+        return _error_from_status(error)
+    return UnavailableError(TRITON_UNREACHABLE, detail=str(await call.details() or error))
 
 
-def _error_of_status(error: aio.AioRpcError) -> ApiError:
+def _error_from_status(error: aio.AioRpcError) -> ApiError:
     detail = error.details() or error.code().name
     if error.code() in (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNIMPLEMENTED):
-        return UnavailableError(TRITON_AWAY, detail=detail)
+        return UnavailableError(TRITON_UNREACHABLE, detail=detail)
     if error.code() == grpc.StatusCode.CANCELLED:
         return UnavailableError("Triton cancelled the request. Try again later.")
-    return error_of(detail)
+    return error_from_message(detail)

@@ -6,14 +6,14 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
-from llmops.contract import CANCELLED, ERROR, LAST_OF_SLOT
+from llmops.contract import CANCELLED_FLAG, ERROR_FLAG, LAST_OF_SLOT
 from llmops.gateway.errors import CancelledStreamError, UnavailableError
-from llmops.gateway.messages import TokenBatch, TokenSink, TokenStream
-from llmops.gateway.triton.step_messages import Submission
-from llmops.gateway.triton.tensors import error_of
+from llmops.gateway.interfaces import TokenBatch, TokenSink, TokenStream
+from llmops.gateway.triton.response_reader import error_from_message
+from llmops.gateway.triton.step_writer import Submission
 
 # tokens of a slow client that become one batch
-MERGED = 64
+MAX_MERGED_TOKENS = 64
 
 
 class SlotStream(TokenStream):
@@ -80,7 +80,7 @@ class SlotStream(TokenStream):
     def _keep(self, batch: TokenBatch) -> None:
         """Merge what nobody has read yet, so that a slow client costs only a few dozen bytes per token."""
         last = self._batches[-1] if self._batches else None
-        if last is None or last.sequence != batch.sequence or len(last.tokens) >= MERGED:
+        if last is None or last.sequence != batch.sequence or len(last.tokens) >= MAX_MERGED_TOKENS:
             self._batches.append(batch)
         else:
             logprobs = None if batch.logprobs is None else [*(last.logprobs or ()), *batch.logprobs]
@@ -89,9 +89,9 @@ class SlotStream(TokenStream):
 
     def mark(self, flags: int, error: str | None) -> None:
         self.unconfirmed = None
-        if flags & ERROR:
-            self.fail(error_of(error or ""))
-        elif flags & CANCELLED:
+        if flags & ERROR_FLAG:
+            self.fail(error_from_message(error or ""))
+        elif flags & CANCELLED_FLAG:
             self.fail(UnavailableError("The engine took the request out of its batch."))
         elif flags & LAST_OF_SLOT:
             self._ended = True

@@ -20,33 +20,33 @@ from grpc import aio
 
 from llmops import contract
 from llmops.contract import (
-    ASIDE,
-    CANCELLED,
-    ERROR,
-    FINAL_FLAG,
+    CANCELLED_FLAG,
+    ERROR_FLAG,
+    FINAL_RESPONSE_PARAMETER,
     FIRST_OF_SLOT,
-    GRACE,
     LAST_OF_SEQUENCE,
     LAST_OF_SLOT,
+    MAX_UNACKNOWLEDGED_STEPS,
+    NO_REPLY_ID,
+    RECONNECT_GRACE_PERIOD,
     UNKNOWN_SUBSCRIPTION,
-    WINDOW,
 )
-from llmops.gateway.errors import TRITON_AWAY, ApiError, DrainingError, UnavailableError
-from llmops.gateway.messages import Alternatives, EngineRequest, ModelCard, TokenBatch, TokenStream
-from llmops.gateway.triton.base import BROKEN, Transport
-from llmops.gateway.triton.requests import RequestWriter
+from llmops.gateway.errors import TRITON_UNREACHABLE, ApiError, DrainingError, UnavailableError
+from llmops.gateway.interfaces import EngineRequest, ModelMetadata, TokenBatch, TokenStream, TopLogprobs
+from llmops.gateway.triton.engine_observer import EngineObserver, decode_strings, notify_observer
+from llmops.gateway.triton.request_writer import RequestWriter
+from llmops.gateway.triton.response_reader import condition_from_message, error_from_message
 from llmops.gateway.triton.slot_stream import SlotStream
-from llmops.gateway.triton.step_messages import StepWriter, Submission, slots_of
-from llmops.gateway.triton.tensors import condition_of, error_of
-from llmops.gateway.triton.watcher import Watcher, strings, tell
+from llmops.gateway.triton.step_writer import StepWriter, Submission, parse_slots
+from llmops.gateway.triton.transport import WRITE_ERRORS, Transport
 
-ACKNOWLEDGE_EVERY = WINDOW // 8
+ACKNOWLEDGE_INTERVAL = MAX_UNACKNOWLEDGED_STEPS // 8
 # between two tries to connect again, for as long as the engine keeps the requests (s)
-RETRY = 0.1
+RECONNECT_INTERVAL = 0.1
 # before a subscription that ended is opened again for its watcher (s)
-AGAIN = 0.25
+RESUBSCRIBE_DELAY = 0.25
 # what the engine gets to end the subscription when the gateway leaves (s)
-LEAVE = 1.0
+UNSUBSCRIBE_TIMEOUT = 1.0
 # bound once: they are looked up with every step
 STEP_INDEX, STEP_ENTRIES, STEP_TOKENS = contract.STEP_INDEX.name, contract.STEP_ENTRIES.name, contract.STEP_TOKENS.name
 STEP_CACHED, STEP_STATE = contract.STEP_CACHED.name, contract.STEP_STATE.name
@@ -54,25 +54,25 @@ STEP_LOG_PROBS, STEP_ERRORS = contract.STEP_LOG_PROBS.name, contract.STEP_ERRORS
 STEP_TOP_COUNTS, STEP_TOP_IDS = contract.STEP_TOP_COUNTS.name, contract.STEP_TOP_IDS.name
 STEP_TOP_LOG_PROBS = contract.STEP_TOP_LOG_PROBS.name
 # what gRPC says, after strerror(3), where no process listens
-REFUSED = "Connection refused"
-RESTARTED = "The engine was restarted while this answer was being generated; send the request again."
+CONNECTION_REFUSED = "Connection refused"
+ENGINE_RESTARTED = "The engine was restarted while this answer was being generated; send the request again."
 
 
-class StepStreams(Transport):
+class StepStreamTransport(Transport):
     """Opens the subscription with the first request, and a new one when the last has ended. While somebody watches,
     there always is one."""
 
-    name = contract.STEP
+    name = contract.STEP_TRANSPORT
 
-    def __init__(self, start_call: Callable[[], Any], engine_model: str, card: ModelCard) -> None:
+    def __init__(self, start_call: Callable[[], Any], engine_model: str, card: ModelMetadata) -> None:
         """`start_call` starts one ModelStreamInfer call (the stub's method)."""
         self._start_call = start_call
         self._requests = RequestWriter.of(engine_model, card)
-        self._receiver: StepReceiver | None = None
+        self._receiver: StepSubscription | None = None
         self._opening = asyncio.Lock()
-        self._watcher: Watcher | None = None
+        self._watcher: EngineObserver | None = None
         self._staying: asyncio.Task | None = None
-        self._grace, self._demand = GRACE, (0, 0)
+        self._grace, self._demand = RECONNECT_GRACE_PERIOD, (0, 0)
 
     async def open(self, request: EngineRequest) -> TokenStream:
         subscription = self._receiver
@@ -87,7 +87,7 @@ class StepStreams(Transport):
         if self._receiver is not None:
             await self._receiver.close()
 
-    def watch(self, watcher: Watcher, grace: float) -> None:
+    def watch(self, watcher: EngineObserver, grace: float) -> None:
         """From now on `watcher` is told of the engine, and a broken stream has only `grace` seconds to recover: with
         other replicas there, waiting longer is time lost. With less than the engine's own it has none where nobody
         listens any more."""
@@ -110,19 +110,19 @@ class StepStreams(Transport):
         if self._receiver is not None and not self._receiver.ended and self._receiver.has_streams:
             self._receiver.end(error)
 
-    async def _stay(self, watcher: Watcher) -> None:
+    async def _stay(self, watcher: EngineObserver) -> None:
         while True:
             try:
                 subscription = await self._subscribe()
                 watcher.lost(await asyncio.shield(subscription.over))
             except ApiError as error:
                 watcher.lost(error)
-            await asyncio.sleep(AGAIN)
+            await asyncio.sleep(RESUBSCRIBE_DELAY)
 
-    async def _subscribe(self) -> StepReceiver:
+    async def _subscribe(self) -> StepSubscription:
         async with self._opening:
             if self._receiver is None or self._receiver.ended:
-                subscription = StepReceiver(self._start_call, self._requests, self._watcher, self._grace)
+                subscription = StepSubscription(self._start_call, self._requests, self._watcher, self._grace)
                 await subscription.start()
                 self._receiver = subscription
                 if any(self._demand):
@@ -130,7 +130,7 @@ class StepStreams(Transport):
             return self._receiver
 
 
-class StepReceiver:
+class StepSubscription:
     """One subscription's life: connect, read steps, reconnect, end. `ended` once it delivers nothing more; `over` then
     has why."""
 
@@ -138,8 +138,8 @@ class StepReceiver:
         self,
         start_call: Callable[[], Any],
         requests: RequestWriter,
-        watcher: Watcher | None = None,
-        grace: float = GRACE,
+        watcher: EngineObserver | None = None,
+        grace: float = RECONNECT_GRACE_PERIOD,
     ) -> None:
         self.ended = False
         self.over: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
@@ -169,9 +169,9 @@ class StepReceiver:
         self._call = self._start_call()
         try:
             await self._call.write(self._writer.subscribe(0, self._watcher is not None))
-        except BROKEN as error:
+        except WRITE_ERRORS as error:
             detail = await self._call.details()
-            raise UnavailableError(TRITON_AWAY, detail=str(detail or error)) from error
+            raise UnavailableError(TRITON_UNREACHABLE, detail=str(detail or error)) from error
         self._task = asyncio.create_task(self._run(), name="step-stream")
 
     def submit(self, request: EngineRequest) -> SlotStream:
@@ -196,7 +196,7 @@ class StepReceiver:
         self._fail_open(UnavailableError("The gateway is shutting down."))
         if not self.ended:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._leave(), LEAVE)
+                await asyncio.wait_for(self._leave(), UNSUBSCRIBE_TIMEOUT)
         self.end(UnavailableError("The gateway is shutting down."))
         if self._task is not None:
             self._task.cancel()
@@ -241,7 +241,7 @@ class StepReceiver:
     async def _write_now(self, message: Any) -> None:
         try:
             await self._call.write(message)
-        except BROKEN:
+        except WRITE_ERRORS:
             # the reader sees the same break, and sends again what did not arrive
             return
 
@@ -272,41 +272,41 @@ class StepReceiver:
     def _refused(self, message_id: str, text: str) -> None:
         """An error message is about the slots of one message, or (under the subscription's own id) about all."""
         if UNKNOWN_SUBSCRIPTION in text:
-            self.end(UnavailableError(RESTARTED))
+            self.end(UnavailableError(ENGINE_RESTARTED))
             return
-        slots = slots_of(message_id)
-        if not slots and message_id != ASIDE:
+        slots = parse_slots(message_id)
+        if not slots and message_id != NO_REPLY_ID:
             ended = UnavailableError("The engine ended the stream; send the request again.", detail=text)
-            self.end(condition_of(text) or ended)
+            self.end(condition_from_message(text) or ended)
         self._leaving.difference_update(slots)
         for slot in slots:
             stream = self._streams.pop(slot, None)
             if stream is not None:
-                stream.fail(error_of(text))
+                stream.fail(error_from_message(text))
 
     async def _step(self, response: Any) -> None:
         outputs = {output.name: at for at, output in enumerate(response.outputs)}
         if self._watcher is not None:
-            tell(self._watcher, outputs, response.raw_output_contents)
+            notify_observer(self._watcher, outputs, response.raw_output_contents)
         if STEP_INDEX in outputs:
             self._last = int.from_bytes(response.raw_output_contents[outputs[STEP_INDEX]], "little")
             self._deliver(outputs, response.raw_output_contents)
-            if self._last - self._acknowledged >= ACKNOWLEDGE_EVERY:
+            if self._last - self._acknowledged >= ACKNOWLEDGE_INTERVAL:
                 self._acknowledged = self._last
                 await self._write(self._writer.acknowledge(self._last))
-        elif STEP_STATE not in outputs and FINAL_FLAG in response.parameters and response.id == self._id:
+        elif STEP_STATE not in outputs and FINAL_RESPONSE_PARAMETER in response.parameters and response.id == self._id:
             self.end(DrainingError("The engine is shutting down; send the request again."))
 
     def _deliver(self, outputs: dict[str, int], raw: Sequence[bytes]) -> None:
         tokens = array("i", raw[outputs[STEP_TOKENS]]).tolist()
         scores = array("f", raw[outputs[STEP_LOG_PROBS]]).tolist() if STEP_LOG_PROBS in outputs else None
-        tops = _tops(outputs, raw)
-        errors = iter(strings(raw[outputs[STEP_ERRORS]])) if STEP_ERRORS in outputs else iter(())
+        tops = _top_logprobs(outputs, raw)
+        errors = iter(decode_strings(raw[outputs[STEP_ERRORS]])) if STEP_ERRORS in outputs else iter(())
         cached = iter(array("i", raw[outputs[STEP_CACHED]])) if STEP_CACHED in outputs else iter(())
         streams, start = self._streams, 0
         for slot, sequence, count, flags in struct.iter_unpack("<4i", raw[outputs[STEP_ENTRIES]]):
             end = start + count
-            error = next(errors, "the engine failed") if flags & ERROR else None
+            error = next(errors, "the engine failed") if flags & ERROR_FLAG else None
             stream = streams.get(slot)
             if flags & FIRST_OF_SLOT:
                 known = next(cached, -1)
@@ -321,7 +321,7 @@ class StepReceiver:
                     ranked = tops[start:end] if tops is not None else None
                     stream.push(TokenBatch(sequence, tokens[start:end], logprobs, tops=ranked))
                 if flags:
-                    if flags & LAST_OF_SEQUENCE and not flags & (ERROR | CANCELLED):
+                    if flags & LAST_OF_SEQUENCE and not flags & (ERROR_FLAG | CANCELLED_FLAG):
                         stream.ended = {*stream.ended, sequence}
                     stream.mark(flags, error)
             start = end
@@ -337,16 +337,16 @@ class StepReceiver:
                     self._call = self._start_call()
                     await self._say_again()
                 return
-            except BROKEN:
+            except WRITE_ERRORS:
                 if time.monotonic() > deadline or await self._is_gone():
                     break
-            await asyncio.sleep(RETRY)
+            await asyncio.sleep(RECONNECT_INTERVAL)
         self.end(UnavailableError("Triton went away while this answer was being generated; send the request again."))
 
     async def _is_gone(self) -> bool:
         """Whether the call that has just failed found nobody, and others can go on: a server that was only cut off
         listens still."""
-        return self._grace < GRACE and REFUSED in str(await self._call.details())
+        return self._grace < RECONNECT_GRACE_PERIOD and CONNECTION_REFUSED in str(await self._call.details())
 
     async def _say_again(self) -> None:
         """On a new connection: what the engine may not have received, in the order of the slots."""
@@ -374,7 +374,7 @@ class StepReceiver:
             stream.fail(error)
 
 
-def _tops(outputs: dict[str, int], raw: Sequence[bytes]) -> list[Alternatives] | None:
+def _top_logprobs(outputs: dict[str, int], raw: Sequence[bytes]) -> list[TopLogprobs] | None:
     """Return the alternatives of each token of a step; None where no request has any."""
     if STEP_TOP_COUNTS not in outputs:
         return None

@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llmops.model_repository.doctor.check import Check, Status
+from llmops.model_repository.doctor.results import CheckResult, CheckStatus
 
 #: Bytes of /dev/shm that NCCL's guide gives a container: ranks share host buffers there.
 MIN_SHM = 1 << 30
@@ -23,7 +23,7 @@ DISABLED = {
 }
 
 
-def examine(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Iterator[Check]:
+def check_collectives(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Iterator[CheckResult]:
     """Yield one check per setting that makes tensor parallelism slow or stops it. `root` holds /proc and /etc."""
     yield _nccl(root, environment)
     yield from _shared_memory(root)
@@ -31,7 +31,7 @@ def examine(root: Path = Path("/"), environment: Mapping[str, str] = os.environ)
     yield from _nvswitch(root)
 
 
-def _nccl(root: Path, environment: Mapping[str, str]) -> Check:
+def _nccl(root: Path, environment: Mapping[str, str]) -> CheckResult:
     config = root / "etc/nccl.conf"
     lines = config.read_text().splitlines() if config.is_file() else []
     pairs = (line.split("=", 1) for line in lines if "=" in line and not line.lstrip().startswith("#"))
@@ -41,44 +41,44 @@ def _nccl(root: Path, environment: Mapping[str, str]) -> Check:
     if off:
         detail = "; ".join(f"{name}={found[name]}: {cost}" for name, cost in off.items())
         # one machine does without InfiniBand
-        status: Status = "note" if list(off) == ["NCCL_IB_DISABLE"] else "not ok"
-        return Check("NCCL", status, detail, f"unset {', '.join(off)}, also in /etc/nccl.conf")
+        status: CheckStatus = "note" if list(off) == ["NCCL_IB_DISABLE"] else "not ok"
+        return CheckResult("NCCL", status, detail, f"unset {', '.join(off)}, also in /etc/nccl.conf")
     chosen = [f"{name}={value}" for name, value in sorted(found.items()) if name.startswith("NCCL_")]
-    return Check("NCCL", "ok", ", ".join(chosen) or "no settings; NCCL chooses by itself")
+    return CheckResult("NCCL", "ok", ", ".join(chosen) or "no settings; NCCL chooses by itself")
 
 
-def _shared_memory(root: Path) -> Iterator[Check]:
+def _shared_memory(root: Path) -> Iterator[CheckResult]:
     try:
         total = shutil.disk_usage(root / "dev/shm").total
     except OSError:
         return
     if total < MIN_SHM:
         fix = "start the container with `--ipc host` or `--shm-size=1g`"
-        yield Check("/dev/shm for NCCL", "not ok", f"{total >> 20} MiB in all, less than 1 GiB", fix)
+        yield CheckResult("/dev/shm for NCCL", "not ok", f"{total >> 20} MiB in all, less than 1 GiB", fix)
 
 
-def _locked_memory(root: Path) -> Check:
+def _locked_memory(root: Path) -> CheckResult:
     limits = root / "proc/self/limits"
     line = next((one for one in _lines(limits) if one.startswith("Max locked memory")), "")
     soft = line.removeprefix("Max locked memory").split()[:1]
     if soft == ["unlimited"]:
-        return Check("locked memory", "ok", "unlimited")
+        return CheckResult("locked memory", "ok", "unlimited")
     detail = f"{soft[0]} bytes" if soft else "unknown"
     # needed for InfiniBand and pinned buffers in containers; NVLink alone works without
-    return Check("locked memory", "note", detail, "start the container with `--ulimit memlock=-1`")
+    return CheckResult("locked memory", "note", detail, "start the container with `--ulimit memlock=-1`")
 
 
-def _nvswitch(root: Path) -> Iterator[Check]:
+def _nvswitch(root: Path) -> Iterator[CheckResult]:
     """A machine with NVSwitches needs the fabric manager, which runs on the host and is not seen in a container."""
     switches = len(list((root / "proc/driver/nvidia-nvswitch/devices").glob("*")))
     if not switches:
         return
     names = (_lines(one) for one in (root / "proc").glob("[0-9]*/comm"))
     if any(name and name[0].startswith("nv-fabricmanage") for name in names):
-        yield Check("NVSwitch", "ok", f"{switches}, with its fabric manager")
+        yield CheckResult("NVSwitch", "ok", f"{switches}, with its fabric manager")
     else:
         fix = "on the host: `systemctl start nvidia-fabricmanager`, of the driver's version"
-        yield Check("NVSwitch", "note", f"{switches}; its fabric manager is not among these processes", fix)
+        yield CheckResult("NVSwitch", "note", f"{switches}; its fabric manager is not among these processes", fix)
 
 
 def _lines(path: Path) -> list[str]:

@@ -2,7 +2,7 @@
 `docker build`.
 
 Each finding is seen (it ran here), failed, or needs a GPU: a library of the driver is missing,
-which the release's facts list (build/trtllm/images.py). Any other library or symbol that is missing
+which the release's facts list (build/trtllm/container_images.py). Any other library or symbol that is missing
 is a failure.
 """
 
@@ -19,13 +19,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from llmops.build.installed import installed_version
-from llmops.build.trtllm.images import IMAGES, Image
+from llmops.build.installed_versions import installed_version
+from llmops.build.trtllm.container_images import IMAGES, TrtllmImage
 from llmops.errors import LlmopsError
-from llmops.model_repository.doctor import models, probe, tasks
-from llmops.model_repository.generate import copy_models
+from llmops.model_repository.doctor import library_probe, probe_cases, sample_models
+from llmops.model_repository.generate import copy_model_code
 
-Outcome = Literal["seen", "failed", "needs a GPU"]
+DeepCheckOutcome = Literal["seen", "failed", "needs a GPU"]
 #: The image that this is, by its tag in the table of facts; set by Dockerfile.trtllm.
 IMAGE_VARIABLE = "LLMOPS_IMAGE"
 #: What torch and CUDA say without a driver, besides the names of the driver's libraries.
@@ -34,42 +34,42 @@ _TIMEOUT = 900
 
 
 @dataclass(frozen=True)
-class Found:
+class DeepCheckResult:
     """One thing that was tried. `detail` says what happened, and for a failure what to do."""
 
     name: str
-    outcome: Outcome
+    outcome: DeepCheckOutcome
     detail: str = ""
 
 
-def examine(root: Path = Path("/")) -> Iterator[Found]:
+def run_deep_checks(root: Path = Path("/")) -> Iterator[DeepCheckResult]:
     """Try the image below `root`; outside an image, what this machine's own Triton and library can
     show.
     """
     tag = os.environ.get(IMAGE_VARIABLE) or os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "")
     image = IMAGES.get(tag)
     if tag and image is None:
-        yield Found("image", "failed", f"{tag} has no facts; build from one of {', '.join(IMAGES)}")
+        yield DeepCheckResult("image", "failed", f"{tag} has no facts; build from one of {', '.join(IMAGES)}")
         return
     if image is not None:
         python = root / image.layout.python.lstrip("/")
         if not python.exists():
             wanted = f"{image.layout.python}, the Python of image {tag}, is missing"
-            yield Found("image", "failed", f"{wanted}: start from {image.base or image.reference}")
+            yield DeepCheckResult("image", "failed", f"{wanted}: start from {image.base or image.reference}")
             return
-        yield from library_of(image, root, str(python))
-        yield from backend_of(image, root)
+        yield from check_python_library(image, root, str(python))
+        yield from check_cpp_backend(image, root)
     elif installed_version("tensorrt_llm"):
-        yield from _probed(None, root, sys.executable)
+        yield from _run_library_probe(None, root, sys.executable)
     yield from _triton(image)
 
 
-def failed(found: list[Found]) -> bool:
+def any_failed(found: list[DeepCheckResult]) -> bool:
     """Return True if anything failed; what needs a GPU does not count."""
     return any(one.outcome == "failed" for one in found)
 
 
-def library_of(image: Image, root: Path, python: str) -> Iterator[Found]:
+def check_python_library(image: TrtllmImage, root: Path, python: str) -> Iterator[DeepCheckResult]:
     """Try the versions and the Python library of an image, under the Python that has it."""
     code = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
     for name in ("tensorrt_llm", "torch", "transformers", "openai"):
@@ -77,34 +77,34 @@ def library_of(image: Image, root: Path, python: str) -> Iterator[Found]:
         run = subprocess.run([python, "-c", code, name], capture_output=True, text=True, check=False)
         version = run.stdout.strip()
         if not wanted or version == wanted:
-            yield Found(f"version of {name}", "seen", version or "not installed")
+            yield DeepCheckResult(f"version of {name}", "seen", version or "not installed")
         else:
             detail = (
                 f"{version or 'not installed'}, and the image's facts say {wanted}: build from the release they name"
             )
-            yield Found(f"version of {name}", "failed", detail)
-    yield from _probed(image, root, python)
+            yield DeepCheckResult(f"version of {name}", "failed", detail)
+    yield from _run_library_probe(image, root, python)
 
 
-def _probed(image: Image | None, root: Path, python: str) -> Iterator[Found]:
+def _run_library_probe(image: TrtllmImage | None, root: Path, python: str) -> Iterator[DeepCheckResult]:
     """What the library's own Python says to the engine model's calls."""
     with tempfile.TemporaryDirectory() as folder:
-        copy_models("tensorrt_llm", Path(folder))
-        task = json.dumps({"code": folder, **tasks.task(image)})
+        copy_model_code("tensorrt_llm", Path(folder))
+        task = json.dumps({"code": folder, **probe_cases.make_probe_task(image)})
         try:
             run = subprocess.run(
-                [python, probe.__file__], input=task, capture_output=True, text=True, timeout=_TIMEOUT, check=False,
+                [python, library_probe.__file__], input=task, capture_output=True, text=True, timeout=_TIMEOUT, check=False,
                 env=_with_stubs(image, root),
             )  # fmt: skip
             results: list[tuple[str, str]] = json.loads(run.stdout)
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
-            yield Found("library", "failed", f"{python} ended without an answer: {error}")
+            yield DeepCheckResult("library", "failed", f"{python} ended without an answer: {error}")
             return
     for name, said in results:
-        yield Found(name, outcome_of(said, image), said)
+        yield DeepCheckResult(name, classify_error(said, image), said)
 
 
-def outcome_of(error: str, image: Image | None) -> Outcome:
+def classify_error(error: str, image: TrtllmImage | None) -> DeepCheckOutcome:
     """Return what an error text means; an empty one means that all went well."""
     if not error:
         return "seen"
@@ -112,7 +112,7 @@ def outcome_of(error: str, image: Image | None) -> Outcome:
     return "needs a GPU" if any(sign in error for sign in (*driver, *_WITHOUT_DRIVER)) else "failed"
 
 
-def _with_stubs(image: Image | None, root: Path) -> dict[str, str]:
+def _with_stubs(image: TrtllmImage | None, root: Path) -> dict[str, str]:
     """Upstream builds against the driver libraries of CUDA's compatibility package, where there is
     no driver.
     """
@@ -122,49 +122,49 @@ def _with_stubs(image: Image | None, root: Path) -> dict[str, str]:
     return {**os.environ, "LD_LIBRARY_PATH": f"{stubs}:{os.environ.get('LD_LIBRARY_PATH', '')}"}
 
 
-def backend_of(image: Image, root: Path) -> Iterator[Found]:
+def check_cpp_backend(image: TrtllmImage, root: Path) -> Iterator[DeepCheckResult]:
     """The C++ backend's files, and the shared libraries that the loader finds for each."""
     for name in image.layout.backend_files:
         path = root / image.layout.backends.lstrip("/") / "tensorrtllm" / name
         if not path.is_file():
-            yield Found(f"backend: {name}", "failed", f"{path} is missing: start from {image.reference}")
+            yield DeepCheckResult(f"backend: {name}", "failed", f"{path} is missing: start from {image.reference}")
             continue
         linked = subprocess.run(["ldd", "-r", str(path)], capture_output=True, text=True, check=False)
-        yield linked_outcome(name, linked.stdout + linked.stderr, image)
+        yield parse_ldd_output(name, linked.stdout + linked.stderr, image)
 
 
-def linked_outcome(name: str, said: str, image: Image) -> Found:
+def parse_ldd_output(name: str, said: str, image: TrtllmImage) -> DeepCheckResult:
     """Return what `ldd -r` said about one file: missing libraries, and symbols that no library has."""
     missing = [line.split()[0] for line in said.splitlines() if "not found" in line]
     other = [one for one in missing if one not in image.layout.driver]
     if other:
-        return Found(
+        return DeepCheckResult(
             f"backend: {name}", "failed", f"the loader does not find {', '.join(other)}: {image.reference} does"
         )
     if missing:
-        return Found(f"backend: {name}", "needs a GPU", f"{', '.join(missing)} come with the driver")
+        return DeepCheckResult(f"backend: {name}", "needs a GPU", f"{', '.join(missing)} come with the driver")
     undefined = [line.split()[2] for line in said.splitlines() if line.startswith("undefined symbol:")]
     if undefined:
-        return Found(
+        return DeepCheckResult(
             f"backend: {name}", "failed", f"no library has the symbol {undefined[0]} ({len(undefined)} in all)"
         )
-    return Found(f"backend: {name}", "seen", "all shared libraries and symbols are found")
+    return DeepCheckResult(f"backend: {name}", "seen", "all shared libraries and symbols are found")
 
 
-def _triton(image: Image | None) -> Iterator[Found]:
+def _triton(image: TrtllmImage | None) -> Iterator[DeepCheckResult]:
     """The models' configurations, and a tokenizer and a detokenizer in a running tritonserver."""
     folder = Path(tempfile.mkdtemp(prefix="llmops-doctor-"))
     try:
-        for target, serving in models.TARGETS:
+        for target, serving in sample_models.TARGETS:
             name = f"config.pbtxt: {target}{f', served by {serving}' if serving else ''}"
             try:
-                found = models.parsed_configurations(folder / f"{target}-{serving}", target, serving)
-                yield Found(name, "seen", ", ".join(found))
+                found = sample_models.parse_sample_configs(folder / f"{target}-{serving}", target, serving)
+                yield DeepCheckResult(name, "seen", ", ".join(found))
             except (LlmopsError, ValueError) as error:
-                yield Found(name, "failed", str(error))
+                yield DeepCheckResult(name, "failed", str(error))
         try:
-            yield Found("tritonserver", "seen", models.asked(folder / "served"))
+            yield DeepCheckResult("tritonserver", "seen", sample_models.tokenizer_round_trip(folder / "served"))
         except (LlmopsError, ValueError) as error:
-            yield Found("tritonserver", outcome_of(str(error), image), str(error))
+            yield DeepCheckResult("tritonserver", classify_error(str(error), image), str(error))
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""A container held against its row of facts (build/trtllm/images.py): versions, interpreter, home
+"""A container held against its row of facts (build/trtllm/container_images.py): versions, interpreter, home
 directory.
 """
 
@@ -9,92 +9,94 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmops.build.installed import installed_version
-from llmops.build.trtllm.images import DEFAULT_TAG, IMAGES, Image
-from llmops.model_repository.doctor.check import Check
+from llmops.build.installed_versions import installed_version
+from llmops.build.trtllm.container_images import DEFAULT_TAG, IMAGES, TrtllmImage
+from llmops.model_repository.doctor.results import CheckResult
 
 
-def examine() -> Iterator[Check]:
+def check_container() -> Iterator[CheckResult]:
     """Check the container that this process runs in."""
     tag = os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "unknown")
     found = IMAGES.get(tag)
     if found is None:
         known = f"{min(IMAGES)} to {max(IMAGES)}"
         detail = f"tag {tag}, TensorRT-LLM {installed_version('tensorrt_llm') or 'not installed'}"
-        yield Check("container image", "note", detail, f"the known trtllm-python-py3 images are {known}")
+        yield CheckResult("container image", "note", detail, f"the known trtllm-python-py3 images are {known}")
         return
     yield _versions(found)
-    yield interpreter(found, Path("/"))
-    yield openai(found)
+    yield check_interpreter(found, Path("/"))
+    yield check_openai(found)
     yield _home()
 
 
-def driver(found: str) -> Check:
+def driver(found: str) -> CheckResult:
     """Check the driver's version against the one that the default image is built for."""
     needed = IMAGES[DEFAULT_TAG].driver
     if _numbers(found) < _numbers(needed):
         fix = f"image {DEFAULT_TAG} is built for {needed}: upgrade (data-centre GPUs may be forward compatible)"
-        return Check("NVIDIA driver", "note", found, fix)
-    return Check("NVIDIA driver", "ok", found)
+        return CheckResult("NVIDIA driver", "note", found, fix)
+    return CheckResult("NVIDIA driver", "ok", found)
 
 
-def interpreter(image: Image, root: Path) -> Check:
+def check_interpreter(image: TrtllmImage, root: Path) -> CheckResult:
     """Check that the Python that the facts name is there, below `root`."""
     path = image.layout.python
     if (root / path.lstrip("/")).exists():
-        return Check("Python of TensorRT-LLM", "ok", path)
-    fix = f"this is not {image.reference}: start from that image, or correct its row in build/trtllm/images.py"
-    return Check("Python of TensorRT-LLM", "not ok", f"{path} is missing, which image {image.tag} has", fix)
+        return CheckResult("Python of TensorRT-LLM", "ok", path)
+    fix = (
+        f"this is not {image.reference}: start from that image, or correct its row in build/trtllm/container_images.py"
+    )
+    return CheckResult("Python of TensorRT-LLM", "not ok", f"{path} is missing, which image {image.tag} has", fix)
 
 
-def openai(image: Image) -> Check:
+def check_openai(image: TrtllmImage) -> CheckResult:
     """Check that openai is new enough for tensorrt_llm.serve, which TensorRT-LLM's PyTorch backend
     imports.
     """
     found, needed = installed_version("openai"), image.openai_needed
     if needed and (not found or _numbers(found) < _numbers(needed)):
         detail = f"{found or 'not installed'}, and the PyTorch backend cannot be imported before {needed}"
-        return Check("openai", "not ok", detail, f"{image.recipe(image.own)} (or pip install openai=={needed})")
-    return Check("openai", "ok", found or "not needed")
+        return CheckResult("openai", "not ok", detail, f"{image.recipe(image.own)} (or pip install openai=={needed})")
+    return CheckResult("openai", "ok", found or "not needed")
 
 
-def _versions(image: Image) -> Check:
+def _versions(image: TrtllmImage) -> CheckResult:
     installed = installed_version("tensorrt_llm")
     if not installed:
-        return Check("container image", "not ok", f"{image.tag} without TensorRT-LLM", f"use {image.reference}")
+        return CheckResult("container image", "not ok", f"{image.tag} without TensorRT-LLM", f"use {image.reference}")
     if installed != image.tensorrt_llm:
         detail = f"{image.tag} should have TensorRT-LLM {image.tensorrt_llm}, it has {installed}"
         fix = f"use {image.reference} as it is, engines are tied to the version"
-        return Check("container image", "not ok", detail, fix)
+        return CheckResult("container image", "not ok", detail, fix)
     targets = ", ".join(sorted(image.targets)) or "none"
-    return Check("container image", "ok", f"{image.tag}, TensorRT-LLM {installed}, targets: {targets}")
+    return CheckResult("container image", "ok", f"{image.tag}, TensorRT-LLM {installed}, targets: {targets}")
 
 
-def _home() -> Check:
+def _home() -> CheckResult:
     """flashinfer makes folders below HOME when it is imported, and NVIDIA's image makes no home for
     its own user.
     """
     home = Path(os.environ.get("HOME") or "/")
     if os.access(home, os.W_OK):
-        return Check("home directory", "ok", str(home))
+        return CheckResult("home directory", "ok", str(home))
     fix = "start the container with `--env HOME=/tmp --env USER=llmops`"
-    return Check("home directory", "not ok", f"{home} cannot be written, and libraries keep caches there", fix)
+    return CheckResult("home directory", "not ok", f"{home} cannot be written, and libraries keep caches there", fix)
 
 
-def own_release() -> Check:
+def check_tensorrt_llm() -> CheckResult:
     """Check TensorRT-LLM where NVIDIA's Triton is not: its release image, to which ours adds the
     wheel's Triton.
     """
-    from llmops.build.trtllm.llm_releases import CHECKED
-    from llmops.build.trtllm.versions import release
+    from llmops.build.trtllm.image_selection import release_of
+    from llmops.build.trtllm.release_profiles import CHECKED
 
     installed = installed_version("tensorrt_llm")
-    if release(installed) in CHECKED:
-        detail = f"{installed}, targets: pytorch; its LLM API was checked at {CHECKED[release(installed)]}"
-        return Check("TensorRT-LLM", "ok", detail)
+    if release_of(installed) in CHECKED:
+        detail = f"{installed}, targets: pytorch; its LLM API was checked at {CHECKED[release_of(installed)]}"
+        return CheckResult("TensorRT-LLM", "ok", detail)
     known = ", ".join(CHECKED.values())
     fix = f"checked versions: {known}; the library itself checks the arguments when an engine starts"
-    return Check("TensorRT-LLM", "note", f"{installed}, not checked", fix)
+    return CheckResult("TensorRT-LLM", "note", f"{installed}, not checked", fix)
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -13,13 +13,13 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from llmops import __version__
-from llmops.build.installed import installed_version
-from llmops.distribution import NAME, PACKAGE, foreign_distributions, install_command, repair_command
+from llmops.build.installed_versions import installed_version
+from llmops.distribution import DISTRIBUTION_NAME, PACKAGE_DIR, foreign_distributions, install_command, repair_command
 from llmops.errors import LlmopsError
 from llmops.model_repository.doctor import collectives, image
-from llmops.model_repository.doctor.check import Check, Status
-from llmops.model_repository.multi_gpu.scheduler import inside_allocation
-from llmops.model_repository.server import embedded
+from llmops.model_repository.doctor.results import CheckResult, CheckStatus
+from llmops.model_repository.multi_gpu.allocation import is_inside_slurm_job
+from llmops.model_repository.server import installation
 
 # extra -> a module that is importable only when the extra is installed, and what needs it
 EXTRAS = {
@@ -40,16 +40,16 @@ MIN_OPEN_FILES = 4096
 PORTS = {"Triton HTTP": 8000, "Triton gRPC": 8001, "Triton metrics": 8002, "gateway": 9000}
 
 
-def examine() -> Iterator[Check]:
+def check_machine() -> Iterator[CheckResult]:
     """All checks, in the order in which `serve` would fail on them."""
-    in_container = embedded.CONTAINER_ROOT.is_dir()
+    in_container = installation.CONTAINER_ROOT.is_dir()
     yield _python()
     yield _distribution()
-    yield from _gpu(required=in_container or embedded.has_tensorrt_llm())
+    yield from _gpu(required=in_container or installation.is_tensorrt_llm_installed())
     if in_container:
-        yield from image.examine()
-    elif embedded.has_tensorrt_llm():
-        yield image.own_release()
+        yield from image.check_container()
+    elif installation.is_tensorrt_llm_installed():
+        yield image.check_tensorrt_llm()
     yield from _scheduler()
     yield from _triton()
     yield from _extras()
@@ -59,95 +59,97 @@ def examine() -> Iterator[Check]:
     yield _open_files()
 
 
-def _python() -> Check:
+def _python() -> CheckResult:
     found = f"{sys.version_info.major}.{sys.version_info.minor}.{sys.version_info.micro}"
-    return Check("Python", "ok", f"{found}, {sys.prefix}")
+    return CheckResult("Python", "ok", f"{found}, {sys.prefix}")
 
 
-def _distribution() -> Check:
+def _distribution() -> CheckResult:
     foreign = foreign_distributions()
     if foreign:
         detail = f"{', '.join(foreign)} has installed files into the package llmops and is not part of it"
-        return Check(NAME, "not ok", detail, repair_command(foreign))
-    return Check(NAME, "ok", f"{__version__}, {PACKAGE}")
+        return CheckResult(DISTRIBUTION_NAME, "not ok", detail, repair_command(foreign))
+    return CheckResult(DISTRIBUTION_NAME, "ok", f"{__version__}, {PACKAGE_DIR}")
 
 
-def _gpu(required: bool) -> Iterator[Check]:
-    without: Status = "not ok" if required else "note"
+def _gpu(required: bool) -> Iterator[CheckResult]:
+    without: CheckStatus = "not ok" if required else "note"
     program = shutil.which("nvidia-smi")
     if program is None:
         fix = "start the container with `--gpus all`" if required else "needed only for --target tensorrt and pytorch"
-        yield Check("GPU", without, "none (no nvidia-smi)", fix)
+        yield CheckResult("GPU", without, "none (no nvidia-smi)", fix)
         return
     query = [program, "--query-gpu=name,memory.total,compute_cap,driver_version", "--format=csv,noheader"]
     result = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
     rows = [[cell.strip() for cell in line.split(",")] for line in result.stdout.splitlines() if line.count(",") == 3]
     if result.returncode or not rows:
         reason = (result.stderr or result.stdout).strip().splitlines()
-        yield Check(
+        yield CheckResult(
             "GPU", without, reason[0] if reason else "nvidia-smi failed", "install or restart the NVIDIA driver"
         )
         return
     for index, (name, memory, capability, _) in enumerate(rows):
-        yield Check(f"GPU {index}", "ok", f"{name}, {memory}, compute capability {capability}")
+        yield CheckResult(f"GPU {index}", "ok", f"{name}, {memory}, compute capability {capability}")
     yield image.driver(rows[0][3])
     if len(rows) > 1:
-        yield from collectives.examine()
+        yield from collectives.check_collectives()
 
 
-def _triton() -> Iterator[Check]:
-    if embedded.CONTAINER_ROOT.is_dir():
-        yield _attempt("Triton", lambda: f"{embedded.find_installation().binary} (container)")
+def _triton() -> Iterator[CheckResult]:
+    if installation.CONTAINER_ROOT.is_dir():
+        yield _attempt("Triton", lambda: f"{installation.find_installation().binary} (container)")
         return
     wheel = _attempt("Triton", _wheel_binary)
     yield wheel
     if wheel.status != "ok":
         return
-    root = embedded.find_wheel()
-    yield _attempt("libpython", lambda: str(embedded.find_libpython() or "found by the loader"))
+    root = installation.find_wheel()
+    yield _attempt("libpython", lambda: str(installation.find_libpython() or "found by the loader"))
     yield _stub(root)
     yield _attempt("numpy", _numpy)
     yield _python_on_path()
 
 
 def _wheel_binary() -> str:
-    binary = embedded.find_binary(embedded.find_wheel())
+    binary = installation.find_binary(installation.find_wheel())
     return f"{binary} (nvidia-pytriton {installed_version('nvidia-pytriton')})"
 
 
 def _numpy() -> str:
-    embedded.check_numpy()
+    installation.check_numpy()
     return f"{installed_version('numpy')}, which the wheel's Python backend needs below 2"
 
 
-def _stub(root: Path) -> Check:
+def _stub(root: Path) -> CheckResult:
     try:
-        stub = embedded.find_stub(root)
-        missing = embedded.check_stub_links(stub, embedded.find_installation().environment)
+        stub = installation.find_stub(root)
+        missing = installation.check_stub_links(stub, installation.find_installation().environment)
     except LlmopsError as error:
-        return Check("Python backend stub", "not ok", "", error.message)
+        return CheckResult("Python backend stub", "not ok", "", error.message)
     if missing:
-        return Check("Python backend stub", "not ok", f"cannot load {', '.join(missing)}", "install these libraries")
-    return Check("Python backend stub", "ok", f"for Python {embedded.PYTHON_VERSION}")
+        return CheckResult(
+            "Python backend stub", "not ok", f"cannot load {', '.join(missing)}", "install these libraries"
+        )
+    return CheckResult("Python backend stub", "ok", f"for Python {installation.PYTHON_VERSION}")
 
 
-def _python_on_path() -> Check:
+def _python_on_path() -> CheckResult:
     # the stub finds the virtual environment through the first python3 on the PATH that `serve` sets
     program = Path(sys.prefix) / "bin" / "python3"
     if program.exists():
-        return Check("python3 for the stub", "ok", str(program))
-    return Check("python3 for the stub", "not ok", f"{program} is missing", "make the virtual environment again")
+        return CheckResult("python3 for the stub", "ok", str(program))
+    return CheckResult("python3 for the stub", "not ok", f"{program} is missing", "make the virtual environment again")
 
 
-def _extras() -> Iterator[Check]:
+def _extras() -> Iterator[CheckResult]:
     for extra, (module, use) in EXTRAS.items():
         if _is_installed(module):
-            yield Check(f"extra {extra}", "ok", f"installed; for {use}")
+            yield CheckResult(f"extra {extra}", "ok", f"installed; for {use}")
         else:
-            elsewhere = embedded.CONTAINER_ROOT.is_dir() or embedded.has_tensorrt_llm()
+            elsewhere = installation.CONTAINER_ROOT.is_dir() or installation.is_tensorrt_llm_installed()
             needed = extra == "embedded" and not elsewhere
-            status: Status = "not ok" if needed else "note"
-            yield Check(f"extra {extra}", status, f"not installed; for {use}", install_command(extra))
+            status: CheckStatus = "not ok" if needed else "note"
+            yield CheckResult(f"extra {extra}", status, f"not installed; for {use}", install_command(extra))
 
 
 def _is_installed(module: str) -> bool:
@@ -158,53 +160,59 @@ def _is_installed(module: str) -> bool:
         return False
 
 
-def _port(name: str, port: int) -> Check:
+def _port(name: str, port: int) -> CheckResult:
     with socket.socket() as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(("127.0.0.1", port))
         except OSError as error:
             fix = "stop what listens there, or choose another port with the command's --…-port option"
-            return Check(f"port {port}", "note", f"{name}: {error.strerror}", fix)
-    return Check(f"port {port}", "ok", f"{name}: free")
+            return CheckResult(f"port {port}", "note", f"{name}: {error.strerror}", fix)
+    return CheckResult(f"port {port}", "ok", f"{name}: free")
 
 
-def _disk() -> Check:
+def _disk() -> CheckResult:
     free = shutil.disk_usage(Path.cwd()).free
     if free < MIN_DISK:
-        return Check("disk here", "not ok", f"{_gib(free)} free", f"engines need room: free at least {_gib(MIN_DISK)}")
-    return Check("disk here", "ok", f"{_gib(free)} free")
+        return CheckResult(
+            "disk here", "not ok", f"{_gib(free)} free", f"engines need room: free at least {_gib(MIN_DISK)}"
+        )
+    return CheckResult("disk here", "ok", f"{_gib(free)} free")
 
 
-def _shared_memory() -> Check:
+def _shared_memory() -> CheckResult:
     try:
         free = shutil.disk_usage("/dev/shm").free
     except OSError as error:
-        return Check("/dev/shm", "not ok", str(error.strerror), "Triton's Python models need it: mount a tmpfs there")
+        return CheckResult(
+            "/dev/shm", "not ok", str(error.strerror), "Triton's Python models need it: mount a tmpfs there"
+        )
     if free < MIN_SHM:
-        return Check("/dev/shm", "not ok", f"{_gib(free)} free", "start the container with `--shm-size=1g` or more")
-    return Check("/dev/shm", "ok", f"{_gib(free)} free")
+        return CheckResult(
+            "/dev/shm", "not ok", f"{_gib(free)} free", "start the container with `--shm-size=1g` or more"
+        )
+    return CheckResult("/dev/shm", "ok", f"{_gib(free)} free")
 
 
-def _open_files() -> Check:
+def _open_files() -> CheckResult:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < MIN_OPEN_FILES:
         fix = f"each stream takes a file descriptor: `ulimit -n {min(hard, 65536)}`"
-        return Check("open files", "note", f"limit {soft}", fix)
-    return Check("open files", "ok", f"limit {soft}")
+        return CheckResult("open files", "note", f"limit {soft}", fix)
+    return CheckResult("open files", "ok", f"limit {soft}")
 
 
-def _attempt(name: str, find: Callable[[], str]) -> Check:
+def _attempt(name: str, find: Callable[[], str]) -> CheckResult:
     try:
-        return Check(name, "ok", find())
+        return CheckResult(name, "ok", find())
     except LlmopsError as error:
-        return Check(name, "not ok", "", error.message)
+        return CheckResult(name, "not ok", "", error.message)
 
 
-def _scheduler() -> Iterator[Check]:
-    if inside_allocation(os.environ):
+def _scheduler() -> Iterator[CheckResult]:
+    if is_inside_slurm_job(os.environ):
         fix = "`llmops serve` hides it from engines of the LLM API; `--export slurm` is for several machines"
-        yield Check("Slurm allocation", "note", "MPI would start the library's workers through it", fix)
+        yield CheckResult("Slurm allocation", "note", "MPI would start the library's workers through it", fix)
 
 
 def _gib(size: int) -> str:

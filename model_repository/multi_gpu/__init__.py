@@ -3,7 +3,7 @@
 The tritonserver of a single process belongs to `server/`.
 """
 
-from llmops.model_repository.multi_gpu.base import LAUNCHES, Launch, LaunchPlan, plan_launch
-from llmops.model_repository.multi_gpu.mpi import with_mpi
+from llmops.model_repository.multi_gpu.launch_plan import LAUNCH_MODES, LaunchMode, LaunchPlan, plan_launch
+from llmops.model_repository.multi_gpu.mpi import launch_command
 
-__all__ = ["LAUNCHES", "Launch", "LaunchPlan", "plan_launch", "with_mpi"]
+__all__ = ["LAUNCH_MODES", "LaunchMode", "LaunchPlan", "launch_command", "plan_launch"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from llmops.model_repository.multi_gpu.cluster import make_cluster
 from llmops.model_repository.multi_gpu.lws import lws_manifests
+from llmops.model_repository.multi_gpu.multi_node import plan_multi_node
 from llmops.model_repository.multi_gpu.slurm import slurm_script
 from llmops.model_repository.server.command import Ports
 
@@ -25,5 +25,5 @@ def export_launch(
     """The text for `kubectl apply -f -` (lws) or sbatch (slurm). Raises InputError."""
     # mpirun reaches the other pods through kubectl, which NVIDIA's image does not have and ours does
     own_image = kind == "lws"
-    cluster = make_cluster(repository, gpus_per_node, image, ports, exit_timeout, http, metrics, traces, own_image)
+    cluster = plan_multi_node(repository, gpus_per_node, image, ports, exit_timeout, http, metrics, traces, own_image)
     return slurm_script(cluster) if kind == "slurm" else lws_manifests(cluster, claim)

@@ -12,10 +12,10 @@ from typing import Any
 import yaml
 
 from llmops.errors import InputError
-from llmops.model_repository.multi_gpu.cluster import Cluster, render, shell_words
+from llmops.model_repository.multi_gpu.multi_node import MultiNodePlan, join_shell_command, render
 
-FOLDER = "/llmops"
-AGENT = f"{FOLDER}/kubessh"
+SCRIPTS_DIR = "/llmops"
+MPI_RSH_AGENT = f"{SCRIPTS_DIR}/kubessh"
 _KUBESSH = """#!/bin/sh
 # mpirun runs this as it would run ssh: HOST COMMAND...
 pod=$1
@@ -24,7 +24,7 @@ exec kubectl exec "$pod" -- /bin/sh -c "$*"
 """
 
 
-def lws_manifests(cluster: Cluster, claim: str) -> str:
+def lws_manifests(cluster: MultiNodePlan, claim: str) -> str:
     """YAML for `kubectl apply`. `claim`: the PersistentVolumeClaim whose root is `cluster.root`, read by all pods."""
     if len(cluster.root.parts) < 2:
         folders = " and ".join(str(folder) for folder in cluster.folders)
@@ -59,7 +59,7 @@ def _dns_name(name: str) -> str:
     return plain if plain[:1].isalpha() else f"llm-{plain}"
 
 
-def _rights(name: str, cluster: Cluster) -> list[dict[str, Any]]:
+def _rights(name: str, cluster: MultiNodePlan) -> list[dict[str, Any]]:
     """Return a service account for the leader and its rights, which name the pods of this group."""
     workers = [f"{name}-0-{index}" for index in range(1, cluster.nodes)]
     resources = {"pods": ["get", "list", "watch"], "pods/exec": ["create", "get"]}
@@ -83,7 +83,7 @@ def _rights(name: str, cluster: Cluster) -> list[dict[str, Any]]:
     ]
 
 
-def _scripts(name: str, cluster: Cluster) -> dict[str, Any]:
+def _scripts(name: str, cluster: MultiNodePlan) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "ConfigMap",
@@ -92,24 +92,24 @@ def _scripts(name: str, cluster: Cluster) -> dict[str, Any]:
     }
 
 
-def leader_script(cluster: Cluster) -> str:
+def leader_script(cluster: MultiNodePlan) -> str:
     """What the leader pod runs."""
     return render(
         "leader.sh.j2",
         nodes=cluster.nodes,
         gpus_per_node=cluster.gpus_per_node,
         world_size=cluster.world_size,
-        agent=AGENT,
-        leader=shell_words(cluster.leader),
-        follower=shell_words(cluster.follower),
+        agent=MPI_RSH_AGENT,
+        leader=join_shell_command(cluster.leader),
+        follower=join_shell_command(cluster.follower),
         grpc=cluster.ports.grpc,
         exit_timeout=cluster.exit_timeout,
     )
 
 
-def _group(name: str, cluster: Cluster, claim: str) -> dict[str, Any]:
+def _group(name: str, cluster: MultiNodePlan, claim: str) -> dict[str, Any]:
     leader = _container("leader", cluster) | {
-        "command": ["/bin/bash", f"{FOLDER}/leader.sh"],
+        "command": ["/bin/bash", f"{SCRIPTS_DIR}/leader.sh"],
         "env": [{"name": "POD_NAME", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
         "ports": [{"name": name, "containerPort": port} for name, port in cluster.open_ports.items()],
         # an engine of many GPUs takes minutes to load, during which nothing may be killed
@@ -135,7 +135,7 @@ def _group(name: str, cluster: Cluster, claim: str) -> dict[str, Any]:
     }
 
 
-def _pod(name: str, role: str, container: dict[str, Any], cluster: Cluster, claim: str) -> dict[str, Any]:
+def _pod(name: str, role: str, container: dict[str, Any], cluster: MultiNodePlan, claim: str) -> dict[str, Any]:
     return {
         "metadata": {"labels": {"app": name, "role": role}},
         "spec": {
@@ -153,7 +153,7 @@ def _pod(name: str, role: str, container: dict[str, Any], cluster: Cluster, clai
     }
 
 
-def _container(role: str, cluster: Cluster) -> dict[str, Any]:
+def _container(role: str, cluster: MultiNodePlan) -> dict[str, Any]:
     gpus = str(cluster.gpus_per_node)
     return {
         "name": role,
@@ -163,13 +163,13 @@ def _container(role: str, cluster: Cluster) -> dict[str, Any]:
         "securityContext": {"capabilities": {"add": ["IPC_LOCK"]}},
         "volumeMounts": [
             {"name": "models", "mountPath": str(cluster.root), "readOnly": True},
-            {"name": "launch", "mountPath": FOLDER},
+            {"name": "launch", "mountPath": SCRIPTS_DIR},
             {"name": "shm", "mountPath": "/dev/shm"},
         ],
     }
 
 
-def _probe(cluster: Cluster, period: int, failures: int) -> dict[str, Any]:
+def _probe(cluster: MultiNodePlan, period: int, failures: int) -> dict[str, Any]:
     """gRPC's own health service, which Triton has: serving while every model is ready."""
     return {
         "grpc": {"port": cluster.ports.grpc},
@@ -179,7 +179,7 @@ def _probe(cluster: Cluster, period: int, failures: int) -> dict[str, Any]:
     }
 
 
-def _service(name: str, cluster: Cluster) -> dict[str, Any]:
+def _service(name: str, cluster: MultiNodePlan) -> dict[str, Any]:
     ports = [{"name": name, "port": port} for name, port in cluster.open_ports.items()]
     selector = {"leaderworkerset.sigs.k8s.io/name": name, "role": "leader"}
     return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from llmops.model_repository.multi_gpu.base import LaunchPlan
+from llmops.model_repository.multi_gpu.launch_plan import LaunchPlan
 from llmops.model_repository.server.command import ServerOptions, follower_command, server_command
 
 MPIRUN = "mpirun"
@@ -12,7 +12,7 @@ MPIRUN = "mpirun"
 ORCHESTRATOR_ENVIRONMENT = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
 
 
-def with_mpi(options: ServerOptions, plan: LaunchPlan) -> tuple[list[str], dict[str, str]]:
+def launch_command(options: ServerOptions, plan: LaunchPlan) -> tuple[list[str], dict[str, str]]:
     """(command, environment on top of the caller's) for a plan on one machine."""
     if plan.launch == "single":
         return server_command(options), {}

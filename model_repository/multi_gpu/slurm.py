@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import shlex
 
-from llmops.model_repository.multi_gpu.cluster import Cluster, render, shell_words
+from llmops.model_repository.multi_gpu.multi_node import MultiNodePlan, join_shell_command, render
 
 
-def slurm_script(cluster: Cluster) -> str:
+def slurm_script(cluster: MultiNodePlan) -> str:
     """The text for sbatch."""
     registry, slash, path = cluster.image.partition("/")
     # enroot, which pyxis uses, takes a registry before '#'
@@ -31,5 +31,5 @@ def slurm_script(cluster: Cluster) -> str:
 
 def _quoted(words: list[str], inside: bool) -> str:
     """`inside`: within a single-quoted text, where a quote ends it."""
-    text = shell_words(words)
+    text = join_shell_command(words)
     return text.replace("'", "'\\''") if inside else text

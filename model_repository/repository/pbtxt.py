@@ -11,7 +11,7 @@ import jinja2
 
 from llmops.errors import InputError
 
-TEMPLATES = Path(__file__).parents[1]
+TEMPLATE_DIR = Path(__file__).parents[1]
 
 
 def render_config(template: str, values: dict[str, Any]) -> str:
@@ -24,7 +24,7 @@ def render_config(template: str, values: dict[str, Any]) -> str:
 @functools.cache
 def _environment() -> jinja2.Environment:
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATES),
+        loader=jinja2.FileSystemLoader(TEMPLATE_DIR),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

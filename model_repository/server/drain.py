@@ -15,11 +15,11 @@ import grpc
 from tritonclient.grpc import service_pb2, service_pb2_grpc
 
 from llmops import contract
-from llmops.contract import ENGINE
+from llmops.contract import ENGINE_SUFFIX
 
-TIMEOUT = 5.0
+RPC_TIMEOUT = 5.0
 # seconds that the engines have to end the answers that are cut off
-_GOODBYE = 10.0
+_FORCED_END_TIMEOUT = 10.0
 # no proxy, and no connection back-off that another channel left behind
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 
@@ -29,7 +29,7 @@ def is_ready(address: str) -> bool:
     with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
-            return bool(stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=TIMEOUT).ready)
+            return bool(stub.ServerReady(service_pb2.ServerReadyRequest(), timeout=RPC_TIMEOUT).ready)
         except grpc.RpcError:
             return False
 
@@ -41,15 +41,15 @@ def drain_engines(address: str, seconds: float) -> None:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         models = _engines(stub)
         if models and not _drain(stub, models, seconds):
-            _drain(stub, models, _GOODBYE, end_now=True)
+            _drain(stub, models, _FORCED_END_TIMEOUT, end_now=True)
 
 
 def _engines(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> list[str]:
     """The models that know `drain`."""
-    index = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=TIMEOUT)
-    names = sorted({entry.name for entry in index.models if entry.name.endswith(ENGINE)})
+    index = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=RPC_TIMEOUT)
+    names = sorted({entry.name for entry in index.models if entry.name.endswith(ENGINE_SUFFIX)})
     configs = {
-        name: stub.ModelConfig(service_pb2.ModelConfigRequest(name=name), timeout=TIMEOUT).config for name in names
+        name: stub.ModelConfig(service_pb2.ModelConfigRequest(name=name), timeout=RPC_TIMEOUT).config for name in names
     }
     return [name for name in names if any(tensor.name == contract.DRAIN.name for tensor in configs[name].input)]
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from llmops.hosts import is_loopback
 
-EMBEDDED_HTTP = (
+EMBEDDED_HTTP_WARNING = (
     "Triton's HTTP server is on. This embedded Triton (2.51) crashes when anybody on this machine sends it a "
     "hostile body (CVE-2025-23310, CVE-2025-23311); leave --http out unless you need it."
 )
 
 
-def exposure(host: str, http_host: str, metrics: bool) -> str:
+def describe_exposure(host: str, http_host: str, metrics: bool) -> str:
     """For `llmops serve`: who can reach what, and which flag closes or opens it."""
     servers = {"gRPC": host, **({"metrics": host} if metrics else {}), **({"HTTP": http_host} if http_host else {})}
     open_to_all = [name for name, address in servers.items() if not is_loopback(address)]
@@ -27,7 +27,7 @@ def exposure(host: str, http_host: str, metrics: bool) -> str:
     return " ".join(parts)
 
 
-def stack_exposure(host: str, url: str, grpc: str, metrics: str, keys: bool) -> str:
+def describe_stack_exposure(host: str, url: str, grpc: str, metrics: str, keys: bool) -> str:
     """For `llmops up`; `keys`: whether the gateway asks for them."""
     who = "this machine only" if is_loopback(host) else f"anyone who reaches {host}"
     flag = "--host opens it to others" if is_loopback(host) else "--host 127.0.0.1 closes it"

@@ -13,7 +13,7 @@ from typing import NamedTuple
 _STUB = "triton_python_backend_stub"
 _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=0", b"PMIX_RANK=0")
 # 1 is PR_SET_PDEATHSIG. The parent may have gone before it was set.
-_TIED = """
+_PARENT_DEATH_WRAPPER = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGTERM)
 if os.getppid() != int(sys.argv[1]):
@@ -37,12 +37,12 @@ class Process(NamedTuple):
         return now is not None and now.started == self.started and not now.zombie
 
 
-def tied(command: Sequence[str]) -> list[str]:
+def with_parent_death_signal(command: Sequence[str]) -> list[str]:
     """`command` for Popen, which gets SIGTERM when the thread that starts it ends, also by SIGKILL.
 
     A `preexec_fn` would do the same in a fork of this process, and gRPC's fork handlers have left streams hanging.
     """
-    return [sys.executable, "-ISc", _TIED, str(os.getpid()), *command]
+    return [sys.executable, "-ISc", _PARENT_DEATH_WRAPPER, str(os.getpid()), *command]
 
 
 def descendants(pid: int) -> list[Process]:
@@ -81,7 +81,7 @@ def model_processes(pid: int) -> dict[str, list[Process]]:
     return found
 
 
-def kill_left(processes: list[Process]) -> None:
+def kill_survivors(processes: list[Process]) -> None:
     """SIGKILL to those that are still the same process."""
     for process in processes:
         if process.alive:

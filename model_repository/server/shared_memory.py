@@ -50,7 +50,7 @@ class SharedMemory:
             self.lock = -1
 
 
-def sweep() -> None:
+def remove_stale_segments() -> None:
     """Remove the segments of servers that are gone (killed machines, kill -9). Other users' are theirs to remove."""
     for path in SHM_DIR.glob(f"{SHM_PREFIX}*_{_LOCK}"):
         # in use, another user's, or removed meanwhile

@@ -67,7 +67,7 @@ def parse_line(line: str) -> LogLine:
 _ENGINE_ENDED = re.compile(r"(?P<model>\S+): the engine has ended: (?P<reason>.*)", re.DOTALL)
 
 
-def ended_engine(line: LogLine) -> tuple[str, str] | None:
+def parse_engine_death(line: LogLine) -> tuple[str, str] | None:
     """(model, reason) where the line says that an engine has ended."""
     match = _ENGINE_ENDED.search(line.message) if line.level == "error" else None
     return (match["model"], match["reason"]) if match else None
@@ -87,7 +87,7 @@ def explain_failure(lines: Iterable[LogLine]) -> str | None:
     return _root_cause(errors[0].message) if errors else None
 
 
-def ended_by_lock(lines: Iterable[LogLine]) -> bool:
+def failed_on_lock(lines: Iterable[LogLine]) -> bool:
     """Whether the first thing that went wrong was a lock in the Python backend's shared memory: an upstream fault that
     a start hits now and then, whatever the repository (triton-inference-server/server issues 5949 and 8882)."""
     return (explain_failure(lines) or "").endswith("'boost::interprocess::lock_exception'")

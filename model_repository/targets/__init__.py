@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import importlib
 
-from llmops.build.target_names import NAMES
+from llmops.build.target_facts import NAMES
 from llmops.errors import InputError
-from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
+from llmops.model_repository.targets.repository_target import EngineModelConfig, RepositoryTarget
 
-__all__ = ["EngineModel", "RepositoryTarget", "find_target"]
+__all__ = ["EngineModelConfig", "RepositoryTarget", "find_target"]
 
 
 def find_target(name: str, serving: str = "") -> RepositoryTarget:
@@ -25,9 +25,9 @@ def find_target(name: str, serving: str = "") -> RepositoryTarget:
             f"(it knows {', '.join(NAMES)})."
         )
     if serving == "llmops" and name == "tensorrt":
-        from llmops.model_repository.targets.tensorrt import TensorrtTarget
+        from llmops.model_repository.targets.tensorrt import TensorrtRepositoryTarget
 
-        return TensorrtTarget(ours=True)
+        return TensorrtRepositoryTarget(ours=True)
     if serving == "nvidia" and name != "tensorrt":
         raise InputError(
             f"NVIDIA's C++ backend runs TensorRT engines only, not target {name}: leave --serving nvidia out, or build "

@@ -6,18 +6,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-from llmops.build.engine_folder.extras import OpenVinoExtra
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.build.installed import installed_version
-from llmops.contract import GUIDES, OUR_INPUTS, OUR_OUTPUTS, RUNTIME
+from llmops.build.engine_folder.manifest_extras import OpenVinoExtra
+from llmops.build.installed_versions import installed_version
+from llmops.contract import GUIDE_KINDS, PYTHON_ENGINE_INPUTS, PYTHON_ENGINE_OUTPUTS, RUNTIME_PARAMETER
 from llmops.distribution import missing_extra
 from llmops.errors import InputError, VersionMismatchError
-from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
+from llmops.model_repository.targets.repository_target import EngineModelConfig, RepositoryTarget
 
 MODEL_FILE = "openvino_model.xml"
 
 
-class OpenVINOTarget(RepositoryTarget):
+class OpenVINORepositoryTarget(RepositoryTarget):
     name = "openvino"
 
     def check(self, directory: Path, manifest: EngineManifest) -> None:
@@ -31,11 +31,11 @@ class OpenVINOTarget(RepositoryTarget):
                 "upgrade openvino-genai or build the engine again."
             )
 
-    def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
-        return EngineModel(
+    def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModelConfig:
+        return EngineModelConfig(
             backend="python",
             parameters={
-                RUNTIME: "openvino",
+                RUNTIME_PARAMETER: "openvino",
                 "gpt_model_type": "inflight_fused_batching",
                 "gpt_model_path": str((directory / manifest.model_dir).resolve()),
                 "max_beam_width": "1",
@@ -45,8 +45,8 @@ class OpenVINOTarget(RepositoryTarget):
                 "max_num_tokens": str(manifest.limits.max_num_tokens),
                 "openvino": json.dumps(manifest.extra_as(OpenVinoExtra).openvino.model_dump(exclude_unset=True)),
             },
-            inputs=list(OUR_INPUTS),
-            outputs=list(OUR_OUTPUTS),
+            inputs=list(PYTHON_ENGINE_INPUTS),
+            outputs=list(PYTHON_ENGINE_OUTPUTS),
         )
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
@@ -55,7 +55,7 @@ class OpenVINOTarget(RepositoryTarget):
             "top_logprobs": 0,
             "logit_bias": False,
             "n": 8,
-            "guided": list(GUIDES),
+            "guided": list(GUIDE_KINDS),
             "bad_words": False,
             "min_p": True,
             "callers": True,
@@ -89,4 +89,4 @@ def _release(text: str) -> tuple[int, ...]:
     return tuple(int(part) if part.isdigit() else 0 for part in parts)
 
 
-target = OpenVINOTarget()
+target = OpenVINORepositoryTarget()

@@ -6,17 +6,17 @@ import json
 from pathlib import Path
 from typing import Any
 
-from llmops.build.engine_folder.extras import PytorchExtra
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.build.installed import installed_version
-from llmops.build.trtllm.llm_releases import Profile, profile_of, profiles
-from llmops.contract import GUIDES, OUR_INPUTS, OUR_OUTPUTS, RUNTIME
+from llmops.build.engine_folder.manifest_extras import PytorchExtra
+from llmops.build.installed_versions import installed_version
+from llmops.build.trtllm.release_profiles import ReleaseProfile, profile_of_release, profiles_per_release
+from llmops.contract import GUIDE_KINDS, PYTHON_ENGINE_INPUTS, PYTHON_ENGINE_OUTPUTS, RUNTIME_PARAMETER
 from llmops.errors import InputError
-from llmops.model_repository.repository.match import check_library
-from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
+from llmops.model_repository.repository.compatibility import check_library
+from llmops.model_repository.targets.repository_target import EngineModelConfig, RepositoryTarget
 
 
-class PytorchTarget(RepositoryTarget):
+class PytorchRepositoryTarget(RepositoryTarget):
     name = "pytorch"
 
     def check(self, directory: Path, manifest: EngineManifest) -> None:
@@ -25,19 +25,19 @@ class PytorchTarget(RepositoryTarget):
         check_library("pytorch", manifest.tensorrt_llm)
         served_profile(manifest)
 
-    def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
-        return EngineModel(
+    def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModelConfig:
+        return EngineModelConfig(
             backend="python",
             parameters={
-                RUNTIME: "pytorch",
+                RUNTIME_PARAMETER: "pytorch",
                 "gpt_model_type": "inflight_fused_batching",
                 "gpt_model_path": str((directory / manifest.model_dir).resolve()),
                 "max_beam_width": "1",
                 "llm_profiles": json.dumps([one.as_json() for one in _profiles(manifest)]),
                 **_adapter_folders(directory, manifest),
             },
-            inputs=OUR_INPUTS,
-            outputs=OUR_OUTPUTS,
+            inputs=PYTHON_ENGINE_INPUTS,
+            outputs=PYTHON_ENGINE_OUTPUTS,
         )
 
     def reports(self) -> dict[str, bool]:
@@ -52,7 +52,7 @@ class PytorchTarget(RepositoryTarget):
             "top_logprobs": 20 if sampling.top_logprobs else 0,
             "logit_bias": sampling.logit_bias,
             "n": 8,
-            "guided": list(GUIDES) if guided else [],
+            "guided": list(GUIDE_KINDS) if guided else [],
             "bad_words": False,
             "min_p": sampling.min_p,
             "seed": sampling.seed,
@@ -62,15 +62,15 @@ class PytorchTarget(RepositoryTarget):
         }
 
 
-def _profiles(manifest: EngineManifest) -> list[Profile]:
-    return profiles(manifest.extra_as(PytorchExtra).llm_args, manifest.quantisation.weights)
+def _profiles(manifest: EngineManifest) -> list[ReleaseProfile]:
+    return profiles_per_release(manifest.extra_as(PytorchExtra).llm_args, manifest.quantisation.weights)
 
 
-def served_profile(manifest: EngineManifest) -> Profile:
+def served_profile(manifest: EngineManifest) -> ReleaseProfile:
     """The profile for the installed TensorRT-LLM, or else for the one that the engine was made for. Raises InputError
     where that cannot run the engine."""
     version = installed_version("tensorrt_llm") or manifest.tensorrt_llm
-    return profile_of(manifest.extra_as(PytorchExtra).llm_args, version, manifest.quantisation.weights)
+    return profile_of_release(manifest.extra_as(PytorchExtra).llm_args, version, manifest.quantisation.weights)
 
 
 def _adapter_folders(directory: Path, manifest: EngineManifest) -> dict[str, str]:
@@ -83,4 +83,4 @@ def _adapter_folders(directory: Path, manifest: EngineManifest) -> dict[str, str
     }
 
 
-target = PytorchTarget()
+target = PytorchRepositoryTarget()

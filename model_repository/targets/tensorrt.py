@@ -10,14 +10,21 @@ import json
 from pathlib import Path
 from typing import Any
 
-from llmops.build.engine_folder.extras import TensorrtExtra
 from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.build.engine_folder.manifest_extras import TensorrtExtra
 from llmops.build.trtllm.backend_parameters import NVIDIA_ONLY, PARAMETERS, checked_parameters
-from llmops.build.trtllm.xgrammar import FILE_NAME
-from llmops.contract import GUIDES, OUR_INPUTS, OUR_OUTPUTS, REQUEST, RUNTIME, STEP
+from llmops.build.trtllm.xgrammar_info import FILE_NAME
+from llmops.contract import (
+    GUIDE_KINDS,
+    PYTHON_ENGINE_INPUTS,
+    PYTHON_ENGINE_OUTPUTS,
+    REQUEST_TRANSPORT,
+    RUNTIME_PARAMETER,
+    STEP_TRANSPORT,
+)
 from llmops.errors import InputError
-from llmops.model_repository.repository.match import check_library
-from llmops.model_repository.targets.base import EngineModel, RepositoryTarget
+from llmops.model_repository.repository.compatibility import check_library
+from llmops.model_repository.targets.repository_target import EngineModelConfig, RepositoryTarget
 
 # the backend's own default
 _LORA_CACHE = 1 << 30
@@ -25,7 +32,7 @@ _LORA_CACHE = 1 << 30
 _PAGED_CONTEXT = ("enable_kv_cache_reuse", "enable_chunked_context")
 
 
-class TensorrtTarget(RepositoryTarget):
+class TensorrtRepositoryTarget(RepositoryTarget):
     name = "tensorrt"
 
     def __init__(self, ours: bool = False) -> None:
@@ -40,7 +47,7 @@ class TensorrtTarget(RepositoryTarget):
             raise InputError(f"{directory} is damaged: {manifest.model_dir}/{missing[0]} is missing. Build it again.")
         if _built(manifest).guided and not (directory / FILE_NAME).is_file():
             raise InputError(f"{directory} is damaged: {FILE_NAME} is missing. Build it again.")
-        settings(manifest, directory)
+        backend_settings(manifest, directory)
         given = _built(manifest).serve
         foreign = next((name for name in NVIDIA_ONLY if given.get(name)), None)
         if self._ours and foreign is not None:
@@ -55,8 +62,8 @@ class TensorrtTarget(RepositoryTarget):
             )
         check_library("tensorrt", manifest.tensorrt_llm)
 
-    def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
-        chosen = {name: value for name, value in settings(manifest, directory).items() if value}
+    def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModelConfig:
+        chosen = {name: value for name, value in backend_settings(manifest, directory).items() if value}
         parameters = {
             "gpt_model_path": str((directory / manifest.model_dir).resolve()),
             **chosen,
@@ -64,9 +71,9 @@ class TensorrtTarget(RepositoryTarget):
             **_lora(directory, manifest, chosen),
         }
         if self._ours:
-            own = {RUNTIME: "tensorrt", "world_size": str(manifest.parallelism.world_size)}
+            own = {RUNTIME_PARAMETER: "tensorrt", "world_size": str(manifest.parallelism.world_size)}
             kept = {name: value for name, value in parameters.items() if name not in NVIDIA_ONLY}
-            return EngineModel("python", {**own, **kept}, list(OUR_INPUTS), list(OUR_OUTPUTS))
+            return EngineModelConfig("python", {**own, **kept}, list(PYTHON_ENGINE_INPUTS), list(PYTHON_ENGINE_OUTPUTS))
         parameters |= {
             "gpt_model_type": "inflight_fused_batching",
             "max_beam_width": "1",
@@ -75,7 +82,7 @@ class TensorrtTarget(RepositoryTarget):
             # read but not used, and a model without it does not load
             "tokenizer_dir": str((directory / manifest.tokenizer.directory).resolve()),
         }
-        return EngineModel("tensorrtllm", parameters, python_model=False)
+        return EngineModelConfig("tensorrtllm", parameters, python_model=False)
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
         found = {
@@ -83,7 +90,7 @@ class TensorrtTarget(RepositoryTarget):
             "top_logprobs": 0,
             "logit_bias": True,
             "n": 8 if self._ours else 1,
-            "guided": list(GUIDES) if _built(manifest).guided else [],
+            "guided": list(GUIDE_KINDS) if _built(manifest).guided else [],
             "bad_words": True,
             "min_p": self._ours,
             "seed": True,
@@ -96,14 +103,14 @@ class TensorrtTarget(RepositoryTarget):
         return {**super().reports(), "kv_events": self._ours, "cached_tokens": self._ours}
 
     def transports(self) -> list[str]:
-        return [REQUEST, STEP] if self._ours else [REQUEST]
+        return [REQUEST_TRANSPORT, STEP_TRANSPORT] if self._ours else [REQUEST_TRANSPORT]
 
 
 def _built(manifest: EngineManifest) -> TensorrtExtra:
     return manifest.extra_as(TensorrtExtra)
 
 
-def settings(manifest: EngineManifest, directory: Path) -> dict[str, str]:
+def backend_settings(manifest: EngineManifest, directory: Path) -> dict[str, str]:
     """The C++ backend's parameters for the engine in `directory`. Raises InputError for one that the
     backend does not have, or would not parse, or that the engine was built without."""
     given = checked_parameters(_built(manifest).serve)
@@ -171,4 +178,4 @@ def _guided(directory: Path, manifest: EngineManifest) -> dict[str, str]:
     }
 
 
-target = TensorrtTarget()
+target = TensorrtRepositoryTarget()

@@ -9,7 +9,7 @@ from llmops.perf.records import Record, Request
 
 
 @dataclass(kw_only=True)
-class Manner:
+class RequestOptions:
     """How requests are sent; `extra` is merged into every body."""
 
     stream: bool = True

@@ -18,7 +18,7 @@ import httptools
 from llmops.errors import InputError
 
 
-class Sink(Protocol):
+class ResponseHandler(Protocol):
     """Receives one response. `failed` or `complete` is called once, at the end."""
 
     def headers(self, status: int, headers: dict[bytes, bytes]) -> None: ...
@@ -36,7 +36,7 @@ class Connection(asyncio.Protocol):
     def __init__(self, on_idle: Callable[[Connection], None]) -> None:
         self._on_idle = on_idle
         self._transport: asyncio.Transport | None = None
-        self._sink: Sink | None = None
+        self._sink: ResponseHandler | None = None
         self._now = 0.0
         self.used = 0
         self.answered = False
@@ -48,7 +48,7 @@ class Connection(asyncio.Protocol):
     def open(self) -> bool:
         return self._transport is not None and not self._transport.is_closing()
 
-    def send(self, data: bytes, sink: Sink) -> None:
+    def send(self, data: bytes, sink: ResponseHandler) -> None:
         assert self._transport is not None
         self._sink = sink
         self._headers: dict[bytes, bytes] = {}

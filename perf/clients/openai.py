@@ -10,16 +10,16 @@ from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlsplit
 
-from llmops.connections import http_failure, http_refusal
+from llmops.connection_errors import http_connection_error, http_status_error
 from llmops.errors import InputError, ServerError
-from llmops.perf.clients.answer import Answer
-from llmops.perf.clients.base import Manner
+from llmops.perf.clients.base import RequestOptions
 from llmops.perf.clients.http1 import Connection, HttpClient, render
+from llmops.perf.clients.response_recorder import ResponseRecorder
 from llmops.perf.records import Record, Request
 
 
 @dataclass
-class OpenAITarget(Manner):
+class OpenAITarget(RequestOptions):
     """Where and how. `url` up to and with `/v1`."""
 
     url: str
@@ -27,7 +27,7 @@ class OpenAITarget(Manner):
     chat: bool = True
 
 
-class OpenAIClient:
+class OpenAIBenchClient:
     """`Client` for an OpenAI endpoint."""
 
     def __init__(self, target: OpenAITarget) -> None:
@@ -58,7 +58,7 @@ class OpenAIClient:
     async def _exchange(self, connection: Connection, data: bytes, request: Request, record: Record) -> None:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
-        answer = Answer(record, request, self._target.stream, done, connection.abort)
+        answer = ResponseRecorder(record, request, self._target.stream, done, connection.abort)
         timer = loop.call_later(self._target.timeout, answer.time_out)
         try:
             connection.send(data, answer)
@@ -97,9 +97,9 @@ async def first_model(url: str, headers: dict[str, str]) -> str:
         async with httpx.AsyncClient(verify=ssl.create_default_context(), timeout=10, trust_env=False) as client:
             response = await client.get(base + "/models", headers=headers)
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise http_failure(url, error) from error
+        raise http_connection_error(url, error) from error
     if not response.is_success:
-        raise http_refusal(base, response.status_code, "")
+        raise http_status_error(base, response.status_code, "")
     try:
         models = [str(model["id"]) for model in response.json()["data"]]
     except (ValueError, KeyError, TypeError) as error:

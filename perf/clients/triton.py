@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmops import contract
-from llmops.connections import grpc_failure
-from llmops.contract import CARD, EMPTY_FINAL, ENGINE, FINAL_FLAG, Tensor
+from llmops.connection_errors import grpc_call_error
+from llmops.contract import EMPTY_FINAL_PARAMETER, ENGINE_SUFFIX, FINAL_RESPONSE_PARAMETER, METADATA_PARAMETER, Tensor
 from llmops.distribution import missing_extra
 from llmops.errors import ServerError
 from llmops.perf.records import Record, Request
@@ -38,10 +38,10 @@ class TritonTarget:
 
     @property
     def triton_model(self) -> str:
-        return self.model if self.ensemble else f"{self.model}{ENGINE}"
+        return self.model if self.ensemble else f"{self.model}{ENGINE_SUFFIX}"
 
 
-class TritonClient:
+class TritonBenchClient:
     """`Client` for Triton. Make it inside the event loop it is used in."""
 
     def __init__(self, target: TritonTarget) -> None:
@@ -63,12 +63,12 @@ class TritonClient:
             request_serializer=self._pb.ModelConfigRequest.SerializeToString,
             response_deserializer=self._pb.ModelConfigResponse.FromString,
         )
-        name = f"{self._target.model}{ENGINE}"
+        name = f"{self._target.model}{ENGINE_SUFFIX}"
         try:
             response = await call(self._pb.ModelConfigRequest(name=name), timeout=10)
         except self._grpc.aio.AioRpcError as error:
             raise ServerError(f"Triton at {self._target.address} does not serve {name}: {error.details()}.") from error
-        text = response.config.parameters[CARD].string_value
+        text = response.config.parameters[METADATA_PARAMETER].string_value
         return json.loads(text) if text else {}
 
     async def send(self, request: Request, start: float | None = None) -> Record:
@@ -94,7 +94,9 @@ class TritonClient:
                 record.error = f"triton {response.error_message.split(':')[0][:60]}"
                 break
             inner = response.infer_response
-            ended = FINAL_FLAG in inner.parameters and inner.parameters[FINAL_FLAG].bool_param
+            ended = (
+                FINAL_RESPONSE_PARAMETER in inner.parameters and inner.parameters[FINAL_RESPONSE_PARAMETER].bool_param
+            )
             count = self._tokens(inner, request, record)
             if count:
                 record.tokens_out += count
@@ -124,7 +126,7 @@ class TritonClient:
     def _message(self, request: Request) -> Any:
         self._count += 1
         message = self._pb.ModelInferRequest(model_name=self._target.triton_model, id=f"bench-{self._count}")
-        message.parameters[EMPTY_FINAL].bool_param = True
+        message.parameters[EMPTY_FINAL_PARAMETER].bool_param = True
         (self._ensemble_inputs if self._target.ensemble else self._engine_inputs)(message, request)
         return message
 
@@ -164,10 +166,10 @@ async def first_model(address: str) -> str:
         try:
             index = await call(pb.RepositoryIndexRequest(ready=True), timeout=10)
         except grpc.aio.AioRpcError as error:
-            raise grpc_failure(address, error) from error
-    names = sorted(m.name.removesuffix(ENGINE) for m in index.models if m.name.endswith(ENGINE))
+            raise grpc_call_error(address, error) from error
+    names = sorted(m.name.removesuffix(ENGINE_SUFFIX) for m in index.models if m.name.endswith(ENGINE_SUFFIX))
     if not names:
-        raise ServerError(f"Triton at {address} has no model NAME{ENGINE} ready; see `llmops repo`.")
+        raise ServerError(f"Triton at {address} has no model NAME{ENGINE_SUFFIX} ready; see `llmops repo`.")
     return str(names[0])
 
 

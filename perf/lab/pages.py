@@ -20,7 +20,7 @@ def engine_inputs() -> str:
 
 
 def own_inputs() -> str:
-    return _tensors("Input", contract.OWN_INPUTS, _bounded)
+    return _tensors("Input", contract.EXTENSION_INPUTS, _bounded)
 
 
 def step_inputs() -> str:
@@ -38,7 +38,7 @@ def neutral_values() -> str:
 
 
 def card() -> str:
-    fields = _meanings("Field", "Meaning", contract.CARD_FIELDS)
+    fields = _meanings("Field", "Meaning", contract.METADATA_FIELDS)
     return fields + "\n\n" + _meanings("Capability", "What it lets a request say", contract.CAPABILITIES)
 
 
@@ -46,8 +46,8 @@ def step_flags() -> str:
     flags = {
         contract.LAST_OF_SEQUENCE: "last entry of the sequence",
         contract.LAST_OF_SLOT: "last entry of the slot",
-        contract.ERROR: "error",
-        contract.CANCELLED: "cancelled",
+        contract.ERROR_FLAG: "error",
+        contract.CANCELLED_FLAG: "cancelled",
         contract.FIRST_OF_SLOT: "first entry of the slot",
     }
     return "Flags: " + ", ".join(f"{flag} {what}" for flag, what in flags.items()) + "."
@@ -58,18 +58,18 @@ def state_fields() -> str:
 
 
 def formats() -> str:
-    from llmops.build.formats import FORMATS
+    from llmops.build.quant_formats import FORMATS
 
     rows = []
     for form in FORMATS.values():
         if form.modelopt and form.name != "none":
-            later = " (`tensorrt`: quantised by trtllm-build)" if form.by_builder else ""
+            later = " (`tensorrt`: quantised by trtllm-build)" if form.quantized_by_builder else ""
             rows.append((f"`{form.name}`", form.summary + later, ", ".join(sorted(form.targets))))
     return table(("Format", "What it is", "Targets"), rows)
 
 
 def quality_limits() -> str:
-    from llmops.build.formats import FORMATS
+    from llmops.build.quant_formats import FORMATS
 
     rows = []
     for form in FORMATS.values():
@@ -80,15 +80,15 @@ def quality_limits() -> str:
 
 
 def gateway_metrics() -> str:
-    from llmops.gateway.observability.names import GATEWAY
+    from llmops.gateway.telemetry.metric_definitions import GATEWAY_METRICS
 
-    return _metrics(GATEWAY)
+    return _metrics(GATEWAY_METRICS)
 
 
 def room_metrics() -> str:
-    from llmops.gateway.observability.names import ROOMS
+    from llmops.gateway.telemetry.metric_definitions import OPTIONAL_METRICS
 
-    return _metrics(ROOMS)
+    return _metrics(OPTIONAL_METRICS)
 
 
 def alerts() -> str:

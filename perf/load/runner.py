@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from itertools import count
 
 from llmops.perf.clients.base import Client
-from llmops.perf.load.process import OwnCost, OwnCostMeter
+from llmops.perf.load.generator_cost import GeneratorCost, GeneratorCostMeter
 from llmops.perf.records import Record
 from llmops.perf.workloads.base import Workload
 
 
 @dataclass(frozen=True)
-class Limit:
+class StopCondition:
     """When to stop starting sessions: after `sessions`, after `seconds`, or whichever comes first."""
 
     sessions: int | None = None
@@ -24,13 +24,13 @@ class Limit:
 
 
 @dataclass
-class Run:
+class LoadRun:
     """All records of one measured phase. `start` and `end` on the load generator's clock."""
 
     start: float
     end: float = 0.0
     records: list[Record] = field(default_factory=list)
-    cost: OwnCost = field(default_factory=OwnCost)
+    cost: GeneratorCost = field(default_factory=GeneratorCost)
 
     @property
     def seconds(self) -> float:
@@ -58,26 +58,28 @@ class Runner:
         self._think_time = think_time
         self._next_session = count()
 
-    async def closed(self, concurrency: int, limit: Limit) -> Run:
+    async def closed(self, concurrency: int, limit: StopCondition) -> LoadRun:
         """`concurrency` users, each of whom starts a session as soon as the last one ended."""
         return await self._measured(lambda run: self._users(run, concurrency, limit))
 
-    async def open(self, arrivals: Iterable[float], limit: Limit, max_concurrency: int | None = None) -> Run:
+    async def open(
+        self, arrivals: Iterable[float], limit: StopCondition, max_concurrency: int | None = None
+    ) -> LoadRun:
         """Sessions start at `arrivals` (seconds from now) whether or not earlier ones have ended.
 
         With `max_concurrency`, a session waits for a free place; its clock runs from its arrival.
         """
         return await self._measured(lambda run: self._arrive(run, arrivals, limit, max_concurrency))
 
-    async def _measured(self, phase: Callable[[Run], object]) -> Run:
+    async def _measured(self, phase: Callable[[LoadRun], object]) -> LoadRun:
         async with AsyncExitStack() as stack:
-            cost = await stack.enter_async_context(OwnCostMeter())
-            run = Run(start=time.perf_counter(), cost=cost)
+            cost = await stack.enter_async_context(GeneratorCostMeter())
+            run = LoadRun(start=time.perf_counter(), cost=cost)
             await phase(run)  # type: ignore[misc]
             run.end = max((record.end for record in run.records), default=time.perf_counter())
         return run
 
-    async def _users(self, run: Run, concurrency: int, limit: Limit) -> None:
+    async def _users(self, run: LoadRun, concurrency: int, limit: StopCondition) -> None:
         sessions = iter(range(limit.sessions)) if limit.sessions is not None else count()
         deadline = run.start + limit.seconds if limit.seconds is not None else float("inf")
 
@@ -89,7 +91,9 @@ class Runner:
 
         await _all([user() for _ in range(concurrency)])
 
-    async def _arrive(self, run: Run, arrivals: Iterable[float], limit: Limit, max_concurrency: int | None) -> None:
+    async def _arrive(
+        self, run: LoadRun, arrivals: Iterable[float], limit: StopCondition, max_concurrency: int | None
+    ) -> None:
         places = asyncio.Semaphore(max_concurrency) if max_concurrency else None
         tasks: set[asyncio.Task[None]] = set()
         try:
@@ -109,14 +113,14 @@ class Runner:
             for task in tasks:
                 task.cancel()
 
-    async def _place(self, places: asyncio.Semaphore | None, run: Run, start: float, lag: float) -> None:
+    async def _place(self, places: asyncio.Semaphore | None, run: LoadRun, start: float, lag: float) -> None:
         if places is None:
             await self._session(run, start, lag)
             return
         async with places:
             await self._session(run, start, lag)
 
-    async def _session(self, run: Run, start: float | None, lag: float) -> None:
+    async def _session(self, run: LoadRun, start: float | None, lag: float) -> None:
         session = self._workload.session(next(self._next_session))
         record, turn = None, 0
         while (request := session.next(record)) is not None:

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from llmops.perf.load.runner import Run
-from llmops.perf.load.slo import Slo, is_good
-from llmops.perf.quantiles import percentile
+from llmops.perf.load.objectives import Objective, meets_objectives
+from llmops.perf.load.runner import LoadRun
+from llmops.perf.percentiles import percentile
 
 RESOLUTION = 0.08  # stop when the bracket is this narrow, relative to its lower end
 GROWTH = 2.0  # answers at the end of a step that take this many times those at its start: a queue that only grows
 
 
 @dataclass(frozen=True)
-class Step:
+class SweepStep:
     """One rate tried. Rates per second, times in ms."""
 
     rate: float
@@ -26,9 +26,9 @@ class Step:
     requests: int
 
     @classmethod
-    def of(cls, rate: float, run: Run, slos: list[Slo], share: float) -> Step:
+    def of(cls, rate: float, run: LoadRun, slos: list[Objective], share: float) -> SweepStep:
         records = run.stayed
-        good = sum(is_good(record, slos) for record in records) / max(1, len(records))
+        good = sum(meets_objectives(record, slos) for record in records) / max(1, len(records))
         first = sorted(1000 * record.ttft for record in records if record.ok and record.ttft is not None)
         whole = sorted(1000 * record.e2e for record in records if record.ok)
         return cls(
@@ -42,7 +42,7 @@ class Step:
         )
 
 
-def _keeps_up(run: Run) -> bool:
+def _keeps_up(run: LoadRun) -> bool:
     """The median answer of the last third against the first third."""
     done = sorted((record for record in run.records if record.ok), key=lambda record: record.start)
     third = len(done) // 3
@@ -53,18 +53,24 @@ def _keeps_up(run: Run) -> bool:
     return late <= early * GROWTH
 
 
-async def highest_rate(measure: Callable[[float], Awaitable[Step]], start: float, ceiling: float) -> Step | None:
+async def highest_rate(
+    measure: Callable[[float], Awaitable[SweepStep]], start: float, ceiling: float
+) -> SweepStep | None:
     """The best step that holds, from `start` / 32 up to `ceiling`; None when there is none."""
     step = await measure(start)
-    best, broken = await (_up(measure, step, ceiling) if step.holds else _down(measure, step.rate, start / 32))
+    best, broken = await (
+        _double_until_broken(measure, step, ceiling)
+        if step.holds
+        else _halve_until_held(measure, step.rate, start / 32)
+    )
     if best is None or broken is None:
         return best
     return await _bisect(measure, best, broken)
 
 
-async def _up(
-    measure: Callable[[float], Awaitable[Step]], best: Step, ceiling: float
-) -> tuple[Step | None, float | None]:
+async def _double_until_broken(
+    measure: Callable[[float], Awaitable[SweepStep]], best: SweepStep, ceiling: float
+) -> tuple[SweepStep | None, float | None]:
     while best.rate < ceiling:
         step = await measure(min(best.rate * 2, ceiling))
         if not step.holds:
@@ -73,9 +79,9 @@ async def _up(
     return best, None
 
 
-async def _down(
-    measure: Callable[[float], Awaitable[Step]], broken: float, floor: float
-) -> tuple[Step | None, float | None]:
+async def _halve_until_held(
+    measure: Callable[[float], Awaitable[SweepStep]], broken: float, floor: float
+) -> tuple[SweepStep | None, float | None]:
     while broken / 2 >= floor:
         step = await measure(broken / 2)
         if step.holds:
@@ -84,7 +90,7 @@ async def _down(
     return None, broken
 
 
-async def _bisect(measure: Callable[[float], Awaitable[Step]], best: Step, broken: float) -> Step:
+async def _bisect(measure: Callable[[float], Awaitable[SweepStep]], best: SweepStep, broken: float) -> SweepStep:
     while broken / best.rate - 1 > RESOLUTION:
         step = await measure(round((best.rate + broken) / 2, 4))
         best, broken = (step, broken) if step.holds else (best, step.rate)

@@ -9,8 +9,8 @@ from rich.console import Console
 from rich.table import Table
 
 from llmops.perf.report.document import Document
-from llmops.perf.report.rates import rate_interval
-from llmops.perf.report.statistics import LATENCIES, PERCENTILES, Distribution
+from llmops.perf.report.rate_intervals import rate_interval
+from llmops.perf.report.summary import LATENCIES, PERCENTILES, Distribution
 
 RATES = (
     ("requests_per_second", "Requests/s"),
@@ -18,13 +18,13 @@ RATES = (
     ("goodput_per_second", "Goodput, req/s"),
 )
 # a difference below this is not worth a word, however sure it is
-SMALL = 0.02
+MIN_CHANGE = 0.02
 # options that may differ without making the runs answers to different questions
 FREE = {"url", "model", "timeout", "verify", "simulated", "fleet"}
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
     """One figure of both runs. `certain` is None where nothing can be said."""
 
     label: str
@@ -40,7 +40,7 @@ class Row:
 
     @property
     def verdict(self) -> str:
-        small = self.change is not None and abs(self.change) < SMALL
+        small = self.change is not None and abs(self.change) < MIN_CHANGE
         if self.certain is False or self.first == self.second or small:
             return "same"
         if self.certain is None:
@@ -48,25 +48,26 @@ class Row:
         return "better" if (self.second > self.first) == self.higher_is_better else "worse"
 
 
-def rows(first: Document, second: Document) -> list[Row]:
+def comparison_rows(first: Document, second: Document) -> list[ComparisonRow]:
     """Figures that both runs have."""
     found = []
     for name, label in RATES:
         a, b = getattr(first.summary, name), getattr(second.summary, name)
         if a is not None and b is not None:
             certain = _do_not_touch(rate_interval(first, name), rate_interval(second, name))
-            found.append(Row(label, a, b, True, certain))
+            found.append(ComparisonRow(label, a, b, True, certain))
     for name, label in LATENCIES.items():
         found += _latency_rows(label, getattr(first.summary, name), getattr(second.summary, name))
     return found
 
 
-def _latency_rows(label: str, first: Distribution | None, second: Distribution | None) -> list[Row]:
+def _latency_rows(label: str, first: Distribution | None, second: Distribution | None) -> list[ComparisonRow]:
     if first is None or second is None:
         return []
     names = [f"p{p}" for p in PERCENTILES]
     return [
-        Row(f"{label} {n}, ms", getattr(first, n), getattr(second, n), False, _apart(first, second, n)) for n in names
+        ComparisonRow(f"{label} {n}, ms", getattr(first, n), getattr(second, n), False, _apart(first, second, n))
+        for n in names
     ]
 
 
@@ -97,7 +98,7 @@ def show_comparison(first: Document, second: Document, console: Console) -> None
         console.print("[yellow]![/] The load generators ran on different machines.")
     console.print(_table(first, second, verdicts=not different))
     console.print(
-        f"“same”: less than {100 * SMALL:g} % apart, or the 95 % confidence intervals touch; “unsure”: too few requests"
+        f"“same”: less than {100 * MIN_CHANGE:g} % apart, or the 95 % confidence intervals touch; “unsure”: too few requests"
         " for an interval, or gaps within answers, which have none. One run each says nothing of drift between runs.",
         highlight=False,
     )
@@ -107,7 +108,7 @@ def _table(first: Document, second: Document, verdicts: bool) -> Table:
     table = Table(title=f"A {first.created} · B {second.created}", title_justify="left")
     for name in ("", "A", "B", "B/A", "change", "verdict"):
         table.add_column(name, justify="left" if name in ("", "verdict") else "right")
-    for row in rows(first, second):
+    for row in comparison_rows(first, second):
         ratio = "–" if row.change is None else f"{1 + row.change:.3f}"
         change = "–" if row.change is None else f"{100 * row.change:+.1f} %"
         table.add_row(

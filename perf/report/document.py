@@ -13,8 +13,8 @@ from typing import Any
 from llmops import __version__
 from llmops.errors import InputError
 from llmops.output_files import write_text
-from llmops.perf.load.sweep import Step
-from llmops.perf.report.statistics import LATENCIES, Distribution, Summary
+from llmops.perf.load.sweep import SweepStep
+from llmops.perf.report.summary import LATENCIES, Distribution, Summary
 
 FORMAT = "llmops-bench/1"
 
@@ -26,7 +26,7 @@ class Document:
     options: dict[str, Any]
     machine: dict[str, Any]
     summary: Summary
-    sweep: list[Step] = field(default_factory=list)
+    sweep: list[SweepStep] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
     origin: float = 0.0  # the load generator's clock at the start; means nothing in another process
     created: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
@@ -68,7 +68,7 @@ def read_document(path: Path) -> Document:
         raise InputError(f"{path} is not a report of `llmops bench --json` ({FORMAT}); name one that is.")
     figures: dict[str, Any] = {k: _distribution(v) if k in LATENCIES else v for k, v in data["summary"].items()}
     rest = {name: data[name] for name in ("options", "machine", "records", "origin", "created")}
-    return Document(summary=Summary(**figures), sweep=[Step(**step) for step in data["sweep"]], **rest)
+    return Document(summary=Summary(**figures), sweep=[SweepStep(**step) for step in data["sweep"]], **rest)
 
 
 def _distribution(value: dict[str, Any] | None) -> Distribution | None:

@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from llmops.durations import seconds
-from llmops.pages.svg import Plot, Points, Series
-from llmops.perf.quantiles import percentile
+from llmops.html_pages.plots import Plot, Points, Series
+from llmops.perf.percentiles import percentile
 from llmops.perf.report.document import Document
 
 

@@ -8,13 +8,13 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from llmops.perf import options
-from llmops.perf.load.sweep import Step
+from llmops.perf.load.sweep import SweepStep
 from llmops.perf.records import Record
 
 REFRESH = 0.2  # seconds; drawing costs CPU that the load generator should not take
 
 
-class Bar(options.Progress):
+class Bar(options.BenchProgress):
     """Shows the phase, how far it is, tokens and failures. Redraws at most five times a second."""
 
     def __init__(self, console: Console) -> None:
@@ -58,6 +58,6 @@ class Bar(options.Progress):
         self._progress.update(self._task, completed=completed, text=text)
         self._progress.refresh()
 
-    def step(self, step: Step) -> None:
+    def step(self, step: SweepStep) -> None:
         verdict = "holds" if step.holds else "does not hold"
         self._progress.console.print(f"{step.rate:g} req/s {verdict}: {100 * step.good_share:.1f} % good")

@@ -7,8 +7,8 @@ from rich.console import Console
 from rich.table import Table
 
 from llmops.perf.report.document import Document
-from llmops.perf.report.notes import notes
-from llmops.perf.report.statistics import LATENCIES, PERCENTILES, Distribution, Summary
+from llmops.perf.report.run_warnings import list_warnings
+from llmops.perf.report.summary import LATENCIES, PERCENTILES, Distribution, Summary
 
 
 def show(document: Document, console: Console) -> None:
@@ -18,7 +18,7 @@ def show(document: Document, console: Console) -> None:
     console.print(_rates(summary))
     if document.sweep:
         console.print(_sweep(document))
-    for note in notes(document):
+    for note in list_warnings(document):
         console.print(f"[yellow]![/] {note}", highlight=False)
 
 
@@ -70,11 +70,11 @@ def rates(summary: Summary) -> list[tuple[str, str]]:
         rows.append(("Tool calls", f"{summary.tool_calls}, {summary.tool_calls_valid} of them valid"))
     rows += [(f"Error {kind}", str(count)) for kind, count in sorted(summary.errors.items())]
     if summary.own_cpu_share:
-        rows.append(("Load generator", own_cost(summary)))
+        rows.append(("Load generator", generator_cost_rows(summary)))
     return rows
 
 
-def own_cost(summary: Summary) -> str:
+def generator_cost_rows(summary: Summary) -> str:
     """What the measuring itself took."""
     per_token = f", {summary.own_cpu_us_per_token:.1f} µs/token" if summary.own_cpu_us_per_token is not None else ""
     lag = f", late p99 {summary.own_lag_p99_ms:.1f} ms" if summary.own_lag_p99_ms is not None else ""

@@ -9,38 +9,38 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from llmops.gateway.fleet.admission.gate import Bounds, Gate
-from llmops.gateway.fleet.admission.order import Tier, Tiers
-from llmops.gateway.fleet.admission.waiting import TICK
-from llmops.gateway.fleet.replicas.scraped import PERIOD
-from llmops.gateway.messages import Ticket, Wanted
+from llmops.gateway.interfaces import QueuedRequest, RoutingRequest
+from llmops.gateway.routing.admission.admission_controller import AdmissionController, AdmissionLimits
+from llmops.gateway.routing.admission.request_queue import POLL_INTERVAL
+from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
+from llmops.gateway.routing.replicas.gauge_scraper import SCRAPE_INTERVAL
+from llmops.perf.simulate.autoscaled_fleet import AutoscaledFleet
+from llmops.perf.simulate.autoscaler import AutoscalingSpec
 from llmops.perf.simulate.clock import Clock
-from llmops.perf.simulate.gateways import Gateway
-from llmops.perf.simulate.job import Job
+from llmops.perf.simulate.gateways import SimulatedGateway
 from llmops.perf.simulate.policies import POLICIES
-from llmops.perf.simulate.replica import Conduct, EngineSpec, Replica
-from llmops.perf.simulate.scaled import Scaled
-from llmops.perf.simulate.scaling import Scaling
+from llmops.perf.simulate.replica import EngineSpec, ReplicaVariation, SimulatedReplica
+from llmops.perf.simulate.simulated_request import SimulatedRequest
 
 # the window of the rate that autoscaling looks at
 RATE_SECONDS = 120.0
 # What comes next after a request of a session: seconds until then, and the request (its `arrived` is set then).
-Next = Callable[[Job], "tuple[float, Job] | None"]
+Next = Callable[[SimulatedRequest], "tuple[float, SimulatedRequest] | None"]
 # Hears now and then how far a run is: simulated seconds, and requests that have ended.
 Told = Callable[[float, int], None] | None
-OFTEN = 1000
+PROGRESS_EVERY = 1000
 
 
 @dataclass(frozen=True)
 class Arrivals:
     """A workload: requests by the time of their arrival, and what each is followed by when it has ended."""
 
-    jobs: Iterator[Job]
+    jobs: Iterator[SimulatedRequest]
     next: Next = lambda _: None
 
 
 @dataclass(frozen=True)
-class Failure:
+class ReplicaFailure:
     """Replica number `replica` is gone at `at` seconds and ready again `back` seconds later."""
 
     replica: int
@@ -57,24 +57,24 @@ class FleetSpec:
     engine: EngineSpec
     replicas: int
     policy: str = "cheapest"
-    tiers: Sequence[Tier] = (Tier("standard"),)
+    tiers: Sequence[PriorityTier] = (PriorityTier("standard"),)
     gateways: int = 1
-    failures: Sequence[Failure] = ()
-    bounds: Bounds | None = None
+    failures: Sequence[ReplicaFailure] = ()
+    bounds: AdmissionLimits | None = None
     seed: int = 0
-    scaling: Scaling | None = None
+    scaling: AutoscalingSpec | None = None
     measured: bool = False
     noise: float = 0.0
     slow: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass
-class Outcome:
+class SimulationOutcome:
     """What a simulated run was. `busy`: seconds that each replica worked, of `seconds`; `queues`: the longest queue
     inside of each. `scaled`: when the number of replicas changed, and to what."""
 
     spec: FleetSpec
-    jobs: list[Job] = field(default_factory=list)
+    jobs: list[SimulatedRequest] = field(default_factory=list)
     seconds: float = 0.0
     busy: dict[str, float] = field(default_factory=dict)
     queues: dict[str, int] = field(default_factory=dict)
@@ -88,11 +88,11 @@ class Outcome:
         )
 
 
-class Fleet:
+class SimulatedFleet:
     """One run."""
 
     def __init__(self, spec: FleetSpec, told: Told = None) -> None:
-        self.spec, self.clock, self.outcome, self._told = spec, Clock(), Outcome(spec), told
+        self.spec, self.clock, self.outcome, self._told = spec, Clock(), SimulationOutcome(spec), told
         self._rng = random.Random(f"fleet {spec.seed}")
         names = [f"replica-{number}" for number in range(spec.replicas)]
         self.replicas = {name: self._replica(number, name) for number, name in enumerate(names)}
@@ -100,17 +100,19 @@ class Fleet:
         self._next: Next = lambda _: None
         self._came: deque[float] = deque()
 
-    def run(self, work: Arrivals) -> Outcome:
+    def run(self, work: Arrivals) -> SimulationOutcome:
         self._next = work.next
         self._arrive(work.jobs)
         if self.spec.measured:
             for gateway in self._gateways:
-                self.clock.every(PERIOD, gateway.scrape)
-                self.clock.every(TICK, gateway.pump)
+                self.clock.every(SCRAPE_INTERVAL, gateway.scrape)
+                self.clock.every(POLL_INTERVAL, gateway.pump)
         for failure in self.spec.failures:
             self._plan(failure)
         if self.spec.scaling is not None:
-            Scaled(self, self.spec.scaling, lambda now, count: self.outcome.scaled.append((now, count))).begin()
+            AutoscaledFleet(
+                self, self.spec.scaling, lambda now, count: self.outcome.scaled.append((now, count))
+            ).begin()
         # there is no garbage: what is made is kept, and looking for it among all of that takes a third of the time
         gc.disable()
         try:
@@ -145,59 +147,59 @@ class Fleet:
     def drain(self, number: int) -> None:
         self.fail(f"replica-{number}")
 
-    def _replica(self, number: int, name: str) -> Replica:
+    def _replica(self, number: int, name: str) -> SimulatedReplica:
         spec = self.spec
-        conduct = Conduct(not spec.measured, spec.noise, spec.slow.get(number, 1.0), f"steps {spec.seed}")
+        conduct = ReplicaVariation(not spec.measured, spec.noise, spec.slow.get(number, 1.0), f"steps {spec.seed}")
         token = (lambda job: self._gateways[job.gateway].token(job)) if spec.measured else (lambda job: None)
-        return Replica(name, spec.engine, self.clock, self._ended, self._changed, conduct, token)
+        return SimulatedReplica(name, spec.engine, self.clock, self._ended, self._changed, conduct, token)
 
-    def _gateway(self, number: int, names: Sequence[str]) -> Gateway:
+    def _gateway(self, number: int, names: Sequence[str]) -> SimulatedGateway:
         spec = self.spec
         views = [self.replicas[name].view() for name in names]
         for view in views:
             view.subscribers = spec.gateways
         policy = POLICIES[spec.policy](random.Random(f"policy {spec.seed} {number}"))
         rng = random.Random(f"gate {spec.seed} {number}")
-        gate = Gate(Tiers(spec.tiers), policy, spec.bounds, rng) if spec.tiers else None
-        gateway = Gateway(self.clock, policy, gate, views, self._finished, spec.measured)
+        gate = AdmissionController(TieredQueue(spec.tiers), policy, spec.bounds, rng) if spec.tiers else None
+        gateway = SimulatedGateway(self.clock, policy, gate, views, self._finished, spec.measured)
         gateway.replicas = self.replicas
         return gateway
 
-    def _arrive(self, jobs: Iterator[Job]) -> None:
+    def _arrive(self, jobs: Iterator[SimulatedRequest]) -> None:
         """The next of the stream is planned when one has come: it may be endless to us."""
         job = next(jobs, None)
         if job is not None:
             self.clock.at(job.arrived, self._came_of, jobs, job)
 
-    def _came_of(self, jobs: Iterator[Job], job: Job) -> None:
+    def _came_of(self, jobs: Iterator[SimulatedRequest], job: SimulatedRequest) -> None:
         self._arrive(jobs)
         self._enter(job)
 
-    def _enter(self, job: Job) -> None:
+    def _enter(self, job: SimulatedRequest) -> None:
         if self.spec.scaling is not None:
             self._came.append(self.clock.now)
         job.gateway = self._rng.randrange(len(self._gateways)) if len(self._gateways) > 1 else 0
         self._gateways[job.gateway].arrive(job)
 
-    def _ended(self, job: Job) -> None:
+    def _ended(self, job: SimulatedRequest) -> None:
         self._gateways[job.gateway].ended(job)
         self._finished(job)
 
-    def _finished(self, job: Job) -> None:
+    def _finished(self, job: SimulatedRequest) -> None:
         ended = self.outcome.jobs
         ended.append(job)
-        if self._told is not None and len(ended) % OFTEN == 0:
+        if self._told is not None and len(ended) % PROGRESS_EVERY == 0:
             self._told(self.clock.now, len(ended))
         following = self._next(job)
         if following is not None:
             pause, after = following
             self.clock.at(self.clock.now + pause, self._follow, after)
 
-    def _follow(self, job: Job) -> None:
+    def _follow(self, job: SimulatedRequest) -> None:
         job.arrived = job.ticket.arrived = self.clock.now
         self._enter(job)
 
-    def _changed(self, replica: Replica) -> None:
+    def _changed(self, replica: SimulatedReplica) -> None:
         cache, gateways = replica.cache, self._gateways
         if self.spec.measured:
             cache.added, cache.evicted = [], []
@@ -218,7 +220,7 @@ class Fleet:
             if gateway.order.size:
                 gateway.pump()
 
-    def _plan(self, failure: Failure) -> None:
+    def _plan(self, failure: ReplicaFailure) -> None:
         name = f"replica-{failure.replica}"
         self.clock.at(failure.at, self.fail, name)
         self.clock.at(failure.at + failure.back, self.set, name, "ready")
@@ -238,16 +240,16 @@ class Fleet:
         blocks = self.spec.engine.blocks
         for view in self.replicas[name].views:
             view.state = state  # type: ignore[assignment]
-            view.running = view.waiting = view.waiting_tokens = view.unseen = view.unseen_tokens = 0
+            view.running = view.waiting = view.waiting_tokens = view.unseen = view.in_flight_tokens = 0
             view.free_blocks = blocks
         for gateway in self._gateways:
             gateway.look()
 
-    def _continue(self, job: Job) -> None:
+    def _continue(self, job: SimulatedRequest) -> None:
         """Its prompt and what it has of the answer go elsewhere, before others."""
         made = job.made
         job.moves, job.known_tokens = job.moves + 1, job.tokens + made
         known = [*job.hashes, *job.after][: job.known_tokens // self.spec.engine.block_tokens]
-        wanted = Wanted(job.known_tokens, answer=job.answer - made, hashes=known)
-        job.ticket = Ticket(job.tenant, wanted, self.clock.now, job.tier, moved=True, what=job)
+        wanted = RoutingRequest(job.known_tokens, answer=job.answer - made, hashes=known)
+        job.ticket = QueuedRequest(job.tenant, wanted, self.clock.now, job.tier, moved=True, what=job)
         self._gateways[job.gateway].arrive(job)

@@ -4,42 +4,42 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 
-from llmops.gateway.fleet.admission.gate import Gate
-from llmops.gateway.fleet.admission.order import Tier, Tiers
-from llmops.gateway.fleet.cost import uncached_tokens
-from llmops.gateway.fleet.replicas.measured import Measured
-from llmops.gateway.fleet.replicas.unseen import Sent, Unseen
-from llmops.gateway.messages import Policy, ReplicaView
+from llmops.gateway.interfaces import ReplicaView, RoutingPolicy
+from llmops.gateway.routing.admission.admission_controller import AdmissionController
+from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
+from llmops.gateway.routing.cost_model import uncached_tokens
+from llmops.gateway.routing.replicas.in_flight import InFlightRequest, InFlightTracker
+from llmops.gateway.routing.replicas.load_estimator import LoadEstimator
 from llmops.perf.simulate.clock import Clock
-from llmops.perf.simulate.job import Job
-from llmops.perf.simulate.replica import Replica
+from llmops.perf.simulate.replica import SimulatedReplica
+from llmops.perf.simulate.simulated_request import SimulatedRequest
 
 
-class Gateway:
+class SimulatedGateway:
     """Without a gate every request goes to a replica at once."""
 
     def __init__(
         self,
         clock: Clock,
-        policy: Policy,
-        gate: Gate | None,
+        policy: RoutingPolicy,
+        gate: AdmissionController | None,
         views: Sequence[ReplicaView],
-        done: Callable[[Job], None],
+        done: Callable[[SimulatedRequest], None],
         is_measured: bool = False,
     ) -> None:
         self.clock, self.policy, self.gate, self.views = clock, policy, gate, views
-        self.replicas: Mapping[str, Replica] = {}
+        self.replicas: Mapping[str, SimulatedReplica] = {}
         # who waits
-        self.order = Tiers([Tier("")]) if gate is None else gate.order
+        self.order = TieredQueue([PriorityTier("")]) if gate is None else gate.order
         self._done = done
         # of replicas that do not report: what is measured, and what was sent
-        self._unseen = {view.replica_id: Unseen(view) for view in views} if is_measured else {}
-        self._measured = {name: Measured(unseen.view, unseen) for name, unseen in self._unseen.items()}
-        self._sent: dict[Job, Sent] = {}
+        self._unseen = {view.replica_id: InFlightTracker(view) for view in views} if is_measured else {}
+        self._measured = {name: LoadEstimator(unseen.view, unseen) for name, unseen in self._unseen.items()}
+        self._sent: dict[SimulatedRequest, InFlightRequest] = {}
         if gate is not None:
             gate.look(views, 0.0)
 
-    def arrive(self, job: Job) -> None:
+    def arrive(self, job: SimulatedRequest) -> None:
         gate, ticket, now = self.gate, job.ticket, self.clock.now
         if gate is None:
             place = self.policy.choose(ticket.wanted, self.views, now)
@@ -73,7 +73,7 @@ class Gateway:
             self.gate.look(self.views, self.clock.now)
             self.pump()
 
-    def token(self, job: Job) -> None:
+    def token(self, job: SimulatedRequest) -> None:
         """A token of a replica that does not report."""
         if self._measured[job.replica].token(self._sent[job], 1, self.clock.now):
             self.pump()
@@ -86,14 +86,14 @@ class Gateway:
                 measured.gauges(replica.gauges, self.clock.now)
                 self.policy.limit(name, replica.cache.blocks)
 
-    def left(self, job: Job) -> None:
+    def left(self, job: SimulatedRequest) -> None:
         """It is no longer on its replica."""
         sent = self._sent.pop(job, None)
         if sent is not None:
             self._unseen[job.replica].remove(sent)
             self._measured[job.replica].ended(sent)
 
-    def ended(self, job: Job) -> None:
+    def ended(self, job: SimulatedRequest) -> None:
         if job in self._sent:
             self.left(job)
             self.policy.stored(job.replica, [*job.hashes, *job.after])
@@ -102,7 +102,7 @@ class Gateway:
         if self._measured:
             self.pump()
 
-    def _send(self, job: Job, place: int | None) -> None:
+    def _send(self, job: SimulatedRequest, place: int | None) -> None:
         if place is None:
             job.failed, job.end = True, self.clock.now
             self._done(job)
@@ -110,11 +110,11 @@ class Gateway:
         view = self.views[place]
         job.ticket.uncached = uncached_tokens(self.policy, job.ticket.wanted, view)
         view.unseen += 1
-        view.unseen_tokens += job.ticket.uncached
+        view.in_flight_tokens += job.ticket.uncached
         self.policy.sent(job.ticket.wanted, view)
         self._submit(job, view)
 
-    def _submit(self, job: Job, view: ReplicaView) -> None:
+    def _submit(self, job: SimulatedRequest, view: ReplicaView) -> None:
         measured = self._measured.get(view.replica_id)
         if measured is not None:
             sent = self._unseen[view.replica_id].add(job.ticket.uncached, is_counted=True, prompt=job.known_tokens)
@@ -122,10 +122,10 @@ class Gateway:
             measured.sent(sent, self.clock.now)
         self.replicas[view.replica_id].submit(job)
 
-    def _late(self, job: Job) -> None:
+    def _late(self, job: SimulatedRequest) -> None:
         if self.gate is not None and self.gate.remove(job.ticket, self.clock.now):
             self._refuse(job, self.gate.queued(job.ticket, self.views))
 
-    def _refuse(self, job: Job, wait: float) -> None:
+    def _refuse(self, job: SimulatedRequest, wait: float) -> None:
         job.refused, job.end = max(wait, 0.0), self.clock.now
         self._done(job)

@@ -10,13 +10,13 @@ from math import floor
 from random import Random
 from typing import Any
 
-from llmops.gateway.fleet.cost import PrefillRate
-from llmops.gateway.fleet.replicas.measured import Gauges
-from llmops.gateway.messages import ReplicaView
-from llmops.perf.simulate.cache import Cache
+from llmops.gateway.interfaces import ReplicaView
+from llmops.gateway.routing.cost_model import PrefillRate
+from llmops.gateway.routing.replicas.load_estimator import EngineGauges
 from llmops.perf.simulate.clock import Clock
-from llmops.perf.simulate.job import Job
-from llmops.perf.simulate.steps import Steps
+from llmops.perf.simulate.prefix_cache import PrefixCache
+from llmops.perf.simulate.simulated_request import SimulatedRequest
+from llmops.perf.simulate.step_times import StepTimes
 
 # The share of what was before in the mean of steps, as gateways have it, with each that is new.
 KEPT = 0.9
@@ -29,7 +29,7 @@ class EngineSpec:
     """What a replica is. `blocks` of `block_tokens` tokens each in its KV cache; `gpus` it takes, `price` of one per
     hour ($)."""
 
-    steps: Steps
+    steps: StepTimes
     blocks: int
     block_tokens: int = 64
     max_batch_size: int = 128
@@ -40,7 +40,7 @@ class EngineSpec:
 
 
 @dataclass(frozen=True)
-class Conduct:
+class ReplicaVariation:
     """What is true of one replica and not in its specification.
 
     Attributes:
@@ -59,7 +59,7 @@ class Conduct:
 class _View(ReplicaView):
     """A gateway hears of each step. Those that are all alike are counted when it asks."""
 
-    def __init__(self, replica: Replica) -> None:
+    def __init__(self, replica: SimulatedReplica) -> None:
         self._replica = replica
         super().__init__(**_fields(replica), free_blocks=replica.spec.blocks, blocks=replica.spec.blocks)
 
@@ -71,7 +71,7 @@ class _View(ReplicaView):
     def step_seconds(self, seconds: float) -> None: ...
 
 
-def _fields(replica: Replica) -> dict[str, Any]:
+def _fields(replica: SimulatedReplica) -> dict[str, Any]:
     """Return the fields of a view that are the same on every replica of a fleet."""
     spec = replica.spec
     return {
@@ -83,7 +83,7 @@ def _fields(replica: Replica) -> dict[str, Any]:
     }
 
 
-class Replica:
+class SimulatedReplica:
     """`views` are those that gateways have of it, brought up to date with each step; `changed` is called after each,
     `done` with each request that ends."""
 
@@ -92,30 +92,30 @@ class Replica:
         name: str,
         spec: EngineSpec,
         clock: Clock,
-        done: Callable[[Job], None],
-        changed: Callable[[Replica], None],
-        conduct: Conduct | None = None,
-        token: Callable[[Job], None] = lambda job: None,
+        done: Callable[[SimulatedRequest], None],
+        changed: Callable[[SimulatedReplica], None],
+        conduct: ReplicaVariation | None = None,
+        token: Callable[[SimulatedRequest], None] = lambda job: None,
     ) -> None:
         """`token` is called with each token of a replica that does not report."""
         self.name, self.spec, self.clock = name, spec, clock
-        self.conduct = conduct or Conduct()
+        self.conduct = conduct or ReplicaVariation()
         self._by_step = not self.conduct.reports or self.conduct.noise > 0
         self._rng, self._token = Random(f"{self.conduct.seed} {name}"), token
-        self.cache = Cache(spec.blocks)
+        self.cache = PrefixCache(spec.blocks)
         self.views: list[ReplicaView] = []
-        self.queue: deque[Job] = deque()
+        self.queue: deque[SimulatedRequest] = deque()
         self.longest_queue = self.busy = 0.0
         self._done, self._changed = done, changed
-        self._reading: deque[Job] = deque()
+        self._reading: deque[SimulatedRequest] = deque()
         # (step at whose end it ends, when it began, job)
-        self._running: list[tuple[int, int, Job]] = []
+        self._running: list[tuple[int, int, SimulatedRequest]] = []
         self._steps = self._begun = 0
         # tokens of those that run: all of them, those they began with, and blocks that are reserved for answers
         self._context = self._beginning = self._answers = 0
         # the steps under way: when they began, how long one takes, how many; what is read in the (only) one
         self._since, self._seconds, self._count = 0.0, 0.0, 0
-        self._chunks: list[tuple[Job, int]] = []
+        self._chunks: list[tuple[SimulatedRequest, int]] = []
         self._version = 0
         self._idle = True
         self._prefill_rate, self._rate = PrefillRate(), 0.0
@@ -127,12 +127,12 @@ class Replica:
         return len(self.queue) + len(self._reading)
 
     @property
-    def gauges(self) -> Gauges:
+    def gauges(self) -> EngineGauges:
         """What its server's metrics page shows."""
         spec, active = self.spec, self.waiting + len(self._running)
-        return Gauges(active, self.waiting, self._steps, spec.blocks, self.cache.free, spec.block_tokens)
+        return EngineGauges(active, self.waiting, self._steps, spec.blocks, self.cache.free, spec.block_tokens)
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: SimulatedRequest) -> None:
         """A request has come; it is looked at when the step under way ends."""
         job.replica = self.name
         self.queue.append(job)
@@ -143,7 +143,7 @@ class Replica:
             if passed < self._count:
                 self._plan(passed)
 
-    def fail(self) -> list[Job]:
+    def fail(self) -> list[SimulatedRequest]:
         """It is gone with all that it had; returns the requests that were on it."""
         lost = [*(job for _, _, job in self._running), *self._reading, *self.queue]
         if not self._idle and not self._chunks:
@@ -274,7 +274,7 @@ class Replica:
             heappush(self._running, (self._steps + job.answer - job.made - 1, self._begun, job))
         self._chunks = []
 
-    def _leave(self, job: Job) -> None:
+    def _leave(self, job: SimulatedRequest) -> None:
         hashes = job.ticket.wanted.hashes or ()
         self.cache.end(hashes, job.blocks - len(hashes), job.after)
         self._context -= job.tokens + job.answer - 1
@@ -315,5 +315,5 @@ class Replica:
             view.waiting, view.waiting_tokens = waiting, tokens
             view.free_blocks = free
             view.prefill_rate = self._rate
-            view.unseen = view.unseen_tokens = 0
+            view.unseen = view.in_flight_tokens = 0
         self._changed(self)

@@ -10,14 +10,16 @@ from rich.box import SIMPLE, SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from llmops.perf.load.slo import Slo
+from llmops.perf.load.objectives import Objective
 from llmops.perf.report import terminal
 from llmops.perf.report.document import Document, machine
-from llmops.perf.report.statistics import Distribution, summarise
-from llmops.perf.simulate.run import Simulated
+from llmops.perf.report.summary import Distribution, summarise
+from llmops.perf.simulate.run import SimulationResult
 
 
-def document_of(done: Simulated, slos: list[Slo], options: Mapping[str, Any], fleet: Mapping[str, Any]) -> Document:
+def document_of(
+    done: SimulationResult, slos: list[Objective], options: Mapping[str, Any], fleet: Mapping[str, Any]
+) -> Document:
     """`options`: the load; `fleet`: what it was simulated on."""
     # an answer's tokens come evenly here: there are no gaps to tell of
     summary = replace(summarise(done.run, slos), itl=None)

@@ -12,18 +12,18 @@ from tritonclient.grpc import service_pb2
 from llmops import contract
 from llmops.build.checkpoint.chat_template import fixed_date
 from llmops.build.engine_folder.manifest import EngineManifest, Golden, GoldenAnswer
-from llmops.build.formats import FORMATS
-from llmops.build.quality.gates import Gates, Quality
-from llmops.contract import POSTPROCESSING, PREPROCESSING
+from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
+from llmops.build.quant_formats import FORMATS
+from llmops.contract import POSTPROCESSING_SUFFIX, PREPROCESSING_SUFFIX
 from llmops.errors import LlmopsError
-from llmops.gateway.text.template import ChatTemplate
+from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
-from llmops.gateway.triton.encodings import MessageTensors
-from llmops.perf.verify.base import Check, Finding, check, expect, unseen, works, wrong
-from llmops.perf.verify.desk import Desk
+from llmops.gateway.triton.tensor_writers import MessageTensorWriter
+from llmops.perf.verify.engine_context import EngineContext
+from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, unseen, works, wrong
 from llmops.perf.verify.probe import strings
 
-CHECKS: list[Check] = []
+CHECKS: list[VerifyCheck] = []
 _AT_ONCE = 8
 # below it the model is another one, not the same one rounded
 _NOTHING = 0.25
@@ -38,7 +38,7 @@ def golden_of(manifest: EngineManifest | None) -> Golden | None:
 
 
 @check(CHECKS, "tokenizer")
-async def tokenizer(desk: Desk) -> Finding:
+async def tokenizer(desk: EngineContext) -> Finding:
     golden = golden_of(desk.manifest)
     if golden is None:
         return unseen(_NO_GOLDEN)
@@ -62,14 +62,14 @@ def _other_ids(what: str, text: str, found: list[int], wanted: list[int]) -> str
     )
 
 
-async def _preprocessing(desk: Desk, golden: Golden) -> str:
+async def _preprocessing(desk: EngineContext, golden: Golden) -> str:
     """The ensemble's tokenizer, which may have been loaded from other files."""
-    model = f"{desk.card.name}{PREPROCESSING}"
+    model = f"{desk.card.name}{PREPROCESSING_SUFFIX}"
     if not await desk.probe.client.model_ready(model):
         return ""
     for one in golden.answers:
         message = service_pb2.ModelInferRequest(model_name=model)
-        tensors = MessageTensors(message)
+        tensors = MessageTensorWriter(message)
         tensors.text(contract.PRE_QUERY, one.text)
         tensors.scalar(contract.PRE_REQUEST_OUTPUT_LEN, 1)
         response = await desk.probe.client.infer(message)
@@ -80,8 +80,8 @@ async def _preprocessing(desk: Desk, golden: Golden) -> str:
 
 
 @check(CHECKS, "text of an answer")
-async def text(desk: Desk) -> Finding:
-    golden, model = golden_of(desk.manifest), f"{desk.card.name}{POSTPROCESSING}"
+async def text(desk: EngineContext) -> Finding:
+    golden, model = golden_of(desk.manifest), f"{desk.card.name}{POSTPROCESSING_SUFFIX}"
     if golden is None:
         return unseen(_NO_GOLDEN)
     if desk.tokenizer is None or not await desk.probe.client.model_ready(model):
@@ -89,7 +89,7 @@ async def text(desk: Desk) -> Finding:
     for one in golden.answers:
         message = service_pb2.ModelInferRequest(model_name=model)
         ids = [token for token in one.tokens if token not in desk.card.end_ids]
-        tensors = MessageTensors(message)
+        tensors = MessageTensorWriter(message)
         tensors.add(contract.POST_TOKENS, (1, 1, len(ids)), b"".join(i.to_bytes(4, "little") for i in ids))
         tensors.add(contract.POST_LENGTH, (1, 1), len(ids).to_bytes(4, "little"))
         response = await desk.probe.client.infer(message)
@@ -99,7 +99,7 @@ async def text(desk: Desk) -> Finding:
 
 
 @check(CHECKS, "chat template")
-async def chat_template(desk: Desk) -> Finding:
+async def chat_template(desk: EngineContext) -> Finding:
     golden = golden_of(desk.manifest)
     if golden is None:
         return unseen(_NO_GOLDEN)
@@ -155,7 +155,7 @@ class Agreement:
 
 
 @check(CHECKS, "greedy answers")
-async def greedy(desk: Desk) -> Finding:
+async def greedy(desk: EngineContext) -> Finding:
     golden, manifest = golden_of(desk.manifest), desk.manifest
     if golden is None or manifest is None:
         return unseen(_NO_GOLDEN)
@@ -209,9 +209,9 @@ def _alike(weights: str) -> str:
 def limits(manifest: EngineManifest, tokens: int) -> tuple[float, float]:
     """(least agreement, most mean difference of log-probabilities): those of the build's quality gate, with what so
     few tokens scatter; and where the build measured its own weights, no less than that allows."""
-    gates = Gates.of_engine(manifest)
+    gates = QualityGates.of_engine(manifest)
     if gates.min_top1 is None or gates.max_mean_kl is None:
-        gates = Gates.from_options({}, _alike(manifest.quantisation.weights))
+        gates = QualityGates.from_options({}, _alike(manifest.quantisation.weights))
     assert gates.min_top1 is not None
     assert gates.max_mean_kl is not None
     least = gates.min_top1 - 2 * _scatter(gates.min_top1, tokens)
@@ -224,14 +224,14 @@ def limits(manifest: EngineManifest, tokens: int) -> tuple[float, float]:
 
 def _measured(manifest: EngineManifest) -> float | None:
     """What the build found of its own weights; None where it changed none."""
-    return Quality(**manifest.quality).golden_agreement if manifest.quality else None
+    return QualityMetrics(**manifest.quality).golden_agreement if manifest.quality else None
 
 
 def _scatter(share: float, tokens: int) -> float:
     return math.sqrt(max(share * (1 - share), 0.01) / max(1, tokens))
 
 
-async def agreement(desk: Desk, golden: Golden) -> Agreement:
+async def agreement(desk: EngineContext, golden: Golden) -> Agreement:
     """All answers, a few at a time."""
     found, slots = Agreement(), asyncio.Semaphore(_AT_ONCE)
 
@@ -243,7 +243,7 @@ async def agreement(desk: Desk, golden: Golden) -> Agreement:
     return found
 
 
-async def _follow(desk: Desk, answer: GoldenAnswer, found: Agreement) -> None:
+async def _follow(desk: EngineContext, answer: GoldenAnswer, found: Agreement) -> None:
     """Where the engine takes another token, it is asked again after the source's."""
     at, scored = 0, desk.card.capabilities.logprobs
     asked: dict[str, Any] = {contract.RETURN_LOG_PROBS.name: True} if scored else {}

@@ -10,11 +10,11 @@ import time
 from collections.abc import Callable
 
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.build.plan.speed.measured import Measured, MeasuredLayout, StepTime
+from llmops.build.plan.speed.measured_steps import MeasuredLayout, MeasuredSteps, StepTime
 from llmops.errors import LlmopsError
-from llmops.perf.verify.desk import Desk
 from llmops.perf.verify.device import device_name
-from llmops.perf.verify.probe import Heard
+from llmops.perf.verify.engine_context import EngineContext
+from llmops.perf.verify.probe import ProbeResponse
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (64, 1024)
@@ -24,12 +24,12 @@ _STEPS = 24
 _PATIENCE = 30.0
 
 
-async def calibrate(desk: Desk, manifest: EngineManifest, on_point: Callable[[str], None]) -> Measured:
+async def calibrate(desk: EngineContext, manifest: EngineManifest, on_point: Callable[[str], None]) -> MeasuredSteps:
     """Smallest points first; those that would take longer than half a minute are left out."""
     steps = [*await _prefills(desk, on_point), *await _decodes(desk, manifest, on_point)]
     plan = manifest.plan or {}
     parallel = manifest.parallelism
-    return Measured(
+    return MeasuredSteps(
         device=device_name(manifest.target),
         gpu=plan.get("gpu"),
         model=manifest.name,
@@ -43,7 +43,7 @@ async def calibrate(desk: Desk, manifest: EngineManifest, on_point: Callable[[st
     )
 
 
-async def _prefills(desk: Desk, on_point: Callable[[str], None]) -> list[StepTime]:
+async def _prefills(desk: EngineContext, on_point: Callable[[str], None]) -> list[StepTime]:
     """Fresh prompts, so that no prefix is found; a first token costs its prompt's step."""
     found = []
     for tokens in _PROMPTS:
@@ -58,13 +58,13 @@ async def _prefills(desk: Desk, on_point: Callable[[str], None]) -> list[StepTim
     return found
 
 
-async def _first_token(desk: Desk, tokens: int) -> float:
+async def _first_token(desk: EngineContext, tokens: int) -> float:
     begun = time.perf_counter()
     _checked(await desk.probe.ask(_fresh(desk, tokens), 1))
     return time.perf_counter() - begun
 
 
-async def _decodes(desk: Desk, manifest: EngineManifest, on_point: Callable[[str], None]) -> list[StepTime]:
+async def _decodes(desk: EngineContext, manifest: EngineManifest, on_point: Callable[[str], None]) -> list[StepTime]:
     found: list[StepTime] = []
     for context in _CONTEXTS:
         for batch in _BATCHES:
@@ -82,12 +82,12 @@ async def _decodes(desk: Desk, manifest: EngineManifest, on_point: Callable[[str
     return found
 
 
-async def _decode(desk: Desk, batch: int, context: int, new: int) -> StepTime | None:
+async def _decode(desk: EngineContext, batch: int, context: int, new: int) -> StepTime | None:
     """The gaps between the tokens of one sequence while all `batch` of them generate, of `new` tokens each."""
     arrivals: list[list[float]] = [[] for _ in range(batch)]
 
-    def watch(number: int) -> Callable[[Heard], bool]:
-        def saw(heard: Heard) -> bool:
+    def watch(number: int) -> Callable[[ProbeResponse], bool]:
+        def saw(heard: ProbeResponse) -> bool:
             if heard.sizes and not heard.finals:
                 arrivals[number].append(time.perf_counter())
             return False
@@ -111,11 +111,11 @@ async def _decode(desk: Desk, batch: int, context: int, new: int) -> StepTime | 
     )  # fmt: skip
 
 
-def _checked(heard: Heard) -> None:
+def _checked(heard: ProbeResponse) -> None:
     if heard.error is not None:
         raise LlmopsError(f"The calibration failed: {heard.error}")
 
 
-def _fresh(desk: Desk, tokens: int) -> list[int]:
+def _fresh(desk: EngineContext, tokens: int) -> list[int]:
     highest = min(desk.card.vocab_size, 10_000) - 1
     return [random.randint(min(10, highest), highest) for _ in range(tokens)]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from llmops.gateway.observability.names import ENGINE_BLOCKS as BLOCKS
-from llmops.gateway.observability.names import ENGINE_REQUESTS as REQUESTS
-from llmops.perf.verify.base import Check, Finding, check, expect, unseen, works, wrong
-from llmops.perf.verify.desk import Desk
+from llmops.gateway.telemetry.metric_definitions import ENGINE_BLOCKS as BLOCKS
+from llmops.gateway.telemetry.metric_definitions import ENGINE_REQUESTS as REQUESTS
+from llmops.perf.verify.engine_context import EngineContext
+from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, unseen, works, wrong
 
-CHECKS: list[Check] = []
+CHECKS: list[VerifyCheck] = []
 # of the plan's KV cache: what CUDA graphs and NCCL take is not known to the byte
 ENOUGH = 0.9
 
 
-def promised(desk: Desk) -> tuple[dict[str, Any], str]:
+def promised(desk: EngineContext) -> tuple[dict[str, Any], str]:
     """Limits and who promised them."""
     if desk.manifest is None:
         return {}, ""
@@ -25,7 +25,7 @@ def promised(desk: Desk) -> tuple[dict[str, Any], str]:
 
 
 @check(CHECKS, "batch")
-async def batch(desk: Desk) -> Finding:
+async def batch(desk: EngineContext) -> Finding:
     plan, who = promised(desk)
     now = await desk.gauges.read() if desk.gauges else {}
     reported = now.get((REQUESTS, "max"))
@@ -39,7 +39,7 @@ async def batch(desk: Desk) -> Finding:
 
 
 @check(CHECKS, "context")
-async def context(desk: Desk) -> Finding:
+async def context(desk: EngineContext) -> Finding:
     plan, who = promised(desk)
     if not plan:
         return unseen(f"{desk.card.max_seq_len:,} tokens; without the engine folder nothing says how many it should be")
@@ -51,7 +51,7 @@ async def context(desk: Desk) -> Finding:
 
 
 @check(CHECKS, "KV cache")
-async def kv_cache(desk: Desk) -> Finding:
+async def kv_cache(desk: EngineContext) -> Finding:
     now = await desk.gauges.read() if desk.gauges else {}
     blocks, per = now.get((BLOCKS, "max"), 0), now.get((BLOCKS, "tokens_per"), 0)
     if not blocks or not per:
@@ -70,7 +70,7 @@ async def kv_cache(desk: Desk) -> Finding:
     return works(f"{said}, {tokens / wanted:.2f} of the plan's", tokens=tokens, planned=wanted)
 
 
-def planned_tokens(desk: Desk) -> float | None:
+def planned_tokens(desk: EngineContext) -> float | None:
     """Of the KV cache of one replica; None without a plan that says it."""
     predicted = (desk.manifest.plan or {}).get("predicted", {}) if desk.manifest else {}
     cache, token = predicted.get("kv_cache_bytes_per_gpu"), predicted.get("kv_bytes_per_token")

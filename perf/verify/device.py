@@ -12,7 +12,7 @@ _FIELDS = "name,clocks.sm,clocks.max.sm,memory.total,memory.used"
 
 
 @dataclass(frozen=True)
-class Gpu:
+class HostGpu:
     """Clocks in MHz, memory in MiB."""
 
     name: str
@@ -22,7 +22,7 @@ class Gpu:
     used: float
 
 
-def gpus() -> list[Gpu]:
+def gpus() -> list[HostGpu]:
     """Empty without nvidia-smi, or when it does not answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
@@ -35,9 +35,9 @@ def gpus() -> list[Gpu]:
         return []
 
 
-def _gpu(line: str) -> Gpu:
+def _gpu(line: str) -> HostGpu:
     name, *numbers = (part.strip() for part in line.split(","))
-    return Gpu(name, *(float(number) for number in numbers))
+    return HostGpu(name, *(float(number) for number in numbers))
 
 
 def device_name(target: str) -> str:

@@ -14,21 +14,21 @@ from grpc import aio
 from tritonclient.grpc import service_pb2
 
 from llmops import contract
-from llmops.contract import BYTES, EMPTY_FINAL, ENGINE, FINAL_FLAG
-from llmops.gateway.triton.client import TritonClient
-from llmops.gateway.triton.encodings import MessageTensors
-from llmops.gateway.triton.tensors import last_floats
-from llmops.perf.verify.base import WrongError
+from llmops.contract import BYTES, EMPTY_FINAL_PARAMETER, ENGINE_SUFFIX, FINAL_RESPONSE_PARAMETER
+from llmops.gateway.triton.grpc_client import TritonClient
+from llmops.gateway.triton.response_reader import trailing_floats
+from llmops.gateway.triton.tensor_writers import MessageTensorWriter
+from llmops.perf.verify.findings import WrongError
 
 # seconds without any response after which a request counts as stuck
 PATIENCE = 60.0
 _ARRAYS = {"INT32": "i", "FP32": "f", "INT64": "q", "UINT64": "Q", "BOOL": "b"}
 _WORDS = (contract.STOP_WORDS_LIST, contract.BAD_WORDS_LIST)
-_INPUTS = {tensor.name: tensor for tensor in contract.OUR_INPUTS}
+_INPUTS = {tensor.name: tensor for tensor in contract.PYTHON_ENGINE_INPUTS}
 
 
 @dataclass
-class Heard:
+class ProbeResponse:
     """All that came for one request. Tokens and log-probabilities by sequence; `sizes` has the tokens of each response
     in order, `lengths` its `sequence_length`."""
 
@@ -55,7 +55,7 @@ class Heard:
         return self.log_probs.get(0, [])
 
 
-OnResponse = Callable[[Heard], bool]
+OnResponse = Callable[[ProbeResponse], bool]
 
 
 class Probe:
@@ -70,7 +70,7 @@ class Probe:
     @classmethod
     async def open(cls, client: TritonClient, name: str) -> Probe:
         """`name` is the served one. Raises UnavailableError."""
-        model = name + ENGINE
+        model = name + ENGINE_SUFFIX
         return cls(client, model, await client.model_config(model))
 
     async def ask(
@@ -81,7 +81,7 @@ class Probe:
         request_id: str = "",
         greedy: bool = True,
         **tensors: Any,
-    ) -> Heard:
+    ) -> ProbeResponse:
         """One streamed request that ignores the end of text, unless `tensors` say otherwise (None leaves one out).
         `on_response` is called after each response; when it returns True the call is cancelled. Raises WrongError when
         the engine says nothing for a minute."""
@@ -96,7 +96,7 @@ class Probe:
         }
         message = self.message({name: value for name, value in given.items() if value is not None}, request_id)
         call = self.client.start_call()
-        heard = Heard()
+        heard = ProbeResponse()
         try:
             await call.write(message)
             await call.done_writing()
@@ -119,7 +119,7 @@ class Probe:
         try:
             await call.write(self.message(tensors, request_id))
             await call.done_writing()
-            await self._read(call, Heard(), None)
+            await self._read(call, ProbeResponse(), None)
         finally:
             call.cancel()
 
@@ -127,13 +127,13 @@ class Probe:
         message = service_pb2.ModelInferRequest(
             model_name=self.model, id=request_id or f"verify-{id(self)}-{next(self._count)}"
         )
-        message.parameters[EMPTY_FINAL].bool_param = True
-        writer = MessageTensors(message)
+        message.parameters[EMPTY_FINAL_PARAMETER].bool_param = True
+        writer = MessageTensorWriter(message)
         for name, value in tensors.items():
             self._write(writer, name, value)
         return message
 
-    def _write(self, writer: MessageTensors, name: str, value: Any) -> None:
+    def _write(self, writer: MessageTensorWriter, name: str, value: Any) -> None:
         if name not in self.inputs:
             raise WrongError(f"the model has no input {name}")
         tensor = _INPUTS[name]
@@ -148,7 +148,7 @@ class Probe:
         else:
             writer.scalar(tensor, value)
 
-    async def _read(self, call: Any, heard: Heard, on_response: OnResponse | None) -> None:
+    async def _read(self, call: Any, heard: ProbeResponse, on_response: OnResponse | None) -> None:
         while True:
             try:
                 response = await asyncio.wait_for(call.read(), PATIENCE)
@@ -164,13 +164,15 @@ class Probe:
                 heard.cancelled = True
                 return
 
-    def _take(self, response: Any, heard: Heard) -> None:
+    def _take(self, response: Any, heard: ProbeResponse) -> None:
         pairs = zip(response.outputs, response.raw_output_contents, strict=False)
         raws = {output.name: (output.datatype, raw) for output, raw in pairs}
         scores = raws.pop(contract.OUTPUT_LOG_PROBS.name, None)
         values = {name: _values(*raw) for name, raw in raws.items()}
         heard.after_final += bool(heard.finals)
-        heard.finals += FINAL_FLAG in response.parameters and response.parameters[FINAL_FLAG].bool_param
+        heard.finals += (
+            FINAL_RESPONSE_PARAMETER in response.parameters and response.parameters[FINAL_RESPONSE_PARAMETER].bool_param
+        )
         ids = values.pop(contract.OUTPUT_IDS.name, None)
         if ids is None:
             return
@@ -182,7 +184,7 @@ class Probe:
         heard.tokens.setdefault(sequence, []).extend(ids)
         if scores is not None:
             count = min(len(ids), len(scores[1]) // 4)
-            heard.log_probs.setdefault(sequence, []).extend(last_floats(scores[1], count))
+            heard.log_probs.setdefault(sequence, []).extend(trailing_floats(scores[1], count))
         if values.get(contract.CUM_LOG_PROBS.name):
             heard.cum_log_probs[sequence] = values.pop(contract.CUM_LOG_PROBS.name)[0]
         heard.others.update(values)

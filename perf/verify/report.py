@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from llmops import __version__
-from llmops.perf.verify.base import Result, Verdict
+from llmops.perf.verify.findings import CheckOutcome, Verdict
 
 FORMAT = "llmops-verify/1"
 # of a contract's capability, as a reader should see it
@@ -21,7 +21,7 @@ SAID: dict[Verdict, str] = {
 
 
 @dataclass
-class Report:
+class VerifyReport:
     """`address` is where the model was asked; `promised` whether an engine folder said what to expect."""
 
     model: str
@@ -29,7 +29,7 @@ class Report:
     target: str
     device: str
     promised: bool
-    results: list[Result] = field(default_factory=list)
+    results: list[CheckOutcome] = field(default_factory=list)
     seconds: float = 0.0
     created: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
@@ -53,7 +53,7 @@ class Report:
         return {"format": FORMAT, "llmops": __version__, "passed": not self.faults, "faults": self.faults, **data}
 
 
-def verdict_of(result: Result) -> str:
+def verdict_of(result: CheckOutcome) -> str:
     """ANNOUNCED AND WRONG where a promise was broken."""
     if result.finding.verdict == "wrong" and result.part == "contract":
         return "ANNOUNCED AND WRONG"

@@ -14,29 +14,29 @@ import httpx
 from grpc import aio
 
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
-from llmops.build.plan.speed.measured import Measured
-from llmops.connections import check_url, grpc_failure, http_failure, http_refusal
-from llmops.contract import CARD, ENGINE
+from llmops.build.plan.speed.measured_steps import MeasuredSteps
+from llmops.connection_errors import check_url, grpc_call_error, http_connection_error, http_status_error
+from llmops.contract import ENGINE_SUFFIX, METADATA_PARAMETER
 from llmops.errors import InputError, LlmopsError
 from llmops.gateway.errors import UnavailableError
-from llmops.gateway.messages import ModelCard
+from llmops.gateway.interfaces import ModelMetadata
 from llmops.gateway.text.tokenizer import TextTokenizer
-from llmops.gateway.triton.base import BROKEN
-from llmops.gateway.triton.card import parse_card
-from llmops.gateway.triton.client import TritonClient
-from llmops.perf.verify import answers, capacity, contract, speed, surface
-from llmops.perf.verify.base import Check, Finding, Result, WrongError, works, wrong
+from llmops.gateway.triton.grpc_client import TritonClient
+from llmops.gateway.triton.model_metadata import parse_model_metadata
+from llmops.gateway.triton.transport import WRITE_ERRORS
+from llmops.perf.verify import answers, api_checks, capacity, contract, speed
+from llmops.perf.verify.api_checks import ApiContext
 from llmops.perf.verify.calibrate import calibrate
-from llmops.perf.verify.contract.steps import DRAIN
-from llmops.perf.verify.desk import Desk
+from llmops.perf.verify.contract.step_stream import DRAIN
 from llmops.perf.verify.device import device_name
-from llmops.perf.verify.gauges import Gauges
+from llmops.perf.verify.engine_context import EngineContext
+from llmops.perf.verify.findings import CheckOutcome, Finding, VerifyCheck, WrongError, works, wrong
 from llmops.perf.verify.probe import Probe
-from llmops.perf.verify.report import Report
-from llmops.perf.verify.surface import Surface
+from llmops.perf.verify.report import VerifyReport
+from llmops.perf.verify.triton_metrics import TritonGauges
 
 READY_SECONDS = 3600.0
-_ENGINE_PARTS: dict[str, list[Check]] = {
+_ENGINE_PARTS: dict[str, list[VerifyCheck]] = {
     "contract": contract.CHECKS,
     "answers": answers.CHECKS,
     "capacity": capacity.CHECKS,
@@ -65,7 +65,9 @@ class VerifyOptions:
         if self.triton and self.url:
             raise InputError("--triton and --url exclude each other; give the one to check.")
         if not (self.engine or self.triton or self.url):
-            raise InputError("Nothing is named to check; give --engine ENGINE, --triton HOST:PORT or --url GATEWAY.")
+            raise InputError(
+                "Nothing is named to check; give --engine ENGINE_SUFFIX, --triton HOST:PORT or --url GATEWAY."
+            )
         if self.serving and (self.triton or self.url):
             raise InputError("--serving is for a Triton that verify starts: leave it out, or --triton and --url.")
         if self.calibrate and self.url:
@@ -87,15 +89,15 @@ class _EndedError(Exception):
 Alive = Callable[[], Awaitable[bool]]
 
 
-class Progress(Protocol):
+class VerifyProgress(Protocol):
     """Hears how far it is."""
 
     def begin(self, part: str, name: str) -> None: ...
 
-    def result(self, result: Result) -> None: ...
+    def result(self, result: CheckOutcome) -> None: ...
 
 
-async def verify(options: VerifyOptions, progress: Progress) -> tuple[Report, Measured | None]:
+async def verify(options: VerifyOptions, progress: VerifyProgress) -> tuple[VerifyReport, MeasuredSteps | None]:
     """Carry out all checks; faults are in the report. Raises InputError or ServerError when there is nothing to ask."""
     options.check()
     begun = time.monotonic()
@@ -133,24 +135,24 @@ async def _triton(
     metrics: str | None,
     manifest: EngineManifest | None,
     owned: bool,
-    progress: Progress,
-) -> tuple[Report, Measured | None]:
+    progress: VerifyProgress,
+) -> tuple[VerifyReport, MeasuredSteps | None]:
     async with _client(address) as client:
         try:
             name = await _served_name(client, options.model)
             card = await _card(client, name)
         except UnavailableError as error:
             cause = error.__cause__
-            raise grpc_failure(address, cause if isinstance(cause, aio.AioRpcError) else error) from error
+            raise grpc_call_error(address, cause if isinstance(cause, aio.AioRpcError) else error) from error
         manifest = manifest or _beside(card)
         if options.calibrate and manifest is None:
-            raise InputError("--calibrate needs the engine folder: add --engine ENGINE.")
+            raise InputError("--calibrate needs the engine folder: add --engine ENGINE_SUFFIX.")
         page = metrics or f"http://{address.rpartition(':')[0]}:8002/metrics"
         probe = await Probe.open(client, name)
-        desk = Desk(probe, card, manifest, Gauges(page, probe.model), owned)
-        report = Report(name, address, card.target, device_name(card.target), manifest is not None)
+        desk = EngineContext(probe, card, manifest, TritonGauges(page, probe.model), owned)
+        report = VerifyReport(name, address, card.target, device_name(card.target), manifest is not None)
         await _prepare(desk)
-        measured: list[Measured] = []
+        measured: list[MeasuredSteps] = []
         with contextlib.suppress(_EndedError):
             for part, checks in _all_parts(options, owned, measured, progress):
                 await _carry_out(part, checks, desk, report, progress, lambda: client.model_ready(probe.model))
@@ -158,18 +160,18 @@ async def _triton(
 
 
 def _all_parts(
-    options: VerifyOptions, owned: bool, measured: list[Measured], progress: Progress
-) -> Iterator[tuple[str, Sequence[Check]]]:
+    options: VerifyOptions, owned: bool, measured: list[MeasuredSteps], progress: VerifyProgress
+) -> Iterator[tuple[str, Sequence[VerifyCheck]]]:
     """In their order; the step times go into `measured`. `drain` ends the deployment, so it is the last."""
     yield from ((part, checks) for part, checks in _ENGINE_PARTS.items() if options.has(part))
 
-    async def step_times(desk: Desk) -> Finding:
+    async def step_times(desk: EngineContext) -> Finding:
         assert desk.manifest is not None
         measured.append(await calibrate(desk, desk.manifest, lambda point: progress.begin("calibrate", point)))
         return works(f"{len(measured[0].steps)} of {measured[0].device}")
 
     if options.calibrate:
-        yield "speed", [Check("step times", step_times)]
+        yield "speed", [VerifyCheck("step times", step_times)]
     if owned and options.has("contract"):
         yield "contract", DRAIN
 
@@ -186,26 +188,26 @@ async def _client(address: str) -> AsyncIterator[TritonClient]:
 async def _served_name(client: TritonClient, wanted: str | None) -> str:
     """Raises InputError when there is none, or none of that name."""
     models = await client.engine_models()
-    ready = [name.removesuffix(ENGINE) for name, state in models.items() if state]
+    ready = [name.removesuffix(ENGINE_SUFFIX) for name, state in models.items() if state]
     if wanted is None and len(ready) > 1:
         raise InputError(f"Triton at {client.address} serves {', '.join(ready)}; name one with --model.")
     if not ready or wanted not in (None, *ready):
-        what = f"{wanted}{ENGINE}" if wanted else f"NAME{ENGINE}"
+        what = f"{wanted}{ENGINE_SUFFIX}" if wanted else f"NAME{ENGINE_SUFFIX}"
         raise InputError(f"Triton at {client.address} has no model {what} ready; see the log of `llmops serve`.")
     return wanted or ready[0]
 
 
-async def _card(client: TritonClient, name: str) -> ModelCard:
-    text = await client.card_text(name + ENGINE)
+async def _card(client: TritonClient, name: str) -> ModelMetadata:
+    text = await client.card_text(name + ENGINE_SUFFIX)
     if not text:
         raise InputError(
-            f"{name}{ENGINE} announces nothing (no {CARD}): it is not from `llmops repo`, so there is no "
+            f"{name}{ENGINE_SUFFIX} announces nothing (no {METADATA_PARAMETER}): it is not from `llmops repo`, so there is no "
             "promise to hold it to."
         )
-    return parse_card(text)
+    return parse_model_metadata(text)
 
 
-def _beside(card: ModelCard) -> EngineManifest | None:
+def _beside(card: ModelMetadata) -> EngineManifest | None:
     """engine.json beside the tokenizer that the model names, where that folder is on this machine."""
     folder = Path(card.tokenizer_dir).parent
     try:
@@ -214,14 +216,14 @@ def _beside(card: ModelCard) -> EngineManifest | None:
         return None
 
 
-async def _prepare(desk: Desk) -> None:
+async def _prepare(desk: EngineContext) -> None:
     try:
         await desk.prepare()
     except WrongError as error:
         raise LlmopsError(f"{desk.probe.model} does not answer: {error}.") from error
 
 
-async def _gateway(options: VerifyOptions, manifest: EngineManifest | None, progress: Progress) -> Report:
+async def _gateway(options: VerifyOptions, manifest: EngineManifest | None, progress: VerifyProgress) -> VerifyReport:
     assert options.url is not None
     base = options.url.rstrip("/")
     base = base if base.endswith("/v1") else f"{base}/v1"
@@ -229,16 +231,16 @@ async def _gateway(options: VerifyOptions, manifest: EngineManifest | None, prog
     folder = options.engine / manifest.tokenizer.directory if options.engine and manifest else None
     check_url(options.url)
     async with httpx.AsyncClient(base_url=base, headers=headers, timeout=120) as http:
-        desk = Surface(http, options.model or "", manifest, TextTokenizer(folder) if folder else None)
-        report = Report(options.model or "", base, "gateway", "", manifest is not None)
+        desk = ApiContext(http, options.model or "", manifest, TextTokenizer(folder) if folder else None)
+        report = VerifyReport(options.model or "", base, "gateway", "", manifest is not None)
         try:
             listed = await http.get("/models")
         except httpx.HTTPError as error:
-            raise http_failure(base, error) from error
+            raise http_connection_error(base, error) from error
         if listed.status_code in (401, 403, 404):
-            raise http_refusal(base, listed.status_code, "")
+            raise http_status_error(base, listed.status_code, "")
         with contextlib.suppress(_EndedError):
-            await _carry_out("gateway", surface.CHECKS, desk, report, progress, lambda: _answers(http))
+            await _carry_out("gateway", api_checks.CHECKS, desk, report, progress, lambda: _answers(http))
         report.model = desk.model or report.model
         return report
 
@@ -252,7 +254,7 @@ async def _answers(http: httpx.AsyncClient) -> bool:
 
 
 async def _carry_out(
-    part: str, checks: Sequence[Check], subject: Any, report: Report, progress: Progress, alive: Alive
+    part: str, checks: Sequence[VerifyCheck], subject: Any, report: VerifyReport, progress: VerifyProgress, alive: Alive
 ) -> None:
     """Raises _EndedError after the check during which the server ended."""
     for check in checks:
@@ -262,14 +264,14 @@ async def _carry_out(
         ended = finding.verdict == "wrong" and not await alive()
         if ended:
             finding = wrong(_ended(report, finding))
-        result = Result(part, check.name, finding, time.monotonic() - begun)
+        result = CheckOutcome(part, check.name, finding, time.monotonic() - begun)
         report.results.append(result)
         progress.result(result)
         if ended:
             raise _EndedError
 
 
-def _ended(report: Report, finding: Finding) -> str:
+def _ended(report: VerifyReport, finding: Finding) -> str:
     where = "the gateway" if report.target == "gateway" else "the engine"
     return (
         f"{where} at {report.address} ended during this check ({finding.detail}); see its log. "
@@ -277,7 +279,7 @@ def _ended(report: Report, finding: Finding) -> str:
     )
 
 
-async def _finding(check: Check, subject: Any) -> Finding:
+async def _finding(check: VerifyCheck, subject: Any) -> Finding:
     """What an engine, its server or its gateway breaks on is a fault of theirs."""
     try:
         return await check.run(subject)
@@ -287,7 +289,7 @@ async def _finding(check: Check, subject: Any) -> Finding:
         return wrong(error.message.rstrip("."))
     except aio.AioRpcError as error:
         return wrong(f"Triton broke off: {error.details() or error.code().name}")
-    except (*BROKEN, httpx.HTTPError) as error:
+    except (*WRITE_ERRORS, httpx.HTTPError) as error:
         return wrong(f"the connection broke: {error or type(error).__name__}")
     except (KeyError, IndexError, TypeError, ValueError) as error:
         return wrong(f"the answer is not of the form that the contract says ({type(error).__name__}: {error})")

@@ -9,21 +9,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmops.gateway.observability.names import ENGINE_BLOCKS as BLOCKS
-from llmops.gateway.observability.names import ENGINE_REQUESTS as REQUESTS
+from llmops.gateway.telemetry.metric_definitions import ENGINE_BLOCKS as BLOCKS
+from llmops.gateway.telemetry.metric_definitions import ENGINE_REQUESTS as REQUESTS
 from llmops.perf.bench import bench
 from llmops.perf.options import BenchOptions
 from llmops.perf.report.document import Document
-from llmops.perf.report.statistics import Summary
-from llmops.perf.verify.base import Check, Finding, WrongError, check, works, wrong
+from llmops.perf.report.summary import Summary
 from llmops.perf.verify.capacity import ENOUGH, planned_tokens
-from llmops.perf.verify.desk import Desk
-from llmops.perf.verify.device import Gpu, gpus
+from llmops.perf.verify.device import HostGpu, gpus
+from llmops.perf.verify.engine_context import EngineContext
+from llmops.perf.verify.findings import Finding, VerifyCheck, WrongError, check, works, wrong
 from llmops.perf.workloads.lengths import parse_lengths
 
-CHECKS: list[Check] = []
+CHECKS: list[VerifyCheck] = []
 # a ratio below it is a fault
-LEAST = 0.8
+MIN_SPEED_RATIO = 0.8
 # without a plan
 _STREAMS, _INPUT, _OUTPUT = 8, 64, 32
 # seconds in which requests of one point are started
@@ -33,7 +33,7 @@ _CLOCK = 0.85
 
 
 @dataclass
-class Measured:
+class MeasuredSpeed:
     """Means in seconds; `offered`: tokens/s that an open loop asked for, `waiting`: requests that the engine kept out
     of its batch, `gpus` under load."""
 
@@ -43,35 +43,37 @@ class Measured:
     requests: int
     offered: float | None = None
     waiting: float = 0.0
-    gpus: list[Gpu] = field(default_factory=list)
+    gpus: list[HostGpu] = field(default_factory=list)
 
 
 @check(CHECKS, "one stream")
-async def single(desk: Desk) -> Finding:
+async def single(desk: EngineContext) -> Finding:
     return await _compare(desk, 1, _predicted(desk).get("single"))
 
 
 @check(CHECKS, "operating point")
-async def operating_point(desk: Desk) -> Finding:
+async def operating_point(desk: EngineContext) -> Finding:
     point = _predicted(desk).get("point")
     streams = max(1, round(point["concurrency"])) if point else min(_STREAMS, desk.card.max_batch_size)
     return await _compare(desk, streams, point, arrivals=bool(point))
 
 
-def _predicted(desk: Desk) -> dict[str, Any]:
+def _predicted(desk: EngineContext) -> dict[str, Any]:
     plan = (desk.manifest.plan or {}) if desk.manifest else {}
     found = plan.get("predicted") or {}
     return dict(found) if found.get("kind", "aggregated") == "aggregated" else {}
 
 
-async def _compare(desk: Desk, streams: int, point: dict[str, float] | None, arrivals: bool = False) -> Finding:
+async def _compare(
+    desk: EngineContext, streams: int, point: dict[str, float] | None, arrivals: bool = False
+) -> Finding:
     try:
         found = await measure(desk, streams, bool(point), point["rate"] if point and arrivals else None)
     except WrongError as error:
         if not point:
             raise
         # a queue that is full, most often: what makes an engine slow makes it refuse
-        nothing = Measured(0.0, 0.0, 0.0, 0)
+        nothing = MeasuredSpeed(0.0, 0.0, 0.0, 0)
         return wrong(f"{error}. First suspects: {'; '.join(await suspects(desk, streams, nothing))}")
     figures = {"ttft": found.ttft, "tpot": found.tpot, "tokens_per_second": found.tokens_per_second}
     said = (
@@ -83,12 +85,12 @@ async def _compare(desk: Desk, streams: int, point: dict[str, float] | None, arr
     ratios = ratios_of(found, point)
     figures |= {f"{name}_ratio": ratio for name, ratio in ratios.items()}
     said += "; of the plan's speed: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
-    if min(ratios.values()) < LEAST:
+    if min(ratios.values()) < MIN_SPEED_RATIO:
         return wrong(f"{said}. First suspects: {'; '.join(await suspects(desk, streams, found))}", **figures)
     return works(said, **figures)
 
 
-def ratios_of(found: Measured, point: dict[str, float]) -> dict[str, float]:
+def ratios_of(found: MeasuredSpeed, point: dict[str, float]) -> dict[str, float]:
     """How much of the predicted speed there is; above 1 it is faster. Random arrivals bring somewhat more or fewer
     requests than planned: then it is the share of their tokens that came while they arrived."""
     return {
@@ -98,7 +100,7 @@ def ratios_of(found: Measured, point: dict[str, float]) -> dict[str, float]:
     }
 
 
-async def measure(desk: Desk, streams: int, planned: bool, rate: float | None = None) -> Measured:
+async def measure(desk: EngineContext, streams: int, planned: bool, rate: float | None = None) -> MeasuredSpeed:
     """At the engine model, without gateway and HTTP: a closed loop of `streams`, or the steady state of `rate` random
     arrivals per second, which is what the planner predicts."""
     predicted = _predicted(desk)
@@ -115,7 +117,7 @@ async def measure(desk: Desk, streams: int, planned: bool, rate: float | None = 
     )  # fmt: skip
     load = asyncio.create_task(bench(options))
     waiting = 0.0
-    seen: list[Gpu] = []
+    seen: list[HostGpu] = []
     while not load.done():
         await asyncio.wait({load}, timeout=0.5)
         if not load.done():
@@ -133,7 +135,7 @@ def _counted(streams: int) -> int:
     return 2 * streams + 20
 
 
-def steady(document: Document, streams: int) -> Measured:
+def steady(document: Document, streams: int) -> MeasuredSpeed:
     """Of an open loop: without the sessions that fill the batch, `streams` at the start, and those that keep it full
     until the last that counts has ended."""
     _mean(document.summary)
@@ -145,7 +147,7 @@ def steady(document: Document, streams: int) -> Measured:
     ttft = statistics.mean(record["first"] - record["start"] for record in counted)
     tpot = statistics.mean((record["chunks"][-1] - record["first"]) / (record["tokens_out"] - 1) for record in counted)
     seconds = ended - begun
-    return Measured(ttft, tpot, tokens / seconds, len(counted), offered / seconds)
+    return MeasuredSpeed(ttft, tpot, tokens / seconds, len(counted), offered / seconds)
 
 
 def _tokens_within(record: dict[str, Any], begun: float, ended: float) -> float:
@@ -154,16 +156,16 @@ def _tokens_within(record: dict[str, Any], begun: float, ended: float) -> float:
     return float(here * record["tokens_out"] / len(record["chunks"]))
 
 
-def _mean(summary: Summary) -> Measured:
+def _mean(summary: Summary) -> MeasuredSpeed:
     """Raises WrongError when requests failed."""
     if summary.failed or summary.ttft is None or summary.tpot is None:
         errors = ", ".join(f"{kind} ({count})" for kind, count in summary.errors.items()) or "no answer had two tokens"
         raise WrongError(f"{summary.failed} of {summary.requests} requests failed under load: {errors}")
     rate = summary.output_tokens_per_second
-    return Measured(summary.ttft.mean / 1000, summary.tpot.mean / 1000, rate, summary.requests)
+    return MeasuredSpeed(summary.ttft.mean / 1000, summary.tpot.mean / 1000, rate, summary.requests)
 
 
-async def suspects(desk: Desk, streams: int, found: Measured) -> list[str]:
+async def suspects(desk: EngineContext, streams: int, found: MeasuredSpeed) -> list[str]:
     """What most often makes an engine slower than planned, as far as it can be seen from here."""
     named = [_batch(desk, streams, found), await _cache(desk), _clocks(found.gpus), _chunked(desk)]
     return [one for one in named if one] or [
@@ -171,13 +173,13 @@ async def suspects(desk: Desk, streams: int, found: Measured) -> list[str]:
     ]
 
 
-def _batch(desk: Desk, streams: int, found: Measured) -> str | None:
+def _batch(desk: EngineContext, streams: int, found: MeasuredSpeed) -> str | None:
     if desk.card.max_batch_size < streams:
         return f"the batch limit is {desk.card.max_batch_size}, the plan has {streams} requests in flight"
     return f"up to {found.waiting:.0f} requests waited outside the batch" if found.waiting >= 1 else None
 
 
-async def _cache(desk: Desk) -> str | None:
+async def _cache(desk: EngineContext) -> str | None:
     planned = planned_tokens(desk)
     now = await desk.gauges.read() if desk.gauges else {}
     tokens = now.get((BLOCKS, "max"), 0) * now.get((BLOCKS, "tokens_per"), 0)
@@ -186,7 +188,7 @@ async def _cache(desk: Desk) -> str | None:
     return f"the KV cache holds {tokens:,.0f} tokens of the planned {planned:,.0f} (KV fraction)"
 
 
-def _clocks(seen: list[Gpu]) -> str | None:
+def _clocks(seen: list[HostGpu]) -> str | None:
     slow = [gpu for gpu in seen if gpu.clock < _CLOCK * gpu.max_clock]
     if not slow:
         return None
@@ -194,7 +196,7 @@ def _clocks(seen: list[Gpu]) -> str | None:
     return f"{len(slow)} of {len(seen)} GPUs run at {lowest.clock:.0f} of {lowest.max_clock:.0f} MHz (power or heat)"
 
 
-def _chunked(desk: Desk) -> str | None:
+def _chunked(desk: EngineContext) -> str | None:
     plan = (desk.manifest.plan or {}) if desk.manifest else {}
     if not plan.get("chunked_prefill"):
         return None

@@ -6,14 +6,14 @@ from rich.console import Console
 from rich.status import Status
 from rich.text import Text
 
-from llmops.perf.verify.base import Result
-from llmops.perf.verify.report import Report, verdict_of
+from llmops.perf.verify.findings import CheckOutcome
+from llmops.perf.verify.report import VerifyReport, verdict_of
 
 _COLOURS = {"works": "green", "refused": "dim", "unseen": "yellow", "wrong": "bold red"}
 _NAME, _VERDICT = 41, 22
 
 
-class Lines:
+class TerminalProgress:
     """`Progress` on a rich console. A context manager: the spinner ends with it."""
 
     def __init__(self, console: Console) -> None:
@@ -21,7 +21,7 @@ class Lines:
         self._status = Status("", console=console)
         self._part = ""
 
-    def __enter__(self) -> Lines:
+    def __enter__(self) -> TerminalProgress:
         if self._console.is_terminal:
             self._status.start()
         return self
@@ -32,7 +32,7 @@ class Lines:
     def begin(self, part: str, name: str) -> None:
         self._status.update(f"{part}: {name}")
 
-    def result(self, result: Result) -> None:
+    def result(self, result: CheckOutcome) -> None:
         if result.part != self._part:
             self._part = result.part
             self._console.print(Text(result.part, style="bold"))
@@ -42,7 +42,7 @@ class Lines:
         self._console.print(line, soft_wrap=True)
 
 
-def show(report: Report, console: Console) -> None:
+def show(report: VerifyReport, console: Console) -> None:
     """The summary, then one line per fault."""
     console.print(Text(report.summary()), soft_wrap=True)
     for fault in report.faults:

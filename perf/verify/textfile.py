@@ -10,14 +10,14 @@ from urllib.parse import quote
 
 from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
 
-from llmops.gateway.observability.names import EVAL_BASELINE, EVAL_SCORE, Name
-from llmops.perf.verify.report import Report
+from llmops.gateway.telemetry.metric_definitions import EVAL_BASELINE, EVAL_SCORE, MetricDefinition
+from llmops.perf.verify.report import VerifyReport
 
 # the label `eval`: share of the source's greedy answers that the deployment gives as well
 GREEDY = "greedy"
 
 
-def write_textfile(report: Report, folder: Path) -> Path | None:
+def write_textfile(report: VerifyReport, folder: Path) -> Path | None:
     """The file of this model in `folder`, whole or not at all; None where nothing was measured. Raises OSError."""
     figures = next((one.finding.figures for one in report.results if "agreement" in one.finding.figures), None)
     if figures is None:
@@ -30,5 +30,5 @@ def write_textfile(report: Report, folder: Path) -> Path | None:
     return file
 
 
-def _gauge(name: Name, registry: CollectorRegistry) -> Gauge:
+def _gauge(name: MetricDefinition, registry: CollectorRegistry) -> Gauge:
     return Gauge(name.name, name.meaning, name.labels, registry=registry)

@@ -21,7 +21,7 @@ class Workload(Protocol):
     def session(self, index: int) -> Session: ...
 
 
-class Single:
+class SingleRequestSession:
     """A session of one request."""
 
     def __init__(self, request: Request) -> None:

@@ -10,10 +10,10 @@ from typing import Any
 
 from llmops.errors import InputError
 from llmops.perf.records import Request
-from llmops.perf.workloads.base import Single
+from llmops.perf.workloads.base import SingleRequestSession
 from llmops.perf.workloads.filler import Filler
 from llmops.perf.workloads.lengths import Lengths
-from llmops.perf.workloads.synthetic import Form
+from llmops.perf.workloads.synthetic import PromptForm
 
 BLOCK_TOKENS = 512  # a hash id of a Mooncake trace stands for one block of this many tokens
 
@@ -42,7 +42,7 @@ def _json_line(path: Path, number: int, line: str) -> dict[str, Any]:
 class PromptFile:
     """Prompts in the file's order, over and over: `{"messages": […]}`, `{"prompt": "…"}` or a line of plain text."""
 
-    def __init__(self, path: Path, output: Lengths, form: Form, seed: int) -> None:
+    def __init__(self, path: Path, output: Lengths, form: PromptForm, seed: int) -> None:
         self._output = output
         self._form = form
         self._seed = seed
@@ -58,7 +58,7 @@ class PromptFile:
             raise InputError(f'{path}, line {number}: "messages" need a chat endpoint; give "prompt" instead.')
         return value
 
-    def session(self, index: int) -> Single:
+    def session(self, index: int) -> SingleRequestSession:
         value = self._prompts[index % len(self._prompts)]
         drawn = self._output.draw(random.Random(f"output {self._seed} {index}"))
         request = Request(max_tokens=int(value.get("max_tokens", drawn)), tools=value.get("tools"))
@@ -66,7 +66,7 @@ class PromptFile:
             request.prompt = value["prompt"]
         else:
             request.messages = value.get("messages") or [{"role": "user", "content": value["prompt"]}]
-        return Single(request)
+        return SingleRequestSession(request)
 
 
 @dataclass(frozen=True)
@@ -99,16 +99,16 @@ def _entry(path: Path, number: int, line: str) -> TraceEntry:
     return TraceEntry(at, *lengths, hashes)
 
 
-class Trace:
+class TraceWorkload:
     """The requests of a trace; equal hash ids give equal blocks of prompt, so prefix caches see what they saw."""
 
-    def __init__(self, entries: list[TraceEntry], filler: Filler, form: Form, seed: int) -> None:
+    def __init__(self, entries: list[TraceEntry], filler: Filler, form: PromptForm, seed: int) -> None:
         self._entries = entries
         self._filler = filler
         self._form = form
         self._seed = seed
 
-    def session(self, index: int) -> Single:
+    def session(self, index: int) -> SingleRequestSession:
         entry = self._entries[index % len(self._entries)]
         request = Request(max_tokens=entry.output_length)
         prompt = self._prompt(entry, index)
@@ -116,7 +116,7 @@ class Trace:
             request.prompt = prompt
         else:
             request.messages = [{"role": "user", "content": prompt}]
-        return Single(request)
+        return SingleRequestSession(request)
 
     def _prompt(self, entry: TraceEntry, index: int) -> Any:
         parts, left = [], entry.input_length

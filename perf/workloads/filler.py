@@ -25,7 +25,7 @@ class Filler(Protocol):
     def join(self, *parts: Any) -> Any: ...
 
 
-class Text:
+class WordFiller:
     """Random common words; one word is one token, give or take what the tokenizer adds at the start."""
 
     def make(self, rng: random.Random, tokens: int) -> str:
@@ -35,7 +35,7 @@ class Text:
         return " ".join(part for part in parts if part)
 
 
-class TokenIds:
+class TokenIdFiller:
     """Random token ids below `vocab_size`: exact lengths for clients that speak tokens."""
 
     def __init__(self, vocab_size: int = 1000) -> None:

@@ -11,11 +11,11 @@ from llmops.perf.workloads.filler import Filler
 from llmops.perf.workloads.lengths import Lengths
 from llmops.perf.workloads.tools import tool_definitions
 
-Form = Literal["chat", "prompt"]
+PromptForm = Literal["chat", "prompt"]
 
 
 @dataclass(frozen=True)
-class Shape:
+class SyntheticSpec:
     """What a synthetic user sends. Lengths are tokens, before any chat template."""
 
     input: Lengths
@@ -25,29 +25,29 @@ class Shape:
     tools: int = 0
     cancel_share: float = 0.0
     seed: int = 0
-    form: Form = "chat"
+    form: PromptForm = "chat"
 
 
-class Synthetic:
+class SyntheticWorkload:
     """Sessions of `shape` with prompts from `filler`; deterministic by seed and index."""
 
-    def __init__(self, shape: Shape, filler: Filler) -> None:
+    def __init__(self, shape: SyntheticSpec, filler: Filler) -> None:
         self.shape = shape
         self.filler = filler
         self.tools = tool_definitions(shape.tools) or None
         self._prefix = filler.make(random.Random(f"prefix {shape.seed} 0"), shape.prefix_tokens)
 
-    def session(self, index: int) -> Conversation:
+    def session(self, index: int) -> SyntheticConversation:
         rng = random.Random(f"session {self.shape.seed} {index}")
         turns = self.shape.turns.draw(rng) if self.shape.turns else 1
-        return Conversation(self, rng, turns, self._prefix)
+        return SyntheticConversation(self, rng, turns, self._prefix)
 
 
 @dataclass
-class Conversation:
+class SyntheticConversation:
     """One or more turns; each sends all that was said before."""
 
-    workload: Synthetic
+    workload: SyntheticWorkload
     rng: random.Random
     turns: int
     prefix: Any

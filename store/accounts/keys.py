@@ -11,11 +11,18 @@ from typing import Any
 from sqlalchemy import RowMapping, String, bindparam, case, or_, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.errors import InputError, UnknownNameError
+from llmops.errors import InputError, UnknownResourceError
+from llmops.store.accounts.key_secrets import (
+    VISIBLE_PREFIX_LENGTH,
+    hash_secret,
+    is_hash,
+    is_secret,
+    new_key_id,
+    new_secret,
+)
 from llmops.store.accounts.limits import Limits
-from llmops.store.accounts.secrets import SHOWN, hash_secret, is_hash, is_secret, new_key_id, new_secret
 from llmops.store.accounts.users import DEFAULT_TIER, User
-from llmops.store.audit import By, record
+from llmops.store.audit import AuditContext, record_action
 from llmops.store.tables import api_keys, tenants, users
 
 SCOPES = ("inference", "usage", "metrics", "admin", "fairness")
@@ -110,22 +117,22 @@ _HASHES = bindparam("hashes", expanding=True, type_=String)
 _BY_HASHES = _KEYS.where(or_(api_keys.c.hash.in_(_HASHES), api_keys.c.previous_hash.in_(_HASHES)))
 
 
-async def create_key(connection: AsyncConnection, user: User, spec: KeySpec, by: By) -> tuple[KeyRow, str]:
+async def create_key(connection: AsyncConnection, user: User, spec: KeySpec, by: AuditContext) -> tuple[KeyRow, str]:
     """The new key and its secret, which is kept nowhere. Raises InputError for an end in the past."""
-    _refuse_past(spec, by)
+    _require_future_expiry(spec, by)
     secret, key_id = new_secret(), new_key_id()
     await connection.execute(
         api_keys.insert().values(
             id=key_id,
             hash=hash_secret(secret),
-            prefix=secret[:SHOWN],
+            prefix=secret[:VISIBLE_PREFIX_LENGTH],
             user_id=user.id,
             created_at=by.at,
             **spec.columns(),
         )
     )
     await _note_newest(connection, user.id, hash_secret(secret))
-    await record(connection, by, "key.create", key_id, user.tenant_id, _detail(spec) | {"user": user.email})
+    await record_action(connection, by, "key.create", key_id, user.tenant_id, _detail(spec) | {"user": user.email})
     return await require_key(connection, key_id), secret
 
 
@@ -146,13 +153,13 @@ async def find_keys(connection: AsyncConnection, hashes: Sequence[str]) -> dict[
     return {hashed: found[hashed] for hashed in hashes if hashed in found}
 
 
-async def any_key(connection: AsyncConnection) -> bool:
+async def has_any_key(connection: AsyncConnection) -> bool:
     """Whether a key was ever made here."""
     return (await connection.execute(select(api_keys.c.id).limit(1))).first() is not None
 
 
 async def require_key(connection: AsyncConnection, key: str) -> KeyRow:
-    """By its id, its SHA-256, or the key itself. Raises UnknownNameError where there is none."""
+    """By its id, its SHA-256, or the key itself. Raises UnknownResourceError where there is none."""
     if is_secret(key) or is_hash(key):
         found = await find_key(connection, key if is_hash(key) else hash_secret(key))
     else:
@@ -160,8 +167,10 @@ async def require_key(connection: AsyncConnection, key: str) -> KeyRow:
         found = None if row is None else _key(row)
     if found is None:
         # a key that was mistyped is almost one
-        shown = f"{key[:SHOWN]}…" if key.startswith("sk-") else "of this secret" if is_hash(key) else key
-        raise UnknownNameError(f"There is no key {shown}; `llmops key list --all` shows them.")
+        shown = (
+            f"{key[:VISIBLE_PREFIX_LENGTH]}…" if key.startswith("sk-") else "of this secret" if is_hash(key) else key
+        )
+        raise UnknownResourceError(f"There is no key {shown}; `llmops key list --all` shows them.")
     return found
 
 
@@ -177,58 +186,60 @@ async def list_keys(
     return [_key(row) for row in (await connection.execute(wanted)).mappings()]
 
 
-async def update_key(connection: AsyncConnection, key: KeyRow, spec: KeySpec, by: By) -> KeyRow:
+async def update_key(connection: AsyncConnection, key: KeyRow, spec: KeySpec, by: AuditContext) -> KeyRow:
     """Raises InputError for a key that was revoked, and for an end in the past."""
-    _refuse_revoked(key)
+    _require_not_revoked(key)
     if spec.expires_at != key.spec.expires_at:
-        _refuse_past(spec, by)
+        _require_future_expiry(spec, by)
     await connection.execute(api_keys.update().where(api_keys.c.id == key.id).values(**spec.columns()))
     was, new = _detail(key.spec), _detail(spec)
     changed = {name: new[name] for name in new if new[name] != was[name]}
-    await record(connection, by, "key.update", key.id, key.tenant_id, changed)
+    await record_action(connection, by, "key.update", key.id, key.tenant_id, changed)
     return replace(key, spec=spec)
 
 
-async def revoke_key(connection: AsyncConnection, key: KeyRow, by: By, now: bool = False) -> None:
+async def revoke_key(connection: AsyncConnection, key: KeyRow, by: AuditContext, now: bool = False) -> None:
     """Revoke a key permanently, with all its secrets. With `now`, its running answers end too.
 
-    A key that expires when it is revoked has no time left for running answers (see `find_ended`).
+    A key that expires when it is revoked has no time left for running answers (see `find_revoked_or_expired`).
 
     Raises InputError for a key that is already revoked.
     """
-    _refuse_revoked(key)
+    _require_not_revoked(key)
     ends = {"expires_at": by.at} if now else {}
     await connection.execute(api_keys.update().where(api_keys.c.id == key.id).values(revoked_at=by.at, **ends))
     hashed = select(api_keys.c.hash).where(api_keys.c.id == key.id).scalar_subquery()
     await connection.execute(users.update().where(users.c.api_key_hash == hashed).values(api_key_hash=None))
-    await record(connection, by, "key.revoke", key.id, key.tenant_id, {"now": True} if now else None)
+    await record_action(connection, by, "key.revoke", key.id, key.tenant_id, {"now": True} if now else None)
 
 
-async def find_ended(connection: AsyncConnection, ids: Sequence[str]) -> list[str]:
+async def find_revoked_or_expired(connection: AsyncConnection, ids: Sequence[str]) -> list[str]:
     """Return the keys among `ids` whose running answers must end: revoked, and expired by then."""
     ended = select(api_keys.c.id).where(api_keys.c.id.in_(ids), api_keys.c.expires_at <= api_keys.c.revoked_at)
     return list((await connection.execute(ended)).scalars())
 
 
-async def rotate_key(connection: AsyncConnection, key: KeyRow, overlap: timedelta, by: By) -> str:
+async def rotate_key(connection: AsyncConnection, key: KeyRow, overlap: timedelta, by: AuditContext) -> str:
     """A new secret for the same key; the one before works on for `overlap`, those before that no more.
 
     Raises InputError for a key that was revoked.
     """
-    _refuse_revoked(key)
+    _require_not_revoked(key)
     secret = new_secret()
     await connection.execute(
         api_keys.update()
         .where(api_keys.c.id == key.id)
         .values(
             hash=hash_secret(secret),
-            prefix=secret[:SHOWN],
+            prefix=secret[:VISIBLE_PREFIX_LENGTH],
             previous_hash=api_keys.c.hash,
             previous_until=by.at + overlap,
         )
     )
     await _note_newest(connection, key.user_id, hash_secret(secret))
-    await record(connection, by, "key.rotate", key.id, key.tenant_id, {"previous_until": (by.at + overlap).isoformat()})
+    await record_action(
+        connection, by, "key.rotate", key.id, key.tenant_id, {"previous_until": (by.at + overlap).isoformat()}
+    )
     return secret
 
 
@@ -257,14 +268,14 @@ async def _note_newest(connection: AsyncConnection, user_id: str, hashed: str) -
     await connection.execute(users.update().where(users.c.id == user_id).values(api_key_hash=hashed))
 
 
-def _refuse_past(spec: KeySpec, by: By) -> None:
+def _require_future_expiry(spec: KeySpec, by: AuditContext) -> None:
     if spec.expires_at is not None and spec.expires_at <= by.at:
         raise InputError(
             f"A key cannot expire in the past ({spec.expires_at:%Y-%m-%d %H:%M} UTC); give a later time, or never."
         )
 
 
-def _refuse_revoked(key: KeyRow) -> None:
+def _require_not_revoked(key: KeyRow) -> None:
     if key.revoked_at is not None:
         raise InputError(f"The key {key.id} was revoked; `llmops key create` makes another.")
 

@@ -11,8 +11,8 @@ from llmops.errors import InputError
 if TYPE_CHECKING:
     from sqlalchemy import RowMapping
 
-HIGHEST = 1_000_000_000
-HIGHEST_BUDGET_MICROS = 10**15
+MAX_LIMIT = 1_000_000_000
+MAX_BUDGET_MICROS = 10**15
 PERIODS = ("day", "week", "month")
 _TO_STOP = "to stop a key, revoke it; to stop a tenant, delete it"
 
@@ -27,8 +27,8 @@ class Budget:
     def __post_init__(self) -> None:
         if self.period not in PERIODS:
             raise InputError(f"A budget cannot be per {self.period}; write one of {', '.join(PERIODS)}.")
-        if not 0 < self.micros <= HIGHEST_BUDGET_MICROS:
-            raise InputError(f"A budget is more than $0 and at most ${HIGHEST_BUDGET_MICROS // 10**6:,}; {_TO_STOP}.")
+        if not 0 < self.micros <= MAX_BUDGET_MICROS:
+            raise InputError(f"A budget is more than $0 and at most ${MAX_BUDGET_MICROS // 10**6:,}; {_TO_STOP}.")
 
     def begins(self, now: datetime) -> datetime:
         """When the period that holds `now` began."""
@@ -50,8 +50,8 @@ class Limits:
     def __post_init__(self) -> None:
         for name in ("rpm", "tpm", "concurrent"):
             limit = getattr(self, name)
-            if limit is not None and not 0 < limit <= HIGHEST:
-                raise InputError(f"{name} {limit}: a limit is 1 to {HIGHEST:,}; {_TO_STOP}.")
+            if limit is not None and not 0 < limit <= MAX_LIMIT:
+                raise InputError(f"{name} {limit}: a limit is 1 to {MAX_LIMIT:,}; {_TO_STOP}.")
 
     def columns(self) -> dict[str, Any]:
         """As tables `tenants` and `api_keys` have them."""

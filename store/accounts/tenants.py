@@ -10,10 +10,10 @@ from datetime import datetime
 from sqlalchemy import RowMapping, select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.errors import InputError, TakenNameError, UnknownNameError
+from llmops.errors import DuplicateNameError, InputError, UnknownResourceError
 from llmops.store.accounts.limits import Limits
-from llmops.store.accounts.meant import meant
-from llmops.store.audit import By, record
+from llmops.store.accounts.suggestions import did_you_mean
+from llmops.store.audit import AuditContext, record_action
 from llmops.store.tables import tenants
 from llmops.store.upsert import insert
 
@@ -30,8 +30,8 @@ class Tenant:
     deleted_at: datetime | None = None
 
 
-async def create_tenant(connection: AsyncConnection, tenant_id: str, limits: Limits, by: By) -> Tenant:
-    """Raises InputError for a name that cannot be one, TakenNameError for one that is taken, also if deleted."""
+async def create_tenant(connection: AsyncConnection, tenant_id: str, limits: Limits, by: AuditContext) -> Tenant:
+    """Raises InputError for a name that cannot be one, DuplicateNameError for one that is taken, also if deleted."""
     if not _NAME.fullmatch(tenant_id):
         raise InputError(
             f"{tenant_id!r} cannot name a tenant; write up to 63 lower-case letters, digits, dots, - and _."
@@ -43,11 +43,11 @@ async def create_tenant(connection: AsyncConnection, tenant_id: str, limits: Lim
         found = await find_tenant(connection, tenant_id)
         deleted = found is not None and found.deleted_at is not None
         does = ("restore", "brings it back") if deleted else ("update", "changes it")
-        raise TakenNameError(
+        raise DuplicateNameError(
             f"The tenant {tenant_id} already exists{', deleted' if deleted else ''}; "
             f"`llmops tenant {does[0]} {tenant_id}` {does[1]}."
         )
-    await record(connection, by, "tenant.create", tenant_id, tenant_id, limits.data())
+    await record_action(connection, by, "tenant.create", tenant_id, tenant_id, limits.data())
     return made
 
 
@@ -58,15 +58,15 @@ async def find_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant | N
 
 
 async def require_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
-    """Raises UnknownNameError for one that is not there, with the name that was meant perhaps, or was deleted."""
+    """Raises UnknownResourceError for one that is not there, with the name that was meant perhaps, or was deleted."""
     found = await find_tenant(connection, tenant_id)
     if found is None:
         names = [tenant.id for tenant in await list_tenants(connection)]
-        raise UnknownNameError(
-            f"There is no tenant {tenant_id}{meant(tenant_id, names)}; `llmops tenant create {tenant_id}` makes one."
+        raise UnknownResourceError(
+            f"There is no tenant {tenant_id}{did_you_mean(tenant_id, names)}; `llmops tenant create {tenant_id}` makes one."
         )
     if found.deleted_at is not None:
-        raise UnknownNameError(
+        raise UnknownResourceError(
             f"The tenant {tenant_id} was deleted; `llmops tenant restore {tenant_id}` brings it back."
         )
     return found
@@ -80,27 +80,27 @@ async def list_tenants(connection: AsyncConnection, deleted: bool = False) -> Se
     return [_tenant(row) for row in (await connection.execute(wanted)).mappings()]
 
 
-async def update_tenant(connection: AsyncConnection, tenant_id: str, limits: Limits, by: By) -> Tenant:
+async def update_tenant(connection: AsyncConnection, tenant_id: str, limits: Limits, by: AuditContext) -> Tenant:
     """Raises InputError as `require_tenant`."""
     found = await require_tenant(connection, tenant_id)
     await connection.execute(tenants.update().where(tenants.c.id == tenant_id).values(**limits.columns()))
-    await record(connection, by, "tenant.update", tenant_id, tenant_id, limits.data())
+    await record_action(connection, by, "tenant.update", tenant_id, tenant_id, limits.data())
     return replace(found, limits=limits)
 
 
-async def delete_tenant(connection: AsyncConnection, tenant_id: str, by: By) -> None:
+async def delete_tenant(connection: AsyncConnection, tenant_id: str, by: AuditContext) -> None:
     """Its keys are refused from now on; its usage and its bill stay. Raises InputError as `require_tenant`."""
     await require_tenant(connection, tenant_id)
     await connection.execute(tenants.update().where(tenants.c.id == tenant_id).values(deleted_at=by.at))
-    await record(connection, by, "tenant.delete", tenant_id, tenant_id)
+    await record_action(connection, by, "tenant.delete", tenant_id, tenant_id)
 
 
-async def restore_tenant(connection: AsyncConnection, tenant_id: str, by: By) -> None:
+async def restore_tenant(connection: AsyncConnection, tenant_id: str, by: AuditContext) -> None:
     """Undo `delete_tenant`; its keys work again. Raises InputError for a tenant that is not deleted."""
     statement = tenants.update().where(tenants.c.id == tenant_id, tenants.c.deleted_at.is_not(None))
     if (await connection.execute(statement.values(deleted_at=None))).rowcount == 0:
-        raise UnknownNameError(f"There is no deleted tenant {tenant_id}; `llmops tenant list --all` shows them.")
-    await record(connection, by, "tenant.restore", tenant_id, tenant_id)
+        raise UnknownResourceError(f"There is no deleted tenant {tenant_id}; `llmops tenant list --all` shows them.")
+    await record_action(connection, by, "tenant.restore", tenant_id, tenant_id)
 
 
 def _tenant(row: RowMapping) -> Tenant:

@@ -10,12 +10,12 @@ from uuid import uuid4
 from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.errors import InputError, UnknownNameError
-from llmops.store.accounts.meant import meant
-from llmops.store.audit import By, record
+from llmops.errors import InputError, UnknownResourceError
+from llmops.store.accounts.suggestions import did_you_mean
+from llmops.store.audit import AuditContext, record_action
 from llmops.store.tables import identities, users
 from llmops.store.upsert import insert
-from llmops.texts import is_plain, shown
+from llmops.untrusted_text import escape_unsafe, is_safe_text
 
 DEFAULT_TIER = "free"
 _EMAIL = re.compile(r"[^@\s]+@[^@\s]+")
@@ -34,19 +34,19 @@ class User:
 
 
 async def ensure_user(
-    connection: AsyncConnection, tenant_id: str, email: str, by: By, tier: str = DEFAULT_TIER
+    connection: AsyncConnection, tenant_id: str, email: str, by: AuditContext, tier: str = DEFAULT_TIER
 ) -> User:
     """The user of this address, made where there is none.
 
     Raises InputError for an invalid address, and for a user of another tenant.
     """
     email = email.lower()
-    if not _EMAIL.fullmatch(email) or len(email) > 255 or not is_plain(email):
-        raise InputError(f"'{shown(email)}' is not an e-mail address; write one such as ann@example.com.")
+    if not _EMAIL.fullmatch(email) or len(email) > 255 or not is_safe_text(email):
+        raise InputError(f"'{escape_unsafe(email)}' is not an e-mail address; write one such as ann@example.com.")
     values = {"id": str(uuid4()), "email": email, "tier": tier, "tenant_id": tenant_id, "created_at": by.at}
     done = await connection.execute(insert(connection, users).values(values).on_conflict_do_nothing())
     if done.rowcount:
-        await record(connection, by, "user.create", email, tenant_id, {"tier": tier})
+        await record_action(connection, by, "user.create", email, tenant_id, {"tier": tier})
     found = await require_user(connection, email)
     if found.tenant_id != tenant_id:
         # not whose: an admin of one tenant must learn nothing about another
@@ -54,14 +54,14 @@ async def ensure_user(
     return found
 
 
-async def find_identified(connection: AsyncConnection, issuer: str, subject: str) -> User | None:
+async def find_user_by_identity(connection: AsyncConnection, issuer: str, subject: str) -> User | None:
     """Return the user who is bound to this subject of an identity provider."""
     bound = (identities.c.user_id == users.c.id, identities.c.issuer == issuer, identities.c.subject == subject)
     row = (await connection.execute(_COLUMNS.where(*bound))).mappings().first()
     return None if row is None else User(**row)
 
 
-async def bind_user(connection: AsyncConnection, user: User, issuer: str, subject: str, by: By) -> User:
+async def bind_identity(connection: AsyncConnection, user: User, issuer: str, subject: str, by: AuditContext) -> User:
     """Bind the user to this subject, in the transaction that found or made the user.
 
     Raises InputError for a user who is another subject of this provider already: an address can be given to another
@@ -76,8 +76,10 @@ async def bind_user(connection: AsyncConnection, user: User, issuer: str, subjec
     if not bound:
         values = {"issuer": issuer, "subject": subject, "user_id": user.id, "created_at": by.at}
         await connection.execute(insert(connection, identities).values(values).on_conflict_do_nothing())
-        await record(connection, by, "user.bind", user.email, user.tenant_id, {"issuer": issuer, "subject": subject})
-    return await find_identified(connection, issuer, subject) or user
+        await record_action(
+            connection, by, "user.bind", user.email, user.tenant_id, {"issuer": issuer, "subject": subject}
+        )
+    return await find_user_by_identity(connection, issuer, subject) or user
 
 
 async def find_user(connection: AsyncConnection, email: str) -> User | None:
@@ -86,11 +88,11 @@ async def find_user(connection: AsyncConnection, email: str) -> User | None:
 
 
 async def require_user(connection: AsyncConnection, email: str) -> User:
-    """Raises UnknownNameError for one that is not there, with the address that was meant perhaps."""
+    """Raises UnknownResourceError for one that is not there, with the address that was meant perhaps."""
     found = await find_user(connection, email)
     if found is None:
         known = (await connection.execute(select(users.c.email))).scalars().all()
-        raise UnknownNameError(
-            f"There is no user {email}{meant(email, known)}; `llmops key create --user {email}` makes one."
+        raise UnknownResourceError(
+            f"There is no user {email}{did_you_mean(email, known)}; `llmops key create --user {email}` makes one."
         )
     return found

@@ -9,28 +9,28 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.answers.grammar import (
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.generation.structured.grammar import (
     NotEnforceableError,
     choice_grammar,
-    enforce,
-    grammar_of,
-    pattern_grammar,
-    work,
+    grammar_cache,
+    json_schema_grammar,
+    regex_grammar,
+    work_budget,
 )
-from llmops.gateway.answers.grammar.errors import TooCostlyError
-from llmops.gateway.answers.grammar.language import LAST, contains, words
-from llmops.gateway.answers.grammar.numbers import Bounds, integer, number
-from llmops.gateway.answers.grammar.patterns import as_it_is, pattern_language
-from llmops.gateway.answers.grammar.strings import in_json, quoted
-from llmops.gateway.answers.guided.structured import enforced
-from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.messages import Guide
+from llmops.gateway.generation.structured.grammar.errors import GrammarTooComplexError
+from llmops.gateway.generation.structured.grammar.number_rules import NumberRange, integer, number
+from llmops.gateway.generation.structured.grammar.regex_parser import raw_character, regex_language
+from llmops.gateway.generation.structured.grammar.regular_language import LAST_CODE_POINT, any_word, contains
+from llmops.gateway.generation.structured.grammar.string_rules import json_character, quoted
+from llmops.gateway.generation.structured.request_guide import enforced
+from llmops.gateway.interfaces import Guide
 
 LIMITS = st.decimals(-5000, 5000, places=3) | st.integers(-300, 300).map(Decimal) | st.none()
-BOUNDS = st.builds(Bounds, LIMITS, LIMITS, st.booleans(), st.booleans())
+BOUNDS = st.builds(NumberRange, LIMITS, LIMITS, st.booleans(), st.booleans())
 
 
-def near(bounds: Bounds):
+def near(bounds: NumberRange):
     """Texts of numbers at the bounds, just inside and just outside, and elsewhere."""
     edges = [edge for edge in (bounds.low, bounds.high, Decimal(0)) if edge is not None]
     steps = [Decimal(sign).scaleb(-place) for place in (-2, -1, 0, 1, 3, 6) for sign in (0, 1, -1)]
@@ -67,7 +67,7 @@ def test_numbers_at_and_beside_bounds_of_every_kind(low):
     for high, open_low, open_high in itertools.product(HIGHS, (False, True), (False, True)):
         if (open_low and low is None) or (open_high and high is None):
             continue
-        bounds = Bounds(low, high, open_low, open_high)
+        bounds = NumberRange(low, high, open_low, open_high)
         language, wholes = number(bounds), integer(bounds)
         wrong += [(bounds, text) for text in TEXTS if contains(language, text) != bounds.within(Decimal(text))]
         wrong += [
@@ -80,11 +80,11 @@ def test_numbers_at_and_beside_bounds_of_every_kind(low):
 
 def test_multiples_are_written_out_up_to_a_thousand():
     step, high = Decimal("2.5"), Decimal(2500)
-    assert contains(number(Bounds(Decimal(0), high), step), "2497.5")
+    assert contains(number(NumberRange(Decimal(0), high), step), "2497.5")
     with pytest.raises(NotEnforceableError, match="multipleOf"):
-        number(Bounds(Decimal(0), high + step), step)
+        number(NumberRange(Decimal(0), high + step), step)
     with pytest.raises(NotEnforceableError, match="multipleOf"):
-        number(Bounds(Decimal(0), Decimal("0.6003")), Decimal("0.0006"))
+        number(NumberRange(Decimal(0), Decimal("0.6003")), Decimal("0.0006"))
 
 
 @given(st.integers(1, 1000), st.integers(-(10**6), 10**6), BOUNDS)
@@ -96,9 +96,9 @@ def test_integers_that_are_multiples(step, value, bounds):
 @pytest.mark.parametrize(
     ("step", "bounds", "inside", "outside"),
     [
-        ("0.01", Bounds(Decimal(0)), ["0", "12.3", "0.07", "1.10"], ["0.001", "-1", "1.234"]),
-        ("0.25", Bounds(Decimal(-1), Decimal(1)), ["-0.75", "0", "1"], ["0.3", "1.25", "-1.25"]),
-        ("2.5", Bounds(Decimal(0), Decimal(10), open_high=True), ["0", "2.5", "7.5"], ["10", "5.5"]),
+        ("0.01", NumberRange(Decimal(0)), ["0", "12.3", "0.07", "1.10"], ["0.001", "-1", "1.234"]),
+        ("0.25", NumberRange(Decimal(-1), Decimal(1)), ["-0.75", "0", "1"], ["0.3", "1.25", "-1.25"]),
+        ("2.5", NumberRange(Decimal(0), Decimal(10), open_high=True), ["0", "2.5", "7.5"], ["10", "5.5"]),
     ],
 )
 def test_numbers_that_are_multiples(step, bounds, inside, outside):
@@ -122,12 +122,12 @@ PATTERNS = [
 def test_a_pattern_lets_through_what_matches_as_a_whole(pattern, text):
     """Python's own matcher is the judge; what is anchored at one side only may go on at the other."""
     written, whole = pattern
-    assert contains(pattern_language(written, as_it_is), text) == (re.fullmatch(whole, text) is not None)
+    assert contains(regex_language(written, raw_character), text) == (re.fullmatch(whole, text) is not None)
 
 
 @pytest.mark.parametrize("pattern", ["abc", "^abc", "abc$", "^abc$"])
 def test_anchors_of_a_guided_regex_change_nothing(pattern):
-    language = pattern_language(pattern, as_it_is, whole=True)
+    language = regex_language(pattern, raw_character, whole=True)
     assert [text for text in ("abc", "abcd", "xabc", "ab") if contains(language, text)] == ["abc"]
 
 
@@ -135,7 +135,7 @@ def test_anchors_of_a_guided_regex_change_nothing(pattern):
 def test_what_a_class_lets_through_is_a_json_string(text):
     form = json.dumps(text, ensure_ascii=False)
     plain = all(ord(one) >= 0x20 or one in "\b\t\n\f\r" for one in text)
-    content = quoted(pattern_language(r"^[\s\S]*$", in_json))
+    content = quoted(regex_language(r"^[\s\S]*$", json_character))
     assert contains(content, form) == plain
     assert not contains(content, f'"{text}"') or json.loads(f'"{text}"') is not None
 
@@ -143,13 +143,13 @@ def test_what_a_class_lets_through_is_a_json_string(text):
 @pytest.mark.parametrize("code", [0xD800, 0xDBFF, 0xDC00, 0xDFFF])
 def test_half_of_a_surrogate_pair_cannot_be_written(code):
     with pytest.raises(NotEnforceableError, match="half of a surrogate pair"):
-        grammar_of(json.dumps({"const": f"a{chr(code)}"}), True)
-    assert grammar_of(json.dumps({"const": chr(0xE000)}), True)
+        json_schema_grammar(json.dumps({"const": f"a{chr(code)}"}), True)
+    assert json_schema_grammar(json.dumps({"const": chr(0xE000)}), True)
 
 
 def test_a_control_character_without_a_short_escape_is_written_by_its_number():
-    language = quoted(pattern_language(r"^\x01$", in_json))
-    several = quoted(pattern_language(r"^[\x01-\x02]$", in_json))
+    language = quoted(regex_language(r"^\x01$", json_character))
+    several = quoted(regex_language(r"^[\x01-\x02]$", json_character))
     assert not contains(several, '"\\u0001"'), "left out of sets"
     assert [text for text in ('"\x01"', '"\\u0001"', '"\\u0002"', '"1"') if contains(language, text)] == ['"\\u0001"']
 
@@ -185,7 +185,7 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
 )
 def test_what_cannot_be_enforced_is_named_with_its_place(schema, says):
     with pytest.raises(NotEnforceableError) as refused:
-        grammar_of(json.dumps(schema), True)
+        json_schema_grammar(json.dumps(schema), True)
     assert says in str(refused.value)
 
 
@@ -200,7 +200,7 @@ def test_what_cannot_be_enforced_is_named_with_its_place(schema, says):
     ],
 )
 def test_without_strict_it_is_left_out(schema):
-    assert grammar_of(json.dumps(schema), False)
+    assert json_schema_grammar(json.dumps(schema), False)
 
 
 def test_an_engine_without_grammars_gets_the_schema_itself():
@@ -229,44 +229,44 @@ def test_no_rule_has_alternatives_that_begin_alike(choices):
 
 
 def test_all_characters_are_in_the_alphabet():
-    anything = pattern_language("^[\\s\\S]$", as_it_is)
-    assert contains(anything, chr(LAST))
+    anything = regex_language("^[\\s\\S]$", raw_character)
+    assert contains(anything, chr(LAST_CODE_POINT))
     assert not contains(anything, "\ud800")
 
 
 def test_an_object_with_no_properties_declared_is_empty_and_one_that_declares_nothing_is_free():
-    assert "any_value" not in grammar_of('{"type":"object","properties":{}}', True)
-    assert "any_value" in grammar_of('{"type":"object"}', True)
-    assert "any_value" in grammar_of('{"type":"object","properties":{},"minProperties":1}', True)
+    assert "any_value" not in json_schema_grammar('{"type":"object","properties":{}}', True)
+    assert "any_value" in json_schema_grammar('{"type":"object"}', True)
+    assert "any_value" in json_schema_grammar('{"type":"object","properties":{},"minProperties":1}', True)
 
 
 @given(st.lists(st.text("abc", max_size=6), min_size=1), st.text("abc", max_size=6))
 def test_words_are_exactly_the_given_ones(texts, other):
-    assert all(contains(words(texts), text) for text in texts)
-    assert contains(words(texts), other) == (other in texts)
+    assert all(contains(any_word(texts), text) for text in texts)
+    assert contains(any_word(texts), other) == (other in texts)
 
 
 def test_a_grammar_that_takes_too_much_work_is_refused_and_not_tried_again(monkeypatch):
     pattern = "((a{0,30}){0,30}){0,30}"
-    monkeypatch.setattr(enforce, "STEPS", 1000)
+    monkeypatch.setattr(grammar_cache, "MAX_STEPS", 1000)
     with pytest.raises(NotEnforceableError, match="it is too complex"):
-        pattern_grammar(pattern)
-    monkeypatch.setattr(enforce, "STEPS", 10**9)
+        regex_grammar(pattern)
+    monkeypatch.setattr(grammar_cache, "MAX_STEPS", 10**9)
     with pytest.raises(NotEnforceableError, match="it is too complex"):
-        pattern_grammar(pattern)
+        regex_grammar(pattern)
 
 
 @pytest.mark.parametrize(("waits", "refused"), [([0.0, 20.0], False), ([0.0, *[0.4] * 20], True)])
 def test_a_machine_that_stands_still_is_no_costly_grammar(monkeypatch, waits, refused):
     """The clock is for steps that are slower than they count, each of them."""
     moments = itertools.chain(itertools.accumulate(waits), itertools.repeat(sum(waits)))
-    monkeypatch.setattr(work, "thread_time", lambda: next(moments))
+    monkeypatch.setattr(work_budget, "thread_time", lambda: next(moments))
     try:
-        with work.metered(10**6, seconds=5.0):
+        with work_budget.step_budget(10**6, seconds=5.0):
             for _ in range(10**5):
-                work.spend(4)
+                work_budget.spend_steps(4)
         assert not refused
-    except TooCostlyError:
+    except GrammarTooComplexError:
         assert refused
 
 

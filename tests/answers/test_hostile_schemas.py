@@ -14,18 +14,23 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import llmops.gateway
-from llmops.gateway.answers.grammar import NotEnforceableError, ebnf, enforce, grammar_of
-from llmops.gateway.answers.grammar.ebnf import grammar_problem
-from llmops.gateway.answers.grammar.patterns import finds
-from llmops.gateway.answers.grammar.schema import Compiler
-from llmops.gateway.answers.grammar.work import metered
-from llmops.gateway.answers.guided.schemas import checked_schema
-from llmops.gateway.answers.guided.structured import enforced, guide_of
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.messages import Guide
-from llmops.gateway.openai.chat import ChatRequest
-from llmops.gateway.text import threads
-from llmops.gateway.text.threads import INLINE_CHARACTERS, TextThreads
+from llmops.gateway.generation.structured.grammar import (
+    NotEnforceableError,
+    ebnf_syntax,
+    grammar_cache,
+    json_schema_grammar,
+)
+from llmops.gateway.generation.structured.grammar.ebnf_syntax import find_ebnf_error
+from llmops.gateway.generation.structured.grammar.regex_parser import finds
+from llmops.gateway.generation.structured.grammar.schema_compiler import SchemaCompiler
+from llmops.gateway.generation.structured.grammar.work_budget import step_budget
+from llmops.gateway.generation.structured.request_guide import enforced, parse_guide
+from llmops.gateway.generation.structured.schema_validation import validate_schema
+from llmops.gateway.interfaces import Guide
+from llmops.gateway.schemas.chat_request import ChatRequest
+from llmops.gateway.text import text_thread_pool
+from llmops.gateway.text.text_thread_pool import INLINE_CHARACTERS, TextThreadPool
 from llmops.perf.lab.fuzz.families.grammars import OPENINGS
 
 ENDLESS = 10**12
@@ -34,14 +39,14 @@ EVIL = "^(a+)+$"
 
 def steps(make) -> float:
     """What `make` spends; a refusal costs what it took to find out."""
-    with metered(ENDLESS, ENDLESS) as spent:
+    with step_budget(ENDLESS, ENDLESS) as spent:
         with contextlib.suppress(NotEnforceableError):
             make()
         return spent()
 
 
 def compiled(schema) -> str:
-    return Compiler(json.loads(checked_schema(schema, "p")), True).grammar()
+    return SchemaCompiler(json.loads(validate_schema(schema, "p")), True).grammar()
 
 
 def evil(length: int) -> str:
@@ -110,7 +115,7 @@ def test_references_of_many_levels_are_refused_for_little(key, count):
 def test_a_chain_of_references_ends():
     chain = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(1500)}
     with pytest.raises(InvalidRequestError, match=r"leads on through more than 32 references at '#'"):
-        checked_schema({"$defs": {**chain, "d1500": {}}, "$ref": "#/$defs/d0"}, "p")
+        validate_schema({"$defs": {**chain, "d1500": {}}, "$ref": "#/$defs/d0"}, "p")
 
 
 def test_required_names_are_looked_up_and_counted():
@@ -127,25 +132,25 @@ def test_long_names_above_many_parts_are_not_written_for_each():
     schema = {"type": "object", "properties": {"k" * 30_000: {"type": "object", "properties": parts}}}
     tracemalloc.start()
     try:
-        checked_schema(schema, "p")
+        validate_schema(schema, "p")
         assert tracemalloc.get_traced_memory()[1] < 5_000_000  # with the path of each part it is 78 MB
     finally:
         tracemalloc.stop()
     parts["1"] = {"type": "date"}
     with pytest.raises(InvalidRequestError, match=r"at '/properties/k{30000}/properties/1'"):
-        checked_schema(schema, "p")
+        validate_schema(schema, "p")
 
 
 async def test_what_takes_long_in_the_brief_lane_is_stopped_however_little_is_counted(monkeypatch):
-    monkeypatch.setattr(threads, "BRIEF_SECONDS", 0)
+    monkeypatch.setattr(text_thread_pool, "BRIEF_SECONDS", 0)
     schema = json.dumps({"enum": [f"{at} once" for at in range(2000)]})
     lanes = []
 
     def work() -> str:
         lanes.append(threading.current_thread().name.split("_")[0])
-        return grammar_of(schema, True)
+        return json_schema_grammar(schema, True)
 
-    workers = TextThreads()
+    workers = TextThreadPool()
     try:
         assert "root" in await workers.run(work, INLINE_CHARACTERS + 1)
     finally:
@@ -162,8 +167,8 @@ TOO_MUCH = {
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize("schema", TOO_MUCH.values(), ids=TOO_MUCH)
 def test_what_takes_too_much_work_is_refused_whether_strict_or_not(schema, strict, monkeypatch):
-    monkeypatch.setattr(enforce, "STEPS", 100_000)
-    guide = Guide("json_schema", checked_schema(schema, "guided_json"))
+    monkeypatch.setattr(grammar_cache, "MAX_STEPS", 100_000)
+    guide = Guide("json_schema", validate_schema(schema, "guided_json"))
     with pytest.raises(InvalidRequestError, match="'guided_json' cannot be used: it is too complex"):
         enforced(guide, ["ebnf_grammar"], strict, "guided_json")
 
@@ -171,12 +176,12 @@ def test_what_takes_too_much_work_is_refused_whether_strict_or_not(schema, stric
 def test_a_grammar_has_no_more_than_so_many_characters():
     letters = "".join(chr(200 + 2 * at) for at in range(2000))
     with pytest.raises(NotEnforceableError, match="its grammar would be too large"):
-        grammar_of(json.dumps({"type": "string", "pattern": f"^[{letters}]{{1,2000}}$"}), True)
+        json_schema_grammar(json.dumps({"type": "string", "pattern": f"^[{letters}]{{1,2000}}$"}), True)
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.integers(0, 300)), max_size=60))
 def test_what_is_remembered_has_no_more_than_so_many_characters(asked):
-    memory, texts = enforce.Memory(2000), {}
+    memory, texts = grammar_cache.GrammarCache(2000), {}
     for name, length in asked:
         key = ("schema", str(name), True)
         texts.setdefault(name, "x" * length)
@@ -184,7 +189,7 @@ def test_what_is_remembered_has_no_more_than_so_many_characters(asked):
             memory.put(key, texts[name])
         assert memory.get(key) == texts[name], "the newest is there"
     kept = [name for name in texts if memory.get(("schema", str(name), True)) is not None]
-    assert sum(len(texts[name]) for name in kept) <= 2000 - enforce._ENTRY * len(kept)
+    assert sum(len(texts[name]) for name in kept) <= 2000 - grammar_cache._ENTRY_OVERHEAD * len(kept)
 
 
 @pytest.mark.parametrize(
@@ -212,7 +217,7 @@ def test_what_is_remembered_has_no_more_than_so_many_characters(asked):
 )
 def test_a_keyword_of_the_wrong_kind_is_named_with_its_place(schema, says):
     with pytest.raises(InvalidRequestError) as refused:
-        checked_schema({"properties": {"x": {"type": "object", **schema}}}, "p")
+        validate_schema({"properties": {"x": {"type": "object", **schema}}}, "p")
     assert says in str(refused.value)
     assert " at '/properties/x" in str(refused.value)
 
@@ -229,7 +234,7 @@ def test_a_keyword_of_the_wrong_kind_is_named_with_its_place(schema, says):
     ],
 )
 def test_odd_schemas_have_a_grammar_or_a_reason(schema):
-    guide = Guide("json_schema", checked_schema(schema, "p"))
+    guide = Guide("json_schema", validate_schema(schema, "p"))
     for strict in (True, False):
         try:
             assert enforced(guide, ["ebnf_grammar"], strict, "p").text.startswith("root ::= ")
@@ -243,11 +248,11 @@ def test_odd_schemas_have_a_grammar_or_a_reason(schema):
 def test_each_character_of_a_grammar_is_read_once(text):
     """What was not closed ends the reading; until then, one part begins where the last one ended."""
     at = 0
-    for part in ebnf._PART.finditer(text):
+    for part in ebnf_syntax._PART.finditer(text):
         assert part.start() == at
         at = part.end()
         if part.lastgroup == "open":
-            assert grammar_problem(text) == "a text, a character class or a repetition is not closed"
+            assert find_ebnf_error(text) == "a text, a character class or a repetition is not closed"
             return
     assert at == len(text)
 
@@ -279,13 +284,13 @@ def test_each_character_of_a_grammar_is_read_once(text):
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_grammar(text, problem):
-    assert grammar_problem(text) == problem
+    assert find_ebnf_error(text) == problem
 
 
 def test_a_grammar_has_a_limit():
     body = {"model": "m", "messages": [{"role": "user", "content": "hi"}], "guided_grammar": "root ::= " + "a" * 65_536}
     with pytest.raises(InvalidRequestError, match="must be an EBNF text of 1 to 65536 characters"):
-        guide_of(ChatRequest(**body))
+        parse_guide(ChatRequest(**body))
 
 
 MATCHERS = {"compile", "match", "search", "fullmatch", "sub", "subn", "split", "findall", "finditer"}

@@ -10,13 +10,13 @@ from anthropic.lib.streaming._messages import accumulate_event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.answers.answer import Delta
-from llmops.gateway.answers.parsers.pieces import Reasoning, Text, ToolCall
-from llmops.gateway.endpoints.messages.blocks import blocks_of, input_of, stop_of, usage_of
-from llmops.gateway.endpoints.messages.events import MessageEvents
-from llmops.gateway.endpoints.messages.models import page_of
+from llmops.gateway.api.anthropic.content_blocks import content_blocks, message_usage, stop_fields, tool_input
+from llmops.gateway.api.anthropic.model_list import model_page
+from llmops.gateway.api.anthropic.stream_events import MessageEvents
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.messages import Usage
+from llmops.gateway.generation.answer import ChoiceDelta
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, ReasoningDelta, ToolCallDelta
+from llmops.gateway.interfaces import Usage
 
 HEAD = {"id": "msg_1", "type": "message", "role": "assistant", "model": "tiny", "content": [], "stop_reason": None}
 WORDS = st.text('a\u00e9"\\\n\U0001f642 ', min_size=1, max_size=6)
@@ -31,13 +31,15 @@ def answers(draw):
     for kind in draw(st.lists(st.sampled_from("trc"), max_size=6)):
         text = draw(ARGUMENTS if kind == "c" else WORDS)
         if kind == "c":
-            pieces.append(ToolCall(calls, f"call_{calls}", "f"))
+            pieces.append(ToolCallDelta(calls, f"call_{calls}", "f"))
         cuts = sorted({0, len(text), *draw(st.lists(st.integers(0, len(text)), max_size=4))})
         parts = [text[start:end] for start, end in pairwise(cuts)]
-        make = {"t": Text, "r": Reasoning, "c": lambda part, at=calls: ToolCall(at, arguments=part)}[kind]
+        make = {"t": ContentDelta, "r": ReasoningDelta, "c": lambda part, at=calls: ToolCallDelta(at, arguments=part)}[
+            kind
+        ]
         pieces += map(make, parts)
         calls += kind == "c"
-    if pieces and isinstance(pieces[-1], ToolCall) and pieces[-1].id is None:
+    if pieces and isinstance(pieces[-1], ToolCallDelta) and pieces[-1].id is None:
         pieces[-1] = pieces[-1]._replace(arguments=pieces[-1].arguments[: draw(st.integers(0, 20))])
     groups = [[]]
     for piece in pieces:
@@ -54,11 +56,11 @@ class Scripted:
 
     def __init__(self, groups):
         self.groups = iter(groups)
-        self.plain = all(isinstance(piece, Text) for group in groups for piece in group)
+        self.plain = all(isinstance(piece, ContentDelta) for group in groups for piece in group)
 
     def sort(self, text):
         if self.plain:
-            return [Text(text)] if text else []
+            return [ContentDelta(text)] if text else []
         return next(self.groups)
 
 
@@ -75,16 +77,16 @@ def test_events_add_up_to_the_blocks(groups):
     choice = Scripted(groups)
     usage = Usage(prompt_tokens=3, completion_tokens=5, reasoning_tokens=1)
     answer = SimpleNamespace(choices=[choice], usage=usage)
-    events = MessageEvents(answer, HEAD, lambda one, called: stop_of(one, called=called, cut=False), bytes)
+    events = MessageEvents(answer, HEAD, lambda one, called: stop_fields(one, called=called, cut=False), bytes)
     # what the text of a plain choice is, the shortest way takes from the delta itself
     texts = ["".join(piece.text for piece in group) if choice.plain else "" for group in groups]
-    sent = b"".join(events.render(Delta(choice, text, False)) for text in texts) + events.end()
+    sent = b"".join(events.render(ChoiceDelta(choice, text, False)) for text in texts) + events.end()
     pieces = [piece for group in groups for piece in group]
-    called = any(isinstance(piece, ToolCall) for piece in pieces)
+    called = any(isinstance(piece, ToolCallDelta) for piece in pieces)
     message = message_of(sent)
-    assert message["content"] == blocks_of(pieces)
+    assert message["content"] == content_blocks(pieces)
     assert message["stop_reason"] == ("tool_use" if called else "end_turn")
-    assert message["usage"] == usage_of(answer)
+    assert message["usage"] == message_usage(answer)
 
 
 @pytest.mark.parametrize(
@@ -99,8 +101,8 @@ def test_events_add_up_to_the_blocks(groups):
     ],
 )
 def test_arguments_that_are_no_whole_object(arguments, seen):
-    assert input_of(arguments) == seen
-    json.dumps(input_of(arguments), allow_nan=False)
+    assert tool_input(arguments) == seen
+    json.dumps(tool_input(arguments), allow_nan=False)
 
 
 def test_pages_of_models():
@@ -108,7 +110,7 @@ def test_pages_of_models():
     models = [{"id": name, "created": 0, "max_model_len": 9} for name in "abcde"]
 
     def ids(**query):
-        page = page_of(models, query)
+        page = model_page(models, query)
         shown = "".join(model["id"] for model in page["data"])
         assert (page["first_id"], page["last_id"]) == ((shown[0], shown[-1]) if shown else (None, None))
         return shown, page["has_more"]
@@ -122,4 +124,4 @@ def test_pages_of_models():
     assert ids(limit="2", before_id="c") == ("ab", False)
     for wrong in ({"limit": "0"}, {"limit": "1001"}, {"limit": "x"}, {"after_id": "z"}, {"before_id": ""}):
         with pytest.raises(InvalidRequestError, match=r"limit|names a model"):
-            page_of(models, wrong)
+            model_page(models, wrong)

@@ -8,9 +8,9 @@ import json
 import jsonschema
 import pytest
 
-from llmops.gateway.answers.grammar import NotEnforceableError, grammar_of
-from llmops.gateway.answers.grammar.overlap import overlap
-from llmops.gateway.answers.grammar.work import metered
+from llmops.gateway.generation.structured.grammar import NotEnforceableError, json_schema_grammar
+from llmops.gateway.generation.structured.grammar.one_of_overlap import may_overlap
+from llmops.gateway.generation.structured.grammar.work_budget import step_budget
 
 INTEGER, TEXT, TRUE = {"type": "integer"}, {"type": "string"}, True
 
@@ -90,7 +90,7 @@ def twice_valid(parts):
 def test_parts_that_exclude_each_other(name):
     assert twice_valid(APART[name]) == []
     for schema in both_ways(APART[name]):
-        assert grammar_of(json.dumps(schema), True)
+        assert json_schema_grammar(json.dumps(schema), True)
 
 
 @pytest.mark.parametrize("name", TOGETHER)
@@ -98,7 +98,7 @@ def test_parts_that_may_hold_at_the_same_time(name):
     assert twice_valid(TOGETHER[name])
     for schema in both_ways(TOGETHER[name]):
         with pytest.raises(NotEnforceableError, match="'oneOf' whose parts may hold at the same time"):
-            grammar_of(json.dumps(schema), True)
+            json_schema_grammar(json.dumps(schema), True)
 
 
 @pytest.mark.parametrize(
@@ -112,6 +112,6 @@ def test_parts_that_may_hold_at_the_same_time(name):
     ],
 )
 def test_comparing_parts_is_counted(left, right, steps):
-    with metered(1000) as spent:
-        overlap([left, right], lambda part: [{} if part is True else part])
+    with step_budget(1000) as spent:
+        may_overlap([left, right], lambda part: [{} if part is True else part])
         assert spent() == steps

@@ -7,23 +7,23 @@ import re
 
 import pytest
 
-from llmops.gateway.answers.grammar import NotEnforceableError
-from llmops.gateway.answers.grammar.language import LAST, contains
-from llmops.gateway.answers.grammar.patterns import as_it_is, finds, pattern_language
+from llmops.gateway.generation.structured.grammar import NotEnforceableError
+from llmops.gateway.generation.structured.grammar.regex_parser import finds, raw_character, regex_language
+from llmops.gateway.generation.structured.grammar.regular_language import LAST_CODE_POINT, contains
 
-CODES = [*range(0x180), 0x2027, 0xD7FF, 0xE000, 0xFFFF, 0x10000, LAST]
+CODES = [*range(0x180), 0x2027, 0xD7FF, 0xE000, 0xFFFF, 0x10000, LAST_CODE_POINT]
 SETS = [r"\d", r"\D", r"\w", r"\W", r"\s", r"\S", "a", "[^a]", "[^a-c_]", r"[\d.]", r"[^\d.]", r"[\D5]", r"[^\W_]"]
 
 
 @pytest.mark.parametrize("one", SETS)
 def test_the_characters_of_a_set(one):
-    language, judge = pattern_language(one, as_it_is), re.compile(one, re.ASCII)
+    language, judge = regex_language(one, raw_character), re.compile(one, re.ASCII)
     wrong = [code for code in CODES if contains(language, chr(code)) != (judge.fullmatch(chr(code)) is not None)]
     assert wrong == []
 
 
 def test_a_dot_is_none_of_ecmas_line_ends():
-    dot = pattern_language(".", as_it_is)
+    dot = regex_language(".", raw_character)
     assert [code for code in CODES if not contains(dot, chr(code))] == [10, 13]
 
 
@@ -39,7 +39,7 @@ TEXTS = ["".join(letters) for size in range(5) for letters in itertools.product(
 
 @pytest.mark.parametrize("pattern", ANCHORED)
 def test_anchors_wherever_they_stand(pattern):
-    language = pattern_language(pattern, as_it_is)
+    language = regex_language(pattern, raw_character)
     assert [one for one in TEXTS if contains(language, one)] == [
         one for one in TEXTS if re.fullmatch(ANCHORED[pattern], one)
     ]
@@ -58,4 +58,4 @@ def test_anchors_wherever_they_stand(pattern):
 )
 def test_what_is_not_regular_is_refused(pattern, says):
     with pytest.raises(NotEnforceableError, match=says):
-        pattern_language(pattern, as_it_is)
+        regex_language(pattern, raw_character)

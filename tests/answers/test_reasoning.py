@@ -6,18 +6,23 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.answers.choice import TokenStarts
-from llmops.gateway.answers.parsers.chain import Chain, joined
-from llmops.gateway.answers.parsers.families.hermes import HermesParser
-from llmops.gateway.answers.parsers.pieces import Reasoning, Text, ToolCall
-from llmops.gateway.answers.parsers.reasoning import ReasoningSplitter, markers_of, opened_by, template_arguments
+from llmops.gateway.generation.choice import TokenOffsets
+from llmops.gateway.generation.parsers.families.hermes import HermesParser
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, ReasoningDelta, ToolCallDelta
+from llmops.gateway.generation.parsers.processor_chain import ProcessorChain, merge_adjacent
+from llmops.gateway.generation.parsers.reasoning import (
+    ReasoningParser,
+    prompt_opens_reasoning,
+    reasoning_effort_arguments,
+    reasoning_markers,
+)
 
-THINK = markers_of("… </think> …")
+THINK = reasoning_markers("… </think> …")
 
 
 def split(pieces, inside=False, tools=False):
-    chain = Chain([ReasoningSplitter(THINK, inside), *([HermesParser()] if tools else [])])
-    out = joined([piece for text in pieces for piece in chain.feed(text)] + chain.finish())
+    chain = ProcessorChain([ReasoningParser(THINK, inside), *([HermesParser()] if tools else [])])
+    out = merge_adjacent([piece for text in pieces for piece in chain.feed(text)] + chain.finish())
     return [(type(p), *p) for p in out]
 
 
@@ -37,7 +42,7 @@ def split(pieces, inside=False, tools=False):
 )
 def test_split(text, inside, thinking, answer, step):
     pieces = split([text[i : i + step] for i in range(0, len(text), step)], inside)
-    assert pieces == [p for p in [(Reasoning, thinking), (Text, answer)] if p[1]]
+    assert pieces == [p for p in [(ReasoningDelta, thinking), (ContentDelta, answer)] if p[1]]
 
 
 @given(
@@ -55,11 +60,11 @@ def test_any_cut_gives_the_same(parts, inside):
 )
 def test_the_place_of_the_thinking_is_known(parts, inside, data):
     text = "".join(parts)
-    splitter = ReasoningSplitter(THINK, inside)
+    splitter = ReasoningParser(THINK, inside)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(text)), max_size=4)))
     pieces = [text[i:j] for i, j in zip([0, *cuts], [*cuts, len(text)], strict=True)]
     out = [piece for one in pieces for piece in splitter.feed(one)] + splitter.finish()
-    thought = "".join(piece.text for piece in out if isinstance(piece, Reasoning))
+    thought = "".join(piece.text for piece in out if isinstance(piece, ReasoningDelta))
     spans = [text[start : len(text) if end == inf else end] for start, end in splitter.thinking]
     assert "".join(spans).strip()[: len(thought)] == thought.strip()[: len(thought)]
     assert bool(spans) or not thought
@@ -69,7 +74,7 @@ def test_the_place_of_the_thinking_is_known(parts, inside, data):
 
 
 def test_a_marker_does_not_count_the_text_that_comes_out_with_it():
-    starts = TokenStarts({7: len("</think>")})
+    starts = TokenOffsets({7: len("</think>")})
     for token, decoded, size in [(1, 0, 3), (2, 3, 0), (7, 3, 1 + len("</think>")), (3, 12, 2)]:
         starts.note(token, decoded, size)
     assert starts.count([(0, 4)]) == 2
@@ -80,21 +85,21 @@ def test_a_call_named_in_the_thinking_is_no_call():
     text = '<think>I could write <tool_call>{"name": "f", "arguments": {}}</tool_call></think>\n'
     text += '<tool_call>{"name": "g", "arguments": {}}</tool_call>'
     pieces = split(list(text), tools=True)
-    assert [p[0] for p in pieces] == [Reasoning, ToolCall]
+    assert [p[0] for p in pieces] == [ReasoningDelta, ToolCallDelta]
     assert pieces[1][3:] == ("g", "{}")
 
 
 def test_the_prompt_may_open_the_thinking():
-    assert opened_by("<|im_start|>assistant\n<think>\n", THINK)
-    assert not opened_by("<|im_start|>assistant\n<think>\n\n</think>\n\n", THINK)
+    assert prompt_opens_reasoning("<|im_start|>assistant\n<think>\n", THINK)
+    assert not prompt_opens_reasoning("<|im_start|>assistant\n<think>\n\n</think>\n\n", THINK)
 
 
 def test_effort_goes_where_the_template_takes_it():
-    assert template_arguments("low", "{{ reasoning_effort }}") == {"reasoning_effort": "low"}
-    assert template_arguments("none", "{% if enable_thinking %}") == {"enable_thinking": False}
-    assert template_arguments("high", "{% if enable_thinking %}") == {"enable_thinking": True}
-    assert template_arguments("high", "{% if not thinking is defined %}") == {"thinking": True}
-    assert template_arguments("none", "{% if thinking is defined and thinking %}") == {"thinking": False}
-    assert template_arguments("high", "a word on thinking") is None
-    assert template_arguments("high", "plain") is None
-    assert template_arguments("none", "plain") == {}
+    assert reasoning_effort_arguments("low", "{{ reasoning_effort }}") == {"reasoning_effort": "low"}
+    assert reasoning_effort_arguments("none", "{% if enable_thinking %}") == {"enable_thinking": False}
+    assert reasoning_effort_arguments("high", "{% if enable_thinking %}") == {"enable_thinking": True}
+    assert reasoning_effort_arguments("high", "{% if not thinking is defined %}") == {"thinking": True}
+    assert reasoning_effort_arguments("none", "{% if thinking is defined and thinking %}") == {"thinking": False}
+    assert reasoning_effort_arguments("high", "a word on thinking") is None
+    assert reasoning_effort_arguments("high", "plain") is None
+    assert reasoning_effort_arguments("none", "plain") == {}

@@ -6,18 +6,18 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.answers.parsers.pieces import Reasoning, Text, ToolCall
-from llmops.gateway.conversations.builder import ResponseBuilder, TokenCounts, new_response, replay
+from llmops.gateway.conversations.response_builder import ResponseBuilder, TokenCounts, new_response, replay_events
 from llmops.gateway.errors import EngineError
-from llmops.gateway.messages import SamplingDefaults
-from llmops.gateway.openai.responses import ResponsesRequest
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, ReasoningDelta, ToolCallDelta
+from llmops.gateway.interfaces import SamplingDefaults
+from llmops.gateway.schemas.responses_request import ResponsesRequest
 
 MODEL = SimpleNamespace(name="tiny", card=SimpleNamespace(sampling=SamplingDefaults()))
 WORDS = st.text(min_size=1, max_size=4)
 PIECES = st.one_of(
-    WORDS.map(Text),
-    WORDS.map(Reasoning),
-    st.tuples(st.integers(0, 2), WORDS | st.just("")).map(lambda p: ToolCall(p[0], f"call_{p[0]}", "f", p[1])),
+    WORDS.map(ContentDelta),
+    WORDS.map(ReasoningDelta),
+    st.tuples(st.integers(0, 2), WORDS | st.just("")).map(lambda p: ToolCallDelta(p[0], f"call_{p[0]}", "f", p[1])),
 )
 ENDS = ("stop", "length", "tool_calls", "error", "cancel", "")
 
@@ -40,7 +40,7 @@ def test_the_same_events(pieces, end):
     sent += copy.deepcopy(finished(builder, end))
     assert [event["sequence_number"] for event in sent] == list(range(len(sent)))
     state = builder.so_far()
-    assert replay(copy.deepcopy(state), builder.cuts) == sent
-    text = "".join(piece.text for piece in pieces if isinstance(piece, Text))
+    assert replay_events(copy.deepcopy(state), builder.cuts) == sent
+    text = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
     output = [item for item in state["output"] if item["type"] == "message"]
     assert "".join(part["text"] for item in output for part in item["content"]) == text

@@ -4,19 +4,19 @@ import json
 
 import pytest
 
-from llmops.gateway.answers.guided.schemas import (
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.generation.structured.request_guide import parse_guide
+from llmops.gateway.generation.structured.schema_validation import (
     SchemaLimits,
-    calls_schema,
-    checked_schema,
-    embedded,
     parameters_schema,
     pattern_problem,
-    resolved,
+    rebase_references,
+    resolve_references,
+    tool_calls_schema,
+    validate_schema,
 )
-from llmops.gateway.answers.guided.structured import guide_of
-from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.messages import Guide
-from llmops.gateway.openai.chat import ChatRequest
+from llmops.gateway.interfaces import Guide
+from llmops.gateway.schemas.chat_request import ChatRequest
 
 PERSON = {
     "type": "object",
@@ -48,7 +48,7 @@ def json_schema(schema):
     ],
 )
 def test_each_source(fields, guide):
-    assert guide_of(chat(**fields)) == guide
+    assert parse_guide(chat(**fields)) == guide
 
 
 @pytest.mark.parametrize("field", ["response_format", "guided_json", "text"])
@@ -58,7 +58,7 @@ def test_schema_keeps_its_key_order(field):
         "guided_json": {"guided_json": PERSON},
         "text": {"guided_json": json.dumps(PERSON)},
     }[field]
-    guide = guide_of(chat(**fields))
+    guide = parse_guide(chat(**fields))
     assert guide.kind == "json_schema"
     assert list(json.loads(guide.text)["properties"]) == ["name", "age"]
 
@@ -89,7 +89,7 @@ def test_schema_keeps_its_key_order(field):
 )
 def test_refused_with_the_field(fields, param):
     with pytest.raises(InvalidRequestError) as refused:
-        guide_of(chat(**fields))
+        parse_guide(chat(**fields))
     assert refused.value.param == param
     assert refused.value.status == 400
 
@@ -147,19 +147,19 @@ def nested(depth):
 )
 def test_schema_problems_say_what_and_where(schema, says):
     with pytest.raises(InvalidRequestError, match="JSON Schema") as refused:
-        checked_schema(schema, "p")
+        validate_schema(schema, "p")
     assert says in refused.value.message
 
 
 def test_recursive_schema_is_fine():
     tree = {"type": "object", "properties": {"children": {"type": "array", "items": {"$ref": "#"}}}}
-    assert json.loads(checked_schema(tree, "p")) == tree
+    assert json.loads(validate_schema(tree, "p")) == tree
 
 
 def test_many_parts():
     wide = {"type": "object", "properties": {f"p{i}": {"type": "string"} for i in range(50)}}
     with pytest.raises(InvalidRequestError, match="more than 40 parts"):
-        checked_schema(wide, "p", SchemaLimits(nodes=40))
+        validate_schema(wide, "p", SchemaLimits(nodes=40))
 
 
 def test_calls_schema_accepts_calls_and_nothing_else():
@@ -167,7 +167,7 @@ def test_calls_schema_accepts_calls_and_nothing_else():
     node = {"$defs": {"n": {"type": "integer"}}, "type": "object", "properties": {"v": {"$ref": "#/$defs/n"}}}
     tree = {"type": "object", "properties": {"kids": {"type": "array", "items": {"$ref": "#"}}}, "required": ["kids"]}
     schema = json.loads(
-        checked_schema(calls_schema([("node", node), ("tree", tree), ("now", None)], many=True), "tools")
+        validate_schema(tool_calls_schema([("node", node), ("tree", tree), ("now", None)], many=True), "tools")
     )
     valid = jsonschema.Draft202012Validator(schema).is_valid
     assert valid([{"name": "node", "arguments": {"v": 1}}])
@@ -177,7 +177,7 @@ def test_calls_schema_accepts_calls_and_nothing_else():
     assert not valid([{"name": "tree", "arguments": {"kids": [{}]}}])
     assert not valid([{"name": "now", "arguments": {"x": 1}}])
     assert not valid([{"name": "other", "arguments": {}}])
-    one = jsonschema.Draft202012Validator(calls_schema([("now", None)], many=False)).is_valid
+    one = jsonschema.Draft202012Validator(tool_calls_schema([("now", None)], many=False)).is_valid
     assert not one([{"name": "now", "arguments": {}}] * 2)
 
 
@@ -198,13 +198,13 @@ LIMITS = {
 @pytest.mark.parametrize("name", LIMITS)
 def test_limits_to_the_last(name):
     schema, limit, says = LIMITS[name]
-    assert json.loads(checked_schema(schema, "p", SchemaLimits(**limit))) == schema
+    assert json.loads(validate_schema(schema, "p", SchemaLimits(**limit))) == schema
     less = {field: value - 1 for field, value in limit.items()}
     with pytest.raises(InvalidRequestError) as refused:
-        checked_schema(schema, "p", SchemaLimits(**less))
+        validate_schema(schema, "p", SchemaLimits(**less))
     assert says in refused.value.message
     if not limit.keys() & {"size", "depth", "nodes"}:
-        assert checked_schema(schema, "p", SchemaLimits(**less, grammar=False)), "it is only shown to the model"
+        assert validate_schema(schema, "p", SchemaLimits(**less, grammar=False)), "it is only shown to the model"
 
 
 @pytest.mark.parametrize(
@@ -212,10 +212,10 @@ def test_limits_to_the_last(name):
 )  # fmt: skip
 def test_pairs_of_bounds(low):
     high = low.replace("min", "max").replace("Min", "Max")
-    assert checked_schema({low: 2, high: 2}, "p")
-    assert checked_schema({low: 3, "maxContains": 2}, "p")
+    assert validate_schema({low: 2, high: 2}, "p")
+    assert validate_schema({low: 3, "maxContains": 2}, "p")
     with pytest.raises(InvalidRequestError, match=f"'{low}' 3 is more than '{high}' 2 at '#'"):
-        checked_schema({low: 3, high: 2}, "p")
+        validate_schema({low: 3, high: 2}, "p")
 
 
 def chain(count: int) -> dict:
@@ -225,13 +225,13 @@ def chain(count: int) -> dict:
 
 
 def test_chains_of_references():
-    assert checked_schema(chain(32), "p")
+    assert validate_schema(chain(32), "p")
     with pytest.raises(InvalidRequestError, match="more than 32 references at '#'"):
-        checked_schema(chain(33), "p")
-    assert resolved(chain(15), chain(15)) == {"type": "null"}
-    assert resolved(chain(16), chain(16)) == {}
+        validate_schema(chain(33), "p")
+    assert resolve_references(chain(15), chain(15)) == {"type": "null"}
+    assert resolve_references(chain(16), chain(16)) == {}
     for nowhere in ("#/$defs/x", "#/list/5", "#/list/a", "#/text/a", "#/text"):
-        assert resolved({"$ref": nowhere}, {"list": [], "text": "t"}) == {}
+        assert resolve_references({"$ref": nowhere}, {"list": [], "text": "t"}) == {}
 
 
 @pytest.mark.parametrize("pattern", [r"\\b", "(?:a)", r"a\\1", r"\d\.\/", "a{,3}"])
@@ -248,7 +248,7 @@ def test_what_grammars_cannot_express(part):
 
 def test_a_schema_keeps_its_references_elsewhere():
     schema = {"$schema": "x", "$id": "y", "a": [{"$ref": "#/b/0"}, 5], "$ref": "#", "enum": [{"$ref": 1}]}
-    assert embedded(schema, "#/$defs/f") == {
+    assert rebase_references(schema, "#/$defs/f") == {
         "a": [{"$ref": "#/$defs/f/b/0"}, 5], "$ref": "#/$defs/f", "enum": [{"$ref": 1}],
     }  # fmt: skip
 
@@ -276,5 +276,5 @@ def test_the_schema_of_one_call():
     }
     definitions = {"f0": {"type": "object"}}
     many = {"$defs": definitions, "type": "array", "minItems": 1, "items": call}
-    assert calls_schema([("f", {"type": "object"})], many=True) == many
-    assert calls_schema([("f", {"type": "object"})], many=False) == {**many, "maxItems": 1}
+    assert tool_calls_schema([("f", {"type": "object"})], many=True) == many
+    assert tool_calls_schema([("f", {"type": "object"})], many=False) == {**many, "maxItems": 1}

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tool_texts import ARGUMENTS, FRAGMENTS, PROSE, TAGGED, TOOLS, WRITERS, calls_of, cut, parse, run, shape, text_of
 
-from llmops.gateway.answers.parsers.base import new_mistral_id
-from llmops.gateway.answers.parsers.families import PARSERS, family_of
-from llmops.gateway.answers.parsers.forced import ForcedCalls, NamedCall
-from llmops.gateway.answers.parsers.pieces import ToolCall
+from llmops.gateway.generation.parsers.families import PARSERS, detect_family
+from llmops.gateway.generation.parsers.forced_calls import NamedCallProcessor, RequiredCallsProcessor
+from llmops.gateway.generation.parsers.output_processor import ToolCallDelta
+from llmops.gateway.generation.parsers.tool_parser import new_mistral_call_id
 
 PARIS = {"city": "Paris"}
 CASES = [
@@ -199,20 +199,20 @@ TEMPLATES = [
 
 @pytest.mark.parametrize(("template", "family"), TEMPLATES)
 def test_the_template_says_which_family(template, family):
-    assert family_of(template) == family
+    assert detect_family(template) == family
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), ARGUMENTS), min_size=1, max_size=3), st.data())
 def test_forced_list(calls, data):
     text = json.dumps([{"name": n, "arguments": a} for n, a in calls], indent=data.draw(st.sampled_from([None, 2])))
-    events = run(ForcedCalls(), cut(data, text))
+    events = run(RequiredCallsProcessor(), cut(data, text))
     assert [(n, json.loads(a)) for n, a in calls_of(events)] == calls
     assert text_of(events) == ""
 
 
 @given(ARGUMENTS, st.data())
 def test_forced_name(arguments, data):
-    events = run(NamedCall("add"), cut(data, json.dumps(arguments) + " \n"))
+    events = run(NamedCallProcessor("add"), cut(data, json.dumps(arguments) + " \n"))
     assert [(n, json.loads(a)) for n, a in calls_of(events)] == [("add", arguments)]
 
 
@@ -221,7 +221,7 @@ def test_arguments_stream_while_they_are_written(family):
     parser, text = PARSERS[family](TOOLS), WRITERS[family]([("add", {"text": "x" * 1000})])
     sent = 0
     for done, char in enumerate(text, start=1):
-        sent += sum(len(e.arguments) for e in parser.feed(char) if isinstance(e, ToolCall))
+        sent += sum(len(e.arguments) for e in parser.feed(char) if isinstance(e, ToolCallDelta))
         if sent:
             assert done - sent < 150  # never further behind than the markup
 
@@ -238,7 +238,7 @@ def test_mistral_ids():
     own = run(PARSERS["mistral"](), ["[TOOL_CALLS]add[ARGS]{}"])[0]
     assert given_id.id == "aB3456789"
     assert re.fullmatch("[a-zA-Z0-9]{9}", own.id)
-    assert new_mistral_id() != new_mistral_id()
+    assert new_mistral_call_id() != new_mistral_call_id()
 
 
 @pytest.mark.parametrize("family", PARSERS)

@@ -6,14 +6,18 @@ import jinja2
 import pytest
 from pydantic import TypeAdapter
 
-from llmops.gateway.answers.parsers.chain import Chain, joined
-from llmops.gateway.answers.parsers.families import family_of
-from llmops.gateway.answers.parsers.pieces import Text, ToolCall
-from llmops.gateway.answers.parsers.plan import plan_tools
-from llmops.gateway.answers.parsers.prompting import for_template, mistral_id, through_system_message
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.messages import Guide
-from llmops.gateway.openai.chat import Tool, ToolChoice
+from llmops.gateway.generation.parsers.families import detect_family
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, ToolCallDelta
+from llmops.gateway.generation.parsers.processor_chain import ProcessorChain, merge_adjacent
+from llmops.gateway.generation.parsers.tool_messages import (
+    messages_for_template,
+    to_mistral_call_id,
+    tools_in_system_message,
+)
+from llmops.gateway.generation.parsers.tool_plan import plan_tools
+from llmops.gateway.interfaces import Guide
+from llmops.gateway.schemas.chat_request import Tool, ToolChoice
 
 HERMES = "{% if tools %}<tool_call>{% endif %}"
 MISTRAL = "{% for tool in tools %}[TOOL_CALLS]{% endfor %}"
@@ -33,8 +37,8 @@ def named(name):
 
 
 def run(plan, text):
-    processor = plan.processor() if plan.processor else Chain()
-    return joined([p for char in text for p in processor.feed(char)] + list(processor.finish())), processor
+    processor = plan.processor() if plan.processor else ProcessorChain()
+    return merge_adjacent([p for char in text for p in processor.feed(char)] + list(processor.finish())), processor
 
 
 @pytest.mark.parametrize(
@@ -52,7 +56,7 @@ def run(plan, text):
     ],
 )
 def test_family_by_template(template, family):
-    assert family_of(template) == family
+    assert detect_family(template) == family
 
 
 def test_no_tools_leaves_the_guide_alone():
@@ -67,7 +71,7 @@ def test_none_hides_the_tools():
     plan = plan_tools([tool("f")], "none", None, HERMES)
     assert (plan.definitions, plan.guide) == ([], None)
     text = '<tool_call>{"name": "f", "arguments": {}}</tool_call>'
-    assert run(plan, text)[0] == [Text(text)]
+    assert run(plan, text)[0] == [ContentDelta(text)]
 
 
 def test_auto_parses_and_shows_special_tokens():
@@ -75,7 +79,7 @@ def test_auto_parses_and_shows_special_tokens():
     assert plan.guide is None
     assert "[TOOL_CALLS]" in plan.special_tokens
     pieces, processor = run(plan, "[TOOL_CALLS]f[ARGS]{}")
-    assert [type(p) for p in pieces] == [ToolCall]
+    assert [type(p) for p in pieces] == [ToolCallDelta]
     assert processor.made_tool_calls
 
 
@@ -116,7 +120,7 @@ def test_tools_together_with_a_json_answer():
     assert valid({"city": "Paris"})
     assert valid([{"name": "f", "arguments": {}}])
     assert not valid({"name": "f", "arguments": {}})
-    assert run(plan, '{"city": "Paris"}')[0] == [Text('{"city": "Paris"}')]
+    assert run(plan, '{"city": "Paris"}')[0] == [ContentDelta('{"city": "Paris"}')]
     assert run(plan, ' [{"name": "f", "arguments": {}}]')[0][0].name == "f"
 
 
@@ -147,20 +151,20 @@ HISTORY = [
 
 
 def test_arguments_become_objects():
-    call = for_template(HISTORY)[1]["tool_calls"][0]
+    call = messages_for_template(HISTORY)[1]["tool_calls"][0]
     assert call["function"]["arguments"] == {"a": 1}
     assert HISTORY[1]["tool_calls"][0]["function"]["arguments"] == '{"a": 1}'
 
 
 def test_mistral_ids_agree_between_call_and_result():
-    messages = for_template(HISTORY, mistral_ids=True)
-    assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"] == mistral_id("call_123")
-    assert len(mistral_id("call_123")) == 9
-    assert mistral_id("abcDEF123") == "abcDEF123"
+    messages = messages_for_template(HISTORY, mistral_ids=True)
+    assert messages[1]["tool_calls"][0]["id"] == messages[2]["tool_call_id"] == to_mistral_call_id("call_123")
+    assert len(to_mistral_call_id("call_123")) == 9
+    assert to_mistral_call_id("abcDEF123") == "abcDEF123"
 
 
 def test_a_template_without_tools_gets_them_as_text():
-    messages = through_system_message(HISTORY, [{"type": "function", "function": {"name": "f"}}])
+    messages = tools_in_system_message(HISTORY, [{"type": "function", "function": {"name": "f"}}])
     template = "{% for m in messages %}[{{ m.role }}] {{ m.content }}\n{% endfor %}"
     assert (
         jinja2.Template(template)
@@ -176,6 +180,6 @@ def test_a_template_without_tools_gets_them_as_text():
 
 
 def test_the_system_message_is_kept():
-    messages = through_system_message([{"role": "system", "content": "Be brief."}], [{"name": "f"}])
+    messages = tools_in_system_message([{"role": "system", "content": "Be brief."}], [{"name": "f"}])
     assert len(messages) == 1
     assert messages[0]["content"].startswith("Be brief.\n\nYou can call")

@@ -7,9 +7,9 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tool_texts import ARGUMENTS, FRAGMENTS, PROSE, TAGGED, WRITERS, calls_of, cut, run, shape, text_of
 
-from llmops.gateway.answers.parsers.families import PARSERS
-from llmops.gateway.answers.parsers.harmony import HarmonyParser
-from llmops.gateway.answers.parsers.pieces import Reasoning
+from llmops.gateway.generation.parsers.families import PARSERS
+from llmops.gateway.generation.parsers.harmony import HarmonyParser
+from llmops.gateway.generation.parsers.output_processor import ReasoningDelta
 
 PARIS = {"city": "Paris"}
 KINDS = {
@@ -101,7 +101,9 @@ HARMONY = (
 def test_harmony(data):
     parser = HarmonyParser()
     events = run(parser, cut(data, HARMONY))
-    assert [(e.text if isinstance(e, Reasoning) else None) for e in events if isinstance(e, Reasoning)] == ["hm, so"]
+    assert [(e.text if isinstance(e, ReasoningDelta) else None) for e in events if isinstance(e, ReasoningDelta)] == [
+        "hm, so"
+    ]
     assert text_of(events) == "Look:Sunny."
     assert [(n, json.loads(a)) for n, a in calls_of(events)] == [("get_weather", PARIS), ("now", {})]
     assert [HARMONY[int(a) : int(b)] for a, b in parser.thinking] == ["hm, so"]
@@ -125,7 +127,7 @@ def test_harmony(data):
 def test_harmony_that_is_not_whole(text, shown, thought, step):
     events = run(HarmonyParser(), [text[i : i + step] for i in range(0, len(text), step)])
     assert text_of(events) == shown
-    assert "".join(e.text for e in events if isinstance(e, Reasoning)) == thought
+    assert "".join(e.text for e in events if isinstance(e, ReasoningDelta)) == thought
 
 
 @given(st.lists(st.sampled_from(FRAGMENTS), max_size=14).map("".join), st.data())

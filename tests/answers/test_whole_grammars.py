@@ -12,10 +12,16 @@ from functools import cache
 import jsonschema
 import pytest
 
-from llmops.gateway.answers.grammar import NotEnforceableError, choice_grammar, grammar_of, pattern_grammar, rules
-from llmops.gateway.answers.grammar.errors import TooCostlyError
-from llmops.gateway.answers.grammar.language import EMPTY, literal
-from llmops.gateway.answers.grammar.work import metered
+from llmops.gateway.generation.structured.grammar import (
+    NotEnforceableError,
+    choice_grammar,
+    grammar_builder,
+    json_schema_grammar,
+    regex_grammar,
+)
+from llmops.gateway.generation.structured.grammar.errors import GrammarTooComplexError
+from llmops.gateway.generation.structured.grammar.regular_language import EMPTY, literal
+from llmops.gateway.generation.structured.grammar.work_budget import step_budget
 
 _ITEM = re.compile(r'("(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|\w+)(\{\d+(?:,\d*)?\}|[*+?])?\s*(\|?)\s*')
 
@@ -148,7 +154,7 @@ UNWRITTEN = {'{"b": 2, "a": 1}', '"q\\""'}
 @pytest.mark.parametrize("name", SCHEMAS)
 def test_what_is_valid_and_only_that_is_let_through(name):
     schema = SCHEMAS[name]
-    reader = Reader(grammar_of(json.dumps(schema), True))
+    reader = Reader(json_schema_grammar(json.dumps(schema), True))
     judge = jsonschema.Draft202012Validator(schema, format_checker=jsonschema.FormatChecker())
     wrong = []
     for value in VALUES:
@@ -160,7 +166,7 @@ def test_what_is_valid_and_only_that_is_let_through(name):
 
 @pytest.mark.parametrize(("separator", "colon"), [*itertools.product((",", ", ", ",  "), (":", ": ", ":  "))])
 def test_at_most_one_space_stands_where_one_may(separator, colon):
-    reader = Reader(grammar_of(json.dumps({**objects(a=INTEGER, b=INTEGER), "required": ["a", "b"]}), True))
+    reader = Reader(json_schema_grammar(json.dumps({**objects(a=INTEGER, b=INTEGER), "required": ["a", "b"]}), True))
     text = json.dumps({"a": 1, "b": 2}, separators=(separator, colon))
     assert reader.reads(text) == ("  " not in text)
 
@@ -169,7 +175,7 @@ def test_at_most_one_space_stands_where_one_may(separator, colon):
     "text", ["{", '{"a"', '{"a":1', '{"a":1,}', '{"a":1}}', "{a:1}", "{'a':1}", '{"a":01}', '{"a":1.0}']
 )
 def test_what_is_no_json_is_not_let_through(text):
-    assert not Reader(grammar_of(json.dumps(objects(a=INTEGER)), True)).reads(text)
+    assert not Reader(json_schema_grammar(json.dumps(objects(a=INTEGER)), True)).reads(text)
 
 
 LENGTHS = (
@@ -206,7 +212,7 @@ LENGTHS = (
 )
 def test_texts_of_all_lengths_within_bounds(least, most):
     schema = {"type": "string", "minLength": least} | ({} if most is None else {"maxLength": most})
-    reader = Reader(grammar_of(json.dumps(schema), True))
+    reader = Reader(json_schema_grammar(json.dumps(schema), True))
     # without an end the reader goes a step deeper for each character
     sizes = [size for size in LENGTHS if most is not None or size <= 130]
     assert [size for size in sizes if reader.reads(f'"{"a" * size}"')] == [
@@ -227,7 +233,7 @@ PLAIN, ESCAPED = r"(?:[0-9A-Za-z](?:-[0-9A-Za-z])?)+", r"(?:\\u[0-9a-f]{4}|\\U[0
 
 @pytest.mark.parametrize("one", CLASSES)
 def test_the_characters_of_a_class(one):
-    grammar = pattern_grammar(f"[{one}]")
+    grammar = regex_grammar(f"[{one}]")
     reader, judge = Reader(grammar), re.compile(f"[{one}]", re.ASCII)
     assert [code for code in CODES if reader.reads(chr(code)) != bool(judge.fullmatch(chr(code)))] == []
     assert all(re.fullmatch(f"{PLAIN}|{ESCAPED}", inside) for inside in re.findall(r"\[\^?(.*?)\]", grammar))
@@ -249,19 +255,19 @@ def test_the_characters_of_a_class(one):
 )
 def test_what_can_only_follow_each_other_is_one_literal(pattern, root):
     """And what is beyond ASCII is only what a class does not exclude."""
-    assert dict(line.split(" ::= ", 1) for line in pattern_grammar(pattern).splitlines())["r1"] == root
+    assert dict(line.split(" ::= ", 1) for line in regex_grammar(pattern).splitlines())["r1"] == root
 
 
 def test_states_that_are_reached_twice_are_written_once():
     assert choice_grammar(("abcde", "xbcde")).splitlines() == [
         "root ::= r1", 'space ::= "" | " "', 'r1 ::= [ax] r2', 'r2 ::= "bcde"',
     ]  # fmt: skip
-    lines = pattern_grammar("(?:ab|xyb)cd").splitlines()
+    lines = regex_grammar("(?:ab|xyb)cd").splitlines()
     assert sum('"cd"' in line or '"bcd"' in line for line in lines) == 1
 
 
 def test_a_rule_is_written_once():
-    made = rules.Rules()
+    made = grammar_builder.GrammarBuilder()
     first, second = made.add('"a"'), made.add('"b"')
     assert (made.add('"a"'), made.add(second), made.add("space")) == (first, second, "space")
     later = made.reserve()
@@ -274,26 +280,26 @@ def test_a_rule_is_written_once():
 
 
 def test_a_grammar_has_so_many_states_and_characters(monkeypatch):
-    monkeypatch.setattr(rules, "_MAX_STATES", 4)
-    rules.Rules().language(literal("abc"))  # before each character, and behind the last
+    monkeypatch.setattr(grammar_builder, "_MAX_STATES", 4)
+    grammar_builder.GrammarBuilder().language(literal("abc"))  # before each character, and behind the last
     with pytest.raises(NotEnforceableError, match="too large"):
-        rules.Rules().language(literal("abcd"))
-    monkeypatch.setattr(rules, "_MAX_TEXT", 10)
-    made = rules.Rules()
+        grammar_builder.GrammarBuilder().language(literal("abcd"))
+    monkeypatch.setattr(grammar_builder, "_MAX_TEXT", 10)
+    made = grammar_builder.GrammarBuilder()
     made.add("12345")
     made.add("1234_")
-    with pytest.raises(TooCostlyError, match="too large"):
+    with pytest.raises(GrammarTooComplexError, match="too large"):
         made.add("1")
 
 
 def test_writing_is_counted():
-    with metered(1000) as spent:
-        rules.Rules().add("x" * 63 * 64)
+    with step_budget(1000) as spent:
+        grammar_builder.GrammarBuilder().add("x" * 63 * 64)
         assert spent() == 10 + 63
 
 
 def test_a_language_without_a_text_has_no_rule():
     with pytest.raises(NotEnforceableError, match="nothing"):
-        rules.Rules().language(rules.NOTHING)
-    made = rules.Rules()
+        grammar_builder.GrammarBuilder().language(grammar_builder.NOTHING)
+    made = grammar_builder.GrammarBuilder()
     assert made.text(made.language(EMPTY)).endswith('\nr1 ::= ""')

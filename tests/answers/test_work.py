@@ -7,18 +7,24 @@ import math
 
 import pytest
 
-from llmops.gateway.answers.grammar import NotEnforceableError, enforce, grammar_of, pattern_grammar, work
-from llmops.gateway.answers.grammar.errors import TooCostlyError
-from llmops.gateway.text.threads import TooLongError
+from llmops.gateway.generation.structured.grammar import (
+    NotEnforceableError,
+    grammar_cache,
+    json_schema_grammar,
+    regex_grammar,
+    work_budget,
+)
+from llmops.gateway.generation.structured.grammar.errors import GrammarTooComplexError
+from llmops.gateway.text.text_thread_pool import CpuLimitError
 
 
 def refused_at(*bounds: float) -> int:
     """Which step is the first too many."""
-    with work.metered(*bounds):
+    with work_budget.step_budget(*bounds):
         for step in itertools.count(1):
             try:
-                work.spend()
-            except TooCostlyError:
+                work_budget.spend_steps()
+            except GrammarTooComplexError:
                 return step
     raise AssertionError
 
@@ -31,22 +37,22 @@ def test_steps_are_looked_at_each_4097th(steps, at):
 @pytest.mark.parametrize(("look", "seconds", "looks"), [(0.4, 1.0, 3), (0.5, 1.0, 3), (20.0, 1.0, 3), (0.5, 0.0, 1)])
 def test_a_look_counts_its_time_up_to_half_a_second(monkeypatch, look, seconds, looks):
     moments = itertools.count(100.0, look)
-    monkeypatch.setattr(work, "thread_time", lambda: next(moments))
+    monkeypatch.setattr(work_budget, "thread_time", lambda: next(moments))
     assert refused_at(10**9, seconds) == looks * 4097
 
 
 def test_without_a_bound_on_time_it_is_five_seconds(monkeypatch):
     moments = itertools.count(0.0, 0.5)
-    monkeypatch.setattr(work, "thread_time", lambda: next(moments))
+    monkeypatch.setattr(work_budget, "thread_time", lambda: next(moments))
     assert refused_at(10**9) == 11 * 4097
 
 
 def test_what_is_counted_within_is_not_counted_outside():
-    work.spend(10**12)
-    with work.metered(10**6) as outer:
-        work.spend(3)
-        with work.metered(10**6) as inner:
-            work.spend(7)
+    work_budget.spend_steps(10**12)
+    with work_budget.step_budget(10**6) as outer:
+        work_budget.spend_steps(3)
+        with work_budget.step_budget(10**6) as inner:
+            work_budget.spend_steps(7)
             assert inner() == 7
         assert outer() == 3
 
@@ -60,7 +66,7 @@ def key(name: str) -> tuple[str, str, bool]:
     return ("schema", name, True)
 
 
-def kept(memory: enforce.Memory) -> str:
+def kept(memory: grammar_cache.GrammarCache) -> str:
     return "".join(name for name in "abcd" if memory.get(key(name)) is not None)
 
 
@@ -69,7 +75,7 @@ def kept(memory: enforce.Memory) -> str:
 )
 def test_of_what_does_not_fit_the_longest_unasked_goes(asked, left):
     """`a` is put in, `a?` only asked for."""
-    memory = enforce.Memory(ROOM)
+    memory = grammar_cache.GrammarCache(ROOM)
     for name, following in itertools.pairwise(asked + " "):
         if following == "?":
             memory.get(key(name))
@@ -79,7 +85,7 @@ def test_of_what_does_not_fit_the_longest_unasked_goes(asked, left):
 
 
 def test_what_is_longer_than_all_of_it_leaves_room_for_others():
-    memory = enforce.Memory(ROOM)
+    memory = grammar_cache.GrammarCache(ROOM)
     memory.put(key("a"), "x" * (ROOM - 200))
     assert kept(memory) == ""
     for name, length in (("b", 10), ("c", 11), ("d", 9)):
@@ -89,38 +95,38 @@ def test_what_is_longer_than_all_of_it_leaves_room_for_others():
 
 @pytest.fixture
 def memory(monkeypatch):
-    monkeypatch.setattr(enforce, "_memory", enforce.Memory(10**6))
+    monkeypatch.setattr(grammar_cache, "_cache", grammar_cache.GrammarCache(10**6))
 
 
 def test_each_grammar_is_made_once(memory, monkeypatch):
-    made = {strict: grammar_of('{"oneOf":[{"type":"integer"},{}]}', strict) for strict in (False,)}
-    assert pattern_grammar("true") != grammar_of("true", True)
-    assert pattern_grammar("^a") == pattern_grammar("a")
+    made = {strict: json_schema_grammar('{"oneOf":[{"type":"integer"},{}]}', strict) for strict in (False,)}
+    assert regex_grammar("true") != json_schema_grammar("true", True)
+    assert regex_grammar("^a") == regex_grammar("a")
     with pytest.raises(NotEnforceableError, match="oneOf"):
-        grammar_of('{"oneOf":[{"type":"integer"},{}]}', True)
-    monkeypatch.setattr(enforce, "Compiler", None)
-    assert grammar_of('{"oneOf":[{"type":"integer"},{}]}', False) == made[False]
+        json_schema_grammar('{"oneOf":[{"type":"integer"},{}]}', True)
+    monkeypatch.setattr(grammar_cache, "SchemaCompiler", None)
+    assert json_schema_grammar('{"oneOf":[{"type":"integer"},{}]}', False) == made[False]
     with pytest.raises(NotEnforceableError, match="oneOf"):
-        grammar_of('{"oneOf":[{"type":"integer"},{}]}', True)
+        json_schema_grammar('{"oneOf":[{"type":"integer"},{}]}', True)
 
 
 def making(steps: int) -> str:
     def make() -> str:
         for _ in range(steps):
-            work.spend()
+            work_budget.spend_steps()
         return "made"
 
-    return enforce._remembered(("schema", str(steps), True), make)
+    return grammar_cache._cached(("schema", str(steps), True), make)
 
 
 def test_what_is_brief_may_take_less(memory, monkeypatch):
-    monkeypatch.setattr(enforce, "STEPS", 3 * 4097)
-    monkeypatch.setattr(enforce, "BRIEF", 4097)
-    monkeypatch.setattr(enforce, "patience", lambda: 0.25)
+    monkeypatch.setattr(grammar_cache, "MAX_STEPS", 3 * 4097)
+    monkeypatch.setattr(grammar_cache, "SHORT_LANE_STEPS", 4097)
+    monkeypatch.setattr(grammar_cache, "thread_cpu_limit", lambda: 0.25)
     assert making(8193) == "made"
-    with pytest.raises(TooLongError):
+    with pytest.raises(CpuLimitError):
         making(8194)
-    monkeypatch.setattr(enforce, "patience", lambda: math.inf)
+    monkeypatch.setattr(grammar_cache, "thread_cpu_limit", lambda: math.inf)
     assert making(8194) == "made"
     with pytest.raises(NotEnforceableError, match="too complex"):
         making(4 * 4097)
@@ -128,18 +134,18 @@ def test_what_is_brief_may_take_less(memory, monkeypatch):
 
 def test_what_is_brief_takes_a_quarter_of_a_second(memory, monkeypatch):
     moments = itertools.count(0.0, 0.125)
-    monkeypatch.setattr(work, "thread_time", lambda: next(moments))
-    monkeypatch.setattr(enforce, "patience", lambda: 0.25)
+    monkeypatch.setattr(work_budget, "thread_time", lambda: next(moments))
+    monkeypatch.setattr(grammar_cache, "thread_cpu_limit", lambda: 0.25)
     assert making(2 * 4097) == "made"
-    with pytest.raises(TooLongError):
+    with pytest.raises(CpuLimitError):
         making(3 * 4097)
 
 
 @pytest.mark.parametrize("brief", [4097, 10**6])
 def test_what_has_as_much_as_there_is_need_not_be_tried_again(memory, monkeypatch, brief):
-    monkeypatch.setattr(enforce, "STEPS", 4097)
-    monkeypatch.setattr(enforce, "BRIEF", brief)
-    monkeypatch.setattr(enforce, "patience", lambda: 0.25)
+    monkeypatch.setattr(grammar_cache, "MAX_STEPS", 4097)
+    monkeypatch.setattr(grammar_cache, "SHORT_LANE_STEPS", brief)
+    monkeypatch.setattr(grammar_cache, "thread_cpu_limit", lambda: 0.25)
     with pytest.raises(NotEnforceableError, match="too complex"):
         making(8194)
 
@@ -149,4 +155,4 @@ def test_what_is_nested_beyond_the_interpreters_stack_is_refused(memory):
         return endless()
 
     with pytest.raises(NotEnforceableError, match="nested too deeply"):
-        enforce._remembered(key("endless"), endless)
+        grammar_cache._cached(key("endless"), endless)

@@ -5,9 +5,9 @@ import re
 
 from hypothesis import strategies as st
 
-from llmops.gateway.answers.parsers.chain import joined
-from llmops.gateway.answers.parsers.families import PARSERS
-from llmops.gateway.answers.parsers.pieces import Text, ToolCall
+from llmops.gateway.generation.parsers.families import PARSERS
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, ToolCallDelta
+from llmops.gateway.generation.parsers.processor_chain import merge_adjacent
 
 PROPERTIES = {
     "text": {"type": "string"},
@@ -20,14 +20,14 @@ TOOLS = {name: {"type": "object", "properties": PROPERTIES} for name in ("get_we
 
 def run(stage, pieces):
     events = [event for piece in pieces for event in stage.feed(piece)]
-    return joined(events + stage.finish())
+    return merge_adjacent(events + stage.finish())
 
 
 def calls_of(events):
     """`[(name, arguments text)]`, checking the numbering on the way."""
     calls = []
     for event in events:
-        if isinstance(event, ToolCall):
+        if isinstance(event, ToolCallDelta):
             if event.name:
                 assert event.index == len(calls)
                 assert event.id
@@ -38,12 +38,12 @@ def calls_of(events):
 
 
 def text_of(events):
-    return "".join(event.text for event in events if isinstance(event, Text))
+    return "".join(event.text for event in events if isinstance(event, ContentDelta))
 
 
 def shape(events):
     """Events without the random ids."""
-    return [(type(e), *(e._replace(id=None) if isinstance(e, ToolCall) else e)) for e in events]
+    return [(type(e), *(e._replace(id=None) if isinstance(e, ToolCallDelta) else e)) for e in events]
 
 
 def parse(family, text, step=None):

@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from llmops.model_repository.server.processes import tied
+from llmops.model_repository.server.processes import with_parent_death_signal
 from llmops.perf.lab.harness.processes import cpu_seconds, descendants
 
 T = TypeVar("T")
@@ -57,7 +57,7 @@ class Program:
         self._log = log
         with log.open("wb") as output:
             self._child = subprocess.Popen(
-                tied(command),
+                with_parent_death_signal(command),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,

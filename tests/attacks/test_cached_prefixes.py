@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmops.gateway.answers.service import Service
 from llmops.gateway.app import create_app
+from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.settings import GatewaySettings
 from tests.attacks.harness import record, scaled
 from tests.model_code import version_folder
@@ -49,10 +49,10 @@ def runtime(engine_dir: Path) -> Any:
 
 def first_token(runtime: Any, salt: int, seed: int) -> float:
     """Return the CPU seconds until the first token of a prompt that `seed` makes."""
-    from llmops_engine.request import GenerationRequest
+    from llmops_engine.request import RuntimeRequest
 
     ids = np.random.default_rng(seed).integers(100, 40_000, scaled(384, 2048))
-    request = GenerationRequest(input_ids=ids, max_new_tokens=1, cache_salt=salt)
+    request = RuntimeRequest(input_ids=ids, max_new_tokens=1, cache_salt=salt)
     assert runtime.prepare(request) is None
     runtime.submit(1, request, 0)
     start = time.process_time()
@@ -70,14 +70,14 @@ def test_a_tenant_does_not_learn_what_another_has_asked(runtime: Any) -> None:
     record(f"the victim's prompt {guess * 1000:.0f} ms, another one {other * 1000:.0f} ms")
     assert guess > other / 3
     assert guess < other * 3
-    assert list(runtime.kv_changes())[-1].names == (), "no block is announced as cached"
+    assert list(runtime.take_kv_events())[-1].names == (), "no block is announced as cached"
 
 
 @pytest.mark.parametrize(
     ("settings", "apart"), [({}, False), ({"cache_scope": "tenant"}, True), ({"cache_scope": "shared"}, False)]
 )
 def test_a_gateway_keeps_tenants_apart_in_front_of_one_server_too(settings: dict[str, Any], apart: bool) -> None:
-    service: Service = create_app(GatewaySettings(**settings)).state.service
+    service: AppState = create_app(GatewaySettings(**settings)).state.service
     salts = {service.cache_salt(caller) for caller in ("a/1", "a/2", "b/1")}
     assert len(salts) == (2 if apart else 1)
     assert service.cache_salt("") == 0

@@ -16,10 +16,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmops.build.checkpoint.chat_template import render_messages
-from llmops.build.checkpoint.gguf import read_header
-from llmops.build.checkpoint.huggingface import open_folder
-from llmops.build.checkpoint.links import refuse_links_outside
-from llmops.build.tokenizer.gguf import tokenizer_from_gguf
+from llmops.build.checkpoint.gguf_header import read_header
+from llmops.build.checkpoint.huggingface_folder import open_folder
+from llmops.build.checkpoint.symlinks import reject_outside_symlinks
+from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llmops.errors import CheckpointError
 from tests.attacks.harness import MIB, record, scaled
 
@@ -96,7 +96,7 @@ def test_only_links_that_stay_inside_pass(tmp_path: Path, parts: list[str]) -> N
     link = folder / "self"
     link.symlink_to(Path(*parts))
     try:
-        refuse_links_outside(folder)
+        reject_outside_symlinks(folder)
     except (CheckpointError, OSError, RuntimeError):
         return
     assert link.resolve().is_relative_to(folder.resolve())

@@ -16,11 +16,11 @@ import asyncpg
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
 
-from llmops.control import batches
-from llmops.control.ledger import kept
-from llmops.gateway.callers.usage.direct import write_events
-from llmops.gateway.messages import UsageEvent
-from llmops.store.open import open_store
+from llmops.control import kafka_batches
+from llmops.control.ledger import write_until_accepted
+from llmops.gateway.interfaces import UsageEvent
+from llmops.gateway.usage.ledger_sink import write_events
+from llmops.store.factory import open_store
 from tests.attacks.harness import MIB, scaled
 from tests.store.conftest import own_postgres
 
@@ -49,13 +49,13 @@ def _batch(offset: int, compressed: bool = False) -> bytearray:
 @pytest.mark.parametrize("damage", [None, "record", "checksum", "compressed"])
 def test_a_damaged_batch_is_passed_over_and_the_next_is_read(damage):
     """On the tree before, the ledger asked for a damaged batch again without end."""
-    batches.REFUSED.clear()
+    kafka_batches.REJECTED.clear()
     first, second = _batch(10, damage == "compressed"), _batch(13)
     if damage == "record":
         first[-3] ^= 0xFF
     elif damage == "checksum":
         first[17] ^= 0xFF
-    records = batches.SafeRecords(bytes(first + second))
+    records = kafka_batches.SafeRecords(bytes(first + second))
     offsets, behind = [], []
     while records.has_next():
         batch = records.next_batch()
@@ -65,8 +65,8 @@ def test_a_damaged_batch_is_passed_over_and_the_next_is_read(damage):
     assert behind == [13, 16]
     assert offsets == [*([10, 11, 12] if damage is None else []), 13, 14, 15]
     reason = {None: [], "compressed": ["compressed batch"]}.get(damage, ["damaged batch"])
-    assert [one for one, _ in batches.REFUSED] == reason
-    batches.REFUSED.clear()
+    assert [one for one, _ in kafka_batches.REJECTED] == reason
+    kafka_batches.REJECTED.clear()
 
 
 _BOUNDED = f"""
@@ -109,7 +109,7 @@ async def test_a_damaged_table_holds_the_ledger_up_and_loses_no_event(own_postgr
     """Wrong blocks are no fault of an event: nothing is parked, and the ledger goes on once the table is mended."""
     url, stop, start = own_postgres
     async with await open_store(url) as store:
-        await kept(store, [event(seq) for seq in range(5)])
+        await write_until_accepted(store, [event(seq) for seq in range(5)])
         connection = await asyncpg.connect(url)
         path = await connection.fetchval("SELECT pg_relation_filepath('gateways')")
         data = Path(await connection.fetchval("SHOW data_directory"))
@@ -120,7 +120,7 @@ async def test_a_damaged_table_holds_the_ledger_up_and_loses_no_event(own_postgr
         stop()
         block.write_bytes(b"\xa5" * len(whole))
         start()
-        waiting = asyncio.create_task(kept(store, [event(seq) for seq in range(5, 10)]))
+        waiting = asyncio.create_task(write_until_accepted(store, [event(seq) for seq in range(5, 10)]))
         while "has damaged data" not in caplog.text:
             await asyncio.sleep(0.05)
             assert not waiting.done()
@@ -132,5 +132,5 @@ async def test_a_damaged_table_holds_the_ledger_up_and_loses_no_event(own_postgr
             await reading.run_sync(lambda sync: write_events(sync, []))
         connection = await asyncpg.connect(url)
         assert await connection.fetchval("SELECT count(*) FROM usage_records") == 10
-        assert await connection.fetchval("SELECT count(*) FROM parked_events") == 0
+        assert await connection.fetchval("SELECT count(*) FROM dead_letters") == 0
         await connection.close()

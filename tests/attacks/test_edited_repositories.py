@@ -11,8 +11,8 @@ from click.testing import CliRunner
 
 from llmops.cli.main import cli
 from llmops.errors import InputError
-from llmops.model_repository.repository.check import check_unedited
-from llmops.model_repository.repository.marker import Marker
+from llmops.model_repository.repository.manifest import RepositoryManifest
+from llmops.model_repository.repository.validation import check_unedited
 
 ENGINE = "smollm2-tensorrt_llm"
 
@@ -53,10 +53,10 @@ EDITS: dict[str, Callable[[Path], None]] = {
 
 @pytest.mark.parametrize("named", EDITS)
 def test_an_edit_is_named_and_refused_where_asked(copied: Path, named: str) -> None:
-    assert check_unedited(copied, Marker.load(copied), strict=True) == ""
+    assert check_unedited(copied, RepositoryManifest.load(copied), strict=True) == ""
     (copied / ENGINE / "1" / "__pycache__").mkdir(exist_ok=True)
     EDITS[named](copied)
-    marker = Marker.load(copied)
+    marker = RepositoryManifest.load(copied)
     assert named.removesuffix(" (link)") in check_unedited(copied, marker, strict=False)
     with pytest.raises(InputError, match="make it again"):
         check_unedited(copied, marker, strict=True)
@@ -67,7 +67,7 @@ def test_an_edit_is_named_and_refused_where_asked(copied: Path, named: str) -> N
 
 def test_a_repository_of_somebody_else_is_served_and_not_strictly(copied: Path) -> None:
     (copied / ".llmops-repository.json").unlink()
-    marker = Marker.load(copied)
+    marker = RepositoryManifest.load(copied)
     assert check_unedited(copied, marker, strict=False) == ""
     with pytest.raises(InputError, match="was not made by this"):
         check_unedited(copied, marker, strict=True)

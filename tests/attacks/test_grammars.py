@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.answers.grammar import choice_grammar, grammar_of, pattern_grammar
-from llmops.gateway.answers.grammar.ambiguity import ambiguity_problem
-from llmops.gateway.answers.guided.structured import guide_of
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.openai.chat import ChatRequest
+from llmops.gateway.generation.structured.grammar import choice_grammar, json_schema_grammar, regex_grammar
+from llmops.gateway.generation.structured.grammar.ambiguity import find_ambiguity
+from llmops.gateway.generation.structured.request_guide import parse_guide
+from llmops.gateway.schemas.chat_request import ChatRequest
 from tests.attacks.harness import record, scaled
 
 #: Ambiguous without end: 4.3 s per token after 50 tokens where nothing watches it.
@@ -102,7 +102,7 @@ def test_the_gateway_refuses_grammars_that_can_be_read_in_endless_ways(grammar: 
         {"model": "m", "messages": [{"role": "user", "content": "a"}], "guided_grammar": grammar}
     )
     with pytest.raises(InvalidRequestError, match=r"cannot be used as an EBNF grammar: .* ways"):
-        guide_of(request)
+        parse_guide(request)
 
 
 @pytest.mark.parametrize(
@@ -113,20 +113,20 @@ def test_the_gateway_refuses_grammars_that_can_be_read_in_endless_ways(grammar: 
         'root ::= "" | "b"',
         'root ::= item ("," item)*\nitem ::= [a-z]+',
         'root ::= "a" root?',
-        grammar_of('{"type":"array","items":{"type":["object","null"]}}', True),
-        pattern_grammar("(a*)*b|(c|d*)+"),
+        json_schema_grammar('{"type":"array","items":{"type":["object","null"]}}', True),
+        regex_grammar("(a*)*b|(c|d*)+"),
         choice_grammar(("a", "ab", "b")),
     ],
 )
 def test_ordinary_grammars_pass(grammar: str) -> None:
-    assert ambiguity_problem(grammar) is None
+    assert find_ambiguity(grammar) is None
 
 
 @pytest.mark.parametrize("rule", ['r{next}? "a"?', 'r{next} | "a"', "(r{next} r{next})?"])
 def test_a_long_grammar_is_judged_in_linear_time(rule: str) -> None:
     rules = "\n".join(f"r{at} ::= {rule.format(next=(at + 1) % 2500)}" for at in range(2500))
     start = time.thread_time()
-    ambiguity_problem(f"root ::= r0\n{rules}")
+    find_ambiguity(f"root ::= r0\n{rules}")
     assert time.thread_time() - start < 2, "two passes took 12 s for 3,000 rules"
 
 
@@ -140,7 +140,7 @@ def test_no_rule_that_becomes_itself_or_two_of_itself_passes(rules: dict[str, li
     """Grammars that pass are held against a search through what each rule can become."""
     lines = [f"{name} ::= {' | '.join(' '.join(one) or '()' for one in found)}" for name, found in rules.items()]
     text = "\n".join(["root ::= a", *lines]).replace("'x'", '"x"').replace("()", '""')
-    if ambiguity_problem(text) is None:
+    if find_ambiguity(text) is None:
         for name in rules:
             forms = _forms(rules, name)
             assert (name,) not in forms, text

@@ -19,24 +19,24 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sqlalchemy.exc import DBAPIError
 
-from llmops.gateway.callers.access import jwks as jwks_module
-from llmops.gateway.callers.access import sql
-from llmops.gateway.callers.access.base import UndecidedError
-from llmops.gateway.callers.access.cached import Cached
-from llmops.gateway.callers.access.jwks import COOLDOWN, Jwks
-from llmops.gateway.callers.access.oidc import Tokens
-from llmops.gateway.callers.access.sql import SqlDirectory
+from llmops.gateway.auth import jwks as jwks_module
+from llmops.gateway.auth import keys
+from llmops.gateway.auth.credential_cache import CachedDirectory
+from llmops.gateway.auth.directory import CredentialUnavailableError
+from llmops.gateway.auth.jwks import MIN_REFRESH_INTERVAL, JwksCache
+from llmops.gateway.auth.keys import KeyDirectory
+from llmops.gateway.auth.oidc import Tokens
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant, delete_tenant
-from llmops.store.audit import By
+from llmops.store.audit import AuditContext
 from tests.attacks.harness import MIB, scaled
 from tests.gateway.test_oidc import Issuer
 from tests.store.conftest import databases, folder, kind, newest_database, newest_file, postgres, store, url
 
 __all__ = ["databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
 
-BY = By("cli:tester", datetime.now(timezone.utc))
+BY = AuditContext("cli:tester", datetime.now(timezone.utc))
 #: Callers whose tokens must not notice what another caller sends.
 OTHERS = scaled(20, 60)
 
@@ -52,7 +52,7 @@ def issuer():
 @asynccontextmanager
 async def tokens_at(issuer, directory=None, **options):
     given = issuer.settings(**options)
-    tokens = Tokens(given, directory, Jwks(given.issuer, given.jwks, given.refresh))
+    tokens = Tokens(given, directory, JwksCache(given.issuer, given.jwks, given.refresh))
     try:
         yield tokens
     finally:
@@ -155,7 +155,7 @@ async def test_headers_of_any_form_are_refused(issuer):
 async def test_an_address_that_is_not_verified_or_of_another_account_is_not_that_person(issuer, store, url):
     async with store.write() as connection:
         await create_tenant(connection, "acme", Limits(), BY)
-    async with tokens_at(issuer, SqlDirectory(url)) as tokens:
+    async with tokens_at(issuer, KeyDirectory(url)) as tokens:
         for unverified in (False, "false", None, 0, "no"):
             token = issuer.token(sub="mallory", email="ann@acme.example", email_verified=unverified)
             with pytest.raises(InvalidKeyError, match="is not verified"):
@@ -172,7 +172,7 @@ async def test_an_address_that_is_not_verified_or_of_another_account_is_not_that
 async def test_a_store_that_cannot_be_opened_refuses_no_token(issuer, tmp_path):
     """A wrong file or password is the operator's mistake: 503, and not 401 for every user."""
     (tmp_path / "not.db").write_bytes(b"no database" * 200)
-    async with tokens_at(issuer, SqlDirectory(f"sqlite:///{tmp_path}/not.db")) as tokens:
+    async with tokens_at(issuer, KeyDirectory(f"sqlite:///{tmp_path}/not.db")) as tokens:
         with pytest.raises(UnavailableError):
             await tokens.find(issuer.token(sub="ann", email="ann@acme.example", email_verified=True))
 
@@ -185,16 +185,16 @@ async def test_a_token_that_no_database_takes_is_no_outage_for_others(issuer, st
     async with store.write() as connection:
         for tenant in ("acme", "gone"):
             await create_tenant(connection, tenant, Limits(), BY)
-    find = sql.find_identified
+    find = keys.find_user_by_identity
 
     async def fails(connection, issuer, subject):
         if subject == "unforeseen":
             raise DBAPIError("SELECT", {}, RuntimeError("of this value alone"))
         return await find(connection, issuer, subject)
 
-    monkeypatch.setattr(sql, "find_identified", fails)
-    async with tokens_at(issuer, SqlDirectory(url)) as tokens:
-        cached = Cached(tokens, fresh=0.2)
+    monkeypatch.setattr(keys, "find_identified", fails)
+    async with tokens_at(issuer, KeyDirectory(url)) as tokens:
+        cached = CachedDirectory(tokens, fresh=0.2)
         gone = issuer.token(sub="gone", email="g@gone.example", tenant="gone")
         await cached.find(gone)
         async with store.write() as connection:
@@ -216,7 +216,7 @@ async def test_made_up_keys_do_not_hold_up_the_tokens_of_a_new_key(issuer):
     """On the tree before, good tokens of the new key got 401 for 30.5 s."""
     issuer.published = ["rsa"]
     async with tokens_at(issuer) as tokens:
-        cached = Cached(tokens)
+        cached = CachedDirectory(tokens)
         assert await outcome(cached, issuer.token("rsa")) == "caller"
 
         async def stranger() -> None:
@@ -232,7 +232,7 @@ async def test_made_up_keys_do_not_hold_up_the_tokens_of_a_new_key(issuer):
             begun = time.monotonic()
             issuer.published = ["rsa", "ec"]
             assert await outcome(cached, issuer.token("ec", "ES256")) == "caller"
-            assert time.monotonic() - begun < 2 * COOLDOWN + 2
+            assert time.monotonic() - begun < 2 * MIN_REFRESH_INTERVAL + 2
         finally:
             attack.cancel()
             await asyncio.gather(attack, return_exceptions=True)
@@ -243,7 +243,7 @@ async def test_a_crowd_of_made_up_keys_is_bounded_and_its_refusal_is_not_remembe
     monkeypatch.setattr(jwks_module, "MOST_WAITING", 20)
     asked = issuer.asked
     async with tokens_at(issuer) as tokens:
-        cached = Cached(tokens)
+        cached = CachedDirectory(tokens)
         assert await outcome(cached, issuer.token()) == "caller"
         crowd = [issuer.token("stranger", headers={"kid": f"crowd-{n}"}) for n in range(60)]
         found = await asyncio.gather(*(outcome(cached, one) for one in crowd))
@@ -324,7 +324,7 @@ async def test_hostile_key_sets_are_no_keys(issuer, name, body, headers):
 
 
 def test_an_undecided_token_is_told_to_come_again():
-    error = UndecidedError("a detail for the log")
+    error = CredentialUnavailableError("a detail for the log")
     assert (error.status, error.code, error.should_retry) == (503, "keys_unavailable", True)
     assert "detail" not in error.message
     assert isinstance(error, UnavailableError)

@@ -13,13 +13,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmops.gateway.callers.usage.base import Unpriced, UsageSink
-from llmops.gateway.callers.usage.check import UsageCheck
-from llmops.gateway.callers.usage.events import new_id
-from llmops.gateway.callers.usage.journal import Journal
-from llmops.gateway.callers.usage.page import SLOT, TOKENS, Page
-from llmops.gateway.messages import UsageEvent
+from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.settings import UsageSettings
+from llmops.gateway.usage.event_formats import new_event_id
+from llmops.gateway.usage.open_answers import SLOT_BYTES, TOKENS, OpenAnswers
+from llmops.gateway.usage.outbox import UsageOutbox
+from llmops.gateway.usage.sink import NoPrices, UsageSink
+from llmops.gateway.usage.usage_check import UsageCheck
 from tests.attacks.harness import record, scaled
 from tests.gateway.test_usage_journal import event
 
@@ -43,13 +43,13 @@ def a_dead_gateway(root: Path) -> Path:
     """Leave a folder with events that no ledger has and with answers that were under way."""
     folder = root / "gw-000000000000"
     folder.mkdir(parents=True)
-    journal, page = Journal(folder), Page(folder / "page")
+    journal, page = UsageOutbox(folder), OpenAnswers(folder / "page")
     for seq in range(EVENTS):
         journal.append(event(seq))
     for at in range(OPEN_ANSWERS):
         slot = page.take()
         assert slot is not None
-        slot.open(new_id(), 1_790_000_000_000_000, 10, ["tiny", f"answer-{at}", "acme", "user", "key", "pro"])
+        slot.open(new_event_id(), 1_790_000_000_000_000, 10, ["tiny", f"answer-{at}", "acme", "user", "key", "pro"])
         slot.numbers[TOKENS] = 100 + at
     journal.close()
     page.close()
@@ -59,7 +59,7 @@ def a_dead_gateway(root: Path) -> Path:
 async def taken_up(root: Path) -> Ledger:
     """Start a gateway's usage on `root`, and return what its ledger has when all is shipped."""
     ledger = Ledger()
-    check = UsageCheck(root, UsageSettings(), ledger, Unpriced())
+    check = UsageCheck(root, UsageSettings(), ledger, NoPrices())
     await check.start()
     assert check.desk is not None
     await check.desk.settle(30)
@@ -75,8 +75,8 @@ def flip(data: bytes, chance: random.Random) -> bytes:
 
 
 def torn_slot(data: bytes, chance: random.Random) -> bytes:
-    at = chance.randrange(OPEN_ANSWERS) * SLOT
-    return data[:at] + chance.randbytes(SLOT) + data[at + SLOT :]
+    at = chance.randrange(OPEN_ANSWERS) * SLOT_BYTES
+    return data[:at] + chance.randbytes(SLOT_BYTES) + data[at + SLOT_BYTES :]
 
 
 DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {

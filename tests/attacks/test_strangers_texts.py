@@ -18,20 +18,20 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from rich.console import Console
 
-from llmops.cli.accounts.tables import print_json, show, show_pairs
-from llmops.cli.live.board import Asked, board
-from llmops.cli.live.orders import View
-from llmops.cli.live.page import Page, Recent
-from llmops.cli.live.screen import screen
+from llmops.cli.accounts.output import print_fields, print_json, print_table
 from llmops.cli.main import cli
+from llmops.cli.monitor.exposition import MetricsPage, MetricsWindow
+from llmops.cli.monitor.layout import render_screen
+from llmops.cli.monitor.snapshot import PolledGateway, make_snapshot
+from llmops.cli.monitor.sorting import ViewOptions
 from llmops.control.admin import operations
-from llmops.control.admin.wire import NewKey
+from llmops.control.admin.schemas import KeyCreate
 from llmops.errors import InputError, LlmopsError
-from llmops.gateway.logs import MOST_MESSAGE, SafeFormatter
+from llmops.gateway.logging_setup import MAX_LOG_MESSAGE_CHARACTERS, SafeFormatter
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant
 from llmops.store.accounts.users import ensure_user
-from llmops.texts import UNSAFE, is_plain, json_shown, plain, shown
+from llmops.untrusted_text import UNSAFE_CHARACTERS, escape_unsafe, is_safe_text, json_escape_unsafe, strip_unsafe
 from tests.attacks.harness import MIB, scaled
 from tests.store.conftest import by, databases, folder, kind, newest_database, newest_file, postgres, store, url
 
@@ -54,24 +54,24 @@ HOSTILE = [
 
 
 def is_safe(text: str, lines: bool = True) -> bool:
-    return not any(UNSAFE.match(one) for one in text if not (lines and one == "\n"))
+    return not any(UNSAFE_CHARACTERS.match(one) for one in text if not (lines and one == "\n"))
 
 
 @settings(max_examples=scaled(300, 20_000))
 @given(st.text(st.characters(), max_size=400) | st.sampled_from(HOSTILE))
 def test_what_is_shown_has_no_unsafe_character_and_an_end(text):
-    found = shown(text)
+    found = escape_unsafe(text)
     assert is_safe(found, lines=False)
     assert len(found) <= 300 * 10 + 40
-    assert is_plain(plain(text))
-    if is_plain(text) and len(text) <= 300:
-        assert found == plain(text) == text
+    assert is_safe_text(strip_unsafe(text))
+    if is_safe_text(text) and len(text) <= 300:
+        assert found == strip_unsafe(text) == text
 
 
 @settings(max_examples=scaled(60, 20_000))
 @given(st.recursive(st.text(max_size=10), lambda inner: st.lists(inner) | st.dictionaries(st.text(max_size=5), inner)))
 def test_json_that_is_shown_says_the_same_to_a_program(data):
-    found = json_shown(data)
+    found = json_escape_unsafe(data)
     assert is_safe(found)
     assert json.loads(found) == data
 
@@ -81,7 +81,7 @@ def test_the_admin_api_refuses_such_texts(text):
     """On the tree before, key names, models and addresses had ESC, BEL, U+202E and line breaks."""
     for fields in ({"name": text}, {"models": ["tiny", text]}, {"user": f"{text}@x"}, {"tenant": text}, {"tier": text}):
         with pytest.raises(ValidationError):
-            NewKey(**{"tenant": "acme", "user": "a@b", **fields})
+            KeyCreate(**{"tenant": "acme", "user": "a@b", **fields})
     for operation in operations.OPERATIONS:
         for name, field in operation.asked.model_fields.items():
             if field.annotation in (str, str | None):
@@ -103,8 +103,8 @@ def test_tables_pairs_and_json_show_escapes(capsys, monkeypatch, text):
     """Rows that another version stored, or another server sends."""
     # what runs the tests may have set it, and would have long lines wrapped
     monkeypatch.delenv("COLUMNS", raising=False)
-    show(("name", "model"), [[text * 3, "x" * 100_000]])
-    show_pairs([("name", text)])
+    print_table(("name", "model"), [[text * 3, "x" * 100_000]])
+    print_fields([("name", text)])
     print_json({"name": text, text: 1})
     said = capsys.readouterr().out
     assert is_safe(said)
@@ -127,7 +127,7 @@ def test_a_log_line_of_a_stranger_is_one_line(text):
         log.exception("failed")
     said = stream.getvalue()
     assert is_safe(said)
-    assert len(said.splitlines()[0]) < MOST_MESSAGE + 100
+    assert len(said.splitlines()[0]) < MAX_LOG_MESSAGE_CHARACTERS + 100
     assert not any(line.startswith("ERROR forged") for line in said.splitlines())
 
 
@@ -156,14 +156,14 @@ def exposition(samples) -> str:
 @settings(max_examples=scaled(30, 5000))
 @given(st.lists(st.tuples(_names, _labels, _numbers), max_size=20), st.integers(20, 200))
 def test_a_board_of_any_metrics_can_be_drawn(samples, width):
-    recent = Recent(10.0)
+    recent = MetricsWindow(10.0)
     for at in (1.0, 2.0):
         try:
-            recent.add(Page(exposition(samples), at))
+            recent.add(MetricsPage(exposition(samples), at))
         except ValueError:
             return
     stream = io.StringIO()
-    drawn = screen(board([Asked("http://g", recent)], {"e": recent}), View(), width, 40)
+    drawn = render_screen(make_snapshot([PolledGateway("http://g", recent)], {"e": recent}), ViewOptions(), width, 40)
     Console(file=stream, width=width, color_system=None).print(drawn)
     said = stream.getvalue()
     assert is_safe(said)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.gateway.observability.access_log import Lines
+from llmops.gateway.telemetry.access_log import AccessLogFile
 from tests.attacks.harness import MIB, eventually, exchange, record, scaled
 
 MEMORY = 24 * MIB
@@ -102,7 +102,7 @@ def test_lines_lost_on_a_full_disk_are_counted(start, engine):
         assert exchange(gateway, post(b"x: y")).startswith(b"HTTP/1.1 200")
 
     def lost() -> float:
-        return gateway.metric(r'llmops_told_total\{result="dropped",signal="access_log"\}')
+        return gateway.metric(r'llmops_telemetry_exports_total\{result="dropped",signal="access_log"\}')
 
     eventually(lambda: lost() >= count, f"{count} lost lines counted")
     record(f"{count} requests, {lost():.0f} lost lines counted, {gateway.log_bytes} bytes of log")
@@ -120,7 +120,7 @@ def test_a_line_that_was_torn_does_not_spoil_the_next(tmp_path, monkeypatch):
             raise OSError(errno.ENOSPC, "No space left on device")
         return write(descriptor, data[: room.pop(0)])
 
-    lines = Lines(str(file))
+    lines = AccessLogFile(str(file))
     monkeypatch.setattr(os, "write", written)
     with pytest.raises(OSError, match="No space"):
         lines._write(b'{"first":"a line that is cut off"}\n')

@@ -22,29 +22,29 @@ from hypothesis import strategies as st
 from sqlalchemy import select, text
 
 from llmops.control import ledger as ledger_module
-from llmops.control.duties import keep
-from llmops.control.ledger import Ledger, kept
+from llmops.control.leader_jobs import run_jobs
+from llmops.control.ledger import Ledger, write_until_accepted
 from llmops.errors import InputError
-from llmops.gateway.callers.usage.check import usage_of
-from llmops.gateway.callers.usage.direct import Direct
-from llmops.gateway.callers.usage.events import cloud_event, from_cloud_event
-from llmops.gateway.callers.usage.journal import Journal
-from llmops.gateway.callers.usage.kafka import Kafka, connection
-from llmops.gateway.callers.usage.ship import Shipper
-from llmops.gateway.callers.usage.signing import HEADER, signature, signing_keys
-from llmops.gateway.messages import UsageEvent
+from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.settings import GatewaySettings, KafkaSettings
+from llmops.gateway.usage.delivery import UsageDelivery
+from llmops.gateway.usage.event_formats import from_cloud_event, to_cloud_event
+from llmops.gateway.usage.kafka import Kafka, connection
+from llmops.gateway.usage.ledger_sink import LedgerSink
+from llmops.gateway.usage.outbox import UsageOutbox
+from llmops.gateway.usage.signing import SIGNATURE_HEADER, signature, signing_keys
+from llmops.gateway.usage.usage_check import create_usage_check
 from llmops.perf.lab.harness.servers import Broker
 from llmops.store.accounts.keys import KeySpec, create_key
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant
 from llmops.store.accounts.users import ensure_user
 from llmops.store.database import Store
-from llmops.store.open import open_store
-from llmops.store.parked import MOST_ROWS, MOST_UNSIGNED_BYTES, Parked, park, parked_counts
-from llmops.store.tables import parked_events, usage_records
-from llmops.store.usage import UsageFilter, gaps, next_seq, sum_usage
-from llmops.store.usage_writes import MOST_SUM
+from llmops.store.dead_letters import MAX_ROWS, MAX_UNSIGNED_BYTES, DeadLetter, add_dead_letters, count_dead_letters
+from llmops.store.factory import open_store
+from llmops.store.tables import dead_letters, usage_records
+from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, high_water_mark, sum_usage
+from llmops.store.usage_writes import MAX_SUM
 from tests.attacks.harness import MIB, scaled
 from tests.store.conftest import by, databases, folder, kind, newest_database, newest_file, postgres, store, url
 
@@ -92,7 +92,7 @@ async def stranger(kafka: KafkaSettings, **options: object) -> AsyncIterator[AIO
 
 @asynccontextmanager
 async def at_work(kafka: KafkaSettings, url: str) -> AsyncIterator[None]:
-    task = asyncio.create_task(keep([Ledger(kafka, url)]))
+    task = asyncio.create_task(run_jobs([Ledger(kafka, url)]))
     try:
         yield
     finally:
@@ -100,7 +100,7 @@ async def at_work(kafka: KafkaSettings, url: str) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def arrived(sink: Direct | Kafka, events: list[UsageEvent]) -> None:
+async def arrived(sink: LedgerSink | Kafka, events: list[UsageEvent]) -> None:
     wanted = {one.id for one in events}
     while await sink.confirmed(list(wanted)) != wanted:
         await asyncio.sleep(0.05)
@@ -108,7 +108,7 @@ async def arrived(sink: Direct | Kafka, events: list[UsageEvent]) -> None:
 
 async def counts(store: Store) -> dict[str, int]:
     async with store.read() as reading:
-        return await parked_counts(reading)
+        return await count_dead_letters(reading)
 
 
 async def bill(store: Store) -> tuple[int, int]:
@@ -124,9 +124,9 @@ async def bill(store: Store) -> tuple[int, int]:
 async def test_a_stranger_who_takes_the_next_numbers_of_a_gateway_costs_it_no_event(kafka, store, url, tmp_path):
     """On the tree before: 40 of the next 50 honest requests were never billed, and the log said nothing."""
     (tmp_path / "gw-1").mkdir()
-    journal, sink = Journal(tmp_path / "gw-1"), Kafka(kafka, Direct(url))
+    journal, sink = UsageOutbox(tmp_path / "gw-1"), Kafka(kafka, LedgerSink(url))
     honest = [event(seq) for seq in range(scaled(60, 1000))]
-    shipper = Shipper(journal, sink, patience=1.0)
+    shipper = UsageDelivery(journal, sink, patience=1.0)
     for one in honest[:10]:
         journal.append(one)
     await journal.sync()
@@ -136,9 +136,9 @@ async def test_a_stranger_who_takes_the_next_numbers_of_a_gateway_costs_it_no_ev
         await arrived(sink, honest[:10])
         forged = [event(seq, cost_micros=10**9) for seq in range(10, 50)]
         for one in forged:
-            await producer.send(kafka.topic, cloud_event(one))
-            wrong = signature(OTHER.encode(), cloud_event(one))
-            await producer.send(kafka.topic, cloud_event(one), headers=[(HEADER, wrong)])
+            await producer.send(kafka.topic, to_cloud_event(one))
+            wrong = signature(OTHER.encode(), to_cloud_event(one))
+            await producer.send(kafka.topic, to_cloud_event(one), headers=[(SIGNATURE_HEADER, wrong)])
         await producer.flush()
         for one in honest[10:]:
             journal.append(one)
@@ -159,13 +159,13 @@ async def test_a_stranger_who_takes_the_next_numbers_of_a_gateway_costs_it_no_ev
 async def test_numbers_that_another_event_has_in_the_ledger_do_not_let_an_event_be_forgotten(store, url, tmp_path):
     """A restored snapshot uses its numbers a second time, with every signature in order."""
     (tmp_path / "gw-1").mkdir()
-    journal, sink = Journal(tmp_path / "gw-1"), Direct(url)
+    journal, sink = UsageOutbox(tmp_path / "gw-1"), LedgerSink(url)
     await sink.write([event(seq) for seq in range(40)])
     again = [event(seq) for seq in range(40)]
     for one in again:
         journal.append(one)
     await journal.sync()
-    shipper = Shipper(journal, sink)
+    shipper = UsageDelivery(journal, sink)
     shipping = asyncio.create_task(shipper.run())
     await shipper.drained.wait()
     shipping.cancel()
@@ -179,7 +179,7 @@ async def test_numbers_that_another_event_has_in_the_ledger_do_not_let_an_event_
 async def test_two_keys_are_valid_while_one_replaces_the_other(kafka, store, url):
     old, new = KEY, OTHER
     rotated = kafka.model_copy(update={"signing_keys": f"{new},{old}"})
-    behind, ahead = Kafka(kafka, Direct(url)), Kafka(rotated, Direct(url))
+    behind, ahead = Kafka(kafka, LedgerSink(url)), Kafka(rotated, LedgerSink(url))
     events = [event(0), event(1)]
     await behind.write(events[:1])
     await ahead.write(events[1:])
@@ -193,7 +193,7 @@ async def test_two_keys_are_valid_while_one_replaces_the_other(kafka, store, url
 def test_a_gateway_without_a_key_is_refused_where_kafka_is_configured(tmp_path):
     settings = GatewaySettings(store="sqlite:///x.db", kafka=KafkaSettings(servers="127.0.0.1:9092"))
     with pytest.raises(InputError, match=r"there is no key: set kafka.signing_keys or kafka.signing_keys_file"):
-        usage_of(settings)
+        create_usage_check(settings)
     file = tmp_path / "keys"
     for written, told in (("short", "less than 32"), (f"{KEY}\n{OTHER}\n{KEY}1", "3 signing keys"), ("", "no key")):
         file.write_text(written)
@@ -216,7 +216,7 @@ _scalars = st.one_of(
 _values = st.recursive(
     _scalars, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner)
 )
-_BASE = json.loads(cloud_event(event(0)))
+_BASE = json.loads(to_cloud_event(event(0)))
 _changes = st.dictionaries(st.sampled_from([*_BASE, *(f"data.{name}" for name in _BASE["data"])]), _values, max_size=3)
 
 
@@ -238,7 +238,7 @@ class Record:
     topic, partition, offset = "t", 0, 0
 
     def __init__(self, value: bytes) -> None:
-        self.value, self.headers = value, ((HEADER, signature(KEY.encode(), value)),)
+        self.value, self.headers = value, ((SIGNATURE_HEADER, signature(KEY.encode(), value)),)
 
 
 @pytest.fixture(scope="module")
@@ -258,12 +258,12 @@ async def test_every_signed_json_is_on_a_bill_or_parked_and_sums_are_exact(ledge
     collect()
     made += [changed({name: odd}) for name in ("data.cost_micros", "data.seq", "time", "id") for odd in _ODD]
     made += [changed({"data.cost_micros": cost}) for cost in range(20)]
-    made += [b"[" * 60_000, b'{"a":' * 10_000, b"", b"\xff", cloud_event(event(0))]
+    made += [b"[" * 60_000, b'{"a":' * 10_000, b"", b"\xff", to_cloud_event(event(0))]
     for at in range(0, len(made), 50):
-        events, refused = ledger._examined([Record(value) for value in made[at : at + 50]])
+        events, refused = ledger._validate_records([Record(value) for value in made[at : at + 50]])
         assert len(events) + len(refused) == len(made[at : at + 50])
         await ledger._park(store, refused)
-        await asyncio.wait_for(kept(store, events), 60)
+        await asyncio.wait_for(write_until_accepted(store, events), 60)
     async with store.read() as reading:
         rows = (await reading.execute(select(usage_records.c.cost_micros))).scalars().all()
     requests, billed = len(rows), sum(rows)
@@ -283,20 +283,20 @@ def test_a_record_is_an_event_or_a_value_error_that_holds_nothing_of_it(value):
         assert len(told) < 100
         assert told.isprintable()
     else:
-        assert from_cloud_event(cloud_event(one)) == one
+        assert from_cloud_event(to_cloud_event(one)) == one
 
 
 async def test_costs_near_the_end_of_the_numbers_drop_no_other_event(store):
     """On the tree before, SQLite's sum of such costs became a float, and the batch was refused on PostgreSQL."""
     huge = [event(seq, cost_micros=2**63 - 10) for seq in range(3)]
-    await asyncio.wait_for(kept(store, [*huge, *(event(seq) for seq in range(3, 10))]), 30)
+    await asyncio.wait_for(write_until_accepted(store, [*huge, *(event(seq) for seq in range(3, 10))]), 30)
     assert await bill(store) == (7, 21)
     assert await counts(store) == {"cost out of range": 3}
     async with store.write() as writing:
-        await writing.execute(text(f"UPDATE usage_totals SET cost_micros = {MOST_SUM - 5}"))
-        await writing.execute(text(f"UPDATE tenant_totals SET cost_micros = {MOST_SUM - 5}"))
-    await kept(store, [event(10, cost_micros=10**12), event(11)])
-    assert await bill(store) == (9, MOST_SUM)
+        await writing.execute(text(f"UPDATE usage_totals SET cost_micros = {MAX_SUM - 5}"))
+        await writing.execute(text(f"UPDATE tenant_totals SET cost_micros = {MAX_SUM - 5}"))
+    await write_until_accepted(store, [event(10, cost_micros=10**12), event(11)])
+    assert await bill(store) == (9, MAX_SUM)
 
 
 async def test_one_event_that_the_tables_refuse_is_parked_alone(store, monkeypatch):
@@ -310,7 +310,7 @@ async def test_one_event_that_the_tables_refuse_is_parked_alone(store, monkeypat
 
     monkeypatch.setattr(ledger_module, "write_events", fails)
     events = [event(seq, model="poison" if seq == 13 else "tiny") for seq in range(30)]
-    await asyncio.wait_for(kept(store, events), 30)
+    await asyncio.wait_for(write_until_accepted(store, events), 30)
     assert (await bill(store))[0] == 29
     assert await counts(store) == {"refused by the tables": 1}
 
@@ -333,7 +333,7 @@ async def test_tenant_user_and_key_must_belong_together(store, url, by):
         event(3, tenant_id="acme", user_id=mine.user_id, key_id=theirs.id),
         event(4, tenant_id="acme", user_id=str(uuid4()), key_id=mine.id),
     ]
-    sink = Direct(url)
+    sink = LedgerSink(url)
     await sink.write([honest, unknown, *wrong])
     assert await counts(store) == {"user of another tenant": 1, "key of another user": 2}
     async with store.read() as reading:
@@ -347,11 +347,11 @@ async def test_tenant_user_and_key_must_belong_together(store, url, by):
 
 async def test_a_number_far_ahead_reports_no_quadrillions_of_missing_events(store):
     """On the tree before, the number 2**53 - 1 reported 9,007,199,254,740,984 missing events."""
-    await kept(store, [event(seq) for seq in range(5)])
-    await kept(store, [event(2**53 - 2), event(7)])
+    await write_until_accepted(store, [event(seq) for seq in range(5)])
+    await write_until_accepted(store, [event(2**53 - 2), event(7)])
     async with store.read() as reading:
-        missing = sum(gap.last - gap.first + 1 for gap in await gaps(reading))
-        mark = await next_seq(reading, "gw-1")
+        missing = sum(gap.last - gap.first + 1 for gap in await find_sequence_gaps(reading))
+        mark = await high_water_mark(reading, "gw-1")
     assert missing <= 1_000_000
     assert mark == 2**53 - 1
     assert (await bill(store))[0] == 7
@@ -362,7 +362,7 @@ async def test_a_number_far_ahead_reports_no_quadrillions_of_missing_events(stor
 _WATCHED = """
 import asyncio, sys, threading, time
 from llmops.control import ledger
-from llmops.control.duties import keep
+from llmops.control.leader_jobs import keep
 from llmops.gateway.settings import KafkaSettings
 ledger.SESSION_MS = 1000
 servers, topic, url, key = sys.argv[1:]
@@ -405,7 +405,7 @@ async def _run(program: str, *arguments: object) -> asyncio.subprocess.Process:
 async def test_a_compressed_record_is_never_unpacked(kafka, folder):
     """On the tree before, a record that unpacks to 700 MiB took 1,420 MiB of memory and held the loop for 3.7 s."""
     url = f"sqlite:///{folder}/ledger.db"
-    sink = Kafka(kafka, Direct(url))
+    sink = Kafka(kafka, LedgerSink(url))
     events = [event(seq) for seq in range(20)]
     await sink.write(events[:10])
     watched = await _run(_WATCHED, kafka.servers, kafka.topic, url, KEY)
@@ -433,29 +433,29 @@ def _peak(pid: int) -> int:
 async def test_a_record_is_bounded_before_it_is_parsed(kafka, store, url):
     value = b"[" * (900 * 1024)
     assert len(zlib.compress(value)) < 2000
-    sink = Kafka(kafka, Direct(url))
+    sink = Kafka(kafka, LedgerSink(url))
     async with stranger(kafka) as producer:
         await producer.send_and_wait(kafka.topic, value)
-        await producer.send_and_wait(kafka.topic, value, headers=[(HEADER, signature(KEY.encode(), value))])
+        await producer.send_and_wait(kafka.topic, value, headers=[(SIGNATURE_HEADER, signature(KEY.encode(), value))])
     honest = [event(0)]
     await sink.write(honest)
     async with at_work(kafka, url):
         await arrived(sink, honest)
     assert await counts(store) == {"too large": 2}
     async with store.read() as reading:
-        (length,) = {len(one) for one in (await reading.execute(select(parked_events.c.value))).scalars()}
-    assert length == MOST_UNSIGNED_BYTES
+        (length,) = {len(one) for one in (await reading.execute(select(dead_letters.c.value))).scalars()}
+    assert length == MAX_UNSIGNED_BYTES
     await sink.close()
 
 
 async def test_parked_values_of_strangers_do_not_fill_the_store(store, monkeypatch):
-    monkeypatch.setattr("llmops.store.parked.MOST_ROWS", 20)
-    assert MOST_ROWS >= 1000
+    monkeypatch.setattr("llmops.store.dead_letters.MAX_ROWS", 20)
+    assert MAX_ROWS >= 1000
     for begin in range(0, 100, 10):
-        some = [Parked("not signed by a gateway", "t[0] at 1", b"%d" % one) for one in range(begin, begin + 10)]
-        await store.transact(lambda connection, some=some: park(connection, some, NOON))
+        some = [DeadLetter("not signed by a gateway", "t[0] at 1", b"%d" % one) for one in range(begin, begin + 10)]
+        await store.transact(lambda connection, some=some: add_dead_letters(connection, some, NOON))
     async with store.read() as reading:
-        rows = (await reading.execute(select(parked_events.c.id))).scalars().all()
+        rows = (await reading.execute(select(dead_letters.c.id))).scalars().all()
     assert len(rows) == 21
     assert await counts(store) == {"not signed by a gateway": 100}
 
@@ -474,7 +474,7 @@ _DIES = _WATCHED.replace(
 async def test_an_offset_that_ended_the_process_twice_is_stepped_over(kafka, folder):
     """On the tree before, the process ended at every start."""
     url = f"sqlite:///{folder}/ledger.db"
-    sink = Kafka(kafka, Direct(url))
+    sink = Kafka(kafka, LedgerSink(url))
     events = [event(seq) for seq in range(20)]
     await (await open_store(url)).close()
     await sink.write(events[:7])

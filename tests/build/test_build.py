@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from llmops.build.engine_folder import atomic
+from llmops.build.engine_folder import atomic_folder
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.build.job import engine
-from llmops.build.job.engine import build
+from llmops.build.job import build_engine
+from llmops.build.job.build_engine import build
 from llmops.build.progress import SilentProgress
 from llmops.build.spec import BuildSpec
 from llmops.cli.build import command
@@ -116,8 +116,8 @@ def test_a_missing_chat_template_is_a_warning(copy_of_tiny: Path, tmp_path: Path
 
 def test_a_full_disk_is_noticed_before_the_work(spec: BuildSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = type("usage", (), {"free": 70 << 20})
-    monkeypatch.setattr(atomic.shutil, "disk_usage", lambda path: usage)
-    monkeypatch.setattr(engine, "_make", lambda *args: pytest.fail("the work was begun"))
+    monkeypatch.setattr(atomic_folder.shutil, "disk_usage", lambda path: usage)
+    monkeypatch.setattr(build_engine, "_make", lambda *args: pytest.fail("the work was begun"))
     with pytest.raises(ResourceError, match=r"the build needs about \d+ MiB in .*, where 70 MiB are free; make room"):
         build(spec)
     assert not spec.output.exists()
@@ -125,13 +125,13 @@ def test_a_full_disk_is_noticed_before_the_work(spec: BuildSpec, monkeypatch: py
 
 def test_the_estimate_covers_what_is_written(tiny: Path, tmp_path: Path) -> None:
     from llmops.build.checkpoint import open_checkpoint
-    from llmops.build.targets.openvino import target
+    from llmops.build.targets.openvino import openvino_target
 
     for quant in ("none", "int8", "int4"):
         spec = BuildSpec(checkpoint=str(tiny), output=tmp_path / quant, quant=quant)
         build(spec)
         written = sum(len(raw) for raw in contents(spec.output / "model").values())
-        assert written < target.prepare(spec, open_checkpoint(str(tiny))).disk_bytes
+        assert written < openvino_target.prepare(spec, open_checkpoint(str(tiny))).disk_bytes
 
 
 def test_a_disk_that_fills_up_meanwhile(tiny: Path, tmp_path: Path) -> None:
@@ -156,7 +156,11 @@ def test_a_disk_that_fills_up_meanwhile(tiny: Path, tmp_path: Path) -> None:
 
 def test_no_space_from_the_operating_system_is_named(tmp_path: Path) -> None:
     output = tmp_path / "engine"
-    with pytest.raises(ResourceError, match="has no room"), atomic.full_disk_named(output), atomic.Workplace(output):
+    with (
+        pytest.raises(ResourceError, match="has no room"),
+        atomic_folder.report_full_disk(output),
+        atomic_folder.StagingFolder(output),
+    ):
         raise OSError(errno.ENOSPC, "No space left on device")
     assert list(tmp_path.iterdir()) == []
 
@@ -165,7 +169,7 @@ def start_slow_build(tiny: Path, output: Path) -> subprocess.Popen[str]:
     """A build that waits, half done, with files already written."""
     script = (
         "import signal, sys, time; from pathlib import Path; from llmops.build.job import engine\n"
-        "from llmops.build.targets.openvino.target import OpenVinoJob\n"
+        "from llmops.build.targets.openvino.openvino_target import OpenVinoJob\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where the tests run behind a shell's &
         "def wait(*args): print('half way', flush=True); time.sleep(600)\n"
         "OpenVinoJob.build = wait\n"
@@ -250,14 +254,14 @@ def test_an_engine_that_was_moved_aside_comes_back(tmp_path: Path, monkeypatch: 
     new.mkdir()
     rename = os.rename
 
-    def failing(source: Path, target: Path) -> None:
+    def failing(source: Path, openvino_target: Path) -> None:
         if Path(source) == new:
             raise OSError(errno.EIO, "Input/output error")
-        rename(source, target)
+        rename(source, openvino_target)
 
     monkeypatch.setattr(os, "rename", failing)
     with pytest.raises(OSError, match="Input/output error"):
-        atomic.replace_folder(new, place)
+        atomic_folder.replace_folder(new, place)
     assert contents(place) == {"old": b"old"}
     assert sorted(path.name for path in tmp_path.iterdir()) == ["engine", "new"]
 
@@ -304,7 +308,9 @@ def test_an_error_is_one_sentence_and_exit_code_2(tmp_path: Path) -> None:
 
 def test_errors_are_of_the_project(spec: BuildSpec, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rename that the operating system refuses ends as a BuildError, not as a traceback."""
-    monkeypatch.setattr(atomic, "replace_folder", lambda *args: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error")))
+    monkeypatch.setattr(
+        atomic_folder, "replace_folder", lambda *args: (_ for _ in ()).throw(OSError(errno.EIO, "I/O error"))
+    )
     with pytest.raises(LlmopsError, match="could not be moved"):
         build(spec)
     assert list(spec.output.parent.iterdir()) == []
@@ -314,7 +320,7 @@ def test_repeated_builds_are_quick(spec: BuildSpec) -> None:
     """The cached path loads no OpenVINO: its cost is what the imports cost."""
     build(spec)
     script = (
-        "import sys; from pathlib import Path; from llmops.build.job.engine import build\n"
+        "import sys; from pathlib import Path; from llmops.build.job.build_engine import build\n"
         "from llmops.build.spec import BuildSpec\n"
         "_, cached = build(BuildSpec(checkpoint=sys.argv[1], output=Path(sys.argv[2])))\n"
         "assert cached; print(sorted({'openvino', 'torch', 'transformers', 'numpy', 'gguf'} & set(sys.modules)))\n"

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from llmops.build.checkpoint import open_checkpoint
-from llmops.build.checkpoint import safetensors as headers
-from llmops.build.checkpoint.gguf import read_header
-from llmops.build.checkpoint.sampling import sampling_defaults
+from llmops.build.checkpoint import safetensors_header as headers
+from llmops.build.checkpoint.generation_config import sampling_defaults
+from llmops.build.checkpoint.gguf_header import read_header
 from llmops.errors import CheckpointError, MissingDependencyError, ResourceError
 
 

@@ -11,7 +11,7 @@ import pytest
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint.golden_prompts import TOKENS, golden_prompts, golden_texts
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.build.job.engine import build
+from llmops.build.job.build_engine import build
 from llmops.build.progress import SilentProgress
 from llmops.build.spec import BuildSpec
 
@@ -42,11 +42,11 @@ def test_a_build_keeps_what_transformers_answers(tiny: Path, tmp_path: Path) -> 
     from transformers import AutoModelForCausalLM
 
     build(BuildSpec(str(tiny), tmp_path / "engine", quant="int8"))
-    golden = EngineManifest.load(tmp_path / "engine").golden
-    assert golden is not None
-    assert [one.text for one in golden.answers] == golden_texts()
+    native_golden_answers = EngineManifest.load(tmp_path / "engine").golden
+    assert native_golden_answers is not None
+    assert [one.text for one in native_golden_answers.answers] == golden_texts()
     model = AutoModelForCausalLM.from_pretrained(tiny, dtype=torch.float32)
-    for one in golden.answers:
+    for one in native_golden_answers.answers:
         ids = torch.tensor([one.ids])
         out = model.generate(ids, max_new_tokens=TOKENS, do_sample=False, pad_token_id=0, eos_token_id=2)
         assert one.tokens == out[0, ids.shape[1] :].tolist()
@@ -61,10 +61,10 @@ def test_a_build_without_the_memory_for_the_source_keeps_none_and_says_so(
 ) -> None:
     """`tiny` has 32-bit weights, and OpenVINO holds them twice more: half of that is not enough."""
     pytest.importorskip("openvino")
-    from llmops.build.targets.openvino import golden
+    from llmops.build.targets.openvino import native_golden_answers
 
     parameters, progress = open_checkpoint(str(tiny)).parameters, SilentProgress()
-    monkeypatch.setattr(golden, "available_memory", lambda: 4 * parameters)
+    monkeypatch.setattr(native_golden_answers, "available_memory", lambda: 4 * parameters)
     build(BuildSpec(str(tiny), tmp_path / "engine", quant="int8"), progress)
     assert EngineManifest.load(tmp_path / "engine").golden is None
     assert any(one.startswith("No golden answers are kept: the unquantised model needs") for one in progress.notes)
@@ -81,15 +81,17 @@ def test_prompts_are_rendered_as_transformers_does_on_any_day(tiny: Path) -> Non
 
 
 def test_the_quality_gate_records_the_same(tiny: Path, tmp_path: Path) -> None:
-    from llmops.build.quality.reference import Reference
-    from llmops.build.quality.source import open_source
-    from llmops.build.quantize.loading import load_tokenizer
+    from llmops.build.quality.reference_answers import ReferenceAnswers
+    from llmops.build.quality.source_model import open_source
+    from llmops.build.quantize.model_loading import load_tokenizer
 
     pytest.importorskip("openvino")
     build(BuildSpec(str(tiny), tmp_path / "engine"))
     kept = EngineManifest.load(tmp_path / "engine").golden
     checkpoint = open_checkpoint(str(tiny))
-    recorded = Reference.record(open_source(checkpoint), load_tokenizer(checkpoint), {2}, tmp_path / "reference").golden
+    recorded = ReferenceAnswers.record(
+        open_source(checkpoint), load_tokenizer(checkpoint), {2}, tmp_path / "reference"
+    ).golden
     assert kept is not None
     for mine, theirs in zip(kept.answers, recorded.answers, strict=True):
         assert (mine.ids, mine.text_ids, mine.tokens) == (theirs.ids, theirs.text_ids, theirs.tokens)

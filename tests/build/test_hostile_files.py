@@ -17,11 +17,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmops.build.checkpoint import open_checkpoint
-from llmops.build.checkpoint.gguf import read_header as read_gguf
-from llmops.build.checkpoint.safetensors import read_header as read_safetensors
-from llmops.build.checkpoint.safetensors import shard_files
+from llmops.build.checkpoint.gguf_header import read_header as read_gguf
+from llmops.build.checkpoint.safetensors_header import read_header as read_safetensors
+from llmops.build.checkpoint.safetensors_header import shard_files
 from llmops.build.model.architecture import Architecture
-from llmops.build.tokenizer.gguf import tokenizer_from_gguf
+from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llmops.errors import CheckpointError
 
 EXAMPLES = settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])

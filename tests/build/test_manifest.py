@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
-from llmops.build.engine_folder.extras import EncoderExtra, Extra, OpenVinoExtra, PytorchExtra, TensorrtExtra
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
+from llmops.build.engine_folder.manifest_extras import (
+    EncoderExtra,
+    ManifestExtra,
+    OpenVinoExtra,
+    PytorchExtra,
+    TensorrtExtra,
+)
 from llmops.errors import InputError
 
 # written by builds before `extra` had a model per target (golden answers and most source files left out)
@@ -28,7 +34,7 @@ def load(folder: Path, content: dict[str, Any]) -> EngineManifest:
 
 
 @pytest.mark.parametrize(("name", "kind"), KINDS.items())
-def test_earlier_engines_are_read_and_saved_as_they_were(tmp_path: Path, name: str, kind: type[Extra]) -> None:
+def test_earlier_engines_are_read_and_saved_as_they_were(tmp_path: Path, name: str, kind: type[ManifestExtra]) -> None:
     manifest = load(tmp_path, written(name))
     assert type(manifest.extra) is kind
     manifest.save(tmp_path)

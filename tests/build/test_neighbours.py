@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.engine_folder.atomic import remove_leftovers
-from llmops.build.engine_folder.lock import sole_build
+from llmops.build.engine_folder.atomic_folder import remove_leftovers
+from llmops.build.engine_folder.build_lock import exclusive_build
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.build.job.engine import build
+from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import InputError
 from llmops.model_repository.generate import generate_repository, read_engines
@@ -94,7 +94,7 @@ def test_a_lock_file_that_is_something_else_stays(spec: BuildSpec, tmp_path: Pat
 def test_a_lock_that_was_taken_away_meanwhile(tmp_path: Path) -> None:
     """What another process has put there since is not removed at the end."""
     lock = tmp_path / ".engine.lock"
-    with sole_build(tmp_path / "engine", print):
+    with exclusive_build(tmp_path / "engine", print):
         lock.unlink()
         lock.write_text("1")
     assert lock.read_text() == "1"

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.build.job.engine import build
+from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import CheckpointError, InputError, MissingDependencyError
 
@@ -168,7 +168,7 @@ def test_what_only_optimum_intel_can_export_says_how_to_get_it(
 
 
 def matrix_from(storage: Any, values: np.ndarray, blocks: str | None = None, data: Any = None) -> np.ndarray:
-    from llmops.build.checkpoint.weights import Weight
+    from llmops.build.checkpoint.weight_sources import Weight
 
     weight = Weight(values if data is None else data, values.shape, "f32", blocks)
     node = storage.matrix(weight)
@@ -186,11 +186,11 @@ def matrix_from(storage: Any, values: np.ndarray, blocks: str | None = None, dat
 )
 def test_compressed_weights_are_within_one_step(seed: int, shift: float, size: float, levels: int) -> None:
     """Rounding a value costs half a step, rounding the zero point another half."""
-    from llmops.build.targets.openvino.storage import Int4, Int8
+    from llmops.build.targets.openvino.weight_compression import Int4Storage, Int8Storage
 
     values = ((np.random.default_rng(seed).standard_normal((6, 64)) + shift) * size).astype(np.float32)
     group = 32 if levels == 15 else 64
-    got = matrix_from(Int4(32) if levels == 15 else Int8(), values)
+    got = matrix_from(Int4Storage(32) if levels == 15 else Int8Storage(), values)
     grouped, restored = values.reshape(6, -1, group), got.reshape(6, -1, group)
     span = np.maximum(grouped.max(-1), 0) - np.minimum(grouped.min(-1), 0)
     assert (np.abs(restored - grouped).max(-1) <= 1.01 * span / levels + 1e-6).all()
@@ -201,13 +201,13 @@ def test_int4_keeps_the_grid_of_gguf_blocks() -> None:
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize, quantize
 
-    from llmops.build.targets.openvino.storage import Int4
+    from llmops.build.targets.openvino.weight_compression import Int4Storage
 
     original = np.random.default_rng(5).normal(size=(8, 128)).astype(np.float32)
     packed = quantize(original, GGMLQuantizationType.Q4_1)
     values = dequantize(packed, GGMLQuantizationType.Q4_1)
-    kept = matrix_from(Int4(32), values, "Q4_1", packed)
-    requantised = matrix_from(Int4(32), values)
+    kept = matrix_from(Int4Storage(32), values, "Q4_1", packed)
+    requantised = matrix_from(Int4Storage(32), values)
     step = (values.max() - values.min()) / 15
     assert np.abs(kept - values).max() < 0.01 * step
     assert np.abs(requantised - values).max() > 0.1 * step  # what it would cost
@@ -219,7 +219,7 @@ def test_a_quantised_engine_computes_with_its_rounded_weights(quant: str, tiny: 
     import torch
     from transformers import AutoModelForCausalLM
 
-    from llmops.build.targets.openvino.storage import Int4, Int8
+    from llmops.build.targets.openvino.weight_compression import Int4Storage, Int8Storage
 
     manifest, _ = build(BuildSpec(checkpoint=str(tiny), output=tmp_path / "engine", quant=quant))
     assert (manifest.quantisation.weights, manifest.quantisation.group_size) == (quant, {"int4": 32}.get(quant))
@@ -227,7 +227,9 @@ def test_a_quantised_engine_computes_with_its_rounded_weights(quant: str, tiny: 
     for name, parameter in model.named_parameters():
         whole = "embed_tokens" in name or "lm_head" in name or quant == "int8"
         if parameter.dim() == 2:
-            parameter.data = torch.tensor(matrix_from(Int8() if whole else Int4(32), parameter.data.numpy()))
+            parameter.data = torch.tensor(
+                matrix_from(Int8Storage() if whole else Int4Storage(32), parameter.data.numpy())
+            )
     with torch.no_grad():
         expected = model(torch.tensor(PROMPT)).logits.numpy()
     logits = run(tmp_path / "engine" / "model", PROMPT, [6, 5], {**EXACT, "DYNAMIC_QUANTIZATION_GROUP_SIZE": "0"})

@@ -7,12 +7,12 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from llmops.build.checkpoint.known import known_model
-from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.memory.budget import PlannedLimits, plan_memory
-from llmops.build.plan.memory.layout import Layout
+from llmops.build.checkpoint.known_models import known_model
+from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.plan.memory.memory_budget import PlannedLimits, plan_memory
+from llmops.build.plan.memory.parallel_layout import ParallelLayout
+from llmops.build.plan.model_lookup import look_up_model
 from llmops.build.plan.precision import find_kv, find_precision
-from llmops.build.plan.source import load_model
 from llmops.build.recipes.catalog import UNSUPPORTED, recipes
 from llmops.cli.main import cli
 from llmops.errors import InputError
@@ -46,12 +46,14 @@ def test_it_fits_the_machine_that_it_names(name):
     count, _, kind = machine.partition(" x ")
     assert plan.world_size * plan.replicas == int(count)
     assert plan.gpu.startswith(kind.lower())
-    model = load_model(plan.model).checkpoint.architecture
+    model = look_up_model(plan.model).checkpoint.architecture
     plan.check(model)
     precision = find_precision("bf16" if plan.quantisation == "none" else plan.quantisation, model)
     limits = PlannedLimits(plan.max_batch_size, plan.max_num_tokens, plan.max_seq_len, plan.kv_cache_fraction)
     kv = find_kv(plan.kv_cache_dtype, precision)
-    memory = plan_memory(model, precision, kv, Layout(plan.tp_size, 1, plan.ep_size), find_gpu(plan.gpu), limits)
+    memory = plan_memory(
+        model, precision, kv, ParallelLayout(plan.tp_size, 1, plan.ep_size), find_gpu(plan.gpu), limits
+    )
     assert memory.fits
     assert memory.kv_cache > 0.1 * memory.total
 

@@ -13,7 +13,7 @@ from tokenizers import SentencePieceBPETokenizer, Tokenizer
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.targets.openvino.detokenizer import vocabulary_bytes
 from llmops.build.tokenizer import write_tokenizer
-from llmops.build.tokenizer.gguf import tokenizer_from_gguf
+from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llmops.errors import CheckpointError
 
 DATA = Path(__file__).parent / "data"

@@ -16,9 +16,9 @@ import huggingface_hub.errors
 import pytest
 from pydantic import BaseModel, Field, ValidationError
 
-from llmops.build.checkpoint.hub import _asked
-from llmops.connections import grpc_failure, http_failure
-from llmops.errors import InputError, LlmopsError, first_fault
+from llmops.build.checkpoint.hub_download import _call_hub
+from llmops.connection_errors import grpc_call_error, http_connection_error
+from llmops.errors import InputError, LlmopsError, first_validation_error
 from llmops.output_files import check_writable, write_text
 
 
@@ -68,7 +68,7 @@ class Model(BaseModel):
 def test_a_value_that_does_not_fit(value, said):
     with pytest.raises(ValidationError) as failed:
         Model.model_validate(value)
-    assert first_fault(failed.value, "the file") == said
+    assert first_validation_error(failed.value, "the file") == said
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_every_error_of_the_http_library(kind):
         ),
         **more,
     )
-    assert is_ours(http_failure("http://h:1/v1", error).message, "its own words")
+    assert is_ours(http_connection_error("http://h:1/v1", error).message, "its own words")
 
 
 class Call(grpc.RpcError):
@@ -128,7 +128,7 @@ class Call(grpc.RpcError):
 
 @pytest.mark.parametrize("code", grpc.StatusCode, ids=lambda code: code.name)
 def test_every_status_of_grpc(code):
-    assert is_ours(grpc_failure("h:8001", Call(code)).message, "StatusCode")
+    assert is_ours(grpc_call_error("h:8001", Call(code)).message, "StatusCode")
 
 
 HUB = kinds_of(Exception, huggingface_hub.errors)
@@ -143,7 +143,7 @@ def test_every_error_of_the_hub(kind):
         raise error
 
     with pytest.raises(LlmopsError) as refused:
-        _asked("owner/model", download)
+        _call_hub("owner/model", download)
     assert is_ours(refused.value.message, "second line")
     assert "owner/model" in refused.value.message
 
@@ -151,9 +151,11 @@ def test_every_error_of_the_hub(kind):
 @pytest.mark.parametrize("name", ["KafkaConnectionError", "TopicAuthorizationFailedError", "RequestTimedOutError"])
 def test_errors_of_kafka(name):
     errors = pytest.importorskip("aiokafka.errors")
-    from llmops.gateway.callers.usage.kafka import told
     from llmops.gateway.settings import KafkaSettings
+    from llmops.gateway.usage.kafka import kafka_error_message
 
-    said = told(KafkaSettings(servers="k:9092", signing_keys="x" * 32), getattr(errors, name)("its own words"))
+    said = kafka_error_message(
+        KafkaSettings(servers="k:9092", signing_keys="x" * 32), getattr(errors, name)("its own words")
+    )
     assert said.startswith(f"Kafka at k:9092 does not take or give events of llmops.usage ({name[:-5]}); check ")
     assert is_ours(said, "its own words")

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from llmops.connections import http_refusal
+from llmops.connection_errors import http_status_error
 
 
 def run(*arguments: str, **options) -> subprocess.CompletedProcess:
@@ -50,7 +50,7 @@ def test_a_wrong_setting_in_the_environment_says_where_it_is(tmp_path):
 
 
 def test_a_model_that_is_not_served_is_no_wrong_url():
-    error = http_refusal("http://a/v1", 404, "The model 'b' does not exist. GET /v1/models lists the models.")
+    error = http_status_error("http://a/v1", 404, "The model 'b' does not exist. GET /v1/models lists the models.")
     assert error.message.startswith("http://a/v1 does not serve that model")
     assert "check the URL" not in error.message
 

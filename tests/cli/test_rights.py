@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.engine_folder.lock import sole_build
+from llmops.build.engine_folder.build_lock import exclusive_build
 from llmops.errors import LlmopsError
 from llmops.model_repository.doctor import machine
 
@@ -61,7 +61,7 @@ def test_doctor_in_an_environment_of_somebody_else(folder: Path, monkeypatch: py
     wheel.chmod(0o000)
     monkeypatch.setattr(machine.embedded, "find_wheel", lambda: wheel)
     monkeypatch.setattr(machine.embedded, "CONTAINER_ROOT", folder / "none")
-    said = as_nobody(lambda: next(check.fix for check in machine.examine() if check.name == "Triton"))
+    said = as_nobody(lambda: next(check.fix for check in machine.check_machine() if check.name == "Triton"))
     assert said == (
         f"{wheel}/bin/tritonserver cannot be read by this user (Permission denied): run llmops as the user who "
         "installed it, or install it in an environment of your own"
@@ -74,7 +74,7 @@ def test_upgrade_of_an_engine_that_cannot_be_written(folder: Path) -> None:
     engine.chmod(0o555)
 
     def upgrade() -> None:
-        with sole_build(engine, print, inside=True):
+        with exclusive_build(engine, print, inside=True):
             raise AssertionError("it was written to")
 
     # another folder would not help: what is there is rewritten

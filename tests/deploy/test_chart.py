@@ -379,9 +379,9 @@ def test_the_rules_and_dashboards_are_those_of_deploy():
 
 
 def test_kedas_queries_are_of_metrics_that_exist():
-    from llmops.gateway.observability.names import GATEWAY
+    from llmops.gateway.telemetry.metric_definitions import GATEWAY_METRICS
 
-    known = {one.name for one in GATEWAY} | {"nv_trt_llm_kv_cache_block_metrics"}
+    known = {one.name for one in GATEWAY_METRICS} | {"nv_trt_llm_kv_cache_block_metrics"}
     queries = [
         trigger["metadata"]["query"]
         for one in kind("all scaled by KEDA", "ScaledObject")
@@ -395,12 +395,12 @@ def test_kedas_queries_are_of_metrics_that_exist():
 
 
 def test_what_is_simulated_is_what_keda_is_told():
-    """perf/simulate/scaling.py has the chart's figures: what is replayed there is what a cluster does."""
+    """perf/simulate/autoscaler.py has the chart's figures: what is replayed there is what a cluster does."""
+    from llmops.perf.simulate.autoscaler import AutoscalingSpec
     from llmops.perf.simulate.fleet import RATE_SECONDS
-    from llmops.perf.simulate.scaling import Scaling
 
     (pool,) = [one for one in kind("all scaled by KEDA", "ScaledObject") if one["metadata"]["name"] == "release-one"]
-    spec, simulated = pool["spec"], Scaling()
+    spec, simulated = pool["spec"], AutoscalingSpec()
     behaviour = spec["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
     up, down = behaviour["scaleUp"], behaviour["scaleDown"]
     assert spec["pollingInterval"] == simulated.period

@@ -265,7 +265,7 @@ def test_the_schema_is_the_one_that_the_command_writes(tmp_path):
 
 
 def test_the_models_of_the_values_have_the_charts_defaults():
-    from llmops.cli.service.chart_values import ChartValues
+    from llmops.cli.service.helm_schema import ChartValues
 
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     assert len(values["network"].pop("dns")) == 3
@@ -276,10 +276,10 @@ def test_the_models_of_the_values_have_the_charts_defaults():
 
 def test_the_waiting_container_says_what_it_waits_for(engine_dir, tmp_path):
     """Row 4: no repository, then an engine that is being built, then a complete one."""
-    from llmops.model_repository.wait import missing, reports
+    from llmops.model_repository.wait import missing_reason, wait_messages
 
     engine, repository = tmp_path / "engine", tmp_path / "repository"
-    said = reports(repository, interval=0.0)
+    said = wait_messages(repository, interval=0.0)
     assert "there is no such folder" in next(said)
     shutil.copytree(engine_dir, engine)
     done = CliRunner().invoke(cli, ["repo", f"m={engine}", "-o", str(repository)], catch_exceptions=False)
@@ -289,7 +289,7 @@ def test_the_waiting_container_says_what_it_waits_for(engine_dir, tmp_path):
     manifest.write_text(whole.replace('"complete": true', '"complete": false'))
     assert "is still being built" in next(said)
     manifest.unlink()
-    assert missing(repository)
+    assert missing_reason(repository)
     manifest.write_text(whole)
     assert list(said) == [f"{repository} is complete."]
 
@@ -309,15 +309,15 @@ def test_a_build_with_another_modelopt_ends_before_it_starts(monkeypatch):
     """Row 3: NVIDIA's images have one whose exports differ."""
     import importlib.util
 
-    from llmops.build.quantize import loading
+    from llmops.build.quantize import model_loading
     from llmops.errors import MissingDependencyError
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: object())
-    monkeypatch.setattr(loading, "installed_version", lambda name: "0.44.1")
+    monkeypatch.setattr(model_loading, "installed_version", lambda name: "0.44.1")
     with pytest.raises(MissingDependencyError, match=r"needs ModelOpt 0\.47, and 0\.44\.1 is installed"):
-        loading.require_quantize_extra()
+        model_loading.require_quantize_extra()
     (bounds,) = re.findall(r'"nvidia-modelopt>=([\d.]+),<', (ROOT / "pyproject.toml").read_text())
-    assert bounds == loading.MODELOPT
+    assert bounds == model_loading.MODELOPT
 
 
 @pytest.mark.parametrize(
@@ -381,9 +381,9 @@ def chart_of(folder: Path, described: dict):
     ],
 )
 def test_addresses_become_rules(host, peer):
-    from llmops.cli.service.cluster import backends_of
+    from llmops.cli.service.sizing import egress_rules
     from llmops.gateway.settings import GatewaySettings
 
-    found = backends_of(GatewaySettings(store=f"postgresql://u:p@{host}:5433/llmops", redis=f"rediss://:p@{host}/0"))
+    found = egress_rules(GatewaySettings(store=f"postgresql://u:p@{host}:5433/llmops", redis=f"rediss://:p@{host}/0"))
     to = {} if peer is None else {"to": [peer]}
     assert found == {"store": [{**to, "ports": [{"port": 5433}]}], "redis": [{**to, "ports": [{"port": 6379}]}]}

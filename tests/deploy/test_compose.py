@@ -152,14 +152,14 @@ def test_kafka_lets_in_whom_it_knows_and_lets_each_do_its_part():
     found = {
         (user, kind, name): set(re.findall(r"--operation (\w+)", operations)) for user, operations, kind, name in rights
     }
-    from llmops.control.ledger import GROUP
+    from llmops.control.ledger import CONSUMER_GROUP
     from llmops.gateway.settings import KafkaSettings
 
     topic = KafkaSettings(servers="kafka:9092").topic
     assert found == {
         ("gateway", "topic", topic): {"Write", "Describe"},
         ("control", "topic", topic): {"Read", "Describe"},
-        ("control", "group", GROUP): {"Read"},
+        ("control", "group", CONSUMER_GROUP): {"Read"},
     }
     assert f"--create --if-not-exists --topic {topic} " in setup
     subprocess.run(["sh", "-n"], input=setup.replace("$$", "$"), text=True, check=True)
@@ -377,5 +377,5 @@ def test_the_builds_image_has_every_package_and_checks_its_modelopt():
     assert "-c /src/constraints.txt" in made
     assert "/src[quantize]" in made
     # the function that `llmops build` calls before it quantises
-    assert "from llmops.build.quantize.loading import require_quantize_extra" in made
+    assert "from llmops.build.quantize.model_loading import require_quantize_extra" in made
     assert dict(found)["USER"] == "10001"

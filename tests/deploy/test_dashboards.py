@@ -13,7 +13,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from llmops.gateway.observability.names import GATEWAY, ROOMS
+from llmops.gateway.telemetry.metric_definitions import GATEWAY_METRICS, OPTIONAL_METRICS
 from llmops.perf.lab.prometheus.pictures import picture
 
 ROOT = Path(__file__).parents[2]
@@ -40,8 +40,13 @@ def panels() -> list[tuple[str, str, str]]:
 def known() -> set[str]:
     rules = yaml.safe_load((ROOT / "deploy" / "alerts" / "recording.yaml").read_text())
     recorded = {rule["record"] for group in rules["groups"] for rule in group["rules"]}
-    own = {one.name for one in [*GATEWAY, *ROOMS]}
-    parts = {f"{one.name}_{part}" for one in GATEWAY if one.kind == "histogram" for part in ("bucket", "sum", "count")}
+    own = {one.name for one in [*GATEWAY_METRICS, *OPTIONAL_METRICS]}
+    parts = {
+        f"{one.name}_{part}"
+        for one in GATEWAY_METRICS
+        if one.kind == "histogram"
+        for part in ("bucket", "sum", "count")
+    }
     nvidia = set(re.findall(r'"(nv_trt_llm_\w+)": "', NVIDIA.read_text()))
     assert len(nvidia) == 5
     return recorded | own | parts | nvidia | {"ALERTS"}

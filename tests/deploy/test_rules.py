@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llmops.build.plan.gpus import GPUS
-from llmops.gateway.observability.names import GATEWAY, ROOMS
+from llmops.build.plan.gpu_specs import GPUS
+from llmops.gateway.telemetry.metric_definitions import GATEWAY_METRICS, OPTIONAL_METRICS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "alerts"
@@ -68,15 +68,15 @@ FAULTS = [
     ("GpuKvCacheNearOom", "expr", "gpu_kv_cache_utilization > 0.97"),
     ("GpuKvCacheNearOom", "for", "1m"),
     ("GpuNodeFailure", "for", "10s"),
-    ("GpuNodeFailure", "expr", "llmops_server_reached == 0"),
+    ("GpuNodeFailure", "expr", "llmops_server_reachable == 0"),
     ("LlmPrefixCacheHitRateDrop", "for", "5m"),
     ("LlmPrefixCacheHitRateDrop", "expr", "llm_prefix_cache_hit_rate < 0.19"),
     ("LlmRequestAbortRateSpike", "expr", "llm_request_abort_rate > 0.21"),
     ("LlmRequestAbortRateSpike", "for", "20m"),
     ("LlmQualityRegression", "expr", "1 - llm_eval_score / llm_eval_baseline > 0.03"),
     ("LlmBillingLag", "expr", "max(llmops_usage_lag_seconds) > 200"),
-    ("LlmUsageParked", "expr", "llmops_usage_events_parked > 0"),
-    ("LlmUsageParked", "expr", "delta(llmops_usage_events_parked[1h]) > 15"),
+    ("LlmUsageParked", "expr", "llmops_usage_dead_letters > 0"),
+    ("LlmUsageParked", "expr", "delta(llmops_usage_dead_letters[1h]) > 15"),
 ]
 
 
@@ -115,7 +115,7 @@ def test_a_total_loss_wakes_somebody():
 
 def test_rules_read_only_what_there_is():
     recorded = {rule["record"] for rule in rules("recording.yaml")}
-    own = {one.name for one in [*GATEWAY, *ROOMS]}
+    own = {one.name for one in [*GATEWAY_METRICS, *OPTIONAL_METRICS]}
     known = recorded | own | {f"{name}_bucket" for name in own}
     used = set()
     for rule in [*rules("recording.yaml"), *rules("alerts.yaml")]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
-from llmops.cli.service.cluster import is_hub_id
+from llmops.cli.service.sizing import is_hub_id
 from llmops.durations import seconds
 
 NAMESPACE = "serving"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmops.build.encoder import open_encoder
-from llmops.build.job.engine import build
+from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import CheckpointError
 
@@ -187,11 +187,11 @@ async def test_the_query_counts_as_often_as_it_is_read(triton):
 @pytest.mark.xdist_group("cross-encoder")
 async def test_types_that_the_model_does_not_have_are_refused(triton):
     from llmops.gateway.errors import ApiError
-    from llmops.gateway.triton.client import TritonClient
-    from llmops.gateway.triton.encoder import EncoderCard, TritonEncoder
+    from llmops.gateway.triton.encoder_client import EncoderMetadata, TritonEncoder
+    from llmops.gateway.triton.grpc_client import TritonClient
 
     client = TritonClient(triton.grpc_address)
-    card = EncoderCard("bert", "openvino", "", 4, LENGTH, 300, 1)
+    card = EncoderMetadata("bert", "openvino", "", 4, LENGTH, 300, 1)
     try:
         with pytest.raises(ApiError) as refused:
             await TritonEncoder(client.infer, "bert-score", card).run([[1, 5, 2]], [[0, 2, 1]])

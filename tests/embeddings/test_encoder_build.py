@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from llmops.build.encoder import open_encoder
+from llmops.build.job.build_engine import build
 from llmops.build.job.dry_run import dry_run
-from llmops.build.job.engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import CheckpointError, InputError, ResourceError
 

@@ -8,14 +8,18 @@ import math
 import pytest
 
 from llmops.gateway.errors import InvalidRequestError, UnavailableError
-from llmops.gateway.fleet.admission.gate import Bounds, Gate
-from llmops.gateway.fleet.admission.hints import Hints
-from llmops.gateway.fleet.admission.order import Tier, Tiers
-from llmops.gateway.fleet.admission.waiting import Admission, gate_of, ticket_of
-from llmops.gateway.fleet.routing.choose import Cheapest
-from llmops.gateway.fleet.routing.prefix import PrefixIndex
-from llmops.gateway.http.context import RequestContext
-from llmops.gateway.messages import Caller, ReplicaView, Turn, Wanted
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Caller, ReplicaView, RoutingRequest, SchedulingParams
+from llmops.gateway.routing.admission.admission_controller import AdmissionController, AdmissionLimits
+from llmops.gateway.routing.admission.request_queue import (
+    RequestQueue,
+    create_admission_controller,
+    create_queued_request,
+)
+from llmops.gateway.routing.admission.slo_headers import SloHeaders
+from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
+from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
+from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 from llmops.gateway.settings import GatewaySettings
 from tests.fleet.views import ticket, view
 
@@ -27,13 +31,15 @@ class Clock:
         return self.now
 
 
-def admission(views: list[ReplicaView], clock: Clock | None = None, **bounds: int) -> Admission:
-    tiers = [Tier("interactive", max_wait=1.0), Tier("batch", max_wait=600.0)]
-    door = Gate(Tiers(tiers), Cheapest(PrefixIndex()), Bounds(**{"steps": 2, **bounds}))
-    return Admission(door, lambda: views, clock or Clock())
+def admission(views: list[ReplicaView], clock: Clock | None = None, **bounds: int) -> RequestQueue:
+    tiers = [PriorityTier("interactive", max_wait=1.0), PriorityTier("batch", max_wait=600.0)]
+    door = AdmissionController(
+        TieredQueue(tiers), LeastCostPolicy(PrefixIndex()), AdmissionLimits(**{"steps": 2, **bounds})
+    )
+    return RequestQueue(door, lambda: views, clock or Clock())
 
 
-def waiting(door: Admission, tenant: str, tier: str = "batch") -> asyncio.Task[ReplicaView]:
+def waiting(door: RequestQueue, tenant: str, tier: str = "batch") -> asyncio.Task[ReplicaView]:
     return asyncio.create_task(door.enter(ticket(tenant, arrived=100.0, tier=tier)))
 
 
@@ -49,12 +55,12 @@ async def test_who_finds_room_does_not_wait_and_others_go_when_there_is_some() -
     tasks = [waiting(door, tenant) for tenant in "yz"]
     await all_wait()
     assert len(door) == 2
-    views[0].unseen_tokens = 399
+    views[0].in_flight_tokens = 399
     door.changed()
     assert (await tasks[0]).replica_id == "a"
     await all_wait()
     assert not tasks[1].done()
-    views[0].unseen_tokens = 0
+    views[0].in_flight_tokens = 0
     door.changed()
     assert (await tasks[1]).replica_id == "a"
     assert len(door) == 0
@@ -110,7 +116,7 @@ async def test_who_leaves_just_when_it_is_its_turn_takes_no_room() -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (views[0].unseen, views[0].unseen_tokens) == (0, 0)
+    assert (views[0].unseen, views[0].in_flight_tokens) == (0, 0)
 
 
 async def test_who_was_let_in_and_waits_too_long_after_all_is_refused() -> None:
@@ -143,7 +149,7 @@ async def test_without_a_replica_that_takes_it_nobody_waits() -> None:
 
 
 def test_without_objectives_and_tiers_there_is_no_gate() -> None:
-    assert gate_of(GatewaySettings(), "m", Cheapest()) is None
+    assert create_admission_controller(GatewaySettings(), "m", LeastCostPolicy()) is None
 
 
 def test_tiers_and_their_waits_come_from_the_settings() -> None:
@@ -152,35 +158,35 @@ def test_tiers_and_their_waits_come_from_the_settings() -> None:
         tiers={"interactive": {"weight": 4}, "standard": {}, "batch": {"share": 0.1, "max_wait": "10m"}},
         waiting={"entries": 7},
     )
-    door = gate_of(settings, "m", Cheapest())
+    door = create_admission_controller(settings, "m", LeastCostPolicy())
     assert door is not None
     assert (door.bounds.entries, door.bounds.tpot) == (7, pytest.approx(0.05))
 
-    def tier(name: str) -> Tier:
+    def tier(name: str) -> PriorityTier:
         return door.order.tier(ticket(tier=name))
 
-    assert tier("interactive") == Tier("interactive", 4.0, 0.0, 0.3)
-    assert tier("batch") == Tier("batch", 1.0, 0.1, 600.0)
+    assert tier("interactive") == PriorityTier("interactive", 4.0, 0.0, 0.3)
+    assert tier("batch") == PriorityTier("batch", 1.0, 0.1, 600.0)
     # who has no tier, or one that is not there
-    assert tier("") == tier("unknown") == Tier("standard", max_wait=60.0)
+    assert tier("") == tier("unknown") == PriorityTier("standard", max_wait=60.0)
 
 
-async def hinted(caller: Caller, **headers: str) -> Turn:
+async def hinted(caller: Caller, **headers: str) -> SchedulingParams:
     context = RequestContext("r", caller=caller, started=5.0)
     pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
-    await Hints().before({"type": "http", "headers": pairs}, context)
+    await SloHeaders().before({"type": "http", "headers": pairs}, context)
     return context.turn
 
 
 async def test_a_client_may_say_when_its_first_token_is_due_and_some_on_whose_behalf_they_ask() -> None:
     headers = {"x_llm_d_slo_ttft_ms": "250", "x_llm_d_inference_fairness_id": "customer-7"}
     plain = Caller(share="acme/key", tier="gold")
-    assert await hinted(plain) == Turn("acme", "gold", 5.0, math.inf)
-    assert await hinted(plain, **headers) == Turn("acme", "gold", 5.0, 5.25)
+    assert await hinted(plain) == SchedulingParams("acme", "gold", 5.0, math.inf)
+    assert await hinted(plain, **headers) == SchedulingParams("acme", "gold", 5.0, 5.25)
     reseller = Caller(share="acme/key", scopes=frozenset({"inference", "fairness"}))
     turn = await hinted(reseller, **headers)
     assert turn.tenant == "acme/customer-7"
-    assert ticket_of(turn, Wanted(3), held=9).deadline == 5.25
+    assert create_queued_request(turn, RoutingRequest(3), held=9).deadline == 5.25
 
 
 @pytest.mark.parametrize("value", ["", "soon", "-1", "0", "nan", "inf"])

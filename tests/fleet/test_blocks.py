@@ -8,7 +8,7 @@ import xxhash
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.blocks import block_hashes, salt_of
+from llmops.kv_blocks import adapter_salt, block_hashes
 
 IDS = st.lists(st.integers(0, 2**31 - 1), max_size=70)
 
@@ -28,8 +28,8 @@ def test_without_a_salt_the_first_block_has_the_seed_0() -> None:
 
 
 def test_an_adapters_blocks_start_from_its_number_and_the_salt() -> None:
-    assert salt_of(42, 0) == 42
-    assert salt_of(42, 7) == xxhash.xxh3_64(struct.pack("<q", 7), seed=42).intdigest()
+    assert adapter_salt(42, 0) == 42
+    assert adapter_salt(42, 7) == xxhash.xxh3_64(struct.pack("<q", 7), seed=42).intdigest()
 
 
 @given(IDS, IDS, IDS, st.integers(1, 16))

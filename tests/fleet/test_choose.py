@@ -9,17 +9,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.fleet.cost import PrefillRate, cost, first_token, kv_load
-from llmops.gateway.fleet.routing.choose import Cheapest
-from llmops.gateway.fleet.routing.prefix import PrefixIndex
-from llmops.gateway.messages import ReplicaView
+from llmops.gateway.interfaces import ReplicaView
+from llmops.gateway.routing.cost_model import PrefillRate, kv_cache_load, routing_cost, time_to_first_token
+from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
+from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 from tests.fleet.views import view, wanted
 
 PROMPT = list(range(400))
 
 
-def policy(seed: int = 0) -> Cheapest:
-    return Cheapest(PrefixIndex(), random.Random(seed))
+def policy(seed: int = 0) -> LeastCostPolicy:
+    return LeastCostPolicy(PrefixIndex(), random.Random(seed))
 
 
 def test_the_holder_of_the_prefix_gets_it_until_its_queue_costs_more_than_reading_it_again() -> None:
@@ -43,7 +43,7 @@ def test_what_each_replica_is_thought_to_have_cached() -> None:
 
 
 def test_what_was_sent_and_is_not_seen_yet_counts_as_waiting() -> None:
-    chosen, views = policy(), [view("a"), view("b", unseen_tokens=500)]
+    chosen, views = policy(), [view("a"), view("b", in_flight_tokens=500)]
     assert chosen.choose(wanted(PROMPT), views, 0.0) == 0
 
 
@@ -135,22 +135,22 @@ def test_with_many_replicas_a_hot_prefix_does_not_stay_on_the_first_that_have_it
 
 def test_without_an_index_the_shortest_queue_wins() -> None:
     views = [view("a", waiting_tokens=500), view("b"), view("c", waiting_tokens=500)]
-    assert Cheapest(None, random.Random(1)).choose(wanted(PROMPT), views, 0.0) == 1
+    assert LeastCostPolicy(None, random.Random(1)).choose(wanted(PROMPT), views, 0.0) == 1
 
 
 def test_seconds_to_the_first_token_are_the_queue_the_prompt_and_a_place_in_the_batch() -> None:
-    assert first_token(view("a"), 400, 100) == pytest.approx(400 / 10_000 + 0.02)
+    assert time_to_first_token(view("a"), 400, 100) == pytest.approx(400 / 10_000 + 0.02)
     full = view("a", running=8, waiting=3, waiting_tokens=1000)
     places = 4 * 100 * 0.02 / 8
-    assert first_token(full, 400, 100) == pytest.approx(1400 / 10_000 + 0.02 + places)
+    assert time_to_first_token(full, 400, 100) == pytest.approx(1400 / 10_000 + 0.02 + places)
 
 
 def test_a_fuller_batch_costs_as_much_as_a_longer_prompt() -> None:
     busy, idle = view("a", running=4), view("b")
     answer, weight = 400, 1 / 40
     slower = answer * 0.02 / 2 * weight
-    assert cost(busy, 0, answer, weight) - first_token(busy, 0, answer) == pytest.approx(slower)
-    assert cost(idle, 400, answer, weight) == first_token(idle, 400, answer)
+    assert routing_cost(busy, 0, answer, weight) - time_to_first_token(busy, 0, answer) == pytest.approx(slower)
+    assert routing_cost(idle, 400, answer, weight) == time_to_first_token(idle, 400, answer)
 
 
 def test_reading_costs_those_who_are_there() -> None:
@@ -158,12 +158,12 @@ def test_reading_costs_those_who_are_there() -> None:
     reading = 400 / 10_000
     for running, others in {0: 0.0, 4: 2.0, 8: 8.0}.items():
         busy = view("a", running=running)
-        assert cost(busy, 400, 0, 0.0) - first_token(busy, 400, 0) == pytest.approx(others * reading)
+        assert routing_cost(busy, 400, 0, 0.0) - time_to_first_token(busy, 400, 0) == pytest.approx(others * reading)
 
 
 def test_a_conversation_stays_with_its_cache_where_all_are_busy() -> None:
     """Were it moved for a shorter queue, all that wait where it goes would wait until it is read again."""
-    policy = Cheapest(PrefixIndex(), random.Random(1))
+    policy = LeastCostPolicy(PrefixIndex(), random.Random(1))
     views = [view("a", running=7, waiting_tokens=1500), view("b", running=7)]
     policy.sent(wanted(PROMPT), views[0])
     assert policy.choose(wanted(PROMPT), views, 0.0) == 0
@@ -192,14 +192,14 @@ def test_how_fast_prompts_are_read_is_said_by_steps_that_read_many_tokens() -> N
 
 
 def test_the_share_of_the_cache_counts_what_is_on_its_way() -> None:
-    assert kv_load(view("a", free_blocks=500), 0) == 0.5
-    assert kv_load(view("a", free_blocks=500, unseen_tokens=6), 4) == pytest.approx(1 - (500 - 2.5) / 1000)
-    assert kv_load(view("a", blocks=0, free_blocks=0), 100) == 0.0
+    assert kv_cache_load(view("a", free_blocks=500), 0) == 0.5
+    assert kv_cache_load(view("a", free_blocks=500, in_flight_tokens=6), 4) == pytest.approx(1 - (500 - 2.5) / 1000)
+    assert kv_cache_load(view("a", blocks=0, free_blocks=0), 100) == 0.0
 
 
 def test_without_a_generator_of_its_own_chance_is_pythons() -> None:
     views = [view("a"), view("b")]
-    assert {Cheapest().choose(wanted(PROMPT), views, 0.0) for _ in range(100)} == {0, 1}
+    assert {LeastCostPolicy().choose(wanted(PROMPT), views, 0.0) for _ in range(100)} == {0, 1}
 
 
 def test_one_that_failed_is_left_out_and_one_that_drains_is_not_taken_for_it() -> None:

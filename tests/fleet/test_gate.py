@@ -10,32 +10,34 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmops.gateway.fleet.admission.gate import Bounds, Gate
-from llmops.gateway.fleet.admission.order import Tier, Tiers
-from llmops.gateway.fleet.admission.predict import Drain
-from llmops.gateway.fleet.admission.ramp import Ramps
-from llmops.gateway.fleet.routing.choose import Cheapest
-from llmops.gateway.fleet.routing.prefix import PrefixIndex
-from llmops.gateway.messages import ReplicaView, Ticket, Wanted
+from llmops.gateway.interfaces import QueuedRequest, ReplicaView, RoutingRequest
+from llmops.gateway.routing.admission.admission_controller import AdmissionController, AdmissionLimits
+from llmops.gateway.routing.admission.slow_start import SlowStart
+from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
+from llmops.gateway.routing.admission.wait_prediction import QueueThroughput
+from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
+from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 from llmops.gateway.settings import GatewaySettings
 from tests.fleet.views import ticket, view, wanted
 
-STEPS = Bounds(steps=2)
-TIERS = [Tier("interactive", max_wait=1.0), Tier("batch", max_wait=600.0)]
+STEPS = AdmissionLimits(steps=2)
+TIERS = [PriorityTier("interactive", max_wait=1.0), PriorityTier("batch", max_wait=600.0)]
 
 
-def gate(bounds: Bounds | None = None, seed: int = 0, tiers: list[Tier] | None = None) -> Gate:
+def gate(
+    bounds: AdmissionLimits | None = None, seed: int = 0, tiers: list[PriorityTier] | None = None
+) -> AdmissionController:
     rng = random.Random(seed)
-    return Gate(Tiers(tiers or TIERS), Cheapest(PrefixIndex(), rng), bounds or STEPS, rng)
+    return AdmissionController(TieredQueue(tiers or TIERS), LeastCostPolicy(PrefixIndex(), rng), bounds or STEPS, rng)
 
 
-def wait_in(one: Gate, views: list[ReplicaView], *tickets: Ticket, now: float = 0.0) -> None:
+def wait_in(one: AdmissionController, views: list[ReplicaView], *tickets: QueuedRequest, now: float = 0.0) -> None:
     for each in tickets:
         if one.at_once(each, views, now) is None:
             assert one.push(each, views, now) == []
 
 
-def placed(one: Gate, views: list[ReplicaView], now: float = 0.0) -> list[tuple[str, str]]:
+def placed(one: AdmissionController, views: list[ReplicaView], now: float = 0.0) -> list[tuple[str, str]]:
     found = []
     while (next_one := one.next(views, now)) is not None:
         found.append((next_one.ticket.tenant, views[next_one.place].replica_id))
@@ -49,12 +51,12 @@ def test_an_engine_is_sent_two_steps_worth_and_not_more() -> None:
         assert door.at_once(ticket(str(number), tokens=100), views, 0.0) == 0
     late = ticket("late", tokens=1)
     assert door.at_once(late, views, 0.0) is None
-    assert views[0].unseen_tokens == 400
+    assert views[0].in_flight_tokens == 400
     assert late.home == "a"
     door.push(late, views, 0.0)
     assert placed(door, views) == []
     # the replica says that it has them, and has begun with one
-    views[0].unseen, views[0].unseen_tokens, views[0].running, views[0].waiting_tokens = 0, 0, 1, 300
+    views[0].unseen, views[0].in_flight_tokens, views[0].running, views[0].waiting_tokens = 0, 0, 1, 300
     assert placed(door, views) == [("late", "a")]
 
 
@@ -64,17 +66,17 @@ def test_a_batch_is_filled_and_nothing_waits_behind_it() -> None:
     assert (views[0].unseen, len(door.order)) == (1, 1)
 
 
-def at_once(door: Gate, place: ReplicaView, *tickets: Ticket) -> list[str]:
+def at_once(door: AdmissionController, place: ReplicaView, *tickets: QueuedRequest) -> list[str]:
     """Whose tickets found a place; the replica runs what it was sent."""
     tenants = []
     for one in tickets:
         if door.at_once(one, [place], 0.0) is not None:
             tenants.append(one.tenant)
-        place.running, place.unseen, place.unseen_tokens = place.running + place.unseen, 0, 0
+        place.running, place.unseen, place.in_flight_tokens = place.running + place.unseen, 0, 0
     return tenants
 
 
-def many(count: int, **fields: str) -> list[Ticket]:
+def many(count: int, **fields: str) -> list[QueuedRequest]:
     return [ticket("many", **fields) for _ in range(count)]
 
 
@@ -89,7 +91,7 @@ def test_the_last_places_are_left_to_tenants_with_less_than_their_part() -> None
     wait_in(door, [place], later)
     assert placed(door, [place]) == [("few", "a")]
     # nobody is left for whom to leave them
-    place.running, place.unseen, place.unseen_tokens = 30, 0, 0
+    place.running, place.unseen, place.in_flight_tokens = 30, 0, 0
     door.ended(few, 10)
     assert placed(door, [place]) == []
     door.ended(later, 10)
@@ -107,7 +109,7 @@ def test_a_lower_tier_leaves_the_last_places_to_a_higher_one_that_is_there() -> 
 
 
 def test_a_replica_whose_steps_are_too_long_for_its_answers_gets_no_more() -> None:
-    door, views = gate(Bounds(tpot=0.045)), [view("a", running=5, step_seconds=0.046)]
+    door, views = gate(AdmissionLimits(tpot=0.045)), [view("a", running=5, step_seconds=0.046)]
     wait_in(door, views, ticket("x"))
     assert placed(door, views) == []
     # the mean of some seconds counts
@@ -119,7 +121,7 @@ def test_a_replica_whose_steps_are_too_long_for_its_answers_gets_no_more() -> No
 
 
 def test_one_long_step_is_no_long_pace_also_when_replicas_were_looked_at_meanwhile() -> None:
-    door, views = gate(Bounds(tpot=0.03)), [view("a", running=1, step_seconds=0.02)]
+    door, views = gate(AdmissionLimits(tpot=0.03)), [view("a", running=1, step_seconds=0.02)]
     assert door.at_once(ticket("x"), views, 0.0) == 0
     door.look(views, 0.05)
     views[0].step_seconds = 0.1
@@ -137,10 +139,10 @@ def test_the_first_with_room_gets_who_is_next() -> None:
 def test_one_whose_prefix_is_cached_waits_for_it_a_quarter_of_what_reading_it_would_take() -> None:
     door, views = gate(), [view("a"), view("b")]
     # 200 blocks of 4 tokens at 10,000/s are 80 ms
-    long = Wanted(800, answer=10, hashes=range(1, 201))
+    long = RoutingRequest(800, answer=10, hashes=range(1, 201))
     door.policy.sent(long, views[0])
     views[0].waiting_tokens = 401
-    waits = Ticket("x", long, 0.0)
+    waits = QueuedRequest("x", long, 0.0)
     wait_in(door, views, waits)
     assert placed(door, views, 0.019) == []
     assert placed(door, views, 0.021) == [("x", "b")]
@@ -152,13 +154,13 @@ def test_who_does_not_fit_the_cache_waits_and_lets_others_pass_until_it_has_wait
     views = [view("a", free_blocks=150, running=3), view("b", free_blocks=100, running=3)]
     wait_in(door, views, ticket("long", tokens=3000), ticket("short", tokens=100))
     assert placed(door, views) == [("short", "a")]
-    views[0].unseen = views[0].unseen_tokens = 0
+    views[0].unseen = views[0].in_flight_tokens = 0
     wait_in(door, views, ticket("short", tokens=10, arrived=3.0), now=3.0)
     assert placed(door, views, 3.0) == [("short", "a")]
     assert [one.tenant for one in door.order] == ["long"]
     # from now on the replica with most room is kept for it
     assert door.order.held is not None
-    views[0].free_blocks, views[0].unseen, views[0].unseen_tokens = 500, 0, 0
+    views[0].free_blocks, views[0].unseen, views[0].in_flight_tokens = 500, 0, 0
     door.order.push(ticket("short", tokens=50, arrived=3.0))
     assert placed(door, views, 3.1) == []
     views[0].free_blocks = 900
@@ -187,7 +189,7 @@ def test_who_would_wait_too_long_is_told_for_how_long() -> None:
 
 
 def test_who_finds_a_place_is_not_refused_for_those_who_leave_it() -> None:
-    tiers = [Tier("interactive", max_wait=0.01), Tier("batch")]
+    tiers = [PriorityTier("interactive", max_wait=0.01), PriorityTier("batch")]
     door, place = gate(tiers=tiers), view("a", max_batch_size=32)
     chat = [ticket("chat", tier="interactive") for _ in range(4)]
     at_once(door, place, chat[0], *many(30, tier="batch"))
@@ -211,11 +213,13 @@ def test_those_who_are_refused_do_not_all_come_back_at_once() -> None:
 
 def test_a_queue_holds_what_the_settings_say_unless_told_otherwise() -> None:
     waiting = GatewaySettings().waiting
-    assert (Bounds().entries, Bounds().bytes) == (waiting.entries, waiting.bytes) == (4096, 268_435_456)
+    assert (
+        (AdmissionLimits().entries, AdmissionLimits().bytes) == (waiting.entries, waiting.bytes) == (4096, 268_435_456)
+    )
 
 
 def test_a_full_queue_takes_the_place_of_whoever_has_most() -> None:
-    door, views = gate(Bounds(entries=10, bytes=1000)), [view("a", waiting_tokens=1000)]
+    door, views = gate(AdmissionLimits(entries=10, bytes=1000)), [view("a", waiting_tokens=1000)]
     flood = [ticket("flood", arrived=float(number), tier="interactive", bytes=50) for number in range(10)]
     for one in flood:
         assert door.push(one, views, 0.0) == []
@@ -240,7 +244,7 @@ def test_gateways_share_a_replica_by_what_they_declare(weights: list[float], see
         for number, door in enumerate(doors):
             if door.next([shown[number]], 0.001 + step * 0.02) is not None:
                 sent[number] += 1
-            shown[number].unseen = shown[number].unseen_tokens = 0
+            shown[number].unseen = shown[number].in_flight_tokens = 0
     for number, weight in enumerate(weights):
         assert sent[number] / 1000 == pytest.approx(weight / sum(weights), abs=0.08)
 
@@ -249,7 +253,7 @@ def test_who_comes_when_nothing_waits_here_counts_beside_what_others_declare() -
     door, views = gate(), [view("a", running=4, subscribers=2, demand=1.0)]
     went = 0
     for step in range(2000):
-        views[0].unseen = views[0].unseen_tokens = 0
+        views[0].unseen = views[0].in_flight_tokens = 0
         went += door.at_once(ticket("x", weight=1.0), views, 0.001 + step * 0.02) is not None
     assert went / 2000 == pytest.approx(1 / 2, abs=0.05)
 
@@ -273,7 +277,7 @@ def test_a_replica_that_comes_back_is_used_little_by_little() -> None:
         count = 0
         while door.next(views, now) is not None:
             count += 1
-            views[0].unseen = views[0].unseen_tokens = 0
+            views[0].unseen = views[0].in_flight_tokens = 0
             if count == 10:
                 break
         sent.append(count * 100)
@@ -284,7 +288,7 @@ def test_a_replica_that_comes_back_is_used_little_by_little() -> None:
 
 
 def test_a_ramp_begins_with_one_request_and_ends_after_a_few_seconds_whatever_was_sent() -> None:
-    ramps, one = Ramps(), view("a", state="gone")
+    ramps, one = SlowStart(), view("a", state="gone")
     ramps.look([one], 0.0)
     one.state = "ready"
     ramps.look([one], 10.0)
@@ -316,11 +320,11 @@ def test_the_lowest_tiers_youngest_gives_way_when_the_cache_is_full() -> None:
 def test_what_did_not_go_is_not_charged() -> None:
     door, views = gate(), [view("a")]
     # its own prompt counts as cached there as soon as it is sent
-    one = Ticket("x", wanted(range(100)), 0.0)
+    one = QueuedRequest("x", wanted(range(100)), 0.0)
     assert door.at_once(one, views, 0.0) == 0
-    assert (views[0].unseen, views[0].unseen_tokens) == (1, 100)
+    assert (views[0].unseen, views[0].in_flight_tokens) == (1, 100)
     door.unsent(one, views[0])
-    assert (views[0].unseen, views[0].unseen_tokens) == (0, 0)
+    assert (views[0].unseen, views[0].in_flight_tokens) == (0, 0)
     assert door.order.tier(one).name == "batch"
     assert door.order._lane(one).queue.counter("x") == 0
 
@@ -337,14 +341,16 @@ def test_no_replica_with_room_stays_idle_while_somebody_waits(data: st.DataObjec
             wait_in(door, views, ticket(data.draw(st.sampled_from("xy")), tokens, arrived=now), now=now)
         else:
             one = data.draw(st.sampled_from(views))
-            one.running, one.unseen, one.unseen_tokens = data.draw(st.integers(0, one.max_batch_size)), 0, 0
+            one.running, one.unseen, one.in_flight_tokens = data.draw(st.integers(0, one.max_batch_size)), 0, 0
         placed(door, views, now)
         if door.order:
-            assert all(each.unseen_tokens >= 400 or each.running + each.unseen >= each.max_batch_size for each in views)
+            assert all(
+                each.in_flight_tokens >= 400 or each.running + each.unseen >= each.max_batch_size for each in views
+            )
 
 
 def test_the_rate_at_which_a_queue_drains_is_what_left_it_while_there_was_one() -> None:
-    drain, views = Drain(), [view("a")]
+    drain, views = QueueThroughput(), [view("a")]
     assert drain.rate(views) == 10_000
     now = 0.0
     for _ in range(600):
@@ -360,7 +366,7 @@ def test_the_rate_at_which_a_queue_drains_is_what_left_it_while_there_was_one() 
 
 
 def test_a_queue_that_was_not_looked_at_for_a_minute_says_nothing_of_its_rate() -> None:
-    drain, views = Drain(), [view("a")]
+    drain, views = QueueThroughput(), [view("a")]
     drain.backlog(True, 0.0)
     drain.left(500)
     drain.backlog(True, 60.0)

@@ -13,9 +13,9 @@ import httpx
 import pytest
 from starlette.types import Scope
 
-from llmops.gateway.http.context import RequestContext
-from llmops.gateway.http.door import Check
-from llmops.gateway.messages import Caller
+from llmops.gateway.http.middleware import Check
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import GatewaySettings
 from llmops.perf.lab.fleet.stage import Engines, engines
 from llmops.perf.lab.mock_engine.planned import constant
@@ -126,7 +126,7 @@ async def test_where_the_cache_is_full_the_youngest_of_the_lower_tier_waits_and_
         await eventually(lambda at=at: two.most("nv_trt_llm_request_metrics", "active") == at)
     answers = await asyncio.gather(*tasks)
     assert [text(one) for one in answers] == [text(one) for one in calm]
-    assert await front.metric('llmops_migrations_total{reason="preempted"}') >= 1
+    assert await front.metric('llmops_failovers_total{reason="preempted"}') >= 1
     assert [one.headers.get("x-llmops-continued") for one in answers] == [None, None, None, "exact"]
     assert [one.json()["usage"]["completion_tokens"] for one in answers] == 4 * [205]
 

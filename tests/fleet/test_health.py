@@ -11,24 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.gateway.errors import UnavailableError
-from llmops.gateway.fleet.replicas.health import FAILED, SILENCE, Health
-from llmops.gateway.fleet.replicas.replica import Replica
-from llmops.gateway.fleet.routing.choose import Cheapest
-from llmops.gateway.messages import EngineRequest
-from llmops.gateway.triton.step_stream import StepStreams
-from llmops.gateway.triton.watcher import EngineState
+from llmops.gateway.interfaces import EngineRequest
+from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
+from llmops.gateway.routing.replicas.health_check import FAILURE_COOLDOWN, SUSPECT_TIMEOUT, HealthCheck
+from llmops.gateway.routing.replicas.replica import Replica
+from llmops.gateway.triton.engine_observer import EngineState
+from llmops.gateway.triton.step_stream import StepStreamTransport
 from tests.fleet.test_unseen import Engine
 from tests.fleet.views import settled
 from tests.steps.test_submissions import CARD
 
 
-def speaking(now: float = 0.0) -> Health:
-    health = Health(speaks=True, now=now)
+def speaking(now: float = 0.0) -> HealthCheck:
+    health = HealthCheck(speaks=True, now=now)
     health.loaded(True)
     return health
 
 
-def looked(health: Health, start: float, end: float) -> str:
+def looked(health: HealthCheck, start: float, end: float) -> str:
     """Looked at four times a second, as the gateway does."""
     state, now = "", start
     while now <= end:
@@ -43,8 +43,8 @@ def test_it_starts_is_ready_and_suspected_after_five_silent_seconds() -> None:
     assert health.silent(60.0) is None
     health.heard(60.0, draining=False)
     assert [health.silent(now) for now in (60.0, 60.25, 59.0)] == [0.0, 0.25, 0.0]
-    assert looked(health, 60.25, 60 + SILENCE) == "ready"
-    assert health.look(60.25 + SILENCE) == "suspect"
+    assert looked(health, 60.25, 60 + SUSPECT_TIMEOUT) == "ready"
+    assert health.look(60.25 + SUSPECT_TIMEOUT) == "suspect"
     health.heard(70.0, draining=False)
     assert health.look(66.0) == "ready"
 
@@ -77,7 +77,7 @@ def test_a_gateway_that_was_held_up_suspects_nobody_for_it() -> None:
     health.heard(0.0, draining=False)
     assert health.look(0.25) == "ready"
     assert health.look(60.0) == "ready"
-    assert looked(health, 60.25, 60.0 + SILENCE + 0.5) == "suspect"
+    assert looked(health, 60.25, 60.0 + SUSPECT_TIMEOUT + 0.5) == "suspect"
 
 
 @given(st.lists(st.floats(-1e6, 1e6), max_size=30))
@@ -91,24 +91,24 @@ def test_a_clock_that_jumps_never_makes_a_replica_worse_while_it_is_heard(jumps:
 
 
 def test_one_that_says_nothing_is_passed_over_after_a_failure() -> None:
-    health = Health(speaks=False, now=0.0)
+    health = HealthCheck(speaks=False, now=0.0)
     assert health.look(0.0) == "starting"
     health.loaded(True)
     assert health.look(0.25) == "ready"
     health.failed(0.5)
-    assert looked(health, 0.5, 0.5 + FAILED - 0.25) == "suspect"
-    assert health.look(0.5 + FAILED) == "ready"
+    assert looked(health, 0.5, 0.5 + FAILURE_COOLDOWN - 0.25) == "suspect"
+    assert health.look(0.5 + FAILURE_COOLDOWN) == "ready"
     health.loaded(False)
-    assert health.look(1.0 + FAILED) == "gone"
+    assert health.look(1.0 + FAILURE_COOLDOWN) == "gone"
 
 
 async def test_answers_stay_with_a_silent_replica_until_another_is_ready() -> None:
     """It may only be slow, and there is no place for them."""
     engine, now, others = Engine(), [0.0], list[str]()
     card = replace(CARD, state=True)
-    transport = StepStreams(lambda: engine, "tiny-tensorrt_llm", card)
+    transport = StepStreamTransport(lambda: engine, "tiny-tensorrt_llm", card)
     model = SimpleNamespace(name="tiny", card=card, engine=transport)
-    replica = Replica("r", model, Cheapest(), lambda: None, others=lambda: bool(others), clock=lambda: now[0])
+    replica = Replica("r", model, LeastCostPolicy(), lambda: None, others=lambda: bool(others), clock=lambda: now[0])
     replica.health.loaded(True)
     replica.start(0.3)
     await settled()
@@ -121,7 +121,7 @@ async def test_answers_stay_with_a_silent_replica_until_another_is_ready() -> No
         now[0] += 0.25
         replica.look()
     await settled()
-    assert now[0] > SILENCE
+    assert now[0] > SUSPECT_TIMEOUT
     assert not token.done()
     others.append("another")
     replica.look()
@@ -133,8 +133,10 @@ async def test_answers_stay_with_a_silent_replica_until_another_is_ready() -> No
 
 def test_a_replica_that_is_away_is_no_flood_of_lines_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     """It is tried some times a second."""
-    model = SimpleNamespace(name="tiny", card=replace(CARD, state=True), engine=StepStreams(Engine, "tiny", CARD))
-    replica = Replica("r", model, Cheapest(), lambda: None, clock=lambda: 0.0)
+    model = SimpleNamespace(
+        name="tiny", card=replace(CARD, state=True), engine=StepStreamTransport(Engine, "tiny", CARD)
+    )
+    replica = Replica("r", model, LeastCostPolicy(), lambda: None, clock=lambda: 0.0)
     ready = EngineState(0, 0, 0, 8, 8, 32, 0, 0, 1, 0, 0, 0)
     replica.health.loaded(True)
     with caplog.at_level("INFO"):

@@ -6,8 +6,8 @@ import random
 
 import pytest
 
-from llmops.gateway.fleet.replicas.measured import Gauges, Measured
-from llmops.gateway.fleet.replicas.unseen import Sent, Unseen
+from llmops.gateway.routing.replicas.in_flight import InFlightRequest, InFlightTracker
+from llmops.gateway.routing.replicas.load_estimator import EngineGauges, LoadEstimator
 from tests.fleet.views import view
 
 # of the engine that is measured: seconds per step, per sequence, per token in the cache, and per prompt token
@@ -19,19 +19,19 @@ class Engine:
 
     def __init__(self, noise: float = 0.0) -> None:
         self.view = view("r", prefill_rate=0.0, step_seconds=0.0, max_batch_size=64)
-        self.unseen = Unseen(self.view)
-        self.measured = Measured(self.view, self.unseen)
+        self.unseen = InFlightTracker(self.view)
+        self.measured = LoadEstimator(self.view, self.unseen)
         self.now, self.noise, self.rng = 0.0, noise, random.Random(1)
-        self.waiting: list[Sent] = []
-        self.running: list[Sent] = []
+        self.waiting: list[InFlightRequest] = []
+        self.running: list[InFlightRequest] = []
 
-    def send(self, prompt: int, cached: int = 0) -> Sent:
+    def send(self, prompt: int, cached: int = 0) -> InFlightRequest:
         sent = self.unseen.add(prompt - cached, is_counted=False, prompt=prompt)
         self.measured.sent(sent, self.now)
         self.waiting.append(sent)
         return sent
 
-    def end(self, sent: Sent) -> None:
+    def end(self, sent: InFlightRequest) -> None:
         self.running.remove(sent)
         self.measured.ended(sent)
 
@@ -94,9 +94,9 @@ def test_a_request_waits_until_its_first_token_and_runs_until_it_ends() -> None:
     one = engine.send(300, cached=100)
     two = engine.send(50)
     seen = engine.view
-    assert (seen.source, seen.unseen, seen.unseen_tokens, seen.running) == ("measured", 2, 250, 0)
+    assert (seen.source, seen.unseen, seen.in_flight_tokens, seen.running) == ("measured", 2, 250, 0)
     engine.step()
-    assert (seen.unseen, seen.unseen_tokens, seen.running) == (0, 0, 2)
+    assert (seen.unseen, seen.in_flight_tokens, seen.running) == (0, 0, 2)
     engine.end(one)
     engine.end(two)
     assert (seen.unseen, seen.running) == (0, 0)
@@ -125,7 +125,9 @@ def test_what_the_gauges_show_beyond_own_requests_is_of_others() -> None:
     engine.send(200)
     seen = engine.view
     for _ in range(5):
-        engine.measured.gauges(Gauges(active=9, waiting=4, iterations=100, blocks=500, free_blocks=420), engine.now)
+        engine.measured.gauges(
+            EngineGauges(active=9, waiting=4, iterations=100, blocks=500, free_blocks=420), engine.now
+        )
     # 2 of the 9 are own ones, and 1 of the 4 that wait; prompts of others are taken to be as long as own ones
     assert (seen.running, seen.waiting, seen.waiting_tokens, seen.unseen) == (1 + 4, 3, 3 * 300, 1)
     assert (seen.blocks, seen.free_blocks, seen.tokens_per_block) == (500, 420, 4)
@@ -140,6 +142,6 @@ def test_what_the_gauges_show_beyond_own_requests_is_of_others() -> None:
 
 def test_where_only_others_are_served_the_count_of_iterations_says_how_long_steps_are() -> None:
     engine = Engine()
-    engine.measured.gauges(Gauges(active=3, iterations=100), 10.0)
-    engine.measured.gauges(Gauges(active=3, iterations=120), 10.5)
+    engine.measured.gauges(EngineGauges(active=3, iterations=100), 10.0)
+    engine.measured.gauges(EngineGauges(active=3, iterations=120), 10.5)
     assert engine.view.step_seconds == pytest.approx(0.025)

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llmops_contract import KV_CLEARED, KV_STORED
-from llmops_engine.request import GenerationRequest, Refused
-from llmops_engine.runtime import LENGTH, STOP, EngineDead
+from llmops_engine.engine_runtime import LENGTH, STOP, DeadEngineError
+from llmops_engine.request import RequestRejectedError, RuntimeRequest
 from llmops_engine.runtimes import paged
 from llmops_engine.runtimes.faults import FaultFile, command_faults
 from llmops_engine.runtimes.kv_cache import Changes, KvCache
@@ -19,7 +19,7 @@ from llmops_engine.runtimes.paged import PagedMockRuntime, PagedOptions
 from llmops_engine.runtimes.script import Cycle, Mixed
 from llmops_engine.runtimes.step_times import StepTable
 
-from llmops.blocks import block_hashes
+from llmops.kv_blocks import block_hashes
 from llmops.perf.lab.mock_engine.planned import BATCHES, CHUNKS, LENGTHS, PREFIXES, tabulated
 
 TOKENS = st.integers(0, 3)
@@ -85,8 +85,8 @@ def engine(tmp_path, blocks=64, batch=8, room=64, steps=NO_TIME) -> PagedMockRun
     return PagedMockRuntime(options, Mixed(range(10, 20)), FaultFile(str(tmp_path / "faults.json")))
 
 
-def request(ids, tokens=4, **fields) -> GenerationRequest:
-    return GenerationRequest(np.array(ids, np.int64), tokens, **fields)
+def request(ids, tokens=4, **fields) -> RuntimeRequest:
+    return RuntimeRequest(np.array(ids, np.int64), tokens, **fields)
 
 
 def run(runtime, paused: list[int] | None = None) -> dict[int, tuple[list[int], str]]:
@@ -133,7 +133,7 @@ def test_a_prompt_seen_before_is_read_from_its_last_whole_block_on(tmp_path) -> 
     runtime.submit(1, request(prompt, 1), 0)
     runtime.step()
     assert runtime.stats().prefilled == 22
-    assert list(runtime.kv_changes()) == [(KV_STORED, block_hashes(np.array(prompt, np.int32).tobytes(), SIZE))]
+    assert list(runtime.take_kv_events()) == [(KV_STORED, block_hashes(np.array(prompt, np.int32).tobytes(), SIZE))]
     runtime.submit(2, request([*prompt, 7, 7], 9), 0)
     assert [(output.key, output.cached) for output in runtime.step()] == [(2, 20)]
     assert runtime.stats().prefilled == 4
@@ -148,7 +148,7 @@ def test_a_prompt_seen_before_is_read_from_its_last_whole_block_on(tmp_path) -> 
     runtime.submit(4, request(prompt, 1), 0)
     runtime.step()
     assert runtime.stats().prefilled == 22
-    assert KV_CLEARED in [change.kind for change in runtime.kv_changes()]
+    assert KV_CLEARED in [change.kind for change in runtime.take_kv_events()]
 
 
 def test_prompts_of_another_salt_share_nothing(tmp_path) -> None:
@@ -176,7 +176,7 @@ def test_long_prompts_are_read_in_pieces_and_a_full_batch_lets_wait(tmp_path) ->
 
 def test_ends_and_refusals(tmp_path) -> None:
     runtime = engine(tmp_path, blocks=4)
-    with pytest.raises(Refused, match="the KV cache has 16 tokens, not 17"):
+    with pytest.raises(RequestRejectedError, match="the KV cache has 16 tokens, not 17"):
         runtime.submit(1, request(range(9), 8), 0)
     first, second, third = islice(Mixed(range(10, 20)).after([0]), 3)
     runtime.submit(2, request([0], 9, end_ids=frozenset({first})), 0)
@@ -194,10 +194,10 @@ def test_faults_come_and_go_on_command(tmp_path, kind) -> None:
     assert runtime.step() == []
     command_faults(path, refuse=True)
     assert len(runtime.step()) == 1
-    with pytest.raises(Refused, match=r"^queue: "):
+    with pytest.raises(RequestRejectedError, match=r"^queue: "):
         runtime.submit(2, request([0]), 0)
     command_faults(path, die=True)
-    with pytest.raises(EngineDead):
+    with pytest.raises(DeadEngineError):
         runtime.step()
     command_faults(path)
     assert len(runtime.step()) == 1

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from llmops.gateway.fleet.admission.fair import Fair, cost, cost_of
-from llmops.gateway.fleet.admission.order import Tier, Tiers
-from llmops.gateway.messages import Room, Ticket
+from llmops.gateway.interfaces import QueuedRequest, ReplicaCapacity
+from llmops.gateway.routing.admission.fair_queue import FairQueue, expected_service_cost, service_cost
+from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
 from tests.fleet.views import ticket
 
 TENANTS = ["a", "b", "c", "d"]
@@ -18,8 +18,8 @@ WEIGHTS = {"a": 1.0, "b": 1.0, "c": 2.0, "d": 4.0}
 LARGEST = 400 + 2 * 100
 
 
-def drain(order: Tiers, count: int, now: float = 0.0) -> list[Ticket]:
-    found = (order.pop(Room(), now) for _ in range(count))
+def drain(order: TieredQueue, count: int, now: float = 0.0) -> list[QueuedRequest]:
+    found = (order.pop(ReplicaCapacity(), now) for _ in range(count))
     return [one for one in found if one is not None]
 
 
@@ -27,7 +27,7 @@ def drain(order: Tiers, count: int, now: float = 0.0) -> list[Ticket]:
 @given(st.integers(0, 10**6), st.integers(20, 200))
 def test_tenants_that_wait_get_tokens_by_their_weights(seed: int, rounds: int) -> None:
     """VTC's bound: what two that wait all the time were served differs by no more than their largest requests do."""
-    rng, order = random.Random(seed), Tiers([Tier("only")])
+    rng, order = random.Random(seed), TieredQueue([PriorityTier("only")])
     served = dict.fromkeys(TENANTS, 0.0)
 
     def add(tenant: str) -> None:
@@ -54,8 +54,8 @@ class Orders(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.order = Tiers([Tier("high"), Tier("low", share=0.2)], patience=5.0)
-        self.waiting: list[Ticket] = []
+        self.order = TieredQueue([PriorityTier("high"), PriorityTier("low", share=0.2)], patience=5.0)
+        self.waiting: list[QueuedRequest] = []
         self.now = 0.0
 
     @rule(
@@ -74,7 +74,7 @@ class Orders(RuleBasedStateMachine):
     def pop(self, tokens: int) -> None:
         self.now += 1
         fitting = [one for one in self.waiting if one.size <= tokens]
-        found = self.order.pop(Room(tokens), self.now)
+        found = self.order.pop(ReplicaCapacity(tokens), self.now)
         # never over room, and never nothing while somebody fits
         assert (found is None) == (not fitting)
         if found is not None:
@@ -96,7 +96,7 @@ class Orders(RuleBasedStateMachine):
     def served(self, tenant: str, answer: int) -> None:
         self.order.served(ticket(tenant, weight=WEIGHTS[tenant], tier="high"), 0, answer)
 
-    def lane(self, one: Ticket) -> str:
+    def lane(self, one: QueuedRequest) -> str:
         return "high" if one.tier == "high" else "low"
 
     @invariant()
@@ -113,7 +113,7 @@ TestOrders.settings = settings(max_examples=60, stateful_step_count=40, deadline
 
 
 def test_tiers_are_strict() -> None:
-    order = Tiers([Tier("interactive"), Tier("standard"), Tier("batch")])
+    order = TieredQueue([PriorityTier("interactive"), PriorityTier("standard"), PriorityTier("batch")])
     for tier in ("batch", "standard", "interactive"):
         for number in range(3):
             order.push(ticket(str(number), tier=tier))
@@ -121,7 +121,7 @@ def test_tiers_are_strict() -> None:
 
 
 def test_a_tier_gets_the_share_that_it_has_for_certain() -> None:
-    order = Tiers([Tier("interactive"), Tier("batch", share=0.2)])
+    order = TieredQueue([PriorityTier("interactive"), PriorityTier("batch", share=0.2)])
     for _ in range(200):
         order.push(ticket("a", tier="interactive"))
         order.push(ticket("b", tier="batch"))
@@ -130,7 +130,7 @@ def test_a_tier_gets_the_share_that_it_has_for_certain() -> None:
 
 
 def test_a_tier_that_does_not_wait_earns_nothing() -> None:
-    order = Tiers([Tier("interactive"), Tier("batch", share=0.5)])
+    order = TieredQueue([PriorityTier("interactive"), PriorityTier("batch", share=0.5)])
     for _ in range(100):
         order.push(ticket("a", tier="interactive"))
     drain(order, 98)
@@ -139,7 +139,7 @@ def test_a_tier_that_does_not_wait_earns_nothing() -> None:
 
 
 def test_a_tenant_that_was_away_does_not_save_up() -> None:
-    order = Tiers([Tier("only")])
+    order = TieredQueue([PriorityTier("only")])
     for _ in range(50):
         order.push(ticket("busy"))
         drain(order, 1)
@@ -151,7 +151,7 @@ def test_a_tenant_that_was_away_does_not_save_up() -> None:
 
 
 def test_who_was_served_at_once_does_not_save_up_either() -> None:
-    order = Tiers([Tier("only")])
+    order = TieredQueue([PriorityTier("only")])
     for _ in range(50):
         order.take(ticket("busy"))
     for _ in range(20):
@@ -161,7 +161,7 @@ def test_who_was_served_at_once_does_not_save_up_either() -> None:
 
 
 def test_nobody_starves_behind_tenants_that_come_new_all_the_time() -> None:
-    order = Tiers([Tier("only")])
+    order = TieredQueue([PriorityTier("only")])
     order.push(patient := ticket("patient", tokens=1000))
     for number in range(200):
         order.push(ticket(f"new-{number}", tokens=10))
@@ -173,28 +173,28 @@ def test_nobody_starves_behind_tenants_that_come_new_all_the_time() -> None:
 
 
 def test_those_at_home_come_first_and_others_once_they_need_not_wait_for_their_own() -> None:
-    order = Tiers([Tier("only")])
+    order = TieredQueue([PriorityTier("only")])
     elsewhere, here = ticket("a", home="x", stays=1.0), ticket("a", home="y")
     order.push(elsewhere)
     order.push(here)
-    assert order.pop(Room(replica_id="y"), 0.5) is here
-    assert order.pop(Room(replica_id="y"), 0.5) is None
-    assert order.pop(Room(replica_id="y"), 1.0) is elsewhere
+    assert order.pop(ReplicaCapacity(replica_id="y"), 0.5) is here
+    assert order.pop(ReplicaCapacity(replica_id="y"), 0.5) is None
+    assert order.pop(ReplicaCapacity(replica_id="y"), 1.0) is elsewhere
 
 
 def test_room_is_held_for_one_that_waits_too_long_for_it() -> None:
-    order = Tiers([Tier("only")], patience=2.0)
+    order = TieredQueue([PriorityTier("only")], patience=2.0)
     order.push(long := ticket("a", tokens=5000))
     order.push(ticket("a", tokens=10, arrived=1.0))
     order.push(ticket("a", tokens=10, arrived=1.0))
-    assert order.pop(Room(100), 1.5) is not None
+    assert order.pop(ReplicaCapacity(100), 1.5) is not None
     assert order.held is None
-    assert order.pop(Room(100), 2.5) is not None
+    assert order.pop(ReplicaCapacity(100), 2.5) is not None
     assert order.held is long
 
 
 def test_what_is_ahead_are_higher_tiers_and_a_fair_part_of_ones_own() -> None:
-    order = Tiers([Tier("high"), Tier("low")])
+    order = TieredQueue([PriorityTier("high"), PriorityTier("low")])
     order.push(ticket("x", tokens=80, answer=10, tier="high"))
     assert order.ahead(ticket("a", tier="low")) == 100
     assert order.ahead(ticket("a", tier="high")) == 0
@@ -208,7 +208,7 @@ def test_what_is_ahead_are_higher_tiers_and_a_fair_part_of_ones_own() -> None:
 
 
 def test_the_place_of_whoever_has_most_goes_to_others() -> None:
-    order = Tiers([Tier("high"), Tier("low")])
+    order = TieredQueue([PriorityTier("high"), PriorityTier("low")])
     for number in range(3):
         order.push(ticket("flood", arrived=float(number), tier="high"))
     order.push(ticket("b", tier="high"))
@@ -222,7 +222,7 @@ def test_the_place_of_whoever_has_most_goes_to_others() -> None:
 
 
 def test_who_has_most_is_told_by_weight() -> None:
-    order = Tiers([Tier("only")])
+    order = TieredQueue([PriorityTier("only")])
     for number in range(3):
         order.push(ticket("flood", tokens=100, answer=10, arrived=float(number)))
     for _ in range(6):
@@ -235,11 +235,11 @@ def test_who_has_most_is_told_by_weight() -> None:
 
 
 def test_a_prompts_tokens_count_once_and_an_answers_twice() -> None:
-    assert cost(100, 10) == cost_of(ticket(tokens=100, answer=10)) == 120
+    assert service_cost(100, 10) == expected_service_cost(ticket(tokens=100, answer=10)) == 120
 
 
 def test_ten_thousand_tenants_that_do_not_wait_keep_their_counters() -> None:
-    fair = Fair()
+    fair = FairQueue()
     for number in range(10_000):
         fair.begin(ticket(f"tenant-{number}", tokens=100, answer=10, weight=2.0))
     # whoever comes when nobody waits begins where the last one was
@@ -247,11 +247,11 @@ def test_ten_thousand_tenants_that_do_not_wait_keep_their_counters() -> None:
 
 
 def test_counters_of_tenants_that_left_are_not_kept_for_ever() -> None:
-    fair = Fair()
+    fair = FairQueue()
     for number in range(30_000):
         one = ticket(f"tenant-{number}")
         fair.push(one)
         fair.begin(one)
         fair.remove(one)
-        fair.charge(one, -cost_of(one) / 2)
+        fair.charge(one, -expected_service_cost(one) / 2)
     assert len(fair._counters) <= 10_001

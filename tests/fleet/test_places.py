@@ -10,25 +10,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.errors import InputError
-from llmops.gateway.addresses import Address, DnsName, parse_replica, written
-from llmops.gateway.fleet.discover import HOLD, MOST, Damped, Places
+from llmops.gateway.replica_address import DnsAddress, ReplicaAddress, format_address, parse_replica
+from llmops.gateway.routing.discovery import ADDRESS_HOLD_TIME, MAX_ADDRESSES_PER_NAME, AddressResolver, StableAddresses
 from llmops.gateway.settings import GatewaySettings, load_settings
 
 
 @pytest.mark.parametrize(
     ("text", "meant"),
     [
-        ("10.0.0.1:8001", Address("10.0.0.1:8001")),
-        ("[::1]:8001", Address("[::1]:8001")),
-        ("dns:llama-leaders:8001", DnsName("llama-leaders", 8001)),
-        ("127.0.0.1:8001/mock-3-tensorrt_llm", Address("127.0.0.1:8001", "mock-3-tensorrt_llm")),
-        ("mock=127.0.0.1:8001/mock-3-tensorrt_llm", Address("127.0.0.1:8001", "mock-3-tensorrt_llm", "mock")),
+        ("10.0.0.1:8001", ReplicaAddress("10.0.0.1:8001")),
+        ("[::1]:8001", ReplicaAddress("[::1]:8001")),
+        ("dns:llama-leaders:8001", DnsAddress("llama-leaders", 8001)),
+        ("127.0.0.1:8001/mock-3-tensorrt_llm", ReplicaAddress("127.0.0.1:8001", "mock-3-tensorrt_llm")),
+        ("mock=127.0.0.1:8001/mock-3-tensorrt_llm", ReplicaAddress("127.0.0.1:8001", "mock-3-tensorrt_llm", "mock")),
     ],
 )
-def test_what_a_replica_is_written_as(text: str, meant: Address | DnsName) -> None:
+def test_what_a_replica_is_written_as(text: str, meant: ReplicaAddress | DnsAddress) -> None:
     assert parse_replica(text) == meant
-    if isinstance(meant, Address):
-        assert written(meant) == text
+    if isinstance(meant, ReplicaAddress):
+        assert format_address(meant) == text
 
 
 @pytest.mark.parametrize(
@@ -49,21 +49,21 @@ def test_flags_and_environment_say_several_with_commas(monkeypatch) -> None:
 
 
 def test_an_address_leaves_only_when_it_was_missing_for_long() -> None:
-    damped = Damped()
+    damped = StableAddresses()
     assert damped.answered(["a", "b"], 0.0) == ["a", "b"]
     assert damped.answered(["b", "c"], 1.0) == ["a", "b", "c"]
-    assert damped.answered([], HOLD * 10) == ["a", "b", "c"], "an empty answer says nothing"
-    assert damped.answered(["c"], HOLD) == ["b", "c"]
-    assert damped.answered(["c"], HOLD + 1) == ["c"]
+    assert damped.answered([], ADDRESS_HOLD_TIME * 10) == ["a", "b", "c"], "an empty answer says nothing"
+    assert damped.answered(["c"], ADDRESS_HOLD_TIME) == ["b", "c"]
+    assert damped.answered(["c"], ADDRESS_HOLD_TIME + 1) == ["c"]
 
 
 @given(st.lists(st.lists(st.integers(0, 2000), max_size=40), max_size=60))
 def test_answers_that_change_each_second_stay_bounded(answers: list[list[int]]) -> None:
-    damped = Damped()
+    damped = StableAddresses()
     for second, answer in enumerate(answers):
         found = damped.answered(map(str, answer), float(second))
-        assert len(found) == len(set(found)) <= MOST
-        assert not answer or len(found) == MOST or set(map(str, answer)) <= set(found)
+        assert len(found) == len(set(found)) <= MAX_ADDRESSES_PER_NAME
+        assert not answer or len(found) == MAX_ADDRESSES_PER_NAME or set(map(str, answer)) <= set(found)
 
 
 async def test_dns_that_fails_leaves_the_last_known_and_says_so_once(caplog) -> None:
@@ -75,8 +75,8 @@ async def test_dns_that_fails_leaves_the_last_known_and_says_so_once(caplog) -> 
             raise answer
         return answer
 
-    places = Places([Address("c:1"), Address("c:1"), DnsName("llama", 8001)], resolve)
-    first = [Address("c:1"), Address("10.0.0.1:8001"), Address("10.0.0.2:8001")]
+    places = AddressResolver([ReplicaAddress("c:1"), ReplicaAddress("c:1"), DnsAddress("llama", 8001)], resolve)
+    first = [ReplicaAddress("c:1"), ReplicaAddress("10.0.0.1:8001"), ReplicaAddress("10.0.0.2:8001")]
     with caplog.at_level(logging.WARNING):
         for _ in range(4):
             assert await places.find() == first
@@ -87,10 +87,12 @@ async def test_dns_that_fails_leaves_the_last_known_and_says_so_once(caplog) -> 
 
 
 async def test_dns_that_never_answers_holds_up_nobody(monkeypatch) -> None:
-    monkeypatch.setattr("llmops.gateway.fleet.discover.PATIENCE", 0.01)
+    monkeypatch.setattr("llmops.gateway.routing.discovery.DNS_TIMEOUT", 0.01)
 
     async def hang(host: str, port: int) -> list[str]:
         await asyncio.sleep(3600)
         return []
 
-    assert await Places([Address("c:1"), DnsName("llama", 8001)], hang).find() == [Address("c:1")]
+    assert await AddressResolver([ReplicaAddress("c:1"), DnsAddress("llama", 8001)], hang).find() == [
+        ReplicaAddress("c:1")
+    ]

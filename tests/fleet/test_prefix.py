@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from llmops.gateway.fleet.routing.prefix import PrefixIndex, tenant_salt
+from llmops.gateway.routing.placement.prefix_index import PrefixIndex, tenant_cache_salt
 
 REPLICAS = st.sampled_from(["a", "b", "c"])
 HASHES = st.lists(st.integers(1, 12), min_size=1, max_size=6, unique=True)
@@ -106,8 +106,8 @@ def test_the_number_of_one_that_left_is_free_when_two_generations_have_passed() 
 
 
 def test_tenants_have_salts_of_their_own_and_nobody_has_none() -> None:
-    assert tenant_salt("") == 0
-    assert len({tenant_salt("acme"), tenant_salt("globex"), 0}) == 3
+    assert tenant_cache_salt("") == 0
+    assert len({tenant_cache_salt("acme"), tenant_cache_salt("globex"), 0}) == 3
 
 
 def test_of_a_replica_that_does_not_report_the_blocks_that_were_used_last_are_known() -> None:

@@ -6,10 +6,10 @@ import asyncio
 import contextlib
 from types import SimpleNamespace
 
-from llmops.gateway.fleet.replicas import scraped
-from llmops.gateway.fleet.replicas.replica import Replica
-from llmops.gateway.fleet.replicas.scraped import Scraper, read
-from llmops.gateway.fleet.routing.choose import Cheapest
+from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
+from llmops.gateway.routing.replicas import gauge_scraper
+from llmops.gateway.routing.replicas.gauge_scraper import GaugeScraper, parse_metrics_page
+from llmops.gateway.routing.replicas.replica import Replica
 
 # as the backend writes it (TensorRT-LLM's inflight_batcher_llm, custom_metrics_reporter)
 TEXT = """\
@@ -42,7 +42,7 @@ class Clock:
 def replica(server: str, clock: Clock) -> Replica:
     card = SimpleNamespace(max_batch_size=64, adapters=(), state=False)
     model = SimpleNamespace(name="llama", card=card, engine=object())
-    return Replica(f"{server}:8001", model, Cheapest(), lambda: None, clock=clock)
+    return Replica(f"{server}:8001", model, LeastCostPolicy(), lambda: None, clock=clock)
 
 
 @contextlib.asynccontextmanager
@@ -60,7 +60,7 @@ async def serving(answers: list[str]):
 
 
 def test_gauges_are_those_of_each_model() -> None:
-    found = read(TEXT)["llama-tensorrt_llm"]
+    found = parse_metrics_page(TEXT)["llama-tensorrt_llm"]
     assert found["nv_trt_llm_request_metrics"]["active"] == 10
     assert found["nv_trt_llm_kv_cache_block_metrics"]["max"] == 400
     assert found["nv_trt_llm_general_metrics"]["iteration_counter"] == 100
@@ -69,17 +69,17 @@ def test_gauges_are_those_of_each_model() -> None:
 async def test_gauges_add_others_requests_and_stay_for_two_seconds_while_they_cannot_be_read(
     monkeypatch, caplog
 ) -> None:
-    monkeypatch.setattr(scraped, "MOST_BYTES", 2 * len(TEXT))
+    monkeypatch.setattr(gauge_scraper, "MAX_PAGE_BYTES", 2 * len(TEXT))
     clock = Clock()
     one = replica("127.0.0.1", clock)
     for _ in range(2):
         one.enter(500, is_counted=False, prompt=500)
     view = one.view
     async with serving([TEXT, "no metrics {", 3 * TEXT]) as port:
-        scraper = Scraper(port)
+        scraper = GaugeScraper(port)
         await scraper.look([one])
         # half of the 8 that are not own ones, as one look may be old, and of the 2 without a first token
-        assert (view.source, view.unseen, view.unseen_tokens) == ("measured", 2, 1000)
+        assert (view.source, view.unseen, view.in_flight_tokens) == ("measured", 2, 1000)
         assert (view.running, view.waiting) == (3, 1)
         assert (view.free_blocks, view.blocks, view.tokens_per_block) == (300, 400, 64)
         await scraper.look([one])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import struct
 
-from llmops.gateway.fleet.routing.stability import StabilityWatch, parted_at
+from llmops.gateway.routing.placement.unstable_prompts import UnstablePromptDetector, divergence_point
 
 HEAD, BODY = list(range(12)), list(range(5000, 6000))
 
@@ -19,36 +19,36 @@ def stamped(number: int, size: int = 3) -> bytes:
 
 
 def test_the_token_at_which_two_prompts_part_and_go_on_alike() -> None:
-    assert parted_at(stamped(1), stamped(2)) == 12
+    assert divergence_point(stamped(1), stamped(2)) == 12
     # of another length too: a clock without leading zeros, another user's name
-    assert parted_at(stamped(1, 3), stamped(2, 7)) == 12
-    assert parted_at(stamped(1, 40), stamped(2, 30)) == 12
+    assert divergence_point(stamped(1, 3), stamped(2, 7)) == 12
+    assert divergence_point(stamped(1, 40), stamped(2, 30)) == 12
 
 
 def test_what_looks_alike_between_two_tokens_is_passed_over() -> None:
     alike = [0x01010101] * 300
-    assert parted_at(packed([*HEAD, 5, 6, *alike]), packed([*HEAD, 7, 0x01010170, *alike])) == 12
+    assert divergence_point(packed([*HEAD, 5, 6, *alike]), packed([*HEAD, 7, 0x01010170, *alike])) == 12
 
 
 def test_prompts_that_go_on_are_as_they_should_be() -> None:
     turn = packed([*HEAD, *BODY])
-    assert parted_at(turn, turn) is None
-    assert parted_at(turn, turn + packed([1, 2, 3] * 50)) is None
+    assert divergence_point(turn, turn) is None
+    assert divergence_point(turn, turn + packed([1, 2, 3] * 50)) is None
     rng = random.Random(1)
     one, other = ([*HEAD, *(rng.randrange(10**5) for _ in range(500))] for _ in range(2))
-    assert parted_at(packed(one), packed(other)) is None
-    assert parted_at(b"", turn) is None
+    assert divergence_point(packed(one), packed(other)) is None
+    assert divergence_point(b"", turn) is None
 
 
 def test_a_tenant_is_told_of_once() -> None:
-    watch = StabilityWatch()
+    watch = UnstablePromptDetector()
     told = [found for number in range(100) if (found := watch.look("acme", stamped(number)))]
     assert [(one.tenant, one.token) for one in told] == [("acme", 12)]
     assert watch.shares()["acme"] > 0.9
 
 
 def test_one_that_mended_its_prompts_is_told_of_again() -> None:
-    watch = StabilityWatch()
+    watch = UnstablePromptDetector()
     told = 0
     for start in (0, 1000):
         for number in range(60):
@@ -59,7 +59,7 @@ def test_one_that_mended_its_prompts_is_told_of_again() -> None:
 
 
 def test_many_tenants_take_no_more_memory_than_the_last_of_them() -> None:
-    watch = StabilityWatch(tenants=10)
+    watch = UnstablePromptDetector(tenants=10)
     for number in range(100):
         for _ in range(30):
             watch.look(f"tenant-{number}", packed(BODY))

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
 from llmops.contract import FIRST_OF_SLOT, LAST_OF_SEQUENCE, LAST_OF_SLOT
-from llmops.gateway.fleet.admission.gate import Bounds, Gate
-from llmops.gateway.fleet.admission.order import Tier, Tiers
-from llmops.gateway.fleet.replicas.fleet import Fleet
-from llmops.gateway.fleet.replicas.replica import Replica
-from llmops.gateway.fleet.routing.choose import Cheapest
-from llmops.gateway.fleet.routing.prefix import PrefixIndex
-from llmops.gateway.messages import EngineRequest, TokenStream, Turn
-from llmops.gateway.triton.step_stream import StepStreams
+from llmops.gateway.interfaces import EngineRequest, SchedulingParams, TokenStream
+from llmops.gateway.routing.admission.admission_controller import AdmissionController, AdmissionLimits
+from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
+from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
+from llmops.gateway.routing.placement.prefix_index import PrefixIndex
+from llmops.gateway.routing.replicas.replica import Replica
+from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
+from llmops.gateway.triton.step_stream import StepStreamTransport
 from tests.fleet.views import settled
 from tests.steps.test_submissions import CARD
 
@@ -30,7 +30,7 @@ PLACES = 4
 
 
 class Engine:
-    """A batch of four, and a connection of which each end is read when the test says so. The call of a StepStreams."""
+    """A batch of four, and a connection of which each end is read when the test says so. The call of a StepStreamTransport."""
 
     def __init__(self) -> None:
         self.sent: deque[dict[str, bytes]] = deque()
@@ -112,10 +112,10 @@ class Gateway:
 
     def __init__(self, engine: Engine, places: int = PLACES) -> None:
         card = replace(CARD, max_batch_size=places, state=True)
-        policy = Cheapest(PrefixIndex())
-        tiers = Tiers([Tier("standard", max_wait=600.0)], default="standard")
-        self.fleet = Fleet("tiny", policy, gate=Gate(tiers, policy, Bounds()))
-        self.transport = StepStreams(lambda: engine, "tiny-tensorrt_llm", card)
+        policy = LeastCostPolicy(PrefixIndex())
+        tiers = TieredQueue([PriorityTier("standard", max_wait=600.0)], default="standard")
+        self.fleet = ReplicaPool("tiny", policy, gate=AdmissionController(tiers, policy, AdmissionLimits()))
+        self.transport = StepStreamTransport(lambda: engine, "tiny-tensorrt_llm", card)
         model = SimpleNamespace(name="tiny", card=card, engine=self.transport)
         self.replica = Replica("r", model, policy, self.fleet.changed)
         self.replica.health.loaded(True)
@@ -144,7 +144,7 @@ class Gateway:
             self.streams.pop().cancel()
 
     async def _answered(self) -> None:
-        turn = Turn("tenant", "standard", asyncio.get_running_loop().time())
+        turn = SchedulingParams("tenant", "standard", asyncio.get_running_loop().time())
         # eight blocks, which the gateway takes for cached as soon as they are sent
         stream = await self.fleet.open(EngineRequest("x", list(range(32)), 8, turn=turn))
         self.streams.append(stream)
@@ -170,7 +170,7 @@ async def play(actions: list[str]) -> None:
             await settled()
         view = gateway.replica.view
         assert all(task.done() for task in gateway.asked)
-        assert (view.unseen, view.unseen_tokens, gateway.replica.open_streams) == (0, 0, 0)
+        assert (view.unseen, view.in_flight_tokens, gateway.replica.open_streams) == (0, 0, 0)
 
 
 HELD_UP = ["say", "say", "say", *["ask"] * 4, "deliver", "deliver", "deliver", "ask"]
@@ -194,10 +194,10 @@ async def test_what_left_before_the_engine_said_a_word_of_it_is_counted_no_longe
         await settled()
         view = gateway.replica.view
         # the second and the third found the prompt of the first cached
-        assert (view.unseen, view.unseen_tokens) == (3, 32 + 1 + 1)
+        assert (view.unseen, view.in_flight_tokens) == (3, 32 + 1 + 1)
         gateway.streams.pop(0).cancel()
         await settled()
-        assert (view.unseen, view.unseen_tokens) == (2, 2)
+        assert (view.unseen, view.in_flight_tokens) == (2, 2)
         gateway.leave()
         await settled()
-        assert (view.unseen, view.unseen_tokens) == (1, 1)
+        assert (view.unseen, view.in_flight_tokens) == (1, 1)

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any
 
-from llmops.gateway.messages import ReplicaView, Ticket, Wanted
+from llmops.gateway.interfaces import QueuedRequest, ReplicaView, RoutingRequest
 
 
 def view(name: str, **fields: Any) -> ReplicaView:
@@ -24,12 +24,14 @@ def view(name: str, **fields: Any) -> ReplicaView:
     return ReplicaView(name, **{**known, **fields})
 
 
-def wanted(ids: Sequence[int], **fields: Any) -> Wanted:
-    return Wanted(len(ids), struct.pack(f"<{len(ids)}i", *ids), **{"answer": 10, **fields})
+def wanted(ids: Sequence[int], **fields: Any) -> RoutingRequest:
+    return RoutingRequest(len(ids), struct.pack(f"<{len(ids)}i", *ids), **{"answer": 10, **fields})
 
 
-def ticket(tenant: str = "a", tokens: int = 100, answer: int = 10, arrived: float = 0.0, **fields: Any) -> Ticket:
-    return Ticket(tenant, Wanted(tokens, answer=answer, hashes=()), arrived, **fields)
+def ticket(
+    tenant: str = "a", tokens: int = 100, answer: int = 10, arrived: float = 0.0, **fields: Any
+) -> QueuedRequest:
+    return QueuedRequest(tenant, RoutingRequest(tokens, answer=answer, hashes=()), arrived, **fields)
 
 
 async def settled() -> None:

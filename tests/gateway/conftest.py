@@ -17,7 +17,7 @@ import uvicorn
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from llmops.gateway.app import create_app
-from llmops.gateway.http.serving import bind, server_config
+from llmops.gateway.http.server import bind, uvicorn_config
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.text.tokenizer import TextTokenizer
 
@@ -51,7 +51,7 @@ def patient_with_stores(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(autouse=True)
 def own_conversations(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Conversations of gateways without a store are each test's own."""
-    monkeypatch.setattr("llmops.gateway.endpoints.conversation_routes.cache_dir", lambda: tmp_path)
+    monkeypatch.setattr("llmops.gateway.api.conversation_routes.cache_dir", lambda: tmp_path)
 
 
 @pytest.fixture(scope="session")
@@ -140,7 +140,7 @@ async def serving(settings: GatewaySettings, checks=()):
     """A gateway on a free port, as soon as it is ready: its client and server."""
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    config = server_config(create_app(settings, checks=checks), settings)
+    config = uvicorn_config(create_app(settings, checks=checks), settings)
     config.timeout_graceful_shutdown = 2
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))

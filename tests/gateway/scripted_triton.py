@@ -91,7 +91,7 @@ class ScriptedTriton(Listening):
     async def ModelConfig(self, request, context):
         answer = service_pb2.ModelConfigResponse()
         answer.config.name = request.name
-        answer.config.parameters["llmops_card"].string_value = json.dumps(self.card)
+        answer.config.parameters["llmops_model_metadata"].string_value = json.dumps(self.card)
         return answer
 
     async def ModelStreamInfer(self, requests, context):

@@ -22,18 +22,18 @@ from gateway_conftest import GENEROUS, Step, running
 from starlette.responses import PlainTextResponse
 
 from llmops.gateway.app import create_app
-from llmops.gateway.callers.access.check import Access, scopes_of
-from llmops.gateway.callers.access.sql import SqlDirectory
+from llmops.gateway.auth.authentication import Authentication, required_scopes
+from llmops.gateway.auth.keys import KeyDirectory
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts import keys as key_queries
+from llmops.store.accounts.key_secrets import new_secret
 from llmops.store.accounts.keys import KeySpec, create_key, require_key, revoke_key, rotate_key
 from llmops.store.accounts.limits import Limits
-from llmops.store.accounts.secrets import new_secret
 from llmops.store.accounts.tenants import create_tenant, delete_tenant, find_tenant
 from llmops.store.accounts.users import ensure_user
-from llmops.store.audit import By, Entry, entries
+from llmops.store.audit import AuditContext, AuditLogEntry, list_audit_entries
 from llmops.store.database import Store
-from llmops.store.open import open_store
+from llmops.store.factory import open_store
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 ALL_SCOPES = ("inference", "usage", "metrics", "admin")
@@ -65,16 +65,16 @@ class Accounts:
         async with self.store.write() as connection:
             return await rotate_key(connection, await require_key(connection, secret), overlap, self.by(at))
 
-    async def refusals(self) -> Sequence[Entry]:
+    async def refusals(self) -> Sequence[AuditLogEntry]:
         async with self.store.read() as connection:
-            return await entries(connection, action="access.")
+            return await list_audit_entries(connection, action="access.")
 
     async def delete_tenant(self, tenant: str) -> None:
         async with self.store.write() as connection:
             await delete_tenant(connection, tenant, self.by())
 
-    def by(self, at: datetime | None = None) -> By:
-        return By("cli:tester", at or datetime.now(timezone.utc))
+    def by(self, at: datetime | None = None) -> AuditContext:
+        return AuditContext("cli:tester", at or datetime.now(timezone.utc))
 
 
 @pytest.fixture
@@ -96,8 +96,8 @@ async def asking(settings: GatewaySettings, add=lambda app: None):
             await access_in(app).close()
 
 
-def access_in(app) -> Access:
-    (found,) = (check for check in app._checks if isinstance(check, Access))
+def access_in(app) -> Authentication:
+    (found,) = (check for check in app._checks if isinstance(check, Authentication))
     return found
 
 
@@ -206,7 +206,7 @@ async def test_a_key_passes_where_its_scopes_reach(accounts):
             "This API key does not have the scope 'metrics', which /metrics asks for; use a key that has it.",
         )
     paths = ("/api/admin/keys", "/api/usage", "/v1/organization/costs", "/replicas", "/new")
-    assert [scopes_of(path) for path in paths] == [
+    assert [required_scopes(path) for path in paths] == [
         ("admin",),
         ("usage", "inference"),
         ("usage",),
@@ -276,7 +276,7 @@ async def test_a_key_that_was_rotated_works_by_both_secrets_until_the_overlap_en
 
         assert await statuses() == [200, 200]
         # remembered for 30 s, but not beyond its own end
-        monkeypatch.setattr("llmops.gateway.callers.access.cached.time", in_an_hour)
+        monkeypatch.setattr("llmops.gateway.auth.credential_cache.time", in_an_hour)
         assert await statuses() == [401, 200]
 
 
@@ -443,7 +443,7 @@ async def test_storms_of_bad_keys_cost_few_queries_and_leave_no_trace(accounts, 
         queries.append(len(hashes))
         return await original(connection, hashes)
 
-    monkeypatch.setattr("llmops.gateway.callers.access.sql.find_keys", counted)
+    monkeypatch.setattr("llmops.gateway.auth.keys.find_keys", counted)
     bad = [new_secret() for _ in range(500)]
     malformed = [f"sk-evil-{at}-secret" for at in range(200)]
     with caplog.at_level(logging.DEBUG):
@@ -478,23 +478,23 @@ async def test_storms_of_bad_keys_cost_few_queries_and_leave_no_trace(accounts, 
 
 
 async def test_ten_thousand_keys_are_as_many_series_as_one(accounts):
-    from llmops.gateway.callers.access.cached import Cached
-    from llmops.gateway.messages import Caller
+    from llmops.gateway.auth.credential_cache import CachedDirectory
+    from llmops.gateway.interfaces import Caller
 
-    class Everybody(SqlDirectory):
+    class Everybody(KeyDirectory):
         async def find(self, credential):
             return Caller(credential[-20:], credential, credential, f"{credential[-20:]}/{credential}")
 
-        async def has_any(self):
+        async def has_credentials(self):
             return True
 
-    from llmops.gateway.http.context import RequestContext
-    from llmops.gateway.http.counting import RequestCounts
-    from llmops.gateway.messages import Outcome
-    from llmops.gateway.observability.metrics import Metrics
+    from llmops.gateway.http.request_context import RequestContext
+    from llmops.gateway.http.request_counter import RequestCounter
+    from llmops.gateway.interfaces import Outcome
+    from llmops.gateway.telemetry.metrics import GatewayMetrics
 
-    metrics = Metrics()
-    counts, access = RequestCounts(metrics), Access(Cached(Everybody("")))
+    metrics = GatewayMetrics()
+    counts, access = RequestCounter(metrics), Authentication(CachedDirectory(Everybody("")))
 
     async def ask(count):
         for _ in range(count):
@@ -529,14 +529,14 @@ async def test_an_empty_store_asks_nobody_until_its_first_key(accounts):
 async def test_open_asks_nobody_whatever_the_store_has(accounts):
     await accounts.key()
     app = create_app(nowhere(accounts, open=True))
-    assert not [check for check in app._checks if isinstance(check, Access)]
+    assert not [check for check in app._checks if isinstance(check, Authentication)]
 
 
 def test_without_a_store_nothing_of_it_is_imported():
     program = (
         "import sys\n"
         "from llmops.gateway.app import create_app\n"
-        "from llmops.gateway.callers.access.guard import keys_asked\n"
+        "from llmops.gateway.auth.exposure import keys_asked\n"
         "from llmops.gateway.settings import GatewaySettings\n"
         "settings = GatewaySettings(triton='127.0.0.1:1')\n"
         "app = create_app(settings)\n"

@@ -15,19 +15,19 @@ from scripted_triton import Step
 
 from llmops.errors import ResourceError
 from llmops.gateway.app import create_app
-from llmops.gateway.http import telling
-from llmops.gateway.http.door import Check
-from llmops.gateway.messages import Caller, Outcome, Usage
-from llmops.gateway.observability.access_log import Lines, line_of
-from llmops.gateway.observability.finished import Finished
+from llmops.gateway.http import exporters
+from llmops.gateway.http.middleware import Check
+from llmops.gateway.interfaces import Caller, Outcome, Usage
 from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.telemetry.access_log import AccessLogFile, format_line
+from llmops.gateway.telemetry.request_timeline import FinishedRequest
 
 AT = datetime(2026, 3, 1, 12, 30, 0, 250_000, timezone.utc).timestamp()
 
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
-    monkeypatch.setattr(telling, "LINES_EVERY", 0.01)
+    monkeypatch.setattr(exporters, "LINES_EVERY", 0.01)
 
 
 class Acme(Check):
@@ -89,8 +89,8 @@ _text = st.text(max_size=20) | st.sampled_from(['\n{"status":200}', "\r\n", "\x1
 @given(request_id=_text, route=_text, tenant=_text, model=_text, finish=_text)
 def test_nothing_that_a_client_chooses_makes_a_second_line(request_id, route, tenant, model, finish):
     outcome = Outcome(200, finish, Usage(1, 2))
-    one = Finished(AT, 1.0, 1.5, request_id, route, Caller(tenant), model, outcome, {})
-    line = line_of(one)
+    one = FinishedRequest(AT, 1.0, 1.5, request_id, route, Caller(tenant), model, outcome, {})
+    line = format_line(one)
     assert line.isascii()
     assert line[:-1].isprintable()
     assert line[-1] == "\n"
@@ -100,13 +100,13 @@ def test_nothing_that_a_client_chooses_makes_a_second_line(request_id, route, te
     assert [told[name] or "" for name in ("route", "tenant", "model", "finish")] == [route, tenant, model, finish]
 
 
-def one(request_id: str) -> Finished:
-    return Finished(AT, 1.0, 1.5, request_id, "/", Caller(), "", Outcome(200), {})
+def one(request_id: str) -> FinishedRequest:
+    return FinishedRequest(AT, 1.0, 1.5, request_id, "/", Caller(), "", Outcome(200), {})
 
 
 def test_several_processes_write_whole_lines_and_a_file_that_was_moved_is_made_again(tmp_path):
     path = tmp_path / "access.log"
-    first, second = Lines(str(path)), Lines(str(path))
+    first, second = AccessLogFile(str(path)), AccessLogFile(str(path))
     first.write([one(f"a{at}") for at in range(100)])
     second.write([one(f"b{at}") for at in range(100)])
     path.rename(tmp_path / "old")
@@ -123,7 +123,7 @@ def test_a_pipe_gets_pieces_that_no_other_writer_can_tear(monkeypatch):
     """POSIX keeps together what is at most PIPE_BUF long."""
     pieces: list[bytes] = []
     monkeypatch.setattr(os, "write", lambda file, piece: pieces.append(piece) or len(piece))
-    Lines("-").write([one(f"a{at}") for at in range(100)])
+    AccessLogFile("-").write([one(f"a{at}") for at in range(100)])
     assert len(pieces) > 1
     assert all(len(piece) <= 4096 and piece.endswith(b"\n") for piece in pieces)
     assert sum(piece.count(b"\n") for piece in pieces) == 100
@@ -143,7 +143,7 @@ async def test_a_full_disk_costs_lines_and_nothing_else(card, tokenizer):
 
         def dropped() -> float:
             app = stack.server.config.app
-            return app.state.metrics.numbers(telling.names.TOLD).labels("access_log", "dropped").read()
+            return app.state.metrics.numbers(exporters.names.TOLD).labels("access_log", "dropped").read()
 
         await eventually(lambda: dropped() == 1)
         assert (await stack.chat()).status_code == 200

@@ -6,21 +6,21 @@ import pytest
 from jinja2.exceptions import SecurityError
 from jinja2.utils import Namespace
 
-from llmops.gateway.text.allowance import (
-    CHARACTERS,
-    LONGEST,
-    MOST,
+from llmops.gateway.text.render_budget import (
+    MAX_REPEATS,
+    MAX_TOTAL_CHARACTERS,
+    MAX_VALUE_CHARACTERS,
     TemplateTimeoutError,
-    charged,
+    charge_value,
+    check_result_size,
     check_time,
+    checked_count,
+    checked_text,
     joined,
-    reserve,
-    size_of,
-    spend,
-    texted,
-    times,
-    within_allowance,
-    within_time,
+    spend_characters,
+    text_size,
+    timed_iteration,
+    within_budget,
 )
 
 
@@ -29,7 +29,7 @@ def left(work) -> int:
 
     def measure() -> int:
         work()
-        low, high = 0, CHARACTERS
+        low, high = 0, MAX_TOTAL_CHARACTERS
         while low < high:
             middle = (low + high + 1) // 2
             low, high = (middle, high) if fits(middle) else (low, middle - 1)
@@ -37,21 +37,21 @@ def left(work) -> int:
 
     def fits(size: int) -> bool:
         try:
-            spend(size)
+            spend_characters(size)
         except SecurityError:
             return False
         finally:
-            spend(-size)
+            spend_characters(-size)
         return True
 
-    return within_allowance(10.0, measure)
+    return within_budget(10.0, measure)
 
 
 def test_the_last_character_may_be_used():
-    assert left(lambda: None) == CHARACTERS == 2**27
-    within_allowance(10.0, spend, CHARACTERS)
+    assert left(lambda: None) == MAX_TOTAL_CHARACTERS == 2**27
+    within_budget(10.0, spend_characters, MAX_TOTAL_CHARACTERS)
     with pytest.raises(SecurityError, match="the text it produces is too long"):
-        within_allowance(10.0, spend, CHARACTERS + 1)
+        within_budget(10.0, spend_characters, MAX_TOTAL_CHARACTERS + 1)
 
 
 @pytest.mark.parametrize(
@@ -59,49 +59,52 @@ def test_the_last_character_may_be_used():
     [("", 0), ("abc", 3), ([1, 2], 16), ((1, 2, 3), 24), ({"a": 1}, 0), (7, 0), (type("Text", (str,), {})("abcd"), 4)],
 )
 def test_texts_and_slots_are_counted(value, cost):
-    assert CHARACTERS - left(lambda: charged(value)) == cost
-    assert charged(value) is value
+    assert MAX_TOTAL_CHARACTERS - left(lambda: charge_value(value)) == cost
+    assert charge_value(value) is value
 
 
 def test_what_is_joined_is_counted_and_refused_before_it_is_made():
-    assert CHARACTERS - left(lambda: joined(["ab", "c"])) == 3
+    assert MAX_TOTAL_CHARACTERS - left(lambda: joined(["ab", "c"])) == 3
     assert joined(iter(["ab", "c"])) == "abc"
-    within_allowance(10.0, reserve, LONGEST)
+    within_budget(10.0, check_result_size, MAX_VALUE_CHARACTERS)
     with pytest.raises(SecurityError, match="a text or list it produces is too long"):
-        within_allowance(10.0, reserve, LONGEST + 1)
+        within_budget(10.0, check_result_size, MAX_VALUE_CHARACTERS + 1)
 
     def nearly_spent() -> None:
-        spend(CHARACTERS - 2)
-        reserve(2)
+        spend_characters(MAX_TOTAL_CHARACTERS - 2)
+        check_result_size(2)
         with pytest.raises(SecurityError):
-            reserve(3)
+            check_result_size(3)
 
-    within_allowance(10.0, nearly_spent)
+    within_budget(10.0, nearly_spent)
 
 
 def test_an_allowance_is_one_rendering_s_and_the_outer_one_goes_on():
-    assert CHARACTERS - left(lambda: (spend(5), within_allowance(10.0, spend, 1000))) == 5
+    assert MAX_TOTAL_CHARACTERS - left(lambda: (spend_characters(5), within_budget(10.0, spend_characters, 1000))) == 5
 
 
 def test_time():
     check_time()
-    assert within_allowance(10.0, lambda: list(within_time("ab"))) == ["a", "b"]
+    assert within_budget(10.0, lambda: list(timed_iteration("ab"))) == ["a", "b"]
     with pytest.raises(TemplateTimeoutError, match="it takes too long"):
-        within_allowance(-1.0, check_time)
+        within_budget(-1.0, check_time)
     with pytest.raises(TemplateTimeoutError):
-        within_allowance(-1.0, lambda: list(within_time("ab")))
+        within_budget(-1.0, lambda: list(timed_iteration("ab")))
     check_time()
 
 
-@pytest.mark.parametrize(("count", "expected"), [(3, 3), (2.9, 2), (MOST, MOST), (-MOST, -MOST), ("3", 0), (None, 0)])
+@pytest.mark.parametrize(
+    ("count", "expected"),
+    [(3, 3), (2.9, 2), (MAX_REPEATS, MAX_REPEATS), (-MAX_REPEATS, -MAX_REPEATS), ("3", 0), (None, 0)],
+)
 def test_a_count(count, expected):
-    assert times(count) == expected
+    assert checked_count(count) == expected
 
 
-@pytest.mark.parametrize("count", [MOST + 1, -MOST - 1, float(MOST + 1)])
+@pytest.mark.parametrize("count", [MAX_REPEATS + 1, -MAX_REPEATS - 1, float(MAX_REPEATS + 1)])
 def test_a_count_that_is_too_large(count):
     with pytest.raises(SecurityError, match="a width or count is too large"):
-        times(count)
+        checked_count(count)
 
 
 KNOWN = [1, 2]
@@ -127,8 +130,8 @@ KNOWN = [1, 2]
     ],
 )
 def test_the_size_of_what_becomes_text(value, size):
-    assert size_of(value) == size
-    assert texted(value) is value
+    assert text_size(value) == size
+    assert checked_text(value) is value
 
 
 class Unread(str):
@@ -137,9 +140,9 @@ class Unread(str):
 
 
 def test_one_value_has_two_to_the_25_characters_and_longer_lists_are_not_even_read():
-    assert LONGEST == 33_554_432
+    assert MAX_VALUE_CHARACTERS == 33_554_432
     with pytest.raises(SecurityError, match="a text or list it produces is too long"):
-        texted([Unread()] * (2**20 + 1))
+        checked_text([Unread()] * (2**20 + 1))
 
 
 def test_what_holds_itself_or_too_much_is_refused():
@@ -148,6 +151,6 @@ def test_what_holds_itself_or_too_much_is_refused():
     doubled: list = [1]
     for _ in range(30):
         doubled = [doubled, doubled]
-    for value in (endless, doubled, [0] * (LONGEST // 32 + 1), [10**300] * (LONGEST // 32)):
+    for value in (endless, doubled, [0] * (MAX_VALUE_CHARACTERS // 32 + 1), [10**300] * (MAX_VALUE_CHARACTERS // 32)):
         with pytest.raises(SecurityError, match="a text or list it produces is too long"):
-            texted(value)
+            checked_text(value)

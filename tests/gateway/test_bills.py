@@ -17,8 +17,8 @@ from llmops.store.accounts.keys import KeySpec, create_key
 from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.accounts.tenants import create_tenant
 from llmops.store.accounts.users import ensure_user
-from llmops.store.audit import By
-from llmops.store.open import open_store
+from llmops.store.audit import AuditContext
+from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
 from llmops.store.tables import usage_records
 from llmops.store.usage_writes import UsageRecord, insert_usage
@@ -32,7 +32,7 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "ma
 class Account:
     """One user of `acme`, and what the ledger has of them."""
 
-    def __init__(self, store, url: str, by: By, user: str) -> None:
+    def __init__(self, store, url: str, by: AuditContext, user: str) -> None:
         self.store, self.url, self.by, self.user = store, url, by, user
         self.seq = 0
 
@@ -63,7 +63,10 @@ class Account:
 
 @pytest.fixture
 async def account(tmp_path):
-    url, by = f"sqlite:///{tmp_path}/store.db", By("cli:tester", datetime.now(timezone.utc) - timedelta(seconds=1))
+    url, by = (
+        f"sqlite:///{tmp_path}/store.db",
+        AuditContext("cli:tester", datetime.now(timezone.utc) - timedelta(seconds=1)),
+    )
     async with await open_store(url) as store:
         async with store.write() as connection:
             await create_tenant(connection, "acme", Limits(budget=Budget(10**9, "day")), by)

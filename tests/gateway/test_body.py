@@ -12,13 +12,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
 
-from llmops.control.admin.wire import KeyChange, NewKey
-from llmops.control.organization import UsageQuery
-from llmops.control.own import OwnWanted
+from llmops.control.admin.schemas import KeyCreate, KeyUpdate
+from llmops.control.openai_usage import OrganizationUsageQuery
+from llmops.control.usage_api import CallerUsageQuery
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.http.body import parse
-from llmops.gateway.http.weight import refuse_infinite, surveyed, suspicious
-from llmops.gateway.openai.chat import ChatRequest
+from llmops.gateway.http.json_limits import check_json_size, may_have_non_finite_number, reject_non_finite_numbers
+from llmops.gateway.http.request_body import parse_body
+from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.settings import RequestLimits
 
 
@@ -38,8 +38,8 @@ LITERALS = st.builds(
 
 
 async def read(body: bytes) -> None:
-    await parse(Anything, body)
-    await refuse_infinite(body)
+    await parse_body(Anything, body)
+    await reject_non_finite_numbers(body)
 
 
 @given(LITERALS, st.text(max_size=12), st.integers(0, 320) | st.just(2**17))
@@ -54,7 +54,7 @@ async def test_a_number_that_no_double_holds_is_refused(literal: str, before: st
     body = f"{head}{spaces}{literal}, null, true]}}".encode()
     # an integer is one, however long
     if math.isinf(float(literal)) and not literal.lstrip("-").isdigit():
-        assert suspicious(body)
+        assert may_have_non_finite_number(body)
         with pytest.raises(InvalidRequestError, match="number"):
             await read(body)
     else:
@@ -71,19 +71,19 @@ async def test_what_is_no_number_is_refused_but_not_in_texts(literal: str) -> No
 async def test_a_prompt_of_128k_ids_is_within_the_limits() -> None:
     body = json.dumps({"before": "", "value": [*range(100_000, 228_000)]}, separators=(",", ":")).encode()
     limits = RequestLimits()
-    await surveyed(body, limits.json_values, limits.prompt_bytes)
-    assert len((await parse(Anything, body)).value) == 128_000
+    await check_json_size(body, limits.json_values, limits.prompt_bytes)
+    assert len((await parse_body(Anything, body)).value) == 128_000
 
 
 @pytest.mark.parametrize(
     ("model", "field"),
     [
         (ChatRequest, "messages"),
-        (OwnWanted, "by"),
-        (UsageQuery, "models"),
-        (UsageQuery, "group_by"),
-        (NewKey, "scopes"),
-        (KeyChange, "models"),
+        (CallerUsageQuery, "by"),
+        (OrganizationUsageQuery, "models"),
+        (OrganizationUsageQuery, "group_by"),
+        (KeyCreate, "scopes"),
+        (KeyUpdate, "models"),
     ],
 )
 def test_of_a_list_the_first_wrong_item_is_told_and_no_other(model: type[BaseModel], field: str) -> None:

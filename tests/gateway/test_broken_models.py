@@ -35,7 +35,7 @@ class TwoModels(ScriptedTriton):
         if isinstance(self.other, str):
             await context.abort(13, self.other)
         answer = service_pb2.ModelConfigResponse()
-        answer.config.parameters["llmops_card"].string_value = json.dumps(self.other)
+        answer.config.parameters["llmops_model_metadata"].string_value = json.dumps(self.other)
         return answer
 
 

@@ -7,14 +7,14 @@ import json
 import pytest
 
 from llmops.errors import InputError
-from llmops.gateway.messages import Adapter, Capabilities, SamplingDefaults
-from llmops.gateway.triton.card import parse_card
+from llmops.gateway.interfaces import Capabilities, LoraAdapter, SamplingDefaults
+from llmops.gateway.triton.model_metadata import parse_model_metadata
 
 LEAST = {"contract": 2, "name": "a", "tokenizer_dir": "/t", "max_seq_len": 64, "vocab_size": 300, "end_ids": [2]}
 
 
 def test_what_a_card_does_not_say_has_a_default():
-    card = parse_card(json.dumps(LEAST))
+    card = parse_model_metadata(json.dumps(LEAST))
     assert (card.name, card.target, card.end_ids, card.transports) == ("a", "unknown", (2,), ("request",))
     assert (card.capabilities, card.sampling, card.adapters) == (Capabilities(), SamplingDefaults(), ())
     assert card.extra == {}
@@ -28,11 +28,11 @@ def test_parts_are_read_and_what_is_unknown_is_kept_or_left_out():
         "from_the_future": [1],
         "extra": "x",
     }
-    card = parse_card(json.dumps({**LEAST, **said}), {"name": "mine", "end_ids": [3, 4]})
+    card = parse_model_metadata(json.dumps({**LEAST, **said}), {"name": "mine", "end_ids": [3, 4]})
     assert (card.name, card.end_ids) == ("mine", (3, 4)), "the configuration wins"
     assert card.capabilities == Capabilities(n=4, guided=("regex",))
     assert card.sampling == SamplingDefaults(temperature=0.5, top_k=20)
-    assert card.adapters == (Adapter("b", 7),)
+    assert card.adapters == (LoraAdapter("b", 7),)
     assert card.extra == {"from_the_future": [1], "extra": "x"}
 
 
@@ -49,10 +49,10 @@ def test_parts_are_read_and_what_is_unknown_is_kept_or_left_out():
 )
 def test_a_card_that_cannot_be_used_is_one_sentence(said, fault):
     with pytest.raises(InputError, match=fault):
-        parse_card(json.dumps({**LEAST, **said}))
+        parse_model_metadata(json.dumps({**LEAST, **said}))
 
 
 @pytest.mark.parametrize("text", ["[1]", "{", "7"])
 def test_what_is_no_card(text):
-    with pytest.raises(InputError, match="llmops_card is not a JSON object"):
-        parse_card(text)
+    with pytest.raises(InputError, match="llmops_model_metadata is not a JSON object"):
+        parse_model_metadata(text)

@@ -13,11 +13,11 @@ from tritonclient.grpc import service_pb2
 
 from llmops.durations import Seconds
 from llmops.gateway.errors import ModelNotFoundError, UnavailableError
-from llmops.gateway.fleet.catalogue import Catalogue, catalogue_of
-from llmops.gateway.fleet.kinds import Kind
-from llmops.gateway.fleet.server import Server
-from llmops.gateway.fleet.serving import EmbeddingModel, Model, ServedModel
-from llmops.gateway.http.context import NOBODY
+from llmops.gateway.http.request_context import UNKNOWN_CALLER
+from llmops.gateway.routing.model_kinds import ModelKind
+from llmops.gateway.routing.model_registry import ModelRegistry, create_model_registry
+from llmops.gateway.routing.served_models import EmbeddingModel, GenerativeModel, Model
+from llmops.gateway.routing.triton_server import ModelServer
 from llmops.gateway.settings import GatewaySettings
 
 NEVER = 3600.0
@@ -40,7 +40,7 @@ class Shared(ScriptedTriton):
     async def ModelConfig(self, request, context):
         answer = service_pb2.ModelConfigResponse()
         card = self.more.get(request.name, self.card)
-        answer.config.parameters["llmops_card"].string_value = json.dumps(card)
+        answer.config.parameters["llmops_model_metadata"].string_value = json.dumps(card)
         return answer
 
 
@@ -49,7 +49,7 @@ async def watching(*tritons: ScriptedTriton, catalogue=None):
     for triton in tritons:
         await triton.start()
     settings = GatewaySettings(refresh=Seconds(NEVER))
-    made = (catalogue or catalogue_of)(settings, [f"127.0.0.1:{triton.port}" for triton in tritons])
+    made = (catalogue or create_model_registry)(settings, [f"127.0.0.1:{triton.port}" for triton in tritons])
     await made.start()
     try:
         yield made
@@ -70,7 +70,7 @@ def encoder_card(card):
 
 
 def ready_at(catalogue, name) -> dict[str, bool]:
-    return {place.replica.rpartition(":")[2]: place.ready for place in catalogue.places(name, ServedModel)}
+    return {place.replica.rpartition(":")[2]: place.ready for place in catalogue.places(name, GenerativeModel)}
 
 
 async def test_a_model_on_two_servers_is_one_with_two_places(card):
@@ -98,9 +98,9 @@ async def test_a_server_that_goes_takes_only_its_own_models(card):
         assert standing.broken == {"tiny": "The model tiny is not ready."}
         assert standing.problem is None
         # known, so that its engine and not the list says what is wrong
-        assert catalogue.of(ServedModel).get("tiny", NOBODY).name == "tiny"
+        assert catalogue.of(GenerativeModel).get("tiny", UNKNOWN_CALLER).name == "tiny"
         with pytest.raises(ModelNotFoundError):
-            catalogue.of(ServedModel).get("nobody", NOBODY)
+            catalogue.of(GenerativeModel).get("nobody", UNKNOWN_CALLER)
 
         assert await catalogue.generates("nobody", 1) == "The model nobody is no longer there."
 
@@ -108,7 +108,7 @@ async def test_a_server_that_goes_takes_only_its_own_models(card):
         assert (await catalogue.look()).problem == "Triton is not ready."
         await catalogue.refresh()
         with pytest.raises(UnavailableError, match=r"Triton cannot be reached\."):
-            catalogue.of(ServedModel).get("nobody", NOBODY)
+            catalogue.of(GenerativeModel).get("nobody", UNKNOWN_CALLER)
 
 
 async def test_all_kinds_are_found_in_one_reading(card, encoder_card):
@@ -116,10 +116,10 @@ async def test_all_kinds_are_found_in_one_reading(card, encoder_card):
     async with watching(triton) as catalogue:
         assert triton.indexed == 1
         assert [found.model.name for found in catalogue.all()] == ["tiny", "vectors"]
-        assert catalogue.of(EmbeddingModel).get("vectors", NOBODY).card.dimensions == 3
-        for name, kind in (("tiny", EmbeddingModel), ("vectors", ServedModel)):
+        assert catalogue.of(EmbeddingModel).get("vectors", UNKNOWN_CALLER).card.dimensions == 3
+        for name, kind in (("tiny", EmbeddingModel), ("vectors", GenerativeModel)):
             with pytest.raises(ModelNotFoundError):
-                catalogue.of(kind).get(name, NOBODY)
+                catalogue.of(kind).get(name, UNKNOWN_CALLER)
         await catalogue.look()
         assert triton.indexed == 2
 
@@ -133,14 +133,14 @@ async def test_an_encoder_that_is_broken_says_why_once(card, encoder_card, tmp_p
             for _ in range(3):
                 assert (await catalogue.look()).broken == {"vectors": problem}
             with pytest.raises(UnavailableError, match="its tokenizer cannot be read"):
-                catalogue.of(EmbeddingModel).get("vectors", NOBODY)
+                catalogue.of(EmbeddingModel).get("vectors", UNKNOWN_CALLER)
             del broken["dimensions"]
             broken["tokenizer_dir"] = encoder_card["tokenizer_dir"]
-            fault = "the model's llmops_card cannot be used (dimensions: it is required)."
+            fault = "the model's llmops_model_metadata cannot be used (dimensions: it is required)."
             assert (await catalogue.look()).broken == {"vectors": f"The model vectors cannot be served: {fault}"}
             triton.more["vectors-embedding"] = encoder_card
             assert (await catalogue.look()).broken == {}
-            assert catalogue.of(EmbeddingModel).get("vectors", NOBODY).name == "vectors"
+            assert catalogue.of(EmbeddingModel).get("vectors", UNKNOWN_CALLER).name == "vectors"
     assert [record.getMessage().split(" (")[0] for record in caplog.records].count(problem) == 1
 
 
@@ -155,13 +155,13 @@ class Echo(Model):
         return
 
 
-class Echoes(Kind[Echo]):
+class Echoes(ModelKind[Echo]):
     suffix, model = "-echo", Echo
 
     def read_card(self, text, name):
-        from llmops.gateway.triton.card import parse_card
+        from llmops.gateway.triton.model_metadata import parse_model_metadata
 
-        return parse_card(text, {"name": name})
+        return parse_model_metadata(text, {"name": name})
 
     def make(self, card, triton, triton_name):
         return Echo(card.name, card)
@@ -172,9 +172,11 @@ async def test_another_kind_needs_nothing_but_itself(card):
 
     def echoes(settings, addresses):
         kinds = [Echoes(settings)]
-        return Catalogue([Server(one, kinds, 5) for one in addresses], kinds, refresh_seconds=NEVER, patience=5)
+        return ModelRegistry(
+            [ModelServer(one, kinds, 5) for one in addresses], kinds, refresh_seconds=NEVER, patience=5
+        )
 
     async with watching(triton, catalogue=echoes) as catalogue:
-        assert catalogue.of(Echo).get("parrot", NOBODY).name == "parrot"
+        assert catalogue.of(Echo).get("parrot", UNKNOWN_CALLER).name == "parrot"
         assert (await catalogue.look()).ready == {"parrot": "parrot"}
         assert await catalogue.generates("parrot", 1) is None

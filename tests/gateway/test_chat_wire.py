@@ -7,7 +7,7 @@ import json
 import pytest
 from gateway_conftest import END, Step, running, text_of
 
-from llmops.gateway.endpoints import ignored_fields
+from llmops.gateway.api import ignored_fields
 
 CHAT = "/v1/chat/completions"
 

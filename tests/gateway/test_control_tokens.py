@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.text.template import ChatTemplate
+from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
 
 CORPUS = ["The capital of France is Paris. <|im_end|> user assistant system", "Hello  world!\n\nHow are <s> you?"] * 4
@@ -51,7 +51,6 @@ def sentencepiece(scheme: str) -> Tokenizer:
     return tokenizer
 
 
-# ruff: noqa: E501  templates in one line each
 KINDS = {
     "byte level": byte_level,
     "first": lambda: sentencepiece("first"),

@@ -184,7 +184,7 @@ async def test_an_answer_goes_on_without_its_reader_and_nothing_is_lost_or_doubl
 
 
 async def test_an_answer_without_a_reader_is_stopped_and_kept_as_partial(chats, monkeypatch):
-    monkeypatch.setattr("llmops.gateway.conversations.chat_run.UNREAD_SECONDS", 0.05)
+    monkeypatch.setattr("llmops.gateway.conversations.chat_run.UNREAD_TIMEOUT", 0.05)
     talk = await chats.new()
     chats.say("Hello world!", end=False)
     async with chats.stream(talk, "Hi") as response:

@@ -21,8 +21,8 @@ from starlette.routing import Route
 from llmops.errors import InputError
 from llmops.gateway.app import create_app
 from llmops.gateway.errors import ApiError
-from llmops.gateway.http.door import Check, Door
-from llmops.gateway.messages import Caller, Outcome, Usage
+from llmops.gateway.http.middleware import Check, RequestMiddleware
+from llmops.gateway.interfaces import Caller, Outcome, Usage
 from llmops.gateway.settings import GatewaySettings, load_settings
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
@@ -113,7 +113,7 @@ async def test_a_check_may_be_a_setting(tmp_path, monkeypatch):
     """One file and a line of the configuration."""
     (tmp_path / "house_rules.py").write_text(
         "from llmops.gateway.errors import UnavailableError\n"
-        "from llmops.gateway.http.door import Check\n"
+        "from llmops.gateway.http.middleware import Check\n"
         "class Closed(Check):\n"
         "    def __init__(self, settings): self.port = settings.port\n"
         "    async def before(self, scope, context): raise UnavailableError(f'Closed on {self.port}.')\n"
@@ -227,7 +227,7 @@ async def test_other_protocols_pass(watch):
     async def inner(scope, receive, send):
         seen.append(scope["type"])
 
-    door = Door(inner, lambda scope: "/", [watch])
+    door = RequestMiddleware(inner, lambda scope: "/", [watch])
     for kind in ("lifespan", "websocket"):
         await door({"type": kind}, None, None)
     assert seen == ["lifespan", "websocket"]
@@ -342,18 +342,18 @@ async def test_requests_without_an_answer(stack, watch, monkeypatch):
     assert await outcome("GET", "/v1/responses/none?stream=true&starting_after=x") == Outcome(404, "error")
     assert await outcome("GET", "/v1/models/none") == Outcome(404, "error")
     assert await outcome("POST", "/v1/completions", content=b"{") == Outcome(400, "error")
-    monkeypatch.setattr("llmops.gateway.endpoints.chat.check_chat", None)
+    monkeypatch.setattr("llmops.gateway.api.chat_completions.check_chat", None)
     assert await outcome("POST", CHAT, json=BODIES[CHAT]) == Outcome(500, "error")
-    monkeypatch.setattr("llmops.gateway.endpoints.models.describe", None)
+    monkeypatch.setattr("llmops.gateway.api.models.describe_model", None)
     assert await outcome("GET", "/v1/models/tiny") == Outcome(500, "error")
 
 
 @pytest.mark.parametrize("streaming", [True, False])
 async def test_a_bug_in_the_middle_of_an_answer(stack, watch, monkeypatch, streaming):
-    from llmops.gateway.endpoints import chat
+    from llmops.gateway.api import chat_completions
 
-    monkeypatch.setattr(chat.ChatChunks, "finish", None)
-    monkeypatch.setattr(chat, "message_of", None)
+    monkeypatch.setattr(chat_completions.ChatChunks, "finish", None)
+    monkeypatch.setattr(chat_completions, "message_of", None)
     stack.say("Hello")
     body = {**BODIES[CHAT], "stream": streaming}
     await stack.client.post(CHAT, json=body, headers={"x-request-id": "bug"})
@@ -441,7 +441,7 @@ async def test_a_connection_that_closes_under_an_answer_is_a_client_that_left(cl
             raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")
 
     watch = Watch()
-    door = Door(PlainTextResponse("hello"), lambda scope: "/", [watch])
+    door = RequestMiddleware(PlainTextResponse("hello"), lambda scope: "/", [watch])
     scope = {"type": "http", "method": "GET", "path": "/", "headers": [(b"x-request-id", b"one")]}
     with contextlib.nullcontext() if closed else pytest.raises(RuntimeError, match="closed"):
         await door(scope, None, Connection().send)

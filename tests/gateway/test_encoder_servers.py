@@ -15,7 +15,7 @@ from gateway_conftest import eventually, eventually_async, serving
 from scripted_triton import ScriptedTriton
 from tritonclient.grpc import service_pb2
 
-from llmops.gateway.fleet.replicas import encoders
+from llmops.gateway.routing.replicas import encoder_registry
 from llmops.gateway.settings import GatewaySettings
 
 BATCH = 4
@@ -155,7 +155,7 @@ async def test_what_a_hanging_server_keeps_another_gets_too(card, caplog, monkey
         assert said in caplog.text
         assert await states(client) == ["suspect", "ready"]
         # it has a batch that it does not answer, and gets no other
-        monkeypatch.setattr(encoders, "FAILED", 0.0)
+        monkeypatch.setattr(encoder_registry, "FAILURE_COOLDOWN", 0.0)
         for _ in range(6):
             assert vectors(await embed(client, "Hello"))[0][2] == 1
         hanging.held = False

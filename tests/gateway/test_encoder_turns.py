@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 
-from llmops.gateway.callers.places import Places
 from llmops.gateway.errors import EngineError, UnavailableError
-from llmops.gateway.triton.encoder import EncoderCard, TritonEncoder
+from llmops.gateway.ratelimit.slots import FairSlots
+from llmops.gateway.triton.encoder_client import EncoderMetadata, TritonEncoder
 
 BATCH = 4
 
@@ -47,7 +47,7 @@ async def settle() -> None:
 
 
 def encoder(triton: HeldTriton, queued: int = 1000) -> TritonEncoder:
-    card = EncoderCard("tiny", "openvino", "", BATCH, 8, 300, 1)
+    card = EncoderMetadata("tiny", "openvino", "", BATCH, 8, 300, 1)
     return TritonEncoder(triton.infer, "tiny-embedding", card, queued)
 
 
@@ -135,7 +135,7 @@ async def test_a_caller_that_leaves_gives_its_places_back():
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 4), st.booleans()), max_size=30))
 async def test_places_are_never_more_than_there_are_and_all_come_back(steps):
-    places, held = Places(4), []
+    places, held = FairSlots(4), []
     waiting: list[tuple[asyncio.Task, int]] = []
     for name, count, leave in steps:
         waiting.append((asyncio.ensure_future(places.enter([name], count)), count))
@@ -158,7 +158,7 @@ async def test_places_are_never_more_than_there_are_and_all_come_back(steps):
 
 
 async def test_a_place_that_came_to_whoever_was_leaving_goes_to_the_next():
-    places = Places(1)
+    places = FairSlots(1)
     await places.enter(["a"])
     gone, waits = (asyncio.ensure_future(places.enter([name])) for name in "bc")
     await settle()
@@ -175,7 +175,7 @@ async def test_a_place_that_came_to_whoever_was_leaving_goes_to_the_next():
 
 
 async def test_places_that_are_added_are_somebodys_at_once_and_those_that_go_are_waited_for():
-    places = Places(2)
+    places = FairSlots(2)
     await places.enter(["a"], 2)
     waits = [asyncio.ensure_future(places.enter([name])) for name in "bcd"]
     places.resize(4)

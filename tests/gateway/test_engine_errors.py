@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmops.gateway.errors import DrainingError, EngineError, UnavailableError, UnsupportedError
-from llmops.gateway.triton.tensors import error_of
+from llmops.gateway.triton.response_reader import error_from_message
 
 
 @pytest.mark.parametrize(
@@ -20,14 +20,14 @@ from llmops.gateway.triton.tensors import error_of
     ],
 )
 def test_the_status_of_an_engine_s_error(said, kind, status):
-    error = error_of(said)
+    error = error_from_message(said)
     assert type(error) is kind
     assert error.status == status
 
 
 @pytest.mark.parametrize("said", ["queue: 256 requests wait", "Exceeds maximum queue size"])
 def test_a_full_queue_behind_the_gateway_is_503_to_be_tried_again(said):
-    error = error_of(said)
+    error = error_from_message(said)
     assert (error.status, error.code, error.should_retry) == (503, "overloaded", True)
     assert "retry-after" in error.headers()
     assert said not in error.message

@@ -7,9 +7,9 @@ import httpx
 import uvicorn
 from starlette.responses import Response
 
-from llmops.gateway.http.chunked import Burst, ChunkedWriter
-from llmops.gateway.http.door import Door
-from llmops.gateway.http.events import EventSource, EventStream
+from llmops.gateway.http.chunked_writer import ChunkedWriter, WriteBatch
+from llmops.gateway.http.middleware import RequestMiddleware
+from llmops.gateway.http.sse import EventSource, EventStreamResponse
 
 
 class Ending(EventSource):
@@ -44,12 +44,12 @@ class NoWatch:
 
 async def app(scope, receive, send) -> None:
     if scope["type"] == "http":
-        answer: Response = EventStream(Ending(), NoWatch(), patience=60, keepalive=0)
+        answer: Response = EventStreamResponse(Ending(), NoWatch(), patience=60, keepalive=0)
         await answer(scope, receive, send)
 
 
 async def test_the_end_never_overtakes_what_was_written_before():
-    door = Door(app, lambda scope: "")
+    door = RequestMiddleware(app, lambda scope: "")
     server = uvicorn.Server(uvicorn.Config(door, port=0, http="httptools", lifespan="off", log_level="error"))
     running = asyncio.create_task(server.serve())
     while not server.started:
@@ -66,7 +66,7 @@ async def test_the_end_never_overtakes_what_was_written_before():
 
 async def test_a_client_that_has_left_takes_nothing_from_others():
     """What one engine step sends to all is written in one go: a closed connection in its middle is its own trouble."""
-    burst, written = Burst(), []
+    burst, written = WriteBatch(), []
 
     def closed(data: bytes) -> None:
         raise RuntimeError("unable to perform operation on <TCPTransport closed=True>; the handler is closed")

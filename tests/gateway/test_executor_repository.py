@@ -20,7 +20,7 @@ from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Pa
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.launch import Ports, start_triton
-from llmops.model_repository.repository import match
+from llmops.model_repository.repository import compatibility
 from llmops.perf.lab.harness.processes import commands, descendants
 from tests.trtllm.test_executor_runtime import MPIRUN
 
@@ -65,7 +65,7 @@ def running(root: Path):
     (root / "bin" / "mpirun").write_text(MPIRUN.format(python=sys.executable))
     (root / "bin" / "mpirun").chmod(0o755)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(match, "installed_version", lambda name: "1.2.1")
+        patch.setattr(compatibility, "installed_version", lambda name: "1.2.1")
         patch.setenv("PATH", f"{root / 'bin'}{os.pathsep}{os.environ['PATH']}")
         with start_triton(repository, ports=Ports(0, 0, 0)) as server:
             server.wait_ready(120)

@@ -11,7 +11,7 @@ import httpx
 import pytest
 from gateway_conftest import END, Step, eventually, eventually_async, running, text_of
 
-from llmops.gateway.observability.lag import HELD_UP
+from llmops.gateway.telemetry.event_loop_lag import PROCESS_STALL_THRESHOLD
 
 CHAT = "/v1/chat/completions"
 
@@ -86,7 +86,7 @@ async def test_a_gateway_that_stood_still_ends_no_stream_for_it(card, tokenizer)
                 if line.startswith("data: {"):
                     events.append(json.loads(line[6:]))
                     if len(events) == 3:
-                        time.sleep(HELD_UP + 0.5)  # in the event loop of all: nothing moves meanwhile
+                        time.sleep(PROCESS_STALL_THRESHOLD + 0.5)  # in the event loop of all: nothing moves meanwhile
         assert text_of(events) == "Hello world!"
         assert "error" not in events[-1]
 

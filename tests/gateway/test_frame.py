@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-from llmops.gateway.text.frame import Frame
+from llmops.gateway.text.special_token_frame import SpecialTokenFrame
 
 # by kind: one text, two texts
 TEMPLATES = {
@@ -36,8 +36,8 @@ def tokenizer(request):
 @given(first=st.text(max_size=12), second=st.text(max_size=12))
 def test_as_the_tokenizer_does(tokenizer, first, second):
     one, two = (tokenizer.encode(text, add_special_tokens=False).ids for text in (first, second))
-    assert Frame(tokenizer, 1).ids(one) == tokenizer.encode(first).ids
-    frame, whole = Frame(tokenizer, 2), tokenizer.encode(first, second)
+    assert SpecialTokenFrame(tokenizer, 1).ids(one) == tokenizer.encode(first).ids
+    frame, whole = SpecialTokenFrame(tokenizer, 2), tokenizer.encode(first, second)
     assert frame.ids(one, two) == whole.ids
     assert frame.types(one, two) == whole.type_ids
     assert frame.size == len(whole.ids) - len(one) - len(two)

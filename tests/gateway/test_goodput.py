@@ -13,11 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scripted_triton import Step
 
-from llmops.gateway.messages import Usage
-from llmops.gateway.observability.goodput import OUTCOMES, Objectives
-from llmops.gateway.observability.metrics import Metrics
+from llmops.gateway.interfaces import Usage
+from llmops.gateway.telemetry.goodput import GOODPUT_OUTCOMES, LatencyObjectives
+from llmops.gateway.telemetry.metrics import GatewayMetrics
 
-STRICT = Objectives(ttft=0.5, tpot=0.05)
+STRICT = LatencyObjectives(ttft=0.5, tpot=0.05)
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_an_answer_is_judged_by_its_own_times(ttft, tpot, left, outcome):
 
 @given(st.floats(0, 1e6), st.one_of(st.none(), st.floats(0, 1e6)))
 def test_without_objectives_every_complete_answer_is_good(ttft, tpot):
-    assert Objectives().judge(ttft, tpot, left=False) == "good"
+    assert LatencyObjectives().judge(ttft, tpot, left=False) == "good"
 
 
 def answers(text: str) -> dict[str, float]:
@@ -115,7 +115,7 @@ async def test_a_client_that_leaves_in_time_aborted(card, tokenizer, streaming):
         await counted(stack, aborted=1)
 
 
-def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+def samples(metrics: GatewayMetrics) -> dict[tuple[str, ...], float]:
     return {
         (one.name, *one.labels.values()): one.value for family in metrics.registry.collect() for one in family.samples
     }
@@ -123,7 +123,7 @@ def samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
 
 def test_tokens_of_several_sequences_come_side_by_side():
     """Four answers to one prompt, each token 10 ms after the last of its answer: TPOT is 10 ms, not 2.5."""
-    metrics = Metrics()
+    metrics = GatewayMetrics()
     meter = metrics.meter("tiny", perf_counter())
     meter.submitted(5, 4)
     meter.tokens(4)
@@ -133,7 +133,7 @@ def test_tokens_of_several_sequences_come_side_by_side():
 
 
 def test_the_prefix_cache_counts_only_what_the_engine_told():
-    metrics = Metrics()
+    metrics = GatewayMetrics()
     for cached in (None, 0, 48):
         meter = metrics.meter("tiny", perf_counter())
         meter.submitted(64, 1)
@@ -145,7 +145,7 @@ def test_the_prefix_cache_counts_only_what_the_engine_told():
 
 
 def test_tiers_beyond_the_sixteenth_share_a_series():
-    metrics = Metrics()
+    metrics = GatewayMetrics()
     meters = [metrics.meter("tiny", perf_counter(), f"tier-{n}") for n in range(100)]
     depth = {key[2]: value for key, value in samples(metrics).items() if key[0] == "llm_queue_depth"}
     assert len(depth) == 17
@@ -157,6 +157,6 @@ def test_tiers_beyond_the_sixteenth_share_a_series():
 
 def test_a_scrape_finds_every_outcome_of_a_model_at_once():
     """A rate of a series that is not there is nothing, and an alert on it is silent."""
-    metrics = Metrics()
+    metrics = GatewayMetrics()
     metrics.model("tiny")
-    assert {key[2] for key in samples(metrics) if key[0] == "llmops_answers_total"} == set(OUTCOMES)
+    assert {key[2] for key in samples(metrics) if key[0] == "llmops_answers_total"} == set(GOODPUT_OUTCOMES)

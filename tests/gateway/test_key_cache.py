@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
-from llmops.gateway.callers.access.base import Directory
-from llmops.gateway.callers.access.cached import Cached
+from llmops.gateway.auth.credential_cache import CachedDirectory
+from llmops.gateway.auth.directory import Directory
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
-from llmops.gateway.messages import Caller
+from llmops.gateway.interfaces import Caller
 
 ANN = Caller("acme", "ann", "key-1")
 
@@ -38,7 +38,7 @@ class Book(Directory):
             raise InvalidKeyError(self.over[credential])
         return self.callers.get(credential)
 
-    async def has_any(self):
+    async def has_credentials(self):
         self.asked.append("any")
         if self.away:
             raise UnavailableError("away")
@@ -65,7 +65,7 @@ def clock():
 
 @pytest.fixture
 async def cached(book, clock):
-    made = Cached(book, fresh=30, stale=3600, clock=clock)
+    made = CachedDirectory(book, fresh=30, stale=3600, clock=clock)
     yield made
     await made.close()
 
@@ -113,7 +113,7 @@ async def test_a_revoked_key_is_refused_after_its_time_at_the_latest(cached, boo
 
 
 async def test_what_nobody_has_is_remembered_and_never_more_of_it_than_the_bound(cached, book, clock, monkeypatch):
-    monkeypatch.setattr("llmops.gateway.callers.access.cached.MOST_REFUSED", 100)
+    monkeypatch.setattr("llmops.gateway.auth.credential_cache.MAX_REJECTED_CREDENTIALS", 100)
     await cached.find("ann")
     for _ in range(3):
         assert await cached.find("bob") is None
@@ -165,10 +165,10 @@ async def test_a_key_ends_by_the_clock_whatever_is_remembered_and_whether_its_st
     cached, book, clock, monkeypatch
 ):
     book.callers["brief"] = Caller("acme", "ann", "key-2", until=2_000_000_000)
-    monkeypatch.setattr("llmops.gateway.callers.access.cached.time", SimpleNamespace(time=lambda: 1_999_999_999.9))
+    monkeypatch.setattr("llmops.gateway.auth.credential_cache.time", SimpleNamespace(time=lambda: 1_999_999_999.9))
     assert (await cached.find("brief")).key_id == "key-2"
     book.away = True
-    monkeypatch.setattr("llmops.gateway.callers.access.cached.time", SimpleNamespace(time=lambda: 2_000_000_000.0))
+    monkeypatch.setattr("llmops.gateway.auth.credential_cache.time", SimpleNamespace(time=lambda: 2_000_000_000.0))
     for later in (0, 31):
         clock.now += later
         with pytest.raises(InvalidKeyError, match="This API key has expired"):
@@ -179,20 +179,20 @@ async def test_once_there_was_a_key_there_is(cached, book, clock):
     book.callers.clear()
     book.away = True
     with pytest.raises(UnavailableError):
-        await cached.has_any()
+        await cached.has_credentials()
     book.away = False
-    assert not await cached.has_any()
+    assert not await cached.has_credentials()
     asked = len(book.asked)
     book.callers["ann"] = ANN
-    assert not await cached.has_any()
+    assert not await cached.has_credentials()
     assert len(book.asked) == asked
     clock.now += 1
     book.away = True
     # nobody can say, so it is as it was
-    assert not await cached.has_any()
+    assert not await cached.has_credentials()
     book.away = False
     clock.now += 1
-    assert await cached.has_any()
+    assert await cached.has_credentials()
     book.callers.clear()
     clock.now += 100
-    assert await cached.has_any()
+    assert await cached.has_credentials()

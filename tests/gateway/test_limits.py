@@ -17,15 +17,15 @@ from gateway_conftest import GENEROUS, Step, eventually, eventually_async, runni
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.answers import chat
-from llmops.gateway.callers.holding import Holding
 from llmops.gateway.errors import UnavailableError
-from llmops.gateway.http.body import Intake
-from llmops.gateway.http.context import RequestContext
-from llmops.gateway.http.protocol import BoundedProtocol, client_of
-from llmops.gateway.http.weight import SLICE, weight_of
-from llmops.gateway.messages import Caller, Outcome
-from llmops.gateway.openai.common import Wire
+from llmops.gateway.generation import chat_generation
+from llmops.gateway.http.connection_limits import LimitedHttpProtocol, client_network
+from llmops.gateway.http.json_limits import SLICE_BYTES, json_cost_outside_strings
+from llmops.gateway.http.request_body import BodyReader
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Caller, Outcome
+from llmops.gateway.ratelimit.buffered_bytes import BufferedBytes
+from llmops.gateway.schemas.request_fields import RequestModel
 from llmops.gateway.settings import RequestLimits
 
 CHAT = "/v1/chat/completions"
@@ -95,14 +95,14 @@ async def test_chunks_of_one_byte_are_no_header(stack):
 @pytest.fixture
 def protocols(monkeypatch):
     """The connections to the gateway, oldest first; what they would do in seconds is done by hand."""
-    made: list[BoundedProtocol] = []
-    connection_made = BoundedProtocol.connection_made
+    made: list[LimitedHttpProtocol] = []
+    connection_made = LimitedHttpProtocol.connection_made
 
-    def note(protocol, transport) -> None:
-        made.append(protocol)
-        connection_made(protocol, transport)
+    def note(connection_limits, transport) -> None:
+        made.append(connection_limits)
+        connection_made(connection_limits, transport)
 
-    monkeypatch.setattr(BoundedProtocol, "connection_made", note)
+    monkeypatch.setattr(LimitedHttpProtocol, "connection_made", note)
     return made
 
 
@@ -112,13 +112,13 @@ async def late_after(stack, protocols, sent: bytes) -> bytes:
     try:
         address = writer.get_extra_info("sockname")
         await eventually(lambda: any(one.client == address for one in protocols))
-        protocol = next(one for one in protocols if one.client == address)
+        connection_limits = next(one for one in protocols if one.client == address)
         writer.write(sent)
         started = b"" if not sent.startswith(COMPLETE) else await reader.readuntil(b'{"status":"live"}')
         partial = not sent.endswith(b"\r\n\r\n") and bool(sent)
-        await eventually(lambda: protocol._timer is not None and (protocol._head > 0) == partial)
-        protocol._timer.cancel()
-        protocol._header_is_late()
+        await eventually(lambda: connection_limits._timer is not None and (connection_limits._head > 0) == partial)
+        connection_limits._timer.cancel()
+        connection_limits._header_is_late()
         return started + await asyncio.wait_for(reader.read(), GENEROUS)
     finally:
         writer.close()
@@ -163,9 +163,9 @@ SLOW = {
 
 @pytest.mark.parametrize("name", SLOW)
 async def test_a_slow_body_is_408_and_closed(card, tokenizer, monkeypatch, name):
-    holders: list[Holding] = []
-    take = Holding.take
-    monkeypatch.setattr(Holding, "take", lambda self, *given: (holders.append(self), take(self, *given))[1])
+    holders: list[BufferedBytes] = []
+    take = BufferedBytes.take
+    monkeypatch.setattr(BufferedBytes, "take", lambda self, *given: (holders.append(self), take(self, *given))[1])
     async with running(card, tokenizer, timeouts={"body": "0.3s"}) as stack:
         answer = await answer_to(stack, SLOW[name])
         assert error_in(answer) == (408, "request_timeout")
@@ -176,7 +176,7 @@ async def test_a_slow_body_is_408_and_closed(card, tokenizer, monkeypatch, name)
 
 @given(st.floats(0, 1e5), st.integers(0, 2**24))
 def test_a_body_has_its_patience_for_each_part_and_ten_times_for_all(passed, size):
-    left = Intake(RequestLimits(), 30.0, lambda size, context: None)._left(passed, size)
+    left = BodyReader(RequestLimits(), 30.0, lambda size, context: None)._left(passed, size)
     assert left <= 30
     assert (left > 0) == (passed < min(300, 30 + size / 1024))
 
@@ -190,7 +190,7 @@ UNREAD = b"GET /openapi.json HTTP/1.1\r\nhost: x\r\n"
     ids=["left", "closing", "paused"],
 )
 async def test_an_answer_that_nobody_reads_is_dropped(card, tokenizer, monkeypatch, sent):
-    monkeypatch.setattr("llmops.gateway.http.serving.SEND_BUFFER", 4096)
+    monkeypatch.setattr("llmops.gateway.http.server.SEND_BUFFER_BYTES", 4096)
     async with running(card, tokenizer, timeouts={"client": "0.3s"}) as stack:
         with socket.socket() as silent:
             silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -202,14 +202,20 @@ async def test_an_answer_that_nobody_reads_is_dropped(card, tokenizer, monkeypat
 async def test_an_answer_that_is_read_slowly_is_not_dropped(stack, monkeypatch):
     bounds = stack.server.config.http_protocol_class.bounds
     dropped = []
-    protocol = BoundedProtocol.__new__(BoundedProtocol)
+    connection_limits = LimitedHttpProtocol.__new__(LimitedHttpProtocol)
     left = iter([80_000, 60_000, 60_000])
-    protocol.transport = SimpleNamespace(get_write_buffer_size=lambda: next(left), abort=lambda: dropped.append(True))
-    protocol.bounds, protocol.loop, protocol.client = bounds, asyncio.get_running_loop(), ("x", 1)
-    protocol._look_again(80_000 + 61_440)  # 1 KiB/s for 60 s was taken
+    connection_limits.transport = SimpleNamespace(
+        get_write_buffer_size=lambda: next(left), abort=lambda: dropped.append(True)
+    )
+    connection_limits.bounds, connection_limits.loop, connection_limits.client = (
+        bounds,
+        asyncio.get_running_loop(),
+        ("x", 1),
+    )
+    connection_limits._look_again(80_000 + 61_440)  # 1 KiB/s for 60 s was taken
     assert not dropped
-    protocol._stop_looking()
-    protocol._look_again(60_001)
+    connection_limits._stop_looking()
+    connection_limits._look_again(60_001)
     assert dropped == [True]
 
 
@@ -260,17 +266,17 @@ async def test_one_address_has_its_share_of_the_connections(card, tokenizer, cap
 
 
 def test_an_address_of_ipv6_counts_by_its_network():
-    assert client_of("10.0.0.1") == "10.0.0.1"
-    assert client_of("::ffff:10.0.0.1") == "10.0.0.1"
-    assert client_of("2001:db8:1:2:3:4:5:6") == client_of("2001:db8:1:2::7") == "2001:db8:1:2::"
-    assert client_of("2001:db8:1:3::7") != client_of("2001:db8:1:2::7")
+    assert client_network("10.0.0.1") == "10.0.0.1"
+    assert client_network("::ffff:10.0.0.1") == "10.0.0.1"
+    assert client_network("2001:db8:1:2:3:4:5:6") == client_network("2001:db8:1:2::7") == "2001:db8:1:2::"
+    assert client_network("2001:db8:1:3::7") != client_network("2001:db8:1:2::7")
 
 
 async def test_descriptors_that_run_out_are_told_in_the_log(card, tokenizer, caplog, monkeypatch):
-    from llmops.gateway.http import protocol
+    from llmops.gateway.http import connection_limits
 
     async with running(card, tokenizer) as stack:
-        monkeypatch.setattr(protocol, "RESERVED", 2**40)
+        monkeypatch.setattr(connection_limits, "RESERVED", 2**40)
         stack.steps(Step(hang=True))
         body = json.dumps(stack.chat_body).encode()
         _, busy = await connect(stack)  # takes the place of the client's own, which is idle
@@ -318,8 +324,8 @@ async def test_weight_is_that_of_what_is_outside_of_texts(value, padding):
         return 0
 
     # slices are cut where it hurts
-    body = b" " * (SLICE - padding) + json.dumps(value, separators=(",", ":")).encode()
-    assert await weight_of(body, 2**40) == weigh(value)
+    body = b" " * (SLICE_BYTES - padding) + json.dumps(value, separators=(",", ":")).encode()
+    assert await json_cost_outside_strings(body, 2**40) == weigh(value)
 
 
 def subclasses(of: type):
@@ -342,7 +348,7 @@ def schemas_in(schema, kind: str):
 def test_no_type_of_the_wire_collects_errors_without_end():
     import llmops.gateway.app  # noqa: F401 - all types are known then
 
-    models = list(subclasses(Wire))
+    models = list(subclasses(RequestModel))
     lists = [one for model in models for one in schemas_in(model.__pydantic_core_schema__, "list")]
     mappings = [one for model in models for one in schemas_in(model.__pydantic_core_schema__, "dict")]
     assert len(lists) > 20
@@ -368,7 +374,7 @@ async def test_bytes_that_are_held_are_bounded(card, tokenizer):
 
 async def test_no_client_holds_all_of_them():
     """Of 20,000 bytes the first 10,000 are anybody's, and one address has half of the others."""
-    holding = Holding(20_000)
+    holding = BufferedBytes(20_000)
     greedy = [RequestContext(str(number), caller=Caller(share="a")) for number in range(16)]
     for one in greedy[:15]:
         holding.take(1000, one)
@@ -382,7 +388,7 @@ async def test_no_client_holds_all_of_them():
 
 
 async def test_a_body_alone_is_never_too_large():
-    holding, large = Holding(20_000), RequestContext("large", caller=Caller(share="a"))
+    holding, large = BufferedBytes(20_000), RequestContext("large", caller=Caller(share="a"))
     for _ in range(3):
         holding.take(10_000, large)
     with pytest.raises(UnavailableError):
@@ -579,13 +585,13 @@ async def test_a_silent_stream_says_that_it_lives(slow, path):
 
 @pytest.mark.parametrize(("given", "last"), [("x", "response.completed"), ("x " * 999, "response.failed")])
 async def test_a_background_stream_that_waits_for_its_turn_says_that_it_lives(slow, monkeypatch, given, last):
-    turn, plan = threading.Event(), chat.plan_chat
+    turn, plan = threading.Event(), chat_generation.prepare_chat
 
     def held(*asked):
         assert turn.wait(GENEROUS)
         return plan(*asked)
 
-    monkeypatch.setattr(chat, "plan_chat", held)
+    monkeypatch.setattr(chat_generation, "prepare_chat", held)
     slow.go.set()
     # what is not brief is prepared in a thread
     metadata = {f"{at}": "x" * 512 for at in range(10)}
@@ -603,9 +609,11 @@ async def test_a_background_stream_that_waits_for_its_turn_says_that_it_lives(sl
 
 async def test_the_openai_client_skips_the_comments(slow):
     client = openai.AsyncOpenAI(base_url=f"{slow.client.base_url}/v1", api_key="none", max_retries=0)
-    chat = await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], stream=True)
+    chat_completions = await client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "x"}], stream=True
+    )
     slow.go.set()
-    assert "".join([chunk.choices[0].delta.content or "" async for chunk in chat]) == "Hello"
+    assert "".join([chunk.choices[0].delta.content or "" async for chunk in chat_completions]) == "Hello"
     slow.go.clear()
     response = await client.responses.create(model="tiny", input="x", stream=True)
     slow.go.set()
@@ -616,10 +624,12 @@ async def test_the_openai_client_skips_the_comments(slow):
 async def test_an_error_after_the_200_is_an_event(slow):
     slow.answer = [Step(error="out of KV blocks", final=True)]
     client = openai.AsyncOpenAI(base_url=f"{slow.client.base_url}/v1", api_key="none", max_retries=0)
-    chat = await client.chat.completions.create(model="tiny", messages=[{"role": "user", "content": "x"}], stream=True)
+    chat_completions = await client.chat.completions.create(
+        model="tiny", messages=[{"role": "user", "content": "x"}], stream=True
+    )
     slow.go.set()
     with pytest.raises(openai.APIError) as raised:
-        async for _ in chat:
+        async for _ in chat_completions:
             pass
     assert raised.value.code == "engine_error"
     slow.go.clear()
@@ -649,16 +659,16 @@ async def test_a_quick_stream_has_no_comment(card, tokenizer):
 
 async def test_the_watchdog_names_what_held_the_loop(stack, caplog, monkeypatch, tmp_path):
     """A regular expression that needs seconds stands for whatever does not give up the interpreter's lock."""
-    from llmops.gateway.endpoints import chat
-    from llmops.gateway.observability import lag
+    from llmops.gateway.api import chat_completions
+    from llmops.gateway.telemetry import event_loop_lag
 
     def busy(*args) -> None:
         end = time.thread_time() + 0.4
         while time.thread_time() < end:
             sum(range(1000))
 
-    monkeypatch.setattr(lag, "LOG_EVERY", 0)
-    monkeypatch.setattr(chat, "check_chat", busy)
+    monkeypatch.setattr(event_loop_lag, "LOG_INTERVAL", 0)
+    monkeypatch.setattr(chat_completions, "check_chat", busy)
     monkeypatch.setenv("LLMOPS_LAG_REPORT", str(tmp_path / "lag"))
     stack.say("Hello")
     assert (await stack.chat()).status_code == 200
@@ -678,16 +688,16 @@ def reported(path: Path) -> list[dict]:
 
 
 def held_by(metrics: str) -> float:
-    line = next(one for one in metrics.splitlines() if one.startswith("llmops_event_loop_held_seconds_total"))
+    line = next(one for one in metrics.splitlines() if one.startswith("llmops_event_loop_blocked_seconds_total"))
     return float(line.split()[1])
 
 
 async def test_waiting_is_not_held(stack, monkeypatch, tmp_path):
     """A function of the gateway whose thread does not run, as when the machine is busy, has held nobody."""
-    from llmops.gateway.endpoints import chat
+    from llmops.gateway.api import chat_completions
 
     waited = []
-    monkeypatch.setattr(chat, "check_chat", lambda *args: waited.append(time.sleep(0.6)))
+    monkeypatch.setattr(chat_completions, "check_chat", lambda *args: waited.append(time.sleep(0.6)))
     monkeypatch.setenv("LLMOPS_LAG_REPORT", str(tmp_path / "lag"))
     before, used = held_by((await stack.client.get("/metrics")).text), time.process_time()
     stack.say("Hello")

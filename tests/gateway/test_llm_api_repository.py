@@ -22,16 +22,16 @@ from pathlib import Path
 import pytest
 from gateway_conftest import serving
 
-from llmops.build.job.engine import build
+from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
-from llmops.build.trtllm.llm_releases import profiles as release_profiles
+from llmops.build.trtllm.release_profiles import profiles_per_release as release_profiles
 from llmops.errors import ServerError
-from llmops.gateway.answers.choice import TokenLogprob
-from llmops.gateway.endpoints.chunks import chat_entry
+from llmops.gateway.api.openai_chunks import chat_logprob_entry
+from llmops.gateway.generation.choice import TokenLogprob
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.launch import Ports, start_triton
-from llmops.model_repository.repository import match
+from llmops.model_repository.repository import compatibility
 from llmops.perf.lab.harness.processes import commands, descendants
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -82,7 +82,7 @@ def running(made: Path, folder: Path, version: str, python: str = ""):
         config = repository / "tiny-tensorrt_llm" / "config.pbtxt"
         config.write_text(config.read_text().replace('\\"top_logprobs\\": 0', '\\"top_logprobs\\": 20'))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(match, "installed_version", lambda name: version)
+        patch.setattr(compatibility, "installed_version", lambda name: version)
         patch.setenv("LLMOPS_TRTLLM_PYTHON", python)
         with start_triton(repository, ports=Ports(0, 0, 0)) as server:
             server.wait_ready(120)
@@ -149,7 +149,7 @@ async def test_the_most_likely_tokens_reach_the_client(client, request):
 
 
 def test_a_chat_entry_has_its_alternatives():
-    entry = chat_entry(TokenLogprob(b"a", -1.5, 0, [(b"a", -1.5), (b"\xc3", -2.0)]))
+    entry = chat_logprob_entry(TokenLogprob(b"a", -1.5, 0, [(b"a", -1.5), (b"\xc3", -2.0)]))
     assert entry["top_logprobs"] == [
         {"token": "a", "logprob": -1.5, "bytes": [97]},
         {"token": "\ufffd", "logprob": -2.0, "bytes": [195]},

@@ -18,18 +18,18 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from llmops.errors import InputError
 from llmops.gateway.app import create_app
-from llmops.gateway.callers.access.check import Access
-from llmops.gateway.callers.access.guard import keys_asked
-from llmops.gateway.callers.access.jwks import COOLDOWN, Jwks
-from llmops.gateway.callers.access.oidc import Tokens
+from llmops.gateway.auth.authentication import Authentication
+from llmops.gateway.auth.exposure import keys_required
+from llmops.gateway.auth.jwks import MIN_REFRESH_INTERVAL, JwksCache
+from llmops.gateway.auth.oidc import Tokens
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.settings import GatewaySettings, OidcSettings, load_settings
 from llmops.store.accounts.keys import KeySpec, create_key
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant, delete_tenant
 from llmops.store.accounts.users import ensure_user, find_user
-from llmops.store.audit import By
-from llmops.store.open import open_store
+from llmops.store.audit import AuditContext
+from llmops.store.factory import open_store
 
 AUDIENCE = "llmops"
 
@@ -118,7 +118,7 @@ class Clock:
 @asynccontextmanager
 async def tokens_of(issuer: Issuer, clock=time.monotonic, **settings):
     given = issuer.settings(**settings)
-    tokens = Tokens(given, None, Jwks(given.issuer, given.jwks, given.refresh, clock))
+    tokens = Tokens(given, None, JwksCache(given.issuer, given.jwks, given.refresh, clock))
     try:
         yield tokens
     finally:
@@ -237,7 +237,7 @@ async def test_a_new_key_is_taken_at_once_and_an_old_one_is_not_for_long(issuer)
     async with tokens_of(issuer, clock, refresh="5m") as tokens:
         await tokens.find(issuer.token("rsa"))
         issuer.published = ["ec"]
-        clock.now += COOLDOWN
+        clock.now += MIN_REFRESH_INTERVAL
         # read again, because the key is not known
         issuer.published.append("stranger")
         assert await tokens.find(issuer.token("stranger"))
@@ -249,7 +249,7 @@ async def test_unknown_keys_cost_one_reading_per_while(issuer):
     clock = Clock()
     async with tokens_of(issuer, clock) as tokens:
         for second in range(4):
-            clock.now = second * COOLDOWN
+            clock.now = second * MIN_REFRESH_INTERVAL
             made_up = [issuer.token(headers={"kid": f"made-up-{name}"}) for name in range(50)]
             told = await asyncio.gather(*(refusal(tokens, token) for token in made_up))
             assert told == [WRONG] * 50
@@ -268,7 +268,7 @@ async def test_an_issuer_that_is_away_leaves_its_keys(issuer, caplog):
         assert issuer.asked == 1
         assert caplog.text.count("those that are known stay") == 1
         issuer.status = 200
-        clock.now += COOLDOWN
+        clock.now += MIN_REFRESH_INTERVAL
         await tokens.find(issuer.token())
         await tokens._jwks._reading
         assert "can be read again" in caplog.text
@@ -279,7 +279,7 @@ async def test_without_any_keys_nobody_can_say(issuer, caplog):
     async with tokens_of(issuer, clock := Clock()) as tokens:
         for wrong in ({"issuer": "https://other.example"}, {"jwks_uri": "http://keys.example/keys"}):
             issuer.document = wrong
-            clock.now += COOLDOWN
+            clock.now += MIN_REFRESH_INTERVAL
             with pytest.raises(UnavailableError) as refused:
                 await tokens.find(issuer.token())
             assert (refused.value.status, refused.value.code) == (503, "keys_unavailable")
@@ -310,7 +310,7 @@ async def asking(settings: GatewaySettings):
         try:
             yield client
         finally:
-            (access,) = (check for check in app._checks if isinstance(check, Access))
+            (access,) = (check for check in app._checks if isinstance(check, Authentication))
             await access.close()
 
 
@@ -320,7 +320,7 @@ def bearer(token: str) -> dict[str, str]:
 
 async def test_tokens_beside_keys_with_tenants_of_the_store(issuer, tmp_path, caplog):
 
-    url, by = f"sqlite:///{tmp_path}/store.db", By("cli:tester", datetime.now(timezone.utc))
+    url, by = f"sqlite:///{tmp_path}/store.db", AuditContext("cli:tester", datetime.now(timezone.utc))
     async with await open_store(url) as store:
         async with store.write() as connection:
             await create_tenant(connection, "acme", Limits(rpm=2), by)
@@ -361,7 +361,7 @@ async def test_tokens_beside_keys_with_tenants_of_the_store(issuer, tmp_path, ca
 
 async def test_tokens_without_a_store(issuer):
     settings = GatewaySettings(triton="127.0.0.1:1", oidc=issuer.settings())
-    assert keys_asked(GatewaySettings(host="0.0.0.0", oidc=issuer.settings()))
+    assert keys_required(GatewaySettings(host="0.0.0.0", oidc=issuer.settings()))
     async with asking(settings) as client:
         assert (await client.get("/v1/models")).status_code == 401
         assert (await client.get("/v1/models", headers=bearer(issuer.token()))).status_code == 200

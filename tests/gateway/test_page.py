@@ -16,7 +16,7 @@ from gateway_conftest import serving
 from scripted_triton import ScriptedTriton, Step
 
 from llmops.gateway.settings import GatewaySettings
-from llmops.gateway.web.page import ASSETS, assets
+from llmops.gateway.web.chat_page import ASSETS, assets
 
 GENEROUS = sys.modules["gateway_conftest"].GENEROUS
 ANSWER = ".turn.assistant:not([aria-busy])"

@@ -12,18 +12,19 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from llmops.errors import ResourceError
-from llmops.gateway.http import private
+from llmops.gateway.http import uvicorn_internals
 
-PATTERNS = Path(__file__).parents[2] / "gateway/answers/grammar/patterns.py"
+PATTERNS = Path(__file__).parents[2] / "gateway/generation/structured/grammar/regex_parser.py"
 
 
 @pytest.mark.parametrize(
-    ("kind", "names"), [(HttpToolsProtocol, private.PROTOCOL), (RequestResponseCycle, private.CYCLE)]
+    ("kind", "names"),
+    [(HttpToolsProtocol, uvicorn_internals.PROTOCOL_MEMBERS), (RequestResponseCycle, uvicorn_internals.CYCLE_MEMBERS)],
 )
 def test_uvicorn_has_what_is_used_of_it(kind, names):
-    missing = private.missing_in(kind, names)
+    missing = uvicorn_internals.missing_members(kind, names)
     assert not missing, (
-        f"uvicorn {version('uvicorn')} has no {kind.__name__}.{', '.join(missing)}: see gateway/http/protocol.py and "
+        f"uvicorn {version('uvicorn')} has no {kind.__name__}.{', '.join(missing)}: see gateway/http/connection_limits.py and "
         "chunked.py, then move the pin in pyproject.toml."
     )
 
@@ -38,11 +39,11 @@ def test_a_uvicorn_without_it_is_refused_in_one_sentence(monkeypatch):
         async def send(self, message) -> None:
             pass
 
-    monkeypatch.setattr(private, "RequestResponseCycle", RequestResponseCycle)
+    monkeypatch.setattr(uvicorn_internals, "RequestResponseCycle", RequestResponseCycle)
     with pytest.raises(
         ResourceError, match=r"^uvicorn \S+ has no RequestResponseCycle\.flow, which the gateway needs;"
     ):
-        private.check_uvicorn()
+        uvicorn_internals.check_uvicorn_internals()
 
 
 def test_python_has_the_parser_of_regular_expressions_that_grammars_are_made_with():
@@ -52,7 +53,7 @@ def test_python_has_the_parser_of_regular_expressions_that_grammars_are_made_wit
     used = set(re.findall(r"\bsre\.([A-Z_]+)", PATTERNS.read_text()))
     missing = [name for name in sorted(used) if not hasattr(opcodes, name)]
     assert len(used) > 20
-    told = "see gateway/answers/grammar/patterns.py, then move requires-python in pyproject.toml."
+    told = "see gateway/generation/structured/grammar/regex_parser.py, then move requires-python in pyproject.toml."
     assert not missing, f"Python {sys.version.split()[0]} has no re._constants.{', '.join(missing)}: {told}"
     assert hasattr(parser, "parse"), f"Python {sys.version.split()[0]} has no re._parser.parse: {told}"
     shape = [(str(op), value) for op, value in parser.parse("^a[b-d]{2}$")]

@@ -15,21 +15,21 @@ from gateway_conftest import END, Step, eventually, running
 from starlette.requests import Request
 
 from llmops.errors import InputError
+from llmops.gateway.api.embeddings import EmbeddingsEndpoint
+from llmops.gateway.api.rerank import RerankEndpoint
 from llmops.gateway.app import create_app
-from llmops.gateway.callers.limits.buckets import Ask, Bound
-from llmops.gateway.callers.limits.check import LimitCheck
-from llmops.gateway.callers.limits.expected import FIRST
-from llmops.gateway.callers.limits.gate import TICK, Gate
-from llmops.gateway.callers.limits.memory import InMemoryLimiter
-from llmops.gateway.callers.limits.plan import Plan
-from llmops.gateway.endpoints.embeddings import Embeddings
-from llmops.gateway.endpoints.rerank import Rerank
 from llmops.gateway.errors import TokenRateLimitError
-from llmops.gateway.http.context import RequestContext
-from llmops.gateway.http.door import Check
-from llmops.gateway.messages import Budget, Caller, Outcome, Quota
-from llmops.gateway.openai.embeddings import EmbeddingRequest
-from llmops.gateway.openai.rerank import RerankRequest
+from llmops.gateway.http.middleware import Check
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Budget, Caller, Outcome, Quota
+from llmops.gateway.ratelimit.buckets import Limit, LimitRequest
+from llmops.gateway.ratelimit.limits import GROWTH_INTERVAL, RateLimits
+from llmops.gateway.ratelimit.memory import InMemoryLimiter
+from llmops.gateway.ratelimit.output_length import INITIAL_TOKENS
+from llmops.gateway.ratelimit.quotas import CallerLimits
+from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck
+from llmops.gateway.schemas.embedding_request import EmbeddingRequest
+from llmops.gateway.schemas.rerank_request import RerankRequest
 from llmops.gateway.settings import GatewaySettings, Quotas, RequestLimits, load_settings
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
@@ -78,7 +78,7 @@ class Keys(Check):
 class Bounded:
     """A gateway whose limits stand still in time, so that what is left is what was not used."""
 
-    def __init__(self, stack, keys: Keys, gate: Gate, clock: Clock, ledger: Ledger) -> None:
+    def __init__(self, stack, keys: Keys, gate: RateLimits, clock: Clock, ledger: Ledger) -> None:
         self.stack, self.keys, self.gate, self.clock, self.ledger = stack, keys, gate, clock, ledger
         self.post = stack.client.post
 
@@ -86,17 +86,17 @@ class Bounded:
         self.keys.quotas = (Quota("key-a", **limits),)
 
     def left(self, name: str, limit: int) -> float:
-        bound = Bound("key-a::", **{{"rpm": "requests", "tpm": "tokens"}[name]: limit})
+        bound = Limit("key-a::", **{{"rpm": "requests", "tpm": "tokens"}[name]: limit})
         return self._left(bound)[0 if name == "rpm" else 1]
 
     def places(self, limit: int) -> float:
-        return self._left(Bound("key-a::", places=limit))[2]
+        return self._left(Limit("key-a::", places=limit))[2]
 
     def money(self, limit: int) -> float:
-        return self._left(Bound("key-a::month", money=limit))[3]
+        return self._left(Limit("key-a::month", money=limit))[3]
 
-    def _left(self, bound: Bound) -> tuple[float, ...]:
-        return self.gate.limiter.reserve_now([bound], [Ask()]).decision.left[0]
+    def _left(self, bound: Limit) -> tuple[float, ...]:
+        return self.gate.limiter.reserve_now([bound], [LimitRequest()]).decision.left[0]
 
     async def over(self) -> None:
         """No request is open any more."""
@@ -109,8 +109,10 @@ class Bounded:
 @pytest.fixture
 async def bounded(card, tokenizer):
     clock, ledger, keys = Clock(), Ledger(), Keys()
-    gate = Gate(InMemoryLimiter(clock), ledger, clock, lambda: NOON)
-    async with running({**card, "max_batch_size": 8}, tokenizer, checks=[keys, LimitCheck(gate, Quotas())]) as stack:
+    gate = RateLimits(InMemoryLimiter(clock), ledger, clock, lambda: NOON)
+    async with running(
+        {**card, "max_batch_size": 8}, tokenizer, checks=[keys, RateLimitCheck(gate, Quotas())]
+    ) as stack:
         yield Bounded(stack, keys, gate, clock, ledger)
     await gate.close()
 
@@ -333,7 +335,7 @@ async def test_without_a_length_what_answers_mostly_have_is_reserved(bounded):
         go.clear()
     prompt = answer["usage"]["prompt_tokens"]
     room = 256 - prompt
-    assert reserved == [prompt + min(FIRST, room), prompt + 11]
+    assert reserved == [prompt + min(INITIAL_TOKENS, room), prompt + 11]
 
 
 async def test_a_longer_answer_is_owed_while_it_grows(bounded):
@@ -343,7 +345,7 @@ async def test_a_longer_answer_is_owed_while_it_grows(bounded):
     bounded.stack.steps(*[Step((9,))] * 50, Step(hang=True))
     async with bounded.stack.client.stream("POST", CHAT, json={**BODIES[CHAT], "stream": True}) as response:
         assert response.status_code == 200
-        await eventually(lambda: bounded.left("tpm", 5000) <= 5000 - 50, 20 * TICK)
+        await eventually(lambda: bounded.left("tpm", 5000) <= 5000 - 50, 20 * GROWTH_INTERVAL)
     await bounded.over()
 
 
@@ -385,7 +387,7 @@ async def test_a_key_and_its_tenant_bound_both_or_nothing_is_taken(bounded):
 async def test_encoders_reserve_what_they_read(tokenizer, what):
     """What they use is known before they run: a request too many never reaches the engine."""
     clock, ran = Clock(), []
-    gate = Gate(InMemoryLimiter(clock), None, clock)
+    gate = RateLimits(InMemoryLimiter(clock), None, clock)
 
     async def run(rows, *_):
         ran.append(rows)
@@ -412,20 +414,20 @@ async def test_encoders_reserve_what_they_read(tokenizer, what):
         text_threads=SimpleNamespace(run=at_once),
     )
     models = SimpleNamespace(get=lambda name, caller=None: model)
-    endpoint = Embeddings(service, models) if what == "embeddings" else Rerank(service, models)
+    endpoint = EmbeddingsEndpoint(service, models) if what == "embeddings" else RerankEndpoint(service, models)
     quota = (Quota("key-a", tpm=1000),)
 
     async def ask() -> RequestContext:
-        context = RequestContext("req", grant=gate.ticket(Plan(quota)))
+        context = RequestContext("req", grant=gate.ticket(CallerLimits(quota)))
         await endpoint.handle(Request({"type": "http", "llmops": context}))
         context.grant.close(Outcome(200, usage=context.usage))
         return context
 
     truth = (await ask()).usage.prompt_tokens
     assert truth > 4
-    key = [Bound("key-a::", tokens=1000)]
-    assert gate.limiter.reserve_now(key, [Ask()]).decision.left[0][1] == 1000 - truth
-    gate.limiter.reserve_now(key, [Ask(tokens=1000 - truth)])
+    key = [Limit("key-a::", tokens=1000)]
+    assert gate.limiter.reserve_now(key, [LimitRequest()]).decision.left[0][1] == 1000 - truth
+    gate.limiter.reserve_now(key, [LimitRequest(tokens=1000 - truth)])
     with pytest.raises(TokenRateLimitError):
         await ask()
     assert len(ran) == 1
@@ -525,7 +527,7 @@ async def test_anthropics_client_raises_what_it_knows(open_gateway):
 
 
 def test_without_quotas_nothing_of_it_is_made(monkeypatch):
-    monkeypatch.setattr("llmops.gateway.callers.limits.check.LimitCheck", None)
+    monkeypatch.setattr("llmops.gateway.ratelimit.rate_limit_check.RateLimitCheck", None)
     create_app(GatewaySettings(triton="127.0.0.1:1"))
 
 

@@ -8,10 +8,10 @@ from datetime import datetime, timedelta, timezone
 import pytest
 
 from llmops.errors import ResourceError
-from llmops.gateway.callers.access.refusals import MOST, OTHERS, AuditLog, Refusals
-from llmops.gateway.http.caller import anonymous
-from llmops.gateway.http.context import RequestContext
-from llmops.gateway.messages import Caller, Outcome
+from llmops.gateway.auth.audit import MAX_GROUPS, OTHERS, AuditLog, RejectionAudit
+from llmops.gateway.http.anonymous_caller import anonymous_caller
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Caller, Outcome
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
 
@@ -41,11 +41,11 @@ def counted(audit: Written) -> list[tuple]:
 
 async def test_refusals_are_counted_by_who_where_and_what():
     audit, moments = Written(), iter(NOON + timedelta(seconds=at) for at in range(100))
-    refusals = Refusals(audit, now=lambda: next(moments))
-    stranger, colleague = anonymous("10.0.0.7", b"Bearer sk-x"), Caller("acme", "u", "key-a", "acme/key-a")
+    refusals = RejectionAudit(audit, now=lambda: next(moments))
+    stranger, colleague = anonymous_caller("10.0.0.7", b"Bearer sk-x"), Caller("acme", "u", "key-a", "acme/key-a")
     for _ in range(3):
         refusals.note(asked_by(stranger), Outcome(401, "error"))
-    refusals.note(asked_by(anonymous("10.0.0.7", b"Bearer other")), Outcome(401, "error"))
+    refusals.note(asked_by(anonymous_caller("10.0.0.7", b"Bearer other")), Outcome(401, "error"))
     refusals.note(asked_by(colleague, "/metrics"), Outcome(403, "error"))
     for status in (200, 404, 429, 500):
         refusals.note(asked_by(colleague), Outcome(status))
@@ -62,22 +62,22 @@ async def test_refusals_are_counted_by_who_where_and_what():
 
 async def test_a_storm_from_everywhere_is_a_bounded_number_of_lines():
     audit = Written()
-    refusals = Refusals(audit)
+    refusals = RejectionAudit(audit)
     for at in range(10_000):
-        refusals.note(asked_by(anonymous(f"10.1.{at // 256}.{at % 256}", b"")), Outcome(401, "error"))
+        refusals.note(asked_by(anonymous_caller(f"10.1.{at // 256}.{at % 256}", b"")), Outcome(401, "error"))
     await refusals.close()
-    assert len(audit.rows) == MOST + 1
+    assert len(audit.rows) == MAX_GROUPS + 1
     assert sum(row.count for row in audit.rows) == 10_000
-    assert [row.count for row in audit.rows if row.actor == OTHERS] == [10_000 - MOST]
+    assert [row.count for row in audit.rows if row.actor == OTHERS] == [10_000 - MAX_GROUPS]
 
 
 async def test_what_cannot_be_written_is_counted_on(caplog):
     audit = Written()
     audit.away = True
-    refusals = Refusals(audit, window=0.001)
-    refusals.note(asked_by(anonymous("10.0.0.7", b"")), Outcome(401, "error"))
+    refusals = RejectionAudit(audit, window=0.001)
+    refusals.note(asked_by(anonymous_caller("10.0.0.7", b"")), Outcome(401, "error"))
     await asyncio.wait_for(audit.asked.wait(), 60)
-    refusals.note(asked_by(anonymous("10.0.0.7", b"")), Outcome(401, "error"))
+    refusals.note(asked_by(anonymous_caller("10.0.0.7", b"")), Outcome(401, "error"))
     audit.asked.clear()
     await asyncio.wait_for(audit.asked.wait(), 60)
     assert not audit.rows
@@ -88,10 +88,10 @@ async def test_what_cannot_be_written_is_counted_on(caplog):
 
 
 async def test_nothing_runs_while_nothing_is_refused():
-    refusals = Refusals(Written(), window=0.001)
-    refusals.note(asked_by(anonymous("10.0.0.7", b"")), Outcome(200))
+    refusals = RejectionAudit(Written(), window=0.001)
+    refusals.note(asked_by(anonymous_caller("10.0.0.7", b"")), Outcome(200))
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "write-refusals"]
-    refusals.note(asked_by(anonymous("10.0.0.7", b"")), Outcome(401))
+    refusals.note(asked_by(anonymous_caller("10.0.0.7", b"")), Outcome(401))
     (writing,) = [task for task in asyncio.all_tasks() if task.get_name() == "write-refusals"]
     await asyncio.wait_for(writing, 60)
     await refusals.close()
@@ -100,7 +100,7 @@ async def test_nothing_runs_while_nothing_is_refused():
 @pytest.mark.parametrize("route", ["/v1/models", ""])
 async def test_a_route_that_is_none_is_no_refusal_of_a_key(route):
     audit = Written()
-    refusals = Refusals(audit)
-    refusals.note(asked_by(anonymous("10.0.0.7", b""), route), Outcome(404))
+    refusals = RejectionAudit(audit)
+    refusals.note(asked_by(anonymous_caller("10.0.0.7", b""), route), Outcome(404))
     await refusals.close()
     assert not audit.rows

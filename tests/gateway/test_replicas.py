@@ -10,7 +10,7 @@ from gateway_conftest import END, card_of, eventually_async, serving
 from prometheus_client.parser import text_string_to_metric_families
 from scripted_triton import ScriptedTriton, Step
 
-from llmops.gateway.fleet.replicas.census import STATES
+from llmops.gateway.routing.replicas.replica_metrics import REPLICA_STATES
 from llmops.gateway.settings import GatewaySettings
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
@@ -60,7 +60,7 @@ async def counted(client) -> dict[str, float]:
     page = text_string_to_metric_families((await client.get("/metrics")).text)
     samples = [sample for family in page for sample in family.samples if sample.name == "llmops_replicas"]
     assert {sample.labels["model"] for sample in samples} == {"tiny"}
-    assert {sample.labels["state"] for sample in samples} == set(STATES)
+    assert {sample.labels["state"] for sample in samples} == set(REPLICA_STATES)
     return {sample.labels["state"]: sample.value for sample in samples if sample.value}
 
 
@@ -189,8 +189,8 @@ async def test_a_replica_that_leaves_dns_is_left_and_its_metrics_with_it(card, m
     async def resolve(host: str, port: int) -> list[str]:
         return [f"127.0.0.1:{one.port}" for one in known[host]]
 
-    monkeypatch.setattr("llmops.gateway.fleet.discover.addresses_of", resolve)
-    monkeypatch.setattr("llmops.gateway.fleet.discover.HOLD", 0.5)
+    monkeypatch.setattr("llmops.gateway.routing.discovery.resolve_addresses", resolve)
+    monkeypatch.setattr("llmops.gateway.routing.discovery.ADDRESS_HOLD_TIME", 0.5)
     for triton in (first, second):
         await triton.start()
     known["llamas"] = [first]
@@ -200,13 +200,13 @@ async def test_a_replica_that_leaves_dns_is_left_and_its_metrics_with_it(card, m
             known["llamas"] = [first, second]
             await become(client, **{str(first.port): "ready", str(second.port): "ready"})
             assert (
-                f'llmops_server_reached{{server="127.0.0.1:{first.port}"}} 1.0' in (await client.get("/metrics")).text
+                f'llmops_server_reachable{{server="127.0.0.1:{first.port}"}} 1.0' in (await client.get("/metrics")).text
             )
             known["llamas"] = [second]
             await become(client, **{str(second.port): "ready"})
             text = (await client.get("/metrics")).text
             assert f"127.0.0.1:{first.port}" not in text
-            assert f'llmops_server_reached{{server="127.0.0.1:{second.port}"}} 1.0' in text
+            assert f'llmops_server_reachable{{server="127.0.0.1:{second.port}"}} 1.0' in text
             known["llamas"] = []
             assert (await client.post("/v1/chat/completions", json=BODY)).status_code == 200
             await become(client, **{str(second.port): "ready"})

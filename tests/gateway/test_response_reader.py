@@ -7,7 +7,7 @@ import struct
 import pytest
 from tritonclient.grpc import service_pb2
 
-from llmops.gateway.triton.tensors import ResponseReader
+from llmops.gateway.triton.response_reader import ResponseReader
 
 
 def response(ids: list[int], log_probs: list[float]) -> service_pb2.ModelInferResponse:

@@ -105,7 +105,7 @@ async def test_nothing_else_of_an_answer_differs(card, tokenizer) -> None:
                 said = [moved.headers.get("x-llmops-continued"), ": continued exact\n" in moved.text]
                 assert said == ([None, True] if body.get("stream") else ["exact", False]), (name, cut)
         metrics = (await client.get("/metrics")).text
-        assert f'llmops_migrations_total{{reason="lost"}} {3 * len(REQUESTS)}' in metrics
+        assert f'llmops_failovers_total{{reason="lost"}} {3 * len(REQUESTS)}' in metrics
 
 
 @pytest.mark.parametrize(("exact", "temperature"), [(False, 0), (True, 0.5)])
@@ -186,7 +186,7 @@ async def test_an_answer_that_nobody_has_seen_begins_anew_and_is_billed_once(car
             assert first["input_ids"] == second["input_ids"]
             assert first["guided_decoding_guide"] == second["guided_decoding_guide"]
         metrics = (await client.get("/metrics")).text
-        assert f'llmops_migrations_total{{reason="lost"}} {len(requests)}' in metrics
+        assert f'llmops_failovers_total{{reason="lost"}} {len(requests)}' in metrics
 
 
 SCHEMA = {"name": "where", "schema": {"type": "object", "properties": {"city": {"type": "string"}}}}

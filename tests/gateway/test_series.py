@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 
-from llmops.gateway.observability.series import Buckets
+from llmops.gateway.telemetry.metric_series import HistogramSeries
 
 eventually = sys.modules["gateway_conftest"].eventually
 BOUNDS = (0.1, 1.0, 2.5)
@@ -17,12 +17,12 @@ BOUNDS = (0.1, 1.0, 2.5)
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.1, 0.2, 1.0, 2.5, 3.0]), st.integers(0, 3), st.booleans())))
 def test_they_say_what_prometheus_own_say_whenever_they_are_counted(told) -> None:
-    own, other = Buckets(BOUNDS), Histogram("other", "…", buckets=BOUNDS, registry=CollectorRegistry())
+    own, other = HistogramSeries(BOUNDS), Histogram("other", "…", buckets=BOUNDS, registry=CollectorRegistry())
     for value, times, settled in told:
         if times == 1:
             own.observe(value)
         else:
-            own.observe_each(value, times)
+            own.observe_repeated(value, times)
         for _ in range(times):
             other.observe(value)
         if settled:

@@ -23,7 +23,7 @@ def test_order(tmp_path, monkeypatch):
     assert settings.port == 2222
     assert settings.host == "0.0.0.0"
     assert (settings.timeouts.idle, settings.timeouts.total, settings.timeouts.connect) == (7, 6, 5)
-    assert settings.models["smollm2"].card_fields() == {"tokenizer_dir": "/srv/tokenizer"}
+    assert settings.models["smollm2"].metadata_fields() == {"tokenizer_dir": "/srv/tokenizer"}
 
 
 def test_defaults():

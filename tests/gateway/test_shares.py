@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from llmops.gateway.callers.shares import Shares
+from llmops.gateway.ratelimit.fairness import FairShares
 
 
-def taken(shares: Shares, share: str) -> int:
+def taken(shares: FairShares, share: str) -> int:
     """How many places `share` gets before it is refused."""
     count = 0
     while shares.take(share):
@@ -16,18 +16,18 @@ def taken(shares: Shares, share: str) -> int:
 
 
 def test_one_address_gets_half_and_each_that_comes_later_half_of_what_is_left():
-    shares = Shares(96)
+    shares = FairShares(96)
     assert [taken(shares, name) for name in "abcdef"] == [48, 24, 12, 6, 3, 2]
 
 
 def test_two_that_take_turns_get_a_third_each():
-    shares = Shares(90)
+    shares = FairShares(90)
     turns = [shares.take(name) for _ in range(90) for name in "ab"]
     assert turns.count(True) == 60
 
 
 def test_a_key_gets_half_of_what_its_address_may_have():
-    shares = Shares(90)
+    shares = FairShares(90)
     assert taken(shares, "a/one") == 30
     assert taken(shares, "a/two") == 10
     assert taken(shares, "b") == 25
@@ -35,7 +35,7 @@ def test_a_key_gets_half_of_what_its_address_may_have():
 
 @pytest.mark.parametrize("share", ["a", "a/one"])
 def test_places_given_back_can_be_taken_again_and_leave_nothing_behind(share):
-    shares = Shares(90)
+    shares = FairShares(90)
     first = taken(shares, share)
     for _ in range(first):
         shares.give_back(share)
@@ -49,11 +49,11 @@ def test_places_given_back_can_be_taken_again_and_leave_nothing_behind(share):
 
 
 def test_no_places():
-    assert not Shares(0).take("a")
-    assert Shares(1).take("a")
+    assert not FairShares(0).take("a")
+    assert FairShares(1).take("a")
 
 
 def test_free_places_come_before_those_that_are_shared():
     """All four free ones and half of two; all ten and half of 96."""
-    assert taken(Shares(2, free=4), "a") == 5
-    assert taken(Shares(96, free=10), "a") == 58
+    assert taken(FairShares(2, free=4), "a") == 5
+    assert taken(FairShares(96, free=10), "a") == 58

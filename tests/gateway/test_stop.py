@@ -7,7 +7,7 @@ import itertools
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmops.gateway.text.stop import StopMatcher
+from llmops.gateway.text.stop_strings import StopStringMatcher
 
 LETTERS = st.text(alphabet="abc🙂 ", max_size=30)
 STOPS = st.lists(st.text(alphabet="abc🙂 ", min_size=1, max_size=5), min_size=1, max_size=4)
@@ -26,7 +26,7 @@ def pieces_of(text: str, cuts: list[int]) -> list[str]:
 @settings(max_examples=1000)
 @given(text=LETTERS, stops=STOPS, cuts=st.lists(st.integers(0, 30), max_size=30))
 def test_cut_as_a_search_in_the_whole_text_would(text, stops, cuts):
-    matcher = StopMatcher(stops)
+    matcher = StopStringMatcher(stops)
     sent = "".join(matcher.feed(piece) for piece in pieces_of(text, cuts)) + matcher.flush()
     assert sent == reference(text, stops)
     assert (matcher.matched is not None) == any(stop in text for stop in stops)
@@ -35,7 +35,7 @@ def test_cut_as_a_search_in_the_whole_text_would(text, stops, cuts):
 @settings(max_examples=500)
 @given(text=LETTERS, stops=STOPS)
 def test_only_what_may_still_match_is_held_back(text, stops):
-    matcher = StopMatcher(stops)
+    matcher = StopStringMatcher(stops)
     sent = ""
     for position, character in enumerate(text):
         sent += matcher.feed(character)
@@ -46,23 +46,23 @@ def test_only_what_may_still_match_is_held_back(text, stops):
 
 
 def test_over_token_borders():
-    matcher = StopMatcher(["</answer>"])
+    matcher = StopStringMatcher(["</answer>"])
     assert [matcher.feed(piece) for piece in ["42", " <", "/ans", "wer", "> and more"]] == ["42", " ", "", "", ""]
     assert matcher.matched == "</answer>"
 
 
 def test_a_false_start_is_sent_whole():
-    matcher = StopMatcher(["END"])
+    matcher = StopStringMatcher(["END"])
     assert [matcher.feed(piece) for piece in ["E", "N", "C"]] == ["", "", "ENC"]
     assert matcher.flush() == ""
 
 
 def test_an_open_longer_match_wins_only_if_it_completes():
-    completes = StopMatcher(["bc", "abcd"])
+    completes = StopStringMatcher(["bc", "abcd"])
     assert completes.feed("xabc") == "x"
     assert completes.matched is None
     assert completes.feed("d") == ""
     assert completes.matched == "abcd"
-    breaks = StopMatcher(["bc", "abcd"])
+    breaks = StopStringMatcher(["bc", "abcd"])
     assert breaks.feed("xabc") + breaks.feed("e") == "xa"
     assert breaks.matched == "bc"

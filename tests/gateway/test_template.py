@@ -6,7 +6,7 @@ import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.text.template import ChatTemplate
+from llmops.gateway.text.chat_template import ChatTemplate
 
 TEMPLATES = {
     "chatml": "{% for m in messages %}{{'<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n'}}{% endfor %}"
@@ -85,7 +85,7 @@ class Clock:
 @pytest.mark.parametrize("name", SLOW)
 def test_a_template_that_runs_away_is_stopped(name, monkeypatch):
     template, clock = ChatTemplate(SLOW[name], {}, seconds=0.2), Clock()
-    monkeypatch.setattr("llmops.gateway.text.allowance.thread_time", clock)
+    monkeypatch.setattr("llmops.gateway.text.render_budget.thread_time", clock)
     with pytest.raises(InvalidRequestError, match=r"needs more than 0\.2 s"):
         template.render(MESSAGES)
     # at the start, and until the time was over
@@ -97,7 +97,7 @@ def test_a_template_that_runs_away_is_stopped(name, monkeypatch):
 
 def test_a_machine_that_stands_still_is_no_slow_template(monkeypatch):
     template = ChatTemplate("{% for a in range(50) %}{{ a }}{% endfor %}", {})
-    monkeypatch.setattr("llmops.gateway.text.allowance.thread_time", Clock(0, 20.0))
+    monkeypatch.setattr("llmops.gateway.text.render_budget.thread_time", Clock(0, 20.0))
     assert template.render(MESSAGES).text.endswith("4849")
 
 

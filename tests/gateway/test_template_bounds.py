@@ -14,8 +14,8 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from llmops.errors import InputError
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.text import allowance
-from llmops.gateway.text.template import ChatTemplate, to_json
+from llmops.gateway.text import render_budget
+from llmops.gateway.text.chat_template import ChatTemplate, to_json
 
 GROW = "{% set ns = namespace(a=START) %}{% for i in range(60) %}{% set ns.a = STEP %}{% endfor %}{{ USE }}"
 
@@ -115,7 +115,7 @@ def _bound_memory() -> None:
 RUN = """
 import sys, time, resource
 from llmops.errors import LlmopsError
-from llmops.gateway.text.template import ChatTemplate, to_json
+from llmops.gateway.text.chat_template import ChatTemplate, to_json
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 for source in eval(sys.stdin.read()):
     used = time.process_time()
@@ -152,8 +152,8 @@ def test_no_template_takes_much_time_or_memory():
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_in_a_small_room_each_is_refused_at_once(name, monkeypatch):
-    monkeypatch.setattr(allowance, "CHARACTERS", 1 << 13)
-    monkeypatch.setattr(allowance, "LONGEST", 1 << 12)
+    monkeypatch.setattr(render_budget, "MAX_TOTAL_CHARACTERS", 1 << 13)
+    monkeypatch.setattr(render_budget, "MAX_VALUE_CHARACTERS", 1 << 12)
     with pytest.raises((InputError, InvalidRequestError)) as caught:
         ChatTemplate(HOSTILE[name], {}).render([])
     assert "MemoryError" not in repr(caught.value.__cause__)

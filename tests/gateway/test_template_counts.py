@@ -7,9 +7,9 @@ from jinja2 import Environment
 
 from llmops.errors import InputError
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.text import allowance, guard, template
-from llmops.gateway.text.marking import UNMARKED, Marker
-from llmops.gateway.text.template import ChatTemplate
+from llmops.gateway.text import chat_template, render_budget, template_sandbox
+from llmops.gateway.text.chat_template import ChatTemplate
+from llmops.gateway.text.template_marker import UNMARKED, ControlTokenMarker
 
 VALUES = {"x": "ab", "y": "cde", "l": [1, 2], "d": {"ab": 7, "cde": 8}, "n": 3}
 CHAIN = " + ".join(["x"] * 9)
@@ -19,11 +19,11 @@ CHAIN = " + ".join(["x"] * 9)
 def seen(monkeypatch):
     """What was charged, what became text, what was compared, and how often the time was looked at."""
     found: dict[str, list] = {"spend": [], "texted": [], "compared": [], "looks": []}
-    for module in (allowance, guard):
+    for module in (render_budget, template_sandbox):
         monkeypatch.setattr(module, "spend", found["spend"].append)
         monkeypatch.setattr(module, "check_time", lambda: found["looks"].append(1))
     for name in ("texted", "compared"):
-        monkeypatch.setattr(guard, name, lambda value, to=found[name]: (to.append(value), value)[1])
+        monkeypatch.setattr(template_sandbox, name, lambda value, to=found[name]: (to.append(value), value)[1])
     return found
 
 
@@ -132,7 +132,7 @@ def test_a_template_has_so_many_characters(monkeypatch):
 def test_a_rendering_has_a_second(monkeypatch):
     moments = iter(0.2 * at for at in range(100))
     one = ChatTemplate("{% for a in range(9) %}{{ a }}{% endfor %}", {})
-    monkeypatch.setattr(allowance, "thread_time", lambda: next(moments))
+    monkeypatch.setattr(render_budget, "thread_time", lambda: next(moments))
     with pytest.raises(InvalidRequestError, match=r"needs more than 1 s for these"):
         one.render([])
 
@@ -170,7 +170,7 @@ def test_what_cannot_be_compiled_is_told(source, kind):
 
 def test_texts_of_messages():
     value = {"a": ["b", {"c": ("d", 5, None)}], "e": "f", "g": True}
-    assert list(template._texts(value)) == ["a", "b", "c", "d", "e", "f", "g"]
+    assert list(chat_template._texts(value)) == ["a", "b", "c", "d", "e", "f", "g"]
 
 
 # -- marks -------------------------------------------------------------------------------------------------------------
@@ -212,6 +212,6 @@ def test_marks(source, text):
     environment = Environment()
     environment.filters[UNMARKED] = lambda value: value.replace("!", "") if isinstance(value, str) else value
     tree = environment.parse(source)
-    Marker(Controls(), {"t": "<s>"}).mark(tree)
+    ControlTokenMarker(Controls(), {"t": "<s>"}).mark(tree)
     marked = environment.from_string(tree)
     assert marked.render(x="a<s>b", s="<s>", d={"<s>": 7}, t="!<s>") == text

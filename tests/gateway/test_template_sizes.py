@@ -12,19 +12,19 @@ from jinja2 import Environment
 from jinja2.exceptions import SecurityError
 from jinja2.nodes import EvalContext
 
-from llmops.gateway.text import bounds
-from llmops.gateway.text.template import to_json
+from llmops.gateway.text import template_limits
+from llmops.gateway.text.chat_template import to_json
 
 FILTERS = {**Environment().filters, "tojson": to_json}
 BOUNDED = Environment()
-BOUNDED.filters.update(bounds.bounded_filters({"tojson": to_json}))
+BOUNDED.filters.update(template_limits.bounded_filters({"tojson": to_json}))
 
 
 @pytest.fixture
 def asked(monkeypatch):
     """Characters that were asked for."""
     found: list[int] = []
-    monkeypatch.setattr(bounds, "reserve", found.append)
+    monkeypatch.setattr(template_limits, "check_result_size", found.append)
     return found
 
 
@@ -75,7 +75,7 @@ def test_at_least_what_is_made(texts, width):
     """Jinja's own filters say what that is."""
     found: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bounds, "reserve", found.append)
+        patch.setattr(template_limits, "check_result_size", found.append)
         for name, args, options in (
             ("center", ("".join(texts), width), {}),
             ("indent", ("".join(texts), width, True, True), {}),
@@ -99,7 +99,7 @@ def test_at_least_what_is_made(texts, width):
     ],
 )
 def test_what_operators_make(asked, operator, left, right, sizes):
-    bounds.check_operator(operator, left, right)
+    template_limits.check_operator(operator, left, right)
     assert asked == sizes
 
 
@@ -115,14 +115,14 @@ def test_what_operators_make(asked, operator, left, right, sizes):
 )
 def test_operators_that_make_too_much(asked, operator, left, right, problem):
     with pytest.raises(SecurityError, match=problem):
-        bounds.check_operator(operator, left, right)
+        template_limits.check_operator(operator, left, right)
 
 
 def test_powers_and_products_just_within_their_limits(asked):
-    bounds.check_operator("**", 1024, 1024)
-    bounds.check_operator("*", 2**32767, 2**32767)
+    template_limits.check_operator("**", 1024, 1024)
+    template_limits.check_operator("*", 2**32767, 2**32767)
     with pytest.raises(SecurityError):
-        bounds.check_operator("*", 2**32767, 2**32768)
+        template_limits.check_operator("*", 2**32767, 2**32768)
 
 
 def test_decimals_up_to_64():
@@ -145,10 +145,10 @@ def test_decimals_up_to_64():
     ],
 )
 def test_what_methods_make(asked, owner, name, args, sizes):
-    bounds.check_method(owner, name, args)
+    template_limits.check_method(owner, name, args)
     assert asked == sizes
 
 
 def test_a_field_of_format_is_its_value_width_and_precision(asked):
-    bounds.check_field(">12.34", "abc")
+    template_limits.check_format_field(">12.34", "abc")
     assert asked == [3 + 12 + 34]

@@ -17,11 +17,11 @@ from pathlib import Path
 import pytest
 from gateway_conftest import serving
 
-from llmops.build.job.engine import build
+from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import ServerError
 from llmops.gateway.settings import GatewaySettings
-from llmops.model_repository.generate import copy_models, generate_repository, read_engines
+from llmops.model_repository.generate import copy_model_code, generate_repository, read_engines
 from llmops.model_repository.launch import Ports, start_triton
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -96,7 +96,7 @@ def swapped(generated: Path, checkpoint: Path, tmp_path_factory: pytest.TempPath
     manifest, _ = build(BuildSpec(str(checkpoint), root / "engine", name="tiny", max_batch_size=8))
     repository = shutil.copytree(generated, root / "repository")
     folder = repository / ENGINE
-    copy_models("tensorrt_llm", folder / "1")
+    copy_model_code("tensorrt_llm", folder / "1")
     (folder / "1" / "model.py").rename(folder / "1" / "own_model.py")
     (folder / "1" / "model.py").write_text(AS_NVIDIA)
     shutil.copy(ROOT / "tests" / "trtllm" / "cpp_backend.py", folder / "1")

@@ -14,17 +14,17 @@ from gateway_conftest import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.callers.shares import Shares
 from llmops.gateway.errors import UnavailableError
-from llmops.gateway.text import template, threads
-from llmops.gateway.text.template import SLOW_SECONDS, ChatTemplate
-from llmops.gateway.text.threads import (
-    BRIEF_SECONDS,
+from llmops.gateway.ratelimit.fairness import FairShares
+from llmops.gateway.text import chat_template, text_thread_pool
+from llmops.gateway.text.chat_template import SLOW_SECONDS, ChatTemplate
+from llmops.gateway.text.text_thread_pool import (
     INLINE_CHARACTERS,
     INLINE_SECONDS,
-    TextThreads,
-    TooLongError,
-    patience,
+    SHORT_LANE_SECONDS,
+    CpuLimitError,
+    TextThreadPool,
+    thread_cpu_limit,
 )
 
 LONG = INLINE_CHARACTERS + 1
@@ -45,7 +45,7 @@ class Held:
 
 @pytest.fixture
 def workers():
-    workers = TextThreads(threads=1, backlog=120)
+    workers = TextThreadPool(threads=1, backlog=120)
     yield workers
     workers.close()
 
@@ -82,7 +82,7 @@ async def test_new_keys_from_one_address_do_not_make_it_more_clients(workers):
 
 
 async def test_one_client_with_more_than_the_queue_has_room_for_leaves_room_for_others():
-    workers, held = TextThreads(threads=1, backlog=256), Held()
+    workers, held = TextThreadPool(threads=1, backlog=256), Held()
 
     async def ask(caller: str) -> str:
         try:
@@ -104,27 +104,27 @@ async def test_one_client_with_more_than_the_queue_has_room_for_leaves_room_for_
 
 
 async def test_one_key_behind_an_address_leaves_room_for_others_behind_it():
-    shares = Shares(90)
+    shares = FairShares(90)
     assert [shares.take("proxy/greedy") for _ in range(40)].count(True) == 30
     assert shares.take("proxy/modest")
     assert shares.take("elsewhere")
 
 
 async def test_free_places_are_anybody_s_and_count_once_others_wait_behind_them():
-    shares = Shares(8, free=4)
+    shares = FairShares(8, free=4)
     assert [shares.take("a") for _ in range(12)].count(True) == 4 + 4, "all that is free, and half of the rest"
     assert [shares.take("b") for _ in range(12)].count(True) == 2
     assert [shares.take("c") for _ in range(12)].count(True) == 1
     assert shares.taken == 11
     shares.give_back("a", 8)
     assert shares.take("d"), "three have them all, so one of the four that are free is left"
-    assert not Shares(8, free=4).take("a", 13)
-    assert Shares(8, free=4).take("a", 12), "alone, all at once"
+    assert not FairShares(8, free=4).take("a", 13)
+    assert FairShares(8, free=4).take("a", 12), "alone, all at once"
 
 
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.booleans()), max_size=60), st.integers(0, 6))
 def test_shares_are_never_more_than_there_are_and_all_come_back(steps, free):
-    shares, held = Shares(9, free), []
+    shares, held = FairShares(9, free), []
     for name, count, leave in steps:
         if leave and held:
             shares.give_back(*held.pop(0))
@@ -144,25 +144,25 @@ async def test_what_is_not_brief_goes_on_elsewhere_and_holds_up_only_its_like(wo
     held = Held()
 
     def heavy() -> str:
-        if patience() < math.inf:
-            raise TooLongError
+        if thread_cpu_limit() < math.inf:
+            raise CpuLimitError
         return held()
 
     long = asyncio.create_task(workers.run(heavy, LONG, "a"))
     await begun(held)
-    assert await workers.run(patience, LONG, "b") == BRIEF_SECONDS
+    assert await workers.run(thread_cpu_limit, LONG, "b") == SHORT_LANE_SECONDS
     assert not long.done()
     held.end.set()
     assert await long == "held"
-    assert await workers.run(patience, 1) == INLINE_SECONDS
-    assert patience() == math.inf, "what else this thread does has the time it needs"
+    assert await workers.run(thread_cpu_limit, 1) == INLINE_SECONDS
+    assert thread_cpu_limit() == math.inf, "what else this thread does has the time it needs"
 
 
 async def test_a_slow_template_is_rendered_where_it_holds_nobody_up(workers, monkeypatch):
-    monkeypatch.setattr(threads, "INLINE_SECONDS", 0)
-    monkeypatch.setattr(threads, "BRIEF_SECONDS", 0)
+    monkeypatch.setattr(text_thread_pool, "INLINE_SECONDS", 0)
+    monkeypatch.setattr(text_thread_pool, "BRIEF_SECONDS", 0)
     now, lanes = [1000.0], []
-    monkeypatch.setattr(template, "monotonic", lambda: now[0])
+    monkeypatch.setattr(chat_template, "monotonic", lambda: now[0])
     slow = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
 
     def render() -> str:
@@ -181,14 +181,14 @@ async def test_a_slow_template_is_rendered_where_it_holds_nobody_up(workers, mon
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize"])
 async def test_after_a_slow_rendering_a_model_s_chats_start_on_a_thread(stack, monkeypatch, path):
     stack.say("Paris")
-    sizes, run = [], TextThreads.run
+    sizes, run = [], TextThreadPool.run
 
     async def noted(self, work, size, caller=""):
         sizes.append(size)
         return await run(self, work, size, caller)
 
-    monkeypatch.setattr(TextThreads, "run", noted)
-    monkeypatch.setattr(threads, "INLINE_SECONDS", 0)
+    monkeypatch.setattr(TextThreadPool, "run", noted)
+    monkeypatch.setattr(text_thread_pool, "INLINE_SECONDS", 0)
     assert (await stack.client.post(path, json=stack.chat_body)).status_code == 200
     small, again = sizes
     assert small < INLINE_CHARACTERS < again
@@ -227,7 +227,7 @@ async def test_a_turn_that_is_cancelled_as_it_comes_is_not_lost(workers):
 
 
 async def test_no_more_than_so_many_wait():
-    workers, held = TextThreads(threads=1, backlog=2), Held()
+    workers, held = TextThreadPool(threads=1, backlog=2), Held()
     try:
         open_ones = [asyncio.create_task(workers.run(held, LONG)) for _ in range(2)]
         await begun(held)
@@ -257,8 +257,8 @@ class Circle:
 
 
 async def test_the_collector_waits_for_work_but_not_for_ever(monkeypatch):
-    monkeypatch.setattr(threads, "COLLECTED_EVERY", 0.0)
-    workers, held, brief = TextThreads(threads=2), Held(), Held()
+    monkeypatch.setattr(text_thread_pool, "COLLECTED_EVERY", 0.0)
+    workers, held, brief = TextThreadPool(threads=2), Held(), Held()
     brief.end.set()
     try:
         working = asyncio.create_task(workers.run(held, LONG))
@@ -279,13 +279,13 @@ async def test_the_collector_waits_for_work_but_not_for_ever(monkeypatch):
 
 
 async def test_the_collector_does_not_look_at_what_long_work_is_making(monkeypatch):
-    monkeypatch.setattr(threads, "COLLECTED_EVERY", 0.0)
-    workers, held, brief, other = TextThreads(threads=2), Held(), Held(), Held()
+    monkeypatch.setattr(text_thread_pool, "COLLECTED_EVERY", 0.0)
+    workers, held, brief, other = TextThreadPool(threads=2), Held(), Held(), Held()
     brief.end.set()
 
     def long() -> str:
-        if patience() < math.inf:
-            raise TooLongError
+        if thread_cpu_limit() < math.inf:
+            raise CpuLimitError
         return held()
 
     try:
@@ -316,8 +316,8 @@ async def test_what_work_had_made_goes_with_its_error(workers):
     def refused() -> str:
         grammar = Held()
         made.append(weakref.ref(grammar))
-        if patience() < math.inf:
-            raise TooLongError
+        if thread_cpu_limit() < math.inf:
+            raise CpuLimitError
         raise ValueError
 
     gc.disable()

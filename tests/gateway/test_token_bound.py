@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.tokenizer import write_tokenizer
-from llmops.gateway.text.bound import COMPOSED, bound_of
+from llmops.gateway.text.token_lower_bound import COMPOSED, bound_for_tokenizer
 from llmops.gateway.text.tokenizer import TextTokenizer
 
 CORPUS = [
@@ -117,7 +117,7 @@ TEXTS = st.lists(st.one_of(st.text(max_size=30), RUNS), max_size=8).map("".join)
 @settings(max_examples=100)
 def test_never_more_than_there_are(name: str, text: str) -> None:
     tokenizer = MADE[name]
-    bound = bound_of(tokenizer)
+    bound = bound_for_tokenizer(tokenizer)
     assert bound is not None
     # `enough` is what stops the counting, and below what short texts are not counted at all
     assert bound.least(text, len(text) * 4 - 1 if text else 0) <= len(tokenizer.encode(text).ids)
@@ -127,18 +127,18 @@ def test_never_more_than_there_are(name: str, text: str) -> None:
 @example(text="7" * 4000)
 @settings(max_examples=100)
 def test_the_bundled_tokenizer(smollm2_tokenizer, text: str) -> None:
-    least = smollm2_tokenizer.least_tokens(text, len(text) * 4 - 1 if text else 0)
+    least = smollm2_tokenizer.min_token_count(text, len(text) * 4 - 1 if text else 0)
     assert least <= len(smollm2_tokenizer.encode(text, add_special_tokens=False))
 
 
 def test_it_is_worth_something(smollm2_tokenizer) -> None:
     # each digit is a token of its own; a bound by the longest token alone would say a hundredth of it
-    assert smollm2_tokenizer.least_tokens("7" * 1_000_000, 8192) > 8192
-    assert smollm2_tokenizer.least_tokens("7" * 10_000, 9_000) > 2_000
+    assert smollm2_tokenizer.min_token_count("7" * 1_000_000, 8192) > 8192
+    assert smollm2_tokenizer.min_token_count("7" * 10_000, 9_000) > 2_000
 
 
 def test_it_stops_when_it_knows_enough(smollm2_tokenizer) -> None:
-    assert 8192 < smollm2_tokenizer.least_tokens("7" * 16_000_000, 8192) < 1_000_000
+    assert 8192 < smollm2_tokenizer.min_token_count("7" * 16_000_000, 8192) < 1_000_000
 
 
 def before_bytes(first: pre_tokenizers.PreTokenizer) -> Tokenizer:
@@ -160,7 +160,7 @@ REMOVING = {
 
 @pytest.mark.parametrize("name", REMOVING)
 def test_no_bound_where_bytes_can_vanish(name: str) -> None:
-    assert bound_of(REMOVING[name]()) is None
+    assert bound_for_tokenizer(REMOVING[name]()) is None
 
 
 def test_composition_shrinks_no_text_more_than_assumed() -> None:

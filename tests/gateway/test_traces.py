@@ -21,13 +21,13 @@ from tritonclient.grpc import service_pb2
 from llmops.distribution import install_command
 from llmops.errors import InputError, MissingDependencyError
 from llmops.gateway.app import create_app
-from llmops.gateway.http import telling
-from llmops.gateway.messages import Caller, Outcome
-from llmops.gateway.observability.finished import Finished, timeline
-from llmops.gateway.observability.outbox import Outbox
-from llmops.gateway.observability.trace_context import Trace, parent_of
+from llmops.gateway.http import exporters
+from llmops.gateway.interfaces import Caller, Outcome
 from llmops.gateway.settings import GatewaySettings, load_settings
-from llmops.gateway.triton.encoder import EncoderCard, TritonEncoder
+from llmops.gateway.telemetry.export_queue import ExportQueue
+from llmops.gateway.telemetry.request_timeline import FinishedRequest, build_timeline
+from llmops.gateway.telemetry.trace_context import TraceContext, parse_traceparent
+from llmops.gateway.triton.encoder_client import EncoderMetadata, TritonEncoder
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
@@ -36,7 +36,7 @@ STAGES = ["route", "queue", "template", "tokenise", "schedule"]
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
-    monkeypatch.setattr(telling, "TRACES_EVERY", 0.01)
+    monkeypatch.setattr(exporters, "TRACES_EVERY", 0.01)
 
 
 @pytest.fixture
@@ -80,16 +80,16 @@ async def one_trace(receiver: Receiver) -> tuple[Told, dict[str, Told]]:
     ],
 )
 def test_a_traceparent_is_taken_as_the_recommendation_has_it(given, sampled):
-    parent = parent_of([(b"host", b"a"), (b"traceparent", given.encode("latin-1"))])
-    trace = Trace(parent)
+    parent = parse_traceparent([(b"host", b"a"), (b"traceparent", given.encode("latin-1"))])
+    trace = TraceContext(parent)
     assert (trace.sampled if parent else None) == sampled
     assert (trace.trace_id, trace.parent_id) == ((TRACE, SPAN) if parent else ("", ""))
 
 
 def test_two_traceparents_are_none():
     header = (b"traceparent", SAMPLED.encode())
-    assert parent_of([header]) == SAMPLED.encode()
-    assert parent_of([header, header]) == b""
+    assert parse_traceparent([header]) == SAMPLED.encode()
+    assert parse_traceparent([header, header]) == b""
 
 
 _hex = st.text("0123456789abcdefAF", min_size=1, max_size=34)
@@ -98,13 +98,13 @@ _hex = st.text("0123456789abcdefAF", min_size=1, max_size=34)
 @given(st.one_of(st.lists(_hex, min_size=3, max_size=6).map("-".join), st.text("0123456789abcdef-", max_size=60)))
 def test_opentelemetrys_own_reader_agrees(text):
     theirs = otel.get_current_span(TraceContextTextMapPropagator().extract({"traceparent": text})).get_span_context()
-    ours = parent_of([(b"traceparent", text.encode())])
+    ours = parse_traceparent([(b"traceparent", text.encode())])
     assert bool(ours) == theirs.is_valid
 
 
 @given(st.binary(max_size=80))
 def test_no_header_does_harm(value):
-    parent_of([(b"traceparent", value)])
+    parse_traceparent([(b"traceparent", value)])
 
 
 # -- where the time went --------------------------------------------------------------------------------------------
@@ -124,7 +124,7 @@ _names = st.sampled_from(["auth", "rate_limit"])
 )
 def test_stages_leave_nothing_out_and_do_not_overlap(marks, stages, first, decode, rest, metered, model):
     started = at = 1000.0
-    trace = Trace(b"")
+    trace = TraceContext(b"")
     for name, seconds in marks:
         at += seconds
         trace.marks += ((name, at),)
@@ -134,10 +134,10 @@ def test_stages_leave_nothing_out_and_do_not_overlap(marks, stages, first, decod
     begun = "submit" in took
     meter = SimpleNamespace(first=at + first if begun else 0.0, last=at + first + decode if begun else 0.0)
     ended = at + first + decode + rest
-    one = Finished(
+    one = FinishedRequest(
         0, started, ended, "r", "/", Caller(), model, Outcome(200), took, meter if metered else None, trace=trace
     )
-    line = timeline(one)
+    line = build_timeline(one)
     outer = sorted([*line.stages, *([line.call] if line.call else [])], key=lambda stage: (stage.begin, stage.end))
     assert (outer[0].begin, outer[-1].end) == (started, ended)
     assert [stage.end for stage in outer[:-1]] == [stage.begin for stage in outer[1:]]
@@ -194,7 +194,7 @@ async def test_an_encoders_calls_carry_the_trace_too():
         asked.append(metadata)
         return service_pb2.ModelInferResponse(raw_output_contents=[bytes(4 * request.inputs[0].shape[0])])
 
-    encoder = TritonEncoder(infer, "tiny-embedding", EncoderCard("tiny", "openvino", "", 2, 8, 300, 1))
+    encoder = TritonEncoder(infer, "tiny-embedding", EncoderMetadata("tiny", "openvino", "", 2, 8, 300, 1))
     await encoder.run([[1], [2], [3]], trace=SAMPLED)
     await encoder.run([[1]])
     assert asked == [((("traceparent", SAMPLED),),)] * 2 + [()]
@@ -332,7 +332,7 @@ async def test_a_receiver_that_is_away_costs_traces_and_nothing_else(card, token
 
 
 async def test_what_waits_is_told_when_the_gateway_ends(card, tokenizer, receiver, monkeypatch):
-    monkeypatch.setattr(telling, "TRACES_EVERY", 3600)
+    monkeypatch.setattr(exporters, "TRACES_EVERY", 3600)
     async with tracing(receiver, card, tokenizer) as stack:
         stack.say("Hello")
         assert (await stack.chat()).status_code == 200
@@ -342,7 +342,7 @@ async def test_what_waits_is_told_when_the_gateway_ends(card, tokenizer, receive
 
 def test_an_outbox_is_bounded_and_counts_what_it_drops():
     taken: list[list[int]] = []
-    box = Outbox("test", lambda batch: taken.append(list(batch)), 3, 0.0)
+    box = ExportQueue("test", lambda batch: taken.append(list(batch)), 3, 0.0)
     for number in range(5):
         box.put(number)
     box.start()
@@ -352,15 +352,15 @@ def test_an_outbox_is_bounded_and_counts_what_it_drops():
 
 def test_so_many_in_a_second_and_no_more(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(telling, "monotonic", lambda: now)
-    rate = telling.Rate(2)
+    monkeypatch.setattr(exporters, "monotonic", lambda: now)
+    rate = exporters.PerSecondLimit(2)
     assert [rate.take() for _ in range(4)] == [True, True, False, False]
     now = 101.0
     assert [rate.take() for _ in range(3)] == [True, True, False]
 
 
 async def test_clients_cannot_have_more_traced_than_so_many(card, tokenizer, receiver, monkeypatch):
-    monkeypatch.setattr(telling, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(exporters, "monotonic", lambda: 100.0)
     traces = {"endpoint": receiver.url, "ratio": 0.0, "per_second": 2}
     async with running(card, tokenizer, traces=traces) as stack:
         stack.say("Hello")
@@ -376,13 +376,13 @@ async def test_clients_cannot_have_more_traced_than_so_many(card, tokenizer, rec
 
 # -- the setting ----------------------------------------------------------------------------------------------------
 def test_without_the_setting_there_is_nothing(monkeypatch):
-    monkeypatch.setitem(sys.modules, "llmops.gateway.observability.spans", None)
+    monkeypatch.setitem(sys.modules, "llmops.gateway.telemetry.otlp_exporter", None)
     app = create_app(GatewaySettings())
     assert "telling" not in repr(app._checks)
 
 
 def test_the_setting_without_the_extra_is_one_sentence(monkeypatch):
-    monkeypatch.setitem(sys.modules, "llmops.gateway.observability.spans", None)
+    monkeypatch.setitem(sys.modules, "llmops.gateway.telemetry.otlp_exporter", None)
     with pytest.raises(MissingDependencyError) as failed:
         create_app(GatewaySettings(traces={"endpoint": "http://127.0.0.1:4318"}))
     said = "The setting `traces` needs OpenTelemetry, which is not installed; install it with: "

@@ -13,17 +13,17 @@ from gateway_conftest import END, Step, eventually, eventually_async, running
 from sqlalchemy import select
 from starlette.requests import Request
 
-from llmops.gateway.callers.usage.base import Unpriced, UsageSink
-from llmops.gateway.callers.usage.check import UsageCheck, usage_of
-from llmops.gateway.endpoints.embeddings import Embeddings
-from llmops.gateway.endpoints.rerank import Rerank
-from llmops.gateway.http.context import KEY, RequestContext
-from llmops.gateway.http.door import Check
-from llmops.gateway.messages import Caller, TokenStream
-from llmops.gateway.openai.embeddings import EmbeddingRequest
-from llmops.gateway.openai.rerank import RerankRequest
+from llmops.gateway.api.embeddings import EmbeddingsEndpoint
+from llmops.gateway.api.rerank import RerankEndpoint
+from llmops.gateway.http.middleware import Check
+from llmops.gateway.http.request_context import CONTEXT_KEY, RequestContext
+from llmops.gateway.interfaces import Caller, TokenStream
+from llmops.gateway.schemas.embedding_request import EmbeddingRequest
+from llmops.gateway.schemas.rerank_request import RerankRequest
 from llmops.gateway.settings import GatewaySettings, RequestLimits, UsageSettings
-from llmops.store.open import open_store
+from llmops.gateway.usage.sink import NoPrices, UsageSink
+from llmops.gateway.usage.usage_check import UsageCheck, create_usage_check
+from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
@@ -76,7 +76,7 @@ class Metered:
 @pytest.fixture
 async def metered(card, tokenizer, tmp_path):
     ledger = Kept()
-    check = UsageCheck(tmp_path / "usage", UsageSettings(), ledger, Unpriced())
+    check = UsageCheck(tmp_path / "usage", UsageSettings(), ledger, NoPrices())
     await check.start()
     async with running({**card, "max_batch_size": 8, "max_seq_len": 8192}, tokenizer, checks=[Ann(), check]) as stack:
         yield Metered(stack, ledger, check)
@@ -287,9 +287,9 @@ async def test_encoders_are_billed_for_what_they_read(metered, tokenizer, what):
         text_threads=SimpleNamespace(run=at_once),
     )
     models = SimpleNamespace(get=lambda name, caller: model)
-    endpoint = Embeddings(service, models) if what == "embeddings" else Rerank(service, models)
+    endpoint = EmbeddingsEndpoint(service, models) if what == "embeddings" else RerankEndpoint(service, models)
     context = RequestContext("req_" + "x" * 100)
-    scope = {"type": "http", "method": "POST", "headers": [], KEY: context}
+    scope = {"type": "http", "method": "POST", "headers": [], CONTEXT_KEY: context}
     await metered.check.before(scope, context)
     answer = await endpoint.handle(Request(scope))
     event = await metered.one()
@@ -318,4 +318,4 @@ async def test_rows_of_a_store_anonymous_and_priced_by_the_ledger(card, tokenize
 
 
 def test_without_a_store_there_is_no_usage_room():
-    assert usage_of(GatewaySettings()) is None
+    assert create_usage_check(GatewaySettings()) is None

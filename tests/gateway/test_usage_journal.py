@@ -14,17 +14,24 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from llmops.gateway.callers.usage import journal as journals
-from llmops.gateway.callers.usage.base import Unpriced, UsageSink
-from llmops.gateway.callers.usage.events import cloud_event, event_of, from_cloud_event, id_text, line_of, new_id
-from llmops.gateway.callers.usage.folders import abandoned, claim
-from llmops.gateway.callers.usage.journal import Journal
-from llmops.gateway.callers.usage.meter import Meter
-from llmops.gateway.callers.usage.page import CHUNK, Page, left_in
-from llmops.gateway.callers.usage.ship import BATCH, Shipper
 from llmops.gateway.errors import UnavailableError
-from llmops.gateway.http.context import RequestContext
-from llmops.gateway.messages import Caller, Outcome, Usage, UsageEvent
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Caller, Outcome, Usage, UsageEvent
+from llmops.gateway.usage import outbox as journals
+from llmops.gateway.usage.delivery import BATCH_SIZE, UsageDelivery
+from llmops.gateway.usage.event_formats import (
+    format_event_id,
+    from_cloud_event,
+    from_journal_line,
+    new_event_id,
+    to_cloud_event,
+    to_journal_line,
+)
+from llmops.gateway.usage.open_answers import SLOTS_PER_CHUNK, OpenAnswers, read_unfinished
+from llmops.gateway.usage.outbox import UsageOutbox
+from llmops.gateway.usage.outbox_folders import claim, lock_abandoned_folders
+from llmops.gateway.usage.outbox_writer import OutboxWriter
+from llmops.gateway.usage.sink import NoPrices, UsageSink
 
 NOON = datetime(2026, 11, 22, 12, 0, 0, 123456, tzinfo=timezone.utc)
 ANN = Caller("acme", str(UUID(int=7)), "key-a", tier="pro")
@@ -52,7 +59,7 @@ def read_from_the_disk(monkeypatch):
     monkeypatch.setattr(journals, "NEWEST", 0)
 
 
-async def all_of(journal: Journal, since: int = 0) -> list[UsageEvent]:
+async def all_of(journal: UsageOutbox, since: int = 0) -> list[UsageEvent]:
     await journal.sync()
     return await journal.read(since, 10**6)
 
@@ -71,15 +78,15 @@ events = st.builds(
 
 @given(events)
 def test_an_event_survives_both_of_its_forms(one):
-    assert event_of(line_of(one)) == one
-    assert line_of(one).count(b"\n") == 1
-    assert from_cloud_event(cloud_event(one)) == one
+    assert from_journal_line(to_journal_line(one)) == one
+    assert to_journal_line(one).count(b"\n") == 1
+    assert from_cloud_event(to_cloud_event(one)) == one
 
 
 def test_a_cloud_event_is_what_others_read():
     """Field by field as CloudEvents 1.0 and docs/accounts.md have it."""
     sent = event(1841)._replace(cached_tokens=32, cost_micros=12, price_id="p", finish_reason="stop", ttft_ms=41)
-    assert cloud_event(sent).decode() == (
+    assert to_cloud_event(sent).decode() == (
         '{"specversion":"1.0","id":"00000000-0000-0000-0000-000000000b19","source":"gateway/gw-1",'
         '"type":"llmops.usage.v1","time":"2026-11-22T12:00:00.123456Z","subject":"acme",'
         '"datacontenttype":"application/json","data":{"seq":1841,"request_id":"chatcmpl-1841",'
@@ -100,7 +107,7 @@ def test_what_is_no_event_of_usage_is_refused(message):
 
 
 def test_ids_are_in_the_order_of_time():
-    made = [UUID(id_text(*new_id())) for _ in range(100)]
+    made = [UUID(format_event_id(*new_event_id())) for _ in range(100)]
     assert {one.version for one in made} == {7}
     assert {one.variant for one in made} == {UUID(int=0x8 << 60).variant}
     assert len(set(made)) == 100
@@ -117,7 +124,7 @@ def test_what_a_power_cut_leaves(data):
 
 async def torn(folder: Path, data) -> None:
     folder.mkdir()
-    journal = Journal(folder, segment=2000)
+    journal = UsageOutbox(folder, segment=2000)
     count = data.draw(st.integers(1, 25))
     for seq in range(count):
         journal.append(event(seq))
@@ -132,14 +139,14 @@ async def torn(folder: Path, data) -> None:
         some = bytes(40) if damage == "zeros" else data.draw(st.binary(min_size=1, max_size=40))
         last.write_bytes((whole[:at] + some + whole[at + len(some) :])[: len(whole)])
     before = await_lines(folder)
-    again = Journal(folder, segment=2000)
+    again = UsageOutbox(folder, segment=2000)
     found = await all_of(again)
     assert {one.id for one in found} == before
     assert [one.seq for one in found] == list(range(len(before)))
     # it goes on behind them, and a third process finds the same
     again.append(event(again.next_seq, id=str(UUID(int=5))))
     again.close()
-    third = Journal(folder, segment=2000)
+    third = UsageOutbox(folder, segment=2000)
     assert [one.id for one in await all_of(third)] == [*(one.id for one in found), str(UUID(int=5))]
     third.close()
 
@@ -150,14 +157,14 @@ def await_lines(folder: Path) -> set[str]:
     for path in folder.glob("*.journal"):
         for line in path.read_bytes().split(b"\n")[:-1]:
             try:
-                found.add(event_of(line + b"\n").id)
+                found.add(from_journal_line(line + b"\n").id)
             except ValueError:
                 continue
     return found
 
 
 async def test_segments_go_when_the_ledger_has_them(tmp_path):
-    journal = Journal(tmp_path, segment=2000)
+    journal = UsageOutbox(tmp_path, segment=2000)
     for seq in range(100):
         journal.append(event(seq, gateway=tmp_path.name))
     everything = await all_of(journal)
@@ -175,7 +182,7 @@ async def test_segments_go_when_the_ledger_has_them(tmp_path):
     journal.forget(100)
     assert len(list(tmp_path.glob("*.journal"))) == 1
     journal.close()
-    again = Journal(tmp_path, segment=2000)
+    again = UsageOutbox(tmp_path, segment=2000)
     assert again.next_seq == 100
     again.close()
 
@@ -183,7 +190,7 @@ async def test_segments_go_when_the_ledger_has_them(tmp_path):
 @pytest.mark.parametrize("damaged", [[0], [5, 6], [11], list(range(12, 17)), [38, 39]], ids=str)
 async def test_lines_that_the_disk_lost_are_told_and_hold_up_nobody(tmp_path, caplog, damaged):
     """Segments of three or four events, the last of which was whole when the journal was taken up."""
-    journal = Journal(tmp_path, segment=1000)
+    journal = UsageOutbox(tmp_path, segment=1000)
     for seq in range(40):
         journal.append(event(seq, gateway=tmp_path.name))
     await journal.sync()
@@ -213,7 +220,7 @@ def test_the_newest_are_what_is_in_the_files(steps, monkeypatch):
     """Whatever was appended, synced and forgotten before: read from anywhere, only what is on the disk, in order."""
 
     async def run(folder: Path) -> None:
-        journal = Journal(folder, segment=2000)
+        journal = UsageOutbox(folder, segment=2000)
         for what, number in steps:
             if what == "append":
                 for seq in range(journal.next_seq, journal.next_seq + number % 5):
@@ -234,7 +241,7 @@ def test_the_newest_are_what_is_in_the_files(steps, monkeypatch):
 
 
 async def test_what_is_not_on_the_disk_is_not_shipped(tmp_path):
-    journal = Journal(tmp_path)
+    journal = UsageOutbox(tmp_path)
     journal.append(event(0))
     assert await journal.read(0, 10) == []
     await journal.sync()
@@ -257,8 +264,8 @@ def full_disk(size: int):
 
 
 async def test_a_full_disk_loses_nothing_and_says_so(tmp_path):
-    journal = Journal(tmp_path)
-    meter = Meter(tmp_path, journal, Unpriced())
+    journal = UsageOutbox(tmp_path)
+    meter = OutboxWriter(tmp_path, journal, NoPrices())
     ask(meter, 1)
     with full_disk(journal.size + 10):
         ask(meter, 2)
@@ -266,18 +273,18 @@ async def test_a_full_disk_loses_nothing_and_says_so(tmp_path):
         assert meter.trouble == "No space left on device"
         assert journal.next_seq == 1
         # a process that is killed now leaves them on its page
-        assert sorted(left.tokens for left in left_in(tmp_path / "page")[0]) == [2, 3]
+        assert sorted(left.tokens for left in read_unfinished(tmp_path / "page")[0]) == [2, 3]
         meter.retry()
         assert meter.trouble
     meter.retry()
     assert meter.trouble == ""
     assert [one.output_tokens for one in await all_of(journal)] == [1, 2, 3]
-    assert left_in(tmp_path / "page") == ([], 0)
+    assert read_unfinished(tmp_path / "page") == ([], 0)
 
 
 async def test_a_journal_that_nobody_empties_is_bounded(tmp_path):
-    journal = Journal(tmp_path, most=4000)
-    meter = Meter(tmp_path, journal, Unpriced())
+    journal = UsageOutbox(tmp_path, most=4000)
+    meter = OutboxWriter(tmp_path, journal, NoPrices())
     for tokens in range(1, 40):
         ask(meter, tokens)
     assert 3000 < journal.size <= 4000
@@ -292,7 +299,7 @@ async def test_a_journal_that_nobody_empties_is_bounded(tmp_path):
     assert had == list(range(1, 40))
 
 
-def ask(meter: Meter, tokens: int, end: bool = True) -> None:
+def ask(meter: OutboxWriter, tokens: int, end: bool = True) -> None:
     context = RequestContext("req_1", caller=ANN)
     tally = meter.tally(context)
     tally.begin("smollm2", f"chatcmpl-{tokens}", 37)
@@ -306,13 +313,13 @@ def ask(meter: Meter, tokens: int, end: bool = True) -> None:
 
 
 async def test_open_answers_of_a_gateway_that_died_become_events(tmp_path):
-    journal = Journal(tmp_path)
-    meter = Meter(tmp_path, journal, Unpriced())
+    journal = UsageOutbox(tmp_path)
+    meter = OutboxWriter(tmp_path, journal, NoPrices())
     ask(meter, 5)
     for tokens in (7, 0, 9):
         ask(meter, tokens, end=False)
-    again = Journal(tmp_path)
-    Meter(tmp_path, again, Unpriced())
+    again = UsageOutbox(tmp_path)
+    OutboxWriter(tmp_path, again, NoPrices())
     ended, *lost = await all_of(again)
     assert (ended.output_tokens, ended.finish_reason) == (5, "stop")
     assert sorted(one.output_tokens for one in lost) == [7, 9]
@@ -321,34 +328,34 @@ async def test_open_answers_of_a_gateway_that_died_become_events(tmp_path):
     }
     assert {one.request_id for one in lost} == {"chatcmpl-7", "chatcmpl-9"}
     # once, however often it is looked at
-    third = Journal(tmp_path)
-    Meter(tmp_path, third, Unpriced())
+    third = UsageOutbox(tmp_path)
+    OutboxWriter(tmp_path, third, NoPrices())
     assert len(await all_of(third)) == 3
 
 
 async def test_killed_between_the_journal_and_the_page(tmp_path):
     """The event is in the journal, its slot still open: it must not come twice."""
-    journal = Journal(tmp_path)
-    meter = Meter(tmp_path, journal, Unpriced())
+    journal = UsageOutbox(tmp_path)
+    meter = OutboxWriter(tmp_path, journal, NoPrices())
     meter.drop = lambda slot: None
     ask(meter, 5)
-    assert len(left_in(tmp_path / "page")[0]) == 1
-    again = Journal(tmp_path)
-    Meter(tmp_path, again, Unpriced())
+    assert len(read_unfinished(tmp_path / "page")[0]) == 1
+    again = UsageOutbox(tmp_path)
+    OutboxWriter(tmp_path, again, NoPrices())
     assert [one.finish_reason for one in await all_of(again)] == ["stop"]
 
 
 def test_a_page_grows(tmp_path):
-    page = Page(tmp_path / "page")
-    slots = [page.take() for _ in range(CHUNK + 5)]
+    page = OpenAnswers(tmp_path / "page")
+    slots = [page.take() for _ in range(SLOTS_PER_CHUNK + 5)]
     for at, slot in enumerate(slots):
-        slot.open(new_id(), 10**15, at, ["m" * at, "é" * 600])
-    found, _ = left_in(tmp_path / "page")
-    assert [one.prompt for one in found] == list(range(CHUNK + 5))
+        slot.open(new_event_id(), 10**15, at, ["m" * at, "é" * 600])
+    found, _ = read_unfinished(tmp_path / "page")
+    assert [one.prompt for one in found] == list(range(SLOTS_PER_CHUNK + 5))
     assert found[3].texts[0] == "mmm"
     for slot in slots:
         page.give(slot)
-    assert left_in(tmp_path / "page") == ([], 0)
+    assert read_unfinished(tmp_path / "page") == ([], 0)
     page.close()
 
 
@@ -357,9 +364,9 @@ def test_a_folder_is_one_processes(tmp_path):
     first = claim(root)
     second = claim(root)
     assert first.folder != second.folder
-    assert list(abandoned(root)) == []
+    assert list(lock_abandoned_folders(root)) == []
     first.give_back()
-    (third,) = abandoned(root)
+    (third,) = lock_abandoned_folders(root)
     assert third.folder == first.folder
     third.remove()
     second.remove()
@@ -394,10 +401,10 @@ class Shipping:
     """A shipper turned by hand, with a clock that is set by hand."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        self.journal, self.ledger, self.now = Journal(folder, segment=20_000), Ledger(), 0.0
+        self.journal, self.ledger, self.now = UsageOutbox(folder, segment=20_000), Ledger(), 0.0
         for seq in range(count):
             self.journal.append(event(seq))
-        self.shipper = Shipper(self.journal, self.ledger, patience=10, clock=lambda: self.now)
+        self.shipper = UsageDelivery(self.journal, self.ledger, patience=10, clock=lambda: self.now)
 
     async def turns(self, count: int) -> None:
         await self.journal.sync()
@@ -406,39 +413,39 @@ class Shipping:
 
 
 async def test_batches_and_deleting_behind_the_mark(tmp_path):
-    shipping = Shipping(tmp_path, 3 * BATCH)
+    shipping = Shipping(tmp_path, 3 * BATCH_SIZE)
     await shipping.turns(3)
-    assert shipping.ledger.had == list(range(3 * BATCH))
+    assert shipping.ledger.had == list(range(3 * BATCH_SIZE))
     assert len(list(tmp_path.glob("*.journal"))) == 1
     assert shipping.shipper.drained.is_set()
     assert shipping.shipper.behind == 0
 
 
 async def test_what_a_broker_lost_is_sent_again_and_nothing_else(tmp_path):
-    shipping = Shipping(tmp_path, 5 * BATCH)
+    shipping = Shipping(tmp_path, 5 * BATCH_SIZE)
     shipping.ledger.lose = set(range(600, 700))
     await shipping.turns(6)
     had = shipping.ledger.had
-    assert set(range(5 * BATCH)) - set(had) == set(range(600, 700))
-    assert shipping.shipper.behind == 5 * BATCH - 600
+    assert set(range(5 * BATCH_SIZE)) - set(had) == set(range(600, 700))
+    assert shipping.shipper.behind == 5 * BATCH_SIZE - 600
     await shipping.turns(3)
-    assert len(had) == 5 * BATCH - 100
+    assert len(had) == 5 * BATCH_SIZE - 100
     shipping.now = 11
     await shipping.turns(2)
-    assert set(had) == set(range(5 * BATCH))
-    assert len(had) == 5 * BATCH
+    assert set(had) == set(range(5 * BATCH_SIZE))
+    assert len(had) == 5 * BATCH_SIZE
     assert shipping.shipper.behind == 0
 
 
 async def test_while_the_ledger_stands_still_ever_less_is_sent_again(tmp_path):
-    shipping = Shipping(tmp_path, 5 * BATCH)
+    shipping = Shipping(tmp_path, 5 * BATCH_SIZE)
     shipping.ledger.confirmed = nothing
     await shipping.turns(5)
     sent = len(shipping.ledger.had)
     for shipping.now in range(1000):
         await shipping.turns(1)
     # after 10, 20, 40 s, and then once a minute: at 10, 30, 70, 130 … 970
-    assert len(shipping.ledger.had) - sent == 18 * BATCH
+    assert len(shipping.ledger.had) - sent == 18 * BATCH_SIZE
 
 
 async def nothing(ids) -> frozenset[str]:
@@ -460,15 +467,15 @@ async def test_a_sink_that_is_away_is_tried_again(tmp_path, caplog):
 
 async def test_a_ledger_that_forgot_cannot_be_given_what_is_gone(tmp_path):
     """Its database was set up anew: what is still here is sent, the rest is for the reconciler to tell."""
-    shipping = Shipping(tmp_path, 3 * BATCH)
+    shipping = Shipping(tmp_path, 3 * BATCH_SIZE)
     await shipping.turns(3)
     first = shipping.journal.first_seq
     assert first > 0
-    shipping.journal.append(event(3 * BATCH))
+    shipping.journal.append(event(3 * BATCH_SIZE))
     await shipping.journal.sync()
     shipping.ledger.had.clear()
     shipping.ledger.ids.clear()
-    again = Shipper(Journal(tmp_path, segment=20_000), shipping.ledger)
+    again = UsageDelivery(UsageOutbox(tmp_path, segment=20_000), shipping.ledger)
     for _ in range(3):
         await again._turn()
     assert shipping.ledger.had[:1] == [first]

@@ -17,7 +17,7 @@ from gateway_conftest import GENEROUS, Step, eventually, eventually_async
 from scripted_triton import ScriptedTriton
 from sqlalchemy import select
 
-from llmops.store.open import open_store
+from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "stream": True}

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from llmops.clocks import within
+from llmops.clocks import wait_with_timeout
 
 GENEROUS = 60
 
@@ -22,7 +22,7 @@ async def test_a_cancellation_that_comes_as_the_work_ends_is_not_lost(error):
             raise error
         return 1
 
-    waiting = asyncio.create_task(within(GENEROUS, work()))
+    waiting = asyncio.create_task(wait_with_timeout(GENEROUS, work()))
     with pytest.raises(asyncio.CancelledError):
         await waiting
 
@@ -38,7 +38,7 @@ async def test_what_takes_too_long_has_ended_when_that_is_told():
             ended.append(True)
 
     with pytest.raises(asyncio.TimeoutError):
-        await within(0.01, work())
+        await wait_with_timeout(0.01, work())
     assert ended
 
 
@@ -49,6 +49,6 @@ async def test_a_result_and_an_error_are_the_work_s():
             raise ValueError("bad")
         return "good"
 
-    assert await within(GENEROUS, work(True)) == "good"
+    assert await wait_with_timeout(GENEROUS, work(True)) == "good"
     with pytest.raises(ValueError, match="bad"):
-        await within(GENEROUS, work(False))
+        await wait_with_timeout(GENEROUS, work(False))

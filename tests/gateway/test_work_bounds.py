@@ -13,13 +13,13 @@ import numpy as np
 import openai
 import pytest
 
-from llmops.gateway.answers.choice import TokenLogprob
-from llmops.gateway.endpoints import common
-from llmops.gateway.endpoints import embeddings as embeddings_endpoint
-from llmops.gateway.endpoints import tokens as tokens_endpoint
-from llmops.gateway.endpoints.chunks import chat_entry, chat_logprobs
-from llmops.gateway.messages import Usage
-from llmops.gateway.openai.embeddings import EmbeddingRequest
+from llmops.gateway.api import embeddings as embeddings_endpoint
+from llmops.gateway.api import generation_response
+from llmops.gateway.api import tokenize as tokens_endpoint
+from llmops.gateway.api.openai_chunks import chat_logprob_entry, chat_logprobs
+from llmops.gateway.generation.choice import TokenLogprob
+from llmops.gateway.interfaces import Usage
+from llmops.gateway.schemas.embedding_request import EmbeddingRequest
 from llmops.gateway.text.tokenizer import TextTokenizer
 
 running = sys.modules["gateway_conftest"].running
@@ -112,7 +112,7 @@ async def test_many_vectors_are_written_in_pieces_between_which_others_have_thei
     body = EmbeddingRequest(model='a"b', input="x", encoding_format=form)
     async with turns() as taken:
         written = json.loads(await embeddings_endpoint._answer(body, vectors, Usage(7)))
-    assert taken() >= 40 * 1024 // embeddings_endpoint.PIECE
+    assert taken() >= 40 * 1024 // embeddings_endpoint.FLOATS_PER_TURN
     data = written.pop("data")
     assert written == {"object": "list", "model": 'a"b', "usage": {"prompt_tokens": 7, "total_tokens": 7}}
     assert [(one["object"], one["index"]) for one in data] == [("embedding", at) for at in range(40)]
@@ -123,12 +123,12 @@ async def test_many_vectors_are_written_in_pieces_between_which_others_have_thei
 
 
 async def test_many_log_probabilities_are_written_in_pieces_between_which_others_have_their_turn():
-    entries = [chat_entry(TokenLogprob(" é\n".encode(), -at / 8, at)) for at in range(4000)]
+    entries = [chat_logprob_entry(TokenLogprob(" é\n".encode(), -at / 8, at)) for at in range(4000)]
     body = {"choices": [{"index": 0, "logprobs": chat_logprobs(entries), "finish_reason": "stop"}], "usage": None}
     async with turns() as taken:
-        answer = await common.long_json_response(body)
+        answer = await generation_response.chunked_json_response(body)
     # each has at least its four values
-    assert taken() >= 4 * 4000 // common.PIECES
+    assert taken() >= 4 * 4000 // generation_response.JSON_PARTS_PER_TURN
     assert answer.body == json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
     assert answer.headers["content-type"] == "application/json"
 

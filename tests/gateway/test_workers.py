@@ -21,7 +21,7 @@ from gateway_conftest import GENEROUS
 from scripted_triton import ScriptedTriton
 
 from llmops.errors import InputError
-from llmops.gateway.server import run
+from llmops.gateway.launcher import run
 from llmops.gateway.settings import GatewaySettings
 
 
@@ -106,7 +106,7 @@ def test_every_worker_is_scraped_for_itself(gateway) -> None:
     ],
 )
 def test_workers_that_could_not_share_are_refused(settings, said, monkeypatch) -> None:
-    monkeypatch.setattr("llmops.gateway.server.keys_asked", lambda settings: False)
+    monkeypatch.setattr("llmops.gateway.launcher.keys_required", lambda settings: False)
     with pytest.raises(InputError, match=said):
         run(GatewaySettings(port=0, workers=2, **settings))
 

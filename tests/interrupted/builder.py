@@ -36,14 +36,14 @@ def warm_up(source: str) -> None:
     """One build for each target: whatever is imported late is here when a fork begins."""
     import torch
 
-    from llmops.build.job.engine import build
-    from llmops.build.quality import reference
+    from llmops.build.job.build_engine import build
+    from llmops.build.quality import reference_answers
     from llmops.build.spec import BuildSpec
 
     # a fork has no threads but its own: torch must not have started any
     torch.set_num_threads(1)
-    texts = reference.bundled_texts
-    reference.bundled_texts = lambda name: [text[:100] for text in texts(name)][:3]
+    texts = reference_answers.bundled_texts
+    reference_answers.bundled_texts = lambda name: [text[:100] for text in texts(name)][:3]
     with tempfile.TemporaryDirectory() as scratch:
         os.environ["LLMOPS_CACHE"] = scratch
         for target in ("pytorch", "tensorrt"):
@@ -108,9 +108,9 @@ def child(order: dict[str, Any], out: Path, err: Path, count: Path) -> None:
 def own_disk(at: str, kilobytes: int) -> None:
     """A tmpfs in a mount namespace of this process; exit code 77 where that is not allowed. The build would refuse so
     small a disk at once, so its check is taken out."""
-    import llmops.build.job.engine
+    import llmops.build.job.build_engine
 
-    llmops.build.job.engine.check_space = lambda *args: None
+    llmops.build.job.build_engine.check_space = lambda *args: None
     libc = ctypes.CDLL(None, use_errno=True)
     new_user, new_namespace, private_recursive = 0x10000000, 0x00020000, 0x44000
     options = f"size={kilobytes}k".encode()

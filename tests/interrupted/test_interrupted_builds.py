@@ -22,18 +22,18 @@ SOURCE, QUANTISED, QUALITY, ENGINE = (
 )
 # where builds are stopped, one after the other, and what each finds finished
 POINTS = [
-    ("hashing", "llmops.build.checkpoint.base:sha256_of", []),
-    ("loading", "llmops.build.quantize.loading:load_tokenizer", []),
-    ("recording", "llmops.build.quality.reference:greedy", []),
+    ("hashing", "llmops.build.checkpoint.description:sha256_of", []),
+    ("loading", "llmops.build.quantize.model_loading:load_tokenizer", []),
+    ("recording", "llmops.build.quality.reference_answers:greedy", []),
     ("recorded", "os:rename", []),
     ("calibrating", "llmops.build.quantize.quantizer:batches", []),
-    ("exporting", "llmops.build.quantize.export:rewrite_config", [SOURCE]),
+    ("exporting", "llmops.build.quantize.checkpoint_export:rewrite_config", [SOURCE]),
     ("exported", "os:rename", [SOURCE]),
-    ("measuring", "llmops.build.quality.run:golden_agreement", [SOURCE]),
+    ("measuring", "llmops.build.quality.export_comparison:golden_agreement", [SOURCE]),
     ("measured", "os:rename", [SOURCE, QUANTISED]),
     ("linking", "llmops.build.targets.pytorch:link_file", [SOURCE, QUANTISED]),
-    ("moving", "llmops.build.engine_folder.atomic:replace_folder", [SOURCE, QUANTISED, QUALITY]),
-    ("moved", "llmops.build.job.engine:drop_stages", [SOURCE, QUANTISED, QUALITY]),
+    ("moving", "llmops.build.engine_folder.atomic_folder:replace_folder", [SOURCE, QUANTISED, QUALITY]),
+    ("moved", "llmops.build.job.build_engine:drop_stages", [SOURCE, QUANTISED, QUALITY]),
 ]
 
 
@@ -120,7 +120,7 @@ def test_the_calibration_texts_decide(builder, source, tmp_path):
     output, texts = tmp_path / "engine", tmp_path / "texts.txt"
     argv = command("pytorch", source, output, "--calib-data", texts)
     texts.write_text("The quick brown fox jumps over the lazy dog. " * 8)
-    stop = {"call": "llmops.build.quality.run:golden_agreement", "signal": signal.SIGKILL}
+    stop = {"call": "llmops.build.quality.export_comparison:golden_agreement", "signal": signal.SIGKILL}
     builder(*argv, stop=stop)
     texts.write_text("Pack my box with five dozen liquor jugs! " * 8)
     again = builder(*argv)
@@ -132,7 +132,7 @@ def test_the_calibration_texts_decide(builder, source, tmp_path):
 
 def test_stages_of_other_settings_do_not_pile_up(builder, source, tmp_path):
     output = tmp_path / "engine"
-    stop = {"call": "llmops.build.quality.run:golden_agreement", "signal": signal.SIGKILL}
+    stop = {"call": "llmops.build.quality.export_comparison:golden_agreement", "signal": signal.SIGKILL}
     for seed in range(3):
         builder(*command("pytorch", source, output, "--calib-seed", seed), stop=stop)
     stages = [path.name.partition("-")[0] for path in (tmp_path / ".engine.stages").iterdir() if "." not in path.name]
@@ -201,7 +201,7 @@ def test_stopped_in_trtllm_build(builder, source, trtllm, tmp_path, number):
 def test_killed_after_trtllm_build(builder, source, trtllm, tmp_path):
     """Hours of work: the engine is a stage too."""
     output = tmp_path / "engine"
-    stop = {"call": "llmops.build.engine_folder.atomic:replace_folder", "signal": signal.SIGKILL}
+    stop = {"call": "llmops.build.engine_folder.atomic_folder:replace_folder", "signal": signal.SIGKILL}
     assert builder(*engine_command(source, output), env=trtllm, stop=stop)["code"] == -signal.SIGKILL
     again = builder(*engine_command(source, output), env=trtllm)
     assert (again["code"], taken(again)) == (0, [SOURCE, QUANTISED, QUALITY, ENGINE])

@@ -18,7 +18,7 @@ from uuid import uuid4
 
 import pytest
 
-from llmops.gateway.callers.limits.redis import RedisLimiter
+from llmops.gateway.ratelimit.redis import RedisLimiter
 
 sys.modules["limits_conftest"] = sys.modules[__name__]  # for the helpers that tests import
 
@@ -110,8 +110,8 @@ def valkey() -> Iterator[Valkey]:
 @pytest.fixture(autouse=True)
 def no_hurry(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still is no Valkey that is away, and no process that is gone."""
-    monkeypatch.setattr("llmops.gateway.callers.limits.redis.CONNECT", GENEROUS)
-    monkeypatch.setattr("llmops.gateway.callers.limits.redis.LEASE", 3600.0)
+    monkeypatch.setattr("llmops.gateway.ratelimit.redis.CONNECT_TIMEOUT", GENEROUS)
+    monkeypatch.setattr("llmops.gateway.ratelimit.redis.LEASE_TIMEOUT", 3600.0)
 
 
 @pytest.fixture

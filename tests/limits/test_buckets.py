@@ -14,27 +14,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from limits_conftest import Clock, shared
 
-from llmops.gateway.callers.limits.buckets import (
-    BUSY,
-    NEVER,
-    NO_LIMIT,
-    Ask,
-    Bound,
-    Change,
+from llmops.gateway.ratelimit.buckets import (
+    NO_WAIT_HELPS,
+    SLOT_RETRY_DELAY,
+    UNLIMITED,
+    Limit,
+    LimitRequest,
+    Settlement,
+    advance_bucket,
     decide,
-    renewed,
 )
-from llmops.gateway.callers.limits.expected import Expected
-from llmops.gateway.callers.limits.headers import anthropic_headers, duration, levels_of, openai_headers
-from llmops.gateway.callers.limits.memory import InMemoryLimiter
+from llmops.gateway.ratelimit.headers import anthropic_headers, format_duration, openai_headers, tightest_levels
+from llmops.gateway.ratelimit.memory import InMemoryLimiter
+from llmops.gateway.ratelimit.output_length import OutputLengthEstimate
 
-FREE = NO_LIMIT
+FREE = UNLIMITED
 
 
 def refilled(level: float, stamp: float, now: float, limit: int) -> tuple[float, float]:
     """Of a rate that had `level` at `stamp`: what it has, and of when that is."""
-    stamp, requests, tokens, spent, period = renewed(
-        (stamp, level, 10 * level, 7, 1), Bound("a", limit, 10 * limit), now
+    stamp, requests, tokens, spent, period = advance_bucket(
+        (stamp, level, 10 * level, 7, 1), Limit("a", limit, 10 * limit), now
     )
     assert tokens == pytest.approx(10 * requests)
     assert (spent, period) == (7, 1)
@@ -62,20 +62,26 @@ def test_a_limit_that_was_lowered_holds_at_once():
 
 
 def test_what_is_not_limited_is_never_short_and_what_becomes_so_is_full():
-    left = renewed((0.0, FREE, -5.0, 0, 0), Bound("a"), 1e-9)
+    left = advance_bucket((0.0, FREE, -5.0, 0, 0), Limit("a"), 1e-9)
     assert left[1] == FREE
     assert left[2] > 1e280
-    assert renewed(left, Bound("a", 60, 600), 1e-9) == (1e-9, 60, 600, 0, 0)
+    assert advance_bucket(left, Limit("a", 60, 600), 1e-9) == (1e-9, 60, 600, 0, 0)
 
 
 @pytest.mark.parametrize(("period", "spent"), [(20, 7), (21, 7), (22, 0)])
 def test_what_was_spent_is_of_the_latest_period(period, spent):
     """A gateway whose clock is behind neither brings the last one back nor begins this one anew."""
-    assert renewed((0.0, 1, 1, 7, 21), Bound("a", 1, 1, period=period), 0.0) == (0.0, 1, 1, spent, max(period, 21))
+    assert advance_bucket((0.0, 1, 1, 7, 21), Limit("a", 1, 1, period=period), 0.0) == (
+        0.0,
+        1,
+        1,
+        spent,
+        max(period, 21),
+    )
 
 
 def test_all_or_none_and_the_longest_wait():
-    bounds, asks = [Bound("a", 60, 600), Bound("b", tokens=6000)], [Ask(1, 100), Ask(1, 50)]
+    bounds, asks = [Limit("a", 60, 600), Limit("b", tokens=6000)], [LimitRequest(1, 100), LimitRequest(1, 50)]
     refused = decide(bounds, asks, [(0.75, 70, FREE, FREE), (FREE, 6000, FREE, FREE)])
     assert (refused.lacking, refused.of, refused.wait, refused.money) == (0, "tokens", 3.0, 0)
     assert refused.left == [(0.75, 70, FREE, FREE), (FREE, 6000, FREE, FREE)]
@@ -88,50 +94,50 @@ def test_all_or_none_and_the_longest_wait():
 
 
 def test_waiting_as_long_as_told_is_enough():
-    bound, ask = [Bound("a", 7)], [Ask(3)]
+    bound, ask = [Limit("a", 7)], [LimitRequest(3)]
     wait = decide(bound, ask, [(0.1, FREE, FREE, FREE)]).wait
     assert decide(bound, ask, [(refilled(0.1, 0.0, wait, 7)[0], FREE, FREE, FREE)]).lacking is None
 
 
 def test_more_than_a_bucket_holds_is_given_by_a_full_one_as_debt():
-    bound, ask = [Bound("a", tokens=100)], [Ask(tokens=300)]
+    bound, ask = [Limit("a", tokens=100)], [LimitRequest(tokens=300)]
     assert decide(bound, ask, [(FREE, 99.5, FREE, FREE)]).wait == pytest.approx(0.3)
     assert decide(bound, ask, [(FREE, 100, FREE, FREE)]).left == [(FREE, -200, FREE, FREE)]
 
 
 def test_places_are_free_soon_and_money_is_not():
-    bound = [Bound("a", places=2, money=100)]
-    asked = [Ask(0, 0, 1, 50, 10)]
-    assert decide(bound, asked, [(FREE, FREE, 0, 100)])[2:] == (0, "places", BUSY)
-    assert decide(bound, asked, [(FREE, FREE, 2, 9)])[2:] == (0, "money", NEVER)
+    bound = [Limit("a", places=2, money=100)]
+    asked = [LimitRequest(0, 0, 1, 50, 10)]
+    assert decide(bound, asked, [(FREE, FREE, 0, 100)])[2:] == (0, "places", SLOT_RETRY_DELAY)
+    assert decide(bound, asked, [(FREE, FREE, 2, 9)])[2:] == (0, "money", NO_WAIT_HELPS)
     assert decide(bound, asked, [(FREE, FREE, 2, 10)]).money == 10
     allowed = decide(bound, asked, [(FREE, FREE, 2, 20.5)])
     assert (allowed.lacking, allowed.wait, allowed.money, allowed.left) == (None, 0.0, 20, [(FREE, FREE, 1, 0.5)])
 
 
 def test_of_two_budgets_the_smaller_rest_is_taken_from_both():
-    bounds, asks = [Bound("a", money=100), Bound("b", money=100)], [Ask(money=50, least=10)] * 2
+    bounds, asks = [Limit("a", money=100), Limit("b", money=100)], [LimitRequest(money=50, least=10)] * 2
     allowed = decide(bounds, asks, [(FREE, FREE, FREE, 90), (FREE, FREE, FREE, 30)])
     assert (allowed.money, [left[3] for left in allowed.left]) == (30, [60, 0])
 
 
 def test_money_that_was_overspent_pays_for_nothing_but_what_is_free():
-    bound = [Bound("a", money=100)]
-    assert decide(bound, [Ask(money=10)], [(FREE, FREE, FREE, 0)]).money == 0
-    assert decide(bound, [Ask(money=10)], [(FREE, FREE, FREE, -1)]).wait == NEVER
-    assert decide(bound, [Ask()], [(FREE, FREE, FREE, -1)]) == ([(FREE, FREE, FREE, -1)], 0, None, "", 0.0)
+    bound = [Limit("a", money=100)]
+    assert decide(bound, [LimitRequest(money=10)], [(FREE, FREE, FREE, 0)]).money == 0
+    assert decide(bound, [LimitRequest(money=10)], [(FREE, FREE, FREE, -1)]).wait == NO_WAIT_HELPS
+    assert decide(bound, [LimitRequest()], [(FREE, FREE, FREE, -1)]) == ([(FREE, FREE, FREE, -1)], 0, None, "", 0.0)
 
 
 def test_debt_stops_nobody_who_asks_for_something_else():
-    bound = [Bound("a", 60, 600, 1)]
-    assert decide(bound, [Ask(1)], [(1, -50, -1, FREE)]).left == [(0, -50, -1, FREE)]
-    assert decide(bound, [Ask(1, 0, 1)], [(1, -50, 1, FREE)]).left == [(0, -50, 0, FREE)]
+    bound = [Limit("a", 60, 600, 1)]
+    assert decide(bound, [LimitRequest(1)], [(1, -50, -1, FREE)]).left == [(0, -50, -1, FREE)]
+    assert decide(bound, [LimitRequest(1, 0, 1)], [(1, -50, 1, FREE)]).left == [(0, -50, 0, FREE)]
 
 
 def test_a_share_of_each_limit_but_not_of_money():
     """A rate is divided exactly, also below one; of places each share has at least one."""
-    share = Bound("a", 60, FREE, 2, 100, 7).share(3)
-    assert Bound("a", 1).share(4).requests == 0.25
+    share = Limit("a", 60, FREE, 2, 100, 7).share(3)
+    assert Limit("a", 1).share(4).requests == 0.25
     assert (share.name, share.requests, share.tokens, share.places, share.money, share.period) == (
         "a", 20, FREE, 1, 100, 7,
     )  # fmt: skip
@@ -139,7 +145,7 @@ def test_a_share_of_each_limit_but_not_of_money():
 
 def test_expected_is_the_ninetieth_percentile_of_the_last_answers():
     """numpy says which that is."""
-    expected, draw, lengths = Expected(), random.Random(5), []
+    expected, draw, lengths = OutputLengthEstimate(), random.Random(5), []
     assert expected.of("m") == 256
     for _ in range(450):
         lengths.append(draw.randrange(1000))
@@ -156,8 +162,8 @@ def told(headers) -> dict[str, str]:
 
 
 def test_the_tightest_limit_is_shown_in_openais_terms():
-    bounds = [Bound("a", 60, 6000), Bound("b", 1000), Bound("c", places=1)]
-    levels = levels_of(bounds, [(59, -40.0, FREE, FREE), (12, FREE, FREE, FREE), (FREE, FREE, 0, FREE)])
+    bounds = [Limit("a", 60, 6000), Limit("b", 1000), Limit("c", places=1)]
+    levels = tightest_levels(bounds, [(59, -40.0, FREE, FREE), (12, FREE, FREE, FREE), (FREE, FREE, 0, FREE)])
     assert told(openai_headers(levels)) == {
         "x-ratelimit-limit-requests": "1000",
         "x-ratelimit-remaining-requests": "12",
@@ -169,11 +175,11 @@ def test_the_tightest_limit_is_shown_in_openais_terms():
 
 
 def test_what_is_not_limited_is_not_shown():
-    assert list(levels_of([Bound("a", places=1)], [(FREE, FREE, 1, FREE)])) == []
+    assert list(tightest_levels([Limit("a", places=1)], [(FREE, FREE, 1, FREE)])) == []
 
 
 def test_anthropics_clients_are_told_in_its_terms(noon):
-    levels = levels_of([Bound("a", 60, 6000)], [(30, -40.0, FREE, FREE)])
+    levels = tightest_levels([Limit("a", 60, 6000)], [(30, -40.0, FREE, FREE)])
     assert told(anthropic_headers(levels, noon)) == {
         "anthropic-ratelimit-requests-limit": "60",
         "anthropic-ratelimit-requests-remaining": "30",
@@ -186,7 +192,7 @@ def test_anthropics_clients_are_told_in_its_terms(noon):
 
 @pytest.mark.parametrize("left", [60, 60.5])
 def test_what_is_full_needs_no_time(left, noon):
-    levels = [*levels_of([Bound("a", tokens=60)], [(FREE, left, FREE, FREE)])]
+    levels = [*tightest_levels([Limit("a", tokens=60)], [(FREE, left, FREE, FREE)])]
     assert told(openai_headers(levels))["x-ratelimit-reset-tokens"] == "0ms"
     assert told(anthropic_headers(levels, noon))["anthropic-ratelimit-tokens-reset"].endswith("12:00:00Z")
 
@@ -197,13 +203,13 @@ def test_what_is_full_needs_no_time(left, noon):
      (61.25, "1m1.25s"), (360, "6m0s")],
 )  # fmt: skip
 def test_durations(seconds, text):
-    assert duration(seconds) == text
+    assert format_duration(seconds) == text
 
 
 # -- properties ------------------------------------------------------------------------------------------------------
 
 LIMIT = 100
-BOUND = [Bound("a", LIMIT)]
+BOUND = [Limit("a", LIMIT)]
 
 
 @asynccontextmanager
@@ -228,12 +234,12 @@ def test_what_was_used_is_never_more_than_limit_and_refill(steps):
             used, open_ = 0, []
             for wait, amount, share, later in steps:
                 clock.now += wait
-                if limiter.reserve_now(BOUND, [Ask(amount)]).decision.lacking is None:
+                if limiter.reserve_now(BOUND, [LimitRequest(amount)]).decision.lacking is None:
                     used += amount
                     open_.append((amount, round(amount * share)))
                 if open_ and later < 3:
                     reserved, truth = open_.pop(later % len(open_))
-                    limiter.settle(BOUND, Change(truth - reserved))
+                    limiter.settle(BOUND, Settlement(truth - reserved))
                     used += truth - reserved
                 assert used <= LIMIT + clock.now * LIMIT / 60 + 1e-3
 
@@ -245,11 +251,11 @@ async def test_what_is_given_back_late_is_not_more_than_a_full_bucket():
     clock = Clock()
     async with kept(clock) as limiter:
         for settle in (lambda: None, limiter.beat):
-            assert limiter.reserve_now(BOUND, [Ask(50)]).decision.lacking is None
+            assert limiter.reserve_now(BOUND, [LimitRequest(50)]).decision.lacking is None
             clock.now += 60
-            limiter.settle(BOUND, Change(-50))
+            limiter.settle(BOUND, Settlement(-50))
             settle()
-            assert limiter.reserve_now(BOUND, [Ask()]).decision.left[0][0] == LIMIT
+            assert limiter.reserve_now(BOUND, [LimitRequest()]).decision.left[0][0] == LIMIT
 
 
 @given(st.lists(st.integers(1, 30), min_size=30, max_size=200))
@@ -259,28 +265,30 @@ def test_who_waits_as_told_uses_all_of_it(amounts):
     limiter = InMemoryLimiter(clock)
     used = 0
     for amount in amounts:
-        while (decision := limiter.reserve_now(BOUND, [Ask(amount)]).decision).lacking is not None:
+        while (decision := limiter.reserve_now(BOUND, [LimitRequest(amount)]).decision).lacking is not None:
             clock.now += decision.wait
         used += amount
     # nobody waits where something is left: all of it is used, but for what the last one left
     assert clock.now == 0 or used == pytest.approx(LIMIT + clock.now * LIMIT / 60, abs=1e-3)
 
 
-def a_bound(name: str, day: int, late: int = 0) -> Bound:
+def a_bound(name: str, day: int, late: int = 0) -> Limit:
     """`a` has every limit, `b` and `c` only some. `late`: days by which a gateway's clock is."""
     limits = {"a": (100, 1000, 2, 500), "b": (50, FREE, 2, FREE), "c": (FREE, 500, FREE, 500)}[name]
-    return Bound(name, *limits, day - late)
+    return Limit(name, *limits, day - late)
 
 
-def an_ask(draw: random.Random) -> Ask:
+def an_ask(draw: random.Random) -> LimitRequest:
     """Rates in steps that no refill crosses while the test runs."""
     money = draw.choice([0, draw.randint(20, 200)])
-    return Ask(draw.choice([0, 0, 25, 50, 75]), draw.choice([0, 0, 250]), draw.randint(0, 1), money, min(money, 15))
+    return LimitRequest(
+        draw.choice([0, 0, 25, 50, 75]), draw.choice([0, 0, 250]), draw.randint(0, 1), money, min(money, 15)
+    )
 
 
 async def test_valkey_decides_as_the_table_does(redis_url, prefix):
     draw, seen, day = random.Random(16), Counter(), 20
-    open_: list[tuple[list[Bound], Ask, int]] = []
+    open_: list[tuple[list[Limit], LimitRequest, int]] = []
     async with kept() as embedded, shared(redis_url, prefix) as valkey:
         for _ in range(300):
             if draw.random() < 0.05:
@@ -307,7 +315,7 @@ async def test_valkey_decides_as_the_table_does(redis_url, prefix):
                 beyond = draw.choice([-50, -25, 25]), draw.choice([-250, 0])
                 # of an answer that began on the day before it depends on who asked last for which day it counts
                 spent = draw.randint(0, money // 4) if bounds[0].period == day else 0
-                change = Change(*beyond, -ask.places, -money, spent)
+                change = Settlement(*beyond, -ask.places, -money, spent)
                 embedded.settle(bounds, change)
                 valkey.settle(bounds, change)
                 # what waits for a reservation of the next day counts for that

@@ -10,15 +10,15 @@ from contextlib import AsyncExitStack, suppress
 import pytest
 from limits_conftest import PATIENCE, Clock, eventually, shared, until_up
 
-from llmops.gateway.callers.limits.buckets import Ask, Bound, Change
-from llmops.gateway.callers.limits.check import limits_of
-from llmops.gateway.callers.limits.gate import Gate
-from llmops.gateway.callers.limits.memory import MAX_RECORDS, InMemoryLimiter
-from llmops.gateway.callers.limits.plan import Plan
-from llmops.gateway.callers.limits.redis import RedisLimiter
-from llmops.gateway.callers.limits.refused import Refused
 from llmops.gateway.errors import RateLimitError
-from llmops.gateway.messages import Budget, Outcome, Quota, Usage
+from llmops.gateway.interfaces import Budget, Outcome, Quota, Usage
+from llmops.gateway.ratelimit.buckets import Limit, LimitRequest, Settlement
+from llmops.gateway.ratelimit.limits import RateLimits
+from llmops.gateway.ratelimit.memory import MAX_RECORDS, InMemoryLimiter
+from llmops.gateway.ratelimit.quotas import CallerLimits
+from llmops.gateway.ratelimit.rate_limit_check import create_limit_check
+from llmops.gateway.ratelimit.redis import RedisLimiter
+from llmops.gateway.ratelimit.rejection_cache import RejectionCache
 from llmops.gateway.settings import GatewaySettings, Quotas
 
 ATTEMPTS = 10_000
@@ -30,7 +30,7 @@ async def test_three_gateways_on_one_valkey_get_the_limit_and_what_refills(redis
         gateways = [await stack.enter_async_context(shared(redis_url, prefix)) for _ in range(3)]
         began = time.monotonic()
         asked = await asyncio.gather(
-            *(gateways[at % 3].reserve([Bound("key", limit)], [Ask(1)]) for at in range(ATTEMPTS))
+            *(gateways[at % 3].reserve([Limit("key", limit)], [LimitRequest(1)]) for at in range(ATTEMPTS))
         )
         seconds = time.monotonic() - began
     assert all(reserved.by in gateways for reserved in asked)
@@ -44,8 +44,8 @@ async def test_litellm_40291_27736_10555_replicas_do_not_each_have_the_limit(red
     """Tokens per minute of one key, asked for at three gateways by turns: all of them know of each other's."""
     async with AsyncExitStack() as stack:
         limiters = [await stack.enter_async_context(shared(redis_url, prefix)) for _ in range(3)]
-        gates = [Gate(limiter) for limiter in limiters]
-        plan = Plan((Quota("key", rpm=1000, tpm=1000),))
+        gates = [RateLimits(limiter) for limiter in limiters]
+        plan = CallerLimits((Quota("key", rpm=1000, tpm=1000),))
         began, passed = time.monotonic(), 0
         for at in range(30):
             ticket = gates[at % 3].ticket(plan)
@@ -58,50 +58,50 @@ async def test_litellm_40291_27736_10555_replicas_do_not_each_have_the_limit(red
 
 
 async def test_settlements_travel_and_are_not_lost(redis_url, prefix):
-    bounds = [Bound("key", 6, places=1)]
+    bounds = [Limit("key", 6, places=1)]
     async with shared(redis_url, prefix) as one, shared(redis_url, prefix) as other:
-        await one.reserve(bounds, [Ask(6, places=1)])
-        refused = await other.reserve(bounds, [Ask(places=1)])
+        await one.reserve(bounds, [LimitRequest(6, places=1)])
+        refused = await other.reserve(bounds, [LimitRequest(places=1)])
         assert (refused.decision.lacking, refused.decision.of) == (0, "places")
-        one.settle(bounds, Change(requests=-5, places=-1))
+        one.settle(bounds, Settlement(requests=-5, places=-1))
 
         async def freed():
-            return (await other.reserve(bounds, [Ask(places=1)])).decision.lacking is None
+            return (await other.reserve(bounds, [LimitRequest(places=1)])).decision.lacking is None
 
         await eventually(freed)
-        assert (await other.reserve(bounds, [Ask(5)])).decision.lacking is None
+        assert (await other.reserve(bounds, [LimitRequest(5)])).decision.lacking is None
 
 
 async def test_a_limit_that_was_lowered_holds_at_once_in_valkey_too(redis_url, prefix):
     async with shared(redis_url, prefix) as limiter:
-        await limiter.reserve([Bound("key", 1000, 1000)], [Ask(100, 100)])
-        lowered = [Bound("key", 10, 20)]
-        requests, tokens, _, _ = (await limiter.reserve(lowered, [Ask()])).decision.left[0]
+        await limiter.reserve([Limit("key", 1000, 1000)], [LimitRequest(100, 100)])
+        lowered = [Limit("key", 10, 20)]
+        requests, tokens, _, _ = (await limiter.reserve(lowered, [LimitRequest()])).decision.left[0]
         assert (requests, tokens) == (10, 20)
-        limiter.settle(lowered, Change(-50, -50))
-        assert (await limiter.reserve(lowered, [Ask()])).decision.left[0][:2] == [10, 20]
+        limiter.settle(lowered, Settlement(-50, -50))
+        assert (await limiter.reserve(lowered, [LimitRequest()])).decision.left[0][:2] == [10, 20]
 
 
 async def test_who_leaves_while_it_is_asked_has_nothing(redis_url, prefix):
-    bounds, asks = [Bound("key", 5, places=1)], [Ask(5, places=1)]
+    bounds, asks = [Limit("key", 5, places=1)], [LimitRequest(5, places=1)]
     async with shared(redis_url, prefix) as limiter:
         asking = asyncio.create_task(limiter.reserve(bounds, asks))
         await asyncio.sleep(0)
         asking.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asking
-        await limiter.reserve(bounds, [Ask()])
+        await limiter.reserve(bounds, [LimitRequest()])
         assert (await limiter.reserve(bounds, asks)).decision.lacking is None
 
 
 @pytest.mark.parametrize("how", ["kill -9", "SIGSTOP"])
 async def test_a_valkey_that_goes_away(valkey, prefix, how):
     """Everybody is answered all the time, with this gateway's third of what was left; it is shared again afterwards."""
-    want = [Bound("key", 300, places=9)], [Ask(1)]
+    want = [Limit("key", 300, places=9)], [LimitRequest(1)]
     async with AsyncExitStack() as stack:
         gateways = [await stack.enter_async_context(shared(valkey.url, prefix, Clock(), PATIENCE)) for _ in range(3)]
         for gateway in gateways:
-            assert (await gateway.reserve(want[0], [Ask(1, places=1)])).by is gateway
+            assert (await gateway.reserve(want[0], [LimitRequest(1, places=1)])).by is gateway
         first = gateways[0]
         await first.reserve(*want)
         assert first.gateways == 3
@@ -119,7 +119,7 @@ async def test_a_valkey_that_goes_away(valkey, prefix, how):
         async def all_held():
             for gateway in gateways:
                 gateway.beat()
-            reserved = await first.reserve(want[0], [Ask()])
+            reserved = await first.reserve(want[0], [LimitRequest()])
             return reserved.by is first and reserved.decision.left[0][2] == 9 - 3
 
         await eventually(all_held)
@@ -130,8 +130,8 @@ async def test_a_rate_below_one_per_gateway_is_neither_exceeded_nor_zero(valkey,
     clock = Clock()
     async with AsyncExitStack() as stack:
         gateways = [await stack.enter_async_context(shared(valkey.url, prefix, clock)) for _ in range(4)]
-        first, want = gateways[0], ([Bound("key", 1)], [Ask(1)])
-        await first.reserve(want[0], [Ask()])
+        first, want = gateways[0], ([Limit("key", 1)], [LimitRequest(1)])
+        await first.reserve(want[0], [LimitRequest()])
         valkey.kill()
         given = 0
         for _ in range(40):
@@ -178,8 +178,8 @@ async def test_a_valkey_that_loses_its_data_gives_no_money_away(valkey, prefix, 
     async with AsyncExitStack() as stack:
         limiters = [await stack.enter_async_context(shared(valkey.url, prefix, timeout=PATIENCE)) for _ in range(2)]
         ledger = LateLedger()
-        gates = [Gate(limiter, ledger) for limiter in limiters]
-        plans = [Plan((budget,)) for _ in gates]
+        gates = [RateLimits(limiter, ledger) for limiter in limiters]
+        plans = [CallerLimits((budget,)) for _ in gates]
 
         async def ask(at: int) -> int:
             ticket = gates[at].ticket(plans[at])
@@ -213,7 +213,7 @@ async def test_a_valkey_that_loses_its_data_gives_no_money_away(valkey, prefix, 
         assert asked_again
         for at in range(200):
             for gate in gates:
-                gate.refused = Refused()
+                gate.refused = RejectionCache()
             spent += await ask(at % 2)
             if at % 20 == 0:
                 for limiter in limiters:
@@ -239,7 +239,7 @@ async def test_what_is_no_redis_is_told_once_without_its_password(prefix, caplog
         return bool(errors())
 
     async with server:
-        reserved = await limiter.reserve([Bound("key", 10)], [Ask(1)])
+        reserved = await limiter.reserve([Limit("key", 10)], [LimitRequest(1)])
         assert reserved.decision.lacking is None
         await eventually(told)
         # and tried again
@@ -251,8 +251,8 @@ async def test_what_is_no_redis_is_told_once_without_its_password(prefix, caplog
 
 
 async def test_the_settings_say_where_limits_are():
-    assert isinstance(limits_of(GatewaySettings(quotas=Quotas(each={"rpm": 1}))).gate.limiter, InMemoryLimiter)
-    shared_one = limits_of(GatewaySettings(redis="redis://127.0.0.1:1")).gate.limiter
+    assert isinstance(create_limit_check(GatewaySettings(quotas=Quotas(each={"rpm": 1}))).gate.limiter, InMemoryLimiter)
+    shared_one = create_limit_check(GatewaySettings(redis="redis://127.0.0.1:1")).gate.limiter
     assert isinstance(shared_one, RedisLimiter)
     await shared_one.close()
 
@@ -262,25 +262,25 @@ async def test_the_settings_say_where_limits_are():
 
 def test_what_the_ledger_knows_counts_and_never_less_than_was_seen():
     limiter = InMemoryLimiter(Clock())
-    key = Bound("key", money=100, period=20)
+    key = Limit("key", money=100, period=20)
     limiter.spent(key, 60)
     limiter.spent(key, 40)
-    assert limiter.reserve_now([key], [Ask(money=100, least=1)]).decision.money == 40
-    limiter.settle([key], Change(money=-40, spent=40))
+    assert limiter.reserve_now([key], [LimitRequest(money=100, least=1)]).decision.money == 40
+    limiter.settle([key], Settlement(money=-40, spent=40))
     # what comes late of a period that is over
     key.period = 21
-    assert limiter.reserve_now([key], [Ask()]).decision.left[0][3] == 100
-    limiter.spent(Bound("key", money=100, period=20), 100)
-    assert limiter.reserve_now([key], [Ask()]).decision.left[0][3] == 100
+    assert limiter.reserve_now([key], [LimitRequest()]).decision.left[0][3] == 100
+    limiter.spent(Limit("key", money=100, period=20), 100)
+    assert limiter.reserve_now([key], [LimitRequest()]).decision.left[0][3] == 100
 
 
 def test_callers_that_come_and_go_take_no_memory():
     clock = Clock()
     limiter = InMemoryLimiter(clock)
-    debtor = [Bound("debtor", money=100, period=1)]
-    limiter.settle(debtor, Change(spent=70))
+    debtor = [Limit("debtor", money=100, period=1)]
+    limiter.settle(debtor, Settlement(spent=70))
     for at in range(3 * MAX_RECORDS):
         clock.now += 0.01
-        limiter.reserve_now([Bound(f"client {at}", 60)], [Ask(1)])
+        limiter.reserve_now([Limit(f"client {at}", 60)], [LimitRequest(1)])
     assert len(limiter._records) <= MAX_RECORDS + 1
-    assert limiter.reserve_now(debtor, [Ask()]).decision.left[0][3] == 30
+    assert limiter.reserve_now(debtor, [LimitRequest()]).decision.left[0][3] == 30

@@ -17,7 +17,7 @@ from click.testing import CliRunner, Result
 from llmops.cli.main import cli
 from llmops.errors import LlmopsError
 from llmops.model_repository.doctor import image, machine
-from llmops.model_repository.server import embedded
+from llmops.model_repository.server import installation
 from tests.model_repository.test_generate import make_engine
 from tests.model_repository.test_launch import echo_repository, processes
 
@@ -74,7 +74,7 @@ def children(pid: int) -> list[int]:
 
 def test_doctor_is_content_with_a_machine_that_can_serve() -> None:
     pytest.importorskip("openvino_genai")
-    checks = {check.name: check for check in machine.examine()}
+    checks = {check.name: check for check in machine.check_machine()}
     for name in ("Triton", "libpython", "Python backend stub", "python3 for the stub", "extra embedded", "/dev/shm"):
         assert checks[name].status == "ok", checks[name]
     result = run("doctor", "--json")
@@ -83,7 +83,7 @@ def test_doctor_is_content_with_a_machine_that_can_serve() -> None:
 
 def test_doctor_names_what_is_missing_and_the_fix(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     pytest.importorskip("pytriton")
-    monkeypatch.setattr(embedded, "find_wheel", lambda: tmp_path)
+    monkeypatch.setattr(installation, "find_wheel", lambda: tmp_path)
     result = run("doctor")
     assert result.exit_code == 1
     assert re.search(r"not ok +Triton", result.output)
@@ -103,7 +103,7 @@ def test_doctor_reads_the_gpu_and_its_driver(
     program.write_text(FAKE_SMI.format(driver=driver))
     program.chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-    checks = {check.name: check for check in machine.examine()}
+    checks = {check.name: check for check in machine.check_machine()}
     assert checks["GPU 0"].detail == "NVIDIA H100 80GB HBM3, 81559 MiB, compute capability 9.0"
     assert checks["NVIDIA driver"].status == status
 
@@ -120,9 +120,9 @@ def test_doctor_reads_the_gpu_and_its_driver(
 def test_doctor_holds_the_container_against_the_version_matrix(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, tag: str, installed: str | None, status: str, text: str
 ) -> None:
-    monkeypatch.setattr(embedded, "CONTAINER_ROOT", tmp_path)
+    monkeypatch.setattr(installation, "CONTAINER_ROOT", tmp_path)
     monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", tag)
     monkeypatch.setattr(image, "installed_version", lambda package: installed)
-    check = next(check for check in machine.examine() if check.name == "container image")
+    check = next(check for check in machine.check_machine() if check.name == "container image")
     assert check.status == status
     assert text in check.detail

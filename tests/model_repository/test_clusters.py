@@ -23,11 +23,11 @@ import pytest
 import yaml
 
 from llmops.errors import InputError
-from llmops.model_repository.multi_gpu.cluster import make_cluster
 from llmops.model_repository.multi_gpu.export import export_launch
-from llmops.model_repository.multi_gpu.lws import AGENT, leader_script
+from llmops.model_repository.multi_gpu.lws import MPI_RSH_AGENT, leader_script
+from llmops.model_repository.multi_gpu.multi_node import plan_multi_node
 from llmops.model_repository.server.command import SHM_PREFIX, Ports
-from llmops.model_repository.server.embedded import find_installation
+from llmops.model_repository.server.installation import find_installation
 from llmops.model_repository.server.shared_memory import remove_segments
 from tests.model_repository.engine_client import GENEROUS, wait_until
 from tests.model_repository.test_multi_gpu import SERVER, engine, marker, mpirun_or_skip, parking_repository
@@ -164,7 +164,7 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    cluster = make_cluster(repository, 1, None, Ports(port, port + 1, port + 2), 20, http=True)
+    cluster = plan_multi_node(repository, 1, None, Ports(port, port + 1, port + 2), 20, http=True)
     assert (cluster.nodes, cluster.world_size) == (2, 2)
     binaries = tmp_path / "bin"
     binaries.mkdir()
@@ -173,7 +173,7 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
     for path in binaries.iterdir():
         path.chmod(0o755)
     here = find_installation()
-    script = leader_script(cluster).replace(AGENT, str(binaries / "kubessh")).replace(SERVER, str(here.binary))
+    script = leader_script(cluster).replace(MPI_RSH_AGENT, str(binaries / "kubessh")).replace(SERVER, str(here.binary))
     script = script.replace("/opt/tritonserver/backends", str(here.backends))
     # a pod's shared memory goes with it; here the rank that is killed in the end would leave its own
     prefix = f"{SHM_PREFIX}{os.getpid()}_cluster_"

@@ -31,8 +31,8 @@ def _write(path: Path, text: str) -> None:
     path.write_text(text)
 
 
-def _found(root: Path, **environment: str) -> dict[str, collectives.Check]:
-    return {one.name: one for one in collectives.examine(root, environment)}
+def _found(root: Path, **environment: str) -> dict[str, collectives.CheckResult]:
+    return {one.name: one for one in collectives.check_collectives(root, environment)}
 
 
 def test_a_healthy_machine_has_nothing_to_mend(machine):

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from llmops import contract
-from llmops.gateway.messages import Capabilities, ModelCard
+from llmops.gateway.interfaces import Capabilities, ModelMetadata
 from llmops.model_repository.repository.pbtxt import parse_config
 from llmops.model_repository.targets import find_target
 from tests.model_code import version_folder
@@ -20,23 +20,34 @@ from tests.model_repository.test_generate import make_engine
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "model_repository"
-TABLES = [table for table in vars(contract).values() if isinstance(table, contract.Table)]
+TABLES = [table for table in vars(contract).values() if isinstance(table, contract.TensorList)]
 NAMES = {tensor.name for table in TABLES for tensor in table} | {
-    *(contract.PREPROCESSING, contract.ENGINE, contract.POSTPROCESSING, contract.EMBEDDING, contract.SCORE),
-    *(contract.CARD, contract.RUNTIME, contract.EMPTY_FINAL, contract.FINAL_FLAG),
-    *(contract.UNKNOWN_SUBSCRIPTION, contract.ASIDE),
+    *(
+        contract.PREPROCESSING_SUFFIX,
+        contract.ENGINE_SUFFIX,
+        contract.POSTPROCESSING_SUFFIX,
+        contract.EMBEDDING_SUFFIX,
+        contract.SCORE_SUFFIX,
+    ),
+    *(
+        contract.METADATA_PARAMETER,
+        contract.RUNTIME_PARAMETER,
+        contract.EMPTY_FINAL_PARAMETER,
+        contract.FINAL_RESPONSE_PARAMETER,
+    ),
+    *(contract.UNKNOWN_SUBSCRIPTION, contract.NO_REPLY_ID),
 }
 # where a contract's name can only mean the contract; elsewhere `seed` is a field of OpenAI, `input_ids` of transformers
 SPEAKS = (
     "gateway/triton", "gateway/fleet", "model_repository", "perf/verify/contract", "perf/verify/probe.py",
-    "perf/verify/desk.py", "perf/clients/triton.py", "perf/lab/mock_engine",
+    "perf/verify/engine_context.py", "perf/clients/triton.py", "perf/lab/mock_engine",
 )  # fmt: skip
 # the same words in another language: file, words, whose they are
 OTHERS = {
     "model_repository/tensorrt_llm/1/llmops_engine/guided/openvino.py": ("input_ids",),  # OpenVINO's graph
     "model_repository/embedding/1/model.py": ("input_ids", "token_type_ids"),  # OpenVINO's graph
-    "model_repository/tensorrt_llm/1/llmops_engine/runtime.py": ("stop",),  # why a sequence ended
-    "gateway/fleet/continued.py": ("drain",),  # why an answer moves
+    "model_repository/tensorrt_llm/1/llmops_engine/engine_runtime.py": ("stop",),  # why a sequence ended
+    "gateway/routing/failover.py": ("drain",),  # why an answer moves
     # arguments of TensorRT-LLM's SamplingParams, and its finish reason
     "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm.py": (
         "embedding_bias", "stop", "max_tokens", "min_tokens", "end_id", "pad_id", "repetition_penalty",
@@ -50,13 +61,13 @@ OTHERS = {
         "streaming", "temperature", "top_k", "top_p",
     ),
     # fields of a request to the LLM API, and parameters of the C++ backend
-    "model_repository/doctor/tasks.py": (
+    "model_repository/doctor/probe_cases.py": (
         "lookahead_ngram_size", "lookahead_verification_set_size", "lookahead_window_size",
         "temperature", "top_p", "top_k", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty",
         "stop_words", "min_tokens",
     ),
     # why an answer moved
-    "gateway/fleet/replicas/team.py": ("drain",),
+    "gateway/routing/replicas/pool_registry.py": ("drain",),
     # capabilities
     "model_repository/tensorrt_llm/1/model.py": ("bad_words",),
     "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm_library.py": ("seed",),
@@ -71,7 +82,7 @@ OTHERS = {
     "model_repository/generate.py": ("pad_id", "embedding"),
     "model_repository/encoder.py": ("embedding", "score"),
     "model_repository/preprocessing/1/model.py": ("pad_id",),
-    "perf/verify/contract/endings.py": ("min_tokens",),  # the name of a check
+    "perf/verify/contract/stopping.py": ("min_tokens",),  # the name of a check
 }  # fmt: skip
 # words that nobody else uses, forbidden in every file
 UNMISTAKABLE = {
@@ -135,7 +146,7 @@ def test_what_other_languages_share_is_still_there() -> None:
 
 def test_verify_asks_for_inputs_that_there_are() -> None:
     """`desk.same(…, runtime_top_p=1.5)`: its keywords are inputs, or its own."""
-    inputs = {tensor.name for tensor in contract.OUR_INPUTS} | {"on_response", "greedy", "request_id"}
+    inputs = {tensor.name for tensor in contract.PYTHON_ENGINE_INPUTS} | {"on_response", "greedy", "request_id"}
     for path in sorted((ROOT / "perf" / "verify").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text())):
             if (
@@ -155,7 +166,7 @@ def test_it_needs_nothing_that_an_image_may_lack() -> None:
 
 
 @pytest.mark.parametrize("table", TABLES, ids=lambda table: table[0].name)
-def test_a_table_has_each_name_once(table: contract.Table) -> None:
+def test_a_table_has_each_name_once(table: contract.TensorList) -> None:
     assert len({tensor.name for tensor in table}) == len(table)
     for tensor in table:
         assert not (tensor.taken and tensor.neutral), f"{tensor} is read or passed over, not both"
@@ -166,10 +177,10 @@ def test_card_and_capabilities_have_the_same_fields_on_both_sides(tmp_path: Path
     from llmops.model_repository.generate import model_folders, read_engines
 
     (entry,) = read_engines([str(make_engine(tmp_path / "engine"))])
-    (text,) = [one.config for one in model_folders(entry) if one.name.endswith(contract.ENGINE)]
-    card = json.loads(parse_config(text, "x").parameters[contract.CARD].string_value)
-    assert list(card) == list(contract.CARD_FIELDS)
-    assert set(ModelCard.__dataclass_fields__) - {"extra"} == set(contract.CARD_FIELDS) - {"contract"}
+    (text,) = [one.config for one in model_folders(entry) if one.name.endswith(contract.ENGINE_SUFFIX)]
+    card = json.loads(parse_config(text, "x").parameters[contract.METADATA_PARAMETER].string_value)
+    assert list(card) == list(contract.METADATA_FIELDS)
+    assert set(ModelMetadata.__dataclass_fields__) - {"extra"} == set(contract.METADATA_FIELDS) - {"contract"}
     assert set(Capabilities.__dataclass_fields__) == set(contract.CAPABILITIES)
     assert set(find_target("openvino").capabilities(entry.manifest)) == set(contract.CAPABILITIES)
 
@@ -178,9 +189,9 @@ def test_card_and_capabilities_have_the_same_fields_on_both_sides(tmp_path: Path
 ALLOWED = {
     "tensorrt_llm": {
         "llmops_engine",
-        "llmops_blocks",
+        "llmops_kv_blocks",
         "llmops_contract",
-        "llmops_turns",
+        "llmops_round_robin",
         "xxhash",
         "openvino",
         "openvino_genai",

@@ -7,7 +7,7 @@ from functools import cache
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llmops_postprocessing.detokenize import added_text
+from llmops_postprocessing.detokenize import text_delta
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 CONTEXT = 32
@@ -59,7 +59,7 @@ def stream(tokenizer: Tokenizer, ids: list[int], sizes: list[int]) -> list[str]:
         new = ids[position : position + size]
         context = ids[max(0, position - CONTEXT) : position]
         position += len(new)
-        chunks.append(added_text(tokenizer.decode, context, new, position >= len(ids)))
+        chunks.append(text_delta(tokenizer.decode, context, new, position >= len(ids)))
     return chunks
 
 
@@ -114,4 +114,4 @@ def test_broken_bytes_come_out_at_the_end_and_not_before() -> None:
 @pytest.mark.parametrize("text", TEXTS)
 def test_without_streaming_the_whole_text_comes_at_once(text: str) -> None:
     ids = byte_level().encode(text).ids
-    assert added_text(byte_level().decode, [], ids, True) == text
+    assert text_delta(byte_level().decode, [], ids, True) == text

@@ -16,7 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from llmops.cli.main import cli
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
-from llmops.model_repository.server.exposure import exposure, stack_exposure
+from llmops.model_repository.server.exposure import describe_exposure, describe_stack_exposure
 from tests.model_repository.engine_client import GENEROUS
 from tests.model_repository.test_launch import echo_repository, infer, segments
 
@@ -154,11 +154,13 @@ LINES = {
 
 @pytest.mark.parametrize(("host", "http_host", "metrics"), LINES)
 def test_the_line_of_serve(host: str, http_host: str, metrics: bool) -> None:
-    assert exposure(host, http_host, metrics) == LINES[host, http_host, metrics]
+    assert describe_exposure(host, http_host, metrics) == LINES[host, http_host, metrics]
 
 
 def test_the_line_of_up() -> None:
-    told = stack_exposure("0.0.0.0", "http://0.0.0.0:90", "127.0.0.1:41", "http://127.0.0.1:42/metrics", keys=True)
+    told = describe_stack_exposure(
+        "0.0.0.0", "http://0.0.0.0:90", "127.0.0.1:41", "http://127.0.0.1:42/metrics", keys=True
+    )
     assert told == (
         "The gateway http://0.0.0.0:90 is open to anyone who reaches 0.0.0.0, with a key; --host 127.0.0.1 closes it.\n"
         "Triton's gRPC 127.0.0.1:41 and metrics http://127.0.0.1:42/metrics are open to this machine only, without a "

@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.build.engine_folder.extras import TensorrtExtra
 from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Source, TokenizerInfo
+from llmops.build.engine_folder.manifest_extras import TensorrtExtra
 from llmops.errors import InputError, VersionMismatchError
 from llmops.model_repository.generate import generate_repository, read_engines
-from llmops.model_repository.repository.check import check_repository
 from llmops.model_repository.repository.pbtxt import parse_config, quote, render_config
+from llmops.model_repository.repository.validation import check_repository
 
 
 @pytest.fixture
@@ -113,7 +113,7 @@ def test_every_step_of_the_ensemble_fits_the_model_it_calls(engine: Path, tmp_pa
 def test_the_card_says_what_the_gateway_must_know(engine: Path, tmp_path: Path) -> None:
     generate_repository(read_engines([f"chat={engine}"]), tmp_path / "r")
     config = configs(tmp_path / "r")["chat-tensorrt_llm"]
-    card = json.loads(config.parameters["llmops_card"].string_value)
+    card = json.loads(config.parameters["llmops_model_metadata"].string_value)
     assert card["contract"] == 2
     assert (card["name"], card["target"], card["end_ids"], card["pad_id"]) == ("chat", "openvino", [2, 3], None)
     assert (card["max_batch_size"], card["max_seq_len"], card["vocab_size"]) == (8, 512, 100)

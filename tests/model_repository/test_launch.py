@@ -21,9 +21,9 @@ import pytest
 
 from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
-from llmops.model_repository.server import embedded
-from llmops.model_repository.server.embedded import Installation, find_installation
-from llmops.model_repository.server.shared_memory import SHM_DIR, sweep
+from llmops.model_repository.server import installation
+from llmops.model_repository.server.installation import Installation, find_installation
+from llmops.model_repository.server.shared_memory import SHM_DIR, remove_stale_segments
 from llmops.model_repository.server.triton_log import LogLine
 from tests.model_repository.engine_client import GENEROUS, EngineClient, wait_until
 
@@ -172,7 +172,7 @@ def test_the_server_ends_when_its_parent_is_killed(repository: Path) -> None:
     parent.send_signal(signal.SIGKILL)
     parent.wait()
     wait_until(lambda: processes(group) == [])
-    sweep()
+    remove_stale_segments()
     assert list(SHM_DIR.glob(f"*llmops_{parent.pid}_*")) == []
 
 
@@ -323,10 +323,10 @@ def remove(*names: str) -> Callable[[Path], None]:
 def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A copy of the installed wheel's server folder, by links, that a test may damage."""
     pytest.importorskip("pytriton")
-    real = embedded.find_wheel()
+    real = installation.find_wheel()
     root = tmp_path / "site" / "pytriton" / "tritonserver"
     shutil.copytree(real, root, copy_function=os.symlink)
-    monkeypatch.setattr(embedded, "find_wheel", lambda: root)
+    monkeypatch.setattr(installation, "find_wheel", lambda: root)
     return root
 
 
@@ -337,9 +337,9 @@ def test_a_missing_binary_is_named_with_its_fix(wheel: Path, repository: Path) -
 
 
 def test_a_missing_stub_says_which_versions_there_are(wheel: Path, repository: Path) -> None:
-    remove(f"python_backend_stubs/{embedded.PYTHON_VERSION}")(wheel)
+    remove(f"python_backend_stubs/{installation.PYTHON_VERSION}")(wheel)
     with pytest.raises(
-        MissingDependencyError, match=rf"no stub for Python {embedded.PYTHON_VERSION} \(it has .*3\.\d+"
+        MissingDependencyError, match=rf"no stub for Python {installation.PYTHON_VERSION} \(it has .*3\.\d+"
     ):
         start_triton(repository, ports=ANY)
 
@@ -363,9 +363,9 @@ def test_without_the_wheel_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, r
 
 
 def test_numpy_2_beside_the_wheel_is_refused_before_it_crashes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from llmops.model_repository.server import embedded
+    from llmops.model_repository.server import installation
 
-    embedded.check_numpy()
-    monkeypatch.setattr(embedded, "installed_version", lambda name: "2.5.5")
+    installation.check_numpy()
+    monkeypatch.setattr(installation, "installed_version", lambda name: "2.5.5")
     with pytest.raises(MissingDependencyError, match=r"numpy 2\.5\.5 is installed, .* `pip install 'numpy<2'`"):
-        embedded.check_numpy()
+        installation.check_numpy()

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmops_engine.loop import QUEUE_FULL, EngineLoop, Job
-from llmops_engine.request import GenerationRequest, Refused
-from llmops_engine.runtime import FAILED, LENGTH, EngineDead, EngineRuntime, EngineStats, StepOutput
+from llmops_engine.engine_runtime import FAILED, LENGTH, DeadEngineError, EngineRuntime, EngineStats, StepOutput
+from llmops_engine.loop import QUEUE_FULL_MESSAGE, ActiveRequest, EngineLoop
+from llmops_engine.request import RequestRejectedError, RuntimeRequest
 
 
 class ScriptedRuntime(EngineRuntime):
@@ -24,11 +24,11 @@ class ScriptedRuntime(EngineRuntime):
         self.gate = threading.Event()
         self.gate.set()
 
-    def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
+    def submit(self, key: int, request: RuntimeRequest, sequence: int) -> None:
         if request.max_new_tokens == 13:
             raise ZeroDivisionError("unlucky")
         if sequence >= self.refuse_from:
-            raise Refused("num_return_sequences: too many")
+            raise RequestRejectedError("num_return_sequences: too many")
         self.left[key] = request.max_new_tokens
 
     def cancel(self, key: int) -> None:
@@ -107,8 +107,8 @@ def loop(runtime: ScriptedRuntime, reports: list[EngineStats]) -> Iterator[Engin
 
 def submit(loop: EngineLoop, new: int, request_id: str = "", sequences: int = 1) -> RecordingSink:
     sink = RecordingSink()
-    request = GenerationRequest(np.array([1]), new, num_sequences=sequences)
-    loop.submit(Job(request_id, request, sink))
+    request = RuntimeRequest(np.array([1]), new, num_sequences=sequences)
+    loop.submit(ActiveRequest(request_id, request, sink))
     return sink
 
 
@@ -168,7 +168,7 @@ def test_a_full_queue_refuses_until_there_is_room(runtime: ScriptedRuntime) -> N
     refused = [submit(loop, 5), submit(loop, 5, sequences=2)]
     loop.start()
     try:
-        assert [finish(sink) for sink in refused] == [[QUEUE_FULL]] * 2
+        assert [finish(sink) for sink in refused] == [[QUEUE_FULL_MESSAGE]] * 2
         assert [len(finish(sink)) for sink in taken] == [10, 5]
         assert len(finish(submit(loop, 5, sequences=4))) == 20
     finally:
@@ -193,7 +193,7 @@ def test_the_last_report_says_that_all_is_idle(loop: EngineLoop, reports: list[E
 def test_a_runtime_that_is_dead_ends_its_requests_and_refuses_the_next(
     loop: EngineLoop, runtime: ScriptedRuntime
 ) -> None:
-    runtime.faults[2] = EngineDead("worker 3 is gone")
+    runtime.faults[2] = DeadEngineError("worker 3 is gone")
     runtime.gate.clear()
     sinks = [submit(loop, 5), submit(loop, 5)]
     runtime.gate.set()

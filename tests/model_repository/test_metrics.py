@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from llmops_engine.engine_runtime import EngineStats
 from llmops_engine.metrics import gauge_values
-from llmops_engine.runtime import EngineStats
 
 BLOCKS = "kv_cache_block_type"
 

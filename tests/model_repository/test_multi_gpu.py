@@ -22,10 +22,10 @@ import pytest
 from llmops.errors import InputError, MissingDependencyError, VersionMismatchError
 from llmops.model_repository.dry_run import describe_launch
 from llmops.model_repository.launch import TritonServer, start_triton
-from llmops.model_repository.multi_gpu import plan_launch, with_mpi
-from llmops.model_repository.repository import match
-from llmops.model_repository.repository.check import check_repository
-from llmops.model_repository.repository.marker import Marker, ServedEngine
+from llmops.model_repository.multi_gpu import launch_command, plan_launch
+from llmops.model_repository.repository import compatibility
+from llmops.model_repository.repository.manifest import RepositoryManifest, ServedEngine
+from llmops.model_repository.repository.validation import check_repository
 from llmops.model_repository.server.command import Ports, ServerOptions
 from llmops.model_repository.server.processes import descendants
 from llmops.model_repository.server.shared_memory import SHM_DIR
@@ -40,12 +40,12 @@ def engine(tp: int = 8, backend: str = "tensorrtllm", **more: str | int) -> Serv
     return ServedEngine(key="k", backend=backend, tp_size=tp, tensorrt_llm="1.2.1", **fields)
 
 
-def marker(**engines: ServedEngine) -> Marker:
-    return Marker("0", 1, engines)
+def marker(**engines: ServedEngine) -> RepositoryManifest:
+    return RepositoryManifest("0", 1, engines)
 
 
-def words(plan_marker: Marker, launch: str = "auto") -> tuple[list[str], dict[str, str]]:
-    return with_mpi(ServerOptions(SERVER, "/models", shm_prefix="prefix"), plan_launch(plan_marker, launch))
+def words(plan_marker: RepositoryManifest, launch: str = "auto") -> tuple[list[str], dict[str, str]]:
+    return launch_command(ServerOptions(SERVER, "/models", shm_prefix="prefix"), plan_launch(plan_marker, launch))
 
 
 def programs(command: list[str]) -> list[list[str]]:
@@ -106,9 +106,9 @@ def test_the_dry_run_prints_what_a_shell_would_run(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
     repository = parking_repository(tmp_path / "with space")
     text = describe_launch(repository, "0.0.0.0", Ports(), launch="auto")
-    expected, _ = with_mpi(
+    expected, _ = launch_command(
         ServerOptions(SERVER, str(repository), "/opt/tritonserver/backends", "0.0.0.0"),
-        plan_launch(Marker.load(repository)),
+        plan_launch(RepositoryManifest.load(repository)),
     )
     script = "mpirun() { printf '%s\\n' mpirun \"$@\"; }\n" + text
     said = subprocess.run(["sh"], input=script, text=True, check=True, capture_output=True).stdout
@@ -119,7 +119,7 @@ def test_the_dry_run_prints_what_a_shell_would_run(tmp_path: Path, monkeypatch: 
 def test_traces_are_told_by_the_server_that_answers_and_by_no_other(tmp_path: Path) -> None:
     repository, url = parking_repository(tmp_path), "http://collector:4318/v1/traces"
     options = ServerOptions(SERVER, "/models", traces=url)
-    command, _ = with_mpi(options, plan_launch(marker(llama=engine(8))))
+    command, _ = launch_command(options, plan_launch(marker(llama=engine(8))))
     first, *others = programs(command)
     # TRITONSERVER's --trace-config, docs/user_guide/trace.md at v2.51.0: requests with a context, and no others
     assert [word.partition("=")[2] for word in first if word.startswith("--trace-config=")] == [
@@ -168,9 +168,9 @@ def test_another_image_is_refused(
     path = repository / "tiny-tensorrt_llm" / "config.pbtxt"
     path.write_text(path.read_text().replace('"python"', '"tensorrtllm"'))
     monkeypatch.setenv("NVIDIA_TRITON_SERVER_VERSION", tag)
-    monkeypatch.setattr(match, "installed_version", lambda name: installed)
+    monkeypatch.setattr(compatibility, "installed_version", lambda name: installed)
     with pytest.raises(VersionMismatchError, match=says):
-        match.check_server(Marker.load(repository), check_repository(repository), backends)
+        compatibility.check_server(RepositoryManifest.load(repository), check_repository(repository), backends)
 
 
 PARKING = """

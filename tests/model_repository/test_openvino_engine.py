@@ -19,10 +19,10 @@ from tokenizers import Tokenizer
 
 pytest.importorskip("openvino_genai")
 
-from llmops_engine.guided.probe import GrammarLimits, GrammarProbe, Measured
-from llmops_engine.loop import EngineLoop, Job
-from llmops_engine.request import GenerationRequest, Sampling
-from llmops_engine.runtime import EngineRuntime
+from llmops_engine.engine_runtime import EngineRuntime
+from llmops_engine.guided.sandbox import GrammarLimits, GrammarMeasurement, GrammarSandbox
+from llmops_engine.loop import ActiveRequest, EngineLoop
+from llmops_engine.request import RuntimeRequest, RuntimeSamplingParams
 from llmops_engine.runtimes import openvino as runtime_module
 from llmops_engine.runtimes.openvino import OpenVINOOptions, OpenVINORuntime
 
@@ -89,11 +89,11 @@ class Engine:
         self, new: int = 32, guide: tuple[str, str] | None = None, sink: Sink | None = None, caller: str = ""
     ) -> Sink:
         sink = sink or Sink()
-        request = GenerationRequest(
+        request = RuntimeRequest(
             np.array(self.prompt), new, end_ids=frozenset([2]) if guide else frozenset(), guide=guide,
-            sampling=Sampling(temperature=0.0), caller=caller,
+            sampling=RuntimeSamplingParams(temperature=0.0), caller=caller,
         )  # fmt: skip
-        self.loop.submit(Job("", request, sink))
+        self.loop.submit(ActiveRequest("", request, sink))
         return sink
 
 
@@ -140,7 +140,7 @@ def test_others_go_on_while_a_slow_grammar_is_prepared(
     again.clock = lambda: len(stream.ids)
     prepare, taken_at = engine.runtime.prepare, []
 
-    def noted(request: GenerationRequest) -> Any:
+    def noted(request: RuntimeRequest) -> Any:
         taken_at.append(len(stream.ids))
         return prepare(request)
 
@@ -179,13 +179,13 @@ class QuickLane:
 
 @pytest.fixture
 def lane(monkeypatch: pytest.MonkeyPatch) -> Iterator[QuickLane]:
-    lane, measure = QuickLane(), GrammarProbe.measure
+    lane, measure = QuickLane(), GrammarSandbox.measure
 
-    def held(self: GrammarProbe, guide: tuple[str, str], limits: GrammarLimits) -> Measured:
+    def held(self: GrammarSandbox, guide: tuple[str, str], limits: GrammarLimits) -> GrammarMeasurement:
         lane.take(guide[0])
         return measure(self, guide, limits)
 
-    monkeypatch.setattr(GrammarProbe, "measure", held)
+    monkeypatch.setattr(GrammarSandbox, "measure", held)
     yield lane
     lane.let_go.set()
 
@@ -237,19 +237,19 @@ def test_a_moment_in_which_the_host_is_busy_refuses_no_grammar(
     start: Callable[..., Engine], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first measurement of each grammar is lengthened, as by a host that takes the processor away."""
-    lengthened = [Measured(token_seconds=0.065), Measured(join_seconds=0.3)]
-    measure = GrammarProbe.measure
+    lengthened = [GrammarMeasurement(token_seconds=0.065), GrammarMeasurement(join_seconds=0.3)]
+    measure = GrammarSandbox.measure
 
-    def busy(self: GrammarProbe, guide: tuple[str, str], limits: GrammarLimits) -> Measured:
+    def busy(self: GrammarSandbox, guide: tuple[str, str], limits: GrammarLimits) -> GrammarMeasurement:
         seen = measure(self, guide, limits)
-        late = lengthened.pop() if lengthened else Measured()
+        late = lengthened.pop() if lengthened else GrammarMeasurement()
         return replace(
             seen,
             join_seconds=seen.join_seconds + late.join_seconds,
             token_seconds=seen.token_seconds + late.token_seconds,
         )
 
-    monkeypatch.setattr(GrammarProbe, "measure", busy)
+    monkeypatch.setattr(GrammarSandbox, "measure", busy)
     assert start().ask(8, ("regex", "yes|no")).finish().error is None
     assert lengthened == [], "both were measured again"
 

@@ -11,7 +11,7 @@ from tests.model_code import version_folder
 
 STUB = """
 import threading
-from llmops_engine.orphan import end_with_parent
+from llmops_engine.parent_death import end_with_parent
 end_with_parent(0.1)
 print("waits", flush=True)
 lock = threading.Lock()

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmops_engine.parse import NEUTRAL, UNDERSTOOD, EngineCapabilities, parse_request
-from llmops_engine.request import Refused
+from llmops_engine.request import RequestRejectedError
+from llmops_engine.tensor_parser import NEUTRAL_VALUES, SUPPORTED_INPUTS, EngineCapabilities, parse_request
 
-from llmops.contract import ENGINE_INPUTS, OWN_INPUTS
+from llmops.contract import ENGINE_INPUTS, EXTENSION_INPUTS
 
 LIMITS = EngineCapabilities(target="openvino", max_seq_len=64, vocab_size=100, end_ids=frozenset({2, 3}))
-TYPES = {tensor.name: tensor.data_type for tensor in [*ENGINE_INPUTS, *OWN_INPUTS]}
+TYPES = {tensor.name: tensor.data_type for tensor in [*ENGINE_INPUTS, *EXTENSION_INPUTS]}
 
 
 def tensors(**values: Any) -> dict[str, np.ndarray]:
@@ -81,24 +81,24 @@ REFUSED = [
 
 @pytest.mark.parametrize(("values", "message"), REFUSED, ids=[message for _, message in REFUSED])
 def test_what_cannot_be_honoured_is_refused_by_name(values: dict[str, Any], message: str) -> None:
-    with pytest.raises(Refused) as refusal:
+    with pytest.raises(RequestRejectedError) as refusal:
         parse_request(tensors(**values), LIMITS)
     assert str(refusal.value).startswith(message)
 
 
 def test_a_batch_in_one_request_is_refused() -> None:
     batch = {"input_ids": np.array([[1], [2]], dtype=np.int32)}
-    with pytest.raises(Refused, match=r"^input_ids: one sequence per request, got a batch of 2"):
+    with pytest.raises(RequestRejectedError, match=r"^input_ids: one sequence per request, got a batch of 2"):
         parse_request({**tensors(), **batch}, LIMITS)
 
 
-@pytest.mark.parametrize("tensor", [t for t in ENGINE_INPUTS if t.name not in UNDERSTOOD], ids=lambda t: t.name)
+@pytest.mark.parametrize("tensor", [t for t in ENGINE_INPUTS if t.name not in SUPPORTED_INPUTS], ids=lambda t: t.name)
 def test_no_input_of_tensorrt_llm_is_dropped_silently(tensor: Any) -> None:
     value = {"TYPE_BOOL": [[tensor.name != "exclude_input_in_output"]]}.get(tensor.data_type, [[77]])
-    with pytest.raises(Refused, match=f"^{tensor.name}: "):
+    with pytest.raises(RequestRejectedError, match=f"^{tensor.name}: "):
         parse_request({**tensors(), tensor.name: np.array(value)}, LIMITS)
 
 
-@pytest.mark.parametrize(("name", "value"), [(name, values[0]) for name, values in NEUTRAL.items()])
+@pytest.mark.parametrize(("name", "value"), [(name, values[0]) for name, values in NEUTRAL_VALUES.items()])
 def test_neutral_values_of_other_inputs_are_taken(name: str, value: Any) -> None:
     assert parse_request({**tensors(), name: np.array([[value]])}, LIMITS)

@@ -9,7 +9,7 @@ import pytest
 
 from llmops.cache import cache_dir
 from llmops.errors import InputError, ResourceError
-from llmops.model_repository.server.embedded import find_installation
+from llmops.model_repository.server.installation import find_installation
 
 # not even root can make a folder there
 NOWHERE = "/proc/nowhere"

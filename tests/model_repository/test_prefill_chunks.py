@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmops_engine.request import GenerationRequest
-from llmops_engine.runtimes.chunk import MeasuredStep, largest_chunk
+from llmops_engine.request import RuntimeRequest
+from llmops_engine.runtimes.chunk_size import MeasuredStep, largest_chunk
 
 #: CPU milliseconds of SmolLM2-135M on two cores: the first and the last chunk of a prompt of 4,000 tokens, in chunks
 #: of 256, 64, 16 and 4 tokens.
@@ -37,9 +37,9 @@ def test_an_engine_measures_its_chunk_and_counts_down_what_is_left_of_a_prompt(
     )  # fmt: skip
     runtime = openvino.OpenVINORuntime(options)
     try:
-        runtime.submit(1, GenerationRequest(np.arange(100, 110), 1000), 0)
+        runtime.submit(1, RuntimeRequest(np.arange(100, 110), 1000), 0)
         list(runtime.step())
-        runtime.submit(2, GenerationRequest(np.arange(100, 1600), 1), 0)
+        runtime.submit(2, RuntimeRequest(np.arange(100, 1600), 1), 0)
         left = []
         for _ in range(2):
             list(runtime.step())

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from llmops_engine.parse import word_list
+from llmops_engine.tensor_parser import word_list
 from tokenizers import Tokenizer, models
 
 from llmops import contract

@@ -17,7 +17,7 @@ import jsonschema
 import openvino_genai as genai
 from llmops_engine.guided.openvino import GrammarPipeline, _prompt, _sampling
 
-from llmops.gateway.answers.grammar import choice_grammar, grammar_of, pattern_grammar
+from llmops.gateway.generation.structured.grammar import choice_grammar, json_schema_grammar, regex_grammar
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
@@ -126,7 +126,7 @@ DEFINITIONS = {
 def test_any_schema_of_the_family(walker: Walker, schema: dict[str, Any]) -> None:
     schema = {"$defs": DEFINITIONS, **schema}
     valid = jsonschema.Draft202012Validator(schema)
-    for text in walker.whole(grammar_of(json.dumps(schema), True), 6, 40):
+    for text in walker.whole(json_schema_grammar(json.dumps(schema), True), 6, 40):
         valid.validate(json.loads(text))
 
 
@@ -148,7 +148,7 @@ def test_any_schema_of_the_family(walker: Walker, schema: dict[str, Any]) -> Non
     ],
 )
 def test_what_the_library_gets_wrong_by_itself(walker: Walker, schema: dict[str, Any]) -> None:
-    texts = walker.whole(grammar_of(json.dumps(schema), True), 40, 30)
+    texts = walker.whole(json_schema_grammar(json.dumps(schema), True), 40, 30)
     assert texts
     for text in texts:
         jsonschema.validate(json.loads(text), schema)
@@ -158,7 +158,7 @@ def test_what_the_library_gets_wrong_by_itself(walker: Walker, schema: dict[str,
 def test_a_text_is_written_as_it_is(walker: Walker, text: str) -> None:
     assert walker.whole(choice_grammar((text,)), 2, 20) == [text, text]
     schema = {"type": "object", "properties": {text: {"const": text}}, "required": [text]}
-    found = walker.whole(grammar_of(json.dumps(schema), True), 4, 90)
+    found = walker.whole(json_schema_grammar(json.dumps(schema), True), 4, 90)
     assert found
     assert all(json.loads(one) == {text: text} for one in found)
 
@@ -166,6 +166,6 @@ def test_a_text_is_written_as_it_is(walker: Walker, text: str) -> None:
 def test_patterns_and_choices(walker: Walker) -> None:
     choices = ("xxbb", "axa", "aaaa", "aaa", "xaaa", "xa")
     assert set(walker.whole(choice_grammar(choices), 60, 8)) <= set(choices)
-    years = walker.whole(pattern_grammar("(19|20)[0-9]{2}|[0-9]{3}"), 40, 8)
+    years = walker.whole(regex_grammar("(19|20)[0-9]{2}|[0-9]{3}"), 40, 8)
     assert years
     assert all((len(year) == 4 and year[:2] in ("19", "20")) or len(year) == 3 for year in years)

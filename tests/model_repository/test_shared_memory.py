@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from llmops.model_repository.server.command import SHM_PREFIX
-from llmops.model_repository.server.shared_memory import SHM_DIR, SharedMemory, sweep
+from llmops.model_repository.server.shared_memory import SHM_DIR, SharedMemory, remove_stale_segments
 from tests.model_repository.engine_client import wait_until
 from tests.model_repository.test_launch import echo_repository, processes
 
@@ -60,11 +60,11 @@ def test_what_is_removed_leaves_nothing_and_a_second_time_does_nothing(memory: S
 
 def test_a_sweep_takes_what_a_killed_process_left_and_nothing_else(memory: SharedMemory) -> None:
     process, dead = holder()
-    sweep()
+    remove_stale_segments()
     assert left(dead) == ["lock", "segment"]
     process.kill()
     process.wait()
-    sweep()
+    remove_stale_segments()
     assert left(dead) == []
     assert left(memory.prefix) == ["lock", "segment"]
 
@@ -74,11 +74,11 @@ def test_a_process_that_inherited_the_memory_keeps_it(memory: SharedMemory) -> N
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(memory.lock,))
     os.close(memory.lock)
     memory.lock = -1
-    sweep()
+    remove_stale_segments()
     assert left(memory.prefix) == ["lock", "segment"]
     process.kill()
     process.wait()
-    sweep()
+    remove_stale_segments()
     assert left(memory.prefix) == []
 
 
@@ -102,12 +102,12 @@ def test_a_server_that_outlives_its_parent_keeps_its_memory(tmp_path: Path) -> N
     parent.kill()
     parent.wait()
     live = left(prefix)
-    sweep()
+    remove_stale_segments()
     assert left(prefix) == live
     assert len(live) >= 2
     os.killpg(int(pid), signal.SIGCONT)
     wait_until(lambda: processes(int(pid)) == [])
-    sweep()
+    remove_stale_segments()
     assert left(prefix) == []
 
 
@@ -154,13 +154,13 @@ def test_another_users_dead_segments_stop_nobody(memory: SharedMemory, cleaned: 
     process, roots = holder()
     process.kill()
     process.wait()
-    assert as_nobody(sweep) == 0
+    assert as_nobody(remove_stale_segments) == 0
     assert left(roots) == ["lock", "segment"]
     assert as_nobody(leave_dead_memory) == 0
-    sweep()
+    remove_stale_segments()
     assert left(roots) == []
     assert len(dead_of(NOBODY)) == 2
-    assert as_nobody(sweep) == 0
+    assert as_nobody(remove_stale_segments) == 0
     assert dead_of(NOBODY) == []
 
 
@@ -176,7 +176,7 @@ def test_another_pid_namespace_keeps_what_it_uses_and_takes_nothing(memory: Shar
     process, there = holder(*unshared())
     try:
         # its owner's number is another process here, or none
-        sweep()
+        remove_stale_segments()
         assert left(there) == ["lock", "segment"]
         code = "from llmops.model_repository.server.shared_memory import sweep; sweep()"
         subprocess.run([*unshared(), sys.executable, "-c", code], check=True)
@@ -184,4 +184,4 @@ def test_another_pid_namespace_keeps_what_it_uses_and_takes_nothing(memory: Shar
     finally:
         process.kill()
         process.wait()
-    wait_until(lambda: (sweep(), left(there))[1] == [])
+    wait_until(lambda: (remove_stale_segments(), left(there))[1] == [])

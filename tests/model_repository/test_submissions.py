@@ -9,28 +9,30 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llmops_engine.parse import EngineCapabilities, parse_request
-from llmops_engine.request import Refused
-from llmops_engine.steps.submissions import Submissions
+from llmops_engine.request import RequestRejectedError
+from llmops_engine.steps.submissions import SubmissionReader
+from llmops_engine.tensor_parser import EngineCapabilities, parse_request
 from tritonclient.grpc import InferInput, service_pb2
 from tritonclient.utils import deserialize_bytes_tensor, triton_to_np_dtype
 
-from llmops.contract import LORA_TASK_ID, OUR_INPUTS
-from llmops.gateway.messages import EngineRequest, Guide, Sampling
-from llmops.gateway.triton.requests import RequestWriter
-from llmops.gateway.triton.step_messages import StepWriter
+from llmops.contract import LORA_TASK_ID, PYTHON_ENGINE_INPUTS
+from llmops.gateway.interfaces import EngineRequest, Guide, SamplingParams
+from llmops.gateway.triton.request_writer import RequestWriter
+from llmops.gateway.triton.step_writer import StepWriter
 
 LIMITS = EngineCapabilities(
     target="openvino", max_seq_len=64, vocab_size=100, end_ids=frozenset({2, 3}), adapters=frozenset({4})
 )
 WRITER = RequestWriter("tiny-tensorrt_llm", vocab_size=100, pad_id=0)
-SUBMISSIONS = Submissions([{"name": tensor.name, "data_type": tensor.data_type} for tensor in OUR_INPUTS])
+SUBMISSIONS = SubmissionReader(
+    [{"name": tensor.name, "data_type": tensor.data_type} for tensor in PYTHON_ENGINE_INPUTS]
+)
 # what FP32 holds exactly: only then are the two ways alike to the last bit
 HALVES = st.integers(1, 16).map(lambda n: n / 16)
 IDS = st.integers(0, 99)
 
 SAMPLINGS = st.builds(
-    Sampling,
+    SamplingParams,
     temperature=HALVES | st.just(0.0),
     top_p=HALVES,
     top_k=st.integers(0, 2**31 - 1),
@@ -92,7 +94,7 @@ def test_requests_of_one_message_are_those_that_were_sent(requests: list[EngineR
 
 
 def test_every_tensor_of_a_submission_message_is_declared() -> None:
-    declared = {tensor.name: (tensor.data_type.removeprefix("TYPE_"), tensor.dims) for tensor in OUR_INPUTS}
+    declared = {tensor.name: (tensor.data_type.removeprefix("TYPE_"), tensor.dims) for tensor in PYTHON_ENGINE_INPUTS}
     steps = StepWriter(WRITER, "abc")
     submission = steps.submission(EngineRequest("x", [1, 2], 3), 0)
     for message in (steps.submit([submission]), steps.subscribe(0), steps.acknowledge(5), steps.cancel(0)):
@@ -107,7 +109,7 @@ def test_a_request_that_is_refused_does_not_take_the_others_with_it() -> None:
     steps = StepWriter(WRITER, "abc")
     message = steps.submit([steps.submission(request, slot) for slot, request in enumerate((wrong, fine))])
     (_, first), (_, second) = SUBMISSIONS.read(received(message))
-    with pytest.raises(Refused, match="request_output_len: 1 prompt tokens and 64 new ones"):
+    with pytest.raises(RequestRejectedError, match="request_output_len: 1 prompt tokens and 64 new ones"):
         parse_request(first, LIMITS)
     assert parse_request(second, LIMITS).input_ids.tolist() == [1, 2]
 
@@ -134,7 +136,7 @@ LEAST = {"input_lengths": 3, "request_output_len": 2}
     ],
 )
 def test_a_message_that_is_not_understood_is_refused(wrong: Any, said: str) -> None:
-    with pytest.raises(Refused, match=f"^(submissions|input_ids): .*{said}"):
+    with pytest.raises(RequestRejectedError, match=f"^(submissions|input_ids): .*{said}"):
         submitted({"slot": 0, "input_lengths": 0}, wrong)
 
 
@@ -167,12 +169,12 @@ def test_lists_are_taken_as_they_are() -> None:
 )
 def test_a_value_that_its_datatype_cannot_hold_ends_its_own_request_only(values: dict[str, Any], said: str) -> None:
     (_, wrong), (slot, other) = submitted({"slot": 0, **LEAST, **values}, {"slot": 1, **LEAST}, ids=6)
-    assert isinstance(wrong, Refused)
+    assert isinstance(wrong, RequestRejectedError)
     assert str(wrong).startswith(said)
     assert (slot, other["input_ids"].tolist()) == (1, [3, 4, 5])
 
 
 def test_what_the_datatype_holds_is_checked_as_in_a_request_of_its_own() -> None:
     ((_, tensors),) = submitted({"slot": 0, **LEAST, "runtime_top_k": [1, 2]})
-    with pytest.raises(Refused, match="runtime_top_k: one value per request"):
+    with pytest.raises(RequestRejectedError, match="runtime_top_k: one value per request"):
         parse_request(tensors, LIMITS)

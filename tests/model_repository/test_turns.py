@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.turns import Turns
+from llmops.round_robin import RoundRobinQueue
 
 NAMES = st.sampled_from(["a", "b", "a/x", "a/y", "c/x"])
 
 
 @given(st.lists(NAMES, max_size=30))
 def test_all_that_came_is_taken_once_and_each_s_own_in_order(names: list[str]) -> None:
-    turns = Turns()
+    turns = RoundRobinQueue()
     for at, name in enumerate(names):
         turns.put(name.split("/"), (name, at))
     assert turns.size == len(names)
@@ -30,7 +30,7 @@ def test_all_that_came_is_taken_once_and_each_s_own_in_order(names: list[str]) -
 
 @given(st.integers(1, 40), st.integers(0, 40), st.integers(1, 3))
 def test_who_comes_later_waits_for_one_of_each_other(many: int, taken: int, others: int) -> None:
-    turns = Turns()
+    turns = RoundRobinQueue()
     for other in range(others):
         for _ in range(many):
             turns.put([f"heavy{other}"], "heavy")
@@ -41,7 +41,7 @@ def test_who_comes_later_waits_for_one_of_each_other(many: int, taken: int, othe
 
 
 def test_many_names_of_one_do_not_make_it_more() -> None:
-    turns = Turns()
+    turns = RoundRobinQueue()
     for at in range(40):
         turns.put(["a", f"key{at}"], "heavy")
     turns.put(["b"], "light")
@@ -50,7 +50,7 @@ def test_many_names_of_one_do_not_make_it_more() -> None:
 
 def order(*paths: str) -> list[str]:
     """Of requests that all wait, by the names of those who ask."""
-    turns: Turns[str] = Turns()
+    turns: RoundRobinQueue[str] = RoundRobinQueue()
     for path in paths:
         turns.put(path.split("/"), path)
     return [turns.take() for _ in paths]
@@ -69,7 +69,7 @@ def test_what_is_a_name_s_own_goes_before_what_others_ask_under_it() -> None:
 
 
 def test_how_many_wait() -> None:
-    turns: Turns[int] = Turns()
+    turns: RoundRobinQueue[int] = RoundRobinQueue()
     for number in range(3):
         turns.put(["a", "x"], number)
     turns.put([], 3)

@@ -6,17 +6,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from llmops_engine.parse import word_list as read_words
-from llmops_engine.request import Refused
+from llmops_engine.request import RequestRejectedError
 from llmops_engine.runtimes.stop_words import StopWordMatcher
-from llmops_preprocessing.words import embedding_bias, word_list
+from llmops_engine.tensor_parser import word_list as read_words
+from llmops_preprocessing.word_lists import embedding_bias, encode_word_list
 
 words = st.lists(st.lists(st.integers(0, 9), min_size=1, max_size=4), max_size=6)
 
 
 @given(words)
 def test_a_word_list_survives_the_way_to_the_engine(given_words: list[list[int]]) -> None:
-    tensor = word_list(given_words)
+    tensor = encode_word_list(given_words)
     assert tensor.dtype == np.int32
     assert tensor.shape[:2] == (1, 2)
     assert read_words(tensor, "stop_words_list") == given_words
@@ -24,11 +24,11 @@ def test_a_word_list_survives_the_way_to_the_engine(given_words: list[list[int]]
 
 def test_the_layout_is_tensorrt_llms() -> None:
     # ids of all words in row 0, where each word ends in row 1, padded with -1
-    assert word_list([[5], [7, 8, 9]]).tolist() == [[[5, 7, 8, 9], [1, 4, -1, -1]]]
+    assert encode_word_list([[5], [7, 8, 9]]).tolist() == [[[5, 7, 8, 9], [1, 4, -1, -1]]]
 
 
 def test_an_offset_outside_the_ids_is_refused_by_name() -> None:
-    with pytest.raises(Refused, match=r"^stop_words_list: offset 9 is not within the 2 ids"):
+    with pytest.raises(RequestRejectedError, match=r"^stop_words_list: offset 9 is not within the 2 ids"):
         read_words(np.array([[[1, 2], [9, -1]]]), "stop_words_list")
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from llmops.perf.bench import bench
 from llmops.perf.lab.delay_server import Delays, DelayServer
-from llmops.perf.load.slo import parse_slo
+from llmops.perf.load.objectives import parse_objective
 from llmops.perf.options import BenchOptions
 from llmops.perf.report.document import read_document
 from llmops.perf.workloads.lengths import parse_lengths
@@ -97,7 +97,7 @@ async def test_a_cancelled_request_leaves_and_is_counted_apart():
 
 
 async def test_goodput_counts_requests_that_hold_every_objective():
-    slos = [parse_slo("ttft:1000ms"), parse_slo("e2e:50ms")]
+    slos = [parse_objective("ttft:1000ms"), parse_objective("e2e:50ms")]
     document, _ = await measure(Delays(ttft=0.1, itl=0), concurrency=4, slos=slos)
     assert document.summary.goodput_share == 0
     document, _ = await measure(Delays(ttft=0.1, itl=0), concurrency=4, slos=slos[:1])
@@ -105,6 +105,6 @@ async def test_goodput_counts_requests_that_hold_every_objective():
 
 
 async def test_a_report_survives_the_file(tmp_path):
-    document, _ = await measure(Delays(ttft=0, itl=0.001), concurrency=4, slos=[parse_slo("ttft:500ms")])
+    document, _ = await measure(Delays(ttft=0, itl=0.001), concurrency=4, slos=[parse_objective("ttft:500ms")])
     document.write(tmp_path / "run.json")
     assert read_document(tmp_path / "run.json").to_json() == document.to_json()

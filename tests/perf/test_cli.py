@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from llmops.perf.lab.delay_server import Delays, DelayServer
-from llmops.perf.load.loop import run_async
+from llmops.perf.load.event_loop import run_async
 
 LLMOPS = Path(sys.executable).parent / "llmops"
 

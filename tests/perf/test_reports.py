@@ -13,17 +13,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.errors import InputError
-from llmops.perf.clients.shape import Shape
-from llmops.perf.load.runner import Run
-from llmops.perf.load.slo import Slo, is_good, parse_slo
-from llmops.perf.load.sweep import Step, highest_rate
-from llmops.perf.quantiles import intervals, percentile
+from llmops.perf.clients.event_template import EventTemplate
+from llmops.perf.load.objectives import Objective, meets_objectives, parse_objective
+from llmops.perf.load.runner import LoadRun
+from llmops.perf.load.sweep import SweepStep, highest_rate
+from llmops.perf.percentiles import intervals, percentile
 from llmops.perf.records import Record
-from llmops.perf.report.compare import Row, differing_options, rows
+from llmops.perf.report.compare import ComparisonRow, comparison_rows, differing_options
 from llmops.perf.report.document import Document, read_document
-from llmops.perf.report.html import page, write_page
-from llmops.perf.report.rates import rate_interval
-from llmops.perf.report.statistics import summarise
+from llmops.perf.report.html_page import render_page, write_page
+from llmops.perf.report.rate_intervals import rate_interval
+from llmops.perf.report.summary import summarise
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=200), st.sampled_from([50, 90, 95, 99]))
@@ -54,7 +54,7 @@ def test_a_summary_of_three_requests_by_hand():
         record(0.5, 1.0, error="timeout"),
         record(0.5, 0.6, cancelled=True),
     ]
-    summary = summarise(Run(0.0, 1.0, records), [Slo("ttft", 0.2)])
+    summary = summarise(LoadRun(0.0, 1.0, records), [Objective("ttft", 0.2)])
     assert (summary.completed, summary.failed, summary.cancelled) == (2, 1, 1)
     assert (summary.ttft.p50, summary.itl.p50, summary.e2e.maximum) == pytest.approx((200, 150, 700))
     assert (summary.tpot.minimum, summary.tpot.maximum) == pytest.approx((100, 200))
@@ -66,16 +66,16 @@ def test_a_summary_of_three_requests_by_hand():
 
 def test_objectives_are_of_single_requests():
     slow_gap = record(0.0, 0.1, 0.2, 0.9)
-    assert is_good(slow_gap, [parse_slo("ttft:150ms"), parse_slo("e2e:1000ms")])
-    assert not is_good(slow_gap, [parse_slo("itl:500ms")])
-    assert is_good(slow_gap, [parse_slo("tpot:450ms")])
-    assert is_good(record(0.0, 0.1), [parse_slo("tpot:1ms"), parse_slo("itl:1ms")])
+    assert meets_objectives(slow_gap, [parse_objective("ttft:150ms"), parse_objective("e2e:1000ms")])
+    assert not meets_objectives(slow_gap, [parse_objective("itl:500ms")])
+    assert meets_objectives(slow_gap, [parse_objective("tpot:450ms")])
+    assert meets_objectives(record(0.0, 0.1), [parse_objective("tpot:1ms"), parse_objective("itl:1ms")])
 
 
 @pytest.mark.parametrize("text", ["ttft", "ttft:", "ttft:0ms", "ttft:200", "ttft:-5ms", "latency:5s", "e2e:fast"])
 def test_objectives_that_make_no_sense_are_refused(text):
-    with pytest.raises(InputError, match="is not usable|has no colon"):
-        parse_slo(text)
+    with pytest.raises(InputError, match=r"is not usable|has no colon"):
+        parse_objective(text)
 
 
 @given(st.floats(0.5, 200), st.floats(0.5, 50))
@@ -84,7 +84,7 @@ async def test_the_sweep_finds_the_capacity(capacity, start):
 
     async def measure(rate):
         tried.append(rate)
-        return Step(rate, rate <= capacity, 1.0, rate, 1.0, 1.0, 100)
+        return SweepStep(rate, rate <= capacity, 1.0, rate, 1.0, 1.0, 100)
 
     best = await highest_rate(measure, start, ceiling=1000)
     if capacity < start / 32:
@@ -95,20 +95,20 @@ async def test_the_sweep_finds_the_capacity(capacity, start):
 
 
 def test_a_step_whose_answers_get_slower_and_slower_does_not_hold():
-    growing = Run(0.0, 60.0, [record(i, i + 0.1, i + 0.5 + 0.05 * i) for i in range(60)])
-    steady = Run(0.0, 60.0, [record(i, i + 0.1, i + 0.5) for i in range(60)])
-    assert not Step.of(1.0, growing, [Slo("ttft", 0.2)], 0.99).holds
-    assert Step.of(1.0, steady, [Slo("ttft", 0.2)], 0.99).holds
+    growing = LoadRun(0.0, 60.0, [record(i, i + 0.1, i + 0.5 + 0.05 * i) for i in range(60)])
+    steady = LoadRun(0.0, 60.0, [record(i, i + 0.1, i + 0.5) for i in range(60)])
+    assert not SweepStep.of(1.0, growing, [Objective("ttft", 0.2)], 0.99).holds
+    assert SweepStep.of(1.0, steady, [Objective("ttft", 0.2)], 0.99).holds
 
 
 def test_requests_that_were_meant_to_leave_do_not_count_against_a_step():
-    run = Run(0.0, 2.0, [record(0.0, 0.1, 0.2) for _ in range(9)] + [replace(record(0.0, 0.1), cancelled=True)])
-    step = Step.of(1.0, run, [parse_slo("e2e:1000ms")], 0.99)
+    run = LoadRun(0.0, 2.0, [record(0.0, 0.1, 0.2) for _ in range(9)] + [replace(record(0.0, 0.1), cancelled=True)])
+    step = SweepStep.of(1.0, run, [parse_objective("e2e:1000ms")], 0.99)
     assert (step.good_share, step.holds, step.requests) == (1.0, True, 9)
 
 
 def document(*records, **options):
-    run = Run(0.0, max(r.end for r in records), list(records))
+    run = LoadRun(0.0, max(r.end for r in records), list(records))
     given = {"url": "http://host/v1", "model": "m", "slos": [], **options}
     return Document(given, {"cpu": "x"}, summarise(run, []), records=[r.to_json(0.0) for r in records])
 
@@ -119,23 +119,23 @@ def many(ttft, count=400):
 
 def test_a_comparison_tells_a_difference_from_noise():
     base, same, slower = (document(*many(ttft)) for ttft in (0.1, 0.1, 0.15))
-    verdicts = {row.label: row.verdict for row in rows(base, same)}
+    verdicts = {row.label: row.verdict for row in comparison_rows(base, same)}
     assert set(verdicts.values()) == {"same"}
-    row = next(row for row in rows(base, slower) if row.label == "TTFT p50, ms")
+    row = next(row for row in comparison_rows(base, slower) if row.label == "TTFT p50, ms")
     assert row.verdict == "worse"
     assert row.change == pytest.approx(0.5, rel=0.01)
-    faster = next(row for row in rows(slower, base) if row.label == "TTFT p50, ms")
+    faster = next(row for row in comparison_rows(slower, base) if row.label == "TTFT p50, ms")
     assert faster.verdict == "better"
 
 
 def test_something_against_nothing_is_a_difference():
-    assert Row("Goodput, req/s", 0.0, 10.0, True, True).verdict == "better"
-    assert Row("Goodput, req/s", 0.0, 0.0, True, True).verdict == "same"
+    assert ComparisonRow("Goodput, req/s", 0.0, 10.0, True, True).verdict == "better"
+    assert ComparisonRow("Goodput, req/s", 0.0, 0.0, True, True).verdict == "same"
 
 
 def test_few_requests_are_not_enough_for_a_verdict():
     few, slower = document(*many(0.1, 12)), document(*many(0.2, 12))
-    verdicts = {row.label: row.verdict for row in rows(few, slower)}
+    verdicts = {row.label: row.verdict for row in comparison_rows(few, slower)}
     assert verdicts["TTFT p99, ms"] == verdicts["Requests/s"] == "unsure"
     assert verdicts["TTFT p50, ms"] == "worse"  # 12 values do have an interval of their median
 
@@ -182,8 +182,8 @@ class Outside(HTMLParser):
 
 
 def test_the_page_is_whole_and_loads_nothing():
-    steps = [Step(1.0, True, 1.0, 1.0, 10.0, 20.0, 9), Step(2.0, False, 0.4, 1.5, 90.0, None, 9)]
-    html = page(replace(document(*many(0.1), model="<script>alert(1)</script>"), sweep=steps))
+    steps = [SweepStep(1.0, True, 1.0, 1.0, 10.0, 20.0, 9), SweepStep(2.0, False, 0.4, 1.5, 90.0, None, 9)]
+    html = render_page(replace(document(*many(0.1), model="<script>alert(1)</script>"), sweep=steps))
     reader = Outside()
     reader.feed(html)
     assert all(address.startswith("data:") for address in reader.loads)
@@ -195,7 +195,7 @@ def test_the_page_is_whole_and_loads_nothing():
 
 @pytest.mark.skipif(shutil.which("chromium") is None, reason="needs Chromium (apt-get install chromium)")
 def test_a_browser_draws_the_page_without_complaint(tmp_path):
-    steps = [Step(1.0, True, 1.0, 1.0, 10.0, 20.0, 9), Step(2.0, False, 0.4, 1.5, 90.0, None, 9)]
+    steps = [SweepStep(1.0, True, 1.0, 1.0, 10.0, 20.0, 9), SweepStep(2.0, False, 0.4, 1.5, 90.0, None, 9)]
     path = tmp_path / "page.html"
     write_page(replace(document(*many(0.1), slos=["ttft:150ms"]), sweep=steps), path)
     browser = ["chromium", "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={tmp_path / 'profile'}"]
@@ -212,7 +212,7 @@ def test_a_browser_draws_the_page_without_complaint(tmp_path):
 
 
 def test_a_page_without_a_single_answer_can_be_drawn():
-    html = page(document(record(0.0, 0.1, error="connect", chunks=[], first=None, tokens_out=0)))
+    html = render_page(document(record(0.0, 0.1, error="connect", chunks=[], first=None, tokens_out=0)))
     assert "No data" in html
 
 
@@ -222,7 +222,7 @@ def event(text, finish=None, **more):
 
 @given(st.text(min_size=1), st.text())
 def test_a_token_event_is_known_by_its_shape_whatever_its_text(first, text):
-    shape = Shape.of(event(first))
+    shape = EventTemplate.of(event(first))
     assert shape.fits(event(text)) == bool(text)
     assert not shape.fits(event(text, finish="stop"))
     assert not shape.fits(event(text, usage={"completion_tokens": 3}))

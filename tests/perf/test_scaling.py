@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.cli.main import cli
-from llmops.perf.simulate.fleet import Fleet, FleetSpec, Outcome
+from llmops.perf.simulate.arrivals import ConversationArrivals
+from llmops.perf.simulate.autoscaler import Autoscaler, AutoscalingSpec
+from llmops.perf.simulate.fleet import FleetSpec, SimulatedFleet, SimulationOutcome
 from llmops.perf.simulate.replica import EngineSpec
-from llmops.perf.simulate.scaling import Autoscaler, Scaling
-from llmops.perf.simulate.steps import EvenSteps
-from llmops.perf.simulate.workload import Conversations
+from llmops.perf.simulate.step_times import LinearStepTimes
 
-RULE = Scaling(1, 20, {"waiting": 8.0})
+RULE = AutoscalingSpec(1, 20, {"waiting": 8.0})
 
 
-def followed(sums: list[float], rule: Scaling = RULE, current: int = 1) -> list[int]:
+def followed(sums: list[float], rule: AutoscalingSpec = RULE, current: int = 1) -> list[int]:
     """How many replicas there are after each look."""
     scaler, counts = Autoscaler(rule), []
     for at, total in enumerate(sums):
@@ -71,20 +71,20 @@ def test_it_stays_within_its_bounds_and_its_pace(sums, current):
 
 
 # Everything five times as fast as in a cluster; a replica that keeps up with 2 requests/s, before its cache is full
-FAST = Scaling(
+FAST = AutoscalingSpec(
     1, 12, {"waiting": 8.0, "kv": 0.8}, period=3, up_period=12, down_period=24, window=120, cold_start=36,
 )  # fmt: skip
 ENGINE = EngineSpec(
-    EvenSteps(0.02, 0.0002, 0.00002), blocks=1200, block_tokens=100, max_batch_size=64, gpus=2, price=3.0
+    LinearStepTimes(0.02, 0.0002, 0.00002), blocks=1200, block_tokens=100, max_batch_size=64, gpus=2, price=3.0
 )
 
 
-def simulated(scaling: Scaling, rate: float, seconds: float, **more: float) -> Outcome:
-    load = Conversations(rate, seconds, block_tokens=100, seed=3, **more)  # type: ignore[arg-type]
-    return Fleet(FleetSpec(ENGINE, scaling.most, scaling=scaling)).run(load.arrivals())
+def simulated(scaling: AutoscalingSpec, rate: float, seconds: float, **more: float) -> SimulationOutcome:
+    load = ConversationArrivals(rate, seconds, block_tokens=100, seed=3, **more)  # type: ignore[arg-type]
+    return SimulatedFleet(FleetSpec(ENGINE, scaling.most, scaling=scaling)).run(load.arrivals())
 
 
-def turns(outcome: Outcome, since: float, until: float) -> int:
+def turns(outcome: SimulationOutcome, since: float, until: float) -> int:
     """How often it went up after it had gone down, or down after up."""
     counts = [count for when, count in outcome.scaled if when <= until]
     steps = [(when, after - before) for (when, after), before in zip(outcome.scaled[1:], counts, strict=False)]
@@ -92,7 +92,7 @@ def turns(outcome: Outcome, since: float, until: float) -> int:
     return sum(one != other for one, other in pairwise(directions))
 
 
-def late(outcome: Outcome) -> int:
+def late(outcome: SimulationOutcome) -> int:
     """Requests whose first token took over half a second, once it has begun."""
     return sum(job.arrived > 600.0 and job.first - job.arrived > 0.5 for job in outcome.jobs)
 
@@ -136,7 +136,7 @@ def test_a_replica_that_starts_takes_nothing_before_it_is_there():
 
 
 def test_it_is_a_flag_of_simulate(tmp_path, monkeypatch):
-    pytest.importorskip("llmops.build.plan.buildplan")
+    pytest.importorskip("llmops.build.plan.build_plan")
     runner = CliRunner()
     plan = ["plan", "meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100-sxm", "--timing", "roofline"]
     planned = runner.invoke(cli, [*plan, "--save", str(tmp_path / "plan.json")], catch_exceptions=False)

@@ -15,43 +15,43 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from llmops.build.formats import FORMATS
-from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.memory.layout import Layout
-from llmops.build.plan.source import load_model
-from llmops.build.plan.speed.step import Prefill, StepModel
-from llmops.build.plan.timing.choose import op_times
+from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.plan.memory.parallel_layout import ParallelLayout
+from llmops.build.plan.model_lookup import look_up_model
+from llmops.build.plan.speed.step_time import Prefill, StepModel
+from llmops.build.plan.timing.timing_source import timing_source
+from llmops.build.quant_formats import FORMATS
 from llmops.cli.main import cli
-from llmops.gateway.fleet.admission.gate import Bounds
-from llmops.gateway.fleet.admission.order import Tier
-from llmops.perf.simulate.cache import Cache
-from llmops.perf.simulate.fleet import Arrivals, Failure, Fleet, FleetSpec, Outcome
-from llmops.perf.simulate.job import Job
+from llmops.gateway.routing.admission.admission_controller import AdmissionLimits
+from llmops.gateway.routing.admission.tiered_queue import PriorityTier
+from llmops.perf.simulate.arrivals import DAY, ConversationArrivals, arrivals_from_trace
+from llmops.perf.simulate.fleet import Arrivals, FleetSpec, ReplicaFailure, SimulatedFleet, SimulationOutcome
+from llmops.perf.simulate.prefix_cache import PrefixCache
 from llmops.perf.simulate.replica import EngineSpec
-from llmops.perf.simulate.result import tally
-from llmops.perf.simulate.run import cells, parts_of
-from llmops.perf.simulate.steps import EvenSteps, PlannedSteps
-from llmops.perf.simulate.workload import DAY, Conversations, of_trace
+from llmops.perf.simulate.run import cell_sizes, make_cells
+from llmops.perf.simulate.simulated_request import SimulatedRequest
+from llmops.perf.simulate.step_times import LinearStepTimes, PlannedStepTimes
+from llmops.perf.simulate.totals import sum_up
 from llmops.perf.workloads.lengths import parse_lengths
 
 # 10 ms a step, 0.1 ms more for each sequence, 20,000 prompt tokens/s
-ENGINE = EngineSpec(EvenSteps(0.01, 0.0001, 0.00005), blocks=1000, block_tokens=100, max_batch_size=32)
+ENGINE = EngineSpec(LinearStepTimes(0.01, 0.0001, 0.00005), blocks=1000, block_tokens=100, max_batch_size=32)
 
 
-def run(jobs: Sequence[Job], engine: EngineSpec = ENGINE, **fields: object) -> Outcome:
+def run(jobs: Sequence[SimulatedRequest], engine: EngineSpec = ENGINE, **fields: object) -> SimulationOutcome:
     spec = FleetSpec(engine, **{"replicas": 1, "tiers": (), **fields})  # type: ignore[arg-type]
-    return Fleet(spec).run(Arrivals(iter(jobs)))
+    return SimulatedFleet(spec).run(Arrivals(iter(jobs)))
 
 
 def test_one_request_alone_takes_a_step_for_its_prompt_and_one_for_each_token_after_the_first() -> None:
-    job = Job(1.0, 1000, 5)
+    job = SimulatedRequest(1.0, 1000, 5)
     run([job])
     assert job.first == pytest.approx(1.0 + 0.01 + 1000 * 0.00005)
     assert job.end == pytest.approx(job.first + 4 * 0.0101)
 
 
 def test_a_prompt_that_comes_while_others_decode_waits_for_the_end_of_their_step_and_holds_up_the_next() -> None:
-    first, second = Job(0.0, 200, 11), Job(0.0601, 200, 1)
+    first, second = SimulatedRequest(0.0, 200, 11), SimulatedRequest(0.0601, 200, 1)
     run([first, second])
     # the first token after 20 ms, then steps of 10.1 ms: the fourth ends at 60.4 ms
     assert second.first == pytest.approx(0.02 + 4 * 0.0101 + 0.0101 + 0.01)
@@ -60,7 +60,7 @@ def test_a_prompt_that_comes_while_others_decode_waits_for_the_end_of_their_step
 
 def test_a_long_prompt_is_read_in_chunks_while_others_get_their_tokens() -> None:
     engine = EngineSpec(ENGINE.steps, blocks=1000, block_tokens=100, max_num_tokens=501)
-    talking, long = Job(0.0, 100, 100), Job(0.1, 1500, 1)
+    talking, long = SimulatedRequest(0.0, 100, 100), SimulatedRequest(0.1, 1500, 1)
     run([talking, long], engine)
     # three steps of 500 tokens beside one sequence, from the end of the step under way
     begin = 0.015 + 9 * 0.0101
@@ -69,35 +69,36 @@ def test_a_long_prompt_is_read_in_chunks_while_others_get_their_tokens() -> None
 
 def test_waiting_for_a_server_with_one_place_is_as_queueing_theory_has_it() -> None:
     """M/D/1: the mean wait is ρ · service ÷ 2 (1 − ρ)."""
-    engine = EngineSpec(EvenSteps(0.0, 0.0, 0.001), blocks=10**6, max_num_tokens=100, max_batch_size=10**6)
+    engine = EngineSpec(LinearStepTimes(0.0, 0.0, 0.001), blocks=10**6, max_num_tokens=100, max_batch_size=10**6)
     rng, now, jobs = random.Random(1), 0.0, []
     for _ in range(6000):
         now += rng.expovariate(7.0)
-        jobs.append(Job(now, 100, 1))
+        jobs.append(SimulatedRequest(now, 100, 1))
     run(jobs, engine)
     waits = [job.first - job.arrived - 0.1 for job in jobs]
     assert sum(waits) / len(waits) == pytest.approx(0.7 * 0.1 / (2 * 0.3), rel=0.1)
 
 
 def test_a_conversation_finds_what_was_said_before() -> None:
-    first = Job(0.0, 450, 150, (1, 2, 3, 4), (5, 6))
-    second = Job(10.0, 700, 10, (1, 2, 3, 4, 5, 6, 7))
-    other = Job(20.0, 700, 10, (1, 2, 9, 10, 11, 12, 13))
+    first = SimulatedRequest(0.0, 450, 150, (1, 2, 3, 4), (5, 6))
+    second = SimulatedRequest(10.0, 700, 10, (1, 2, 3, 4, 5, 6, 7))
+    other = SimulatedRequest(20.0, 700, 10, (1, 2, 9, 10, 11, 12, 13))
     outcome = run([first, second, other])
     assert [job.cached for job in (first, second, other)] == [0, 600, 200]
-    found = tally(outcome)
+    found = sum_up(outcome)
     assert (found.cached_tokens, found.seen_tokens, found.prompt_tokens) == (800, 800, 1850)
 
 
 def test_who_works_most_is_told_beside_the_mean() -> None:
-    found = tally(run([Job(0.0, 1000, 5)], replicas=2))
+    found = sum_up(run([SimulatedRequest(0.0, 1000, 5)], replicas=2))
     assert (found.busy, found.busiest, found.imbalance) == (pytest.approx(0.5), pytest.approx(1.0), 2.0)
 
 
 def test_what_was_not_used_for_longest_makes_room() -> None:
     engine = EngineSpec(ENGINE.steps, blocks=10, block_tokens=100)
     jobs = [
-        Job(float(at), 400, 1, tuple(range(10 * name, 10 * name + 4))) for at, name in enumerate((1, 2, 1, 3, 1, 2))
+        SimulatedRequest(float(at), 400, 1, tuple(range(10 * name, 10 * name + 4)))
+        for at, name in enumerate((1, 2, 1, 3, 1, 2))
     ]
     run(jobs, engine)
     # four blocks each, as an answer's last token is not computed: of the second half is left when it comes back
@@ -107,9 +108,13 @@ def test_what_was_not_used_for_longest_makes_room() -> None:
 def test_what_is_reserved_for_an_answer_is_used_for_others_until_it_is_needed() -> None:
     engine = EngineSpec(ENGINE.steps, blocks=12, block_tokens=100)
 
-    def beside(answer: int) -> tuple[Job, Job]:
+    def beside(answer: int) -> tuple[SimulatedRequest, SimulatedRequest]:
         """An answer, and a prompt that was there before."""
-        first, long, same = Job(0.0, 400, 1, (1, 2, 3, 4)), Job(0.5, 100, answer, (9,)), Job(1.0, 450, 1, (1, 2, 3, 4))
+        first, long, same = (
+            SimulatedRequest(0.0, 400, 1, (1, 2, 3, 4)),
+            SimulatedRequest(0.5, 100, answer, (9,)),
+            SimulatedRequest(1.0, 450, 1, (1, 2, 3, 4)),
+        )
         run([first, long, same], engine)
         return long, same
 
@@ -125,7 +130,7 @@ class Caches(RuleBasedStateMachine):
 
     def __init__(self) -> None:
         super().__init__()
-        self.cache = Cache(30)
+        self.cache = PrefixCache(30)
         self.sequences: list[tuple[tuple[int, ...], int, int, bool]] = []
         self.known: set[int] = set()
 
@@ -177,18 +182,20 @@ TestCaches = Caches.TestCase
 TestCaches.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
 
 
-def talk(rate: float = 30.0, seconds: float = 60.0, **fields: object) -> Conversations:
-    return Conversations(rate, seconds, system=2000, apps=12, think=5.0, block_tokens=100, seed=3, **fields)  # type: ignore[arg-type]
+def talk(rate: float = 30.0, seconds: float = 60.0, **fields: object) -> ConversationArrivals:
+    return ConversationArrivals(rate, seconds, system=2000, apps=12, think=5.0, block_tokens=100, seed=3, **fields)  # type: ignore[arg-type]
 
 
-def fleet(work: Conversations, policy: str = "cheapest", gate: bool = True, **fields: object) -> Outcome:
-    tiers = (Tier("standard", max_wait=0.5),) if gate else ()
-    engine = EngineSpec(EvenSteps(0.01, 0.0004, 0.00008), blocks=4000, block_tokens=100, max_batch_size=48)
+def fleet(
+    work: ConversationArrivals, policy: str = "cheapest", gate: bool = True, **fields: object
+) -> SimulationOutcome:
+    tiers = (PriorityTier("standard", max_wait=0.5),) if gate else ()
+    engine = EngineSpec(LinearStepTimes(0.01, 0.0004, 0.00008), blocks=4000, block_tokens=100, max_batch_size=48)
     spec = FleetSpec(engine, 8, policy, tiers, **fields)  # type: ignore[arg-type]
-    return Fleet(spec).run(work.arrivals())
+    return SimulatedFleet(spec).run(work.arrivals())
 
 
-def goodput(outcome: Outcome) -> float:
+def goodput(outcome: SimulationOutcome) -> float:
     """Requests/s with a first token within 500 ms and 50 ms per token."""
     good = [
         job
@@ -212,7 +219,7 @@ def test_the_same_seed_gives_the_same_run_and_another_policy_the_same_conversati
 
 
 def test_choosing_by_load_alone_throws_the_cache_away() -> None:
-    known, blind = tally(fleet(talk(20.0))), tally(fleet(talk(20.0), "least-loaded"))
+    known, blind = sum_up(fleet(talk(20.0))), sum_up(fleet(talk(20.0), "least-loaded"))
     assert known.ceiling == pytest.approx(blind.ceiling, abs=0.02)
     assert known.hit_rate > 0.9 * known.ceiling
     assert blind.hit_rate < 0.8 * known.hit_rate
@@ -220,7 +227,7 @@ def test_choosing_by_load_alone_throws_the_cache_away() -> None:
 
 def test_affinity_alone_makes_a_hot_spot() -> None:
     known, pinned = fleet(talk()), fleet(talk(), "affinity", gate=False)
-    assert tally(pinned).imbalance > 1.5 * tally(known).imbalance
+    assert sum_up(pinned).imbalance > 1.5 * sum_up(known).imbalance
     assert goodput(pinned) < 0.9 * goodput(known)
 
 
@@ -235,7 +242,7 @@ def test_without_a_gate_overload_leaves_nobody_in_time() -> None:
 
 
 def test_two_gateways_find_as_much_in_the_caches_as_one() -> None:
-    one, two = tally(fleet(talk(20.0))), tally(fleet(talk(20.0), gateways=2))
+    one, two = sum_up(fleet(talk(20.0))), sum_up(fleet(talk(20.0), gateways=2))
     assert two.hit_rate > 0.98 * one.hit_rate
 
 
@@ -243,28 +250,33 @@ def test_two_gateways_find_as_much_in_the_caches_as_one() -> None:
 def test_replicas_that_report_nothing_are_measured_and_answer_as_much_in_time(times: int) -> None:
     """Steps are noisy, prompts are read in chunks, and one of four replicas is half as fast: nothing says so. An engine
     that reads a quarter as fast as one is taken to before it was measured."""
-    steps = EvenSteps(0.02, 0.0004, 0.0002, 1e-8)
+    steps = LinearStepTimes(0.02, 0.0004, 0.0002, 1e-8)
     engine = EngineSpec(steps, blocks=4000, block_tokens=32, max_batch_size=64, max_num_tokens=1024)
     spec = FleetSpec(
-        engine, 4, tiers=(Tier("standard", max_wait=0.3),), bounds=Bounds(tpot=0.05), noise=0.15, slow={1: 2.0}
+        engine,
+        4,
+        tiers=(PriorityTier("standard", max_wait=0.3),),
+        bounds=AdmissionLimits(tpot=0.05),
+        noise=0.15,
+        slow={1: 2.0},
     )
     reported, measured = (
-        [Fleet(replace(spec, measured=one)).run(single(6.0 * times, seed).arrivals()) for seed in range(2)]
+        [SimulatedFleet(replace(spec, measured=one)).run(single(6.0 * times, seed).arrivals()) for seed in range(2)]
         for one in (False, True)
     )
     assert sum(map(in_time, measured)) > 0.95 * sum(map(in_time, reported))
-    assert sum(tally(one).hit_rate for one in measured) > 0.98 * sum(tally(one).hit_rate for one in reported)
+    assert sum(sum_up(one).hit_rate for one in measured) > 0.98 * sum(sum_up(one).hit_rate for one in reported)
 
 
-def single(rate: float, seed: int) -> Conversations:
+def single(rate: float, seed: int) -> ConversationArrivals:
     """Requests that do not depend on what was answered, refused or late."""
     message = parse_lengths("lognormal:800,0.6")
-    return Conversations(
+    return ConversationArrivals(
         rate, 20.0, parse_lengths("1"), system=2000, apps=12, message=message, block_tokens=32, seed=seed
     )
 
 
-def in_time(outcome: Outcome) -> int:
+def in_time(outcome: SimulationOutcome) -> int:
     answered = [job for job in outcome.jobs if job.refused < 0]
     return sum(job.first - job.arrived <= 0.5 and job.end - job.first <= 0.05 * job.answer for job in answered)
 
@@ -273,7 +285,7 @@ def test_a_tenant_that_floods_does_not_take_the_others_places() -> None:
     calm = fleet(talk(20.0, 40.0, tenants=4))
     flooded = fleet(talk(200.0, 40.0, tenants=4, flood=27.0))
 
-    def served(outcome: Outcome) -> tuple[float, Counter[str]]:
+    def served(outcome: SimulationOutcome) -> tuple[float, Counter[str]]:
         of_others = [job for job in outcome.jobs if job.tenant != "tenant-0"]
         return sum(job.refused < 0 for job in of_others) / len(of_others), Counter(job.tenant for job in outcome.jobs)
 
@@ -286,7 +298,7 @@ def test_a_tenant_that_floods_does_not_take_the_others_places() -> None:
 
 
 def test_a_replica_that_dies_takes_no_answer_with_it() -> None:
-    outcome = fleet(talk(seconds=40), failures=(Failure(0, 10.0, 10.0), Failure(3, 12.0, 5.0)))
+    outcome = fleet(talk(seconds=40), failures=(ReplicaFailure(0, 10.0, 10.0), ReplicaFailure(3, 12.0, 5.0)))
     moved = [job for job in outcome.jobs if job.moves]
     assert len(moved) > 5
     assert all(job.made == job.answer and job.end >= job.first >= 0 and job.refused < 0 for job in moved)
@@ -298,8 +310,8 @@ def test_a_replica_that_dies_takes_no_answer_with_it() -> None:
 
 def test_of_a_continued_request_what_its_answer_had_is_prompt() -> None:
     engine = replace(ENGINE, max_batch_size=1)
-    fleet = Fleet(FleetSpec(engine, 2, "least-loaded", tiers=()))
-    long, other, said = Job(0.0, 1000, 50), Job(0.1, 100, 1000), []
+    fleet = SimulatedFleet(FleetSpec(engine, 2, "least-loaded", tiers=()))
+    long, other, said = SimulatedRequest(0.0, 1000, 50), SimulatedRequest(0.1, 100, 1000), []
 
     def fail() -> None:
         fleet.fail(long.replica)
@@ -307,7 +319,7 @@ def test_of_a_continued_request_what_its_answer_had_is_prompt() -> None:
 
     def look() -> None:
         view = fleet.replicas[other.replica].views[0]
-        said.append((long.made, view.unseen_tokens, view.waiting_tokens))
+        said.append((long.made, view.in_flight_tokens, view.waiting_tokens))
 
     # a first token after 60 ms, another each 10.1 ms: 43 until 0.5 s. The step of the other replica ends by 0.52 s
     fleet.clock.at(0.5, fail)
@@ -317,21 +329,21 @@ def test_of_a_continued_request_what_its_answer_had_is_prompt() -> None:
 
 
 def test_in_a_large_fleet_the_replica_that_fails_is_in_one_of_the_cells() -> None:
-    spec = FleetSpec(ENGINE, 128, failures=(Failure(5, 1.0), Failure(64, 2.0), Failure(127, 3.0)))
-    parts = parts_of(spec, cells(128), lambda *_: Arrivals(iter(())), 0.0)
+    spec = FleetSpec(ENGINE, 128, failures=(ReplicaFailure(5, 1.0), ReplicaFailure(64, 2.0), ReplicaFailure(127, 3.0)))
+    parts = make_cells(spec, cell_sizes(128), lambda *_: Arrivals(iter(())), 0.0)
     failing = [[(one.replica, one.at) for one in part.spec.failures] for part in parts]
     assert failing == [[(5, 1.0)], [(0, 2.0), (63, 3.0)]]
 
 
 def test_a_request_larger_than_the_cache_fails_and_holds_up_nobody() -> None:
-    large, small = Job(0.0, 200_000, 10), Job(0.1, 100, 10)
+    large, small = SimulatedRequest(0.0, 200_000, 10), SimulatedRequest(0.1, 100, 10)
     run([large, small])
     assert large.failed
     assert small.end > 0
 
 
 def test_the_evening_is_the_peak_and_the_day_has_the_mean() -> None:
-    work = Conversations(0.5, DAY, peak=2.88, turns=talk().turns, seed=1)
+    work = ConversationArrivals(0.5, DAY, peak=2.88, turns=talk().turns, seed=1)
     firsts = [job.arrived for job in work.arrivals().jobs]
     assert len(firsts) == pytest.approx(0.5 * DAY / 5, rel=0.05)
     hours = Counter(int(at // 3600) for at in firsts)
@@ -341,9 +353,9 @@ def test_the_evening_is_the_peak_and_the_day_has_the_mean() -> None:
 
 
 def test_tabulated_steps_are_the_planners() -> None:
-    model, gpu = load_model("meta-llama/Llama-3.1-8B").checkpoint.architecture, find_gpu("h100-sxm")
-    plan = StepModel(model, FORMATS["fp8"], "fp8", Layout(), op_times(gpu, "roofline"))
-    steps = PlannedSteps(plan)
+    model, gpu = look_up_model("meta-llama/Llama-3.1-8B").checkpoint.architecture, find_gpu("h100-sxm")
+    plan = StepModel(model, FORMATS["fp8"], "fp8", ParallelLayout(), timing_source(gpu, "roofline"))
+    steps = PlannedStepTimes(plan)
     for batch, length in ((1, 600), (7, 2500), (100, 4000)):
         assert steps.decode(batch, length) == pytest.approx(plan.seconds(batch, length), rel=0.03)
     for batch, tokens, before in ((16, 300, 0), (64, 3000, 0), (0, 1000, 4096), (32, 8192, 0)):
@@ -398,7 +410,7 @@ def test_a_block_of_a_trace_is_found_only_after_what_came_before_it(tmp_path: Pa
         )
     )
     engine = EngineSpec(ENGINE.steps, blocks=1000, block_tokens=512)
-    done = run(list(of_trace(trace).jobs), engine).jobs
+    done = run(list(arrivals_from_trace(trace).jobs), engine).jobs
     assert [job.cached for job in done] == [0, 1536, 0, 512]
 
 
@@ -407,7 +419,7 @@ def test_what_the_way_adds_comes_to_first_tokens_and_not_to_the_pace(
 ) -> None:
     said = {}
     for added in (0.0, 0.05):
-        monkeypatch.setattr("llmops.cli.simulate.ADDED", added)
+        monkeypatch.setattr("llmops.cli.simulate.GATEWAY_LATENCY", added)
         simulated(plan, "--rate", "2", "-d", "5s", "--replicas", "1", "--json", str(tmp_path / "run.json"))
         said[added] = json.loads((tmp_path / "run.json").read_text())["summary"]
     for metric, more in (("ttft", 50), ("e2e", 50), ("tpot", 0)):
@@ -415,7 +427,7 @@ def test_what_the_way_adds_comes_to_first_tokens_and_not_to_the_pace(
 
 
 def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: Path) -> None:
-    ways = "cheapest,least-loaded,cheapest+no-gate"
+    ways = "cheapest,least-loaded,cheapest+no-queue"
     output = simulated(
         plan,
         "--rate",
@@ -429,9 +441,9 @@ def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: P
         "--json",
         str(tmp_path / "r.json"),
     )
-    assert all(name in output for name in ("Hit rate", "least-loaded", "cheapest+no-gate"))
+    assert all(name in output for name in ("Hit rate", "least-loaded", "cheapest+no-queue"))
     files = sorted(path.name for path in tmp_path.iterdir())
-    assert files == ["r-cheapest+no-gate.json", "r-cheapest.json", "r-least-loaded.json"]
+    assert files == ["r-cheapest+no-queue.json", "r-cheapest.json", "r-least-loaded.json"]
     assert json.loads((tmp_path / "r-cheapest.json").read_text())["options"]["simulated"]["replicas"] == 35
 
 
@@ -441,7 +453,7 @@ def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: P
         ((), "one of --rate, --day, --trace and --bench"),
         (("--rate", "1", "--day", "5"), "one of --rate, --day, --trace and --bench"),
         (("--rate", "1", "--policy", "best"), "--policy best names no policy; choose from cheapest, least-loaded"),
-        (("--rate", "1", "--policy", "cheapest+fast"), "only no-gate can follow the +; write cheapest+no-gate."),
+        (("--rate", "1", "--policy", "cheapest+fast"), "only no-queue can follow the +; write cheapest+no-queue."),
         (
             ("--rate", "1", "--policy", "cheapest,best"),
             "--policy best names no policy; choose from cheapest, least-loaded",

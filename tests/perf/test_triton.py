@@ -11,7 +11,7 @@ from llmops.perf.bench import bench
 from llmops.perf.lab.harness.load import options
 from llmops.perf.lab.harness.stack import triton
 from llmops.perf.lab.mock_engine.repository import make_mock_engine
-from llmops.perf.load.loop import run_async
+from llmops.perf.load.event_loop import run_async
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 from llmops.errors import InputError
 from llmops.perf.load.arrivals import arrival_times
 from llmops.perf.records import Record
-from llmops.perf.workloads.files import PromptFile, Trace, read_trace
-from llmops.perf.workloads.filler import Text, TokenIds
+from llmops.perf.workloads.files import PromptFile, TraceWorkload, read_trace
+from llmops.perf.workloads.filler import TokenIdFiller, WordFiller
 from llmops.perf.workloads.lengths import parse_lengths
-from llmops.perf.workloads.synthetic import Shape, Synthetic
+from llmops.perf.workloads.synthetic import SyntheticSpec, SyntheticWorkload
 
 
 def draws(text, count=20_000):
@@ -60,17 +60,17 @@ def test_arrivals_have_the_rate_and_the_spread_asked_for(kind, variation):
 
 
 def requests(shape, sessions=4, filler=None):
-    workload = Synthetic(shape, filler or Text())
+    workload = SyntheticWorkload(shape, filler or WordFiller())
     return [workload.session(index).next(None) for index in range(sessions)]
 
 
 def shape(**given):
-    return Shape(**{"input": parse_lengths("20"), "output": parse_lengths("10"), **given})
+    return SyntheticSpec(**{"input": parse_lengths("20"), "output": parse_lengths("10"), **given})
 
 
 @given(st.integers(0, 1000), st.integers(1, 300))
 def test_a_prompt_has_exactly_the_words_asked_for(index, length):
-    request = Synthetic(shape(input=parse_lengths(str(length))), Text()).session(index).next(None)
+    request = SyntheticWorkload(shape(input=parse_lengths(str(length))), WordFiller()).session(index).next(None)
     assert len(request.messages[-1]["content"].split()) == length
 
 
@@ -87,7 +87,7 @@ def test_sessions_share_their_system_prompt():
 
 
 def test_a_conversation_repeats_what_was_said_and_ends_after_its_turns():
-    session = Synthetic(shape(turns=parse_lengths("3")), Text()).session(0)
+    session = SyntheticWorkload(shape(turns=parse_lengths("3")), WordFiller()).session(0)
     request, said = session.next(None), []
     for turn in range(3):
         assert [message["content"] for message in request.messages[:-1]] == said
@@ -98,13 +98,13 @@ def test_a_conversation_repeats_what_was_said_and_ends_after_its_turns():
 
 
 def test_a_conversation_ends_with_a_failed_turn():
-    session = Synthetic(shape(turns=parse_lengths("3")), Text()).session(0)
+    session = SyntheticWorkload(shape(turns=parse_lengths("3")), WordFiller()).session(0)
     session.next(None)
     assert session.next(Record(0, error="timeout")) is None
 
 
 def test_token_conversations_carry_the_ids_that_came_back():
-    session = Synthetic(shape(turns=parse_lengths("2"), form="prompt"), TokenIds(500)).session(0)
+    session = SyntheticWorkload(shape(turns=parse_lengths("2"), form="prompt"), TokenIdFiller(500)).session(0)
     first = session.next(None).prompt
     second = session.next(Record(0, ids=[7, 8])).prompt
     assert second[:22] == [*first, 7, 8]
@@ -133,7 +133,7 @@ def test_a_trace_keeps_times_lengths_and_shared_blocks(tmp_path):
     )
     entries = read_trace(path)
     assert [(entry.at, entry.output_length) for entry in entries] == [(1.0, 7), (3.0, 5)]
-    trace = Trace(entries, TokenIds(5000), "prompt", seed=0)
+    trace = TraceWorkload(entries, TokenIdFiller(5000), "prompt", seed=0)
     short, long = (trace.session(index).next(None).prompt for index in range(2))
     assert (len(short), len(long)) == (1024, 1100)
     assert long[:1024] == short

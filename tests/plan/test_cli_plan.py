@@ -10,7 +10,7 @@ from threading import Thread
 import pytest
 from click.testing import CliRunner
 
-from llmops.build.plan.buildplan import BuildPlan
+from llmops.build.plan.build_plan import BuildPlan
 from llmops.cli.plan import command
 from llmops.errors import CheckpointError, InputError, LlmopsError, ResourceError
 

@@ -12,8 +12,8 @@ from functools import partial
 
 import pytest
 
-from llmops.build.checkpoint.known import TABLE
-from llmops.build.plan.search.search import Plan
+from llmops.build.checkpoint.known_models import TABLE
+from llmops.build.plan.search.layout_search import PlanResult
 from llmops.cli.plan import command, make_plan
 from llmops.errors import InputError, LlmopsError
 
@@ -29,12 +29,12 @@ LAYOUTS = [
 TARGETS = ("--ttft-p95", "500ms", "--tpot-p95", "50ms")
 
 
-def planned(model: str, *flags: str) -> Plan:
+def planned(model: str, *flags: str) -> PlanResult:
     context = command.make_context("plan", [model, "--no-disaggregated", *flags])
     return make_plan(context.params.pop("checkpoint"), context.params)
 
 
-def attempt(*arguments: str) -> tuple[Plan | None, str]:
+def attempt(*arguments: str) -> tuple[PlanResult | None, str]:
     """Return the plan, or the sentence against it."""
     try:
         return planned(*arguments), ""

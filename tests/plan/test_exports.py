@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 
-from llmops.build.formats import FORMATS
 from llmops.build.model.architecture import Architecture
-from llmops.build.plan.memory.layout import Layout
-from llmops.build.plan.memory.weights import checkpoint_weights, rank_weights, stage_weights
+from llmops.build.plan.memory.parallel_layout import ParallelLayout
+from llmops.build.plan.memory.weight_bytes import checkpoint_weights, rank_weights, stage_weights
+from llmops.build.quant_formats import FORMATS
 from llmops.errors import InputError
 
 SMALL = {
@@ -48,7 +48,7 @@ def test_modelopt_ranks(tmp_path, preset, name, tp):
 
     with torch.inference_mode():
         export_tensorrt_llm_checkpoint(model, "llama", torch.float16, tmp_path, inference_tensor_parallel=tp)
-    planned = sum(rank_weights(Architecture.from_hf_config(SMALL), FORMATS[name], Layout(tp)).values())
+    planned = sum(rank_weights(Architecture.from_hf_config(SMALL), FORMATS[name], ParallelLayout(tp)).values())
     for rank in range(tp):
         assert tensor_bytes(tmp_path / f"rank{rank}.safetensors") == pytest.approx(planned, rel=0.01)
 
@@ -117,5 +117,5 @@ def test_a_plan_for_another_model(tmp_path):
 
 def test_every_rank_of_a_stage_is_planned_alike():
     model = Architecture.from_hf_config(SMALL)
-    stages = [sum(stage_weights(model, FORMATS["fp8"], Layout(pp=2), stage).values()) for stage in (0, 1)]
+    stages = [sum(stage_weights(model, FORMATS["fp8"], ParallelLayout(pp=2), stage).values()) for stage in (0, 1)]
     assert stages[1] - stages[0] == 512 * 2  # the final norm

@@ -7,13 +7,13 @@ import json
 import pytest
 
 from llmops.build.checkpoint import open_checkpoint
-from llmops.build.checkpoint.known import TABLE, KnownModel, did_you_mean, known_model, known_models
-from llmops.build.formats import FORMATS
+from llmops.build.checkpoint.known_models import TABLE, KnownModel, known_model, known_models, model_suggestion
 from llmops.build.model.architecture import Architecture
 from llmops.build.model.families import FAMILIES
-from llmops.build.plan.memory.weights import checkpoint_weights
+from llmops.build.plan.memory.weight_bytes import checkpoint_weights
 from llmops.build.plan.precision import DTYPE_BYTES
 from llmops.build.plan.timing.silicon import package_root
+from llmops.build.quant_formats import FORMATS
 
 MODELS = known_models()
 DECODERS = [model for model in MODELS if not model.hf_class.endswith("Model")]
@@ -81,11 +81,11 @@ def test_an_id_is_found_in_any_case_and_spelt_as_the_hub_does():
 
 @pytest.mark.parametrize("typed", ["meta-llama/Llama-3.3-70B-Instuct", "Llama-3.3-70B-Instruct", "llama-3.3-70b"])
 def test_a_near_name_is_named(typed: str):
-    assert "meta-llama/Llama-3.3-70B-Instruct" in did_you_mean(typed)
+    assert "meta-llama/Llama-3.3-70B-Instruct" in model_suggestion(typed)
 
 
 def test_a_name_near_nothing_gets_no_hint():
-    assert did_you_mean("acme/quarterly-report") == ""
+    assert model_suggestion("acme/quarterly-report") == ""
 
 
 def test_planning_a_checkpoint_by_id_reads_no_file_and_asks_nobody(monkeypatch):

@@ -6,31 +6,33 @@ from dataclasses import replace
 
 import pytest
 
-from llmops.build.formats import FORMATS
-from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.memory.layout import Layout
-from llmops.build.plan.search.candidate import fit, step_model
-from llmops.build.plan.search.correction import correction
+from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.plan.memory.parallel_layout import ParallelLayout
+from llmops.build.plan.search.candidate import fit_layout, step_model
+from llmops.build.plan.search.layout_search import search
+from llmops.build.plan.search.measured_correction import measured_correction
 from llmops.build.plan.search.plan_request import PlanRequest
-from llmops.build.plan.search.search import search
-from llmops.build.plan.speed.measured import Measured, MeasuredLayout, StepTime
-from llmops.build.plan.speed.step import Prefill
-from llmops.build.plan.speed.workload import Workload
-from llmops.build.plan.timing.roofline import Roofline
+from llmops.build.plan.speed.measured_steps import MeasuredLayout, MeasuredSteps, StepTime
+from llmops.build.plan.speed.step_time import Prefill
+from llmops.build.plan.speed.workload import PlanWorkload
+from llmops.build.plan.timing.roofline import RooflineTimes
+from llmops.build.quant_formats import FORMATS
 from llmops.errors import InputError
 
 GPU = find_gpu("h100-sxm")
-TIMES = Roofline(GPU)
+TIMES = RooflineTimes(GPU)
 
 
 @pytest.fixture
 def request_(models) -> PlanRequest:
-    return PlanRequest("m", models.LLAMA31_70B, FORMATS["fp8"], "fp8", Workload(1000, 200), (GPU,), target="tensorrt")
+    return PlanRequest(
+        "m", models.LLAMA31_70B, FORMATS["fp8"], "fp8", PlanWorkload(1000, 200), (GPU,), target="tensorrt"
+    )
 
 
-def measured(request: PlanRequest, decode: float, prefill: float, **fields) -> Measured:
+def measured(request: PlanRequest, decode: float, prefill: float, **fields) -> MeasuredSteps:
     """A host of TP4 whose decode and prefill steps take these multiples of the prediction."""
-    steps = step_model(request, GPU, Layout(4), TIMES)
+    steps = step_model(request, GPU, ParallelLayout(4), TIMES)
     found = [
         StepTime(phase="decode", batch_size=b, tokens=b, context=c, seconds=decode * steps.seconds(b, c))
         for b in (1, 16, 64)
@@ -44,13 +46,13 @@ def measured(request: PlanRequest, decode: float, prefill: float, **fields) -> M
     ]
     of = {"device": "NVIDIA H100 80GB HBM3", "gpu": "h100-sxm", "model": "m", "architecture": "LlamaForCausalLM"}
     kind = {"target": "tensorrt", "quantisation": "fp8", "kv_cache_dtype": "fp8"}
-    return Measured(**{**of, **kind, "layout": MeasuredLayout(tp_size=4), "steps": found, **fields})
+    return MeasuredSteps(**{**of, **kind, "layout": MeasuredLayout(tp_size=4), "steps": found, **fields})
 
 
 def test_a_measured_step_takes_what_was_measured(request_):
     host = measured(request_, 1.5, 0.8)
-    factors = correction(host, request_, lambda layout: step_model(request_, GPU, layout, TIMES))
-    steps = fit(request_, GPU, Layout(4), TIMES, factors).replica.steps
+    factors = measured_correction(host, request_, lambda layout: step_model(request_, GPU, layout, TIMES))
+    steps = fit_layout(request_, GPU, ParallelLayout(4), TIMES, factors).replica.steps
     for step in host.of_phase("decode"):
         assert steps.seconds(step.batch_size, step.context) == pytest.approx(step.seconds, rel=1e-9)
     for step in host.of_phase("prefill"):
@@ -58,11 +60,11 @@ def test_a_measured_step_takes_what_was_measured(request_):
 
 
 def test_other_layouts_are_corrected_by_the_median(request_):
-    factors = correction(
+    factors = measured_correction(
         measured(request_, 1.5, 0.8), request_, lambda layout: step_model(request_, GPU, layout, TIMES)
     )
-    plain = fit(request_, GPU, Layout(8), TIMES).replica.steps
-    steps = fit(request_, GPU, Layout(8), TIMES, factors).replica.steps
+    plain = fit_layout(request_, GPU, ParallelLayout(8), TIMES).replica.steps
+    steps = fit_layout(request_, GPU, ParallelLayout(8), TIMES, factors).replica.steps
     assert steps.seconds(32, 500) == pytest.approx(1.5 * plain.seconds(32, 500))
     mixed = 1.5 * plain.seconds(32, 500) + 0.8 * (plain.seconds(32, 500, Prefill(1, 700)) - plain.seconds(32, 500))
     assert steps.seconds(32, 500, Prefill(1, 700)) == pytest.approx(mixed)
@@ -70,12 +72,12 @@ def test_other_layouts_are_corrected_by_the_median(request_):
 
 def test_a_slower_host_needs_more(request_):
     def hourly(request: PlanRequest) -> float:
-        return search(request, Roofline).best.cost.hourly
+        return search(request, RooflineTimes).best.cost.hourly
 
-    loaded = replace(request_, workload=Workload(1000, 200, qps=20, ttft_p95=1.0, tpot_p95=0.05))
+    loaded = replace(request_, workload=PlanWorkload(1000, 200, qps=20, ttft_p95=1.0, tpot_p95=0.05))
     slow = replace(loaded, measured=measured(loaded, 2.0, 2.0))
     assert hourly(slow) > hourly(loaded)
-    label = search(slow, Roofline).timing["h100-sxm"]
+    label = search(slow, RooflineTimes).timing["h100-sxm"]
     assert "8 steps measured on NVIDIA H100 80GB HBM3, TP4 (decode x2.00, prefill x2.00)" in label
 
 
@@ -91,5 +93,5 @@ def test_a_slower_host_needs_more(request_):
 )
 def test_a_file_of_something_else_is_refused_in_one_sentence(request_, fields, words):
     with pytest.raises(InputError, match=words) as caught:
-        search(replace(request_, measured=measured(request_, 1.0, 1.0, **fields)), Roofline)
+        search(replace(request_, measured=measured(request_, 1.0, 1.0, **fields)), RooflineTimes)
     assert "\n" not in caught.value.message

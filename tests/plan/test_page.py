@@ -8,26 +8,26 @@ from html.parser import HTMLParser
 
 import pytest
 
-from llmops.build.formats import FORMATS
-from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.report.html import page
-from llmops.build.plan.report.rates import cost_by_rate
-from llmops.build.plan.search.cost import ApiPrice
+from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.plan.report.html_report import render_page
+from llmops.build.plan.report.rate_costs import cost_by_rate
+from llmops.build.plan.search.layout_search import PlanResult, search
 from llmops.build.plan.search.plan_request import PlanRequest
-from llmops.build.plan.search.search import Plan, search
-from llmops.build.plan.speed.workload import Workload
-from llmops.build.plan.timing.roofline import Roofline
-from llmops.pages.svg import BAR_WIDTH, stacked_bar
+from llmops.build.plan.search.serving_cost import ApiPrice
+from llmops.build.plan.speed.workload import PlanWorkload
+from llmops.build.plan.timing.roofline import RooflineTimes
+from llmops.build.quant_formats import FORMATS
+from llmops.html_pages.plots import BAR_WIDTH, stacked_bar
 
 
 @pytest.fixture(scope="module")
-def plan(models) -> Plan:
-    load = Workload(2000, 300, qps=20, ttft_p95=1.0, tpot_p95=0.04)
+def plan(models) -> PlanResult:
+    load = PlanWorkload(2000, 300, qps=20, ttft_p95=1.0, tpot_p95=0.04)
     gpus = (find_gpu("h100-sxm"), find_gpu("h200-sxm"))
     request = PlanRequest(
         "acme/seventy-b", models.LLAMA31_70B, FORMATS["fp8"], "fp8", load, gpus, api=ApiPrice(0.5, 2.0)
     )
-    return search(request, Roofline)
+    return search(request, RooflineTimes)
 
 
 class Reader(HTMLParser):
@@ -57,7 +57,7 @@ class Reader(HTMLParser):
 
 
 def test_the_answer_and_six_figures_stand_on_top(plan):
-    text = page(plan)
+    text = render_page(plan)
     read, best = Reader(text).found, plan.best
     assert read["h1"] == ["acme/seventy-b"]
     answer = re.search(r'class="answer">([^<]*)<', text).group(1)
@@ -69,7 +69,7 @@ def test_the_answer_and_six_figures_stand_on_top(plan):
 
 
 def test_what_is_out_is_folded_away_with_its_reason(plan):
-    folded = page(plan).split("Layouts that are out")[1].split("</details>")[0]
+    folded = render_page(plan).split("Layouts that are out")[1].split("</details>")[0]
     assert folded.startswith("</h2><details>")
     for rejection in plan.rejections:
         assert rejection.layout in folded
@@ -79,7 +79,7 @@ def test_the_memory_bar_is_as_long_as_the_memory(plan):
     sizes = [("a", 30.0, "30"), ("b", 10.0, "10"), ("free", 60.0, "60")]
     widths = [float(width) for width in re.findall(r'<rect x="[\d.]+" y="0" width="([\d.]+)"', stacked_bar("t", sizes))]
     assert widths == [0.3 * BAR_WIDTH, 0.1 * BAR_WIDTH, 0.6 * BAR_WIDTH]
-    bar = page(plan).split("Memory of one GPU")[1].split("<details>")[0]
+    bar = render_page(plan).split("Memory of one GPU")[1].split("<details>")[0]
     widths = [float(width) for width in re.findall(r'<rect x="[\d.]+" y="0" width="([\d.]+)"', bar)]
     assert sum(widths) == pytest.approx(BAR_WIDTH, abs=0.5)
     kv = plan.best.memory.kv_cache / plan.best.memory.total

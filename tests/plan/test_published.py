@@ -6,9 +6,9 @@ from statistics import median
 
 import pytest
 
-from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.timing.choose import op_times
+from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.plan.timing.silicon import package_root
+from llmops.build.plan.timing.timing_source import timing_source
 from llmops.perf.lab.benchmarks.plan_accuracy import Row, predict, published
 
 needs_tables = pytest.mark.skipif(package_root() is None, reason="the silicon extra is not installed")
@@ -28,7 +28,7 @@ BEYOND = {
 
 def predicted(gpu: str, source: str) -> list[Row]:
     """Llama, Mistral and Mixtral on one kind of GPU."""
-    times = op_times(find_gpu(gpu), source)
+    times = timing_source(find_gpu(gpu), source)
     return [predict(row, times) for row in published() if row.group == f"{gpu}, Llama and Mistral"]
 
 
@@ -56,7 +56,7 @@ def test_error_of_the_roofline(gpu: str) -> None:
 
 @needs_tables
 def test_error_of_gpt_oss() -> None:
-    times = {gpu: op_times(find_gpu(gpu), "silicon") for gpu in ("h100-sxm", "h200-sxm")}
+    times = {gpu: timing_source(find_gpu(gpu), "silicon") for gpu in ("h100-sxm", "h200-sxm")}
     errors = [abs(predict(row, times[row.gpu]).error) for row in published() if row.group == "GPT-OSS"]
     assert len(errors) == 12
     assert median(errors) <= 0.05

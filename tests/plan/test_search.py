@@ -6,32 +6,34 @@ from dataclasses import replace
 
 import pytest
 
-from llmops.build.formats import FORMATS
-from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.report.text import asked
+from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.plan.report.figures import asked
+from llmops.build.plan.search.layout_search import PlanResult, search
 from llmops.build.plan.search.plan_request import PlanRequest
-from llmops.build.plan.search.search import Plan, search
-from llmops.build.plan.search.summary import batch_limit, build_plan
-from llmops.build.plan.speed.workload import Workload
-from llmops.build.plan.timing.roofline import Roofline
+from llmops.build.plan.search.plan_summary import batch_limit, build_plan
+from llmops.build.plan.speed.workload import PlanWorkload
+from llmops.build.plan.timing.roofline import RooflineTimes
+from llmops.build.quant_formats import FORMATS
 from llmops.errors import InputError
 
-LOAD = Workload(2000, 300, qps=20, ttft_p95=1.0, tpot_p95=0.04)
+LOAD = PlanWorkload(2000, 300, qps=20, ttft_p95=1.0, tpot_p95=0.04)
 
 
-def request(models, load: Workload = LOAD, model: str = "LLAMA31_70B", gpus: tuple[str, ...] = ("h100-sxm",), **fields):
+def request(
+    models, load: PlanWorkload = LOAD, model: str = "LLAMA31_70B", gpus: tuple[str, ...] = ("h100-sxm",), **fields
+):
     kinds = tuple(find_gpu(name) for name in gpus)
     shapes = getattr(models, model)
     defaults = {"target": "pytorch", "precision": FORMATS["fp8"], "kv": "fp8"}
     return PlanRequest(model, shapes, workload=load, gpus=kinds, **{**defaults, **fields})
 
 
-def plan(*args, **fields) -> Plan:
-    return search(request(*args, **fields), Roofline)
+def plan(*args, **fields) -> PlanResult:
+    return search(request(*args, **fields), RooflineTimes)
 
 
 @pytest.fixture(scope="module")
-def seventy(models) -> Plan:
+def seventy(models) -> PlanResult:
     return plan(models)
 
 
@@ -86,7 +88,7 @@ def test_the_build_plan_is_of_the_best(seventy):
 
 def test_what_cannot_be_built_is_rejected_with_the_builds_own_reason(models, seventy):
     first = seventy.best.name
-    found = search(request(models), Roofline, refusal=lambda one: "no such engine" if one.name == first else None)
+    found = search(request(models), RooflineTimes, refusal=lambda one: "no such engine" if one.name == first else None)
     assert found.best.name != first
     assert [one.reason for one in found.rejections if one.layout == first] == ["cannot be built: no such engine"]
 
@@ -105,7 +107,7 @@ def test_what_cannot_be_built_is_rejected_with_the_builds_own_reason(models, sev
     ],
 )
 def test_engines_that_cannot_read_pages_are_planned_without_chunked_prefill(models, quant, kv, target, chunked):
-    load = Workload(9000, 300)
+    load = PlanWorkload(9000, 300)
     found = plan(models, load, tp=4, pp=1, precision=FORMATS[quant], kv=kv, target=target)
     assert build_plan(found).chunked_prefill is chunked
     # a prompt of the longest sequence is taken in one step
@@ -119,7 +121,7 @@ def test_engines_that_cannot_read_pages_are_planned_without_chunked_prefill(mode
 
 def test_targets_that_only_separate_workers_keep(models):
     with pytest.raises(InputError, match=r"^nothing can be built\.$"):
-        search(request(models), Roofline, refusal=lambda _: "nothing can be built")
+        search(request(models), RooflineTimes, refusal=lambda _: "nothing can be built")
 
 
 def test_prices_decide_between_kinds(models):
@@ -127,7 +129,7 @@ def test_prices_decide_between_kinds(models):
     base = request(models, gpus=kinds)
     for cheap in kinds:
         priced = tuple(gpu.at_price(0.5 if gpu.name == cheap else 50) for gpu in base.gpus)
-        assert search(replace(base, gpus=priced), Roofline).best.gpu.name == cheap
+        assert search(replace(base, gpus=priced), RooflineTimes).best.gpu.name == cheap
 
 
 @pytest.mark.parametrize(
@@ -159,7 +161,7 @@ def test_the_best_batch_fits_in_the_cache(seventy):
 
 
 def test_128k_on_8_gpus(models):
-    found = plan(models, Workload(1000, 200), max_gpus=8, tp=8, max_seq_len=131072)
+    found = plan(models, PlanWorkload(1000, 200), max_gpus=8, tp=8, max_seq_len=131072)
     best = found.best
     per_sequence = best.kv_token * 131072
     assert best.contiguous == best.memory.kv_cache // per_sequence
@@ -171,7 +173,7 @@ def test_a_model_larger_than_the_fleet(models):
     with pytest.raises(
         InputError, match=r"does not fit on 2 GPUs: .* 205\.0 GB of weights \(fp8\).* works: --gpus 8\.$"
     ):
-        plan(models, Workload(1000, 200), model="LLAMA31_405B", max_gpus=2)
+        plan(models, PlanWorkload(1000, 200), model="LLAMA31_405B", max_gpus=2)
 
 
 def test_an_impossible_target_says_what_can_be_reached(models):
@@ -201,8 +203,8 @@ def test_a_gpu_that_cannot_run_the_precision(models):
         ({"tp": 0}, "--tp 0: at least 1"),
         ({"max_seq_len": 2000}, "is 2300 tokens, more than --max-seq-len 2000"),
         ({"max_seq_len": 200_000}, "more than the 131072 positions"),
-        ({"load": Workload(131_000, 1000)}, "132000 tokens, more than the 131072 positions"),
-        ({"max_num_tokens": 1000, "load": Workload(2000, 300, chunked_prefill=False)}, "without chunked prefill"),
+        ({"load": PlanWorkload(131_000, 1000)}, "132000 tokens, more than the 131072 positions"),
+        ({"max_num_tokens": 1000, "load": PlanWorkload(2000, 300, chunked_prefill=False)}, "without chunked prefill"),
         ({"kv_fraction": 1.5}, "--kv-fraction 1.5"),
         ({"model": "DEEPSEEK_V3", "target": "tensorrt"}, "cannot be built for --target tensorrt; take one of pytorch"),
         ({"precision": FORMATS["int8_sq"]}, "--quant int8_sq runs on --target tensorrt only"),
@@ -212,7 +214,7 @@ def test_a_gpu_that_cannot_run_the_precision(models):
         ),
         ({"model": "MIXTRAL_8X7B", "tp": 4, "ep": 4, "target": "tensorrt"}, "--ep 4 runs on --target pytorch only"),
         (
-            {"precision": FORMATS["int4_awq"], "target": "tensorrt", "load": Workload(2000, 300, prefix_hit=0.5)},
+            {"precision": FORMATS["int4_awq"], "target": "tensorrt", "load": PlanWorkload(2000, 300, prefix_hit=0.5)},
             "--prefix-hit: an engine of int4_awq weights with an fp8 KV cache does not reuse it",
         ),
         (
@@ -241,4 +243,4 @@ def test_contradictions(models, fields, words):
 )
 def test_a_workload_that_makes_no_sense(fields, words):
     with pytest.raises(InputError, match=words):
-        Workload(**fields)
+        PlanWorkload(**fields)

@@ -8,79 +8,81 @@ from dataclasses import replace
 
 import pytest
 
-from llmops.build.formats import FORMATS
-from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.memory.layout import Layout
-from llmops.build.plan.speed.disaggregated import decode_worker, match, prefill_worker
-from llmops.build.plan.speed.serving import Replica, highest
-from llmops.build.plan.speed.step import Prefill, StepModel
-from llmops.build.plan.speed.workload import Workload
-from llmops.build.plan.timing.roofline import Roofline
+from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.plan.memory.parallel_layout import ParallelLayout
+from llmops.build.plan.speed.disaggregated import decode_worker, match_workers, prefill_worker
+from llmops.build.plan.speed.replica_model import ReplicaModel, highest_point
+from llmops.build.plan.speed.step_time import Prefill, StepModel
+from llmops.build.plan.speed.workload import PlanWorkload
+from llmops.build.plan.timing.roofline import RooflineTimes
+from llmops.build.quant_formats import FORMATS
 
-H100 = Roofline(find_gpu("h100-sxm"))
+H100 = RooflineTimes(find_gpu("h100-sxm"))
 
 
-def replica(models, workload: Workload, batch: int = 256, pp: int = 1) -> Replica:
-    steps = StepModel(models.LLAMA31_8B, FORMATS["fp8"], "fp8", Layout(pp=pp), H100)
-    return Replica(steps, workload, batch, 8192)
+def replica(models, workload: PlanWorkload, batch: int = 256, pp: int = 1) -> ReplicaModel:
+    steps = StepModel(models.LLAMA31_8B, FORMATS["fp8"], "fp8", ParallelLayout(pp=pp), H100)
+    return ReplicaModel(steps, workload, batch, 8192)
 
 
 def test_littles_law(models):
     """Sequences in flight = requests/s x seconds each spends decoding."""
-    point = replica(models, Workload(1000, 200)).at(40)
+    point = replica(models, PlanWorkload(1000, 200)).at(40)
     assert point.rate * 200 * point.tpot == pytest.approx(40)
     assert point.tokens_per_second == pytest.approx(point.rate * 200)
 
 
 def test_more_in_flight_is_slower_for_each_and_more_in_all(models):
-    points = [replica(models, Workload(1000, 200)).at(count) for count in (1, 4, 16, 64, 200)]
+    points = [replica(models, PlanWorkload(1000, 200)).at(count) for count in (1, 4, 16, 64, 200)]
     assert [p.tpot for p in points] == sorted(p.tpot for p in points)
     assert [p.rate for p in points] == sorted(p.rate for p in points)
     assert all(p.tpot_p95 >= p.tpot and p.ttft_p95 >= p.ttft for p in points)
 
 
 def test_a_prefix_cache_shortens_the_first_token(models):
-    cold, warm = (replica(models, Workload(4000, 200, prefix_hit=hit)).at(16) for hit in (0.0, 0.9))
+    cold, warm = (replica(models, PlanWorkload(4000, 200, prefix_hit=hit)).at(16) for hit in (0.0, 0.9))
     assert warm.ttft < cold.ttft / 2
     assert warm.rate > cold.rate
 
 
 def test_drafts_that_are_accepted_speed_up_a_small_batch(models):
-    plain = replica(models, Workload(1000, 200)).at(4)
-    good, useless = (replica(models, Workload(1000, 200, draft_tokens=3, acceptance=a)).at(4) for a in (0.8, 0.0))
-    assert Workload(1000, 200, draft_tokens=3, acceptance=0.8).tokens_per_step == pytest.approx(1 + 0.8 + 0.64 + 0.512)
+    plain = replica(models, PlanWorkload(1000, 200)).at(4)
+    good, useless = (replica(models, PlanWorkload(1000, 200, draft_tokens=3, acceptance=a)).at(4) for a in (0.8, 0.0))
+    assert PlanWorkload(1000, 200, draft_tokens=3, acceptance=0.8).tokens_per_step == pytest.approx(
+        1 + 0.8 + 0.64 + 0.512
+    )
     assert good.tpot < plain.tpot < useless.tpot
-    clockwork = replica(models, Workload(1000, 200, draft_tokens=3, acceptance=0.8)).at(4, bursts=False)
+    clockwork = replica(models, PlanWorkload(1000, 200, draft_tokens=3, acceptance=0.8)).at(4, bursts=False)
     assert clockwork.tpot_p95 == clockwork.tpot, "without bursts the worst case is the mean"
 
 
 def test_chunks_trade_the_first_token_for_shorter_pauses(models):
-    steps = replica(models, Workload(8000, 200)).steps
-    whole = Replica(steps, Workload(8000, 200, chunked_prefill=False), 256, 16384).at(4)
-    chunked = Replica(steps, Workload(8000, 200), 256, 1024).at(4)
+    steps = replica(models, PlanWorkload(8000, 200)).steps
+    whole = ReplicaModel(steps, PlanWorkload(8000, 200, chunked_prefill=False), 256, 16384).at(4)
+    chunked = ReplicaModel(steps, PlanWorkload(8000, 200), 256, 1024).at(4)
     assert chunked.pause < whole.pause / 3
     assert chunked.ttft > whole.ttft
 
 
 def test_stages_do_not_change_the_work_but_delay_a_token(models):
-    one, two = (replica(models, Workload(1000, 200), pp=pp).at(64) for pp in (1, 2))
+    one, two = (replica(models, PlanWorkload(1000, 200), pp=pp).at(64) for pp in (1, 2))
     assert two.rate > one.rate
     assert two.per_gpu < one.per_gpu
 
 
 def test_highest_stops_at_the_target(models):
-    machine = replica(models, Workload(1000, 200))
-    found = highest(machine.at, 250, lambda point: point.tpot_p95 <= 0.015)
+    machine = replica(models, PlanWorkload(1000, 200))
+    found = highest_point(machine.at, 250, lambda point: point.tpot_p95 <= 0.015)
     assert found is not None
     assert found.tpot_p95 <= 0.015 < machine.at(found.concurrency * 1.03).tpot_p95
-    assert highest(machine.at, 250, lambda point: point.tpot_p95 <= 1e-4) is None
+    assert highest_point(machine.at, 250, lambda point: point.tpot_p95 <= 1e-4) is None
 
 
 @pytest.mark.parametrize("concurrency", [8, 40, 90])
 def test_simulated_traffic_agrees(models, concurrency):
     """Poisson arrivals into an engine that batches in flight, every step timed by the same step model: the formulas
     are within 15 %."""
-    load = Workload(1000, 200)
+    load = PlanWorkload(1000, 200)
     machine = replica(models, load)
     point = machine.at(concurrency)
     ttft, tpot = simulate(machine, point.rate, requests=4000)
@@ -90,7 +92,7 @@ def test_simulated_traffic_agrees(models, concurrency):
     assert percentile(ttft, 95) == pytest.approx(point.ttft_p95, rel=0.15)
 
 
-def simulate(machine: Replica, rate: float, requests: int) -> tuple[list[float], list[float]]:
+def simulate(machine: ReplicaModel, rate: float, requests: int) -> tuple[list[float], list[float]]:
     """TTFT and TPOT of each request, the first tenth (filling up) left out."""
     draw, load, now = random.Random(7), machine.workload, 0.0
     arrivals = deque()
@@ -129,7 +131,7 @@ def percentile(values: list[float], share: int) -> float:
 
 
 def test_disaggregated_sides_match(models):
-    load = Workload(3000, 300, ttft_p95=0.5, tpot_p95=0.02)
+    load = PlanWorkload(3000, 300, ttft_p95=0.5, tpot_p95=0.02)
     machine = replica(models, load)
     prefill, decode = prefill_worker(machine, H100), decode_worker(machine)
     assert prefill is not None
@@ -137,15 +139,15 @@ def test_disaggregated_sides_match(models):
     assert prefill.latency_p95 <= 0.5
     assert decode.latency_p95 <= 0.02
     assert prefill.unloaded < prefill.latency < prefill.latency_p95
-    pair = match(prefill, decode, 40.0, 64)
+    pair = match_workers(prefill, decode, 40.0, 64)
     assert pair is not None
     assert pair.prefills == -(-40 // prefill.rate)
     assert pair.rate >= 40
     assert (pair.prefills - 1) * prefill.rate < 40
     assert (pair.decodes - 1) * decode.rate < 40
-    assert match(prefill, decode, 40.0, pair.gpus - 1) is None
+    assert match_workers(prefill, decode, 40.0, pair.gpus - 1) is None
 
 
 def test_a_prefill_worker_that_cannot_keep_the_target_is_no_worker(models):
-    machine = replica(models, replace(Workload(3000, 300), ttft_p95=0.001))
+    machine = replica(models, replace(PlanWorkload(3000, 300), ttft_p95=0.001))
     assert prefill_worker(machine, H100) is None

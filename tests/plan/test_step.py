@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from llmops.build.formats import FORMATS
-from llmops.build.plan.memory.layout import Layout
-from llmops.build.plan.speed.step import SEQUENCE_OVERHEAD, STEP_OVERHEAD, Prefill, StepModel
+from llmops.build.plan.memory.parallel_layout import ParallelLayout
+from llmops.build.plan.speed.step_time import SEQUENCE_OVERHEAD, STEP_OVERHEAD, Prefill, StepModel
+from llmops.build.quant_formats import FORMATS
 
 # of Llama 3.1 8B: safetensors' `total_size` in 2-byte values, less embedding and 65 norms
 MATRICES_8B = 16_060_522_496 // 2 - 128256 * 4096 - 65 * 4096
@@ -47,14 +47,14 @@ class Counted:
         return self._if("send between nodes" if nodes else "send", bytes_)
 
 
-def amount(model, operation, *step, layout=Layout(), quant="none", kv="bf16", nodes=False) -> float:
+def amount(model, operation, *step, layout=ParallelLayout(), quant="none", kv="bf16", nodes=False) -> float:
     """Of one operation in a step, the host's work left out."""
     steps = StepModel(model, FORMATS[quant], kv, layout, Counted(operation), nodes)
     return steps.seconds(*step) - STEP_OVERHEAD - SEQUENCE_OVERHEAD * step[0]
 
 
 def test_the_host_s_work(models):
-    steps = StepModel(models.LLAMA31_8B, FORMATS["none"], "bf16", Layout(), Counted("nothing"))
+    steps = StepModel(models.LLAMA31_8B, FORMATS["none"], "bf16", ParallelLayout(), Counted("nothing"))
     assert steps.seconds(50, 100) == pytest.approx(1.5e-3 + 50 * 2e-6)
     assert steps.seconds(0, 0, Prefill(1, 100)) == pytest.approx(1.5e-3)
     assert steps.seconds(0, 0) == 0
@@ -67,7 +67,7 @@ def test_each_token_passes_each_matrix_once(models):
     assert amount(models.LLAMA31_8B, "gemm", 0, 0, Prefill(2, 500)) == pytest.approx(1000 * body + 2 * HEAD_8B)
     mixed = amount(models.LLAMA31_8B, "gemm", 3, 100, Prefill(2, 500))
     assert mixed == pytest.approx(1003 * body + 5 * HEAD_8B)
-    assert amount(models.LLAMA31_8B, "gemm", 3, 100, layout=Layout(tp=8)) == pytest.approx(3 * MATRICES_8B / 8)
+    assert amount(models.LLAMA31_8B, "gemm", 3, 100, layout=ParallelLayout(tp=8)) == pytest.approx(3 * MATRICES_8B / 8)
 
 
 def test_the_output_head_stays_as_it_is(models):
@@ -86,7 +86,7 @@ def test_the_cache_is_read_once_in_each_layer(models):
     token = 32 * 2 * 8 * 128
     assert amount(models.LLAMA31_8B, "decode", 4, 1000) == pytest.approx(4 * 1000 * token * 2)
     assert amount(models.LLAMA31_8B, "decode", 4, 1000, kv="fp8") == pytest.approx(4 * 1000 * token)
-    assert amount(models.LLAMA31_8B, "decode", 4, 1000, layout=Layout(tp=2)) == pytest.approx(4 * 1000 * token)
+    assert amount(models.LLAMA31_8B, "decode", 4, 1000, layout=ParallelLayout(tp=2)) == pytest.approx(4 * 1000 * token)
     assert amount(models.LLAMA31_8B, "decode", 4, 0) == pytest.approx(4 * token * 2)
     assert amount(models.LLAMA31_8B, "decode", 0, 0, Prefill(1, 10)) == 0
     assert amount(models.LLAMA31_8B, "prefill", 4, 1000, Prefill(3, 10, 7)) == pytest.approx(32 * 3 * 10 * 1007)
@@ -112,7 +112,9 @@ def test_half_of_gpt_oss_s_layers_look_back_128_tokens(models):
 
 
 def test_two_sums_over_the_ranks_in_each_layer(models):
-    assert amount(models.LLAMA31_8B, "all_reduce", 7, 100, layout=Layout(tp=2)) == pytest.approx(7 * 32 * 2 * 4096)
+    assert amount(models.LLAMA31_8B, "all_reduce", 7, 100, layout=ParallelLayout(tp=2)) == pytest.approx(
+        7 * 32 * 2 * 4096
+    )
     assert amount(models.LLAMA31_8B, "all_reduce", 7, 100) == pytest.approx(0)
 
 
@@ -134,7 +136,7 @@ def test_element_wise_kernels_with_latent_attention(models):
 
 
 def test_stages_send_the_stream_on(models):
-    layout = Layout(pp=2)
+    layout = ParallelLayout(pp=2)
     assert amount(models.LLAMA31_8B, "send", 3, 10, layout=layout) == pytest.approx(3 * 4096 * 2)
     assert amount(models.LLAMA31_8B, "send between nodes", 3, 10, layout=layout, nodes=True) == pytest.approx(
         3 * 4096 * 2

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmops.build.formats import FORMATS, PLANNED
-from llmops.build.plan.memory.layout import Layout
-from llmops.build.plan.memory.weights import checkpoint_weights, rank_weights, stage_weights
+from llmops.build.plan.memory.parallel_layout import ParallelLayout
+from llmops.build.plan.memory.weight_bytes import checkpoint_weights, rank_weights, stage_weights
 from llmops.build.plan.precision import find_precision
+from llmops.build.quant_formats import FORMATS, PLANNED
 
 # `metadata.total_size` of the models' model.safetensors.index.json on the Hugging Face hub
 PUBLISHED = {
@@ -51,40 +51,40 @@ def test_deepseek_v3_s_checkpoint(models):
 
 def test_70b_fp8_over_8_gpus(models):
     """9.1 GB each: 68.45e9 weights in one byte, embedding and head of 1.05e9 in two, all split over 8."""
-    parts = rank_weights(models.LLAMA31_70B, FORMATS["fp8"], Layout(tp=8))
+    parts = rank_weights(models.LLAMA31_70B, FORMATS["fp8"], ParallelLayout(tp=8))
     assert sum(parts.values()) == pytest.approx(9.1e9, rel=0.005)
     assert parts["embedding"] == parts["lm_head"] == 128256 // 8 * 8192 * 2
 
 
 def test_kv_heads_are_copied_when_there_are_more_ranks(models):
     one_head = models.llama(num_key_value_heads=1)
-    rank = rank_weights(one_head, FORMATS["none"], Layout(8))["attention"]
+    rank = rank_weights(one_head, FORMATS["none"], ParallelLayout(8))["attention"]
     # qkv: 4 of 32 query heads and the one key and value head whole; dense: 4 heads' columns
     assert rank == 32 * 2 * 4096 * 128 * ((4 + 2) + 4)
 
 
 def test_a_padded_vocabulary(models):
     odd = models.llama(vocab_size=32001)
-    assert rank_weights(odd, FORMATS["none"], Layout(8))["lm_head"] == 4001 * 4096 * 2
+    assert rank_weights(odd, FORMATS["none"], ParallelLayout(8))["lm_head"] == 4001 * 4096 * 2
 
 
 def test_tied_embeddings_are_held_once_unless_the_ends_are_on_different_stages(models):
     tied = models.llama(tie_word_embeddings=True)
-    assert "lm_head" not in rank_weights(tied, FORMATS["none"], Layout())
-    assert "lm_head" in stage_weights(tied, FORMATS["none"], Layout(pp=2), 1)
+    assert "lm_head" not in rank_weights(tied, FORMATS["none"], ParallelLayout())
+    assert "lm_head" in stage_weights(tied, FORMATS["none"], ParallelLayout(pp=2), 1)
 
 
 def test_pipeline_remainder_goes_to_the_first_stages(models):
     """80 layers in 3 stages: 27, 27, 26; the first has the embedding too."""
-    layer = stage_weights(models.LLAMA31_70B, FORMATS["none"], Layout(pp=80), 5)
-    stages = [stage_weights(models.LLAMA31_70B, FORMATS["none"], Layout(pp=3), stage) for stage in range(3)]
+    layer = stage_weights(models.LLAMA31_70B, FORMATS["none"], ParallelLayout(pp=80), 5)
+    stages = [stage_weights(models.LLAMA31_70B, FORMATS["none"], ParallelLayout(pp=3), stage) for stage in range(3)]
     assert [stage["mlp"] // layer["mlp"] for stage in stages] == [27, 27, 26]
-    assert rank_weights(models.LLAMA31_70B, FORMATS["none"], Layout(pp=3)) == dict(stages[0])
+    assert rank_weights(models.LLAMA31_70B, FORMATS["none"], ParallelLayout(pp=3)) == dict(stages[0])
 
 
 def test_experts_split_by_ep_or_by_tp_take_the_same_bytes(models):
-    whole = rank_weights(models.MIXTRAL_8X7B, FORMATS["none"], Layout())["experts"]
-    for layout in (Layout(tp=8), Layout(tp=8, ep=8), Layout(tp=8, ep=2)):
+    whole = rank_weights(models.MIXTRAL_8X7B, FORMATS["none"], ParallelLayout())["experts"]
+    for layout in (ParallelLayout(tp=8), ParallelLayout(tp=8, ep=8), ParallelLayout(tp=8, ep=2)):
         assert rank_weights(models.MIXTRAL_8X7B, FORMATS["none"], layout)["experts"] == whole // 8
 
 
@@ -98,8 +98,8 @@ def test_awq_by_hand():
 @given(tp=st.sampled_from([1, 2, 4, 8]), pp=st.integers(1, 8), name=st.sampled_from(sorted(PLANNED)))
 def test_ranks_together_hold_at_least_the_model(models, tp: int, pp: int, name: str):
     precision = FORMATS[name]
-    whole = sum(stage_weights(models.LLAMA31_8B, precision, Layout(), 0).values())
-    layout = Layout(tp, pp)
+    whole = sum(stage_weights(models.LLAMA31_8B, precision, ParallelLayout(), 0).values())
+    layout = ParallelLayout(tp, pp)
     ranks = sum(tp * sum(stage_weights(models.LLAMA31_8B, precision, layout, s).values()) for s in range(pp))
     norms = whole * 0.02
     assert whole <= ranks <= whole + norms * tp

@@ -9,10 +9,10 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from llmops.build.formats import FORMATS
-from llmops.build.plan.memory.layout import Layout
-from llmops.build.plan.source import load_model
-from llmops.build.plan.speed.work import step_work
+from llmops.build.plan.memory.parallel_layout import ParallelLayout
+from llmops.build.plan.model_lookup import look_up_model
+from llmops.build.plan.speed.step_work import step_work
+from llmops.build.quant_formats import FORMATS
 from llmops.cli.main import cli
 from tests.deploy.conftest import promtool
 
@@ -29,8 +29,8 @@ WEIGHTS = (
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("batch", [1, 7, 64])
 def test_a_dense_model_reads_its_weights_once_and_its_cache(tp, batch):
-    model = load_model(LLAMA).checkpoint.architecture
-    work = step_work(model, FORMATS["none"], "bf16", Layout(tp), batch)
+    model = look_up_model(LLAMA).checkpoint.architecture
+    work = step_work(model, FORMATS["none"], "bf16", ParallelLayout(tp), batch)
     # two operations for each weight and token; queries times keys, and what they weigh times values
     assert work.flops.token == pytest.approx(2 * WEIGHTS, rel=1e-6)
     assert work.flops.cached == pytest.approx(4 * LAYERS * HEADS * DIM, rel=1e-6)
@@ -42,9 +42,9 @@ def test_a_dense_model_reads_its_weights_once_and_its_cache(tp, batch):
 
 
 def test_fp8_reads_half():
-    model = load_model(LLAMA).checkpoint.architecture
+    model = look_up_model(LLAMA).checkpoint.architecture
     plain, small = (
-        step_work(model, FORMATS[name], kv, Layout(1), 8) for name, kv in (("none", "bf16"), ("fp8", "fp8"))
+        step_work(model, FORMATS[name], kv, ParallelLayout(1), 8) for name, kv in (("none", "bf16"), ("fp8", "fp8"))
     )
     head = 2 * VOCABULARY * HIDDEN
     assert small.bytes.step - head == pytest.approx((plain.bytes.step - head) / 2, rel=1e-3)
@@ -53,8 +53,8 @@ def test_fp8_reads_half():
 
 
 def test_experts_are_read_as_far_as_a_batch_touches_them():
-    model = load_model("mistralai/Mixtral-8x7B-Instruct-v0.1").checkpoint.architecture
-    few, many = (step_work(model, FORMATS["none"], "bf16", Layout(8), batch) for batch in (1, 256))
+    model = look_up_model("mistralai/Mixtral-8x7B-Instruct-v0.1").checkpoint.architecture
+    few, many = (step_work(model, FORMATS["none"], "bf16", ParallelLayout(8), batch) for batch in (1, 256))
     assert few.bytes.step < 0.5 * many.bytes.step
     # 46.7 billion parameters
     assert many.bytes.step == pytest.approx(2 * 46.7e9, rel=0.02)
@@ -79,7 +79,7 @@ def test_prometheus_makes_intensity_and_bandwidth_of_it(promtool, tmp_path, labe
     )
     assert done.exit_code == 0, done.output
     assert f"Wrote {tmp_path / 'llama.yaml'}" in done.output
-    work = step_work(load_model(LLAMA).checkpoint.architecture, FORMATS["none"], "bf16", Layout(2), 1)
+    work = step_work(look_up_model(LLAMA).checkpoint.architecture, FORMATS["none"], "bf16", ParallelLayout(2), 1)
     read = 2 * WEIGHTS + work.bytes.token * 132 + 2 * 2 * LAYERS * KV_HEADS * DIM * 32_000
     computed = 2 * WEIGHTS * 132 + 4 * LAYERS * HEADS * DIM * 32_000
     expected = {

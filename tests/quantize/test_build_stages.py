@@ -9,21 +9,21 @@ import sys
 
 import pytest
 
-from llmops.build.engine_folder.extras import PytorchExtra
 from llmops.build.engine_folder.manifest import EngineManifest, Quantisation
-from llmops.build.formats import FORMATS
+from llmops.build.engine_folder.manifest_extras import PytorchExtra
 from llmops.build.progress import SilentProgress
-from llmops.build.quality.exported import load_exported
-from llmops.build.quality.gates import Gates, Quality
-from llmops.build.quality.reference import Reference
-from llmops.build.quality.run import compare
-from llmops.build.quality.source import open_source
+from llmops.build.quality.export_comparison import compare_export
+from llmops.build.quality.exported_model import load_exported
+from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
+from llmops.build.quality.reference_answers import ReferenceAnswers
+from llmops.build.quality.source_model import open_source
+from llmops.build.quant_formats import FORMATS
 from llmops.build.quantize.calibration import CalibrationSettings
-from llmops.build.quantize.loading import load_model, load_tokenizer
+from llmops.build.quantize.model_loading import load_model, load_tokenizer
 from llmops.build.quantize.quantizer import quantize
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.build_request import make_request
-from llmops.build.targets.nvidia.needs import stage_needs
+from llmops.build.targets.nvidia.resource_estimates import stage_needs
 from llmops.cli.quality import quality_lines
 from llmops.errors import BuildError
 
@@ -58,8 +58,10 @@ def test_the_gate_knows_how_much_is_left(checkpoint, export, tmp_path):
     _, folder, source = export("llama", "fp8")
     progress = CountingProgress()
     # no token ends an answer, so every answer is as long as it was reckoned
-    reference = Reference.record(open_source(source), load_tokenizer(source), set(), tmp_path / "reference", progress)
-    compare(load_exported(folder, "tensorrt", source), reference, progress)
+    reference = ReferenceAnswers.record(
+        open_source(source), load_tokenizer(source), set(), tmp_path / "reference", progress
+    )
+    compare_export(load_exported(folder, "tensorrt", source), reference, progress)
     assert [stage[0] for stage in progress.stages] == ["Recording the source", "Measuring quality"]
     for _, total, advanced in progress.stages:
         assert advanced == pytest.approx(total)
@@ -69,8 +71,8 @@ def test_the_gate_knows_how_much_is_left(checkpoint, export, tmp_path):
 # (getrusage would count the memory of the process that started it.)
 BUILD = """
 import gc, json, sys
-import llmops.build.quality.reference as reference
-import llmops.build.quality.run as run
+import llmops.build.quality.reference_answers as reference
+import llmops.build.quality.export_comparison as run
 from llmops.cli.main import cli
 measure, alive, texts = run.measure, [], reference.bundled_texts
 reference.bundled_texts = lambda name: texts(name)[:2]
@@ -104,7 +106,7 @@ def test_a_build_takes_no_more_memory_than_it_says(checkpoint, tmp_path):
     assert source.parameters * 4 < result["peak"] <= max(stage.ram for stage in said[:2])
 
 
-QUALITY = Quality(
+QUALITY = QualityMetrics(
     perplexity=19.487, perplexity_ratio=1.0332, top1_agreement=0.871, mean_kl=0.0584, worst_token_kl=5.582,
     golden_agreement=0.921, tokens=1163, prompts=8, weight_error=0.0289,
     weight_error_at="model.layers.3.mlp.up_proj.weight",
@@ -113,7 +115,7 @@ QUALITY = Quality(
 
 
 def test_the_figures_are_shown_with_their_limits():
-    gates = Gates(max_ppl_ratio=1.08, min_top1=0.81, max_mean_kl=0.1, max_weight_error=0.1)
+    gates = QualityGates(max_ppl_ratio=1.08, min_top1=0.81, max_mean_kl=0.1, max_weight_error=0.1)
     assert quality_lines(QUALITY, gates) == [
         "Against the source, on 1,163 tokens and 8 prompts:",
         "  perplexity         x1.0332        (at most x1.08)   19.49 with the source's weights",
@@ -132,24 +134,24 @@ def test_an_engine_is_held_to_the_limits_that_it_was_built_with():
         extra=PytorchExtra(tensorrt_llm="1.2.1", llm_args={}, quality_limits={"min_top1": "0.5"}),
         quantisation=Quantisation(weights="fp8"),
     )
-    worse = Quality(**{**QUALITY.as_dict(), "top1_agreement": 0.6})
-    Gates.of_engine(manifest).check(worse)
+    worse = QualityMetrics(**{**QUALITY.as_dict(), "top1_agreement": 0.6})
+    QualityGates.of_engine(manifest).check(worse)
     with pytest.raises(BuildError, match=r"top-1 agreement 0\.6 is under 0\.9 "):
-        Gates.of_engine(manifest, {"min_top1": 0.9}).check(worse)
+        QualityGates.of_engine(manifest, {"min_top1": 0.9}).check(worse)
 
 
 def test_smoothing_is_no_fault_but_swapped_shards_are():
     """SmolLM2-135M in INT8 SmoothQuant, as measured: an outlier makes one weight round coarsely."""
-    gates = Gates.from_options({}, "int8_sq")
+    gates = QualityGates.from_options({}, "int8_sq")
     smoothed = {"perplexity_ratio": 1.0874, "top1_agreement": 0.8005, "mean_kl": 0.1475, "weight_error": 0.4238}
-    found = Quality(**{**QUALITY.as_dict(), **smoothed, "narrowest": (0.137, "model.layers.13.mlp.down_proj")})
+    found = QualityMetrics(**{**QUALITY.as_dict(), **smoothed, "narrowest": (0.137, "model.layers.13.mlp.down_proj")})
     gates.check(found)
     with pytest.raises(BuildError, match="is off by 131%"):
-        gates.check(Quality(**{**found.as_dict(), "weight_error": 1.31}))
+        gates.check(QualityMetrics(**{**found.as_dict(), "weight_error": 1.31}))
 
 
 def test_a_small_cache_may_cost_something_too():
-    plain, with_cache = Gates.from_options({}, "fp8"), Gates.from_options({}, "fp8", "fp8")
+    plain, with_cache = QualityGates.from_options({}, "fp8"), QualityGates.from_options({}, "fp8", "fp8")
     assert with_cache.max_ppl_ratio > plain.max_ppl_ratio
     assert with_cache.min_top1 < plain.min_top1
     assert with_cache.max_mean_kl > plain.max_mean_kl

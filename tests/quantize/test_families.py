@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.formats import FORMATS
 from llmops.build.model.families import FAMILIES
-from llmops.build.quantize.hf_files import HfFiles
-from llmops.build.quantize.rank_files import RankFiles
+from llmops.build.quant_formats import FORMATS
+from llmops.build.quantize.hf_checkpoint_reader import HfCheckpointReader
+from llmops.build.quantize.rank_file_reader import RankFileReader
 from llmops.build.targets.nvidia.build_request import allowed_formats
 
 _spec = importlib.util.spec_from_file_location("rank_file_tests", Path(__file__).with_name("test_rank_files.py"))
@@ -48,7 +48,7 @@ FED = {
 def test_a_cell_of_the_table(export, family, quant, target):
     grouped = FORMATS[quant].grouped
     weights, folder, _ = export(family, quant, target=target, tp=2, group=128 if grouped else None)
-    exported = (RankFiles(folder, family) if target == "tensorrt" else HfFiles(folder)).model()
+    exported = (RankFileReader(folder, family) if target == "tensorrt" else HfCheckpointReader(folder)).model()
     if grouped and target == "pytorch":
         weights = fold(weights, exported, offset=1.0 if family.startswith("gemma") else 0.0)
     tied = family.startswith("gemma")

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from llmops.build.quality.fidelity import furthest, sketch
+from llmops.build.quality.weight_sketches import largest_difference, sketch
 
 NORM = "model.layers.1.input_layernorm.weight"
 FED = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv"]
@@ -35,13 +35,13 @@ def test_scales_that_move_from_weights_into_their_norm_are_no_fault(model):
     scale(model, [NORM], factor)
     scale(model, FED, 1 / factor)
     assert torch.allclose(model(ids).logits, expected, atol=1e-5)
-    assert furthest(weights(model), source)[0] < 1e-6
+    assert largest_difference(weights(model), source)[0] < 1e-6
 
 
 @pytest.mark.parametrize("names", [[NORM], FED[:1], FED[2:], ["model.norm.weight"]])
 def test_scales_on_one_side_only_are_a_fault(model, names):
     source = weights(model)
     scale(model, names, 1.2)
-    error, where = furthest(weights(model), source)
+    error, where = largest_difference(weights(model), source)
     assert error == pytest.approx(0.2, rel=1e-3)
     assert where in (*FED, "model.norm.weight")

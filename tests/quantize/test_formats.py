@@ -6,19 +6,19 @@ import dataclasses
 
 import pytest
 
-from llmops.build.formats import FORMATS, Format, buildable
-from llmops.build.plan.gpus import find_gpu
-from llmops.build.target_names import NAMES, TARGETS
-from llmops.build.targets.registry import get_target
+from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.quant_formats import FORMATS, QuantFormat, buildable_formats
+from llmops.build.target_facts import NAMES, TARGETS
+from llmops.build.targets.target_registry import get_target
 from llmops.model_repository.targets import find_target
 
 
 @pytest.mark.parametrize("left_out", ["algorithm", "modelopt", "gemm", "moe", "loss", "targets", "compute"])
 def test_a_row_that_leaves_something_out_cannot_be_imported(left_out):
-    row = {field.name: getattr(FORMATS["fp8"], field.name) for field in dataclasses.fields(Format)}
-    assert Format(**row) == FORMATS["fp8"]
+    row = {field.name: getattr(FORMATS["fp8"], field.name) for field in dataclasses.fields(QuantFormat)}
+    assert QuantFormat(**row) == FORMATS["fp8"]
     with pytest.raises(TypeError, match=left_out):
-        Format(**{name: value for name, value in row.items() if name != left_out})
+        QuantFormat(**{name: value for name, value in row.items() if name != left_out})
 
 
 def test_presets_are_modelopts():
@@ -44,4 +44,4 @@ def test_names_of_measured_times_are_in_the_tables(field, table, column):
 def test_every_target_can_be_built_served_and_has_formats():
     for name in NAMES:
         assert get_target(name).name == find_target(name).name == name
-        assert TARGETS[name].quant in buildable(name)
+        assert TARGETS[name].quant in buildable_formats(name)

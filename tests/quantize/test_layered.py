@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from llmops.build.job.dry_run import dry_run
-from llmops.build.quality import layered
-from llmops.build.quality.exported import load_exported
-from llmops.build.quality.reference import greedy
-from llmops.build.quality.source import open_source
-from llmops.build.quantize import tables
-from llmops.build.quantize.loading import load_model
-from llmops.build.quantize.tables import DenseTable, StoredTable, kept
+from llmops.build.quality import layerwise_model
+from llmops.build.quality.exported_model import load_exported
+from llmops.build.quality.reference_answers import greedy_decode
+from llmops.build.quality.source_model import open_source
+from llmops.build.quantize import embedding_tables
+from llmops.build.quantize.embedding_tables import DenseTable, StoredTable, cache_if_small
+from llmops.build.quantize.model_loading import load_model
 from llmops.build.spec import BuildSpec
 
 TEXTS = [[3, 7, 11, 250, 30, 31, 32, 5], [9] * 40, [4, 300]]
@@ -24,9 +24,9 @@ FAMILIES = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma
 @pytest.fixture(params=[True, False], ids=["small enough to be kept", "read every time"])
 def keep(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr(layered, "KEPT_LAYERS", 0)
-        monkeypatch.setattr(tables, "KEPT_TABLE", 0)
-        monkeypatch.setattr(tables, "BLOCK", 100)
+        monkeypatch.setattr(layerwise_model, "KEPT_LAYERS", 0)
+        monkeypatch.setattr(embedding_tables, "KEPT_TABLE", 0)
+        monkeypatch.setattr(embedding_tables, "BLOCK", 100)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -39,15 +39,15 @@ def test_the_source(checkpoint, keep, family):
         for found, wanted in zip(streamed.log_probs(TEXTS), expected, strict=True):
             torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-4)
     with streamed.generating() as module:
-        tokens, scores = greedy(module, streamed.device, TEXTS, 6, set())
-    wanted_tokens, wanted_scores = greedy(whole, whole.device, TEXTS, 6, set())
+        tokens, scores = greedy_decode(module, streamed.device, TEXTS, 6, set())
+    wanted_tokens, wanted_scores = greedy_decode(whole, whole.device, TEXTS, 6, set())
     assert tokens == wanted_tokens
     torch.testing.assert_close(torch.tensor(scores), torch.tensor(wanted_scores), rtol=1e-4, atol=1e-4)
 
 
 def test_one_layer_at_a_time(checkpoint, monkeypatch):
     """While a layer is in use, no other one's weights are anywhere in the model."""
-    monkeypatch.setattr(layered, "KEPT_LAYERS", 0)
+    monkeypatch.setattr(layerwise_model, "KEPT_LAYERS", 0)
     streamed = open_source(checkpoint("llama", num_hidden_layers=4))
     seen = []
 
@@ -78,14 +78,14 @@ def test_rows_of_shards(checkpoint):
     """Two ranks with 300 rows each, of which 512 count."""
     import numpy as np
 
-    from llmops.build.checkpoint.weights import Weight
+    from llmops.build.checkpoint.weight_sources import Weight
 
     shards = [np.arange(start, start + 1200, dtype=np.float32).reshape(300, 4) for start in (0, 1200)]
     table = StoredTable([Weight(shard, shard.shape, "f32") for shard in shards], 512)
     assert table.shape == (512, 4)
     assert table.rows(np.array([511, 0, 300]))[:, 0].tolist() == [2044.0, 0.0, 1200.0]
     assert torch.cat(list(table.blocks())).flatten().tolist() == list(range(2048))
-    assert isinstance(kept(table), DenseTable)
+    assert isinstance(cache_if_small(table), DenseTable)
 
 
 @pytest.mark.parametrize("quant", ["fp8", "int4_awq"])

@@ -73,10 +73,10 @@ FITTED = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4
 
 @pytest.fixture(autouse=True)
 def short_texts(monkeypatch):
-    from llmops.build.quality import reference
+    from llmops.build.quality import reference_answers
 
-    texts = reference.bundled_texts
-    monkeypatch.setattr(reference, "bundled_texts", lambda name: [text[:150] for text in texts(name)][:4])
+    texts = reference_answers.bundled_texts
+    monkeypatch.setattr(reference_answers, "bundled_texts", lambda name: [text[:150] for text in texts(name)][:4])
 
 
 @pytest.fixture

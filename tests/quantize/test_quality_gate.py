@@ -10,17 +10,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from llmops.build.quality.exported import load_exported
-from llmops.build.quality.gates import Gates
-from llmops.build.quality.metrics import Comparison
-from llmops.build.quality.reference import Reference
-from llmops.build.quality.run import compare
-from llmops.build.quality.source import open_source
-from llmops.build.quantize.loading import load_tokenizer
+from llmops.build.quality.comparison import Comparison
+from llmops.build.quality.export_comparison import compare_export
+from llmops.build.quality.exported_model import load_exported
+from llmops.build.quality.quality_gates import QualityGates
+from llmops.build.quality.reference_answers import ReferenceAnswers
+from llmops.build.quality.source_model import open_source
+from llmops.build.quantize.model_loading import load_tokenizer
 from llmops.errors import BuildError, InputError
 
 # what `llmops build --quant fp8` uses
-GATES = Gates.from_options({}, "fp8")
+GATES = QualityGates.from_options({}, "fp8")
 # a random model prefers no token, so any rounding changes its choice
 PEAKY = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4, "num_key_value_heads": 2,
          "fitted": True}  # fmt: skip
@@ -29,14 +29,14 @@ PEAKY = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
 @pytest.fixture
 def reference(checkpoint, tmp_path, monkeypatch):
     """What the source says, on fewer texts than a build takes."""
-    from llmops.build.quality import reference as module
+    from llmops.build.quality import reference_answers as module
 
     texts = module.bundled_texts
     monkeypatch.setattr(module, "bundled_texts", lambda name: [text[:200] for text in texts(name)][:3])
 
     def record(family):
         source = checkpoint(family, **PEAKY)
-        return Reference.record(open_source(source), load_tokenizer(source), set(), tmp_path / "reference")
+        return ReferenceAnswers.record(open_source(source), load_tokenizer(source), set(), tmp_path / "reference")
 
     return record
 
@@ -51,7 +51,7 @@ def edit(path, change):
 def test_a_sound_export_passes(export, reference, target):
     recorded = reference("llama")
     _, folder, source = export("llama", "fp8", target=target, tp=2 if target == "tensorrt" else 1, kv="fp8", **PEAKY)
-    quality = compare(load_exported(folder, target, source), recorded)
+    quality = compare_export(load_exported(folder, target, source), recorded)
     GATES.check(quality)
     assert quality.mean_kl > 0
     assert quality.tokens == sum(len(ids) - 1 for ids in recorded.texts)
@@ -67,7 +67,7 @@ def test_a_wrong_scale_in_one_layer(export, reference):
     edit(folder / "rank0.safetensors", wrong)
     edit(folder / "rank1.safetensors", wrong)
     with pytest.raises(BuildError, match=r"model.layers.1.mlp.down_proj.weight is off by (69|70)\d%"):
-        GATES.check(compare(load_exported(folder, "tensorrt", source), recorded))
+        GATES.check(compare_export(load_exported(folder, "tensorrt", source), recorded))
 
 
 def test_a_scale_that_is_wrong_by_a_fifth(export, reference):
@@ -80,7 +80,7 @@ def test_a_scale_that_is_wrong_by_a_fifth(export, reference):
 
     edit(folder / "model.safetensors", wrong)
     with pytest.raises(BuildError, match=r"model.layers.1.self_attn.v_proj.weight is off by 20%"):
-        GATES.check(compare(load_exported(folder, "pytorch", source), recorded))
+        GATES.check(compare_export(load_exported(folder, "pytorch", source), recorded))
 
 
 @pytest.mark.parametrize(("factor", "words"), [(0.02, "covers only"), (100.0, "times what it meets")])
@@ -93,7 +93,7 @@ def test_a_wrong_range_of_the_inputs(export, reference, factor, words):
 
     edit(folder / "rank0.safetensors", wrong)
     with pytest.raises(BuildError, match=rf"range of model.layers.1.mlp.down_proj .*{words}"):
-        GATES.check(compare(load_exported(folder, "tensorrt", source), recorded))
+        GATES.check(compare_export(load_exported(folder, "tensorrt", source), recorded))
 
 
 def test_two_swapped_shards(export, reference):
@@ -103,7 +103,7 @@ def test_two_swapped_shards(export, reference):
     first, second = (load_file(folder / f"rank{rank}.safetensors")[name] for rank in range(2))
     edit(folder / "rank0.safetensors", lambda tensors: tensors.update({name: second}))
     edit(folder / "rank1.safetensors", lambda tensors: tensors.update({name: first}))
-    quality = compare(load_exported(folder, "tensorrt", source), recorded)
+    quality = compare_export(load_exported(folder, "tensorrt", source), recorded)
     with pytest.raises(BuildError, match=r"model.layers.0.self_attn.o_proj.weight is off by 1[34]\d%"):
         GATES.check(quality)
     # and without the comparison of weights
@@ -114,7 +114,7 @@ def test_two_swapped_shards(export, reference):
 def test_a_wrong_top_k_of_the_experts(export, reference):
     recorded = reference("mixtral")
     _, folder, source = export("mixtral", "fp8", tp=2, **PEAKY)
-    GATES.check(compare(load_exported(folder, "tensorrt", source), recorded))
+    GATES.check(compare_export(load_exported(folder, "tensorrt", source), recorded))
     config = json.loads((folder / "config.json").read_text())
     config["moe"]["top_k"] = 1
     (folder / "config.json").write_text(json.dumps(config))
@@ -160,7 +160,7 @@ def test_nan_is_as_bad_as_can_be():
 
 
 def test_limits_come_from_the_user():
-    gates = Gates.from_options({"max_ppl_ratio": "1.5"}, "fp8")
+    gates = QualityGates.from_options({"max_ppl_ratio": "1.5"}, "fp8")
     assert (gates.max_ppl_ratio, gates.min_top1) == (1.5, GATES.min_top1)
     with pytest.raises(InputError, match="--min-top1 'high' is not a number"):
-        Gates.from_options({"min_top1": "high"}, "fp8")
+        QualityGates.from_options({"min_top1": "high"}, "fp8")

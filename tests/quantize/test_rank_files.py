@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from llmops.build.quantize.hf_files import HfFiles
-from llmops.build.quantize.rank_files import RankFiles
+from llmops.build.quantize.hf_checkpoint_reader import HfCheckpointReader
+from llmops.build.quantize.rank_file_reader import RankFileReader
 from llmops.errors import BuildError
 
 LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 8, "intermediate_size": 2048,
@@ -34,7 +34,7 @@ def check_within_bounds(weights, exported, tied=False, float16=False):
 def test_fp8_on_eight_gpus(export, family, sizes):
     weights, folder, _ = export(family, "fp8", tp=8, **sizes)
     assert len(list(folder.glob("rank*.safetensors"))) == 8
-    check_within_bounds(weights, RankFiles(folder, family).model())
+    check_within_bounds(weights, RankFileReader(folder, family).model())
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_fp8_on_eight_gpus(export, family, sizes):
 )
 def test_int4_awq_on_eight_gpus(export, family, sizes, group):
     weights, folder, _ = export(family, "int4_awq", tp=8, group=group, **sizes)
-    check_within_bounds(weights, RankFiles(folder, family).model())
+    check_within_bounds(weights, RankFileReader(folder, family).model())
 
 
 @pytest.mark.parametrize(
@@ -50,14 +50,14 @@ def test_int4_awq_on_eight_gpus(export, family, sizes, group):
 )
 def test_every_engine_family_in_fp8(export, family):
     weights, folder, _ = export(family, "fp8", tp=4)
-    check_within_bounds(weights, RankFiles(folder, family).model(), tied=family.startswith("gemma"))
+    check_within_bounds(weights, RankFileReader(folder, family).model(), tied=family.startswith("gemma"))
 
 
 @pytest.mark.parametrize("quant", ["none", "fp8_pc_pt", "int8_sq", "int8_wo", "int4_wo"])
 @pytest.mark.parametrize("family", ["llama", "phi3"])
 def test_the_other_formats(export, family, quant):
     weights, folder, _ = export(family, quant, tp=2)
-    check_within_bounds(weights, RankFiles(folder, family).model())
+    check_within_bounds(weights, RankFileReader(folder, family).model())
     algorithm = {"none": None, "fp8_pc_pt": "FP8_PER_CHANNEL_PER_TOKEN", "int8_sq": "W8A8_SQ_PER_CHANNEL",
                  "int8_wo": "W8A16", "int4_wo": "W4A16"}[quant]  # fmt: skip
     assert json.loads((folder / "config.json").read_text())["quantization"]["quant_algo"] == algorithm
@@ -65,12 +65,12 @@ def test_the_other_formats(export, family, quant):
 
 def test_w4a8(export):
     weights, folder, _ = export("llama", "w4a8_awq", tp=2, group=128)
-    check_within_bounds(weights, RankFiles(folder, "llama").model())
+    check_within_bounds(weights, RankFileReader(folder, "llama").model())
 
 
 def test_pipeline_stages_and_kv_heads_on_two_gpus_each(export):
     weights, folder, _ = export("llama", "fp8", tp=2, pp=2, kv="fp8")
-    files = RankFiles(folder, "llama")
+    files = RankFileReader(folder, "llama")
     exported = files.model()
     check_within_bounds(weights, exported)
     assert files.config["mapping"] == {"world_size": 4, "tp_size": 2, "pp_size": 2, "cp_size": 1}
@@ -80,7 +80,7 @@ def test_pipeline_stages_and_kv_heads_on_two_gpus_each(export):
 
 def test_more_gpus_than_kv_heads(export):
     weights, folder, _ = export("llama", "fp8", tp=8)
-    check_within_bounds(weights, RankFiles(folder, "llama").model())
+    check_within_bounds(weights, RankFileReader(folder, "llama").model())
 
 
 def test_rope_reaches_the_engine(export):
@@ -102,7 +102,7 @@ def test_rope_reaches_the_engine(export):
 @pytest.mark.parametrize("family", ["llama", "mixtral", "qwen2", "qwen3_moe", "gemma3", "phi3"])
 def test_hugging_face_export(export, family):
     weights, folder, _ = export(family, "fp8", target="pytorch", kv="fp8")
-    check_within_bounds(weights, HfFiles(folder).model(), tied=family.startswith("gemma"), float16=True)
+    check_within_bounds(weights, HfCheckpointReader(folder).model(), tied=family.startswith("gemma"), float16=True)
     config = json.loads((folder / "config.json").read_text())
     assert config["rope_theta"] > 0  # where transformers 4, which TensorRT-LLM 1.2 has, looks for it
     assert config["torch_dtype"] == "float16"
@@ -113,7 +113,7 @@ def test_a_missing_rank_is_named(export):
     _, folder, _ = export("llama", "fp8", tp=2)
     (folder / "rank1.safetensors").unlink()
     with pytest.raises(BuildError, match=r"rank1\.safetensors"):
-        RankFiles(folder, "llama")
+        RankFileReader(folder, "llama")
 
 
 def test_int8_weights_as_the_pytorch_backend_loads_them(export):

@@ -9,14 +9,14 @@ import shutil
 import pytest
 
 from llmops.build.checkpoint import ExistingQuantisation, open_checkpoint
-from llmops.build.formats import FORMATS
 from llmops.build.plan.timing.silicon import package_root
 from llmops.build.progress import SilentProgress
-from llmops.build.quantize.calibration import CalibrationSettings, batches, bundled_texts, load_texts, sequences
+from llmops.build.quant_formats import FORMATS
+from llmops.build.quantize.calibration import CalibrationSettings, batches, bundled_texts, load_texts, pack_sequences
 from llmops.build.spec import BuildSpec
 from llmops.build.targets import pytorch, tensorrt
 from llmops.build.targets.nvidia.build_request import make_request
-from llmops.build.trtllm.llm_releases import profiles
+from llmops.build.trtllm.release_profiles import profiles_per_release
 from llmops.errors import CheckpointError, InputError, VersionMismatchError
 
 
@@ -80,7 +80,7 @@ def test_engines_start_from_full_precision(checkpoint, method):
 
 
 def test_pytorch_passes_on_what_its_loader_knows(checkpoint):
-    assert make_request(spec("pytorch"), quantised(checkpoint("gpt_oss"), "mxfp4")).passed_on
+    assert make_request(spec("pytorch"), quantised(checkpoint("gpt_oss"), "mxfp4")).is_prequantized
     with pytest.raises(CheckpointError, match="for gpt_oss only"):
         make_request(spec("pytorch"), quantised(checkpoint("llama"), "mxfp4"))
     with pytest.raises(CheckpointError, match=r"bitsandbytes.*does not load; give the full-.* with --quant int4_awq"):
@@ -97,9 +97,9 @@ def modelopt(checkpoint, folder, algorithm):
 def test_int8_weights_that_are_passed_on_are_known_as_such(checkpoint, tmp_path):
     source, older = modelopt(checkpoint("llama"), tmp_path, "W8A16"), {"image": "26.07"}
     job = pytorch.target.prepare(spec("pytorch", tmp_path / "e", options=older), source)
-    assert job.request.passed_on
+    assert job.request.is_prequantized
     assert job.request.quantisation.weights == "int8_wo"
-    assert [bool(one.refused) for one in profiles(job.arguments, job.request.weights)] == [False, True]
+    assert [bool(one.refused) for one in profiles_per_release(job.arguments, job.request.weights)] == [False, True]
     with pytest.raises(InputError, match=r"TensorRT-LLM 1\.3 loads no INT8 weight-only checkpoint; build it again"):
         pytorch.target.prepare(spec("pytorch", tmp_path / "e", options={"image": "trtllm-1.3"}), source)
 
@@ -193,11 +193,11 @@ def test_texts_become_full_sequences():
         def __call__(self, text, truncation, max_length):
             return {"input_ids": list(text.encode())[:max_length]}
 
-    found = sequences(["a" * 10, "b" * 10, "c" * 10], Bytes(), size=8, seq_len=16)
+    found = pack_sequences(["a" * 10, "b" * 10, "c" * 10], Bytes(), size=8, seq_len=16)
     assert [len(ids) for ids in found] == [16, 16]
     assert found[0] == [97] * 10 + [0] + [98] * 5
     assert found[1] == [98] * 5 + [0] + [99] * 10
-    assert len(sequences(["a" * 100] * 9, Bytes(), size=4, seq_len=16)) == 4
+    assert len(pack_sequences(["a" * 100] * 9, Bytes(), size=4, seq_len=16)) == 4
     assert [tuple(batch.shape) for batch in batches(found, 8)] == [(2, 16)]
 
 
@@ -269,4 +269,4 @@ def test_checkpoints_that_nvidia_publishes_are_passed_on(tmp_path, name):
             pytorch.target.prepare(given, source)
         return
     request = pytorch.target.prepare(given, source).request
-    assert (request.passed_on, request.weights) == (True, OFFICIAL[name])
+    assert (request.is_prequantized, request.weights) == (True, OFFICIAL[name])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.build.model.architecture import Architecture
-from llmops.build.quantize.sharding import check_sharding, choose_group_size, linears, refusal
+from llmops.build.quantize.sharding import check_sharding, choose_group_size, linears, sharding_problem
 from llmops.errors import InputError
 
 BASE = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,
@@ -52,7 +52,7 @@ def test_a_layout_is_refused_exactly_when_something_does_not_divide(tp, group, w
     for linear in linears(arch):
         cut = linear.in_features if linear.cut == "in" else linear.out_features
         fits = fits and cut % tp == 0 and (group is None or linear.local_in(tp) % group == 0)
-    assert (refusal(arch, tp, group) is None) == fits
+    assert (sharding_problem(arch, tp, group) is None) == fits
 
 
 def shapes(arch: Architecture) -> dict[str, tuple[int, int]]:
@@ -80,12 +80,15 @@ def test_the_matrices_of_published_models():
 
 def test_what_does_not_divide_is_named_with_its_size():
     odd = dataclasses.replace(LLAMA_70B, intermediate_size=28674)
-    assert refusal(odd, 4, None) == "mlp.gate_proj has 28674 output features, which do not divide by tp 4"
-    assert refusal(odd, 2, None) is None
-    assert refusal(odd, 1, 64) == "mlp.down_proj has 28674 input features per GPU, which do not divide by group size 64"
+    assert sharding_problem(odd, 4, None) == "mlp.gate_proj has 28674 output features, which do not divide by tp 4"
+    assert sharding_problem(odd, 2, None) is None
+    assert (
+        sharding_problem(odd, 1, 64)
+        == "mlp.down_proj has 28674 input features per GPU, which do not divide by group size 64"
+    )
     few = dataclasses.replace(LLAMA_70B, num_kv_heads=6)
-    assert refusal(few, 4, None) == "num_key_value_heads 6 neither divides by tp 4 nor divides it"
-    assert refusal(dataclasses.replace(few, num_kv_heads=2), 8, None) is None
+    assert sharding_problem(few, 4, None) == "num_key_value_heads 6 neither divides by tp 4 nor divides it"
+    assert sharding_problem(dataclasses.replace(few, num_kv_heads=2), 8, None) is None
 
 
 def test_stages_are_equal_and_at_most_as_many_as_layers():

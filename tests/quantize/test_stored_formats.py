@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from quantize_models import AWQ, FP8, GPTQ, compressed
 
-from llmops.build.quantize.reading import InputRounding
-from llmops.build.quantize.stored import reader_of
+from llmops.build.quantize.exported_weights import InputRounding
+from llmops.build.quantize.layer_readers import reader_of
 from llmops.errors import InputError
 
 
@@ -103,14 +103,14 @@ def test_compressed_floats_and_integers_by_hand():
 @given(st.data(), st.sampled_from([2, 4, 8]), st.integers(1, 3), st.integers(1, 40))
 def test_what_was_packed_comes_back(data, bits, rows, columns):
     """Against the definition: value i of a row lies at bit i * bits."""
-    from llmops.build.quantize.stored.base import unpacked
+    from llmops.build.quantize.layer_readers.reader_interface import unpack_words
 
     row = st.lists(st.integers(0, 2**bits - 1), min_size=columns, max_size=columns)
     values = data.draw(st.lists(row, min_size=rows, max_size=rows))
     per_word = 32 // bits
     padded = [one + [0] * (-columns % per_word) for one in values]
     words = [[word(one[at : at + per_word], bits) for at in range(0, len(one), per_word)] for one in padded]
-    assert unpacked(torch.tensor(words, dtype=torch.int32), bits)[:, :columns].tolist() == values
+    assert unpack_words(torch.tensor(words, dtype=torch.int32), bits)[:, :columns].tolist() == values
 
 
 @pytest.mark.parametrize(

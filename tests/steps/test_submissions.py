@@ -11,15 +11,15 @@ import pytest
 from grpc import aio
 from tritonclient.grpc import service_pb2
 
-from llmops.contract import GRACE
+from llmops.contract import RECONNECT_GRACE_PERIOD
 from llmops.gateway.errors import UnavailableError, UnsupportedError
-from llmops.gateway.messages import Capabilities, EngineRequest, ModelCard, TokenStream
+from llmops.gateway.interfaces import Capabilities, EngineRequest, ModelMetadata, TokenStream
 from llmops.gateway.triton import step_stream
-from llmops.gateway.triton.client import TritonClient
-from llmops.gateway.triton.step_stream import StepStreams
+from llmops.gateway.triton.grpc_client import TritonClient
+from llmops.gateway.triton.step_stream import StepStreamTransport
 from tests.gateway.scripted_triton import Listening
 
-CARD = ModelCard(
+CARD = ModelMetadata(
     name="tiny",
     target="openvino",
     tokenizer_dir="",
@@ -139,12 +139,12 @@ async def streams():
         calls.append(SlowCall(1 if calls else -1))
         return calls[-1]
 
-    transport = StepStreams(start, "tiny-tensorrt_llm", CARD)
+    transport = StepStreamTransport(start, "tiny-tensorrt_llm", CARD)
     yield transport, calls
     await transport.close()
 
 
-async def blocked(transport: StepStreams, calls: list[SlowCall]) -> TokenStream:
+async def blocked(transport: StepStreamTransport, calls: list[SlowCall]) -> TokenStream:
     """The first request was sent, and the message of the second is being written until the test lets it."""
     first = await transport.open(ask(10))
     await settle()
@@ -300,7 +300,7 @@ async def answering(monkeypatch):
     monkeypatch.setattr(step_stream, "time", SimpleNamespace(monotonic=lambda: 0.0))
     await server.start()
     client = TritonClient(f"127.0.0.1:{server.port}")
-    transport = StepStreams(client.start_call, "tiny-tensorrt_llm", CARD)
+    transport = StepStreamTransport(client.start_call, "tiny-tensorrt_llm", CARD)
 
     async def ask_within(grace: float) -> TokenStream:
         transport.watch(Nobody(), grace)
@@ -324,7 +324,7 @@ async def eventually(holds) -> None:
 
 async def test_where_nobody_listens_any_more_an_answer_does_not_wait_to_go_elsewhere(answering) -> None:
     server, ask_within = answering
-    stream = await ask_within(0.9 * GRACE)
+    stream = await ask_within(0.9 * RECONNECT_GRACE_PERIOD)
     await server.stop()
     with pytest.raises(UnavailableError, match="Triton went away"):
         await asyncio.wait_for(anext(stream), 60)
@@ -332,11 +332,11 @@ async def test_where_nobody_listens_any_more_an_answer_does_not_wait_to_go_elsew
 
 async def test_where_it_can_go_nowhere_else_it_waits_for_the_server_to_listen_again(answering) -> None:
     server, ask_within = answering
-    stream = await ask_within(GRACE)
+    stream = await ask_within(RECONNECT_GRACE_PERIOD)
     before = server.calls
     await server.stop()
     waiting = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(3 * step_stream.RETRY)
+    await asyncio.sleep(3 * step_stream.RECONNECT_INTERVAL)
     await server.start()
     await eventually(lambda: server.calls > before)
     assert not waiting.done()

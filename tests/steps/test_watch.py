@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llmops.blocks import block_hashes, salt_of
 from llmops.contract import KV_CLEARED, KV_REMOVED, KV_STORED
+from llmops.kv_blocks import adapter_salt, block_hashes
 from tests.model_code import version_folder
 
 ENGINE = version_folder("tensorrt_llm")
@@ -80,7 +80,7 @@ def state_of(engine, **numbers):
 
 def test_blocks_of_an_adapter_are_none_of_its_base_models() -> None:
     ids = packed(range(64))
-    salts = [0, 1, salt_of(0, 1), salt_of(0, 2), salt_of(1, 1)]
+    salts = [0, 1, adapter_salt(0, 1), adapter_salt(0, 2), adapter_salt(1, 1)]
     hashes = [one for salt in salts for one in block_hashes(ids, 16, salt)]
     assert len(set(hashes)) == 4 * len(salts)
 

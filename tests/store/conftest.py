@@ -22,9 +22,9 @@ from uuid import uuid4
 import asyncpg
 import pytest
 
-from llmops.store.audit import By
+from llmops.store.audit import AuditContext
 from llmops.store.database import Store
-from llmops.store.open import open_store
+from llmops.store.factory import open_store
 from llmops.store.tables import metadata
 
 NOW = datetime(2026, 11, 22, 13, 30, tzinfo=timezone.utc)
@@ -226,5 +226,5 @@ async def store(url: str) -> AsyncIterator[Store]:
 
 
 @pytest.fixture(scope="session")
-def by() -> By:
-    return By("cli:tester", NOW)
+def by() -> AuditContext:
+    return AuditContext("cli:tester", NOW)

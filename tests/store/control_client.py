@@ -14,11 +14,11 @@ from llmops.store.accounts.keys import SCOPES, KeySpec, create_key
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant, find_tenant
 from llmops.store.accounts.users import ensure_user
-from llmops.store.audit import By
-from llmops.store.open import open_store
+from llmops.store.audit import AuditContext
+from llmops.store.factory import open_store
 
 # before all that a test does
-BY = By("cli:tester", datetime(2026, 1, 1, tzinfo=timezone.utc))
+BY = AuditContext("cli:tester", datetime(2026, 1, 1, tzinfo=timezone.utc))
 
 
 async def make_key(url: str, tenant: str = "ops", limits: Limits = Limits(), **spec) -> tuple[str, str, str]:

@@ -22,7 +22,7 @@ from sqlalchemy.engine import Engine
 
 from llmops.store.database import connect
 from llmops.store.migrate import FOLDER, migrate
-from llmops.store.place import Place
+from llmops.store.store_url import StoreUrl
 from llmops.store.tables import SCHEMA
 
 # The revision after the newest.
@@ -30,7 +30,7 @@ LATER = f"{int(SCHEMA) + 1:04}"
 
 
 async def migrated(url: str, folder: Path, newest: str) -> None:
-    place = Place.parse(url)
+    place = StoreUrl.parse(url)
     place.create()
     async with connect(place) as store:
         await migrate(store, folder, newest)
@@ -43,12 +43,12 @@ async def seen(url: str) -> dict[str, list[str]]:
         found = inspect(connection)
         return {name: [one["name"] for one in found.get_columns(name)] for name in sorted(found.get_table_names())}
 
-    async with connect(Place.parse(url)) as store, store.read() as connection:
+    async with connect(StoreUrl.parse(url)) as store, store.read() as connection:
         return await connection.run_sync(columns)
 
 
 async def changed(url: str, statement: str) -> None:
-    async with connect(Place.parse(url)) as store, store.write() as connection:
+    async with connect(StoreUrl.parse(url)) as store, store.write() as connection:
         await connection.execute(text(statement))
 
 

@@ -9,6 +9,7 @@ import pytest
 from sqlalchemy import select
 
 from llmops.errors import InputError
+from llmops.store.accounts.key_secrets import hash_secret, is_secret
 from llmops.store.accounts.keys import (
     KeySpec,
     create_key,
@@ -20,7 +21,6 @@ from llmops.store.accounts.keys import (
     update_key,
 )
 from llmops.store.accounts.limits import Budget, Limits
-from llmops.store.accounts.secrets import hash_secret, is_secret
 from llmops.store.accounts.tenants import (
     create_tenant,
     delete_tenant,
@@ -31,7 +31,7 @@ from llmops.store.accounts.tenants import (
     update_tenant,
 )
 from llmops.store.accounts.users import ensure_user, find_user, require_user
-from llmops.store.audit import entries
+from llmops.store.audit import list_audit_entries
 from llmops.store.tables import api_keys, users
 
 LIMITS = Limits(rpm=60, tpm=90_000, concurrent=4, budget=Budget(50_000_000, "month"))
@@ -66,7 +66,7 @@ async def test_the_store_does_not_hold_the_key(store, by, url, kind):
     async with store.read() as connection:
         for table in (api_keys, users):
             assert secret not in str((await connection.execute(select(table))).all())
-        assert secret not in str(await entries(connection))
+        assert secret not in str(await list_audit_entries(connection))
         # SHA-256 of the key, as sha256sum prints it
         assert await connection.scalar(select(api_keys.c.hash)) == hash_secret(secret)
         assert await connection.scalar(select(users.c.api_key_hash)) == hash_secret(secret)
@@ -117,7 +117,7 @@ async def test_an_update_is_kept_and_the_log_tells_what_changed(store, by):
         await update_key(connection, key, spec, by)
     async with store.read() as connection:
         assert (await find_key(connection, hash_secret(secret))).spec == spec
-        logged = {entry.action: entry for entry in await entries(connection, tenant_id="acme")}
+        logged = {entry.action: entry for entry in await list_audit_entries(connection, tenant_id="acme")}
     assert set(logged) == {"tenant.create", "user.create", "key.create", "key.update"}
     update = logged["key.update"]
     assert (update.actor, update.subject, update.created_at) == ("cli:tester", key.id, by.at)

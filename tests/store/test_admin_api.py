@@ -11,14 +11,14 @@ import pytest
 from sqlalchemy import make_url
 
 from llmops.control.admin.client import AdminClient
+from llmops.control.admin.handlers import HANDLERS
 from llmops.control.admin.operations import LIST_TENANTS, OPERATIONS
-from llmops.control.admin.wire import TenantsWanted
-from llmops.control.admin.work import WORK
-from llmops.control.app import create_app, guest
-from llmops.errors import InputError, ServerError, UnknownNameError
+from llmops.control.admin.schemas import TenantListQuery
+from llmops.control.app import control_plugin, create_app
+from llmops.errors import InputError, ServerError, UnknownResourceError
 from llmops.gateway.app import create_app as create_gateway
 from llmops.gateway.settings import GatewaySettings
-from llmops.store.accounts.secrets import hash_secret, is_secret
+from llmops.store.accounts.key_secrets import hash_secret, is_secret
 from llmops.store.tables import SCHEMA_TABLE
 from tests.store.control_client import bearer, control, make_key
 
@@ -31,7 +31,7 @@ def said(answer) -> tuple[int, str, str]:
 
 
 def test_every_operation_is_done_somewhere():
-    assert {one.name for one in OPERATIONS} == set(WORK)
+    assert {one.name for one in OPERATIONS} == set(HANDLERS)
 
 
 @ONLY_SQLITE
@@ -199,7 +199,7 @@ async def test_the_openapi_document_has_every_operation_with_its_fields(url):
 async def test_a_gateway_has_it_behind_its_own_door_only_as_a_guest(url):
     admin, _, _ = await make_key(url)
     settings = GatewaySettings(triton="127.0.0.1:1", store=url)
-    alone, with_guest = create_gateway(settings), create_gateway(settings, guests=[guest(settings, tuple)])
+    alone, with_guest = create_gateway(settings), create_gateway(settings, plugins=[control_plugin(settings, tuple)])
     # the gateway's own are those of the chat page
     others = ("/api/usage", "/api/models", "/api/admin")
     assert not any(path.startswith(others) for path in alone.openapi()["paths"])
@@ -261,7 +261,7 @@ STRANGERS = {
         InputError,
         "not known here); set LLMOPS_API_KEY",
     ),
-    "no such thing": (envelope(404, "There is no tenant x."), UnknownNameError, "There is no tenant x."),
+    "no such thing": (envelope(404, "There is no tenant x."), UnknownResourceError, "There is no tenant x."),
     "a store that is away": (envelope(503, "Try again."), ServerError, "http://control failed: Try again."),
     "nobody": (httpx.ConnectError("refused"), ServerError, "Nothing answers at"),
 }
@@ -277,7 +277,7 @@ def test_whoever_answers_at_a_url_is_told_apart(met, kind, sentence):
 
     client = AdminClient("http://control/v1", "sk-admin", httpx.MockTransport(answer))
     with pytest.raises(kind) as refused:
-        client.do(LIST_TENANTS, TenantsWanted())
+        client.do(LIST_TENANTS, TenantListQuery())
     assert sentence in refused.value.message
     assert type(refused.value) is kind
 
@@ -285,4 +285,4 @@ def test_whoever_answers_at_a_url_is_told_apart(met, kind, sentence):
 @pytest.mark.parametrize("url", ["localhost:9100", "ftp://control", "http://[::1", "nonsense"])
 def test_what_is_no_url_is_told(url):
     with pytest.raises(InputError, match="is not a URL; write http://HOST:PORT"):
-        AdminClient(url, None).do(LIST_TENANTS, TenantsWanted())
+        AdminClient(url, None).do(LIST_TENANTS, TenantListQuery())

@@ -27,22 +27,22 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner
 
-from llmops.cli.accounts.tables import dollars
-from llmops.cli.accounts.types import micro_dollars
+from llmops.cli.accounts.output import format_usd
+from llmops.cli.accounts.param_types import micro_dollars
 from llmops.cli.main import cli
 from llmops.control.app import Control
-from llmops.control.shared import SharedStore
+from llmops.control.shared_store import SharedStore
 from llmops.distribution import install_command
 from llmops.errors import LlmopsError
-from llmops.gateway.http.door import Check
-from llmops.gateway.http.express import ExpressApp
-from llmops.gateway.http.failures import add_handlers
-from llmops.gateway.http.serving import DrainingServer, bind, server_config
-from llmops.gateway.messages import Caller
+from llmops.gateway.http.error_handlers import add_exception_handlers
+from llmops.gateway.http.fast_path import GatewayApp
+from llmops.gateway.http.middleware import Check
+from llmops.gateway.http.server import DrainingServer, bind, uvicorn_config
+from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import GatewaySettings
+from llmops.store.accounts.key_secrets import hash_secret, is_secret
 from llmops.store.accounts.keys import find_key
-from llmops.store.accounts.secrets import hash_secret, is_secret
-from llmops.store.open import open_store
+from llmops.store.factory import open_store
 from llmops.store.usage_writes import UsageRecord, insert_usage
 
 
@@ -69,11 +69,11 @@ class AsAdmin(Check):
 def served(url: str) -> Iterator[str]:
     """The URL of an admin API on the store at `url`."""
     settings = GatewaySettings(store=url)
-    app = ExpressApp(checks=[AsAdmin()])
-    add_handlers(app)
+    app = GatewayApp(checks=[AsAdmin()])
+    add_exception_handlers(app)
     Control(SharedStore(url), tuple, None).add_to(app)
     listener = bind("127.0.0.1", 0)
-    server = DrainingServer(server_config(app, settings), lambda: None)
+    server = DrainingServer(uvicorn_config(app, settings), lambda: None)
     thread = threading.Thread(target=server.run, args=([listener],))
     thread.start()
     try:
@@ -424,4 +424,4 @@ def test_dollars_are_read_exactly(text, micros):
     [(0, "$0.00"), (19, "$0.000019"), (500_000, "$0.50"), (1_234_567_890_000, "$1,234,567.89"), (1_100_000, "$1.10")],
 )
 def test_dollars_are_shown_exactly(micros, text):
-    assert dollars(micros) == text
+    assert format_usd(micros) == text

@@ -12,7 +12,7 @@ from sqlalchemy import func, insert, select
 
 from llmops.gateway.conversations.conversation_store import ConversationStore, public_id
 from llmops.gateway.errors import NotFoundError, RateLimitError
-from llmops.gateway.messages import Caller
+from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import ConversationSettings
 from llmops.store.conversations import NewMessage
 from llmops.store.tables import conversations, messages

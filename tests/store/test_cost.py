@@ -11,13 +11,13 @@ from uuid import UUID
 import pytest
 
 from llmops.errors import ResourceError
-from llmops.gateway.callers.usage.cost import Bill, Billing
 from llmops.gateway.errors import ModelNotPricedError, UnavailableError
-from llmops.gateway.messages import Usage
+from llmops.gateway.interfaces import Usage
+from llmops.gateway.usage.billing import Bill, Billing
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant
 from llmops.store.accounts.users import ensure_user
-from llmops.store.open import open_store
+from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
 from llmops.store.usage_writes import UsageRecord, insert_usage
 

@@ -13,8 +13,8 @@ from llmops.errors import InputError, LlmopsError, ResourceError
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant, list_tenants
 from llmops.store.database import connect
-from llmops.store.open import open_store
-from llmops.store.place import Place
+from llmops.store.factory import open_store
+from llmops.store.store_url import StoreUrl
 
 
 async def refused(url: str) -> LlmopsError:
@@ -69,7 +69,7 @@ async def test_a_server_that_is_away():
 
 
 async def test_a_server_that_says_nothing(monkeypatch):
-    monkeypatch.setattr("llmops.store.database.CONNECT_SECONDS", 0.2)
+    monkeypatch.setattr("llmops.store.database.CONNECT_TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         error = await refused(f"postgresql://llmops@127.0.0.1:{silent.getsockname()[1]}/llmops")
     assert isinstance(error, ResourceError)
@@ -140,7 +140,7 @@ async def test_a_file_that_another_process_holds(newest_file, folder, by):
     shutil.copy(newest_file, file)
     holder = sqlite3.connect(file, isolation_level=None)
     holder.execute("BEGIN IMMEDIATE")
-    async with connect(Place.parse(f"sqlite:///{file}"), busy_seconds=0.05) as store:
+    async with connect(StoreUrl.parse(f"sqlite:///{file}"), busy_seconds=0.05) as store:
         with pytest.raises(ResourceError, match="is held by another process"):
             async with store.write() as connection:
                 await create_tenant(connection, "acme", Limits(), by)
@@ -164,7 +164,7 @@ async def test_a_full_database_keeps_what_it_had(newest_file, folder, by):
             for name in names:
                 await create_tenant(connection, name, Limits(), by)
 
-    async with connect(Place.parse(f"sqlite:///{file}"), pool_size=1) as store:
+    async with connect(StoreUrl.parse(f"sqlite:///{file}"), pool_size=1) as store:
         await fill(store, ["acme"])
         with pytest.raises(ResourceError, match=r"the disk is full. Nothing of the last change was kept"):
             await fill(store, (f"tenant-{number}" for number in range(10_000)))
@@ -204,4 +204,4 @@ async def test_what_only_a_bug_can_cause_keeps_its_traceback(store):
 
 @pytest.mark.parametrize("given", ["sslmode=require", "ssl=require"])
 def test_the_word_that_providers_use_for_tls(given):
-    assert Place.parse(f"postgres://u:p@h/d?{given}").url.query == {"ssl": "require"}
+    assert StoreUrl.parse(f"postgres://u:p@h/d?{given}").url.query == {"ssl": "require"}

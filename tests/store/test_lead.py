@@ -13,10 +13,10 @@ import pytest
 from click.testing import CliRunner
 
 from llmops.cli.main import cli
-from llmops.control.duties import Duty, keep
-from llmops.control.lead import lead
+from llmops.control.leader_election import run_while_leading
+from llmops.control.leader_jobs import LeaderJob, run_jobs
 from llmops.errors import InputError, ResourceError
-from llmops.store.place import Place
+from llmops.store.store_url import StoreUrl
 
 LLMOPS = [sys.executable, "-c", "from llmops.cli.main import main; main()"]
 
@@ -27,7 +27,7 @@ class Candidate:
     def __init__(self, url: str) -> None:
         self.leads, self.rests = asyncio.Event(), asyncio.Event()
         self.rests.set()
-        self.task = asyncio.create_task(lead(Place.parse(url), asyncio.Event().wait, self._changed))
+        self.task = asyncio.create_task(run_while_leading(StoreUrl.parse(url), asyncio.Event().wait, self._changed))
 
     def _changed(self, leads: bool) -> None:
         came, went = (self.leads, self.rests) if leads else (self.rests, self.leads)
@@ -41,7 +41,7 @@ class Candidate:
 
 @pytest.fixture(autouse=True)
 def _soon(monkeypatch):
-    monkeypatch.setattr("llmops.control.lead.RETRY", 0.05)
+    monkeypatch.setattr("llmops.control.leader_election.RETRY_INTERVAL", 0.05)
 
 
 async def within(event: asyncio.Event) -> None:
@@ -78,9 +78,9 @@ async def test_whose_lock_is_lost_with_the_server_stops_and_leads_again(own_post
 
 
 async def test_a_duty_that_fails_is_begun_again_and_disturbs_no_other(monkeypatch, caplog):
-    monkeypatch.setattr("llmops.control.duties.FIRST_PAUSE", 0.001)
+    monkeypatch.setattr("llmops.control.leader_jobs.MIN_BACKOFF", 0.001)
 
-    class Failing(Duty):
+    class Failing(LeaderJob):
         name = "failing"
         runs = 0
         again = asyncio.Event()
@@ -95,7 +95,7 @@ async def test_a_duty_that_fails_is_begun_again_and_disturbs_no_other(monkeypatc
                 raise RuntimeError("a bug")
             await asyncio.Event().wait()
 
-    class Steady(Duty):
+    class Steady(LeaderJob):
         name = "steady"
         runs, over = 0, False
 
@@ -107,7 +107,7 @@ async def test_a_duty_that_fails_is_begun_again_and_disturbs_no_other(monkeypatc
                 self.over = True
 
     failing, steady = Failing(), Steady()
-    kept = asyncio.create_task(keep([failing, steady]))
+    kept = asyncio.create_task(run_jobs([failing, steady]))
     await within(failing.again)
     kept.cancel()
     await asyncio.gather(kept, return_exceptions=True)

@@ -14,22 +14,22 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from sqlalchemy import select
 
 from llmops.control import ledger as ledger_module
-from llmops.control.duties import keep
+from llmops.control.configured_jobs import make_leader_jobs
+from llmops.control.leader_jobs import run_jobs
 from llmops.control.ledger import Ledger
-from llmops.control.roster import duties_of
 from llmops.errors import InputError, ResourceError
-from llmops.gateway.callers.usage.check import usage_of
-from llmops.gateway.callers.usage.direct import ANONYMOUS, Direct
-from llmops.gateway.callers.usage.journal import Journal
-from llmops.gateway.callers.usage.kafka import Kafka, connection
-from llmops.gateway.callers.usage.ship import BATCH, Shipper
-from llmops.gateway.messages import UsageEvent
+from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.settings import GatewaySettings, KafkaSettings, load_settings
+from llmops.gateway.usage.delivery import BATCH_SIZE, UsageDelivery
+from llmops.gateway.usage.kafka import Kafka, connection
+from llmops.gateway.usage.ledger_sink import ANONYMOUS_USER_ID, LedgerSink
+from llmops.gateway.usage.outbox import UsageOutbox
+from llmops.gateway.usage.usage_check import create_usage_check
 from llmops.perf.lab.harness.servers import Broker
-from llmops.store.parked import parked_counts
+from llmops.store.dead_letters import count_dead_letters
 from llmops.store.prices import Price, set_price
 from llmops.store.tables import usage_records
-from llmops.store.usage import UsageFilter, UsageSum, next_seq, sum_usage
+from llmops.store.usage_queries import UsageFilter, UsageSum, high_water_mark, sum_usage
 
 KEY = "0123456789abcdef" * 2
 NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
@@ -61,7 +61,7 @@ def quick_groups(monkeypatch):
 @asynccontextmanager
 async def at_work(ledger: Ledger):
     """Begun again when it fails, as the leader does: a machine that stands still loses its session."""
-    task = asyncio.create_task(keep([ledger]))
+    task = asyncio.create_task(run_jobs([ledger]))
     try:
         yield task
     finally:
@@ -71,7 +71,7 @@ async def at_work(ledger: Ledger):
 
 async def mark(store, gateway: str = "gw-1") -> int:
     async with store.read() as connection:
-        return await next_seq(connection, gateway)
+        return await high_water_mark(connection, gateway)
 
 
 async def until(store, wanted: int, gateway: str = "gw-1") -> None:
@@ -86,7 +86,7 @@ async def total(store) -> UsageSum:
 
 async def test_events_arrive_once_whatever_else_is_in_the_topic(broker, store, url):
     kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
-    sink = Kafka(kafka, Direct(url))
+    sink = Kafka(kafka, LedgerSink(url))
     events = [event(seq) for seq in range(40)]
     await sink.write(events[:20])
     producer = AIOKafkaProducer(**connection(kafka))
@@ -111,13 +111,13 @@ async def test_events_arrive_once_whatever_else_is_in_the_topic(broker, store, u
         123,
     )
     async with store.read() as reading:
-        assert await parked_counts(reading) == {"not signed by a gateway": 4}
+        assert await count_dead_letters(reading) == {"not signed by a gateway": 4}
 
 
 async def test_killed_before_it_told_kafka(broker, store, url, monkeypatch):
     """The batch is in the store, and comes again."""
     kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
-    sink = Kafka(kafka, Direct(url))
+    sink = Kafka(kafka, LedgerSink(url))
     await sink.write([event(seq) for seq in range(10)])
     committed = ledger_module.AIOKafkaConsumer.commit
     monkeypatch.setattr(ledger_module.AIOKafkaConsumer, "commit", _dies)
@@ -139,11 +139,11 @@ async def _dies(*_):
 
 async def test_a_broker_that_forgot_what_it_acknowledged_gets_it_again(store, url, tmp_path):
     (tmp_path / "gw-1").mkdir()
-    journal = Journal(tmp_path / "gw-1")
+    journal = UsageOutbox(tmp_path / "gw-1")
     with Broker() as own:
         kafka = KafkaSettings(servers=own.servers, topic="t", signing_keys=KEY)
-        sink = Kafka(kafka, Direct(url))
-        shipper = Shipper(journal, sink, patience=1.0)
+        sink = Kafka(kafka, LedgerSink(url))
+        shipper = UsageDelivery(journal, sink, patience=1.0)
         for seq in range(1200):
             journal.append(event(seq))
         await journal.sync()
@@ -167,9 +167,11 @@ async def test_a_broker_that_forgot_what_it_acknowledged_gets_it_again(store, ur
 async def test_a_broker_whose_log_is_shorter_than_what_was_read_of_it(broker, store, url):
     """One that forgot its events, and was told by a ledger that it had read many."""
     kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
-    sink = Kafka(kafka, Direct(url))
+    sink = Kafka(kafka, LedgerSink(url))
     await sink.write([event(seq) for seq in range(10)])
-    before = AIOKafkaConsumer(kafka.topic, group_id=ledger_module.GROUP, enable_auto_commit=False, **connection(kafka))
+    before = AIOKafkaConsumer(
+        kafka.topic, group_id=ledger_module.CONSUMER_GROUP, enable_auto_commit=False, **connection(kafka)
+    )
     await before.start()
     await before.commit(dict.fromkeys(before.assignment(), 1000))
     await before.stop()
@@ -181,7 +183,7 @@ async def test_a_broker_whose_log_is_shorter_than_what_was_read_of_it(broker, st
 async def test_the_ledger_waits_for_its_postgresql(broker, own_postgres):
     url, stop, start = own_postgres
     kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
-    sink = Kafka(kafka, Direct(url))
+    sink = Kafka(kafka, LedgerSink(url))
     async with at_work(Ledger(kafka, url)):
         events = [event(seq) for seq in range(10)]
         await sink.write(events[:5])
@@ -207,7 +209,7 @@ async def _arrived(sink, events) -> int:
 async def test_brokers_that_are_away():
     sink = Kafka(
         KafkaSettings(servers="127.0.0.1:9", user="me", password="secret", signing_keys=KEY),
-        Direct("sqlite:///none.db"),
+        LedgerSink("sqlite:///none.db"),
     )
     with pytest.raises(ResourceError) as refused:
         await sink.write([event(0)])
@@ -222,7 +224,7 @@ async def test_an_event_without_a_price_gets_that_of_its_time(store, url, by):
     at = by.at
     async with store.write() as connection:
         await set_price(connection, Price("tiny", at, 1_000_000, 500_000, 2_000_000), by)
-    sink = Direct(url)
+    sink = LedgerSink(url)
     early = event(0, at=at.replace(year=2025), cost_micros=0, price_id=None)
     late = event(1, at=at.replace(year=2027), cost_micros=0, price_id=None, cached_tokens=30)
     priced = event(2, at=at.replace(year=2027))
@@ -238,7 +240,7 @@ async def test_an_event_without_a_price_gets_that_of_its_time(store, url, by):
 
 async def test_whatever_an_event_says_the_tables_take_it(store, url):
     """One that they refused would stop all that is behind it."""
-    sink = Direct(url)
+    sink = LedgerSink(url)
     odd = "x\0é🙂" * 200
     await sink.write(
         [
@@ -254,7 +256,7 @@ async def test_whatever_an_event_says_the_tables_take_it(store, url):
     assert len(rows[0]["model"].encode()) in range(252, 256)
     assert "\0" not in rows[0]["model"]
     assert rows[1]["user_id"] == rows[3]["user_id"] != rows[0]["user_id"]
-    assert rows[2]["user_id"] == ANONYMOUS
+    assert rows[2]["user_id"] == ANONYMOUS_USER_ID
     assert rows[1]["input_tokens"] == 2**31 - 1
 
 
@@ -263,26 +265,26 @@ async def test_whatever_an_event_says_the_tables_take_it(store, url):
 
 def test_kafka_without_a_store_is_told():
     with pytest.raises(InputError, match="`kafka` needs `store`"):
-        usage_of(GatewaySettings(kafka=KafkaSettings(servers="127.0.0.1:9092")))
+        create_usage_check(GatewaySettings(kafka=KafkaSettings(servers="127.0.0.1:9092")))
     with pytest.raises(InputError, match=r"kafka.servers.*such as 127.0.0.1:9092"):
         load_settings(None, kafka={"servers": "http://broker"})
 
 
 def test_the_leader_keeps_the_ledger_where_there_is_kafka():
     settings = GatewaySettings(store="sqlite:///x.db")
-    assert "The ledger" not in [duty.name for duty in duties_of(settings)]
+    assert "The ledger" not in [duty.name for duty in make_leader_jobs(settings)]
     settings = GatewaySettings(store="sqlite:///x.db", kafka=KafkaSettings(servers="127.0.0.1:9092", signing_keys=KEY))
-    assert "The ledger" in [duty.name for duty in duties_of(settings)]
+    assert "The ledger" in [duty.name for duty in make_leader_jobs(settings)]
 
 
 async def test_while_kafka_is_away_the_journal_grows_and_not_the_memory(store, url, tmp_path):
     """What LiteLLM #38193 lost up to 1.97, and kept in memory from 1.98 on. The figure is in the benchmark `usage`."""
     (tmp_path / "gw-1").mkdir()
-    journal, broker = Journal(tmp_path / "gw-1", segment=100_000), Broker()
+    journal, broker = UsageOutbox(tmp_path / "gw-1", segment=100_000), Broker()
     try:
         kafka = KafkaSettings(servers=broker.servers, topic="t", signing_keys=KEY)
-        sink = Kafka(kafka, Direct(url))
-        shipper = Shipper(journal, sink)
+        sink = Kafka(kafka, LedgerSink(url))
+        shipper = UsageDelivery(journal, sink)
         shipping = asyncio.create_task(shipper.run())
         for seq in range(3000):
             journal.append(event(seq))
@@ -294,7 +296,7 @@ async def test_while_kafka_is_away_the_journal_grows_and_not_the_memory(store, u
             await asyncio.sleep(0.05)
         assert (shipper.behind, shipper.drained.is_set()) == (3000, False)
         # a batch of what is on the disk, and no more
-        assert len(shipper._unconfirmed) <= BATCH
+        assert len(shipper._unconfirmed) <= BATCH_SIZE
         broker.start()
         async with at_work(Ledger(kafka, url)):
             await asyncio.wait_for(shipper.drained.wait(), 300)

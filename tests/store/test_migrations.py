@@ -18,11 +18,11 @@ from sqlalchemy import inspect, text
 
 from llmops.errors import InputError, VersionMismatchError
 from llmops.store.database import connect
+from llmops.store.factory import open_store
 from llmops.store.migrate import FOLDER, migrate
-from llmops.store.open import open_store
-from llmops.store.place import Place
+from llmops.store.store_url import StoreUrl
 from llmops.store.tables import SCHEMA, SCHEMA_TABLE, metadata
-from llmops.store.usage import UsageFilter, sum_usage
+from llmops.store.usage_queries import UsageFilter, sum_usage
 
 COLUMNS = {
     "users": {"id": "UUID", "email": "VARCHAR(255)", "tier": "VARCHAR(20)", "api_key_hash": "VARCHAR(64)"},
@@ -141,7 +141,7 @@ async def test_a_store_of_before_gets_the_totals_of_its_tenants(empty_url, tmp_p
     """As the rows of users' days say, among them one of a user whom nobody knows."""
     ann, bob, nobody = (str(UUID(int=one)) for one in range(3))
     shutil.copytree(FOLDER, tmp_path / "first", ignore=shutil.ignore_patterns("000[2-9]*"))
-    place = Place.parse(empty_url)
+    place = StoreUrl.parse(empty_url)
     place.create()
     async with connect(place) as store:
         await migrate(store, tmp_path / "first", "0001")
@@ -171,14 +171,14 @@ async def test_a_store_of_before_gets_the_totals_of_its_tenants(empty_url, tmp_p
 
 
 async def rows(url: str, query: str) -> list[tuple]:
-    async with connect(Place.parse(url)) as store, store.read() as connection:
+    async with connect(StoreUrl.parse(url)) as store, store.read() as connection:
         return [tuple(row) for row in await connection.execute(text(query))]
 
 
 async def test_a_database_with_a_users_table_of_another_program_is_left_alone(empty_url):
-    async with connect(Place.parse(empty_url)) as store, store.write() as connection:
+    async with connect(StoreUrl.parse(empty_url)) as store, store.write() as connection:
         await connection.execute(text("CREATE TABLE users (id INTEGER, password TEXT)"))
     with pytest.raises(InputError, match=r"tables of another program \(users\); give llmops a database of its own"):
         await open_store(empty_url)
-    async with connect(Place.parse(empty_url)) as store, store.read() as connection:
+    async with connect(StoreUrl.parse(empty_url)) as store, store.read() as connection:
         assert await connection.run_sync(lambda sync: inspect(sync).get_table_names()) == ["users"]

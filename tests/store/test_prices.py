@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.errors import InputError
-from llmops.store.audit import entries
-from llmops.store.prices import Price, in_force, list_prices, prices_at, set_price
+from llmops.store.audit import list_audit_entries
+from llmops.store.prices import Price, list_prices, price_in_force, prices_at, set_price
 
 tokens = st.integers(0, 2**31 - 1)
 micros = st.integers(0, 10**12)
@@ -52,11 +52,11 @@ async def test_a_price_holds_from_its_date_until_the_next(store, by):
         for one in (second, first, other):
             await set_price(connection, one, by)
         moment = timedelta(microseconds=1)
-        assert in_force(await list_prices(connection, "smollm2"), by.at - moment) is None
-        assert in_force(await list_prices(connection, "smollm2"), by.at) == first
-        assert in_force(await list_prices(connection, "smollm2"), second.valid_from - moment) == first
-        assert in_force(await list_prices(connection, "smollm2"), second.valid_from) == second
-        assert in_force(await list_prices(connection, "unknown"), by.at) is None
+        assert price_in_force(await list_prices(connection, "smollm2"), by.at - moment) is None
+        assert price_in_force(await list_prices(connection, "smollm2"), by.at) == first
+        assert price_in_force(await list_prices(connection, "smollm2"), second.valid_from - moment) == first
+        assert price_in_force(await list_prices(connection, "smollm2"), second.valid_from) == second
+        assert price_in_force(await list_prices(connection, "unknown"), by.at) is None
         assert await prices_at(connection, by.at) == {"smollm2": first}
         assert await prices_at(connection, by.at + timedelta(days=30)) == {"smollm2": second, "llama": other}
         assert await list_prices(connection) == [other, first, second]
@@ -72,7 +72,7 @@ async def test_a_price_to_come_can_be_changed_and_one_in_force_cannot(store, by)
         assert await list_prices(connection) == [cheaper]
         with pytest.raises(InputError, match="cannot begin in the past"):
             await set_price(connection, coming, replace(by, at=coming.valid_from + timedelta(seconds=1)))
-        logged = await entries(connection)
+        logged = await list_audit_entries(connection)
     assert [entry.subject for entry in logged] == ["smollm2@2026-11-23T13:30:00Z"] * 2
     assert {entry.detail["output_micros"] for entry in logged} == {1, 900_000}
 

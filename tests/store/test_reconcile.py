@@ -13,15 +13,15 @@ import pytest
 from click.testing import CliRunner
 
 from llmops.cli.main import cli
-from llmops.control.admin.wire import EngineTokens, MissingEvents, ReconciliationWanted
-from llmops.control.admin.work.reconcile import ACTION, reconcile
-from llmops.control.reconcile import Reconciler, served_by
+from llmops.control.admin.handlers.reconcile import ACTION, reconcile
+from llmops.control.admin.schemas import EngineTokens, MissingEvents, ReconciliationRequest
+from llmops.control.reconcile import Reconciler, served_tokens
 from llmops.errors import ResourceError
-from llmops.gateway.callers.usage.direct import Direct
-from llmops.gateway.messages import UsageEvent
-from llmops.store.audit import entries
+from llmops.gateway.interfaces import UsageEvent
+from llmops.gateway.usage.ledger_sink import LedgerSink
+from llmops.store.audit import list_audit_entries
 
-NOTHING = ReconciliationWanted()
+NOTHING = ReconciliationRequest()
 PAGE = b"""# TYPE nv_llm_output_token_len histogram
 nv_llm_output_token_len_bucket{le="10",model="tiny-tensorrt_llm",response_metric_type="total_output_tokens"} 1
 nv_llm_output_token_len_sum{model="tiny-tensorrt_llm",response_metric_type="total_output_tokens",version="1"} 90
@@ -41,11 +41,11 @@ def events(by, *numbers, gateway="gw-1"):
 
 async def report(store, by, **served):
     async with store.write() as connection:
-        return await reconcile(connection, by, ReconciliationWanted(served=served))
+        return await reconcile(connection, by, ReconciliationRequest(served=served))
 
 
 async def test_gaps_are_told_until_they_are_filled(store, url, by):
-    sink = Direct(url)
+    sink = LedgerSink(url)
     await sink.write(events(by, 0, 1, 4, 5, 8))
     await sink.write(events(by, 0, 1, 2, gateway="gw-2"))
     first = await report(store, by)
@@ -61,12 +61,12 @@ async def test_gaps_are_told_until_they_are_filled(store, url, by):
     assert (await report(store, later)).missing == 0
     await sink.close()
     async with store.read() as connection:
-        kept = await entries(connection, action=ACTION)
+        kept = await list_audit_entries(connection, action=ACTION)
     assert sorted(one.detail["missing"] for one in kept) == [0, 2, 4]
 
 
 async def test_what_engines_served_since_the_last_report(store, url, by):
-    sink = Direct(url)
+    sink = LedgerSink(url)
     await sink.write(events(by, 0, 1))
     hours = [replace(by, at=by.at + timedelta(hours=hour)) for hour in range(4)]
     told = (await report(store, hours[0], tiny=100)).engines
@@ -98,17 +98,17 @@ def page():
 
 
 async def test_tritons_page_is_read(page, monkeypatch):
-    assert await served_by([page, page]) == {"tiny": 180}
+    assert await served_tokens([page, page]) == {"tiny": 180}
     for other in (f"{page}/none", "http://127.0.0.1:9/metrics", "no url"):
         with pytest.raises(ResourceError, match="cannot be read"):
-            await served_by([other])
-    monkeypatch.setattr("llmops.control.reconcile.MOST_BYTES", len(PAGE) - 1)
+            await served_tokens([other])
+    monkeypatch.setattr("llmops.control.reconcile.MAX_PAGE_BYTES", len(PAGE) - 1)
     with pytest.raises(ResourceError, match="cannot be read"):
-        await served_by([page])
+        await served_tokens([page])
 
 
 async def test_the_leader_says_what_is_missing(store, url, by, caplog):
-    sink = Direct(url)
+    sink = LedgerSink(url)
     await sink.write(events(by, 0, 3))
     await sink.close()
     task = asyncio.create_task(Reconciler(url, every=0.01).run())
@@ -121,7 +121,7 @@ async def test_the_leader_says_what_is_missing(store, url, by, caplog):
 
 def test_the_command(url, by, page):
     async def write(*numbers):
-        sink = Direct(url)
+        sink = LedgerSink(url)
         await sink.write(events(by, *numbers))
         await sink.close()
 

@@ -7,11 +7,11 @@ from datetime import datetime, timedelta, timezone
 
 import pytest
 
-from llmops.gateway.conversations.context import StoredContext
-from llmops.gateway.conversations.sql import SqlResponses
-from llmops.gateway.conversations.store import MemoryResponses, StoredResponse
+from llmops.gateway.conversations.response_store import MemoryResponses, StoredResponse
+from llmops.gateway.conversations.sql_responses import SqlResponses
+from llmops.gateway.conversations.stored_context import StoredContext
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError, NotFoundError
-from llmops.gateway.settings import RequestLimits, StoredResponses
+from llmops.gateway.settings import RequestLimits, ResponseStoreSettings
 
 
 def entry(name, owner="me", before=None, text="x", running=False):
@@ -45,7 +45,7 @@ def opened(kind, request):
 
     @asynccontextmanager
     async def open_(clock=None, **limits):
-        clock, limits = clock or Clock(), StoredResponses(**limits)
+        clock, limits = clock or Clock(), ResponseStoreSettings(**limits)
         store = MemoryResponses(limits, clock) if kind == "memory" else SqlResponses(url, limits, clock.now)
         yield store
         await store.close()
@@ -198,7 +198,7 @@ async def test_a_later_state_neither_revives_nor_restarts_a_response(opened):
 
 async def test_a_conversation_in_use_is_kept_as_a_whole():
     """In memory, where what is used least goes first."""
-    store = MemoryResponses(StoredResponses(entries=4), Clock())
+    store = MemoryResponses(ResponseStoreSettings(entries=4), Clock())
     await put(store, entry("a"), entry("b", before="a"))
     for name in "wxyz":
         await context(store, "b")

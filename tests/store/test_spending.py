@@ -8,12 +8,12 @@ from uuid import UUID
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmops.control.shared import SharedStore
-from llmops.control.spending import FRESH, MOST, OTHERS, Spending
+from llmops.control.shared_store import SharedStore
+from llmops.control.spending_collector import CACHE_SECONDS, MAX_SERIES, OTHERS_LABEL, SpendingCollector
 from llmops.gateway.errors import UnavailableError
 from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.accounts.tenants import update_tenant
-from llmops.store.open import open_store
+from llmops.store.factory import open_store
 from llmops.store.usage_writes import UsageRecord, insert_usage
 from tests.store.control_client import BY, bearer, control, make_key
 
@@ -30,7 +30,7 @@ async def insert(url: str, *records: UsageRecord) -> None:
         await insert_usage(connection, records)
 
 
-def told(spending: Spending) -> dict[str, dict[tuple[str, ...], float]]:
+def told(spending: SpendingCollector) -> dict[str, dict[tuple[str, ...], float]]:
     return {
         family.name: {tuple(sample.labels.values()): sample.value for sample in family.samples}
         for family in spending.collect()
@@ -49,12 +49,12 @@ async def test_it_is_the_month_of_the_ledger(url):
         await update_tenant(connection, "acme", Limits(budget=Budget(7_000_000, "month")), BY)
         await update_tenant(connection, "zeta", Limits(budget=Budget(1_000_000, "day")), BY)
     store = SharedStore(url)
-    spending = Spending(store, lambda: NOW)
+    spending = SpendingCollector(store, lambda: NOW)
     await spending.look()
     await store.close()
     found = told(spending)
     assert found["llmops_spent_dollars"] == {("acme",): 1.75, ("zeta",): 4.0}
-    assert found["llmops_spent_on_model_dollars"] == {("tiny",): 1.5, ("big",): 4.25}
+    assert found["llmops_model_spent_dollars"] == {("tiny",): 1.5, ("big",): 4.25}
     assert found["llmops_spent_tokens"] == {
         ("acme", "input"): 80, ("acme", "cached"): 120, ("acme", "output"): 40,
         ("zeta", "input"): 40, ("zeta", "cached"): 60, ("zeta", "output"): 20,
@@ -66,17 +66,17 @@ async def test_it_is_the_month_of_the_ledger(url):
 @pytest.mark.parametrize("kind", ["sqlite"])
 async def test_tenants_that_spend_little_share_a_series(url, kind):
     spent = {}
-    for number in range(MOST + 5):
+    for number in range(MAX_SERIES + 5):
         _, _, user = await make_key(url, f"t{number:02}")
         spent[f"t{number:02}"] = number + 1.0
         await insert(url, record(number, user, (number + 1) * 10**6))
     store = SharedStore(url)
-    spending = Spending(store, lambda: NOW)
+    spending = SpendingCollector(store, lambda: NOW)
     await spending.look()
     await store.close()
     found = {tenant: value for (tenant,), value in told(spending)["llmops_spent_dollars"].items()}
-    assert len(found) == MOST + 1
-    assert found.pop(OTHERS) == 1 + 2 + 3 + 4 + 5
+    assert len(found) == MAX_SERIES + 1
+    assert found.pop(OTHERS_LABEL) == 1 + 2 + 3 + 4 + 5
     assert found == {name: value for name, value in spent.items() if value > 5}
 
 
@@ -93,7 +93,7 @@ async def test_the_store_is_asked_once_a_minute_and_may_be_away(url, kind, caplo
             return super().read()
 
     store = Store(url)
-    spending = Spending(store, lambda: NOW, lambda: seconds[0])
+    spending = SpendingCollector(store, lambda: NOW, lambda: seconds[0])
 
     async def after(more: float) -> float:
         seconds[0] += more
@@ -102,10 +102,10 @@ async def test_the_store_is_asked_once_a_minute_and_may_be_away(url, kind, caplo
 
     assert await after(0) == 1.0
     await insert(url, record(1, user, 10**6))
-    assert await after(FRESH - 1) == 1.0
+    assert await after(CACHE_SECONDS - 1) == 1.0
     assert await after(1) == 2.0
     away[0] = True
-    assert await after(FRESH) == 2.0
+    assert await after(CACHE_SECONDS) == 2.0
     assert "cannot be told to Prometheus: The store cannot be asked now" in caplog.text
     await store.close()
 

@@ -17,14 +17,14 @@ from llmops.store import usage_writes
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant
 from llmops.store.accounts.users import ensure_user
-from llmops.store.open import open_store
+from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
-from llmops.store.usage import (
-    Gap,
+from llmops.store.usage_queries import (
+    SequenceGap,
     UsageFilter,
     UsageSum,
-    gaps,
-    next_seq,
+    find_sequence_gaps,
+    high_water_mark,
     spent_micros,
     sum_usage,
 )
@@ -72,7 +72,7 @@ async def test_an_event_that_comes_again_changes_nothing(store, by):
         assert await insert_usage(connection, [*events, events[1]._replace(id=events[1].id.upper())]) == 2
         assert await insert_usage(connection, []) == 0
         assert (await sum_usage(connection, UsageFilter()))[0] == UsageSum({}, 5, 185, 160, 35, 0, 60)
-        assert await next_seq(connection, "g1") == 5
+        assert await high_water_mark(connection, "g1") == 5
 
 
 async def test_sums_by_tenant_user_model_key_and_day(store, by):
@@ -157,13 +157,17 @@ async def test_gaps_are_the_numbers_that_have_not_come(store, by):
     async with store.write() as connection:
         await insert_usage(connection, [event(by, seq) for seq in (0, 1, 4, 5, 9)])
         await insert_usage(connection, [event(by, seq, "g2") for seq in (2, 3)])
-        assert await gaps(connection) == [Gap("g1", 2, 3), Gap("g1", 6, 8), Gap("g2", 0, 1)]
-        assert await gaps(connection, "g2") == [Gap("g2", 0, 1)]
-        assert await gaps(connection, limit=1) == [Gap("g1", 2, 3)]
-        assert [await next_seq(connection, gateway) for gateway in ("g1", "g2", "g3")] == [2, 0, 0]
+        assert await find_sequence_gaps(connection) == [
+            SequenceGap("g1", 2, 3),
+            SequenceGap("g1", 6, 8),
+            SequenceGap("g2", 0, 1),
+        ]
+        assert await find_sequence_gaps(connection, "g2") == [SequenceGap("g2", 0, 1)]
+        assert await find_sequence_gaps(connection, limit=1) == [SequenceGap("g1", 2, 3)]
+        assert [await high_water_mark(connection, gateway) for gateway in ("g1", "g2", "g3")] == [2, 0, 0]
         await insert_usage(connection, [event(by, 3), event(by, 2), event(by, 0, "g2"), event(by, 1, "g2")])
-        assert await gaps(connection) == [Gap("g1", 6, 8)]
-        assert [await next_seq(connection, gateway) for gateway in ("g1", "g2")] == [6, 4]
+        assert await find_sequence_gaps(connection) == [SequenceGap("g1", 6, 8)]
+        assert [await high_water_mark(connection, gateway) for gateway in ("g1", "g2")] == [6, 4]
 
 
 @settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -184,7 +188,7 @@ def test_in_whatever_batches_events_come_the_books_are_the_same(data, by, newest
                 arrived |= set(batch)
             async with store.read() as connection:
                 [total] = await sum_usage(connection, UsageFilter())
-                mark, missing = await next_seq(connection, "g1"), await gaps(connection)
+                mark, missing = await high_water_mark(connection, "g1"), await find_sequence_gaps(connection)
         assert (total.requests, total.cost_micros) == (len(arrived), 12 * len(arrived))
         assert mark == next(seq for seq in range(32) if seq not in arrived)
         holes = [seq for gap in missing for seq in range(gap.first, gap.last + 1)]
@@ -210,8 +214,8 @@ async def test_writers_with_the_same_events_do_not_lock_each_other_out(store, by
     assert sum(await asyncio.gather(*map(write, range(6)))) == 200
     async with store.read() as connection:
         assert (await sum_usage(connection, UsageFilter()))[0].requests == 200
-        assert [await next_seq(connection, f"g{one}") for one in range(3)] == [67, 67, 66]
-        assert await gaps(connection) == []
+        assert [await high_water_mark(connection, f"g{one}") for one in range(3)] == [67, 67, 66]
+        assert await find_sequence_gaps(connection) == []
 
 
 async def test_an_event_without_an_id_is_refused(store, by):

@@ -11,10 +11,10 @@ import httpx
 import openai
 import pytest
 
-from llmops.gateway.callers.access.check import Access
-from llmops.gateway.messages import Caller
+from llmops.gateway.auth.authentication import Authentication
+from llmops.gateway.interfaces import Caller
 from llmops.store.accounts.limits import Budget, Limits
-from llmops.store.open import open_store
+from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
 from llmops.store.usage_writes import UsageRecord, insert_usage
 from tests.store.control_client import BY, bearer, control, make_key
@@ -126,7 +126,7 @@ async def test_who_comes_without_a_key_sees_its_own_and_nobody_elses(url, monkey
         async def before(self, scope, context, who=who):
             context.caller = who
 
-        monkeypatch.setattr(Access, "before", before)
+        monkeypatch.setattr(Authentication, "before", before)
         async with control(url) as client:
             for of in ({}, {"of": "key"}, {"of": "user"}):
                 assert (await client.get("/api/usage", params=SEPTEMBER | of)).json()["cost_micros"] == micros

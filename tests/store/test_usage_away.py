@@ -7,14 +7,14 @@ from uuid import UUID
 
 from sqlalchemy import func, select
 
-from llmops.gateway.callers.usage.base import Unpriced
-from llmops.gateway.callers.usage.check import UsageCheck
-from llmops.gateway.callers.usage.direct import Direct
-from llmops.gateway.callers.usage.journal import NEWEST
-from llmops.gateway.http.context import RequestContext
-from llmops.gateway.messages import Caller, Outcome, Usage
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Caller, Outcome, Usage
 from llmops.gateway.settings import UsageSettings
-from llmops.store.open import open_store
+from llmops.gateway.usage.ledger_sink import LedgerSink
+from llmops.gateway.usage.outbox import MAX_CACHED_EVENTS
+from llmops.gateway.usage.sink import NoPrices
+from llmops.gateway.usage.usage_check import UsageCheck
+from llmops.store.factory import open_store
 from llmops.store.tables import tenant_totals, usage_records
 
 GENEROUS = 60.0
@@ -23,7 +23,7 @@ CALLER = Caller("acme", str(UUID(int=7)), "key-a", "acme/key-a")
 
 async def test_litellm_38193_no_row_is_dropped_and_no_memory_filled(own_postgres, tmp_path):
     url, stop, start = own_postgres
-    check = UsageCheck(tmp_path / "usage", UsageSettings(), Direct(url), Unpriced())
+    check = UsageCheck(tmp_path / "usage", UsageSettings(), LedgerSink(url), NoPrices())
     await check.start()
 
     async def requests(count: int) -> None:
@@ -41,7 +41,7 @@ async def test_litellm_38193_no_row_is_dropped_and_no_memory_filled(own_postgres
     stop()
     tracemalloc.start()
     # the newest are in memory, too
-    await requests(NEWEST)
+    await requests(MAX_CACHED_EVENTS)
     before, _ = tracemalloc.get_traced_memory()
     await requests(3000)
     grown = tracemalloc.get_traced_memory()[0] - before
@@ -55,5 +55,5 @@ async def test_litellm_38193_no_row_is_dropped_and_no_memory_filled(own_postgres
     async with await open_store(url) as store, store.read() as connection:
         seqs = (await connection.execute(select(usage_records.c.seq))).scalars().all()
         total = await connection.scalar(select(func.sum(tenant_totals.c.output_tokens)))
-    assert sorted(seqs) == list(range(3100 + NEWEST))
-    assert total == 5 * (3100 + NEWEST)
+    assert sorted(seqs) == list(range(3100 + MAX_CACHED_EVENTS))
+    assert total == 5 * (3100 + MAX_CACHED_EVENTS)

@@ -36,7 +36,7 @@ KEYS: dict[str, Any] = {
     for name in names.split()
 }
 # read by others: Triton, and the gateway
-OTHERS = {"FORCE_CPU_ONLY_INPUT_TENSORS", "llmops_card"}
+OTHERS = {"FORCE_CPU_ONLY_INPUT_TENSORS", "llmops_model_metadata"}
 DECODING_MODES = {"top_k", "top_p", "top_k_top_p", "beam_search", "medusa", "redrafter", "lookahead", "eagle"}
 _PARSERS: dict[Any, Any] = {
     str: str,

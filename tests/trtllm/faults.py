@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _ENGINE = "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm.py"
-_GPUS = "model_repository/tensorrt_llm/1/llmops_engine/runtimes/gpus.py"
+_GPUS = "model_repository/tensorrt_llm/1/llmops_engine/runtimes/visible_gpus.py"
 _RUNTIME = "tests/trtllm/test_llm_api_runtime.py"
 _DOCKERFILE = "tests/trtllm/test_dockerfile.py"
 
@@ -33,21 +33,21 @@ FAULTS = (
           (_DOCKERFILE, "-k", "every_path")),
     Fault(3, "build/targets/nvidia/trtllm_build.py", '["--env", "HOME=/tmp", "--env", "USER=llmops"]', "[]",
           ("tests/trtllm/test_engine_step.py", "-k", "in_container_runs")),
-    Fault(7, "model_repository/gpus.py", "    if len(needs) > 1:", "    if len(needs) > 99:",
+    Fault(7, "model_repository/gpu_assignment.py", "    if len(needs) > 1:", "    if len(needs) > 99:",
           ("tests/model_repository/test_gpus.py",)),
     Fault(7, _GPUS, '    os.environ["CUDA_VISIBLE_DEVICES"] = ids', "    return", (_RUNTIME, "-k", "its_own_gpus")),
-    Fault(8, "model_repository/multi_gpu/scheduler.py", "not name.startswith(_PREFIXES)", "name",
+    Fault(8, "model_repository/multi_gpu/allocation.py", "not name.startswith(_PREFIXES)", "name",
           ("tests/model_repository/test_gpus.py",)),
     Fault(9, _ENGINE, '"top_p": sampling.top_p,\n            "top_k": sampling.top_k,',
           '"top_p": sampling.top_p if sampling.top_p < 1 else None,\n            "top_k": sampling.top_k or None,',
           (_RUNTIME, "-k", "default_sampling_draws")),
     Fault(10, "build/trtllm/backend_parameters.py", 'Parameter("bool", "false")', 'Parameter("bool", "true")',
           ("tests/trtllm/test_cpp_backend.py", "-k", "greedy_log")),
-    Fault(11, "build/trtllm/llm_releases.py", '.setdefault("allow_advanced_sampling", True)', ".copy()",
+    Fault(11, "build/trtllm/release_profiles.py", '.setdefault("allow_advanced_sampling", True)', ".copy()",
           (_RUNTIME, "-k", "respects_the_temperature")),
     Fault(12, _ENGINE, "if len(word) > 1 or request.min_tokens]", "if len(word) > 1]",
           (_RUNTIME, "-k", "min_tokens_holds")),
-    Fault(12, "gateway/triton/requests.py", "others if request.min_tokens and self._unknown else []", "[]",
+    Fault(12, "gateway/triton/request_writer.py", "others if request.min_tokens and self._unknown else []", "[]",
           ("tests/trtllm/test_cpp_backend.py", "-k", "min_tokens_holds")),
     Fault(13, _ENGINE, "sleep(_STATS_PERIOD)\n            await asyncio.sleep(_EVENTS_PERIOD)",
           "sleep(_STATS_PERIOD)\n                return\n            await asyncio.sleep(_EVENTS_PERIOD)",
@@ -57,8 +57,8 @@ FAULTS = (
           (_RUNTIME, "-k", "events_are_read")),
     Fault(14, _ENGINE, "for stats in await asyncio.to_thread(self._llm.get_stats, _AT_ONCE):",
           "async for stats in self._llm.get_stats_async(None):", (_RUNTIME, "-k", "statistics_are_read")),
-    Fault(15, "build/trtllm/llm_releases.py", "return minor < (1, 3) and any(", "return False and any(",
+    Fault(15, "build/trtllm/release_profiles.py", "return minor < (1, 3) and any(", "return False and any(",
           (_RUNTIME, "-k", "million_steps")),
-    Fault(19, "model_repository/doctor/tasks.py", '    "tensorrt_llm._torch.pyexecutor.py_executor",\n', "",
+    Fault(19, "model_repository/doctor/probe_cases.py", '    "tensorrt_llm._torch.pyexecutor.py_executor",\n', "",
           (_DOCKERFILE, "-k", "only_the_drivers")),
 )  # fmt: skip

@@ -1,7 +1,7 @@
 """A folder laid out like one of upstream's images, in which the instructions of Dockerfile.trtllm
 are executed.
 
-The layout is the image's row of facts (build/trtllm/images.py): a virtual environment whose Python
+The layout is the image's row of facts (build/trtllm/container_images.py): a virtual environment whose Python
 has tensorrt_llm (the stand-in), the metadata of the image's torch, transformers and openai, and a
 system Python that has nothing. Absolute paths of the instructions are taken below the folder, and
 pip has no index: it finds the wheels that a build may fetch in a folder.
@@ -18,7 +18,7 @@ import venv
 import zipfile
 from pathlib import Path
 
-from llmops.build.trtllm.images import Image
+from llmops.build.trtllm.container_images import TrtllmImage
 
 ROOT = Path(__file__).parents[2]
 #: Absolute paths of the image, where they begin: what follows a letter, a closing brace or a dot is
@@ -55,7 +55,7 @@ class ImageFolder:
     point.
     """
 
-    def __init__(self, root: Path, image: Image) -> None:
+    def __init__(self, root: Path, image: TrtllmImage) -> None:
         self.root, self.image, self.said = root, image, ""
         tools, wheels = root / "tools", root / "wheels"
         for folder in (tools, wheels, root / "src", root / "home" / "llmops"):

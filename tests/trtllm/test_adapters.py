@@ -12,9 +12,9 @@ import pytest
 from click.testing import CliRunner
 
 from llmops.build.checkpoint import open_checkpoint
-from llmops.build.checkpoint.adapters import adapters_digest, read_adapters
+from llmops.build.checkpoint.lora_adapters import adapters_digest, read_adapters
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.build.trtllm.lora import convert
+from llmops.build.trtllm.lora_prefetch import convert_adapter
 from llmops.cli.main import cli
 from llmops.errors import CheckpointError, InputError, LlmopsError
 
@@ -63,7 +63,7 @@ def test_each_row_is_what_the_adapter_adds_to_its_layer(tmp_path, architecture, 
 
     folder = write_adapter(tmp_path / "a", use_rslora=rslora)
     (adapter,) = read_adapters({"a": folder}, architecture)
-    weights, config = convert(adapter)
+    weights, config = convert_adapter(adapter)
     assert (weights.dtype, weights.shape) == (np.float16, (1, 4, 4 * (HIDDEN + HIDDEN)))
     assert config.tolist() == [[[1, 0, 4], [3, 0, 4], [1, 1, 4], [3, 1, 4]]]
     source = load_file(folder / "adapter_model.safetensors")
@@ -80,7 +80,7 @@ def test_a_fused_gate_and_up_goes_in_the_engines_order(tmp_path, architecture):
     from safetensors.torch import load_file
 
     folder = write_adapter(tmp_path / "a", {"gate_up_proj": (HIDDEN, 8)}, layers=1)
-    weights, config = convert(read_adapters({"a": folder}, architecture)[0])
+    weights, config = convert_adapter(read_adapters({"a": folder}, architecture)[0])
     b = load_file(folder / "adapter_model.safetensors")[
         "base_model.model.model.layers.0.mlp.gate_up_proj.lora_B.weight"
     ].numpy()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.build.trtllm.arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
-from llmops.build.trtllm.flags import FLAGS, effective, from_argv, to_argv
-from llmops.build.trtllm.surviving import Subject
+from llmops.build.trtllm.flag_overrides import FlagContext
+from llmops.build.trtllm.trtllm_build_arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
+from llmops.build.trtllm.trtllm_build_flags import FLAGS, effective_flags, from_argv, to_argv
 from llmops.errors import InputError
 
 
@@ -34,7 +34,7 @@ def options(family="llama", quant="none", tp=1, pp=1, **asked):
     extra = values.pop("extra", {})
     speculative = values.pop("speculative", None)
     return EngineOptions(
-        subject=Subject(family, quant, tp, pp), workers=tp * pp, extra=extra, speculative=speculative,
+        subject=FlagContext(family, quant, tp, pp), workers=tp * pp, extra=extra, speculative=speculative,
         lora=LoraOptions(*lora) if lora else None, **values,
     )  # fmt: skip
 
@@ -48,7 +48,7 @@ def test_there_are_a_dozen_recipes_of_several_families_and_precisions():
 @pytest.mark.parametrize("recipe", RECIPES, ids=lambda r: r.name)
 def test_published_recipe(recipe):
     made = build_arguments(options(recipe.family, recipe.quant, recipe.tp, recipe.pp, **recipe.asked), "c", "e")
-    ours = effective(made)
+    ours = effective_flags(made)
     different = {name for name, value in recipe.published.items() if ours[name] != value}
     assert different == set(recipe.differs)
     # what no recipe says is in-flight batching with a paged cache

@@ -14,13 +14,13 @@ from pathlib import Path
 import pytest
 
 from llmops.build.checkpoint import open_checkpoint
-from llmops.build.formats import FORMATS
 from llmops.build.model.families import FAMILIES
+from llmops.build.quant_formats import FORMATS
 from llmops.build.spec import BuildSpec
-from llmops.build.target_names import TARGETS
+from llmops.build.target_facts import TARGETS
 from llmops.build.targets import tensorrt
 from llmops.build.targets.nvidia.build_request import allowed_formats
-from llmops.build.trtllm.flags import effective, from_argv
+from llmops.build.trtllm.trtllm_build_flags import effective_flags, from_argv
 from llmops.errors import InputError
 from tests.trtllm import cpp_backend
 from tests.trtllm.test_cpp_backend import loaded, make_engine
@@ -106,7 +106,7 @@ def test_the_builder_changes_nothing(checkpoint, adapters, family, quant):
             with pytest.raises(InputError, match="draft_tokens_external reuses the KV cache"):
                 arguments(spec, checkpoint(family))
             continue
-        flags = effective(from_argv(arguments(spec, checkpoint(family))[1:]))
+        flags = effective_flags(from_argv(arguments(spec, checkpoint(family))[1:]))
         accepted += 1
         assert flags["context_fmha"] == "enable"
         assert (flags["use_paged_context_fmha"] == "enable") == (quant in PAGED[kv])

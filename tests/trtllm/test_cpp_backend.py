@@ -13,18 +13,18 @@ from llmops import contract
 from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Parallelism, Source, TokenizerInfo
 from llmops.build.trtllm.backend_parameters import PARAMETERS, checked_parameters
 from llmops.errors import InputError
-from llmops.gateway.messages import EngineRequest, Sampling
-from llmops.gateway.triton.requests import RequestWriter
+from llmops.gateway.interfaces import EngineRequest, SamplingParams
+from llmops.gateway.triton.request_writer import RequestWriter
 from llmops.model_repository.generate import (
     EngineEntry,
+    change_serving,
     generate_repository,
     model_folders,
     read_engines,
-    serve_otherwise,
 )
 from llmops.model_repository.launch import Ports
 from llmops.model_repository.multi_gpu.export import export_launch
-from llmops.model_repository.repository.marker import Marker
+from llmops.model_repository.repository.manifest import RepositoryManifest
 from llmops.model_repository.repository.pbtxt import parse_config
 from llmops.model_repository.targets import find_target
 from tests.trtllm import cpp_backend
@@ -125,7 +125,7 @@ def test_min_tokens_holds_for_every_end_token(
 ) -> None:
     """The backend's minimum-length penalty masks END_ID alone; our model withholds the others by itself."""
     writer = RequestWriter("m", vocab_size=100, pad_id=None, ours=ours)
-    request = EngineRequest("", [1], 9, Sampling(temperature=0.0), end_ids=(2, 7, 8), min_tokens=least)
+    request = EngineRequest("", [1], 9, SamplingParams(temperature=0.0), end_ids=(2, 7, 8), min_tokens=least)
     tensors = Written()
     writer.write_rest(request, tensors)
     assert tensors.scalars[contract.END_ID.name] == 2
@@ -158,7 +158,7 @@ def test_an_engine_without_paged_context_is_served_without_what_needs_it(tmp_pat
 def test_serving_chooses_the_backend_and_what_is_announced(tmp_path: Path) -> None:
     nvidia = make_engine(tmp_path)
     ours = dataclasses.replace(nvidia, target=find_target("tensorrt", "llmops"))
-    cards = [json.loads(engine_config(one).parameters["llmops_card"].string_value) for one in (nvidia, ours)]
+    cards = [json.loads(engine_config(one).parameters["llmops_model_metadata"].string_value) for one in (nvidia, ours)]
     assert [engine_config(one).backend for one in (nvidia, ours)] == ["tensorrtllm", "python"]
     assert [one["transports"] for one in cards] == [["request"], ["request", "step"]]
     assert [one["capabilities"]["logprobs"] for one in cards] == [True, True]
@@ -183,9 +183,9 @@ def repository(tmp_path: Path) -> Path:
 
 
 def test_a_repository_is_made_again_for_the_other_server(repository: Path) -> None:
-    assert serve_otherwise(repository, "nvidia") is False
-    assert serve_otherwise(repository, "llmops") is True
-    (engine,) = Marker.load(repository).engines.values()
+    assert change_serving(repository, "nvidia") is False
+    assert change_serving(repository, "llmops") is True
+    (engine,) = RepositoryManifest.load(repository).engines.values()
     assert (engine.serving, engine.gpu_device_ids, engine.backend) == ("llmops", "2,3", "python")
     parameters = parse_config((repository / "tiny-tensorrt_llm" / "config.pbtxt").read_text(), "tiny").parameters
     assert (parameters["world_size"].string_value, "executor_worker_path" in parameters) == ("2", False)
@@ -193,7 +193,7 @@ def test_a_repository_is_made_again_for_the_other_server(repository: Path) -> No
         export_launch("slurm", repository, 8, None, "models", Ports(0, 0, 0), 30)
     (repository / "tiny" / "config.pbtxt").write_text("")
     with pytest.raises(InputError, match=r"was edited since `llmops repo` made it \(tiny/config.pbtxt\)"):
-        serve_otherwise(repository, "nvidia")
+        change_serving(repository, "nvidia")
 
 
 @pytest.mark.parametrize("name", ["participant_ids", "cancellation_check_period_ms"])

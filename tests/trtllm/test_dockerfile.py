@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from llmops.build.installed import TRTLLM_PYTHON
-from llmops.build.trtllm.images import DEFAULT_TAG, IMAGES, OWN_TAG
+from llmops.build.installed_versions import TRTLLM_PYTHON
+from llmops.build.trtllm.container_images import DEFAULT_TAG, IMAGES, OWN_TAG
 from llmops.cli.main import cli
 from llmops.model_repository.doctor import deep
 from tests.trtllm.image_folder import BuildFailedError, ImageFolder, interpreter_of
@@ -118,7 +118,10 @@ def test_the_last_step_sees_everything_of_the_image(image: ImageFolder) -> None:
 
 def tried(image: ImageFolder) -> dict[str, str]:
     """What the deep check finds of the library, by name."""
-    return {one.name: one.outcome for one in deep.library_of(IMAGE, image.root, str(image.at(IMAGE.layout.python)))}
+    return {
+        one.name: one.outcome
+        for one in deep.check_python_library(IMAGE, image.root, str(image.at(IMAGE.layout.python)))
+    }
 
 
 @pytest.mark.parametrize(
@@ -146,17 +149,17 @@ def test_only_the_drivers_libraries_may_be_missing(image: ImageFolder, module: s
 
 def test_an_image_without_what_its_facts_name(image: ImageFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(deep.IMAGE_VARIABLE, DEFAULT_TAG)
-    (one,) = deep.examine(image.root / "nothing")
+    (one,) = deep.run_deep_checks(image.root / "nothing")
     wanted = "/opt/venv-tritonserver/bin/python, the Python of image 26.07, is missing: start from nvcr.io/"
     assert one.outcome == "failed"
     assert one.detail.startswith(wanted)
     monkeypatch.setenv(deep.IMAGE_VARIABLE, "30.01")
-    (one,) = deep.examine(image.root)
+    (one,) = deep.run_deep_checks(image.root)
     assert (one.outcome, one.detail[:40]) == ("failed", "30.01 has no facts; build from one of 26")
     backend = image.at(IMAGE.layout.backends) / "tensorrtllm" / "trtllmExecutorWorker"
     shutil.move(backend, backend.with_suffix(".away"))
     try:
-        assert [one.outcome for one in deep.backend_of(IMAGE, image.root)] == ["seen", "failed"]
+        assert [one.outcome for one in deep.check_cpp_backend(IMAGE, image.root)] == ["seen", "failed"]
     finally:
         shutil.move(backend.with_suffix(".away"), backend)
 
@@ -177,7 +180,7 @@ def test_the_systems_python_is_not_the_one_to_install_into(tmp_path: Path) -> No
     ],
 )
 def test_what_the_loader_says_of_the_backend(said: str, outcome: str, detail: str) -> None:
-    found = deep.linked_outcome("x.so", said, IMAGE)
+    found = deep.parse_ldd_output("x.so", said, IMAGE)
     assert (found.outcome, detail in found.detail) == (outcome, True)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from llmops.build.checkpoint import open_checkpoint
-from llmops.build.engine_folder.lock import sole_build, sole_replacement
+from llmops.build.engine_folder.build_lock import exclusive_build, exclusive_replacement
 from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Parallelism, Source, TokenizerInfo
 from llmops.build.job.dry_run import dry_run
 from llmops.build.job.resume import resume
@@ -23,7 +23,7 @@ from llmops.build.progress import SilentProgress
 from llmops.build.spec import BuildSpec
 from llmops.build.targets import tensorrt
 from llmops.build.targets.nvidia import trtllm_build
-from llmops.build.trtllm.versions import image_of
+from llmops.build.trtllm.image_selection import image_of
 from llmops.errors import BuildError, InputError, MissingDependencyError, VersionMismatchError
 from llmops.perf.lab.harness.processes import commands
 
@@ -138,8 +138,8 @@ def test_interrupting_takes_the_program_along(folder, program, monkeypatch):
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        (lambda folder, say: sole_build(folder, say, inside=True), sole_replacement),
-        (sole_replacement, lambda folder, say: sole_build(folder, say, inside=True)),
+        (lambda folder, say: exclusive_build(folder, say, inside=True), exclusive_replacement),
+        (exclusive_replacement, lambda folder, say: exclusive_build(folder, say, inside=True)),
     ],
     ids=["a build waits for a resume", "a resume waits for a build"],
 )

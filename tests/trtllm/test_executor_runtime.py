@@ -133,12 +133,12 @@ def kv(kind):
 
 
 def test_kv_events_have_the_names_that_gateways_know(engine, runtime):
-    blocks = importlib.import_module("llmops_blocks")
+    blocks = importlib.import_module("llmops_kv_blocks")
     prompt = np.arange(10, 20)
     for key, salt in ((1, 0), (2, 7)):
         runtime.submit(key, ask(engine, prompt, 2, cache_salt=salt), 0)
     collect(runtime)
-    changes = list(runtime.kv_changes())
+    changes = list(runtime.take_kv_events())
     assert changes[0].kind == kv("CLEARED")
     told = [name for change in changes if change.kind == kv("STORED") for name in change.names]
     ids = prompt.astype(np.int32).tobytes()
@@ -270,7 +270,7 @@ def test_without_reuse_nothing_is_reported(engine, standin, folder):
     runtime = make(engine, standin, folder, enable_kv_cache_reuse="false")
     runtime.submit(1, ask(engine, list(range(10)), 2), 0)
     assert collect(runtime)[1][4] == 0
-    assert list(runtime.kv_changes()) == []
+    assert list(runtime.take_kv_events()) == []
 
 
 MPIRUN = """#!{python}
@@ -320,7 +320,7 @@ def test_an_engine_of_two_gpus_has_a_rank_for_each_and_leaves_none(engine, sever
         found = collect(runtime)[1]
         assert found[:3] == [[50, 51, 52, 53], pytest.approx([-0.5, -0.51, -0.52, -0.53]), "length"]
         assert found[4] == 0
-        names = [name for change in runtime.kv_changes() for name in change.names]
+        names = [name for change in runtime.take_kv_events() for name in change.names]
         assert len(names) == 1
     finally:
         runtime.close()

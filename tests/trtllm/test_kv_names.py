@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llmops.blocks import block_hashes, salt_of
 from llmops.contract import KV_CLEARED, KV_REMOVED, KV_STORED
+from llmops.kv_blocks import adapter_salt, block_hashes
 from tests.model_code import version_folder
 
 SIZE = 4
@@ -21,7 +21,7 @@ SIZE = 4
 def names():
     sys.path.insert(0, str(version_folder("tensorrt_llm")))
     try:
-        yield importlib.import_module("llmops_engine.kv_names").KvNames(SIZE)
+        yield importlib.import_module("llmops_engine.kv_events").KvNames(SIZE)
     finally:
         sys.path.pop(0)
 
@@ -78,7 +78,7 @@ def test_first_blocks_are_those_of_the_requests_that_sent_them(names) -> None:
     for salt, adapter in ((11, 0), (22, 0), (11, 0), (0, 3)):
         names.asked(ids, salt, adapter)
     begins = [stored(None, (at, [1, 2, 3, 4])) for at in (1, 2, 3, 4)]
-    salts = [11, 22, salt_of(0, 3), 0]
+    salts = [11, 22, adapter_salt(0, 3), 0]
     assert names.read(begins) == [(KV_STORED, [ours([1, 2, 3, 4], salt)[0]]) for salt in salts]
     assert names.read([stored(2, (5, [5, 6, 7, 8]))]) == [(KV_STORED, ours([1, 2, 3, 4, 5, 6, 7, 8], 22)[1:])]
     names.asked(ids, 11, 0)

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmops.build.trtllm.llm_releases import profiles
+from llmops.build.trtllm.release_profiles import profiles_per_release
 from tests.model_code import version_folder
 
 ENGINE = version_folder("tensorrt_llm")
@@ -47,7 +47,7 @@ VERSIONS = ["1.2.1", "1.3.0rc29", "1.3.0"]
 
 def make(engine, version: str = "1.2.1", arguments=None, **options):
     """A runtime on the stand-in of one version, as `llmops repo` would have it made."""
-    profiles_ = [one.as_json() for one in profiles(arguments or ARGUMENTS)]
+    profiles_ = [one.as_json() for one in profiles_per_release(arguments or ARGUMENTS)]
     made = engine.TrtllmOptions("model", "tokenizer", profiles_, 4, end_ids=(99,), **options)
     return engine.TrtllmRuntime(made, library=standin.api(version))
 
@@ -287,7 +287,7 @@ def test_events_are_read_as_long_as_the_runtime_lives(engine, quick, version):
         for number in (1, 2, 3):
             library.events.append(stored(number, range(number, number + 4)))
             found = []
-            until(lambda: found.extend(runtime.kv_changes()) or found)  # noqa: B023 - called within the turn
+            until(lambda: found.extend(runtime.take_kv_events()) or found)  # noqa: B023 - called within the turn
             assert [change.kind for change in found] == [kv("STORED")]
             names.update(found[0].names)
         assert len(names) == 3
@@ -310,7 +310,7 @@ def test_events_that_fail_clear_what_is_known_and_go_on(engine, quick, monkeypat
         library.events.append(stored(1, range(4)))
         runtime.submit(1, ask(engine, [1, 2, 3], 2), 0)
         found = []
-        until(lambda: found.extend(runtime.kv_changes()) or len(found) == 2)
+        until(lambda: found.extend(runtime.take_kv_events()) or len(found) == 2)
         assert [change.kind for change in found] == [kv("CLEARED"), kv("STORED")]
         assert capfd.readouterr().err.startswith("TensorRT-LLM's KV-cache events cannot be read (RuntimeError: the")
     finally:

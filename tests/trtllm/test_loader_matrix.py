@@ -19,12 +19,12 @@ from pathlib import Path
 import pytest
 
 from llmops.build.checkpoint import open_checkpoint
-from llmops.build.formats import FORMATS, buildable, dropped, format_of
 from llmops.build.model.families import FAMILIES
+from llmops.build.quant_formats import FORMATS, buildable_formats, dropped, format_of
 from llmops.build.spec import BuildSpec
-from llmops.build.target_names import TARGETS
-from llmops.build.targets.registry import get_target
-from llmops.build.trtllm.loaders import REJECTIONS
+from llmops.build.target_facts import TARGETS
+from llmops.build.targets.target_registry import get_target
+from llmops.build.trtllm.unsupported_checkpoints import UNSUPPORTED_CHECKPOINTS
 from llmops.errors import LlmopsError
 
 pytest.importorskip("modelopt")
@@ -102,7 +102,7 @@ def dtype_of(moe, target, quant):
 def offered(target):
     """family, weights, KV cache: every combination that a user can write down for a target."""
     families = [name for name, family in FAMILIES.items() if target in family.targets]
-    return list(itertools.product(families, buildable(target), TARGETS[target].kv_caches))
+    return list(itertools.product(families, buildable_formats(target), TARGETS[target].kv_caches))
 
 
 def accepted(target):
@@ -137,9 +137,9 @@ LAYOUTS = [(family, tp, pp) for family in required.KINDS for tp, pp in ((1, 1), 
 def export(sources, tmp_path):
     from llmops.build.progress import SilentProgress
     from llmops.build.quantize.calibration import CalibrationSettings
-    from llmops.build.quantize.experts import split_experts
-    from llmops.build.quantize.export import export_engine_checkpoint, export_hf_checkpoint
-    from llmops.build.quantize.loading import load_model, load_tokenizer
+    from llmops.build.quantize.checkpoint_export import export_engine_checkpoint, export_hf_checkpoint
+    from llmops.build.quantize.expert_split import split_experts
+    from llmops.build.quantize.model_loading import load_model, load_tokenizer
     from llmops.build.quantize.quantizer import quantize
 
     def run(family, quant, kv="auto", tp=2, pp=1, dtype=None, target="tensorrt", form=None):
@@ -242,9 +242,9 @@ def test_a_checkpoint_has_what_the_pytorch_backend_loads(sources, export, tmp_pa
 
 REFUSED = [
     (family, quant)
-    for row in REJECTIONS
+    for row in UNSUPPORTED_CHECKPOINTS
     for family in sorted(row.families - set(PUBLISHED))
-    for quant, form in buildable("pytorch").items()
+    for quant, form in buildable_formats("pytorch").items()
     if form.algorithm in row.algorithms
 ]
 
@@ -327,7 +327,7 @@ def rendered(sources):
                 others = {one[family][quant] for one in later} - {mark}
                 assert others <= {"–"}, f"{family} {quant}: {mark} became {others}"
                 row[quant] = f"{mark} (1.2)" if others else mark
-        formats = list(buildable(target))
+        formats = list(buildable_formats(target))
         lines += [f"| {title} | {' | '.join(formats)} |", "|---" * (len(formats) + 1) + "|"]
         lines += [f"| {family} | {' | '.join(row[quant] for quant in formats)} |" for family, row in table.items()]
         lines.append("")
@@ -363,4 +363,4 @@ def test_the_real_loader(export, family, quant, kv):
 
 def test_the_rules_know_every_family():
     assert set(required.KINDS) == {name for name, family in FAMILIES.items() if "tensorrt" in family.targets}
-    assert {form.algorithm for form in buildable("pytorch").values()} <= set(hf_required.SOURCES)
+    assert {form.algorithm for form in buildable_formats("pytorch").values()} <= set(hf_required.SOURCES)

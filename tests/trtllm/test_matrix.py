@@ -21,13 +21,13 @@ import pytest
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.engine_folder.manifest import EngineManifest, Parallelism, Quantisation, Source, TokenizerInfo
-from llmops.build.formats import FORMATS
 from llmops.build.model.families import FAMILIES
+from llmops.build.quant_formats import FORMATS
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.registry import get_target as build_target
-from llmops.build.targets.tensorrt.options import lookahead_sizes
+from llmops.build.targets.target_registry import get_target as build_target
+from llmops.build.targets.tensorrt.tensorrt_options import lookahead_sizes
 from llmops.errors import LlmopsError
-from llmops.model_repository.generate import EngineEntry, card, model_folders
+from llmops.model_repository.generate import EngineEntry, model_folders, model_metadata
 from llmops.model_repository.repository.pbtxt import parse_config
 from llmops.model_repository.targets import find_target
 from tests.model_code import version_folder
@@ -206,13 +206,13 @@ def test_all_that_build_accepts_is_what_the_other_side_takes(
         seen.add(key)
         entry = EngineEntry("tiny", tmp_path / "e", manifest, repository_target)
         text = next(one.config for one in model_folders(entry) if one.name == "tiny-tensorrt_llm")
-        config, announced = parse_config(text, "tiny"), card(entry)["capabilities"]
+        config, announced = parse_config(text, "tiny"), model_metadata(entry)["capabilities"]
         if target == "tensorrt":
             check_cpp(config, announced, manifest)
             ours = EngineEntry("tiny", tmp_path / "e", manifest, find_target(target, "llmops"))
             text = next(one.config for one in model_folders(ours) if one.name == "tiny-tensorrt_llm")
             runtime = sys.modules["llmops_engine.runtimes.executor"]
-            check_executor(parse_config(text, "tiny"), card(ours)["capabilities"], manifest, runtime)
+            check_executor(parse_config(text, "tiny"), model_metadata(ours)["capabilities"], manifest, runtime)
         else:
             check_llm_api(config, announced, manifest, engine)
     assert bool(accepted) == (target in FAMILIES[family].targets)

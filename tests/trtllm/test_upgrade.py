@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from llmops.build.engine_folder.lock import sole_build
+from llmops.build.engine_folder.build_lock import exclusive_build
 from llmops.build.engine_folder.manifest import (
     EngineLimits,
     EngineManifest,
@@ -146,7 +146,7 @@ def test_it_waits_for_a_build_in_the_folder_and_reads_what_that_left(tmp_path: P
         said.append(line)
         waits.set()
 
-    with ThreadPoolExecutor(1) as pool, sole_build(folder, print, inside=True):
+    with ThreadPoolExecutor(1) as pool, exclusive_build(folder, print, inside=True):
         waiting = pool.submit(apply_upgrade, folder, "1.3", say)
         assert waits.wait(60)
         assert (folder / "engine.json").read_bytes() == before

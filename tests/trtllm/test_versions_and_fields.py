@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from llmops.build.engine_folder.manifest import EngineLimits
-from llmops.build.trtllm.llm_args import Parallel, Serving, check_llm_args, make_llm_args, resolve
-from llmops.build.trtllm.llm_releases import Sampling, profile_of, profiles
-from llmops.build.trtllm.versions import check_image, check_installed, image_for, image_of
+from llmops.build.trtllm.image_selection import check_image, check_trtllm_installed, image_for, image_of
+from llmops.build.trtllm.llm_args import (
+    LlmParallelism,
+    ServingOptions,
+    arguments_for_release,
+    check_llm_args,
+    make_llm_args,
+)
+from llmops.build.trtllm.release_profiles import SamplerSupport, profile_of_release, profiles_per_release
 from llmops.errors import InputError, VersionMismatchError
 
 LIMITS = EngineLimits(max_batch_size=64, max_seq_len=4096, max_num_tokens=8192)
@@ -26,16 +32,16 @@ def test_engines_want_their_exact_version():
 def test_checkpoints_serve_on_every_later_release_but_not_before_1_2():
     assert image_of("26.03").targets == {"tensorrt", "pytorch"}
     assert image_of("nvcr.io/nvidia/tritonserver:25.12-trtllm-python-py3").targets == {"tensorrt"}
-    check_installed("pytorch", "1.2.1", "1.3.0")
+    check_trtllm_installed("pytorch", "1.2.1", "1.3.0")
     with pytest.raises(VersionMismatchError, match="no longer has TensorRT engines"):
-        check_installed("tensorrt", "1.2.1", "1.3.0")
+        check_trtllm_installed("tensorrt", "1.2.1", "1.3.0")
     with pytest.raises(VersionMismatchError, match=r"known tags are 26\.07"):
         image_of("27.01")
 
 
 def test_the_made_arguments_are_of_the_api():
     made = make_llm_args(
-        LIMITS, Parallel(8, 1, 4, moe=True), "fp8", {"kv_cache_config.host_cache_size": 1 << 34}, "1.2.1"
+        LIMITS, LlmParallelism(8, 1, 4, moe=True), "fp8", {"kv_cache_config.host_cache_size": 1 << 34}, "1.2.1"
     )
     assert made["tensor_parallel_size"] == 8
     assert (made["moe_expert_parallel_size"], made["moe_tensor_parallel_size"]) == (4, 2)
@@ -47,13 +53,15 @@ def test_the_made_arguments_are_of_the_api():
 
 
 def test_a_plan_decides_how_it_is_served_unless_the_user_does():
-    serving = Serving.of_plan({"kv_cache_fraction": 0.83, "chunked_prefill": False, "tokens_per_block": 64, "gpu": "x"})
-    made = make_llm_args(LIMITS, Parallel(2, 1, 1, moe=False), "auto", {}, "1.2.1", serving)
+    serving = ServingOptions.of_plan(
+        {"kv_cache_fraction": 0.83, "chunked_prefill": False, "tokens_per_block": 64, "gpu": "x"}
+    )
+    made = make_llm_args(LIMITS, LlmParallelism(2, 1, 1, moe=False), "auto", {}, "1.2.1", serving)
     cache = made["kv_cache_config"]
     assert (cache["free_gpu_memory_fraction"], cache["tokens_per_block"]) == (0.83, 64)
     assert made["enable_chunked_prefill"] is False
     wanted = {"enable_chunked_prefill": True, "kv_cache_config.free_gpu_memory_fraction": 0.5}
-    made = make_llm_args(LIMITS, Parallel(2, 1, 1, moe=False), "auto", wanted, "1.2.1", serving)
+    made = make_llm_args(LIMITS, LlmParallelism(2, 1, 1, moe=False), "auto", wanted, "1.2.1", serving)
     assert made["kv_cache_config"]["free_gpu_memory_fraction"] == 0.5
     assert made["enable_chunked_prefill"] is True
 
@@ -115,13 +123,13 @@ def test_a_later_release_has_more_fields_and_choices(name):
 
 def test_what_a_release_has_no_more_is_left_out_where_nothing_is_lost():
     arguments = {"sampler_type": "TRTLLMSampler", "kv_cache_config": {"onboard_blocks": True, "max_tokens": 64}}
-    assert resolve(arguments, (1, 2)) == arguments
-    assert resolve(arguments, (1, 3)) == {"kv_cache_config": {"max_tokens": 64}}
+    assert arguments_for_release(arguments, (1, 2)) == arguments
+    assert arguments_for_release(arguments, (1, 3)) == {"kv_cache_config": {"max_tokens": 64}}
     lossy = {"speculative_config": {"decoding_type": "MTP", "acceptance_length_threshold": 1.5}}
     with pytest.raises(InputError, match=r"1\.3 has no field speculative_config.acceptance_length_threshold; use"):
-        resolve(lossy, (1, 3))
+        arguments_for_release(lossy, (1, 3))
     with pytest.raises(InputError, match=r"moe_config\.backend is 'WIDEEP'"):
-        resolve({"moe_config": {"backend": "WIDEEP"}}, (1, 3))
+        arguments_for_release({"moe_config": {"backend": "WIDEEP"}}, (1, 3))
 
 
 @pytest.mark.parametrize(
@@ -137,53 +145,55 @@ def test_what_a_release_has_no_more_is_left_out_where_nothing_is_lost():
 )
 def test_an_engine_keeps_one_name_and_each_release_gets_its_own(given, kept, old, new):
     speculative = {"decoding_type": given, "max_draft_len": 2, "speculative_model_dir": "/draft"}
-    made = make_llm_args(LIMITS, Parallel(1, 1, 1, moe=False), "auto", {"speculative_config": speculative}, "1.2.1")
+    made = make_llm_args(
+        LIMITS, LlmParallelism(1, 1, 1, moe=False), "auto", {"speculative_config": speculative}, "1.2.1"
+    )
     assert made["speculative_config"] == {"decoding_type": kept, "max_draft_len": 2, "speculative_model": "/draft"}
-    assert resolve(made, (1, 2))["speculative_config"]["decoding_type"] == old
-    assert resolve(made, (1, 3))["speculative_config"]["decoding_type"] == new
+    assert arguments_for_release(made, (1, 2))["speculative_config"]["decoding_type"] == old
+    assert arguments_for_release(made, (1, 3))["speculative_config"]["decoding_type"] == new
 
 
 @pytest.mark.parametrize(
     ("arguments", "version", "sampling"),
     [
-        ({}, "1.2.1", Sampling(True, True, True, top_logprobs=False)),
-        ({"sampler_type": "TorchSampler"}, "1.2.1", Sampling(False, False, False)),
+        ({}, "1.2.1", SamplerSupport(True, True, True, top_logprobs=False)),
+        ({"sampler_type": "TorchSampler"}, "1.2.1", SamplerSupport(False, False, False)),
         (
             {"speculative_config": {"decoding_type": "MTP"}},
             "1.2.1",
-            Sampling(False, False, False, logit_bias=False, top_logprobs=False),
+            SamplerSupport(False, False, False, logit_bias=False, top_logprobs=False),
         ),
-        ({}, "1.3.0", Sampling(True, True, True)),
+        ({}, "1.3.0", SamplerSupport(True, True, True)),
         (
             {"speculative_config": {"decoding_type": "MTP"}},
             "1.3.0",
-            Sampling(False, True, False, logit_bias=False, top_logprobs=False),
+            SamplerSupport(False, True, False, logit_bias=False, top_logprobs=False),
         ),
         (
             {"speculative_config": {"decoding_type": "MTP", "enable_penalty": True}},
             "1.3.0",
-            Sampling(False, True, True, logit_bias=False, top_logprobs=False),
+            SamplerSupport(False, True, True, logit_bias=False, top_logprobs=False),
         ),
-        ({}, "1.4.0", Sampling(True, True, True)),
+        ({}, "1.4.0", SamplerSupport(True, True, True)),
     ],
 )
 def test_what_each_release_samples(arguments, version, sampling):
-    assert profile_of(arguments, version).sampling == sampling
+    assert profile_of_release(arguments, version).sampling == sampling
 
 
 def test_the_sampler_is_chosen_at_start_and_only_where_there_is_one():
-    old, new = profiles({"backend": "pytorch"})
+    old, new = profiles_per_release({"backend": "pytorch"})
     stats = {"enable_iter_perf_stats": True}
     assert (old.wishes, old.log_probs) == ({"sampler_type": "TRTLLMSampler", **stats}, 1)
     assert (new.wishes, new.log_probs) == ({"generation_config": "trtllm", **stats}, 0)
     # the other ranks of 1.2 would keep the statistics of each step
-    old, new = profiles({"backend": "pytorch", "tensor_parallel_size": 8})
+    old, new = profiles_per_release({"backend": "pytorch", "tensor_parallel_size": 8})
     assert [stats.items() <= one.wishes.items() for one in (old, new)] == [False, True]
 
 
 def test_int8_weight_only_ends_with_1_2():
-    profile_of({}, "1.2.1", "int8_wo")
+    profile_of_release({}, "1.2.1", "int8_wo")
     with pytest.raises(
         InputError, match=r"1\.3 loads no INT8 weight-only checkpoint; build it again with fp8 or int4_awq"
     ):
-        profile_of({}, "1.3.0", "int8_wo")
+        profile_of_release({}, "1.3.0", "int8_wo")

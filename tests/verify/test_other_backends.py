@@ -13,13 +13,13 @@ import pytest
 from grpc import aio
 from tritonclient.grpc import model_config_pb2, service_pb2
 
-from llmops.build.trtllm.llm_releases import profiles
-from llmops.gateway.messages import Capabilities
-from llmops.perf.verify.base import Finding, WrongError
+from llmops.build.trtllm.release_profiles import profiles_per_release
+from llmops.gateway.interfaces import Capabilities
 from llmops.perf.verify.contract import sampling
-from llmops.perf.verify.desk import Desk
+from llmops.perf.verify.engine_context import EngineContext
+from llmops.perf.verify.findings import Finding, WrongError
 from llmops.perf.verify.probe import Probe
-from llmops.perf.verify.speed import Measured, suspects
+from llmops.perf.verify.speed import MeasuredSpeed, suspects
 
 INPUTS = {
     "input_ids": "INT32", "input_lengths": "INT32", "request_output_len": "INT32", "streaming": "BOOL",
@@ -65,7 +65,7 @@ class Call:
     def cancel(self) -> None: ...
 
 
-def desk(answer: Callable[[Any], list[Any]], **parameters: str) -> Desk:
+def desk(answer: Callable[[Any], list[Any]], **parameters: str) -> EngineContext:
     """At a model without `subscription`, so not one of ours, whose card says `n: 1`."""
     config = model_config_pb2.ModelConfig()
     for name, datatype in INPUTS.items():
@@ -76,7 +76,7 @@ def desk(answer: Callable[[Any], list[Any]], **parameters: str) -> Desk:
     card: Any = SimpleNamespace(capabilities=Capabilities(n=1, seed=True), max_batch_size=8)
     plain = [100 + at for at in range(16)]
     manifest: Any = SimpleNamespace(plan={"chunked_prefill": True})
-    return Desk(Probe(client, "m-tensorrt_llm", config), card, manifest, prompt=[1, 2, 3], plain=plain)
+    return EngineContext(Probe(client, "m-tensorrt_llm", config), card, manifest, prompt=[1, 2, 3], plain=plain)
 
 
 def test_log_probabilities_that_accumulate_over_a_stream() -> None:
@@ -109,7 +109,7 @@ def test_sequences_that_are_dropped() -> None:
 
 def llm_api(**arguments: bool) -> dict[str, str]:
     """What `llmops repo` writes for the LLM API: a profile for each of its release lines."""
-    return {"llm_profiles": json.dumps([one.as_json() for one in profiles(arguments)])}
+    return {"llm_profiles": json.dumps([one.as_json() for one in profiles_per_release(arguments)])}
 
 
 @pytest.mark.parametrize(
@@ -123,5 +123,5 @@ def llm_api(**arguments: bool) -> dict[str, str]:
     ],
 )
 def test_chunked_prefill_among_the_suspects(parameters: dict[str, str], named: bool) -> None:
-    found = asyncio.run(suspects(desk(accumulating, **parameters), 1, Measured(1.0, 1.0, 1.0, 1)))
+    found = asyncio.run(suspects(desk(accumulating, **parameters), 1, MeasuredSpeed(1.0, 1.0, 1.0, 1)))
     assert ("chunked prefill is off, the plan counts on it" in found) == named

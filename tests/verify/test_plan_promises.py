@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
-from llmops.build.plan.speed.measured import Measured
+from llmops.build.plan.speed.measured_steps import MeasuredSteps
 from llmops.perf.lab.mock_engine.repository import make_mock_engine
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
@@ -65,7 +65,7 @@ def test_a_plan_that_is_not(verify, served, engine_dir: Path, tmp_path: Path) ->
 def test_step_times_that_plan_can_read(verify, served, engine_dir: Path, tmp_path: Path) -> None:
     file = tmp_path / "host.json"
     found = verify(*served, "--only", "speed", "--engine", engine_dir, "--calibrate", file)
-    measured = Measured.load(file)
+    measured = MeasuredSteps.load(file)
     assert found.code == 0
     assert (measured.target, measured.architecture) == ("openvino", "LlamaForCausalLM")
     assert [step.tokens for step in measured.of_phase("prefill")] == [64, 256, 1024, 4096]

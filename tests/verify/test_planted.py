@@ -11,11 +11,11 @@ from typing import Any
 import pytest
 
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
-from llmops.build.job.engine import build
+from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.perf.lab.mock_engine.repository import make_mock_engine
-from llmops.perf.verify.base import Result
+from llmops.perf.verify.findings import CheckOutcome
 from llmops.perf.verify.run import VerifyOptions
 from llmops.perf.verify.run import verify as verified
 from tests.verify.conftest import load
@@ -87,7 +87,7 @@ def as_read(checkpoint: Path, exported: Path, folder: Path) -> Path:
     from safetensors.torch import save_file
 
     from llmops.build.checkpoint import open_checkpoint
-    from llmops.build.quality.exported import load_exported
+    from llmops.build.quality.exported_model import load_exported
 
     read = load_exported(exported, "tensorrt", open_checkpoint(str(checkpoint)))
     weights = {name: value.contiguous() for name, value in read.outer.items()}
@@ -106,11 +106,11 @@ def as_read(checkpoint: Path, exported: Path, folder: Path) -> Path:
 def engines(checkpoint: Path, sound: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """The sound engine, one with each fault, and an FP8 one without any."""
     from llmops.build.checkpoint import open_checkpoint
-    from llmops.build.formats import FORMATS
     from llmops.build.progress import SilentProgress
+    from llmops.build.quant_formats import FORMATS
     from llmops.build.quantize.calibration import CalibrationSettings
-    from llmops.build.quantize.export import export_engine_checkpoint
-    from llmops.build.quantize.loading import load_model, load_tokenizer
+    from llmops.build.quantize.checkpoint_export import export_engine_checkpoint
+    from llmops.build.quantize.model_loading import load_model, load_tokenizer
     from llmops.build.quantize.quantizer import quantize
 
     root = tmp_path_factory.mktemp("planted")
@@ -150,7 +150,7 @@ class Silent:
 
     def begin(self, part: str, name: str) -> None: ...
 
-    def result(self, result: Result) -> None: ...
+    def result(self, result: CheckOutcome) -> None: ...
 
 
 @pytest.mark.parametrize(

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.job.engine import build
+from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.model_repository.generate import generate_repository, read_engines
-from llmops.model_repository.repository import match
+from llmops.model_repository.repository import compatibility
 from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from tests.verify.conftest import load
 
@@ -74,7 +74,7 @@ def llm_api(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_our_model_over_the_llm_api(verify, serve, llm_api: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(match, "installed_version", lambda name: "1.2.1")
+        patch.setattr(compatibility, "installed_version", lambda name: "1.2.1")
         served = serve(llm_api)
     found = verify(*served, "--only", "contract")
     assert found.report["faults"] == []

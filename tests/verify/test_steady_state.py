@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from llmops.perf.load.runner import Run
+from llmops.perf.load.runner import LoadRun
 from llmops.perf.records import Record
 from llmops.perf.report.document import Document
-from llmops.perf.report.statistics import summarise
-from llmops.perf.verify.base import WrongError
+from llmops.perf.report.summary import summarise
+from llmops.perf.verify.findings import WrongError
 from llmops.perf.verify.speed import ratios_of, steady
 
 STREAMS, SESSIONS = 2, 4 * 2 + 20
@@ -18,7 +18,7 @@ PLAN = {"ttft": 0.5, "tpot": 0.25, "tokens_per_second": 4.0}
 
 
 def document(records: list[Record]) -> Document:
-    run = Run(0.0, max(record.end for record in records), records)
+    run = LoadRun(0.0, max(record.end for record in records), records)
     return Document({}, {}, summarise(run, []), records=[record.to_json(0.0) for record in records])
 
 

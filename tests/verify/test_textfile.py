@@ -6,14 +6,14 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmops.perf.verify.base import Result, unseen, works, wrong
-from llmops.perf.verify.report import Report
+from llmops.perf.verify.findings import CheckOutcome, unseen, works, wrong
+from llmops.perf.verify.report import VerifyReport
 from llmops.perf.verify.textfile import write_textfile
 
 
-def report(model: str, *findings) -> Report:
-    results = [Result("answers", f"check {at}", finding) for at, finding in enumerate(findings)]
-    return Report(model, "host:8001", "tensorrt", "", True, results)
+def report(model: str, *findings) -> VerifyReport:
+    results = [CheckOutcome("answers", f"check {at}", finding) for at, finding in enumerate(findings)]
+    return VerifyReport(model, "host:8001", "tensorrt", "", True, results)
 
 
 def values(path: Path) -> dict[tuple[str, ...], float]:

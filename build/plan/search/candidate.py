@@ -5,23 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from llmops.build.plan.gpus import Gpu
-from llmops.build.plan.memory import kv
-from llmops.build.plan.memory.budget import Memory, PlannedLimits, plan_memory
-from llmops.build.plan.memory.layout import Layout, refusal
-from llmops.build.plan.search.cost import Cost, fleet_cost
+from llmops.build.plan.gpu_specs import GpuSpec
+from llmops.build.plan.memory import kv_sizes
+from llmops.build.plan.memory.memory_budget import MemoryBudget, PlannedLimits, plan_memory
+from llmops.build.plan.memory.parallel_layout import ParallelLayout, layout_problem
 from llmops.build.plan.search.plan_request import PlanRequest
+from llmops.build.plan.search.serving_cost import FleetCost, fleet_cost
 from llmops.build.plan.speed.disaggregated import Disaggregated
-from llmops.build.plan.speed.serving import Point, Replica, highest
-from llmops.build.plan.speed.step import Correction, StepModel
-from llmops.build.plan.timing.base import OpTimes
+from llmops.build.plan.speed.replica_model import OperatingPoint, ReplicaModel, highest_point
+from llmops.build.plan.speed.step_time import StepCorrection, StepModel
+from llmops.build.plan.timing.operation_times import OperationTimes
 
 # TensorRT-LLM's default for the largest batch.
 MAX_BATCH = 2048
 GB = 1e9
 
 
-class Refused(Exception):
+class LayoutRejected(Exception):
     """A layout that is out, with the reason in one line. `memory`: it does not fit; `missed`: the latency it reaches
     where a target asks for less; `needs`: the GPUs it takes for the rate when there are fewer; `wider`: one replica
     takes more GPUs than there are; `unbuildable`: the rule of the build that the layout breaks."""
@@ -30,8 +30,8 @@ class Refused(Exception):
         self,
         reason: str,
         *,
-        memory: Memory | None = None,
-        missed: Point | None = None,
+        memory: MemoryBudget | None = None,
+        missed: OperatingPoint | None = None,
         needs: int | None = None,
         wider: bool = False,
         unbuildable: str = "",
@@ -47,16 +47,16 @@ class Candidate:
     highest rate that keeps the targets; `capacity`: requests/s of all replicas at `best`; `paged` and `contiguous`:
     sequences per replica that fit with and without paging; `kv_token`: bytes of a token's cache on a GPU."""
 
-    gpu: Gpu
-    layout: Layout
+    gpu: GpuSpec
+    layout: ParallelLayout
     limits: PlannedLimits
-    memory: Memory
+    memory: MemoryBudget
     replicas: int
     gpus: int
-    point: Point
-    best: Point
+    point: OperatingPoint
+    best: OperatingPoint
     capacity: float
-    cost: Cost
+    cost: FleetCost
     paged: int
     contiguous: int
     kv_token: int
@@ -79,60 +79,66 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FittingLayout:
     """A layout that fits in memory: what it leaves, and the replica that would run."""
 
-    layout: Layout
+    layout: ParallelLayout
     limits: PlannedLimits
-    memory: Memory
-    replica: Replica
+    memory: MemoryBudget
+    replica: ReplicaModel
     paged: int
     contiguous: int
 
 
-def fit(request: PlanRequest, gpu: Gpu, layout: Layout, times: OpTimes, correction: Correction | None = None) -> Fitted:
+def fit_layout(
+    request: PlanRequest,
+    gpu: GpuSpec,
+    layout: ParallelLayout,
+    times: OperationTimes,
+    correction: StepCorrection | None = None,
+) -> FittingLayout:
     """Raises Refused when TensorRT-LLM cannot run the layout or it does not fit."""
     if layout.gpus > request.max_gpus:
-        raise Refused(f"{layout.gpus} GPUs for one replica; {request.max_gpus} given", wider=True)
-    reason = refusal(request.model, request.precision, gpu, layout)
+        raise LayoutRejected(f"{layout.gpus} GPUs for one replica; {request.max_gpus} given", wider=True)
+    reason = layout_problem(request.model, request.precision, gpu, layout)
     if reason:
-        raise Refused(reason)
+        raise LayoutRejected(reason)
     batch, limits, memory = MAX_BATCH, PlannedLimits(1, 1, 1), None
     # The logits of a larger batch take memory from the cache that would hold it: two rounds settle it.
     for _ in range(3):
         limits = PlannedLimits(batch, request.num_tokens, request.seq_len, request.kv_fraction)
         memory = plan_memory(request.model, request.precision, request.kv, layout, gpu, limits)
-        held = kv.sequences(memory.kv_cache, request.model, request.kv, layout, request.workload.length)
+        held = kv_sizes.sequences(memory.kv_cache, request.model, request.kv, layout, request.workload.length)
         if 1 <= held < batch:
             batch = held
     if memory is None or not memory.fits:
-        raise Refused(_too_large(memory, gpu), memory=memory)
-    paged = kv.sequences(memory.kv_cache, request.model, request.kv, layout, request.workload.length)
-    contiguous = kv.sequences(memory.kv_cache, request.model, request.kv, layout, request.seq_len)
+        raise LayoutRejected(_too_large(memory, gpu), memory=memory)
+    paged = kv_sizes.sequences(memory.kv_cache, request.model, request.kv, layout, request.workload.length)
+    contiguous = kv_sizes.sequences(memory.kv_cache, request.model, request.kv, layout, request.seq_len)
     if not contiguous:
-        raise Refused(
+        raise LayoutRejected(
             f"the cache of {memory.kv_cache / GB:.1f} GB does not hold one sequence of {request.seq_len} tokens"
         )
     steps = step_model(request, gpu, layout, times)
     steps.correction = correction
-    replica = Replica(steps, request.workload, min(paged, MAX_BATCH), request.num_tokens)
-    return Fitted(layout, limits, memory, replica, paged, contiguous)
+    replica = ReplicaModel(steps, request.workload, min(paged, MAX_BATCH), request.num_tokens)
+    return FittingLayout(layout, limits, memory, replica, paged, contiguous)
 
 
-def step_model(request: PlanRequest, gpu: Gpu, layout: Layout, times: OpTimes) -> StepModel:
+def step_model(request: PlanRequest, gpu: GpuSpec, layout: ParallelLayout, times: OperationTimes) -> StepModel:
     """The steps of one layout, as the tables or the roofline have them."""
     nodes = layout.gpus > gpu.per_node
     return StepModel(request.model, request.precision, request.kv, layout, times, nodes)
 
 
-def _too_large(memory: Memory | None, gpu: Gpu) -> str:
+def _too_large(memory: MemoryBudget | None, gpu: GpuSpec) -> str:
     if memory is None:
         return "does not fit"
     weights, total = memory.weight_bytes / GB, gpu.memory / GB
     return f"{memory.short / GB:.1f} GB short: weights take {weights:.1f} of {total:.1f} GB per GPU"
 
 
-def holds(request: PlanRequest, point: Point) -> bool:
+def meets_targets(request: PlanRequest, point: OperatingPoint) -> bool:
     """Whether both latency targets are kept."""
     load = request.workload
     return (load.ttft_p95 is None or point.ttft_p95 <= load.ttft_p95) and (
@@ -140,19 +146,19 @@ def holds(request: PlanRequest, point: Point) -> bool:
     )
 
 
-def evaluate(request: PlanRequest, gpu: Gpu, fitted: Fitted) -> Candidate:
+def evaluate_layout(request: PlanRequest, gpu: GpuSpec, fitted: FittingLayout) -> Candidate:
     """The layout as a fleet of equal replicas. Raises Refused when it misses a target or needs too many GPUs."""
     replica, layout = fitted.replica, fitted.layout
-    best = highest(replica.at, replica.steady_batch, lambda point: holds(request, point))
+    best = highest_point(replica.at, replica.steady_batch, lambda point: meets_targets(request, point))
     if best is None:
         alone = replica.at(1.0)
-        raise Refused(_missed(request, alone), missed=alone)
+        raise LayoutRejected(_missed(request, alone), missed=alone)
     qps = request.workload.qps
     replicas = math.ceil(qps / best.rate - 1e-9) if qps else 1
     gpus = replicas * layout.gpus
     if gpus > request.max_gpus:
         each = f"{best.rate:.2f} each"
-        raise Refused(f"{gpus} GPUs for {qps:g} requests/s ({each}); {request.max_gpus} given", needs=gpus)
+        raise LayoutRejected(f"{gpus} GPUs for {qps:g} requests/s ({each}); {request.max_gpus} given", needs=gpus)
     point = at_rate(replica, qps / replicas, best) if qps else best
     rate, capacity = (qps or best.rate), best.rate * replicas
     return Candidate(
@@ -168,11 +174,11 @@ def evaluate(request: PlanRequest, gpu: Gpu, fitted: Fitted) -> Candidate:
         cost=fleet_cost(gpu.price, gpus, rate, capacity, point, request.workload, request.api),
         paged=fitted.paged,
         contiguous=fitted.contiguous,
-        kv_token=kv.token_bytes(request.model, request.kv, layout),
+        kv_token=kv_sizes.token_bytes(request.model, request.kv, layout),
     )
 
 
-def _missed(request: PlanRequest, alone: Point) -> str:
+def _missed(request: PlanRequest, alone: OperatingPoint) -> str:
     load = request.workload
     if load.tpot_p95 is not None and alone.tpot_p95 > load.tpot_p95:
         return f"TPOT is {1e3 * alone.tpot_p95:.1f} ms even for one request; target {1e3 * load.tpot_p95:g} ms"
@@ -180,7 +186,7 @@ def _missed(request: PlanRequest, alone: Point) -> str:
     return f"TTFT p95 is {1e3 * alone.ttft_p95:.0f} ms even for one request; target {target:g} ms"
 
 
-def at_rate(replica: Replica, rate: float, best: Point) -> Point:
+def at_rate(replica: ReplicaModel, rate: float, best: OperatingPoint) -> OperatingPoint:
     """The steady state at `rate` requests/s, which is at most that of `best`."""
     low, high = 0.0, best.concurrency
     for _ in range(12):
@@ -189,7 +195,7 @@ def at_rate(replica: Replica, rate: float, best: Point) -> Point:
     return replica.at(high)
 
 
-def curve(replica: Replica) -> tuple[Point, ...]:
+def batch_curve(replica: ReplicaModel) -> tuple[OperatingPoint, ...]:
     """Points from one sequence to a full batch, doubling."""
     full = replica.full_batch
     batches = [2.0**step for step in range(int(math.log2(full)) + 1)]

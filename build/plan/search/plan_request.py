@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from llmops.build.formats import Format
 from llmops.build.model.architecture import Architecture
-from llmops.build.plan.gpus import Gpu
-from llmops.build.plan.memory.budget import DEFAULT_KV_FRACTION
-from llmops.build.plan.search.cost import ApiPrice
-from llmops.build.plan.speed.measured import Measured
-from llmops.build.plan.speed.workload import Workload
-from llmops.build.target_names import GPU_TARGETS, TARGETS
-from llmops.build.trtllm.surviving import paged_context
+from llmops.build.plan.gpu_specs import GpuSpec
+from llmops.build.plan.memory.memory_budget import DEFAULT_KV_FRACTION
+from llmops.build.plan.search.serving_cost import ApiPrice
+from llmops.build.plan.speed.measured_steps import MeasuredSteps
+from llmops.build.plan.speed.workload import PlanWorkload
+from llmops.build.quant_formats import QuantFormat
+from llmops.build.target_facts import GPU_TARGETS, TARGETS
+from llmops.build.trtllm.flag_overrides import paged_context
 from llmops.errors import InputError
 
 DEFAULT_NUM_TOKENS = 8192
@@ -31,7 +31,7 @@ def _only_for_cache(kv: str) -> str | None:
     return _only(name for name in GPU_TARGETS if kv in ("bf16", *TARGETS[name].kv_caches))
 
 
-def default_target(model: Architecture, precision: Format, kv: str, ep: int = 1) -> str:
+def default_target(model: Architecture, precision: QuantFormat, kv: str, ep: int = 1) -> str:
     """tensorrt where the family and the precision can and experts are not spread, else pytorch."""
     if ep > 1:
         return TORCH
@@ -50,10 +50,10 @@ class PlanRequest:
 
     name: str
     model: Architecture
-    precision: Format
+    precision: QuantFormat
     kv: str
-    workload: Workload
-    gpus: tuple[Gpu, ...]
+    workload: PlanWorkload
+    gpus: tuple[GpuSpec, ...]
     target: str = "pytorch"
     max_gpus: int = 64
     tp: int | None = None
@@ -64,7 +64,7 @@ class PlanRequest:
     kv_fraction: float = DEFAULT_KV_FRACTION
     disaggregated: bool = True
     api: ApiPrice | None = None
-    measured: Measured | None = None
+    measured: MeasuredSteps | None = None
 
     def __post_init__(self) -> None:
         self._check_sizes()

@@ -5,22 +5,22 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from llmops.build.plan.memory import kv
-from llmops.build.plan.memory.layout import Layout
-from llmops.build.plan.speed.serving import Point, Replica, highest
-from llmops.build.plan.speed.step import Prefill
-from llmops.build.plan.speed.workload import Workload
-from llmops.build.plan.timing.base import OpTimes
+from llmops.build.plan.memory import kv_sizes
+from llmops.build.plan.memory.parallel_layout import ParallelLayout
+from llmops.build.plan.speed.replica_model import OperatingPoint, ReplicaModel, highest_point
+from llmops.build.plan.speed.step_time import Prefill
+from llmops.build.plan.speed.workload import PlanWorkload
+from llmops.build.plan.timing.operation_times import OperationTimes
 
 MAX_RATIO = 8
 
 
 @dataclass(frozen=True)
-class Worker:
+class WorkerPool:
     """One worker of a kind at the highest rate (requests/s) that keeps its target; seconds for the latency. A prefill
     worker is busy for `service` seconds per request and answers in `unloaded` seconds when nothing waits."""
 
-    layout: Layout
+    layout: ParallelLayout
     rate: float
     latency: float
     latency_p95: float
@@ -29,7 +29,7 @@ class Worker:
     unloaded: float = 0.0
 
 
-def prefill_worker(replica: Replica, times: OpTimes) -> Worker | None:
+def prefill_worker(replica: ReplicaModel, times: OperationTimes) -> WorkerPool | None:
     """Prompts one at a time, arriving at random: M/D/1. The KV cache then goes over the network to the decoder, which
     is counted to the TTFT: a user sees nothing more before it has arrived."""
     load, steps = replica.workload, replica.steps
@@ -40,7 +40,7 @@ def prefill_worker(replica: Replica, times: OpTimes) -> Worker | None:
         return None
     rate = _busiest(stage, total, load.ttft_p95) / stage
     mean, p95 = prefill_latency(stage, total, rate)
-    return Worker(layout, rate, mean, p95, layout.gpus, service=stage, unloaded=total)
+    return WorkerPool(layout, rate, mean, p95, layout.gpus, service=stage, unloaded=total)
 
 
 def prefill_latency(service: float, unloaded: float, rate: float) -> tuple[float, float]:
@@ -50,10 +50,10 @@ def prefill_latency(service: float, unloaded: float, rate: float) -> tuple[float
     return unloaded + wait, unloaded + max(wait, _wait_p95(busy, service))
 
 
-def transfer_seconds(replica: Replica, times: OpTimes) -> float:
+def transfer_seconds(replica: ReplicaModel, times: OperationTimes) -> float:
     """A prompt's KV cache from rank to rank; each rank sends its own part."""
     steps, load = replica.steps, replica.workload
-    return times.send(kv.sequence_bytes(steps.model, steps.kv, steps.layout, load.isl), nodes=True)
+    return times.send(kv_sizes.sequence_bytes(steps.model, steps.kv, steps.layout, load.isl), nodes=True)
 
 
 def _wait_p95(busy: float, service: float) -> float:
@@ -72,22 +72,22 @@ def _busiest(service: float, total: float, target: float | None) -> float:
     return low
 
 
-def decode_worker(replica: Replica) -> Worker | None:
+def decode_worker(replica: ReplicaModel) -> WorkerPool | None:
     """Sequences that arrive with their KV cache and only decode."""
     load = replica.workload
-    alone = Replica(replica.steps, load, replica.max_batch, replica.max_num_tokens, prompts=False)
-    point = highest(alone.at, alone.full_batch, lambda at: load.tpot_p95 is None or at.tpot_p95 <= load.tpot_p95)
+    alone = ReplicaModel(replica.steps, load, replica.max_batch, replica.max_num_tokens, prompts=False)
+    point = highest_point(alone.at, alone.full_batch, lambda at: load.tpot_p95 is None or at.tpot_p95 <= load.tpot_p95)
     if point is None:
         return None
-    return Worker(replica.steps.layout, point.rate, point.tpot, point.tpot_p95, point.gpus)
+    return WorkerPool(replica.steps.layout, point.rate, point.tpot, point.tpot_p95, point.gpus)
 
 
 @dataclass(frozen=True)
 class Disaggregated:
     """`prefills` workers feed `decodes` workers; the slower side sets the rate."""
 
-    prefill: Worker
-    decode: Worker
+    prefill: WorkerPool
+    decode: WorkerPool
     prefills: int
     decodes: int
 
@@ -99,11 +99,11 @@ class Disaggregated:
     def rate(self) -> float:
         return min(self.prefills * self.prefill.rate, self.decodes * self.decode.rate)
 
-    def point(self, load: Workload, rate: float) -> Point:
+    def point(self, load: PlanWorkload, rate: float) -> OperatingPoint:
         """What a user sees when the whole set serves `rate` requests/s; decoding as if it were at its limit."""
         each = min(rate / self.prefills, self.prefill.rate)
         ttft, ttft_p95 = prefill_latency(self.prefill.service, self.prefill.unloaded, each)
-        return Point(
+        return OperatingPoint(
             concurrency=rate * load.osl * self.decode.latency,
             rate=rate,
             ttft=ttft,
@@ -117,7 +117,7 @@ class Disaggregated:
         )
 
 
-def match(prefill: Worker, decode: Worker, qps: float | None, max_gpus: int) -> Disaggregated | None:
+def match_workers(prefill: WorkerPool, decode: WorkerPool, qps: float | None, max_gpus: int) -> Disaggregated | None:
     """The ratio of workers: for a rate as many of each as it takes, otherwise the most requests/s per GPU."""
     if qps is not None:
         pair = Disaggregated(prefill, decode, math.ceil(qps / prefill.rate), math.ceil(qps / decode.rate))

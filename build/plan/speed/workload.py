@@ -8,7 +8,7 @@ from llmops.errors import InputError
 
 
 @dataclass(frozen=True)
-class Workload:
+class PlanWorkload:
     """Mean tokens of a prompt (`isl`) and of an answer (`osl`); requests/s; 95th-percentile targets in seconds.
     `prefix_hit`: share of a prompt's tokens found in the prefix cache. `draft_tokens` are proposed per step, each
     accepted with probability `acceptance` as long as those before it were."""

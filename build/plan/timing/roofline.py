@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from llmops.build.formats import FORMATS
-from llmops.build.plan.gpus import Gpu
-from llmops.build.plan.timing.base import Attention, Experts
+from llmops.build.plan.gpu_specs import GpuSpec
+from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape
+from llmops.build.quant_formats import FORMATS
 
 # Shares of the peak, between the medians of AIConfigurator's H100 tables on large shapes: matrix products 0.54 (FP8)
 # to 0.73 (BF16), attention 0.43 to 0.60 of the BF16 peak, weights read at 0.73 to 0.83, all-reduce 0.61 to 0.86.
@@ -17,10 +17,10 @@ ALL_REDUCE_LATENCY = 6e-6
 NETWORK_LATENCY = 10e-6
 
 
-class Roofline:
+class RooflineTimes:
     """Known for every GPU and every shape; coarse: no tile effects, no overlap."""
 
-    def __init__(self, gpu: Gpu) -> None:
+    def __init__(self, gpu: GpuSpec) -> None:
         self.gpu = gpu
         self.label = f"roofline ({gpu.name})"
 
@@ -28,16 +28,16 @@ class Roofline:
         flops, bytes_, compute = gemm_work(m, n, k, precision)
         return self._bound(flops, bytes_, compute, GEMM_EFFICIENCY)
 
-    def prefill(self, prompts: int, tokens: int, prefix: int, attention: Attention) -> float:
+    def prefill(self, prompts: int, tokens: int, prefix: int, attention: AttentionShape) -> float:
         flops, bytes_ = prefill_work(prompts, tokens, prefix, attention)
         # FP8 attention kernels stay near what BF16 reaches: soft-max is not done in FP8.
         return self._bound(flops, bytes_, "bf16", ATTENTION_EFFICIENCY)
 
-    def decode(self, batch: int, length: int, attention: Attention) -> float:
+    def decode(self, batch: int, length: int, attention: AttentionShape) -> float:
         flops, bytes_ = decode_work(batch, length, attention)
         return self._bound(flops, bytes_, "bf16", ATTENTION_EFFICIENCY)
 
-    def moe(self, tokens: int, experts: Experts, precision: str) -> float:
+    def moe(self, tokens: int, experts: ExpertsShape, precision: str) -> float:
         flops, bytes_, compute = moe_work(tokens, experts, precision)
         return self._bound(flops, bytes_, compute, GEMM_EFFICIENCY) + LAUNCH
 
@@ -72,7 +72,7 @@ def gemm_work(m: int, n: int, k: int, precision: str) -> tuple[float, float, str
     return 2.0 * m * n * k, n * k * kind.bits / 8 + m * k * inputs + 2 * m * n, kind.compute
 
 
-def prefill_work(prompts: int, tokens: int, prefix: int, attention: Attention) -> tuple[float, float]:
+def prefill_work(prompts: int, tokens: int, prefix: int, attention: AttentionShape) -> tuple[float, float]:
     seen = min(prefix, attention.window) if attention.window else prefix
     flops = 4.0 * prompts * _pairs(tokens, prefix, attention.window) * attention.heads * attention.head_dim
     bytes_ = prompts * ((seen + tokens) * attention.kv_bytes + 4 * tokens * attention.heads * attention.head_dim)
@@ -87,14 +87,14 @@ def _pairs(tokens: int, prefix: int, window: int) -> float:
     return growing * prefix + growing * (growing + 1) / 2 + (tokens - growing) * window
 
 
-def decode_work(batch: int, length: int, attention: Attention) -> tuple[float, float]:
+def decode_work(batch: int, length: int, attention: AttentionShape) -> tuple[float, float]:
     length = min(length, attention.window) if attention.window else length
     width = attention.latent or attention.head_dim
     flops = 4.0 * batch * length * attention.heads * width
     return flops, batch * (length * attention.kv_bytes + 4 * attention.heads * attention.head_dim)
 
 
-def moe_work(tokens: int, experts: Experts, precision: str) -> tuple[float, float, str]:
+def moe_work(tokens: int, experts: ExpertsShape, precision: str) -> tuple[float, float, str]:
     """Operations and bytes on one rank when tokens choose experts evenly: few tokens touch few experts."""
     kind = FORMATS[precision]
     share = experts.intermediate / experts.tp

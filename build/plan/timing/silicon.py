@@ -15,13 +15,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from llmops.build.formats import FORMATS
-from llmops.build.installed import installed_version
-from llmops.build.plan.gpus import Gpu
+from llmops.build.installed_versions import installed_version
+from llmops.build.plan.gpu_specs import GpuSpec
 from llmops.build.plan.timing import roofline
-from llmops.build.plan.timing.base import Attention, Experts
-from llmops.build.plan.timing.grid import Grid
-from llmops.build.plan.timing.roofline import Roofline
+from llmops.build.plan.timing.interpolation import InterpolationGrid
+from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape
+from llmops.build.plan.timing.roofline import RooflineTimes
+from llmops.build.quant_formats import FORMATS
 
 _MS = 1e-3
 # The KV cache's and the arithmetic's dtype -> the tables'.
@@ -62,7 +62,7 @@ def pyarrow_problem() -> str:
     return ""
 
 
-def table_folder(gpu: Gpu) -> Path | None:
+def table_folder(gpu: GpuSpec) -> Path | None:
     """The folder of tables for a GPU, or None when there are none."""
     root = package_root()
     if root is None or gpu.silicon is None:
@@ -71,34 +71,34 @@ def table_folder(gpu: Gpu) -> Path | None:
     return next((folder for folder in folders if (folder / "gemm_perf.parquet").is_file()), None)
 
 
-class Silicon(Roofline):
+class SiliconTimes(RooflineTimes):
     """Measured times for one GPU, the roofline where nothing was measured."""
 
-    def __init__(self, gpu: Gpu, folder: Path) -> None:
+    def __init__(self, gpu: GpuSpec, folder: Path) -> None:
         super().__init__(gpu)
         self.folder = folder
         self.missing: set[str] = set()
         self.label = f"silicon (AIConfigurator, {gpu.silicon}, TensorRT-LLM {folder.name})"
-        self._grids: dict[tuple[Any, ...], Grid | None] = {}
+        self._grids: dict[tuple[Any, ...], InterpolationGrid | None] = {}
 
     def gemm(self, m: int, n: int, k: int, precision: str) -> float:
         bound = self.ideal(*roofline.gemm_work(m, n, k, precision))
         grid = self._grid(("gemm", precision), lambda: self._gemm_grid(precision))
         return self._measured(f"{precision} gemm", grid, (m, n, k), bound) or super().gemm(m, n, k, precision)
 
-    def prefill(self, prompts: int, tokens: int, prefix: int, attention: Attention) -> float:
+    def prefill(self, prompts: int, tokens: int, prefix: int, attention: AttentionShape) -> float:
         bound = self.ideal(*roofline.prefill_work(prompts, tokens, prefix, attention), attention.compute)
         grid = self._grid(("prefill", attention), lambda: self._prefill_grid(attention))
         measured = self._measured("prefill attention", grid, (prompts, prefix + tokens), bound)
         return measured or super().prefill(prompts, tokens, prefix, attention)
 
-    def decode(self, batch: int, length: int, attention: Attention) -> float:
+    def decode(self, batch: int, length: int, attention: AttentionShape) -> float:
         bound = self.ideal(*roofline.decode_work(batch, length, attention), "bf16")
         grid = self._grid(("decode", attention), lambda: self._decode_grid(attention))
         measured = self._measured("decode attention", grid, (batch, length), bound)
         return measured or super().decode(batch, length, attention)
 
-    def moe(self, tokens: int, experts: Experts, precision: str) -> float:
+    def moe(self, tokens: int, experts: ExpertsShape, precision: str) -> float:
         bound = self.ideal(*roofline.moe_work(tokens, experts, precision))
         grid = self._grid(("moe", experts, precision), lambda: self._moe_grid(experts, precision))
         return self._measured(f"{precision} experts", grid, (tokens,), bound) or super().moe(tokens, experts, precision)
@@ -110,19 +110,19 @@ class Silicon(Roofline):
         measured = self._measured("all-reduce", grid, (values,), self.all_reduce_work(values, ranks))
         return measured or super().all_reduce(values, ranks)
 
-    def _measured(self, name: str, grid: Grid | None, point: tuple[float, ...], bound: float) -> float:
+    def _measured(self, name: str, grid: InterpolationGrid | None, point: tuple[float, ...], bound: float) -> float:
         """Seconds at a point, or 0 when it was not measured."""
         if grid is None:
             self.missing.add(name)
             return 0.0
         return bound / grid.at(*point)
 
-    def _grid(self, key: tuple[Any, ...], load: Callable[[], Grid | None]) -> Grid | None:
+    def _grid(self, key: tuple[Any, ...], load: Callable[[], InterpolationGrid | None]) -> InterpolationGrid | None:
         if key not in self._grids:
             self._grids[key] = load()
         return self._grids[key]
 
-    def _gemm_grid(self, precision: str) -> Grid | None:
+    def _gemm_grid(self, precision: str) -> InterpolationGrid | None:
         rows = self._rows("gemm", gemm_dtype=FORMATS[precision].gemm)
         quantise = self._dynamic_scales if precision == "fp8" else None
 
@@ -135,15 +135,17 @@ class Silicon(Roofline):
             if row["m"] > 0:
                 bound = self.ideal(*roofline.gemm_work(row["m"], row["n"], row["k"], precision))
                 points[row["m"], row["n"], row["k"]] = bound / max(bound, seconds(row))
-        return Grid(points) if points else None
+        return InterpolationGrid(points) if points else None
 
     @cached_property
-    def _dynamic_scales(self) -> Grid | None:
+    def _dynamic_scales(self) -> InterpolationGrid | None:
         rows = self._rows("computescale")
         # some rows were measured as zero: below the clock's resolution
-        return Grid({(row["m"], row["k"]): max(1e-9, row["latency"] * _MS) for row in rows}) if rows else None
+        return (
+            InterpolationGrid({(row["m"], row["k"]): max(1e-9, row["latency"] * _MS) for row in rows}) if rows else None
+        )
 
-    def _prefill_grid(self, attention: Attention) -> Grid | None:
+    def _prefill_grid(self, attention: AttentionShape) -> InterpolationGrid | None:
         kind = {"kv_cache_dtype": _ATTENTION[attention.kv]}
         if attention.latent:
             rows = self._rows("context_mla", **kind)
@@ -151,20 +153,20 @@ class Silicon(Roofline):
             compute = _ATTENTION[attention.compute]
             rows = self._windowed("context_attention", attention, attn_dtype=compute, **kind)
 
-        def bound(row: dict[str, Any], heads: Attention) -> float:
+        def bound(row: dict[str, Any], heads: AttentionShape) -> float:
             return self.ideal(*roofline.prefill_work(row["batch_size"], row["isl"], 0, heads), attention.compute)
 
         near = _nearest_heads(rows, attention)
         return _grid_of(((r["batch_size"], r["isl"]), bound(r, heads), r["latency"] * _MS) for r, heads in near)
 
-    def _decode_grid(self, attention: Attention) -> Grid | None:
+    def _decode_grid(self, attention: AttentionShape) -> InterpolationGrid | None:
         kind = {"kv_cache_dtype": _ATTENTION[attention.kv]}
         if attention.latent:
             rows = self._rows("generation_mla", **kind)
         else:
             rows = self._windowed("generation_attention", attention, **kind)
 
-        def bound(row: dict[str, Any], heads: Attention) -> float:
+        def bound(row: dict[str, Any], heads: AttentionShape) -> float:
             return self.ideal(*roofline.decode_work(row["batch_size"], row["step"] + row["isl"], heads), "bf16")
 
         near = _nearest_heads(rows, attention)
@@ -173,7 +175,7 @@ class Silicon(Roofline):
             HBM_CEILING,
         )
 
-    def _moe_grid(self, experts: Experts, precision: str) -> Grid | None:
+    def _moe_grid(self, experts: ExpertsShape, precision: str) -> InterpolationGrid | None:
         rows = next(
             filter(None, (self._rows("moe", moe_dtype=FORMATS[precision].moe, distribution=d) for d in ROUTING)), []
         )
@@ -184,32 +186,41 @@ class Silicon(Roofline):
             return whole
         return grid
 
-    def _split_grid(self, rows: list[dict[str, Any]], experts: Experts, precision: str) -> Grid | None:
+    def _split_grid(
+        self, rows: list[dict[str, Any]], experts: ExpertsShape, precision: str
+    ) -> InterpolationGrid | None:
         names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
         wanted = (experts.hidden, experts.intermediate, experts.top_k, experts.count, experts.tp, experts.ep)
 
         def bound(row: dict[str, Any]) -> float:
-            like = Experts(*(row[name] for name in names))
+            like = ExpertsShape(*(row[name] for name in names))
             return self.ideal(*roofline.moe_work(row["num_tokens"], like, precision))
 
         near = _nearest(rows, names, wanted)
         return _grid_of(((row["num_tokens"],), bound(row), row["latency"] * _MS) for row in near)
 
-    def _slower(self, fine: Grid, experts: Experts, coarse: Grid, coarser: Experts, precision: str) -> bool:
+    def _slower(
+        self,
+        fine: InterpolationGrid,
+        experts: ExpertsShape,
+        coarse: InterpolationGrid,
+        coarser: ExpertsShape,
+        precision: str,
+    ) -> bool:
         """Whether half the work takes longer than the whole at a large batch: a kernel that was badly tuned when it
         was measured (Mixtral 8x22B over 8 H100), which the coarser split's efficiency describes better."""
         tokens = fine.ticks[0][-1]
         half = self.ideal(*roofline.moe_work(tokens, experts, precision)) / fine.at(tokens)
         return half > self.ideal(*roofline.moe_work(tokens, coarser, precision)) / coarse.at(tokens)
 
-    def _all_reduce_grid(self, ranks: int) -> Grid | None:
+    def _all_reduce_grid(self, ranks: int) -> InterpolationGrid | None:
         rows = self._rows("custom_allreduce", num_gpus=min(ranks, self.gpu.per_node))
         return _grid_of(
             ((row["message_size"],), self.all_reduce_work(row["message_size"], row["num_gpus"]), row["latency"] * _MS)
             for row in rows
         )
 
-    def _windowed(self, table: str, attention: Attention, **equal: Any) -> list[dict[str, Any]]:
+    def _windowed(self, table: str, attention: AttentionShape, **equal: Any) -> list[dict[str, Any]]:
         """Rows of the attention's own window; where that was not measured, those without one."""
         found = self._rows(table, window_size=attention.window, **equal)
         like = [row for row in found if row["head_dim"] == attention.head_dim]
@@ -227,14 +238,16 @@ class Silicon(Roofline):
         return rows
 
 
-def _grid_of(points: Iterable[tuple[tuple[int, ...], float, float]], ceiling: float = 1.0) -> Grid | None:
+def _grid_of(points: Iterable[tuple[tuple[int, ...], float, float]], ceiling: float = 1.0) -> InterpolationGrid | None:
     """(coordinates, bound, measured seconds) -> efficiencies, at most `ceiling`."""
     # Nothing beats the data sheet: a shorter time is a cache that a real run does not have.
     table = {where: min(ceiling, bound / measured) for where, bound, measured in points if measured > 0}
-    return Grid(table) if table else None
+    return InterpolationGrid(table) if table else None
 
 
-def _nearest_heads(rows: list[dict[str, Any]], attention: Attention) -> Iterator[tuple[dict[str, Any], Attention]]:
+def _nearest_heads(
+    rows: list[dict[str, Any]], attention: AttentionShape
+) -> Iterator[tuple[dict[str, Any], AttentionShape]]:
     """Rows of the measured heads nearest to the wanted ones, with what those heads are."""
     if attention.latent:
         names: tuple[str, ...] = ("num_heads",)

@@ -7,18 +7,18 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.engine_folder.manifest import EngineLimits, Parallelism, Quantisation
-from llmops.build.formats import Format, buildable, check_kv_cache, format_of
 from llmops.build.model.architecture import Architecture
 from llmops.build.model.families import FAMILIES
-from llmops.build.quality.gates import GATES, Gates
+from llmops.build.quality.quality_gates import GATES, QualityGates
+from llmops.build.quant_formats import QuantFormat, buildable_formats, check_kv_cache, format_of
 from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, check_data
-from llmops.build.quantize.dtype import stored_dtype
 from llmops.build.quantize.sharding import check_sharding, choose_group_size
+from llmops.build.quantize.weight_dtype import stored_dtype
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.nvidia.existing import passed_on
-from llmops.build.trtllm.images import DEFAULT_TAG, Image
-from llmops.build.trtllm.loaders import rejection
-from llmops.build.trtllm.versions import image_for, image_of, release
+from llmops.build.targets.nvidia.prequantized import is_prequantized
+from llmops.build.trtllm.container_images import DEFAULT_TAG, TrtllmImage
+from llmops.build.trtllm.image_selection import image_for, image_of, release_of
+from llmops.build.trtllm.unsupported_checkpoints import unsupported_reason
 from llmops.errors import CheckpointError, InputError, VersionMismatchError
 
 _DEFAULT_BATCH, _DEFAULT_TOKENS, _DEFAULT_LENGTH = 256, 8192, 8192
@@ -27,20 +27,20 @@ COMMON_OPTIONS = frozenset({*GATES, "calib_batch_size", "calib_seed", "quality",
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What will be done. `dtype` is that of weights that are not quantised. `passed_on` means that the checkpoint is
+    """What will be done. `dtype` is that of weights that are not quantised. `is_prequantized` means that the checkpoint is
     quantised already and goes in unchanged, `copied` that it goes in unchanged for whatever reason."""
 
     spec: BuildSpec
     checkpoint: Checkpoint
-    form: Format
+    form: QuantFormat
     group_size: int | None
     kv_cache: str
     calibration: CalibrationSettings
-    gates: Gates
+    gates: QualityGates
     limits: EngineLimits
     dtype: str
-    image: Image
-    passed_on: bool
+    image: TrtllmImage
+    is_prequantized: bool
     copied: bool
     measure_quality: bool
 
@@ -62,7 +62,7 @@ class BuildRequest:
     def weights(self) -> str:
         """The name of the format that the engine will have; of one that nobody but the checkpoint knows its method."""
         found = self.checkpoint.quantisation
-        if not self.passed_on or found is None:
+        if not self.is_prequantized or found is None:
             return self.form.name
         return found.format.name if found.format else found.method
 
@@ -88,7 +88,7 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
     form = format_of(spec.quant, spec.target)
     check_kv_cache(spec.kv_cache, spec.target)
     image = _image(spec)
-    unchanged = passed_on(spec, checkpoint, release(image.tensorrt_llm))
+    unchanged = is_prequantized(spec, checkpoint, release_of(image.tensorrt_llm))
     _check_family_format(arch, form, spec, unchanged)
     copied = unchanged or _copied(spec, checkpoint)
     group_size = _group_size(arch, form, spec)
@@ -100,13 +100,13 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
         group_size=group_size,
         kv_cache=spec.kv_cache,
         calibration=_calibration(spec, form),
-        gates=Gates.from_options(spec.options, form.name, _stored_cache(spec)),
+        gates=QualityGates.from_options(spec.options, form.name, _stored_cache(spec)),
         limits=_limits(spec, arch),
         dtype=stored_dtype(arch, spec.options.get("dtype")),
         image=image,
-        passed_on=unchanged,
+        is_prequantized=unchanged,
         copied=copied,
-        measure_quality=not copied and switch(spec, "quality", True),
+        measure_quality=not copied and boolean_option(spec, "quality", True),
     )
 
 
@@ -124,12 +124,12 @@ def _stored_cache(spec: BuildSpec) -> str:
     return "auto" if spec.target == "pytorch" and spec.quant == "none" else spec.kv_cache
 
 
-def _check_family_format(arch: Architecture, form: Format, spec: BuildSpec, passed_on: bool) -> None:
-    if passed_on:
+def _check_family_format(arch: Architecture, form: QuantFormat, spec: BuildSpec, is_prequantized: bool) -> None:
+    if is_prequantized:
         return
     allowed = allowed_formats(arch.family, spec.target)
     if form.name not in allowed:
-        found = rejection(arch.family, form.algorithm) if spec.target == "pytorch" else None
+        found = unsupported_reason(arch.family, form.algorithm) if spec.target == "pytorch" else None
         because = f" (TensorRT-LLM does not load it: {found.reason})" if found else ""
         raise InputError(
             f"--quant {form.name} is not for {arch.hf_class} on --target {spec.target}{because}; use "
@@ -143,24 +143,24 @@ def allowed_formats(family: str, target: str) -> tuple[str, ...]:
         return ("none",)
     if target == "tensorrt" and family in ("qwen3", "qwen3_moe"):
         return ("none", "fp8")  # NVIDIA/TensorRT-LLM examples/models/core/qwen/README.md, support matrix
-    forms = list(buildable(target).items())
+    forms = list(buildable_formats(target).items())
     if FAMILIES[family].moe is not None:
         forms = [(name, form) for name, form in forms if target in form.mixtures]
     if target == "pytorch":
-        return tuple(name for name, form in forms if rejection(family, form.algorithm) is None)
+        return tuple(name for name, form in forms if unsupported_reason(family, form.algorithm) is None)
     return tuple(name for name, _ in forms)
 
 
-def _group_size(arch: Architecture, form: Format, spec: BuildSpec) -> int | None:
+def _group_size(arch: Architecture, form: QuantFormat, spec: BuildSpec) -> int | None:
     if form.grouped:
         return choose_group_size(arch, spec.tp, spec.group_size, form.groups)
     if spec.group_size is not None:
-        grouped = (name for name, other in buildable(spec.target).items() if other.grouped)
+        grouped = (name for name, other in buildable_formats(spec.target).items() if other.grouped)
         raise InputError(f"--group-size goes with {' and '.join(grouped)}, not with --quant {form.name}.")
     return None
 
 
-def _calibration(spec: BuildSpec, form: Format) -> CalibrationSettings:
+def _calibration(spec: BuildSpec, form: QuantFormat) -> CalibrationSettings:
     defaults = CalibrationSettings()
     if spec.calib_dataset is not None and not form.calibrated and _stored_cache(spec) == "auto":
         raise InputError(f"--calib-data: nothing is calibrated with --quant {form.name}; leave it out.")
@@ -168,8 +168,8 @@ def _calibration(spec: BuildSpec, form: Format) -> CalibrationSettings:
         dataset=spec.calib_dataset or BUNDLED,
         size=spec.calib_size,
         seq_len=spec.calib_seq_len or defaults.seq_len,
-        batch_size=whole(spec, "calib_batch_size", 1) if "calib_batch_size" in spec.options else None,
-        seed=whole(spec, "calib_seed", defaults.seed),
+        batch_size=positive_option(spec, "calib_batch_size", 1) if "calib_batch_size" in spec.options else None,
+        seed=positive_option(spec, "calib_seed", defaults.seed),
     )
 
 
@@ -194,7 +194,7 @@ def _limits(spec: BuildSpec, arch: Architecture) -> EngineLimits:
     )
 
 
-def _image(spec: BuildSpec) -> Image:
+def _image(spec: BuildSpec) -> TrtllmImage:
     version = spec.options.get("tensorrt_llm")
     tag = spec.options.get("image")
     if tag is None:
@@ -209,10 +209,10 @@ def _image(spec: BuildSpec) -> Image:
     return image
 
 
-def _image_of_version(target: str, version: str) -> Image:
+def _image_of_version(target: str, version: str) -> TrtllmImage:
     """An image with the version's own fields and flags, or with later ones of its minor release."""
     image = image_for(target, version)
-    if release(image.tensorrt_llm) != release(version):
+    if release_of(image.tensorrt_llm) != release_of(version):
         raise VersionMismatchError(
             f"--target {target} needs TensorRT-LLM {image.tensorrt_llm}, not {version}: leave the version out, or use "
             "--target tensorrt, which has engines for that."
@@ -220,7 +220,7 @@ def _image_of_version(target: str, version: str) -> Image:
     return image
 
 
-def whole(spec: BuildSpec, name: str, default: int) -> int:
+def positive_option(spec: BuildSpec, name: str, default: int) -> int:
     """An option as a number of at least 1."""
     value = spec.options.get(name, default)
     try:
@@ -233,7 +233,7 @@ def whole(spec: BuildSpec, name: str, default: int) -> int:
     return number
 
 
-def switch(spec: BuildSpec, name: str, default: bool) -> bool:
+def boolean_option(spec: BuildSpec, name: str, default: bool) -> bool:
     """An option that is true or false."""
     value = str(spec.options.get(name, default)).lower()
     if value not in ("true", "false"):

@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmops.build.engine_folder.manifest import FILE_NAME
-from llmops.build.installed import installed_version as distribution_version
+from llmops.build.installed_versions import installed_version as distribution_version
 from llmops.build.progress import Progress
-from llmops.build.targets.nvidia import guard
-from llmops.build.trtllm.images import Image
-from llmops.build.trtllm.versions import check_installed
+from llmops.build.targets.nvidia import process_guard
+from llmops.build.trtllm.container_images import TrtllmImage
+from llmops.build.trtllm.image_selection import check_trtllm_installed
 from llmops.errors import BuildError, MissingDependencyError
 
 PROGRAM = "trtllm-build"
@@ -39,7 +39,7 @@ mv .{FILE_NAME}.part {FILE_NAME}
 """
 
 
-def script(argv: Sequence[str], image: Image) -> str:
+def script(argv: Sequence[str], image: TrtllmImage) -> str:
     """build.sh: finishes the engine folder that it lies in, inside the image or wherever trtllm-build is."""
     command = " \\\n  ".join(pairs(argv))
     return (
@@ -54,7 +54,7 @@ def script(argv: Sequence[str], image: Image) -> str:
     )
 
 
-def write_script(folder: Path, argv: Sequence[str], image: Image) -> None:
+def write_script(folder: Path, argv: Sequence[str], image: TrtllmImage) -> None:
     path = folder / SCRIPT
     path.write_text(script(argv, image))
     path.chmod(0o755)
@@ -71,7 +71,7 @@ def pairs(argv: Sequence[str]) -> list[str]:
     return lines
 
 
-def docker_command(folder: Path, image: Image) -> list[str]:
+def docker_command(folder: Path, image: TrtllmImage) -> list[str]:
     """Return the command that runs the step in the image as the user who owns the folder.
 
     The image does not know that user, and flashinfer makes folders below HOME when it is imported
@@ -90,10 +90,10 @@ def installed_version() -> str | None:
     """TensorRT-LLM next to `trtllm-build`, from the program itself; None when there is no such program."""
     if shutil.which(PROGRAM) is None:
         return None
-    return distribution_version("tensorrt_llm") or _asked_version()
+    return distribution_version("tensorrt_llm") or _query_version()
 
 
-def _asked_version() -> str | None:
+def _query_version() -> str | None:
     """The program lives in another Python; that one's `tensorrt_llm` prints its version when imported."""
     code = "import importlib.metadata as m; print(m.version('tensorrt_llm'))"
     program = Path(shutil.which(PROGRAM) or PROGRAM)
@@ -106,7 +106,7 @@ def _asked_version() -> str | None:
     return None
 
 
-def check_version(image: Image) -> None:
+def check_version(image: TrtllmImage) -> None:
     """Raises MissingDependencyError without the program, VersionMismatchError with one of another version."""
     if shutil.which(PROGRAM) is None:
         raise MissingDependencyError(
@@ -114,7 +114,7 @@ def check_version(image: Image) -> None:
         )
     version = installed_version()
     if version is not None:
-        check_installed("tensorrt", image.tensorrt_llm, version)
+        check_trtllm_installed("tensorrt", image.tensorrt_llm, version)
 
 
 def run(argv: Sequence[str], folder: Path, ranks: int, log_path: Path, progress: Progress) -> None:
@@ -140,7 +140,7 @@ def run(argv: Sequence[str], folder: Path, ranks: int, log_path: Path, progress:
 def _start(argv: Sequence[str], folder: Path) -> subprocess.Popen[str]:
     """Behind the guard, whose standard input is what keeps it running."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", guard.__file__, *argv], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-I", "-S", process_guard.__file__, *argv], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
     )  # fmt: skip
 
@@ -149,7 +149,7 @@ def _end(process: subprocess.Popen[str]) -> None:
     """Where it still runs, the guard ends everything; the wait is longer than it gives the program."""
     assert process.stdin is not None
     process.stdin.close()
-    process.wait(timeout=2 * guard.GRACE)
+    process.wait(timeout=2 * process_guard.GRACE)
 
 
 def _failure(argv: Sequence[str], code: int, tail: list[str], log_path: Path) -> str:

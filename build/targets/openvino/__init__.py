@@ -3,7 +3,7 @@
 How it is run inside Triton belongs to the engine model's `runtimes/`.
 """
 
-from llmops.build.targets.openvino.target import OpenVinoTarget
+from llmops.build.targets.openvino.openvino_target import OpenVinoTarget
 
 target = OpenVinoTarget()
 

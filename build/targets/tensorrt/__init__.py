@@ -3,7 +3,7 @@
 What it shares with the pytorch target is in `targets/nvidia/`.
 """
 
-from llmops.build.targets.tensorrt.target import TensorrtTarget
+from llmops.build.targets.tensorrt.tensorrt_target import TensorrtTarget
 
 target = TensorrtTarget()
 

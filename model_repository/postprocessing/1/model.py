@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import llmops_contract as contract
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from llmops_postprocessing.detokenize import added_text
+from llmops_postprocessing.detokenize import text_delta
 from tokenizers import Tokenizer
 
 _TOKENS, _LENGTH = contract.POST_TOKENS.name, contract.POST_LENGTH.name
@@ -40,7 +40,7 @@ class TritonPythonModel:
         before = [[]] * lengths.size if context is None else context.reshape(lengths.size, -1).tolist()
         finished = bool(given[_FINISHED].reshape(-1)[0]) if _FINISHED in given else context is None
         texts = [
-            added_text(self._decode, earlier, beam[:length].tolist(), finished)
+            text_delta(self._decode, earlier, beam[:length].tolist(), finished)
             for earlier, beam, length in zip(before, beams, lengths, strict=True)
         ]
         output = np.array([[text.encode() for text in texts]], dtype=np.object_)

@@ -8,7 +8,7 @@ import os
 import llmops_contract as contract
 import numpy as np
 import triton_python_backend_utils as pb_utils
-from llmops_preprocessing.words import embedding_bias, word_ids, word_list
+from llmops_preprocessing.word_lists import embedding_bias, encode_word_list, word_ids
 from tokenizers import Tokenizer
 
 # what clients of the ensemble call its inputs
@@ -66,8 +66,8 @@ class TritonPythonModel:
         return {
             contract.PRE_OUT_IDS: np.array([ids], dtype=np.int32).reshape(1, -1),
             contract.PRE_OUT_LENGTH: _one(len(ids)),
-            contract.PRE_OUT_BAD_WORDS: word_list(bad_words),
-            contract.PRE_OUT_STOP_WORDS: word_list(stop_words),
+            contract.PRE_OUT_BAD_WORDS: encode_word_list(bad_words),
+            contract.PRE_OUT_STOP_WORDS: encode_word_list(stop_words),
             contract.PRE_OUT_BIAS: bias,
             contract.PRE_OUT_OUTPUT_LEN: given[contract.PRE_REQUEST_OUTPUT_LEN.name].reshape(1, -1),
             contract.PRE_OUT_END_ID: _one(self._end_ids[0]) if end_id is None else end_id.reshape(1, 1),

@@ -25,7 +25,7 @@ from llmops.perf.lab.harness.servers import Postgres, Valkey
 from llmops.perf.lab.harness.stack import Service, gateway
 from llmops.perf.lab.mock_engine.repository import NAME, PLAIN
 from llmops.perf.lab.mock_engine.served import served_mock_engine
-from llmops.perf.load.loop import run_async
+from llmops.perf.load.event_loop import run_async
 
 ROUNDS, REQUESTS, STREAMS = 3, 600, 64
 # requests per second, at which nothing queues
@@ -141,11 +141,11 @@ async def account(url: str) -> str:
     from llmops.store.accounts.limits import Budget, Limits
     from llmops.store.accounts.tenants import create_tenant
     from llmops.store.accounts.users import ensure_user
-    from llmops.store.audit import By
-    from llmops.store.open import open_store
+    from llmops.store.audit import AuditContext
+    from llmops.store.factory import open_store
     from llmops.store.prices import Price, set_price
 
-    by, budget = By("bench", datetime.now(timezone.utc)), Budget(10**14, "month")
+    by, budget = AuditContext("bench", datetime.now(timezone.utc)), Budget(10**14, "month")
     async with await open_store(url, pool_size=1) as store, store.write() as connection:
         await create_tenant(connection, "bench", Limits(MANY, MANY, None, budget), by)
         user = await ensure_user(connection, "bench", "bench@localhost", by)

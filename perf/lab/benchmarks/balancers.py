@@ -19,7 +19,7 @@ from llmops.perf.lab.harness.load import run
 from llmops.perf.lab.harness.script import script
 from llmops.perf.lab.mock_engine.repository import PLAIN
 from llmops.perf.lab.mock_engine.served import mock_engine
-from llmops.perf.report.statistics import Distribution
+from llmops.perf.report.summary import Distribution
 
 PERIOD, TOKENS, STREAMS, REQUESTS, ROUNDS = 0.02, 8, 4, 40, 5
 READY = 30.0

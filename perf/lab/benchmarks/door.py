@@ -19,14 +19,14 @@ from typing import Any
 
 import uvloop
 
-from llmops.gateway.callers.access.check import Access, access_of
-from llmops.gateway.callers.limits.check import LimitCheck, limits_of
-from llmops.gateway.callers.usage.bind import billing_of
-from llmops.gateway.callers.usage.check import UsageCheck, usage_of
-from llmops.gateway.http.context import RequestContext
-from llmops.gateway.http.serving import calm_garbage_collector
-from llmops.gateway.messages import Outcome, Usage
+from llmops.gateway.auth.authentication import Authentication, create_authentication
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.http.server import tune_garbage_collector
+from llmops.gateway.interfaces import Outcome, Usage
+from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck, create_limit_check
 from llmops.gateway.settings import GatewaySettings, UsageSettings
+from llmops.gateway.usage.lazy_billing import create_billing
+from llmops.gateway.usage.usage_check import UsageCheck, create_usage_check
 from llmops.perf.lab.benchmarks.accounts import account
 from llmops.perf.lab.harness.figures import Section
 from llmops.perf.lab.harness.servers import Postgres, Valkey
@@ -63,7 +63,7 @@ class Request:
 class Rooms:
     """The rooms of one gateway, in the order in which a request meets them."""
 
-    def __init__(self, access: Access, limits: LimitCheck, usage: UsageCheck) -> None:
+    def __init__(self, access: Authentication, limits: RateLimitCheck, usage: UsageCheck) -> None:
         self.access, self.limits, self.usage = access, limits, usage
 
     async def nothing(self, one: Request) -> None:
@@ -141,7 +141,7 @@ async def _stages(name: str, store: str, redis: str | None, folder: Path, sectio
     settings = GatewaySettings(port=0, store=store, redis=redis, usage=UsageSettings(journal=folder / "journal"))
     async with _opened(settings) as rooms:
         await _round(rooms, key, REQUESTS)
-        calm_garbage_collector()
+        tune_garbage_collector()
         rounds = [await _round(rooms, key, REQUESTS) for _ in range(ROUNDS)]
         opcodes = await _opcodes(rooms, key)
         for stage in rounds[0]:
@@ -154,8 +154,8 @@ async def _stages(name: str, store: str, redis: str | None, folder: Path, sectio
 
 @contextlib.asynccontextmanager
 async def _opened(settings: GatewaySettings) -> AsyncIterator[Rooms]:
-    billing, access = billing_of(settings), access_of(settings)
-    limits, usage = limits_of(settings, billing), usage_of(settings, billing)
+    billing, access = create_billing(settings), create_authentication(settings)
+    limits, usage = create_limit_check(settings, billing), create_usage_check(settings, billing)
     assert billing is not None
     assert access is not None
     assert limits is not None

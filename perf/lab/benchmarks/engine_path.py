@@ -20,7 +20,7 @@ from typing import Any
 import click
 
 from llmops.errors import LlmopsError, MissingDependencyError
-from llmops.model_repository.server.processes import tied
+from llmops.model_repository.server.processes import with_parent_death_signal
 from llmops.perf.lab.harness.figures import Section
 from llmops.perf.lab.harness.load import STREAMS, run
 from llmops.perf.lab.harness.stack import Service, engine_on_triton, gateway
@@ -44,7 +44,7 @@ def bare(engine: Path) -> Iterator[Measure]:
     """The pipeline in a process of its own."""
     command = [sys.executable, "-m", "llmops.perf.lab.engine.bare", str(engine)]
     pipe = subprocess.PIPE
-    child = subprocess.Popen(tied(command), stdin=pipe, stdout=pipe, text=True)
+    child = subprocess.Popen(with_parent_death_signal(command), stdin=pipe, stdout=pipe, text=True)
     assert child.stdin is not None
     assert child.stdout is not None
     try:

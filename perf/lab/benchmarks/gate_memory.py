@@ -68,7 +68,7 @@ def gate(folder: str) -> None:
     import transformers.models.llama.modeling_llama  # noqa: F401
 
     from llmops.build.progress import SilentProgress
-    from llmops.build.quality import evaluate, run, source  # noqa: F401
+    from llmops.build.quality import evaluate, export_comparison, source_model  # noqa: F401
 
     base = peak = anonymous()
 

@@ -16,9 +16,9 @@ from llmops.perf.lab.harness.script import script
 from llmops.perf.lab.harness.stack import Service
 from llmops.perf.lab.mock_engine.repository import PLAIN
 from llmops.perf.lab.mock_engine.served import mock_engine
-from llmops.perf.load.loop import run_async
+from llmops.perf.load.event_loop import run_async
 from llmops.perf.report.document import Document
-from llmops.perf.report.statistics import Distribution
+from llmops.perf.report.summary import Distribution
 
 PERIOD = 0.02  # seconds between two tokens of a stream
 STOPS = ["\n\nUser:", "###"]

@@ -27,7 +27,7 @@ from llmops.perf.lab.harness.servers import Broker, Postgres
 from llmops.perf.lab.harness.stack import Service, gateway, process
 from llmops.perf.lab.mock_engine.repository import NAME
 from llmops.perf.lab.mock_engine.served import served_mock_engine
-from llmops.store.open import open_store
+from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
 
 SECONDS, RATE, USERS = 600, 500, 16

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from llmops.contract import REQUEST
+from llmops.contract import REQUEST_TRANSPORT
 from llmops.perf.lab.fleet.replay import Went, replay
 from llmops.perf.lab.fleet.stage import Engines, engines, front
 from llmops.perf.lab.fleet.trace import Asked, Talks, words_of
@@ -47,7 +47,7 @@ def measure(engine: Path) -> Section:
     with (
         section,
         engines(engine, _paged(), REPLICAS, slow=slow) as reported,
-        engines(engine, _paged(), REPLICAS, slow=slow, transports=[REQUEST]) as measured,
+        engines(engine, _paged(), REPLICAS, slow=slow, transports=[REQUEST_TRANSPORT]) as measured,
     ):
         for times in TIMES:
             loads = [_load(words, times, seed) for seed in range(ROUNDS)]

@@ -22,7 +22,7 @@ from llmops.perf.lab.harness.figures import Section
 from llmops.perf.lab.harness.script import script
 from llmops.perf.lab.harness.stack import Service
 from llmops.perf.lab.mock_engine.planned import constant
-from llmops.perf.quantiles import percentile
+from llmops.perf.percentiles import percentile
 
 REPLICAS, BLOCKS, SIZE, PLACES, CHUNK = 2, 2048, 16, 16, 1024
 STEP, SEQUENCE, TOKEN = 0.04, 0.002, 0.0001

@@ -1,6 +1,6 @@
 """The planner against NVIDIA's published throughput, row by row: `python -m llmops.perf.lab.benchmarks.plan_accuracy`.
 
-The two host-side constants of `llmops.build.plan.speed.step` were set on the H100 rows as a whole, none per row or per
+The two host-side constants of `llmops.build.plan.speed.step_time` were set on the H100 rows as a whole, none per row or per
 model; the H200, A100, GPT-OSS and release 1.2 rows had no part in it.
 """
 
@@ -17,17 +17,17 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from llmops.build.formats import FORMATS
 from llmops.build.model.architecture import Architecture
-from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.memory.layout import Layout
-from llmops.build.plan.search.candidate import MAX_BATCH, Refused, fit
+from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.plan.memory.parallel_layout import ParallelLayout
+from llmops.build.plan.search.candidate import MAX_BATCH, LayoutRejected, fit_layout
 from llmops.build.plan.search.plan_request import PlanRequest
-from llmops.build.plan.speed.serving import Replica
-from llmops.build.plan.speed.step import Prefill
-from llmops.build.plan.speed.workload import Workload
-from llmops.build.plan.timing.base import OpTimes
-from llmops.build.plan.timing.choose import op_times
+from llmops.build.plan.speed.replica_model import ReplicaModel
+from llmops.build.plan.speed.step_time import Prefill
+from llmops.build.plan.speed.workload import PlanWorkload
+from llmops.build.plan.timing.operation_times import OperationTimes
+from llmops.build.plan.timing.timing_source import timing_source
+from llmops.build.quant_formats import FORMATS
 
 DATA = Path(__file__).parents[1] / "published"
 # Requests of each run, as the page lists them by (prompt, answer) tokens; 1024 + 2048 is not listed.
@@ -74,24 +74,24 @@ def published() -> Iterator[Row]:
             yield Row(line["release"], line["gpu"], line["model"], line["quantisation"], tp, isl, osl, rate)
 
 
-def predict(row: Row, times: OpTimes) -> Row:
+def predict(row: Row, times: OperationTimes) -> Row:
     """The planner's tokens/s for the same run: so many requests, all there at once."""
     config = json.loads((DATA / "models.json").read_text())[row.model]
     precision = FORMATS[row.quantisation]
     request = PlanRequest(
-        row.model, Architecture.from_hf_config(config), precision, precision.kv, Workload(row.isl, row.osl),
+        row.model, Architecture.from_hf_config(config), precision, precision.kv, PlanWorkload(row.isl, row.osl),
         (find_gpu(row.gpu),), kv_fraction=KV_FRACTION, max_seq_len=row.isl + row.osl,
     )  # fmt: skip
     try:
-        replica = fit(request, find_gpu(row.gpu), Layout(row.tp), times).replica
-    except Refused:
+        replica = fit_layout(request, find_gpu(row.gpu), ParallelLayout(row.tp), times).replica
+    except LayoutRejected:
         return row
     replica.steps.graphs = GRAPHS.get(row.release, ())
     rate = finite_run(replica, REQUESTS[row.isl, row.osl])
     return replace(row, predicted=rate)
 
 
-def finite_run(replica: Replica, requests: int) -> float:
+def finite_run(replica: ReplicaModel, requests: int) -> float:
     """Output tokens/s of a run that ends: full batches, and a last one of the requests that remain."""
     osl = replica.workload.osl
     batch = min(replica.full_batch, MAX_BATCH, requests)
@@ -100,7 +100,7 @@ def finite_run(replica: Replica, requests: int) -> float:
     return requests * osl / seconds
 
 
-def wave_seconds(replica: Replica, batch: float) -> float:
+def wave_seconds(replica: ReplicaModel, batch: float) -> float:
     """One batch from its first prompt to its last token. All requests are alike and are there at once, so those that
     ended together are followed by prompts that fill whole steps; the other steps have none."""
     load, steps = replica.workload, replica.steps
@@ -142,7 +142,7 @@ def summary(group: str, rows: list[Row]) -> str:
 def main(timing: str) -> None:
     """Print the comparison."""
     console = Console(highlight=False)
-    times = {row.gpu: op_times(find_gpu(row.gpu), timing) for row in published()}
+    times = {row.gpu: timing_source(find_gpu(row.gpu), timing) for row in published()}
     report([predict(row, times[row.gpu]) for row in published()], console)
     for source in times.values():
         console.print(source.label)

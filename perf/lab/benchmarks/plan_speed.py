@@ -10,17 +10,17 @@ import os
 import time
 from pathlib import Path
 
-from llmops.build.formats import FORMATS
 from llmops.build.model.architecture import Architecture
-from llmops.build.plan.gpus import find_gpu
+from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.plan.search.layout_search import search
 from llmops.build.plan.search.plan_request import PlanRequest
-from llmops.build.plan.search.search import search
-from llmops.build.plan.speed.workload import Workload
-from llmops.build.plan.timing.choose import op_times
+from llmops.build.plan.speed.workload import PlanWorkload
+from llmops.build.plan.timing.timing_source import timing_source
+from llmops.build.quant_formats import FORMATS
 
 MODELS = Path(__file__).parents[1] / "published" / "models.json"
 KINDS = ("h100-sxm", "h200-sxm", "b200-sxm", "l40s")
-LOAD = Workload(3000, 400, qps=5, ttft_p95=2.0, tpot_p95=0.1)
+LOAD = PlanWorkload(3000, 400, qps=5, ttft_p95=2.0, tpot_p95=0.1)
 
 
 def seconds(model: str, kinds: tuple[str, ...]) -> tuple[float, float]:
@@ -28,7 +28,7 @@ def seconds(model: str, kinds: tuple[str, ...]) -> tuple[float, float]:
     config = Architecture.from_hf_config(json.loads(MODELS.read_text())[model])
     gpus = tuple(find_gpu(kind) for kind in kinds)
     wall, cpu = time.perf_counter(), time.process_time()
-    search(PlanRequest(model, config, FORMATS["fp8"], "fp8", LOAD, gpus), op_times)
+    search(PlanRequest(model, config, FORMATS["fp8"], "fp8", LOAD, gpus), timing_source)
     return time.perf_counter() - wall, time.process_time() - cpu
 
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from statistics import median
 
-from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.timing.choose import op_times
+from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.plan.timing.timing_source import timing_source
 from llmops.perf.lab.benchmarks.plan_accuracy import Row, predict, published
 from llmops.perf.lab.benchmarks.plan_speed import KINDS, seconds
 from llmops.perf.lab.harness.figures import Section
@@ -24,7 +24,7 @@ def measure() -> Section:
     text = "`llmops plan` against the throughput that NVIDIA published for TensorRT-LLM; nothing runs on a GPU here."
     section = Section("Planner", "python -m llmops.perf.lab.benchmarks.planner", text)
     with section:
-        times = {row.gpu: op_times(find_gpu(row.gpu)) for row in published()}
+        times = {row.gpu: timing_source(find_gpu(row.gpu)) for row in published()}
         rows = [predict(row, times[row.gpu]) for row in published()]
         for group in dict.fromkeys(row.group for row in rows):
             _errors(group, [row for row in rows if row.group == group], section)

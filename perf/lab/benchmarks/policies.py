@@ -13,36 +13,36 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 
-from llmops.gateway.fleet.admission.gate import Gate
-from llmops.gateway.fleet.admission.order import Tier, Tiers
-from llmops.gateway.fleet.cost import first_token
-from llmops.gateway.fleet.routing.choose import Cheapest
-from llmops.gateway.fleet.routing.prefix import PrefixIndex
-from llmops.gateway.messages import ReplicaView, Ticket, Wanted
+from llmops.gateway.interfaces import QueuedRequest, ReplicaView, RoutingRequest
+from llmops.gateway.routing.admission.admission_controller import AdmissionController
+from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
+from llmops.gateway.routing.cost_model import time_to_first_token
+from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
+from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 from llmops.perf.lab.harness.figures import Section
-from llmops.perf.quantiles import percentile
-from llmops.perf.simulate.fleet import Fleet, FleetSpec, Outcome
-from llmops.perf.simulate.job import Job
+from llmops.perf.percentiles import percentile
+from llmops.perf.simulate.arrivals import ConversationArrivals
+from llmops.perf.simulate.fleet import FleetSpec, SimulatedFleet, SimulationOutcome
 from llmops.perf.simulate.replica import EngineSpec
-from llmops.perf.simulate.result import tally
-from llmops.perf.simulate.steps import EvenSteps
-from llmops.perf.simulate.workload import Conversations
+from llmops.perf.simulate.simulated_request import SimulatedRequest
+from llmops.perf.simulate.step_times import LinearStepTimes
+from llmops.perf.simulate.totals import sum_up
 from llmops.perf.workloads.lengths import parse_lengths
 
 TOKENS, REPLICAS, SHARED = 3000, 16, 2000
 TTFT, TPOT = 0.5, 0.05
 # a replica of about 20,000 prompt tokens/s and, when it is full, 30 ms a step
-ENGINE = EngineSpec(EvenSteps(0.01, 0.0003, 0.00005), blocks=4000, block_tokens=100, max_batch_size=64)
+ENGINE = EngineSpec(LinearStepTimes(0.01, 0.0003, 0.00005), blocks=4000, block_tokens=100, max_batch_size=64)
 # conversations of 5 turns with system prompts of 2,000 tokens
-TALK = Conversations(rate=40.0, seconds=120.0, system=2000, apps=12, think=5.0, block_tokens=100)
+TALK = ConversationArrivals(rate=40.0, seconds=120.0, system=2000, apps=12, think=5.0, block_tokens=100)
 # single requests, so that what is asked for does not depend on what was answered, refused or late
 ONCE = replace(TALK, turns=parse_lengths("1"), message=parse_lengths("lognormal:800,0.6"))
 # what 8 such replicas answer in time, about
 FULL = 38.0
 # conversations as those on which Dynamo's router and SMG's were measured: 4 workers of 2,048 blocks of 16 tokens and 8
 # sequences. In the first minute engines are hardly at work, and nothing is gained by spreading it
-MOCKER = EngineSpec(EvenSteps(0.01, 0.0006, 0.000032), 2048, 16, max_batch_size=8, max_num_tokens=2048)
-PEERS = Conversations(
+MOCKER = EngineSpec(LinearStepTimes(0.01, 0.0006, 0.000032), 2048, 16, max_batch_size=8, max_num_tokens=2048)
+PEERS = ConversationArrivals(
     15.0, 300.0, parse_lengths("6"), 600, 8, parse_lengths("uniform:90,150"), parse_lengths("uniform:48,80"), 3.0,
     block_tokens=16,
 )  # fmt: skip
@@ -87,8 +87,8 @@ def _choice(block_tokens: int) -> float:
     ]  # fmt: skip
     heads = [[rng.randrange(1 << 17) for _ in range(SHARED)] for _ in range(20)]
     prompts = [heads[at % 20] + [rng.randrange(1 << 17) for _ in range(TOKENS - SHARED)] for at in range(200)]
-    wanted = [Wanted(TOKENS, struct.pack(f"{TOKENS}i", *ids), 400) for ids in prompts]
-    policy = Cheapest(PrefixIndex(), rng)
+    wanted = [RoutingRequest(TOKENS, struct.pack(f"{TOKENS}i", *ids), 400) for ids in prompts]
+    policy = LeastCostPolicy(PrefixIndex(), rng)
     for one in wanted[:100]:
         place = policy.choose(one, views, 0.0)
         assert place is not None
@@ -120,27 +120,32 @@ class _First:
 
 def _admission() -> float:
     view = ReplicaView("a", state="ready", blocks=1000, free_blocks=900, prefill_rate=2e4, step_seconds=0.02)
-    gate = Gate(Tiers([Tier("interactive"), Tier("standard"), Tier("batch")]), _First())  # type: ignore[arg-type]
+    gate = AdmissionController(
+        TieredQueue([PriorityTier("interactive"), PriorityTier("standard"), PriorityTier("batch")]),
+        _First(),  # type: ignore[arg-type]
+    )
 
     def once() -> None:
-        ticket = Ticket("tenant", Wanted(TOKENS, answer=400), 0.0, "standard")
+        ticket = QueuedRequest("tenant", RoutingRequest(TOKENS, answer=400), 0.0, "standard")
         gate.at_once(ticket, [view], 0.0)
         gate.ended(ticket, 300)
-        view.unseen = view.unseen_tokens = 0
+        view.unseen = view.in_flight_tokens = 0
 
     return _fastest(once, 2000)
 
 
-def _fleet(work: Conversations, engine: EngineSpec = ENGINE, replicas: int = 8, **fields: object) -> Outcome:
-    spec = FleetSpec(engine, replicas, **{"tiers": (Tier("standard", max_wait=TTFT),), **fields})  # type: ignore[arg-type]
-    return Fleet(spec).run(work.arrivals())
+def _fleet(
+    work: ConversationArrivals, engine: EngineSpec = ENGINE, replicas: int = 8, **fields: object
+) -> SimulationOutcome:
+    spec = FleetSpec(engine, replicas, **{"tiers": (PriorityTier("standard", max_wait=TTFT),), **fields})  # type: ignore[arg-type]
+    return SimulatedFleet(spec).run(work.arrivals())
 
 
 def _caches(section: Section) -> None:
     names = {"cheapest": "ours", "least-loaded": "least loaded", "affinity": "affinity alone"}
     for policy, name in names.items():
         outcome = _fleet(PEERS, MOCKER, 4, policy=policy, tiers=())
-        found = tally(outcome, WARM)
+        found = sum_up(outcome, WARM)
         aims = (90.0, 1.3) if policy == "cheapest" else (None, None)
         section.add(
             f"hit rate of an endless cache's, {name}", 100 * found.hit_rate / found.ceiling, "%", aims[0], "least"
@@ -148,11 +153,11 @@ def _caches(section: Section) -> None:
         section.add(f"requests of the busiest of 4 replicas over the mean, {name}", found.imbalance, "", aims[1])
         if policy == "cheapest":
             section.add("… were whole conversations dealt out by lot", _by_lot(outcome), "")
-    one, two = (tally(_fleet(TALK, gateways=count)).hit_rate for count in (1, 2))
+    one, two = (sum_up(_fleet(TALK, gateways=count)).hit_rate for count in (1, 2))
     section.add("hit rate lost with two gateways", 100 * (1 - two / one), "%", 2.0)
 
 
-def _by_lot(outcome: Outcome, times: int = 100) -> float:
+def _by_lot(outcome: SimulationOutcome, times: int = 100) -> float:
     """The mean of so many deals."""
     own = PEERS.system // PEERS.block_tokens
     lengths = Counter(job.hashes[own] for job in outcome.jobs if job.arrived >= WARM).values()
@@ -166,7 +171,7 @@ def _by_lot(outcome: Outcome, times: int = 100) -> float:
 
 
 def _overload(section: Section) -> None:
-    tiers = (Tier("interactive", max_wait=TTFT), Tier("batch", max_wait=600.0))
+    tiers = (PriorityTier("interactive", max_wait=TTFT), PriorityTier("batch", max_wait=600.0))
     best = max(_goodput(_fleet(replace(ONCE, rate=FULL * share, seconds=60.0))) for share in (0.6, 0.8, 0.9, 1.0, 1.2))
     for times in (2, 10):
         work = replace(ONCE, rate=times * FULL, seconds=60.0, tiers=(("interactive", 0.4), ("batch", times - 0.4)))
@@ -187,13 +192,13 @@ def _overload(section: Section) -> None:
         section.add(f"… without a gate, {times} x", 100 * _goodput(without) / best, "%")
 
 
-def _goodput(outcome: Outcome) -> float:
+def _goodput(outcome: SimulationOutcome) -> float:
     """Answers in time, per second during which requests came."""
     last = max(job.arrived for job in outcome.jobs)
     return sum(map(_is_good, outcome.jobs)) / last
 
 
-def _is_good(job: Job) -> bool:
+def _is_good(job: SimulatedRequest) -> bool:
     return 0 <= job.first <= job.arrived + TTFT and job.end - job.first <= TPOT * (job.answer - 1)
 
 
@@ -208,39 +213,39 @@ def _flood(section: Section) -> None:
     longer = 2 * (_step(others) - _step(alone.jobs))
     section.add("… if only steps were longer, as batches are full", 1 + longer / _late(alone.jobs), "")
     section.add("… others' requests refused", 100 * sum(job.refused >= 0 for job in others) / len(others), "%")
-    greedy = _fleet(replace(TALK, rate=FULL * 4, tenants=4, flood=2.0), tiers=(Tier("standard", max_wait=5.0),))
+    greedy = _fleet(replace(TALK, rate=FULL * 4, tenants=4, flood=2.0), tiers=(PriorityTier("standard", max_wait=5.0),))
     section.add("Jain's index of tokens, all tenants ask for more than their share, one for twice as much",
-                tally(greedy).jain, "", 0.95, "least")  # fmt: skip
+                sum_up(greedy).jain, "", 0.95, "least")  # fmt: skip
 
 
-def _step(jobs: list[Job]) -> float:
+def _step(jobs: list[SimulatedRequest]) -> float:
     """What a token takes after the first, median."""
     return percentile(sorted((job.end - job.first) / (job.answer - 1) for job in jobs if job.end > job.first >= 0), 50)
 
 
-def _late(jobs: list[Job]) -> float:
+def _late(jobs: list[SimulatedRequest]) -> float:
     return percentile(sorted(job.first - job.arrived for job in jobs if job.first >= 0), 95)
 
 
-class _Predicting(Fleet):
+class _Predicting(SimulatedFleet):
     """Notes, for each request that arrives, when its first token was predicted."""
 
     def __init__(self, spec: FleetSpec) -> None:
         super().__init__(spec)
-        self.said: list[tuple[Job, float]] = []
+        self.said: list[tuple[SimulatedRequest, float]] = []
 
-    def _enter(self, job: Job) -> None:
+    def _enter(self, job: SimulatedRequest) -> None:
         gateway = self._gateways[0]
         place = gateway.policy.choose(job.ticket.wanted, gateway.views, self.clock.now)
         if place is not None:
             view = gateway.views[place]
             uncached = max(job.tokens - gateway.policy.cached(job.ticket.wanted, view), 1)
-            self.said.append((job, first_token(view, uncached, job.answer)))
+            self.said.append((job, time_to_first_token(view, uncached, job.answer)))
         super()._enter(job)
 
 
 def _predictions(section: Section) -> None:
-    fleet = _Predicting(FleetSpec(ENGINE, 8, tiers=(Tier("standard", max_wait=TTFT),)))
+    fleet = _Predicting(FleetSpec(ENGINE, 8, tiers=(PriorityTier("standard", max_wait=TTFT),)))
     fleet.run(replace(TALK, rate=0.8 * FULL).arrivals())
     near = [abs(said / (job.first - job.arrived) - 1) <= 0.3 for job, said in fleet.said if job.first >= 0]
     section.add("predictions of TTFT within 30 %, load 0.8", 100 * sum(near) / len(near), "%", 80.0, "least")

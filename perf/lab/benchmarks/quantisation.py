@@ -18,9 +18,9 @@ from typing import Any
 import click
 
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.build.formats import FORMATS, buildable
-from llmops.build.quality.gates import Gates, Quality
-from llmops.build.target_names import GPU_TARGETS
+from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
+from llmops.build.quant_formats import FORMATS, buildable_formats
+from llmops.build.target_facts import GPU_TARGETS
 from llmops.errors import BuildError
 from llmops.perf.lab.benchmarks.start_up import program, usage
 from llmops.perf.lab.harness.processes import Others
@@ -54,13 +54,13 @@ class Row:
         """Whether `llmops build` lets it through with its default limits."""
         try:
             _, form, kv_cache = split(self.recipe)
-            Gates.from_options({}, form, kv_cache).check(Quality(**self.quality))
+            QualityGates.from_options({}, form, kv_cache).check(QualityMetrics(**self.quality))
         except BuildError:
             return False
         return True
 
     def cells(self) -> tuple[str, ...]:
-        found = Quality(**self.quality)
+        found = QualityMetrics(**self.quality)
         return (
             f"`{self.recipe}`", f"{self.size / 1e6:.0f} MB", f"× {found.perplexity_ratio:.4f}",
             f"{found.top1_agreement:.1%}", f"{found.mean_kl:.4f}", f"{found.worst_token_kl:.2f}",
@@ -72,7 +72,9 @@ class Row:
 
 def recipes() -> list[str]:
     """In the order of the table."""
-    plain = [f"{target}/{name}" for name in FORMATS for target in sorted(GPU_TARGETS) if name in buildable(target)]
+    plain = [
+        f"{target}/{name}" for name in FORMATS for target in sorted(GPU_TARGETS) if name in buildable_formats(target)
+    ]
     return [*plain, *WITH_KV_CACHE]
 
 

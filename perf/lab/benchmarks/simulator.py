@@ -13,18 +13,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import median
 
-from llmops.gateway.fleet.admission.order import Tier
+from llmops.gateway.routing.admission.tiered_queue import PriorityTier
 from llmops.perf.lab.fleet.replay import Went, replay
 from llmops.perf.lab.fleet.stage import engines, front
 from llmops.perf.lab.fleet.trace import Asked, Says, Talks, ceiling, jobs, mock_says, words_of
 from llmops.perf.lab.harness.figures import Section
 from llmops.perf.lab.harness.script import script
 from llmops.perf.lab.mock_engine.planned import constant
-from llmops.perf.quantiles import percentile
-from llmops.perf.simulate.fleet import Arrivals, Fleet, FleetSpec
+from llmops.perf.percentiles import percentile
+from llmops.perf.simulate.fleet import Arrivals, FleetSpec, SimulatedFleet
 from llmops.perf.simulate.replica import EngineSpec
-from llmops.perf.simulate.result import tally
-from llmops.perf.simulate.steps import EvenSteps
+from llmops.perf.simulate.step_times import LinearStepTimes
+from llmops.perf.simulate.totals import sum_up
 from llmops.perf.workloads.lengths import parse_lengths
 
 REPLICAS, BLOCKS, SIZE, PLACES, CHUNK = 4, 1024, 16, 16, 1024
@@ -106,12 +106,12 @@ def _real(went: Went, counts: Sequence[int]) -> dict[str, float]:
 
 
 def _simulated(trace: Sequence[Asked], says: Says, added: Added) -> dict[str, float]:
-    steps = EvenSteps(STEP + added.step, SEQUENCE, TOKEN)
+    steps = LinearStepTimes(STEP + added.step, SEQUENCE, TOKEN)
     engine = EngineSpec(steps, BLOCKS, SIZE, max_batch_size=PLACES, max_num_tokens=CHUNK)
-    spec = FleetSpec(engine, REPLICAS, tiers=(Tier("standard", max_wait=WAIT),))
-    outcome = Fleet(spec).run(Arrivals(iter(jobs(trace, SIZE, says))))
+    spec = FleetSpec(engine, REPLICAS, tiers=(PriorityTier("standard", max_wait=WAIT),))
+    outcome = SimulatedFleet(spec).run(Arrivals(iter(jobs(trace, SIZE, says))))
     done = [job for job in outcome.jobs if job.first >= 0]
-    found = tally(outcome)
+    found = sum_up(outcome)
     first = [job.first - job.arrived + added.first for job in done]
     pace = [(job.end - job.first) / max(job.answer - 1, 1) for job in done]
     return {**_times(first, pace), "hit rate": found.hit_rate, "max/mean": found.imbalance}

@@ -17,7 +17,7 @@ from llmops.perf.lab.harness.script import script
 from llmops.perf.lab.harness.stack import Service
 from llmops.perf.lab.mock_engine.repository import PLAIN
 from llmops.perf.lab.mock_engine.served import mock_engine
-from llmops.perf.load.loop import run_async
+from llmops.perf.load.event_loop import run_async
 from llmops.perf.report.document import Document
 
 SLOW = 0.2  # seconds per token where streams, not tokens, are to be counted

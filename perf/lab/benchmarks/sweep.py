@@ -9,8 +9,8 @@ from llmops.perf.lab.benchmarks.engine_path import served
 from llmops.perf.lab.harness.figures import Section
 from llmops.perf.lab.harness.load import run
 from llmops.perf.lab.harness.script import script
-from llmops.perf.load.slo import parse_slo
-from llmops.perf.report.statistics import Summary
+from llmops.perf.load.objectives import parse_objective
+from llmops.perf.report.summary import Summary
 
 SLOS = ("ttft:500ms", "tpot:100ms")
 SHARE = 0.95
@@ -25,7 +25,7 @@ def measure(engine: Path) -> Section:
     )
     text = f"The embedded engine, 64 tokens in, {TOKENS} out, Poisson arrivals, {STEP_SECONDS:g} s a step."
     section = Section("Highest rate within an objective", command, text)
-    slos = [parse_slo(text) for text in SLOS]
+    slos = [parse_objective(text) for text in SLOS]
     with section, served(engine) as (_, front):
         run(front.address, output=TOKENS, concurrency=4, requests=8)
         load: dict[str, Any] = {"sweep": True, "slos": slos, "slo_share": SHARE, "duration": STEP_SECONDS, "rate": 4.0}

@@ -13,16 +13,16 @@ from typing import Any
 
 from starlette.types import Message, Receive, Scope, Send
 
-from llmops.gateway.http.context import context_in
-from llmops.gateway.http.door import Check, Door
-from llmops.gateway.http.telling import AccessLog, Tracing, finished
-from llmops.gateway.messages import Outcome, Usage
-from llmops.gateway.observability.access_log import line_of
-from llmops.gateway.observability.finished import Finished
-from llmops.gateway.observability.metrics import Metrics
-from llmops.gateway.observability.outbox import Outbox
-from llmops.gateway.observability.spans import SpanSender
+from llmops.gateway.http.exporters import AccessLogCheck, TraceCheck, finished_request
+from llmops.gateway.http.middleware import Check, RequestMiddleware
+from llmops.gateway.http.request_context import context_from_scope
+from llmops.gateway.interfaces import Outcome, Usage
 from llmops.gateway.settings import TraceSettings
+from llmops.gateway.telemetry.access_log import format_line
+from llmops.gateway.telemetry.export_queue import ExportQueue
+from llmops.gateway.telemetry.metrics import GatewayMetrics
+from llmops.gateway.telemetry.otlp_exporter import OtlpSpanExporter
+from llmops.gateway.telemetry.request_timeline import FinishedRequest
 from llmops.perf.lab.harness.figures import Section
 
 ROUNDS, REQUESTS, TOLD = 25, 1_000, 300
@@ -51,7 +51,7 @@ def measure() -> Section:
 
 
 async def _measure(section: Section) -> None:
-    tracing, log = _tracing(0.0), AccessLog(Metrics(), "access_log", _outbox(), _nothing)
+    tracing, log = _tracing(0.0), AccessLogCheck(GatewayMetrics(), "access_log", _outbox(), _nothing)
     asked = [tracing, tracing.passed("auth"), tracing.passed("rate_limit")]
     section.add("traces on, not told of", await _dearer([tracing]), "µs/request", 5)
     section.add("the same with keys and limits", await _dearer(asked), "µs/request", 5)
@@ -61,24 +61,24 @@ async def _measure(section: Section) -> None:
     chosen = [every, every.passed("auth"), every.passed("rate_limit")]
     section.add("told of, on the event loop", await _dearer(chosen), "µs/request", 10)
     told = await _told(chosen)
-    sender = SpanSender("http://127.0.0.1:1", 1.0)
+    sender = OtlpSpanExporter("http://127.0.0.1:1", 1.0)
     section.add(
         "told of, its spans (another thread)",
         _each(told, lambda one: sender.message([one]).SerializeToString()),
         "µs/request",
         300,
     )
-    section.add("a line of the access log (another thread)", _each(told, line_of), "µs/request")
+    section.add("a line of the access log (another thread)", _each(told, format_line), "µs/request")
 
 
-def _tracing(ratio: float) -> Tracing:
+def _tracing(ratio: float) -> TraceCheck:
     settings = TraceSettings(endpoint="http://127.0.0.1:1", ratio=ratio, per_second=1_000_000_000)
-    return Tracing(settings, Metrics(), _outbox(), _nothing)
+    return TraceCheck(settings, GatewayMetrics(), _outbox(), _nothing)
 
 
-def _outbox() -> Outbox[Finished]:
+def _outbox() -> ExportQueue[FinishedRequest]:
     """Has room for all, and is never started."""
-    return Outbox("nobody", lambda batch: None, 10**9, 1.0)
+    return ExportQueue("nobody", lambda batch: None, 10**9, 1.0)
 
 
 def _nothing() -> None:
@@ -95,29 +95,29 @@ async def _dearer(checks: Sequence[Check], *headers: tuple[bytes, bytes]) -> flo
 
 
 async def _spent(checks: Sequence[Check], *headers: tuple[bytes, bytes]) -> float:
-    door = Door(_answer, lambda scope: "/v1/chat/completions", checks)
+    door = RequestMiddleware(_answer, lambda scope: "/v1/chat/completions", checks)
     began = time.thread_time()
     for _ in range(REQUESTS):
         await door(_scope(headers), _never, _drop)
     return time.thread_time() - began
 
 
-async def _told(checks: Sequence[Check]) -> list[Finished]:
+async def _told(checks: Sequence[Check]) -> list[FinishedRequest]:
     """Answers as they are told, each with the stages and tokens of one."""
     told = []
 
     class Keep(Check):
         def after(self, context: Any, outcome: Outcome) -> None:
-            told.append(finished(context, outcome))
+            told.append(finished_request(context, outcome))
 
-    door = Door(_answer, lambda scope: "/v1/chat/completions", [*checks, Keep()])
+    door = RequestMiddleware(_answer, lambda scope: "/v1/chat/completions", [*checks, Keep()])
     for _ in range(TOLD):
         await door(_scope(()), _never, _drop)
     return told
 
 
 async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
-    context = context_in(scope)
+    context = context_from_scope(scope)
     for stage in ("parse", "queue", "template", "tokenise", "submit"):
         context.mark(stage)
     meter = context.meter = METRICS.meter("smollm2", context.started)
@@ -129,7 +129,7 @@ async def _answer(scope: Scope, receive: Receive, send: Send) -> None:
     await send({"type": "http.response.start", "status": 200, "headers": []})
 
 
-METRICS = Metrics()
+METRICS = GatewayMetrics()
 
 
 def _scope(headers: Sequence[tuple[bytes, bytes]]) -> Scope:
@@ -144,7 +144,7 @@ async def _drop(message: Message) -> None:
     return
 
 
-def _each(told: Sequence[Finished], work: Callable[[Finished], Any]) -> float:
+def _each(told: Sequence[FinishedRequest], work: Callable[[FinishedRequest], Any]) -> float:
     """Microseconds."""
     found = []
     for _ in range(ROUNDS):

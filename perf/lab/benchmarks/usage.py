@@ -22,21 +22,21 @@ import click
 
 from llmops.control.ledger import Ledger
 from llmops.errors import LlmopsError
-from llmops.gateway.callers.usage.base import Unpriced
-from llmops.gateway.callers.usage.direct import Direct, write_events
-from llmops.gateway.callers.usage.events import cloud_event, from_cloud_event
-from llmops.gateway.callers.usage.journal import Journal
-from llmops.gateway.callers.usage.kafka import Kafka
-from llmops.gateway.callers.usage.meter import Meter
-from llmops.gateway.callers.usage.ship import Shipper
-from llmops.gateway.http.context import RequestContext
-from llmops.gateway.messages import Caller, Outcome, Tally, Usage, UsageEvent
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Caller, Outcome, Usage, UsageEvent, UsageRecorder
 from llmops.gateway.settings import KafkaSettings
+from llmops.gateway.usage.delivery import UsageDelivery
+from llmops.gateway.usage.event_formats import from_cloud_event, to_cloud_event
+from llmops.gateway.usage.kafka import Kafka
+from llmops.gateway.usage.ledger_sink import LedgerSink, write_events
+from llmops.gateway.usage.outbox import UsageOutbox
+from llmops.gateway.usage.outbox_writer import OutboxWriter
+from llmops.gateway.usage.sink import NoPrices
 from llmops.perf.lab.harness.figures import Section
 from llmops.perf.lab.harness.processes import cpu_seconds, descendants
 from llmops.perf.lab.harness.servers import Broker, Postgres
-from llmops.store.open import open_store
-from llmops.store.usage import UsageFilter, sum_usage
+from llmops.store.factory import open_store
+from llmops.store.usage_queries import UsageFilter, sum_usage
 
 ROUNDS, EVENTS, TOKENS = 5, 5_000, 500_000
 BATCH, BATCHES = 1_000, 10
@@ -79,12 +79,12 @@ def _metering(folder: Path, section: Section) -> None:
 
 
 async def _shipping(folder: Path, section: Section) -> None:
-    journal = Journal(folder / "gw-1")
+    journal = UsageOutbox(folder / "gw-1")
     began, seen = time.process_time(), 0
     while seen < journal.next_seq:
         found = await journal.read(seen, 500)
         for event in found:
-            cloud_event(event)
+            to_cloud_event(event)
         seen = found[-1].seq + 1
     section.add("reading the journal, making CloudEvents", 1e6 * (time.process_time() - began) / seen, "µs/event")
     journal.close()
@@ -95,7 +95,7 @@ async def _ledger(url: str, name: str, section: Section, server: Callable[[], fl
     async with await open_store(url) as store:
         own, others, events = [], [], 0
         for batch in range(BATCHES + 1):
-            messages = [cloud_event(_event(batch * BATCH + at)) for at in range(BATCH)]
+            messages = [to_cloud_event(_event(batch * BATCH + at)) for at in range(BATCH)]
             before, theirs = time.process_time(), server()
             found = [from_cloud_event(message) for message in messages]
             await store.transact(partial(write_events, events=found))
@@ -117,8 +117,8 @@ async def _kafka_away(folder: Path, section: Section, count: int) -> None:
         KafkaSettings(servers=f"127.0.0.1:{broker.port}", signing_keys="0123456789abcdef" * 2),
         f"sqlite:///{folder}/away.db",
     )
-    sink = Kafka(kafka, Direct(url))
-    shipper = Shipper(meter.journal, sink)
+    sink = Kafka(kafka, LedgerSink(url))
+    shipper = UsageDelivery(meter.journal, sink)
     async with _going(shipper.run()):
         await _make(meter, context, shipper, count // 100)
         # the client that tries to reach it, and its threads, included
@@ -140,7 +140,7 @@ async def _kafka_away(folder: Path, section: Section, count: int) -> None:
     section.add("of them lost", count + count // 100 - total.requests, "events", 0)
 
 
-async def _make(meter: Meter, context: RequestContext, shipper: Shipper, count: int) -> None:
+async def _make(meter: OutboxWriter, context: RequestContext, shipper: UsageDelivery, count: int) -> None:
     for at in range(count):
         _request(meter, context)
         if at % 1000 == 999:
@@ -162,22 +162,22 @@ async def _going(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             await task
 
 
-def _meter(folder: Path) -> Meter:
+def _meter(folder: Path) -> OutboxWriter:
     folder.mkdir()
-    return Meter(folder, Journal(folder), Unpriced())
+    return OutboxWriter(folder, UsageOutbox(folder), NoPrices())
 
 
-def _requests(meter: Meter, context: RequestContext, count: int) -> None:
+def _requests(meter: OutboxWriter, context: RequestContext, count: int) -> None:
     for _ in range(count):
         _request(meter, context)
 
 
-def _grow(tally: Tally) -> None:
+def _grow(tally: UsageRecorder) -> None:
     for at in range(TOKENS):
         tally.count(at)
 
 
-def _request(meter: Meter, context: RequestContext) -> None:
+def _request(meter: OutboxWriter, context: RequestContext) -> None:
     tally = meter.tally(context)
     tally.begin("smollm2", "chatcmpl-8beb6e669f618ec87e5d28e7", 37)
     tally.end(Outcome(200, "stop", Usage(37, 7)), context.started)

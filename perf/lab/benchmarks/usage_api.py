@@ -23,8 +23,8 @@ from llmops.perf.lab.benchmarks.usage_rows import DAYS, TENANTS, USERS, fill
 from llmops.perf.lab.harness.figures import Section
 from llmops.perf.lab.harness.processes import cpu_seconds
 from llmops.perf.lab.harness.servers import Postgres
-from llmops.perf.quantiles import percentile
-from llmops.store.open import open_store
+from llmops.perf.percentiles import percentile
+from llmops.store.factory import open_store
 from llmops.store.tables import tenant_totals, usage_records, usage_totals
 
 ROWS = 10_000_000

@@ -9,11 +9,11 @@ from uuid import UUID
 from sqlalchemy import Connection, text
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llmops.store.accounts.key_secrets import VISIBLE_PREFIX_LENGTH, hash_secret, new_secret
 from llmops.store.accounts.keys import SCOPES, KeySpec
 from llmops.store.accounts.limits import Limits
-from llmops.store.accounts.secrets import SHOWN, hash_secret, new_secret
 from llmops.store.accounts.tenants import create_tenant
-from llmops.store.audit import By
+from llmops.store.audit import AuditContext
 from llmops.store.database import Store
 from llmops.store.tables import api_keys, usage_records, users
 from llmops.store.usage_writes import SUMMED
@@ -84,14 +84,19 @@ async def fill(store: Store, rows: int) -> list[str]:
 
 async def _accounts(connection: AsyncConnection, now: datetime) -> list[str]:
     for at in range(TENANTS):
-        await create_tenant(connection, f"tenant-{at}", Limits(), By("benchmark", now))
+        await create_tenant(connection, f"tenant-{at}", Limits(), AuditContext("benchmark", now))
     secrets = [new_secret() for _ in range(USERS)]
     columns = KeySpec(scopes=SCOPES).columns()
     of_users, of_keys = [], []
     for at, secret in enumerate(secrets):
         user = str(UUID(int=FIRST_USER + at))
         of_users.append({"id": user, "email": f"user-{at}@bench", "tenant_id": f"tenant-{at % TENANTS}"})
-        key = {"id": f"key-{at}", "hash": hash_secret(secret), "prefix": secret[:SHOWN], "user_id": user}
+        key = {
+            "id": f"key-{at}",
+            "hash": hash_secret(secret),
+            "prefix": secret[:VISIBLE_PREFIX_LENGTH],
+            "user_id": user,
+        }
         of_keys.append(key | {"created_at": now} | columns)
     await connection.execute(users.insert(), of_users)
     await connection.execute(api_keys.insert(), of_keys)

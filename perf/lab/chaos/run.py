@@ -12,14 +12,14 @@ from typing import Any
 
 from sqlalchemy import func, select
 
-from llmops.control.reconcile import served_by
+from llmops.control.reconcile import served_tokens
 from llmops.errors import ServerError
 from llmops.perf.lab.chaos.books import errors
 from llmops.perf.lab.chaos.clients import Asked, ask_all
 from llmops.perf.lab.chaos.stage import Stage
-from llmops.store.open import open_store
+from llmops.store.factory import open_store
 from llmops.store.tables import gateways, usage_records
-from llmops.store.usage import UsageFilter, gaps, sum_usage
+from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, sum_usage
 
 # after the last request, without another row in the ledger; go-back-N may have to wait a few times
 STILL_SECONDS = 300.0
@@ -92,7 +92,7 @@ def chaos(
         asyncio.run(_arrived(stage, asked))
         arrival = time.monotonic() - over
         rows, totals, missing = asyncio.run(_books(stage.postgres.url))
-        made = asyncio.run(served_by([metrics])).get(model, 0) if metrics else None
+        made = asyncio.run(served_tokens([metrics])).get(model, 0) if metrics else None
         wrong = errors(asked, rows, totals, missing, made)
         finishes = Counter(str(row["finish_reason"]) for row in rows)
         return Result(asked, finishes, stage.deaths, wrong, seconds, arrival, made, totals["output_tokens"])
@@ -127,4 +127,4 @@ async def _books(url: str) -> tuple[list[Any], dict[str, int], int]:
         rows = list((await connection.execute(select(usage_records))).mappings())
         (total,) = await sum_usage(connection, UsageFilter())
         names = ("requests", "input_tokens", "cached_tokens", "output_tokens", "cost_micros")
-        return rows, {name: getattr(total, name) for name in names}, len(await gaps(connection))
+        return rows, {name: getattr(total, name) for name in names}, len(await find_sequence_gaps(connection))

@@ -20,7 +20,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 from llmops.errors import ServerError
-from llmops.model_repository.server.processes import tied
+from llmops.model_repository.server.processes import with_parent_death_signal
 from llmops.perf.lab.harness.servers import Broker, Postgres, Server, Valkey, free_port
 
 # micro-dollars per million tokens
@@ -51,7 +51,9 @@ class Program:
 
     def start(self) -> None:
         with open(self._log, "ab") as log:
-            self._process = subprocess.Popen(tied(self._command), stdout=log, stderr=log, env=self._env)
+            self._process = subprocess.Popen(
+                with_parent_death_signal(self._command), stdout=log, stderr=log, env=self._env
+            )
 
     def kill(self) -> None:
         if self._process is not None:
@@ -163,11 +165,11 @@ async def _accounts(url: str, model: str) -> list[str]:
     from llmops.store.accounts.limits import Limits
     from llmops.store.accounts.tenants import create_tenant
     from llmops.store.accounts.users import ensure_user
-    from llmops.store.audit import By
-    from llmops.store.open import open_store
+    from llmops.store.audit import AuditContext
+    from llmops.store.factory import open_store
     from llmops.store.prices import Price, set_price
 
-    by, secrets = By("chaos", datetime.now(timezone.utc)), []
+    by, secrets = AuditContext("chaos", datetime.now(timezone.utc)), []
     async with await open_store(url) as store, store.write() as connection:
         for tenant in ("acme", "umbrella"):
             await create_tenant(connection, tenant, Limits(), by)

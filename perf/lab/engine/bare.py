@@ -66,17 +66,17 @@ def _read(handle: Any) -> int:
 def _pipeline(engine: Path) -> tuple[Any, int]:
     """The engine model's own runtime builds the pipeline, so that both run with the same settings."""
     from llmops.build.engine_folder.manifest import EngineManifest
-    from llmops.model_repository.generate import card, copy_models, read_engines
+    from llmops.model_repository.generate import copy_model_code, model_metadata, read_engines
 
     models = Path(tempfile.mkdtemp(prefix="llmops-engine-"))
     atexit.register(shutil.rmtree, models, ignore_errors=True)
-    copy_models("tensorrt_llm", models)
+    copy_model_code("tensorrt_llm", models)
     sys.path.insert(0, str(models))
     from llmops_engine.runtimes.choose import create_runtime
 
     (entry,) = read_engines([str(engine)])
     parameters = entry.target.engine_model(entry.directory, entry.manifest).parameters
-    runtime = create_runtime(parameters, card(entry))
+    runtime = create_runtime(parameters, model_metadata(entry))
     return runtime._pipeline, EngineManifest.load(engine).tokenizer.vocab_size
 
 

@@ -28,7 +28,7 @@ from typing import Any, Protocol
 import click
 
 from llmops.errors import InputError
-from llmops.model_repository.server.processes import tied
+from llmops.model_repository.server.processes import with_parent_death_signal
 from llmops.perf.lab.harness.processes import Others, cpu_seconds, descendants
 from llmops.perf.lab.peers.llamacpp import llamacpp
 
@@ -134,7 +134,9 @@ class LlamaServer:
 
 def _spawn(command: list[str], stack: ExitStack) -> subprocess.Popen[str]:
     pipe = subprocess.PIPE
-    process = subprocess.Popen(tied(command), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+    process = subprocess.Popen(
+        with_parent_death_signal(command), stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True
+    )
     stack.callback(process.wait)
     stack.callback(process.kill)
     return process

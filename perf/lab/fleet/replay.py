@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from llmops.perf.lab.fleet.trace import Asked
 from llmops.perf.lab.mock_engine.repository import NAME
-from llmops.perf.quantiles import percentile
+from llmops.perf.percentiles import percentile
 
 
 @dataclass

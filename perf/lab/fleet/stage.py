@@ -15,7 +15,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from llmops.contract import ENGINE
+from llmops.contract import ENGINE_SUFFIX
 from llmops.perf.lab.harness.stack import Service, process, triton, wait_ready
 from llmops.perf.lab.mock_engine.planned import Paged
 from llmops.perf.lab.mock_engine.repository import NAME, PLAIN, make_mock_engine
@@ -60,7 +60,7 @@ def engines(engine: Path, paged: Paged, count: int, **options: Any) -> Iterator[
         repository = Path(folder, "repository")
         make_mock_engine(engine, repository, text=PLAIN, paged=paged, names=names, **options)
         with triton(repository) as server:
-            yield Engines(server, [f"{NAME}={server.address}/{name}{ENGINE}" for name in names])
+            yield Engines(server, [f"{NAME}={server.address}/{name}{ENGINE_SUFFIX}" for name in names])
 
 
 @contextlib.contextmanager
@@ -86,10 +86,10 @@ async def _keys(url: str, tiers: Iterable[str]) -> dict[str, str]:
     from llmops.store.accounts.limits import Limits
     from llmops.store.accounts.tenants import create_tenant
     from llmops.store.accounts.users import ensure_user
-    from llmops.store.audit import By
-    from llmops.store.open import open_store
+    from llmops.store.audit import AuditContext
+    from llmops.store.factory import open_store
 
-    by, keys = By("lab", datetime.now(timezone.utc)), {}
+    by, keys = AuditContext("lab", datetime.now(timezone.utc)), {}
     async with await open_store(url, pool_size=1) as store, store.write() as connection:
         for tier in tiers:
             await create_tenant(connection, tier, Limits(), by)

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
-from llmops.blocks import block_hashes
 from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.kv_blocks import block_hashes
 from llmops.perf.lab.mock_engine.repository import PLAIN
-from llmops.perf.simulate.job import Job
+from llmops.perf.simulate.simulated_request import SimulatedRequest
 from llmops.perf.workloads.filler import WORDS
 from llmops.perf.workloads.lengths import Lengths, parse_lengths
 
@@ -89,19 +89,19 @@ def mock_says(engine: Path) -> Says:
     return Mixed(words_of(engine, PLAIN)).after
 
 
-def jobs(asked: Iterable[Asked], tokens_per_block: int, says: Says | None) -> list[Job]:
+def jobs(asked: Iterable[Asked], tokens_per_block: int, says: Says | None) -> list[SimulatedRequest]:
     """The same for the simulator: blocks by the names that engines and gateways give them."""
     return [_job(one, tokens_per_block, says) for one in asked]
 
 
-def _job(one: Asked, size: int, says: Says | None) -> Job:
+def _job(one: Asked, size: int, says: Says | None) -> SimulatedRequest:
     from array import array
 
     answer = list(islice(says(one.ids), one.answer)) if says else []
     # the last token is said and never computed
     names = block_hashes(array("i", [*one.ids, *answer[:-1]]).tobytes(), size)
     whole = len(one.ids) // size
-    return Job(one.at, len(one.ids), one.answer, tuple(names[:whole]), tuple(names[whole:]), tier=one.tier)
+    return SimulatedRequest(one.at, len(one.ids), one.answer, tuple(names[:whole]), tuple(names[whole:]), tier=one.tier)
 
 
 def ceiling(asked: Sequence[Asked], tokens_per_block: int, says: Says | None) -> float:

@@ -18,7 +18,7 @@ from typing import Any
 
 from llmops.distribution import missing_extra
 from llmops.errors import ServerError
-from llmops.model_repository.server.processes import tied
+from llmops.model_repository.server.processes import with_parent_death_signal
 
 READY_SECONDS = 60.0
 PASSWORD = "not-a-secret"
@@ -61,7 +61,7 @@ class Server:
         raise ServerError(f"{self.name} did not come up:\n{(self.folder / 'log').read_text()[-2000:]}")
 
     def tied(self) -> list[str]:
-        return tied(self.command())
+        return with_parent_death_signal(self.command())
 
     def answers(self) -> bool:
         try:

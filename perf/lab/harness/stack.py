@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmops.errors import ServerError
-from llmops.model_repository.server.processes import tied
+from llmops.model_repository.server.processes import with_parent_death_signal
 from llmops.perf.lab.harness.processes import descendants
 
 READY_SECONDS = 120.0
@@ -94,7 +94,7 @@ def process(
     The process is ended on leaving.
     """
     child = subprocess.Popen(
-        tied(command),
+        with_parent_death_signal(command),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

@@ -95,7 +95,7 @@ def _add(section: Section, fault: str, seen: Seen, per_token: float) -> None:
         _add_reading(section, name, seen, per_token if fault == "killed" else 0.0)
     if seen.drains:
         section.add(f"{name}: from SIGTERM to the end, worst", max(seen.drains), "s")
-    section.note(f"{name}: moves {seen.moves or 'none'}, seams {dict(seen.seams) or 'none'}.")
+    section.note(f"{name}: moves {seen.moves or 'none'}, seams {dict(seen.splices) or 'none'}.")
     for error in seen.failed[:3]:
         section.note(f"{name}: failed with {error[:200]}")
     for question, told in seen.different[:3]:

@@ -32,7 +32,7 @@ class Seen:
     different: list[tuple[Question, Told]] = field(default_factory=list)
     pauses: list[float] = field(default_factory=list)
     reread: list[int] = field(default_factory=list)
-    seams: Counter[str] = field(default_factory=Counter)
+    splices: Counter[str] = field(default_factory=Counter)
     moves: dict[str, float] = field(default_factory=dict)
     drains: list[float] = field(default_factory=list)
     begun: list[float] = field(default_factory=list)
@@ -46,8 +46,8 @@ class Seen:
                 self.failed.append(told.error)
             elif not told.same(right[question]):
                 self.different.append((question, told))
-            if told.seams:
-                self.seams[told.seams] += 1
+            if told.splices:
+                self.splices[told.splices] += 1
                 self.pauses.append(told.pause())
                 when, known = told.resumed()
                 rounds.append(bisect(self.begun, when))
@@ -122,4 +122,4 @@ async def rounds(
 
 def _moves(pair: Pair) -> dict[str, float]:
     reasons = ("lost", "failed", "refused", "drain", "suspect", "preempted")
-    return {one: pair.front.metric(rf'llmops_migrations_total\{{reason="{one}"\}}') for one in reasons}
+    return {one: pair.front.metric(rf'llmops_failovers_total\{{reason="{one}"\}}') for one in reasons}

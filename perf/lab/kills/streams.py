@@ -30,13 +30,13 @@ class Question:
 
 @dataclass
 class Told:
-    """What a client got. `times`: of its events (perf_counter); `seams`: what it was told of moves (`exact`, …)."""
+    """What a client got. `times`: of its events (perf_counter); `splices`: what it was told of moves (`exact`, …)."""
 
     text: str = ""
     prompt_tokens: int = 0
     completion_tokens: int = 0
     finish: str = ""
-    seams: str = ""
+    splices: str = ""
     error: str = ""
     times: list[float] = field(default_factory=list)
 
@@ -84,7 +84,7 @@ def _read(data: bytes, told: Told) -> None:
     texts = []
     for line in data.split(b"\n"):
         if line.startswith(_CONTINUED):
-            told.seams = line[len(_CONTINUED) :].decode()
+            told.splices = line[len(_CONTINUED) :].decode()
         elif line.startswith(b"data: {"):
             event = json.loads(line[6:])
             told.error = event.get("error", {}).get("message", told.error)

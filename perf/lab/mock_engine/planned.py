@@ -6,17 +6,17 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.formats import FORMATS
 from llmops.build.model.architecture import Architecture
-from llmops.build.plan.gpus import find_gpu
-from llmops.build.plan.memory import kv
-from llmops.build.plan.memory.layout import Layout
-from llmops.build.plan.search.candidate import fit
+from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.plan.memory import kv_sizes
+from llmops.build.plan.memory.parallel_layout import ParallelLayout
+from llmops.build.plan.model_lookup import look_up_model
+from llmops.build.plan.search.candidate import fit_layout
 from llmops.build.plan.search.plan_request import DEFAULT_NUM_TOKENS, PlanRequest
-from llmops.build.plan.source import load_model
-from llmops.build.plan.speed.step import Prefill, StepModel
-from llmops.build.plan.speed.workload import Workload
-from llmops.build.plan.timing.choose import op_times
+from llmops.build.plan.speed.step_time import Prefill, StepModel
+from llmops.build.plan.speed.workload import PlanWorkload
+from llmops.build.plan.timing.timing_source import timing_source
+from llmops.build.quant_formats import FORMATS
 from llmops.perf.lab.mock_engine.llmops_engine.runtimes.step_times import StepTable
 
 TOKENS_PER_BLOCK = 32
@@ -67,19 +67,19 @@ def slower(steps: StepTable, factor: float) -> StepTable:
 def planned(model: str, gpu: str, tp: int = 1, precision: str = "fp8", **limits: int) -> Paged:
     """`model` as `llmops plan` takes it, such as meta-llama/Llama-3.1-8B, on `tp` GPUs. Batch and cache are what fits,
     unless `limits` say less."""
-    checkpoint: Checkpoint = load_model(model).checkpoint
+    checkpoint: Checkpoint = look_up_model(model).checkpoint
     architecture = checkpoint.architecture
-    kind, layout = find_gpu(gpu), Layout(tp)
-    request = PlanRequest(model, architecture, FORMATS[precision], precision, Workload(3000, 400), (kind,))
-    fitted = fit(request, kind, layout, op_times(kind))
+    kind, layout = find_gpu(gpu), ParallelLayout(tp)
+    request = PlanRequest(model, architecture, FORMATS[precision], precision, PlanWorkload(3000, 400), (kind,))
+    fitted = fit_layout(request, kind, layout, timing_source(kind))
     blocks = fitted.memory.kv_cache // (TOKENS_PER_BLOCK * _token_bytes(architecture, request.kv, layout))
     batch = min(fitted.limits.max_batch_size, BATCHES[-1])
     found = Paged(tabulated(fitted.replica.steps), blocks, batch, request.num_tokens)
     return Paged(**{**found.__dict__, **limits})
 
 
-def _token_bytes(model: Architecture, cache: str, layout: Layout) -> int:
-    size: int = kv.token_bytes(model, cache, layout)
+def _token_bytes(model: Architecture, cache: str, layout: ParallelLayout) -> int:
+    size: int = kv_sizes.token_bytes(model, cache, layout)
     return size
 
 

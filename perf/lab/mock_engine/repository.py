@@ -1,4 +1,4 @@
-"""Makes the mock engine's Triton repository: `python -m llmops.perf.lab.mock_engine.repository ENGINE -o DIR`."""
+"""Makes the mock engine's Triton repository: `python -m llmops.perf.lab.mock_engine.repository ENGINE_SUFFIX -o DIR`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import click
 
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.contract import CACHE_SALT, ENGINE, RUNTIME
+from llmops.contract import CACHE_SALT, ENGINE_SUFFIX, RUNTIME_PARAMETER
 from llmops.model_repository.generate import EngineEntry, generate_repository
-from llmops.model_repository.targets import EngineModel, find_target
-from llmops.model_repository.targets.openvino import OpenVINOTarget
+from llmops.model_repository.targets import EngineModelConfig, find_target
+from llmops.model_repository.targets.openvino import OpenVINORepositoryTarget
 from llmops.perf.lab.mock_engine.planned import Paged, planned
 
 NAME = "mock"
@@ -28,7 +28,7 @@ PLAIN = " the of and to in is that for it as was with be by on not he his but at
 MODEL_FILES = Path(__file__).parent / "llmops_engine"
 
 
-class MockTarget(OpenVINOTarget):
+class MockTarget(OpenVINORepositoryTarget):
     """The OpenVINO target's tensors and transports with the mock engine's parameters; needs no weights."""
 
     def __init__(self, options: dict[str, Any], transports: list[str] | None) -> None:
@@ -39,9 +39,9 @@ class MockTarget(OpenVINOTarget):
     def check(self, directory: Path, manifest: EngineManifest) -> None:
         return
 
-    def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModel:
+    def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModelConfig:
         model = super().engine_model(directory, manifest)
-        parameters = {**model.parameters, RUNTIME: NAME, "mock": json.dumps(self._options)}
+        parameters = {**model.parameters, RUNTIME_PARAMETER: NAME, "mock": json.dumps(self._options)}
         return replace(model, parameters=parameters)
 
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def make_mock_engine(
         entries.append(EngineEntry(name, engine.resolve(), manifest, MockTarget(own, transports)))
     generate_repository(entries, output)
     for name in names:
-        package = output / f"{name}{ENGINE}" / "1" / "llmops_engine"
+        package = output / f"{name}{ENGINE_SUFFIX}" / "1" / "llmops_engine"
         shutil.copytree(MODEL_FILES, package, dirs_exist_ok=True, ignore=shutil.ignore_patterns("__pycache__"))
     return output
 
@@ -125,7 +125,7 @@ def _token_ids(tokenizer: Path, text: str) -> list[int]:
 @click.option("--planned", "plan", metavar="MODEL:GPU", help="With a KV cache, as `llmops plan` has that model.")
 @click.option("--faults", type=click.Path(path_type=Path), help="JSON file that says what is wrong with the engine.")
 def main(engine: Path, output: Path, period_ms: float, first_ms: float, plan: str | None, faults: Path | None) -> None:
-    """Repository of the model `mock`, with the tokenizer of ENGINE; serve it with `llmops serve`."""
+    """Repository of the model `mock`, with the tokenizer of ENGINE_SUFFIX; serve it with `llmops serve`."""
     model, _, gpu = (plan or "").rpartition(":")
     paged = planned(model, gpu) if plan else None
     make_mock_engine(engine, output, period_ms / 1000, first_ms / 1000, paged=paged, faults=faults)

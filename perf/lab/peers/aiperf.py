@@ -22,7 +22,7 @@ from llmops.perf.lab.harness.load import run
 from llmops.perf.lab.harness.script import script
 from llmops.perf.lab.harness.stack import process
 from llmops.perf.lab.peers.environment import peer_python
-from llmops.perf.report.statistics import Summary
+from llmops.perf.report.summary import Summary
 
 TTFT, ITL, TOKENS, STREAMS, REQUESTS = 200.0, 20.0, 64, 16, 96
 BUSY_STREAMS = 100

@@ -29,7 +29,7 @@ from llmops.perf.lab.harness.servers import free_port
 from llmops.perf.lab.harness.stack import Service, gateway, process, triton
 from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from llmops.perf.lab.peers.environment import peer_python
-from llmops.perf.load.loop import run_async
+from llmops.perf.load.event_loop import run_async
 
 STREAMS = (32, 128)
 READY_SECONDS = 120.0

@@ -31,7 +31,7 @@ PLAYED = {
     'DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{Hostname="gpu-7",modelName="NVIDIA H100 80GB HBM3"}': 0.3,
     'llmops_spent_dollars{tenant="acme"}': 412.5,
     'llmops_spent_tokens{tenant="acme",kind="input"}': 3.1e8,
-    'llmops_spent_on_model_dollars{model="mock"}': 412.5,
+    'llmops_model_spent_dollars{model="mock"}': 412.5,
     'llmops_budget_used_ratio{tenant="acme"}': 0.41,
 }
 SERVER_LOST = "GpuNodeFailure"

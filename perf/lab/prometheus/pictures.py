@@ -16,9 +16,9 @@ from typing import Any
 
 import click
 
+from llmops.html_pages.elements import STYLE
+from llmops.html_pages.plots import HEIGHT, WIDTH, Plot, Points, Series
 from llmops.output_files import write_text
-from llmops.pages.page import STYLE
-from llmops.pages.svg import HEIGHT, WIDTH, Plot, Points, Series
 from llmops.perf.lab.mock_engine.llmops_engine.runtimes.faults import command_faults
 from llmops.perf.lab.prometheus.faults import PLAYED, SLOW, Watched, watched
 from llmops.perf.lab.prometheus.server import TICK, Prometheus

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from llmops.errors import InputError
-from llmops.model_repository.server.processes import tied
+from llmops.model_repository.server.processes import with_parent_death_signal
 from llmops.perf.lab.harness.figures import keep
 from llmops.perf.lab.harness.processes import descendants
 from llmops.perf.lab.peers.environment import install
@@ -77,7 +77,7 @@ def _run(part: Part, engine: Path, deadline: float) -> float:
         results.set_missing(part, "no time was left for it")
         return 0.0
     command = [sys.executable, "-m", "llmops.perf.lab.suite", "--engine", str(engine), "--child", part.name]
-    process = subprocess.Popen(tied(command), stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(with_parent_death_signal(command), stderr=subprocess.PIPE, text=True)
     try:
         errors = _wait(process, part, seconds)
     except subprocess.TimeoutExpired:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmops.build.checkpoint.bundled import bundled_path
+from llmops.build.checkpoint.bundled_models import bundled_path
 from llmops.errors import MissingDependencyError
 from llmops.perf.lab.harness.figures import Section
 

@@ -3,16 +3,25 @@
 Whether answers are good or fast belongs to the other parts of `verify/`.
 """
 
-from llmops.perf.verify.base import Check
-from llmops.perf.verify.contract import endings, guided, leaving, outputs, refusals, sampling, state, steps
+from llmops.perf.verify.contract import (
+    cancellation,
+    guided,
+    kv_cache_reports,
+    outputs,
+    rejections,
+    sampling,
+    step_stream,
+    stopping,
+)
+from llmops.perf.verify.findings import VerifyCheck
 
-CHECKS: list[Check] = [
+CHECKS: list[VerifyCheck] = [
     *outputs.CHECKS,
-    *endings.CHECKS,
-    *leaving.CHECKS,
+    *stopping.CHECKS,
+    *cancellation.CHECKS,
     *sampling.CHECKS,
     *guided.CHECKS,
-    *steps.CHECKS,
-    *state.CHECKS,
-    *refusals.CHECKS,
+    *step_stream.CHECKS,
+    *kv_cache_reports.CHECKS,
+    *rejections.CHECKS,
 ]

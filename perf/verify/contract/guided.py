@@ -7,12 +7,12 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from llmops.contract import GUIDE, GUIDE_TYPE, GUIDES
-from llmops.perf.verify.base import Check, Finding, check, expect, refused, unseen, works, wrong
-from llmops.perf.verify.desk import Desk
-from llmops.perf.verify.probe import Heard
+from llmops.contract import GUIDE, GUIDE_KINDS, GUIDE_TYPE
+from llmops.perf.verify.engine_context import EngineContext
+from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, refused, unseen, works, wrong
+from llmops.perf.verify.probe import ProbeResponse
 
-CHECKS: list[Check] = []
+CHECKS: list[VerifyCheck] = []
 _NEW = 48
 _SCHEMA = {
     "type": "object",
@@ -56,8 +56,8 @@ _FITS: dict[str, Callable[[str, bool], bool]] = {
 }
 
 
-def _guided(kind: str) -> Callable[[Desk], object]:
-    async def run(desk: Desk) -> Finding:
+def _guided(kind: str) -> Callable[[EngineContext], object]:
+    async def run(desk: EngineContext) -> Finding:
         tensors: dict[str, Any] = {
             GUIDE_TYPE.name: kind,
             **({GUIDE.name: _GUIDES[kind]} if kind != "json" else {}),
@@ -77,7 +77,7 @@ def _guided(kind: str) -> Callable[[Desk], object]:
     return run
 
 
-def _refused(heard: Heard, desk: Desk) -> Finding:
+def _refused(heard: ProbeResponse, desk: EngineContext) -> Finding:
     if heard.error is None:
         return wrong("it is not announced, yet the request was answered: the guide was dropped")
     named = heard.error.startswith(GUIDE.name)
@@ -85,12 +85,12 @@ def _refused(heard: Heard, desk: Desk) -> Finding:
     return refused()
 
 
-for _kind in GUIDES:
-    CHECKS.append(Check(f"guided: {_kind}", _guided(_kind)))  # type: ignore[arg-type]
+for _kind in GUIDE_KINDS:
+    CHECKS.append(VerifyCheck(f"guided: {_kind}", _guided(_kind)))  # type: ignore[arg-type]
 
 
 @check(CHECKS, "guided: a guide that is not a grammar")
-async def broken(desk: Desk) -> Finding:
+async def broken(desk: EngineContext) -> Finding:
     if "regex" not in desk.card.capabilities.guided:
         return refused("regex is not announced")
     heard = await desk.same(4, guided_decoding_guide_type="regex", guided_decoding_guide="([0-9]")

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 from llmops import contract
-from llmops.contract import ENGINE_INPUTS, ENGINE_OUTPUTS, OUR_INPUTS, OUR_OUTPUTS, Tensor
-from llmops.perf.verify.base import Check, Finding, check, expect, refused, unseen, works, wrong
-from llmops.perf.verify.desk import PLAIN, Desk
-from llmops.perf.verify.probe import Heard
+from llmops.contract import ENGINE_INPUTS, ENGINE_OUTPUTS, PYTHON_ENGINE_INPUTS, PYTHON_ENGINE_OUTPUTS, Tensor
+from llmops.perf.verify.engine_context import PLAIN, EngineContext
+from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, refused, unseen, works, wrong
+from llmops.perf.verify.probe import ProbeResponse
 
-CHECKS: list[Check] = []
+CHECKS: list[VerifyCheck] = []
 # nats: kernels for prompts and for single tokens round differently, in 8 bits most
 LOG_PROB_TOLERANCE = 0.25
 _NEW = 12
 
 
 @check(CHECKS, "input and output tensors")
-async def tensors(desk: Desk) -> Finding:
+async def tensors(desk: EngineContext) -> Finding:
     config = desk.probe.config
-    wanted = (OUR_INPUTS, OUR_OUTPUTS) if desk.ours else (ENGINE_INPUTS, ENGINE_OUTPUTS)
+    wanted = (PYTHON_ENGINE_INPUTS, PYTHON_ENGINE_OUTPUTS) if desk.ours else (ENGINE_INPUTS, ENGINE_OUTPUTS)
     for kind, table, found in zip(("input", "output"), wanted, (desk.probe.inputs, desk.probe.outputs), strict=True):
         for tensor in table:
             expect(tensor.name in found, f"the configuration has no {kind} {tensor.name}")
@@ -31,7 +31,7 @@ async def tensors(desk: Desk) -> Finding:
 
 
 @check(CHECKS, "streamed deltas and the final flag")
-async def deltas(desk: Desk) -> Finding:
+async def deltas(desk: EngineContext) -> Finding:
     heard = await desk.same(_NEW)
     expect(heard.ids[: len(desk.prompt)] != desk.prompt or heard.ids == desk.plain[:_NEW], "the prompt is echoed")
     expect(len(heard.ids) == _NEW, f"{_NEW} tokens were asked for, {len(heard.ids)} came")
@@ -43,7 +43,7 @@ async def deltas(desk: Desk) -> Finding:
 
 
 @check(CHECKS, "one response without streaming")
-async def whole(desk: Desk) -> Finding:
+async def whole(desk: EngineContext) -> Finding:
     heard = await desk.same(_NEW, streaming=False)
     expect(heard.ids == desk.plain[:_NEW], _differs(heard.ids, desk.plain, "the streamed request"))
     expect(len([size for size in heard.sizes if size]) == 1, f"it came in {len(heard.sizes)} responses")
@@ -51,13 +51,13 @@ async def whole(desk: Desk) -> Finding:
     return works()
 
 
-def _final(heard: Heard) -> None:
+def _final(heard: ProbeResponse) -> None:
     expect(heard.finals == 1, f"the final flag came {heard.finals} times, once is right")
     expect(heard.after_final == 0, "responses came after the final flag")
 
 
 @check(CHECKS, "token counts")
-async def counts(desk: Desk) -> Finding:
+async def counts(desk: EngineContext) -> Finding:
     heard = await desk.same(5, return_num_input_tokens=True, return_num_output_tokens=True)
     expect(len(heard.ids) == 5, f"5 tokens were asked for, {len(heard.ids)} came")
     for name, value in ((contract.NUM_INPUT_TOKENS.name, len(desk.prompt)), (contract.NUM_OUTPUT_TOKENS.name, 5)):
@@ -69,7 +69,7 @@ async def counts(desk: Desk) -> Finding:
 
 
 @check(CHECKS, "log-probabilities")
-async def log_probs(desk: Desk) -> Finding:
+async def log_probs(desk: EngineContext) -> Finding:
     heard = await desk.same(_NEW, return_log_probs=True)
     if not desk.card.capabilities.logprobs:
         return _refused(heard, contract.RETURN_LOG_PROBS)
@@ -84,7 +84,7 @@ async def log_probs(desk: Desk) -> Finding:
     return await _second_request(desk, tokens, scores)
 
 
-async def _second_request(desk: Desk, tokens: list[int], scores: list[float]) -> Finding:
+async def _second_request(desk: EngineContext, tokens: list[int], scores: list[float]) -> Finding:
     """The same positions again, each as the first token of a request of its own."""
     worst = 0.0
     for at in (1, 4, 9):
@@ -100,7 +100,7 @@ async def _second_request(desk: Desk, tokens: list[int], scores: list[float]) ->
 
 
 @check(CHECKS, "the same request gives the same tokens")
-async def repeatable(desk: Desk) -> Finding:
+async def repeatable(desk: EngineContext) -> Finding:
     heard = await desk.same(PLAIN)
     expect(heard.ids == desk.plain, _differs(heard.ids, desk.plain, "the same greedy request before"))
     return works()
@@ -111,7 +111,7 @@ def _differs(found: list[int], expected: list[int], other: str) -> str:
     return f"the tokens differ from those of {other} at position {at}"
 
 
-def _refused(heard: Heard, tensor: Tensor) -> Finding:
+def _refused(heard: ProbeResponse, tensor: Tensor) -> Finding:
     """Not announced: refused by name, before any token."""
     if heard.error is None:
         return wrong(f"{tensor} is not announced, yet the request was answered: what it asked for was dropped")

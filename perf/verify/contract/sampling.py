@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from llmops import contract
-from llmops.perf.verify.base import Check, Finding, check, expect, refused, unseen, works
 from llmops.perf.verify.contract.outputs import differs, refused_by_name
-from llmops.perf.verify.desk import PLAIN, Desk
+from llmops.perf.verify.engine_context import PLAIN, EngineContext
+from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, refused, unseen, works
 
-CHECKS: list[Check] = []
+CHECKS: list[VerifyCheck] = []
 _NEW = 8
 #: What the gateway sends for OpenAI's defaults, but for the temperature: an engine that reads an unset
 #: top_k and top_p as greedy is not asked without them, and one that still is greedy is at fault.
@@ -26,7 +26,7 @@ _NOT_COMPUTED = -9000.0
 
 
 @check(CHECKS, "drawing")
-async def drawing(desk: Desk) -> Finding:
+async def drawing(desk: EngineContext) -> Finding:
     """An engine that is greedy at every temperature passes all greedy checks."""
     scored = desk.card.capabilities.logprobs
     asked: dict[str, Any] = {contract.RETURN_LOG_PROBS.name: True} if scored else {}
@@ -53,7 +53,7 @@ async def drawing(desk: Desk) -> Finding:
 
 
 @check(CHECKS, "seeds")
-async def seeds(desk: Desk) -> Finding:
+async def seeds(desk: EngineContext) -> Finding:
     if not desk.card.capabilities.seed:
         return refused_by_name(await desk.same(_NEW, seed=7, **_HOT), contract.SEED)
     first = (await desk.same(_NEW, seed=7, **_HOT)).ids
@@ -66,7 +66,7 @@ async def seeds(desk: Desk) -> Finding:
 
 
 @check(CHECKS, "cut-offs")
-async def cut_offs(desk: Desk) -> Finding:
+async def cut_offs(desk: EngineContext) -> Finding:
     temperature, top_p, min_p = contract.TEMPERATURE.name, contract.RUNTIME_TOP_P.name, contract.RUNTIME_MIN_P.name
     ways: dict[str, dict[str, Any]] = {"top_p near 0": {temperature: 1.0, top_p: 1e-6}}
     if desk.ours:
@@ -80,7 +80,7 @@ async def cut_offs(desk: Desk) -> Finding:
 
 
 @check(CHECKS, "n sequences")
-async def sequences(desk: Desk) -> Finding:
+async def sequences(desk: EngineContext) -> Finding:
     announced = desk.card.capabilities.n > 1
     heard = await desk.same(_NEW, num_return_sequences=2)
     if not announced and desk.ours:
@@ -112,7 +112,7 @@ async def sequences(desk: Desk) -> Finding:
 
 
 @check(CHECKS, "penalties")
-async def penalties(desk: Desk) -> Finding:
+async def penalties(desk: EngineContext) -> Finding:
     if not getattr(desk.card.capabilities, "penalties", True):
         return refused_by_name(await desk.same(2, frequency_penalty=1.0), contract.FREQUENCY_PENALTY)
     plain = (await desk.same(3 * _NEW, desk.loop)).ids
@@ -131,7 +131,7 @@ async def penalties(desk: Desk) -> Finding:
 
 
 @check(CHECKS, "logit bias")
-async def bias(desk: Desk) -> Finding:
+async def bias(desk: EngineContext) -> Finding:
     token = next(i for i in range(3, desk.card.vocab_size) if i not in desk.plain)
     values = [0.0] * desk.card.vocab_size
     values[token] = 1000.0
@@ -143,7 +143,7 @@ async def bias(desk: Desk) -> Finding:
 
 
 @check(CHECKS, "adapters")
-async def adapters(desk: Desk) -> Finding:
+async def adapters(desk: EngineContext) -> Finding:
     taken = {adapter.id for adapter in desk.card.adapters}
     unknown = next(i for i in range(900_001, 900_100) if i not in taken)
     heard = await desk.same(3, lora_task_id=unknown)

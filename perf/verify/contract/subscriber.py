@@ -12,18 +12,18 @@ from typing import Any
 from grpc import aio
 
 from llmops import contract
-from llmops.contract import ERROR, FINAL_FLAG, LAST_OF_SLOT
-from llmops.gateway.messages import EngineRequest, Sampling
-from llmops.gateway.triton.base import BROKEN
-from llmops.gateway.triton.requests import RequestWriter
-from llmops.gateway.triton.step_messages import StepWriter
-from llmops.perf.verify.base import WrongError
-from llmops.perf.verify.desk import Desk
+from llmops.contract import ERROR_FLAG, FINAL_RESPONSE_PARAMETER, LAST_OF_SLOT
+from llmops.gateway.interfaces import EngineRequest, SamplingParams
+from llmops.gateway.triton.request_writer import RequestWriter
+from llmops.gateway.triton.step_writer import StepWriter
+from llmops.gateway.triton.transport import WRITE_ERRORS
+from llmops.perf.verify.engine_context import EngineContext
+from llmops.perf.verify.findings import WrongError
 from llmops.perf.verify.probe import PATIENCE, strings
 
 
 @dataclass(frozen=True)
-class Entry:
+class StepEntry:
     slot: int
     sequence: int
     tokens: list[int]
@@ -32,12 +32,12 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Step:
+class ReceivedStep:
     """One step message; `index` 0 is the end of the subscription, with Triton's `error` if there was one. `stored`
     counts the KV-cache blocks that it reports as new."""
 
     index: int
-    entries: list[Entry]
+    entries: list[StepEntry]
     error: str = ""
     stored: int = 0
 
@@ -45,13 +45,13 @@ class Step:
 class Subscriber:
     """`async with`: leaving it breaks the stream."""
 
-    def __init__(self, desk: Desk, watch: bool = False) -> None:
+    def __init__(self, desk: EngineContext, watch: bool = False) -> None:
         """`watch`: the engine's state and its cache's events are wanted, too."""
         self._desk, self._watch = desk, watch
         self._name = f"verify-{uuid.uuid4().hex}"
         requests = RequestWriter(desk.probe.model, vocab_size=desk.card.vocab_size, pad_id=desk.card.pad_id)
         self._writer = StepWriter(requests, self._name)
-        self._steps: asyncio.Queue[Step] = asyncio.Queue()
+        self._steps: asyncio.Queue[ReceivedStep] = asyncio.Queue()
         self._call: Any = None
         self._reader: asyncio.Task[None] | None = None
 
@@ -79,7 +79,7 @@ class Subscriber:
         """Greedy requests with the common prompt, (slot, new tokens) each, in one message."""
         submissions = [
             self._writer.submission(
-                EngineRequest("", self._desk.prompt, new, Sampling(temperature=0.0)), slot
+                EngineRequest("", self._desk.prompt, new, SamplingParams(temperature=0.0)), slot
             )
             for slot, new in requests
         ]  # fmt: skip
@@ -91,7 +91,7 @@ class Subscriber:
     async def cancel(self, slot: int) -> None:
         await self._call.write(self._writer.cancel(slot))
 
-    async def next(self, patience: float = PATIENCE) -> Step | None:
+    async def next(self, patience: float = PATIENCE) -> ReceivedStep | None:
         """None when nothing came in time."""
         try:
             return await asyncio.wait_for(self._steps.get(), patience)
@@ -114,9 +114,9 @@ class Subscriber:
                 return step.stored
         return 0
 
-    async def until_done(self, slots: set[int], acknowledge: bool = True) -> list[Step]:
+    async def until_done(self, slots: set[int], acknowledge: bool = True) -> list[ReceivedStep]:
         """The steps until each slot had its last entry. Raises WrongError when they stay away or the stream ends."""
-        steps: list[Step] = []
+        steps: list[ReceivedStep] = []
         while slots:
             step = await self.next()
             if step is None or step.index == 0:
@@ -132,35 +132,35 @@ class Subscriber:
         while True:
             try:
                 response = await call.read()
-            except BROKEN as error:
+            except WRITE_ERRORS as error:
                 detail = error.details() if isinstance(error, aio.AioRpcError) else str(error)
-                self._steps.put_nowait(Step(0, [], detail or "broken"))
+                self._steps.put_nowait(ReceivedStep(0, [], detail or "broken"))
                 return
             if response is aio.EOF:
-                self._steps.put_nowait(Step(0, [], "ended"))
+                self._steps.put_nowait(ReceivedStep(0, [], "ended"))
                 return
             self._take(response)
 
     def _take(self, response: Any) -> None:
         inner = response.infer_response
         if response.error_message:
-            self._steps.put_nowait(Step(0, [], response.error_message))
+            self._steps.put_nowait(ReceivedStep(0, [], response.error_message))
             return
         raw = dict(zip((output.name for output in inner.outputs), inner.raw_output_contents, strict=False))
         if contract.STEP_INDEX.name in raw:
             self._steps.put_nowait(_step(raw))
-        elif inner.id == self._name and inner.parameters[FINAL_FLAG].bool_param:
-            self._steps.put_nowait(Step(0, [], "final"))
+        elif inner.id == self._name and inner.parameters[FINAL_RESPONSE_PARAMETER].bool_param:
+            self._steps.put_nowait(ReceivedStep(0, [], "final"))
 
 
-def _step(raw: dict[str, bytes]) -> Step:
+def _step(raw: dict[str, bytes]) -> ReceivedStep:
     tokens = array("i", raw[contract.STEP_TOKENS.name]).tolist()
     errors = iter(strings(raw.get(contract.STEP_ERRORS.name, b"")))
     entries, start = [], 0
     for slot, sequence, count, flags in struct.iter_unpack("<4i", raw[contract.STEP_ENTRIES.name]):
-        error = next(errors, "") if flags & ERROR else ""
-        entries.append(Entry(slot, sequence, tokens[start : start + count], flags, error))
+        error = next(errors, "") if flags & ERROR_FLAG else ""
+        entries.append(StepEntry(slot, sequence, tokens[start : start + count], flags, error))
         start += count
-    kinds = struct.iter_unpack("<2i", raw.get(contract.STEP_KV_KINDS.name, b""))
+    kinds = struct.iter_unpack("<2i", raw.get(contract.STEP_KV_EVENTS.name, b""))
     stored = sum(count for kind, count in kinds if kind == contract.KV_STORED)
-    return Step(int.from_bytes(raw[contract.STEP_INDEX.name], "little"), entries, stored=stored)
+    return ReceivedStep(int.from_bytes(raw[contract.STEP_INDEX.name], "little"), entries, stored=stored)

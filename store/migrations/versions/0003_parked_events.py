@@ -11,7 +11,7 @@ UUID = sa.Uuid(as_uuid=False).with_variant(sa.String(36), "sqlite")
 
 def upgrade() -> None:
     op.create_table(
-        "parked_events",
+        "dead_letters",
         sa.Column("id", sa.String(length=64), nullable=False),
         sa.Column("reason", sa.String(length=40), nullable=False),
         sa.Column("event_id", UUID),
@@ -20,10 +20,10 @@ def upgrade() -> None:
         sa.Column("count", sa.BigInteger(), nullable=False),
         sa.Column("first_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("last_at", sa.DateTime(timezone=True), nullable=False),
-        sa.PrimaryKeyConstraint("id", name=op.f("pk_parked_events")),
+        sa.PrimaryKeyConstraint("id", name=op.f("pk_dead_letters")),
     )
-    op.create_index(op.f("idx_parked_events_event_id"), "parked_events", ["event_id"])
-    op.create_index(op.f("idx_parked_events_last_at"), "parked_events", ["last_at"])
+    op.create_index(op.f("idx_dead_letters_event_id"), "dead_letters", ["event_id"])
+    op.create_index(op.f("idx_dead_letters_last_at"), "dead_letters", ["last_at"])
     op.create_table(
         "ledger_reads",
         sa.Column("topic", sa.String(length=255), nullable=False),

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from llmops.store.moment import Moment
+from llmops.store.timestamps import UtcDateTime
 
 revision = "0004"
 down_revision = "0003"
@@ -17,7 +17,7 @@ def upgrade() -> None:
         sa.Column("previous_id", sa.String(length=64), nullable=True),
         sa.Column("running", sa.Boolean(), nullable=False),
         sa.Column("cancelled", sa.Boolean(), nullable=False),
-        sa.Column("written_at", Moment(), nullable=False),
+        sa.Column("written_at", UtcDateTime(), nullable=False),
         sa.Column("size", sa.Integer(), nullable=False),
         sa.Column("response", sa.Text(), nullable=False),
         sa.Column("items", sa.Text(), nullable=False),

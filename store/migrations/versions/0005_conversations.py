@@ -6,7 +6,7 @@ The tables of the first schema are replaced: no release ever wrote to them.
 import sqlalchemy as sa
 from alembic import op
 
-from llmops.store.moment import Moment
+from llmops.store.timestamps import UtcDateTime
 
 revision = "0005"
 down_revision = "0004"
@@ -28,9 +28,9 @@ def upgrade() -> None:
         sa.Column("metadata", sa.Text(), nullable=False),
         sa.Column("head_id", UUID),
         sa.Column("size", sa.BigInteger(), nullable=False),
-        sa.Column("created_at", Moment(), server_default=sa.func.current_timestamp(), nullable=False),
-        sa.Column("updated_at", Moment(), server_default=sa.func.current_timestamp(), nullable=False),
-        sa.Column("deleted_at", Moment()),
+        sa.Column("created_at", UtcDateTime(), server_default=sa.func.current_timestamp(), nullable=False),
+        sa.Column("updated_at", UtcDateTime(), server_default=sa.func.current_timestamp(), nullable=False),
+        sa.Column("deleted_at", UtcDateTime()),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_conversations")),
     )
     op.create_index("idx_conversations_user", "conversations", ["user_id", sa.text("updated_at DESC")])
@@ -53,8 +53,8 @@ def upgrade() -> None:
         sa.Column("model", sa.String(length=50)),
         sa.Column("finish_reason", sa.String(length=20)),
         sa.Column("latency_ms", sa.Integer()),
-        sa.Column("created_at", Moment(), server_default=sa.func.current_timestamp(), nullable=False),
-        sa.Column("written_at", Moment(), nullable=False),
+        sa.Column("created_at", UtcDateTime(), server_default=sa.func.current_timestamp(), nullable=False),
+        sa.Column("written_at", UtcDateTime(), nullable=False),
         sa.ForeignKeyConstraint(
             ["conversation_id"], ["conversations.id"], name=op.f("fk_messages_conversation_id"), ondelete="CASCADE"
         ),

@@ -336,9 +336,9 @@ class EngineLoop:
             step_us=round(self._step_seconds * 1e6),
         )
 
-    def kv_changes(self) -> Iterable[KvChange]:
+    def take_kv_events(self) -> Iterable[KvChange]:
         """The runtime's. On the engine thread only."""
-        return self._runtime.kv_changes()
+        return self._runtime.take_kv_events()
 
     def _stats(self) -> EngineStats:
         stats, preparing = self._runtime.stats(), len(self._preparing)

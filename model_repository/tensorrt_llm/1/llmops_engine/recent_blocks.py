@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from llmops_blocks import block_hashes, salt_of
 from llmops_contract import KV_CLEARED, KV_REMOVED, KV_STORED
+from llmops_kv_blocks import block_hashes, salt_of
 
 from .runtime import KvChange
 

@@ -233,7 +233,7 @@ class ExecutorRuntime(EngineRuntime):
             prefilled=self._prefilled,
         )
 
-    def kv_changes(self) -> Iterable[KvChange]:
+    def take_kv_events(self) -> Iterable[KvChange]:
         if self._names is None or self._manager is None:
             return ()
         # the binding holds the interpreter's lock while it waits, so nothing is waited for

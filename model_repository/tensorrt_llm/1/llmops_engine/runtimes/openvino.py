@@ -157,7 +157,7 @@ class OpenVINORuntime(EngineRuntime):
         self._pipeline.generate([ov.Tensor(np.zeros((1, 1), np.int64))], [config])
         before = thread_times()
         self._pipeline.generate([ov.Tensor(np.ones((1, _WARM_UP), np.int64))], [config])
-        self._watch.new_sampler(sampler_threads(known, before, thread_times()))
+        self._watch.watch_threads(sampler_threads(known, before, thread_times()))
 
     def prepare(self, request: GenerationRequest) -> Preparation | None:
         if request.cache_salt and self._caches and self._options.prefix_cache is None:
@@ -274,7 +274,7 @@ class OpenVINORuntime(EngineRuntime):
             ids = np.concatenate((request.input_ids.astype(np.int32), answer))
             self._recent.use(ids.tobytes(), request.cache_salt, request.adapter)
 
-    def kv_changes(self) -> Iterable[KvChange]:
+    def take_kv_events(self) -> Iterable[KvChange]:
         return self._recent.changes()
 
     def rest(self) -> None:
@@ -295,7 +295,7 @@ class OpenVINORuntime(EngineRuntime):
         del self._grammars, self._pipeline
         _libc.malloc_trim(0)
         self._load()
-        self._grammars.take_refusals(older)
+        self._grammars.copy_refusals(older)
         self._recent.clear()
 
     def _pipelines(self) -> list[Any]:

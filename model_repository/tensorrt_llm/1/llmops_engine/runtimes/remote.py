@@ -114,7 +114,7 @@ class RemoteRuntime(EngineRuntime):
     def stats(self) -> EngineStats:
         return self._stats if self._running else self._stats._replace(active=0, scheduled=0, waiting=0, context=0)
 
-    def kv_changes(self) -> Iterable[KvChange]:
+    def take_kv_events(self) -> Iterable[KvChange]:
         # the library goes on to report while nothing runs
         while not self._running and self._poll(0.0):
             self._take(self._receive())

@@ -77,7 +77,7 @@ def _turn(connection: Connection, runtime: EngineRuntime, told: tuple[Any, ...])
         if failed:
             connection.send(("step", ([failed], tuple(runtime.stats()), [])))
     outputs = list(runtime.step()) if runtime.has_work() else []
-    changes = [tuple(one) for one in runtime.kv_changes()]
+    changes = [tuple(one) for one in runtime.take_kv_events()]
     stats = tuple(runtime.stats())
     if outputs or changes or stats != told:
         connection.send(("step", ([tuple(one) for one in outputs], stats, changes)))

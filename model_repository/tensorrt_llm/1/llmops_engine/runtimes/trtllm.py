@@ -258,7 +258,7 @@ class TrtllmRuntime(EngineRuntime):
             memory=tuple((kind, self._latest[name]) for kind, name in _MEMORY.items() if name in self._latest),
         )
 
-    def kv_changes(self) -> Iterable[KvChange]:
+    def take_kv_events(self) -> Iterable[KvChange]:
         changes = []
         while not self._changes.empty():
             changes.append(self._changes.get_nowait())

@@ -1,6 +1,6 @@
 """Which TensorRT-LLM is here, and the arguments that it takes: the newest profile that is not newer than it.
 
-Profiles come from `llmops repo` (build/trtllm/llm_releases.py); the library's own argument class has the last word.
+Profiles come from `llmops repo` (build/trtllm/release_profiles.py); the library's own argument class has the last word.
 """
 
 from __future__ import annotations

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import llmops_contract as contract
-from llmops_blocks import block_hashes, salt_of
+from llmops_kv_blocks import block_hashes, salt_of
 
 from ..request import GenerationRequest, Refused
 from ..runtime import EngineDead, EngineRuntime, EngineStats, KvChange, StepOutput
@@ -220,7 +220,7 @@ class PagedMockRuntime(EngineRuntime):
     def _blocks_of(self, tokens: int) -> int:
         return -(-tokens // self._options.tokens_per_block)
 
-    def kv_changes(self) -> Iterable[KvChange]:
+    def take_kv_events(self) -> Iterable[KvChange]:
         lost, removed, stored = self._cache.changes()
         if lost:
             yield KvChange(contract.KV_CLEARED)

@@ -1,0 +1,156 @@
+"""The types that describe a checkpoint; every source (folder, GGUF, hub) ends in one `Checkpoint`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from llmops.build.checkpoint.hashing import sha256_of
+from llmops.build.quant_formats import QuantFormat, format_of_algorithm, format_of_method
+
+if TYPE_CHECKING:
+    from llmops.build.engine_folder.manifest import Source
+    from llmops.build.model.architecture import Architecture
+
+CheckpointFormat = Literal["huggingface", "gguf"]
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """One stored tensor. `shape` is row-major (out_features, in_features), also for GGUF.
+
+    `dtype` is the file's own name for it: F32, BF16, F8_E4M3 … (safetensors), Q4_1, Q6_K … (GGUF).
+    `offset` counts from the start of `file`, which is relative to the checkpoint.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    nbytes: int
+    file: str
+    offset: int
+
+    @property
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+@dataclass(frozen=True)
+class CheckpointFile:
+    """A file that the build reads; `path` is relative to the checkpoint, `location` is where it lies."""
+
+    path: str
+    location: Path
+    bytes: int
+
+    @property
+    def sha256(self) -> str:
+        """Streamed once, then remembered for as long as size and modification time stay the same."""
+        return sha256_of(self.location)
+
+
+@dataclass(frozen=True)
+class ExistingQuantisation:
+    """How the checkpoint's weights are already quantised; `detail` is the file's own description."""
+
+    method: Literal["fp8", "awq", "gptq", "compressed-tensors", "modelopt", "bitsandbytes", "mxfp4", "gguf", "other"]
+    bits: int | None
+    detail: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def format(self) -> QuantFormat | None:
+        """Its name here, where it has one."""
+        if self.method == "modelopt":
+            return format_of_algorithm(str(self.detail.get("quant_algo") or ""))
+        if self.method == "compressed-tensors":
+            return format_of_algorithm(compressed_tensors_algorithm(self.detail) or "")
+        return format_of_method(self.method)
+
+
+def compressed_tensors_algorithm(quantised: Mapping[str, Any]) -> str | None:
+    """Return TensorRT-LLM's QuantAlgo for a compressed-tensors description of FP8 weights, or None for any other.
+
+    One group of layers, weights per output channel with inputs per token, or both in blocks of 128: what
+    `update_quant_config_from_compressed_tensors` of `tensorrt_llm/models/quant_config_utils.py` takes.
+    """
+    groups = [group for group in (quantised.get("config_groups") or {}).values() if isinstance(group, Mapping)]
+    if len(groups) != 1:
+        return None
+    weights, inputs = groups[0].get("weights") or {}, groups[0].get("input_activations") or {}
+    if (weights.get("num_bits"), weights.get("type")) != (8, "float"):
+        return None
+    strategies = (weights.get("strategy"), inputs.get("strategy"))
+    if strategies == ("channel", "token"):
+        return "FP8_PER_CHANNEL_PER_TOKEN"
+    return "FP8_BLOCK_SCALES" if strategies == ("block", "group") and inputs.get("group_size") == 128 else None
+
+
+@dataclass(frozen=True)
+class SpecialTokens:
+    """Token ids; any of `end` ends a generation."""
+
+    bos: int | None
+    end: tuple[int, ...]
+    pad: int | None
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What `build`, `plan` and `quantize` know of a checkpoint before they touch a weight.
+
+    `path` is the folder, or the GGUF file itself. `config` is the Hugging Face config.json (for GGUF: the same
+    keys, from its metadata). `weight_files` are relative to the checkpoint.
+    """
+
+    ref: str
+    path: Path
+    format: CheckpointFormat
+    config: dict[str, Any]
+    architecture: Architecture
+    tensors: Mapping[str, TensorInfo] = field(repr=False)
+    files: tuple[CheckpointFile, ...]
+    weight_files: tuple[str, ...]
+    tokenizer_files: tuple[str, ...]
+    special_tokens: SpecialTokens
+    name: str
+    generation_config: dict[str, Any] = field(default_factory=dict)
+    chat_template: str | None = None
+    quantisation: ExistingQuantisation | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
+
+    @property
+    def hf_class(self) -> str:
+        return self.architecture.hf_class
+
+    @property
+    def dtype(self) -> str:
+        return self.architecture.dtype
+
+    @cached_property
+    def weight_bytes(self) -> int:
+        """Stored size of all tensors."""
+        return sum(tensor.nbytes for tensor in self.tensors.values())
+
+    @cached_property
+    def parameters(self) -> int:
+        return sum(tensor.numel for tensor in self.tensors.values())
+
+    def location(self, relative: str) -> Path:
+        """Where the checkpoint's file `relative` lies. Raises KeyError when it has none of that name."""
+        return next(file.location for file in self.files if file.path == relative)
+
+    def source(self) -> Source:
+        """The manifest's record of this checkpoint. Hashes every file (once; see `CheckpointFile.sha256`)."""
+        return hashed_source(self.ref, self.format, self.files)
+
+
+def hashed_source(ref: str, form: CheckpointFormat, files: Iterable[CheckpointFile]) -> Source:
+    """Hashes every file."""
+    from llmops.build.engine_folder.manifest import Source, SourceFile
+
+    hashed = [SourceFile(path=f.path, bytes=f.bytes, sha256=f.sha256) for f in files]
+    return Source(checkpoint=ref, format=form, files=hashed)

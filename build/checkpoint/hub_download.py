@@ -1,0 +1,117 @@
+"""Hub ids: the snapshot in the local cache, or a download where there is a network."""
+
+from __future__ import annotations
+
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from llmops.build.checkpoint.known_models import model_suggestion
+from llmops.errors import CheckpointError, ResourceError
+
+# owner/name, optionally @revision
+HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
+_FILE_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
+_WITHOUT_WEIGHTS = [pattern for pattern in _FILE_PATTERNS if pattern != "*.safetensors"]
+_Found = TypeVar("_Found")
+
+
+def fetch_snapshot(ref: str, weights: bool = True) -> Path:
+    """Folder with the files of `owner/name[@revision]`. Raises CheckpointError, or ResourceError when offline."""
+    import huggingface_hub
+
+    repo, revision = _split(ref)
+    wanted = _FILE_PATTERNS if weights else _WITHOUT_WEIGHTS
+
+    def download() -> str:
+        return huggingface_hub.snapshot_download(
+            repo, revision=revision, allow_patterns=wanted, local_files_only=_unreachable()
+        )
+
+    return Path(_call_hub(ref, download))
+
+
+def fetch_config(ref: str) -> Path:
+    """config.json of `owner/name[@revision]`, from the cache or the hub. Raises like `fetch_snapshot`."""
+    import huggingface_hub
+
+    repo, revision = _split(ref)
+
+    def download() -> str:
+        return huggingface_hub.hf_hub_download(repo, "config.json", revision=revision, local_files_only=_unreachable())
+
+    return Path(_call_hub(ref, download))
+
+
+def cached_config(ref: str) -> Path | None:
+    """config.json of a hub id if an earlier download left it in the cache; asks nobody."""
+    import huggingface_hub
+
+    repo, revision = _split(ref)
+    found = huggingface_hub.try_to_load_from_cache(repo, "config.json", revision=revision)
+    return Path(found) if isinstance(found, str) else None
+
+
+def _split(ref: str) -> tuple[str, str | None]:
+    match = HUB_ID.fullmatch(ref)
+    assert match is not None
+    return match["repo"], match["revision"]
+
+
+def _call_hub(ref: str, download: Callable[[], _Found]) -> _Found:
+    """What `download` returns, its errors as one sentence each."""
+    from huggingface_hub import errors
+
+    repo, revision = _split(ref)
+    try:
+        return download()
+    except errors.GatedRepoError as error:
+        raise CheckpointError(
+            f"{repo} is gated: accept its licence on huggingface.co, then log in with `hf auth login` or set HF_TOKEN."
+        ) from error
+    except errors.RevisionNotFoundError as error:
+        raise CheckpointError(
+            f"{repo} has no revision {revision!r} on the Hugging Face hub; name one that its page lists."
+        ) from error
+    except errors.RepositoryNotFoundError as error:
+        raise CheckpointError(
+            f"{repo} is neither a local path nor a model on the Hugging Face hub (or it is private: set HF_TOKEN)"
+            f"{model_suggestion(repo) or '.'}"
+        ) from error
+    except errors.EntryNotFoundError as error:
+        if not isinstance(error, errors.LocalEntryNotFoundError):
+            raise CheckpointError(f"{repo} has no config.json on the Hugging Face hub; name another model.") from error
+        raise ResourceError(_offline(repo)) from error
+    except errors.DisabledRepoError as error:
+        raise CheckpointError(f"{repo} is disabled on the Hugging Face hub; choose another model.") from error
+    # the library's own errors have no base, and those of its transfers are httpx's and its Rust client's
+    except Exception as error:
+        why = next(iter(str(error).splitlines()), "").rstrip(".:") or type(error).__name__
+        raise ResourceError(
+            f"Downloading {repo} failed ({why}); run the command again, which keeps what has arrived."
+        ) from error
+
+
+def _offline(repo: str) -> str:
+    return (
+        f"{repo} is not a local path, and the Hugging Face hub cannot be reached to download it. Copy the checkpoint "
+        "here and give its folder, or run `hf download` on a machine with a network and set HF_HOME to that cache."
+    )
+
+
+def _unreachable() -> bool:
+    """Whether the hub's name does not even resolve: its client would try for half a minute."""
+    from urllib.parse import urlsplit
+    from urllib.request import getproxies
+
+    from huggingface_hub import constants
+
+    if getproxies():
+        return False
+    try:
+        socket.getaddrinfo(urlsplit(constants.ENDPOINT).hostname, 443)
+    except OSError:
+        return True
+    return False

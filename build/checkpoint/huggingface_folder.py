@@ -1,0 +1,141 @@
+"""A Hugging Face folder -> Checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llmops.build.checkpoint import safetensors_header
+from llmops.build.checkpoint.description import Checkpoint, CheckpointFile, SpecialTokens, TensorInfo
+from llmops.build.checkpoint.json_file import read_json
+from llmops.build.checkpoint.quantization_config import MODELOPT_FILE, detect_quantisation
+from llmops.build.checkpoint.symlinks import reject_outside_symlinks
+from llmops.build.model.architecture import Architecture
+from llmops.errors import CheckpointError
+
+TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
+    "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
+)  # fmt: skip
+_CONFIG_FILES = ("config.json", "generation_config.json", safetensors_header.INDEX_NAME, MODELOPT_FILE)
+
+
+def open_folder(folder: Path, ref: str, weights: bool = True) -> Checkpoint:
+    """Raises CheckpointError for what is missing or damaged. `weights=False` accepts a folder without weight files."""
+    reject_outside_symlinks(folder)
+    config = read_json(folder / "config.json")
+    architecture = Architecture.from_hf_config(config)
+    shards = safetensors_header.shard_files(folder)
+    if weights and not shards:
+        raise CheckpointError(_no_weights(folder))
+    tensors: dict[str, TensorInfo] = {}
+    for shard in shards:
+        tensors |= safetensors_header.read_header(folder / shard, shard)
+    names = [*_CONFIG_FILES, *TOKENIZER_FILES]
+    present = [name for name in names if (folder / name).is_file()] + shards
+    generation = _optional_json(folder / "generation_config.json")
+    tokenizer = _optional_json(folder / "tokenizer_config.json")
+    return Checkpoint(
+        ref=ref,
+        path=folder,
+        format="huggingface",
+        config=config,
+        architecture=architecture,
+        tensors=tensors,
+        files=tuple(CheckpointFile(name, folder / name, (folder / name).stat().st_size) for name in present),
+        weight_files=tuple(shards),
+        tokenizer_files=tuple(name for name in TOKENIZER_FILES if (folder / name).is_file()),
+        special_tokens=_special_tokens(folder, config, generation, tokenizer),
+        name=_name(folder),
+        generation_config=generation,
+        chat_template=_chat_template(folder, tokenizer),
+        quantisation=detect_quantisation(folder, config),
+    )
+
+
+def _name(folder: Path) -> str:
+    return folder.resolve().name.lower() or "model"
+
+
+def _no_weights(folder: Path) -> str:
+    pickled = [*folder.glob("pytorch_model*.bin"), *folder.glob("*.pth")]
+    if pickled:
+        return (
+            f"{folder} has its weights as {pickled[0].name}, which is not read because loading it can run code; "
+            "convert it to safetensors."
+        )
+    return f"{folder} has no *.safetensors files; download the weights too."
+
+
+def _optional_json(path: Path) -> dict[str, Any]:
+    return read_json(path) if path.is_file() else {}
+
+
+def _chat_template(folder: Path, tokenizer: dict[str, Any]) -> str | None:
+    """Newer checkpoints keep it in a file of its own, older ones in tokenizer_config.json."""
+    own = folder / "chat_template.jinja"
+    if own.is_file():
+        return _text(own)
+    template = tokenizer.get("chat_template") or _optional_json(folder / "chat_template.json").get("chat_template")
+    if isinstance(template, list):
+        named = {item.get("name"): item.get("template") for item in template if isinstance(item, dict)}
+        template = named.get("default")
+    return template if isinstance(template, str) else None
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} cannot be read as UTF-8 text ({error}); download it again.") from error
+
+
+def _special_tokens(
+    folder: Path, config: dict[str, Any], generation: dict[str, Any], tokenizer: dict[str, Any]
+) -> SpecialTokens:
+    """Return the special tokens as generation_config.json has them, the tokenizer's own eos first.
+
+    It ends a chat turn, is often missing in generation_config.json, and is the one token that TensorRT-LLM withholds
+    until `min_tokens`.
+    """
+    lookup = _TokenIds(folder)
+    text_config = config.get("text_config")
+    sources = [generation, config, text_config if isinstance(text_config, dict) else {}]
+    listed = _ids(_first(sources, "eos_token_id"))
+    end = list(dict.fromkeys([*lookup(tokenizer.get("eos_token")), *listed]))
+    bos = _ids(_first(sources, "bos_token_id")) or lookup(tokenizer.get("bos_token"))
+    pad = _ids(_first(sources, "pad_token_id")) or lookup(tokenizer.get("pad_token")) or listed[:1] or end[:1]
+    return SpecialTokens(bos=bos[0] if bos else None, end=tuple(end), pad=pad[0] if pad else None)
+
+
+def _first(sources: list[dict[str, Any]], key: str) -> Any:
+    return next((source[key] for source in sources if source.get(key) is not None), None)
+
+
+def _ids(value: Any) -> list[int]:
+    values = value if isinstance(value, list) else [value]
+    return [item for item in values if isinstance(item, int) and not isinstance(item, bool) and item >= 0]
+
+
+class _TokenIds:
+    """Token text -> ids, from tokenizer.json's added tokens; the file is read on first use only."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.table: dict[str, int] | None = None
+
+    def __call__(self, token: Any) -> list[int]:
+        text = token.get("content") if isinstance(token, dict) else token
+        if not isinstance(text, str):
+            return []
+        if self.table is None:
+            self.table = self._read(_optional_json)
+        return [self.table[text]] if text in self.table else []
+
+    def _read(self, load: Callable[[Path], dict[str, Any]]) -> dict[str, int]:
+        added = load(self.folder / "tokenizer.json").get("added_tokens")
+        entries = added if isinstance(added, list) else []
+        return {
+            item["content"]: item["id"] for item in entries if isinstance(item, dict) and {"content", "id"} <= set(item)
+        }

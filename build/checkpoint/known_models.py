@@ -1,0 +1,59 @@
+"""Public models whose config.json facts ship with the package, so that a hub id means something without a network."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+TABLE = Path(__file__).with_name("well_known.json")
+
+
+@dataclass(frozen=True)
+class KnownModel:
+    """`id` as the hub spells it; `config` has the config.json fields that say shapes, dtype, context and quantisation;
+    `parameters` is the published count, where there is one; `source` says where the facts were read."""
+
+    id: str
+    config: dict[str, Any]
+    source: str
+    parameters: int | None = None
+
+    @property
+    def hf_class(self) -> str:
+        return str(self.config["architectures"][0])
+
+
+def known_model(hub_id: str) -> KnownModel | None:
+    """The model of this id, upper or lower case; None for any other, and for an id with a revision."""
+    return _models().get(hub_id.lower())
+
+
+def known_models() -> tuple[KnownModel, ...]:
+    """Every id of the table; ids that share one row share its facts."""
+    return tuple(_models().values())
+
+
+def model_suggestion(ref: str) -> str:
+    """ "; did you mean A or B?" for a name near known ones (also without its owner), otherwise nothing."""
+    owner, _, name = ref.lower().rpartition("/")
+    by_name = {key.split("/")[1]: key for key in _models()}
+    within = [key for known, key in by_name.items() if len(name) > 4 and name in known]
+    close = [by_name[near] for near in difflib.get_close_matches(name, by_name, n=2, cutoff=0.75)]
+    keys = list(dict.fromkeys(within + close))[:2]
+    if owner and not keys:
+        keys = difflib.get_close_matches(ref.lower(), _models(), n=2, cutoff=0.75)
+    return f"; did you mean {' or '.join(_models()[key].id for key in keys)}?" if keys else ""
+
+
+@cache
+def _models() -> dict[str, KnownModel]:
+    rows = json.loads(TABLE.read_text(encoding="utf-8"))["models"]
+    return {
+        hub_id.lower(): KnownModel(hub_id, row["config"], row["source"], row.get("parameters"))
+        for row in rows
+        for hub_id in row["ids"]
+    }

@@ -1,0 +1,130 @@
+"""LoRA adapters that an engine serves beside its base model: what is in their folders, without loading weights.
+
+Format: Hugging Face PEFT (`adapter_config.json`, `adapter_model.safetensors`). Module names on the engine's side are
+TensorRT-LLM's, source: NVIDIA/TensorRT-LLM `examples/hf_lora_convert.py`.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmops.build.checkpoint.hashing import sha256_of
+from llmops.build.checkpoint.safetensors_header import read_header
+from llmops.build.checkpoint.symlinks import reject_outside_symlinks
+from llmops.build.model.architecture import Architecture
+from llmops.errors import CheckpointError, InputError
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+MODULES = {
+    "q_proj": "attn_q", "k_proj": "attn_k", "v_proj": "attn_v", "qkv_proj": "attn_qkv", "o_proj": "attn_dense",
+    "gate_proj": "mlp_h_to_4h", "down_proj": "mlp_4h_to_h", "up_proj": "mlp_gate", "gate_up_proj": "mlp_h_to_4h",
+}  # fmt: skip
+TENSOR = re.compile(r".*\.layers\.(\d+)\.(?:self_attn|mlp)\.([a-z_]+)\.lora_([AB])\.weight")
+# these read the hidden state, so their A says which model an adapter is for
+_FROM_HIDDEN = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+
+
+@dataclass(frozen=True)
+class AdapterCheckpoint:
+    """`name` is the model name it is served under, `task_id` its number in requests (from 1), `modules` in
+    TensorRT-LLM's names, `scale` what B is multiplied by."""
+
+    name: str
+    task_id: int
+    folder: Path
+    rank: int
+    scale: float
+    modules: tuple[str, ...]
+
+    @property
+    def weights(self) -> Path:
+        return self.folder / WEIGHTS
+
+
+def read_adapters(given: object, arch: Architecture) -> list[AdapterCheckpoint]:
+    """`given`: name -> folder, as `--adapter NAME=FOLDER` makes it; None for no adapters.
+
+    Raises InputError or CheckpointError for a name, a folder or a kind of adapter that cannot be served.
+    """
+    if given is None:
+        return []
+    if not isinstance(given, Mapping):
+        raise InputError("An adapter has no name or no folder; write --adapter NAME=FOLDER, once for each.")
+    return [_read(str(name), i, Path(str(folder)), arch) for i, (name, folder) in enumerate(given.items(), start=1)]
+
+
+def adapters_digest(given: object) -> list[list[str]]:
+    """[name, SHA-256 of its two files] of each: what of them decides the engine."""
+    if not isinstance(given, Mapping):
+        return []
+    return [
+        [str(name), *(sha256_of(Path(str(folder)) / file) for file in (CONFIG, WEIGHTS))]
+        for name, folder in given.items()
+    ]
+
+
+def _read(name: str, task_id: int, folder: Path, arch: Architecture) -> AdapterCheckpoint:
+    if not _NAME.fullmatch(name):
+        raise InputError(f"--adapter {name}: a model name has letters, digits, dot, dash and underscore, at most 63.")
+    reject_outside_symlinks(folder)
+    config = _config(folder)
+    _refuse(folder, config)
+    rank = int(config["r"])
+    root = rank**0.5 if config.get("use_rslora") else rank
+    modules = _modules(folder, arch)
+    return AdapterCheckpoint(name, task_id, folder.absolute(), rank, config["lora_alpha"] / root, modules)
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    for name in (CONFIG, WEIGHTS):
+        if not (folder / name).is_file():
+            raise CheckpointError(
+                f"{folder} is not a LoRA adapter: it has no {name} (PEFT's save_pretrained makes it)."
+            )
+    try:
+        config: dict[str, Any] = json.loads((folder / CONFIG).read_bytes())
+        int(config["r"]), float(config["lora_alpha"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{folder / CONFIG} is damaged ({error}); save the adapter again.") from error
+    return config
+
+
+def _refuse(folder: Path, config: Mapping[str, Any]) -> None:
+    """What TensorRT-LLM's LoRA plugin has no place for."""
+    reasons = {
+        "DoRA": config.get("use_dora"),
+        "trained biases": config.get("bias", "none") != "none",
+        "whole modules (modules_to_save)": config.get("modules_to_save"),
+        "ranks that differ (rank_pattern, alpha_pattern)": config.get("rank_pattern") or config.get("alpha_pattern"),
+        f"type {config.get('peft_type')}": config.get("peft_type", "LORA") != "LORA",
+    }
+    for reason, found in reasons.items():
+        if found:
+            raise CheckpointError(
+                f"{folder} is an adapter with {reason}, which is not served; merge it into the model."
+            )
+
+
+def _modules(folder: Path, arch: Architecture) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for tensor, info in read_header(folder / WEIGHTS, WEIGHTS).items():
+        match = TENSOR.fullmatch(tensor)
+        if match is None or match[2] not in MODULES:
+            known = ", ".join(MODULES)
+            raise CheckpointError(f"{folder} adapts {tensor}, which cannot be served; adapters may change {known}.")
+        wrong = match[2] in _FROM_HIDDEN and match[3] == "A" and info.shape[-1] != arch.hidden_size
+        if wrong or int(match[1]) >= arch.num_layers:
+            raise CheckpointError(
+                f"{folder} is an adapter of another model: {tensor} has shape {list(info.shape)}, this model has "
+                f"{arch.num_layers} layers of {arch.hidden_size}."
+            )
+        found[MODULES[match[2]]] = None
+    if not found:
+        raise CheckpointError(f"{folder} has no LoRA weights.")
+    return tuple(found)

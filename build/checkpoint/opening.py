@@ -1,0 +1,103 @@
+"""What the user typed -> Checkpoint: a folder, a GGUF file, a bundled name or a hub id, in this order."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llmops.build.checkpoint.bundled_models import BUNDLED, BUNDLED_GENERATION, bundled_path
+from llmops.build.checkpoint.description import Checkpoint, SpecialTokens
+from llmops.build.checkpoint.known_models import known_model
+from llmops.build.checkpoint.quantization_config import detect_quantisation
+from llmops.build.model.architecture import Architecture
+from llmops.errors import CheckpointError
+
+
+def open_checkpoint(ref: str, weights: bool = True) -> Checkpoint:
+    """Describe a checkpoint without loading a weight.
+
+    `weights=False` is for planning: a folder with only config.json will do, a well-known hub id is described from the
+    table that ships with llmops, and of another only the small files are fetched. Raises CheckpointError (not a
+    checkpoint, damaged, unsupported), MissingDependencyError (a bundled model's package) or ResourceError (hub not
+    reachable).
+    """
+    path = Path(ref).expanduser()
+    if path.exists():
+        return _open_path(path, ref, weights)
+    if ref in BUNDLED:
+        bundled = _open_path(bundled_path(ref), ref, weights)
+        return replace(bundled, name=ref, generation_config=BUNDLED_GENERATION.get(ref, {}))
+    return _open_hub(ref, weights)
+
+
+def _open_path(path: Path, ref: str, weights: bool) -> Checkpoint:
+    from llmops.build.checkpoint.gguf_header import is_gguf
+
+    if path.name == "config.json" and path.is_file():
+        path = path.parent
+    if path.is_file():
+        if not is_gguf(path):
+            raise CheckpointError(_not_a_checkpoint(path, "the file is not a GGUF"))
+        from llmops.build.checkpoint.gguf_checkpoint import open_gguf
+
+        return open_gguf(path, ref)
+    if (path / "config.json").is_file():
+        from llmops.build.checkpoint.huggingface_folder import open_folder
+
+        return open_folder(path, ref, weights)
+    return _open_only_gguf(path, ref, weights)
+
+
+def _open_only_gguf(folder: Path, ref: str, weights: bool) -> Checkpoint:
+    files = sorted(folder.glob("*.gguf"))
+    if len(files) == 1:
+        return _open_path(files[0], ref, weights)
+    if files:
+        raise CheckpointError(f"{folder} holds {len(files)} GGUF files; give one of them, for example {files[0]}.")
+    raise CheckpointError(_not_a_checkpoint(folder, "it has no config.json"))
+
+
+def _not_a_checkpoint(path: Path, reason: str) -> str:
+    near = difflib.get_close_matches(path.name, BUNDLED, n=1)
+    if near:
+        return f"{path} is not a checkpoint ({reason}); did you mean the bundled model {near[0]}?"
+    return (
+        f"{path} is not a checkpoint ({reason}); give a Hugging Face folder (config.json, *.safetensors, "
+        f"tokenizer.json), a GGUF file, a hub id like meta-llama/Llama-3.1-8B-Instruct, or {' or '.join(BUNDLED)}."
+    )
+
+
+def _open_hub(ref: str, weights: bool) -> Checkpoint:
+    from llmops.build.checkpoint.hub_download import HUB_ID, fetch_snapshot
+
+    if ref.startswith(("http://", "https://")):
+        hub_id = "/".join(ref.split("/")[3:5])
+        raise CheckpointError(f"{ref} is a URL, which is not downloaded; give the hub id, here perhaps {hub_id}.")
+    match = HUB_ID.fullmatch(ref)
+    if match is None or ref.endswith((".gguf", ".safetensors")):
+        raise CheckpointError(_not_a_checkpoint(Path(ref), "there is no such file or folder"))
+    known = known_model(ref)
+    if known and not weights:
+        return describe(known.id, known.config, Path(known.id))
+    checkpoint = _open_path(fetch_snapshot(ref, weights), ref, weights)
+    return replace(checkpoint, name=match["repo"].split("/")[1].lower())
+
+
+def describe(ref: str, config: dict[str, Any], folder: Path) -> Checkpoint:
+    """What a config.json alone says; `folder` is where it lies, and need not exist. Raises CheckpointError."""
+    return Checkpoint(
+        ref=ref,
+        path=folder,
+        format="huggingface",
+        config=config,
+        architecture=Architecture.from_hf_config(config),
+        tensors={},
+        files=(),
+        weight_files=(),
+        tokenizer_files=(),
+        special_tokens=SpecialTokens(None, (), None),
+        name=folder.name.lower(),
+        quantisation=detect_quantisation(folder, config),
+    )

@@ -1,0 +1,108 @@
+"""Reads safetensors headers: names, shapes, types and where the bytes lie. Finds truncated files."""
+
+from __future__ import annotations
+
+import struct
+from pathlib import Path
+from typing import Any
+
+from llmops.build.checkpoint.description import TensorInfo
+from llmops.build.checkpoint.json_file import parse_json, read_json
+from llmops.build.checkpoint.tensor_ranges import check_tensor_ranges
+from llmops.errors import CheckpointError
+
+INDEX_NAME = "model.safetensors.index.json"
+# The format's own limit; a larger number means that the file is something else.
+_MAX_HEADER = 100_000_000
+_BITS = {
+    "F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
+    "F8_E4M3": 8, "F8_E5M2": 8, "F8_E8M0": 8, "I8": 8, "U8": 8, "BOOL": 8, "F6_E2M3": 6, "F6_E3M2": 6, "F4": 4,
+}  # fmt: skip
+
+
+def shard_files(folder: Path) -> list[str]:
+    """Weight files of a Hugging Face folder, in the order of its index. Empty when it has none."""
+    index = folder / INDEX_NAME
+    if index.is_file():
+        return _indexed_shards(folder, index)
+    if (folder / "model.safetensors").is_file():
+        return ["model.safetensors"]
+    return sorted(path.name for path in folder.glob("*.safetensors"))
+
+
+def _indexed_shards(folder: Path, index: Path) -> list[str]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(map(_is_file_name, weight_map.values())):
+        raise CheckpointError(f"{index} has no `weight_map` of tensors to file names; download it again.")
+    names = sorted(set(weight_map.values()))
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise CheckpointError(
+            f"{folder} lacks {len(missing)} of {len(names)} weight files that its index names, first {missing[0]}; "
+            "download the rest."
+        )
+    return names
+
+
+def _is_file_name(value: Any) -> bool:
+    """In the folder itself: a path could lead anywhere."""
+    return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and "\0" not in value
+
+
+def read_header(path: Path, relative: str) -> dict[str, TensorInfo]:
+    """Tensors of one file. Raises CheckpointError when the header is damaged or data is missing."""
+    size = path.stat().st_size
+    header, data_start = _header(path, size)
+    tensors = {
+        name: _tensor(path, relative, name, entry, data_start)
+        for name, entry in header.items()
+        if name != "__metadata__"
+    }
+    check_tensor_ranges(path, tensors.values(), size)
+    return tensors
+
+
+def _header(path: Path, size: int) -> tuple[dict[str, Any], int]:
+    with path.open("rb") as file:
+        prefix = file.read(8)
+        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else 0
+        if not 2 <= length <= _MAX_HEADER:
+            raise CheckpointError(
+                f"{path} is not a safetensors file: its first 8 bytes give no header length. Download it again."
+            )
+        if 8 + length > size:
+            raise CheckpointError(
+                f"{path} is truncated: it has {size:,} bytes, its header alone needs {8 + length:,}. Download it again."
+            )
+        raw = file.read(length)
+    try:
+        header = parse_json(raw)
+    except ValueError as error:
+        raise CheckpointError(f"{path} has a damaged safetensors header ({error}); download it again.") from error
+    if not isinstance(header, dict):
+        raise CheckpointError(f"{path} has a damaged safetensors header (not an object); download it again.")
+    return header, 8 + length
+
+
+def _tensor(path: Path, relative: str, name: str, entry: Any, data_start: int) -> TensorInfo:
+    try:
+        begin, end = _counts(entry["data_offsets"])
+        shape = tuple(_counts(entry["shape"]))
+        dtype = str(entry["dtype"])
+        info = TensorInfo(name, shape, dtype, end - begin, relative, data_start + begin)
+    except (KeyError, TypeError, ValueError) as error:
+        raise CheckpointError(f"{path} has a damaged header entry for {name} ({error}); download it again.") from error
+    bits = _BITS.get(dtype)
+    if info.nbytes < 0 or (bits is not None and (info.numel * bits + 7) // 8 != info.nbytes):
+        raise CheckpointError(
+            f"{path}: {name} is {info.shape} {dtype} but has {info.nbytes:,} bytes; the file is damaged, "
+            "download it again."
+        )
+    return info
+
+
+def _counts(values: Any) -> list[int]:
+    """Raises ValueError for anything but a list of whole numbers: JSON also has 1.5, 1e999, true and -1."""
+    if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
+        raise ValueError(f"{str(values)[:40]} is not a list of whole numbers")
+    return values

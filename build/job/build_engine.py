@@ -1,0 +1,166 @@
+"""build(spec): the whole way from a checkpoint to an engine folder, atomic and cached by content."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from llmops import __version__
+from llmops.build import encoder
+from llmops.build.checkpoint import Checkpoint, open_checkpoint
+from llmops.build.checkpoint.hashing import digest_if_file
+from llmops.build.checkpoint.lora_adapters import adapters_digest
+from llmops.build.encoder import EncoderCheckpoint, open_encoder
+from llmops.build.engine_folder.atomic_folder import (
+    StagingFolder,
+    check_space,
+    remove_leftovers,
+    report_full_disk,
+    resolve_output,
+)
+from llmops.build.engine_folder.build_lock import exclusive_replacement
+from llmops.build.engine_folder.build_stages import remove_stages, remove_unfinished_stages
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, Source
+from llmops.build.plan.build_plan import BuildPlan
+from llmops.build.progress import Progress, SilentProgress
+from llmops.build.spec import BuildSpec
+from llmops.build.targets.build_target import TargetJob
+from llmops.build.targets.target_registry import get_target
+from llmops.errors import InputError
+
+# Raised when the same inputs give another engine than before.
+_REVISION = 4
+
+
+def build(spec: BuildSpec, progress: Progress | None = None, force: bool = False) -> tuple[EngineManifest, bool]:
+    """Make the engine folder `spec.output`. Returns its manifest and whether it was there already, of the same inputs.
+
+    Args:
+        spec: What to build.
+        progress: Hears of each stage.
+        force: Build also where inputs, options and versions are those of the engine that is there, and use no stage
+            that an earlier attempt finished.
+
+    Raises CheckpointError, InputError, MissingDependencyError, ResourceError or BuildError; then `spec.output` is as
+    it was before.
+    """
+    progress = progress or SilentProgress()
+    spec = replace(spec, output=resolve_output(spec.output))
+    job = prepare(spec, open_model(spec.checkpoint))
+    # for what it raises, before the work
+    job.inspect()
+    with _exclusive_build(spec.output, progress):
+        return _build(job, progress, force)
+
+
+def open_model(ref: str, weights: bool = True) -> Checkpoint | EncoderCheckpoint:
+    """What the user named, whatever kind of model it is; `weights` and errors as of `open_checkpoint`."""
+    return open_encoder(ref) or open_checkpoint(ref, weights)
+
+
+def prepare(spec: BuildSpec, checkpoint: Checkpoint | EncoderCheckpoint) -> TargetJob[Any]:
+    """What will be done. Raises what the target's `prepare` does, and InputError for a plan of another model and an
+    output that is something else."""
+    if isinstance(checkpoint, EncoderCheckpoint):
+        job: TargetJob[Any] = encoder.target.prepare(spec, checkpoint)
+    else:
+        if spec.plan:
+            BuildPlan.from_dict(spec.plan).check(checkpoint.architecture)
+        job = get_target(spec.target).prepare(spec, checkpoint)
+    _check_output(spec.output)
+    return job
+
+
+@contextlib.contextmanager
+def _exclusive_build(output: Path, progress: Progress) -> Iterator[None]:
+    """What a killed build left is cleared away first."""
+    with report_full_disk(output), exclusive_replacement(output, progress.note):
+        # another build may have ended while this one waited
+        _check_output(output)
+        remove_leftovers(output.absolute())
+        remove_unfinished_stages(output)
+        yield
+
+
+def _build(job: TargetJob[Any], progress: Progress, force: bool) -> tuple[EngineManifest, bool]:
+    output = job.spec.output
+    fresh = not (output / FILE_NAME).is_file()
+    if fresh:  # what cannot be is said before minutes of hashing
+        job.check()
+    with progress.stage("Hashing the checkpoint"):
+        source = job.checkpoint.source()
+    key = build_key(job, source)
+    if force:
+        remove_stages(output)
+    present = None if force else _up_to_date_manifest(output, key)
+    if present is None:
+        if not fresh:
+            job.check()
+        check_space(output, max(0, job.disk_bytes - job.kept_bytes))
+        with StagingFolder(output) as workdir:
+            manifest = _make(job, source, key, workdir, progress)
+    # the engine is in its place: what was kept for a restart is not needed any more
+    remove_stages(output)
+    return (manifest, False) if present is None else (present, True)
+
+
+def build_key(job: TargetJob[Any], source: Source) -> str:
+    """SHA-256 over all that decides the engine: files, spec, versions."""
+    spec = job.spec
+    content = {
+        "revision": _REVISION,
+        "files": [[file.path, file.sha256] for file in source.files],
+        "spec": spec.key_fields(),
+        "versions": job.versions,
+        "adapters": adapters_digest(spec.options.get("adapters")),
+    }
+    if spec.calib_dataset:
+        content["calibration"] = digest_if_file(spec.calib_dataset)
+    return hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()
+
+
+def _make(job: TargetJob[Any], source: Source, key: str, workdir: Path, progress: Progress) -> EngineManifest:
+    spec, checkpoint = job.spec, job.checkpoint
+    with progress.stage("Writing the tokenizer"):
+        tokenizer = job.write_tokenizer(workdir / "tokenizer", progress)
+    result = job.build(workdir, progress)
+    manifest = EngineManifest(
+        key=key,
+        name=spec.name or checkpoint.name,
+        target=spec.target,
+        architecture=checkpoint.hf_class,
+        model_dir=result.model_dir,
+        source=source,
+        versions={"llmops": __version__, **{name: v for name, v in job.versions.items() if v}},
+        quantisation=result.quantisation,
+        parallelism=result.parallelism,
+        limits=result.limits,
+        tokenizer=tokenizer,
+        sampling=job.sampling,
+        complete=result.complete,
+        plan=result.plan or spec.plan,
+        quality=result.quality,
+        golden=result.golden,
+        extra=result.extra,
+    )
+    manifest.save(workdir)
+    return manifest
+
+
+def _check_output(output: Path) -> None:
+    if output.is_file() or (output.is_dir() and not (output / FILE_NAME).is_file() and any(output.iterdir())):
+        raise InputError(f"{output} exists and is not an engine folder; give -o another folder, or remove it.")
+
+
+def _up_to_date_manifest(output: Path, key: str) -> EngineManifest | None:
+    try:
+        manifest = EngineManifest.load(output)
+    except InputError:
+        return None  # none there, or of another version: it is replaced
+    complete = (output / manifest.model_dir).is_dir() and (output / manifest.tokenizer.directory).is_dir()
+    return manifest if manifest.key == key and complete else None

@@ -1,0 +1,112 @@
+"""BuildPlan: what was planned, in the form that `llmops build --plan` obeys and `engine.json` keeps."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from llmops.build.model.architecture import Architecture
+from llmops.build.quant_formats import FORMATS
+from llmops.build.target_facts import TargetName
+from llmops.errors import InputError, first_validation_error
+from llmops.output_files import write_text
+
+FORMAT: Literal[1] = 1
+
+
+class BuildPlan(BaseModel):
+    """One replica's engine and how many of it. Lengths in tokens; `quantisation` and `kv_cache_dtype` are the names of
+    `llmops plan --quant` and `--kv-dtype`; `predicted` is what the planner expects (seconds, requests/s, bytes);
+    `settings` are those of `build --set`, which a recipe has and which the command line may override."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    format: Literal[1] = FORMAT
+    model: str
+    architecture: str
+    hidden_size: int
+    num_layers: int
+    target: TargetName
+    gpu: str
+    quantisation: str
+    kv_cache_dtype: str
+    group_size: int | None = None
+    tp_size: int = Field(ge=1)
+    pp_size: int = Field(ge=1)
+    ep_size: int = Field(ge=1)
+    max_batch_size: int = Field(ge=1)
+    max_num_tokens: int = Field(ge=1)
+    max_seq_len: int = Field(ge=1)
+    kv_cache_fraction: float = Field(gt=0, le=1)
+    tokens_per_block: int = 32
+    chunked_prefill: bool = True
+    replicas: int = Field(ge=1, default=1)
+    predicted: dict[str, Any] = Field(default_factory=dict)
+    settings: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def world_size(self) -> int:
+        return self.tp_size * self.pp_size
+
+    def check(self, model: Architecture) -> None:
+        """Raises InputError when this plan was made for a model of other shapes."""
+        planned = f"{self.architecture}, {self.num_layers} layers of {self.hidden_size}"
+        given = f"{model.hf_class}, {model.num_layers} layers of {model.hidden_size}"
+        if planned != given:
+            raise InputError(
+                f"the plan is for {self.model} ({planned}), not for this checkpoint ({given}); make a plan for it."
+            )
+
+    def build_options(self) -> dict[str, Any]:
+        """The options of `llmops build` that this plan sets, by their names there. A checkpoint that is quantised
+        already (fp8_block, mxfp4) is built as it is."""
+        form = FORMATS.get(self.quantisation)
+        return {
+            "target": self.target,
+            "quant": "none" if form and form.as_stored else self.quantisation,
+            "kv_cache": "auto" if self.kv_cache_dtype == "bf16" else self.kv_cache_dtype,
+            "group_size": self.group_size,
+            "tp": self.tp_size,
+            "pp": self.pp_size,
+            "ep": self.ep_size,
+            "gpu": self.gpu,
+            "max_batch_size": self.max_batch_size,
+            "max_num_tokens": self.max_num_tokens,
+            "max_seq_len": self.max_seq_len,
+        }
+
+    def to_dict(self) -> dict[str, Any]:
+        return self.model_dump()
+
+    @classmethod
+    def from_dict(cls, data: Any, source: str = "the plan") -> BuildPlan:
+        """Raises InputError that names the field which is wrong."""
+        if isinstance(data, dict) and "plan" in data:
+            data = data["plan"]
+        try:
+            return cls.model_validate(data)
+        except ValidationError as error:
+            raise InputError(
+                f"{source} is not a build plan ({first_validation_error(error, 'the file')}); make one with "
+                "`llmops plan … --save plan.json`."
+            ) from error
+
+    def save(self, path: Path) -> None:
+        """Write the plan as JSON. Raises InputError when `path` cannot be written."""
+        write_text(path, json.dumps(self.to_dict(), indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> BuildPlan:
+        """Read a file that `llmops plan --save` or `--json` wrote. Raises InputError."""
+        try:
+            data = json.loads(path.read_text())
+        except FileNotFoundError:
+            raise InputError(f"{path} does not exist; make one with `llmops plan … --save {path.name}`.") from None
+        except (OSError, ValueError) as error:
+            raise InputError(
+                f"{path} is not JSON ({error}); make one with `llmops plan … --save {path.name}`."
+            ) from error
+        return cls.from_dict(data, str(path))

@@ -1,0 +1,45 @@
+"""Bytes of KV cache: per token, per sequence, and how many sequences fit."""
+
+from __future__ import annotations
+
+from llmops.build.model.architecture import Architecture
+from llmops.build.plan.memory.parallel_layout import ParallelLayout, local_kv_heads
+from llmops.build.plan.precision import KV_BYTES
+
+BLOCK_TOKENS = 32
+
+
+def token_bytes(model: Architecture, kv: str, layout: ParallelLayout = ParallelLayout()) -> int:
+    """Bytes that one token takes on one rank, in all layers of the rank with the most. MLA keeps one latent vector
+    per token, which every tensor-parallel rank holds whole."""
+    return layout.stage_layers(model.num_layers, 0) * layer_bytes(model, kv, layout)
+
+
+def layer_bytes(model: Architecture, kv: str, layout: ParallelLayout) -> int:
+    """Bytes of one token in one layer on one rank."""
+    if model.mla:
+        latent = (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * KV_BYTES[kv]
+        return latent + _index_bytes(model.mla.index_head_dim)
+    return 2 * local_kv_heads(model, layout.tp) * model.head_dim * KV_BYTES[kv]
+
+
+def _index_bytes(width: int) -> int:
+    """Bytes of a token's key for the indexer: FP8, with a float32 scale for 128 values, whatever the cache's dtype
+    (NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/attention_backend/sparse/dsa.py`)."""
+    return width + -(-width // 128) * 4
+
+
+def sequence_bytes(model: Architecture, kv: str, layout: ParallelLayout, length: int) -> int:
+    """Bytes of a sequence of `length` tokens on one rank, in whole blocks of 32 tokens. Layers with a sliding window
+    keep every token too: engines hold the whole sequence unless `max_attention_window` is set, which by default it
+    is not, here as in TensorRT-LLM."""
+    return _blocks(length) * token_bytes(model, kv, layout)
+
+
+def sequences(pool: int, model: Architecture, kv: str, layout: ParallelLayout, length: int) -> int:
+    """How many sequences of `length` tokens a pool of bytes per rank holds."""
+    return pool // sequence_bytes(model, kv, layout, length)
+
+
+def _blocks(length: int) -> int:
+    return -(-length // BLOCK_TOKENS) * BLOCK_TOKENS

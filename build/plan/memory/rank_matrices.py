@@ -1,0 +1,78 @@
+"""The matrices of one rank: from these come both the bytes of the weights and the time of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmops.build.model.architecture import Architecture
+from llmops.build.plan.memory.parallel_layout import ParallelLayout, local_kv_heads
+
+
+@dataclass(frozen=True)
+class RankLinear:
+    """A weight matrix [outputs, inputs] as one rank holds it; `part`: attention, mlp, experts, router (the last is
+    never quantised)."""
+
+    name: str
+    inputs: int
+    outputs: int
+    part: str
+    count: int = 1
+
+
+def attention(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinear]:
+    """qkv (KV heads replicated when tp exceeds them) and dense; for MLA its down and up projections."""
+    heads = model.num_heads // layout.tp
+    if model.mla is None:
+        width = (heads + 2 * local_kv_heads(model, layout.tp)) * model.head_dim
+        yield RankLinear("attention.qkv", model.hidden_size, width, "attention")
+        yield RankLinear("attention.dense", heads * model.head_dim, model.hidden_size, "attention")
+        return
+    mla = model.mla
+    key_dim = mla.qk_nope_head_dim + mla.qk_rope_head_dim
+    latent = mla.kv_lora_rank + mla.qk_rope_head_dim
+    if mla.q_lora_rank:
+        yield RankLinear("attention.q_a", model.hidden_size, mla.q_lora_rank, "attention")
+        yield RankLinear("attention.q_b", mla.q_lora_rank, heads * key_dim, "attention")
+    else:
+        yield RankLinear("attention.q", model.hidden_size, heads * key_dim, "attention")
+    yield RankLinear("attention.kv_a", model.hidden_size, latent, "attention")
+    yield RankLinear("attention.kv_b", mla.kv_lora_rank, heads * (mla.qk_nope_head_dim + mla.v_head_dim), "attention")
+    yield RankLinear("attention.dense", heads * mla.v_head_dim, model.hidden_size, "attention")
+    if mla.index_heads:  # every rank has the whole indexer
+        yield RankLinear("attention.index_q", mla.q_lora_rank or 0, mla.index_heads * mla.index_head_dim, "attention")
+        yield RankLinear("attention.index_k", model.hidden_size, mla.index_head_dim, "attention")
+        yield RankLinear("attention.index_weights", model.hidden_size, mla.index_heads, "attention")
+
+
+def mlp(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinear]:
+    """The gated MLP of a dense layer, split over all tp ranks."""
+    yield from _gated("mlp", model.hidden_size, model.intermediate_size // layout.tp, "mlp")
+
+
+def experts(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinear]:
+    """Router, the rank's experts and the shared ones of an MoE layer."""
+    moe = model.moe
+    if moe is None:
+        return
+    yield RankLinear("mlp.router", model.hidden_size, moe.num_experts, "router")
+    share = moe.moe_intermediate_size // layout.moe_tp
+    yield from _gated("mlp.experts", model.hidden_size, share, "experts", moe.num_experts // layout.ep)
+    if moe.num_shared_experts:
+        shared = moe.num_shared_experts * moe.moe_intermediate_size // layout.tp
+        yield from _gated("mlp.shared", model.hidden_size, shared, "mlp")
+
+
+def _gated(name: str, hidden: int, width: int, part: str, count: int = 1) -> Iterator[RankLinear]:
+    yield RankLinear(f"{name}.gate_up", hidden, 2 * width, part, count)
+    yield RankLinear(f"{name}.proj", width, hidden, part, count)
+
+
+def is_moe_layer(model: Architecture, layer: int) -> bool:
+    return model.moe is not None and layer in model.moe.layers
+
+
+def padded_vocab(model: Architecture, tp: int) -> int:
+    """TensorRT-LLM pads the vocabulary to a multiple of tp."""
+    return -(-model.vocab_size // tp) * tp

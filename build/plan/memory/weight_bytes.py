@@ -1,0 +1,93 @@
+"""Bytes of weights, exact from shapes: per rank of a layout, and of a whole checkpoint."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from llmops.build.model.architecture import Architecture
+from llmops.build.plan.memory import rank_matrices
+from llmops.build.plan.memory.parallel_layout import ParallelLayout
+from llmops.build.plan.memory.rank_matrices import RankLinear
+from llmops.build.plan.precision import DTYPE_BYTES
+from llmops.build.quant_formats import QuantFormat
+
+
+def rank_weights(model: Architecture, precision: QuantFormat, layout: ParallelLayout) -> dict[str, int]:
+    """Bytes by part (attention, mlp, experts, router, norms, embedding, lm_head) on the rank that holds the most."""
+    stages = [stage_weights(model, precision, layout, stage) for stage in range(layout.pp)]
+    largest: Counter[str] = max(stages, key=lambda parts: parts.total())
+    return dict(largest)
+
+
+def checkpoint_weights(model: Architecture, precision: QuantFormat) -> dict[str, int]:
+    """Bytes by part of the whole checkpoint, with the extra layers for multi-token prediction that it holds."""
+    total = stage_weights(model, precision, ParallelLayout(), 0)
+    for _ in range(model.next_token_layers):
+        total.update(_next_token_layer(model, precision))
+    return dict(total)
+
+
+def stage_weights(model: Architecture, precision: QuantFormat, layout: ParallelLayout, stage: int) -> Counter[str]:
+    """Bytes by part on each rank of one pipeline stage."""
+    first = sum(layout.stage_layers(model.num_layers, earlier) for earlier in range(stage))
+    total: Counter[str] = Counter()
+    for layer in range(first, first + layout.stage_layers(model.num_layers, stage)):
+        total.update(layer_weights(model, precision, layout, rank_matrices.is_moe_layer(model, layer)))
+    rows = rank_matrices.padded_vocab(model, layout.tp) // layout.tp
+    table = precision.table_bytes(rows, model.hidden_size, _dtype_bytes(model))
+    last = stage == layout.pp - 1
+    if stage == 0:
+        total["embedding"] = table
+    if last:
+        total["norms"] += model.hidden_size * _dtype_bytes(model)
+        if not (model.tie_word_embeddings and stage == 0):
+            total["lm_head"] = table
+    return total
+
+
+def layer_weights(model: Architecture, precision: QuantFormat, layout: ParallelLayout, moe: bool) -> Counter[str]:
+    """Bytes by part of one decoder layer on one rank."""
+    linears: list[RankLinear] = list(rank_matrices.attention(model, layout))
+    linears += rank_matrices.experts(model, layout) if moe else rank_matrices.mlp(model, layout)
+    total: Counter[str] = Counter()
+    for linear in linears:
+        one = precision.linear_bytes(linear.inputs, linear.outputs, linear.part, _dtype_bytes(model))
+        total[linear.part] += linear.count * one
+    total["norms"] += _vectors(model, layout, linears, moe) * _dtype_bytes(model)
+    return total
+
+
+def _vectors(model: Architecture, layout: ParallelLayout, linears: Iterable[RankLinear], moe: bool) -> int:
+    """Values of norms, biases and sinks of one layer: never quantised."""
+    count = model.norms_per_layer * model.hidden_size
+    if model.qk_norm:
+        count += 2 * model.head_dim
+    if model.mla:
+        count += (model.mla.q_lora_rank or 0) + model.mla.kv_lora_rank
+    if model.attention_sinks:
+        count += model.num_heads // layout.tp
+    return count + sum(linear.count * linear.outputs for linear in linears if _has_bias(model, linear, moe))
+
+
+def _has_bias(model: Architecture, linear: RankLinear, moe: bool) -> bool:
+    if linear.part == "attention":
+        return model.output_bias if linear.name.endswith("dense") else model.qkv_bias
+    if moe:
+        return model.moe is not None and model.moe.expert_bias
+    return model.mlp_bias
+
+
+def _next_token_layer(model: Architecture, precision: QuantFormat) -> Counter[str]:
+    """One MoE layer, the projection that joins hidden state and embedding, and its own embedding and head."""
+    width = _dtype_bytes(model)
+    layer = layer_weights(model, precision, ParallelLayout(), moe=model.moe is not None)
+    layer["norms"] += 3 * model.hidden_size * width
+    layer["router"] += 2 * model.hidden_size * model.hidden_size * width
+    layer["embedding"] += model.vocab_size * model.hidden_size * width
+    layer["lm_head"] += model.vocab_size * model.hidden_size * width
+    return layer
+
+
+def _dtype_bytes(model: Architecture) -> int:
+    return DTYPE_BYTES[model.dtype]

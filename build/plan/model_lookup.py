@@ -1,0 +1,97 @@
+"""Where a model's config.json comes from: a file, a folder, the table of well-known models, or the Hugging Face hub."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from llmops.build.checkpoint import Checkpoint, describe, open_checkpoint
+from llmops.build.checkpoint.bundled_models import BUNDLED
+from llmops.build.checkpoint.hub_download import HUB_ID, cached_config, fetch_config
+from llmops.build.checkpoint.known_models import KnownModel, known_model, known_models, model_suggestion
+from llmops.errors import CheckpointError
+
+
+class NamedModel(NamedTuple):
+    """A model as its config.json describes it, and what to call it."""
+
+    name: str
+    checkpoint: Checkpoint
+
+
+def look_up_model(source: str, online: bool = False) -> NamedModel:
+    """The model of a path (config.json, its folder or a GGUF file), of a bundled model, or of a hub id such as
+    meta-llama/Llama-3.1-70B: from the table of well-known models, or with `online` from the hub. Raises
+    CheckpointError when there is none, ResourceError when the hub cannot be reached."""
+    path = Path(source).expanduser()
+    if path.suffix == ".gguf" or (source in BUNDLED and not path.exists()):
+        return NamedModel(path.stem if path.suffix else source, open_checkpoint(source, weights=False))
+    if path.is_dir():
+        path = path / "config.json"
+        if not path.is_file():
+            raise CheckpointError(
+                f"{source} has no config.json; name a Hugging Face checkpoint folder or its config.json."
+            )
+    if path.is_file():
+        return _of_file(path)
+    return _of_hub(source, online)
+
+
+def _of_hub(source: str, online: bool) -> NamedModel:
+    if source.endswith((".json", ".safetensors")) or not HUB_ID.fullmatch(source):
+        raise CheckpointError(_unknown_model(source))
+    if online:
+        return NamedModel(source, _described(source, fetch_config(source)))
+    known = known_model(source)
+    if known:
+        return NamedModel(known.id, describe(known.id, _decoder(known), Path(known.id)))
+    cached = cached_config(source)
+    if cached:
+        return NamedModel(source, _described(source, cached))
+    raise CheckpointError(
+        f"{source} is not among the {len(known_models())} models whose shapes ship with llmops; --online asks the "
+        f"Hugging Face hub, or give the path of its config.json{model_suggestion(source) or '.'}"
+    )
+
+
+def _unknown_model(source: str) -> str:
+    near = "" if source.startswith((".", "/", "~")) else model_suggestion(source)
+    return (
+        f"{source} does not exist; name a config.json, a checkpoint folder, a GGUF file, a hub id (owner/model) "
+        f"or {' or '.join(BUNDLED)}{near or '.'}"
+    )
+
+
+def _decoder(known: KnownModel) -> dict[str, Any]:
+    """The config of a model that generates text. Raises CheckpointError for an encoder."""
+    if known.hf_class.endswith("ForCausalLM") or known.hf_class.endswith("ForConditionalGeneration"):
+        return known.config
+    size = f"{(known.parameters or 0) / 1e6:.0f} million parameters, {(known.parameters or 0) * 2e-9:.2f} GB in FP16"
+    raise CheckpointError(
+        f"{known.id} is an embedding model ({known.hf_class}, {size}), which fits any GPU or CPU: plan is for models "
+        "that generate text; download it and build its folder."
+    )
+
+
+def _of_file(path: Path) -> NamedModel:
+    """A checkpoint goes by its own name where it was saved with one, otherwise by its folder's."""
+    checkpoint = _described(str(path), path)
+    own = str(checkpoint.config.get("_name_or_path") or "").strip("/").split("/")[-1]
+    return NamedModel(own or (path.stem if path.stem != "config" else path.resolve().parent.name), checkpoint)
+
+
+def _described(ref: str, path: Path) -> Checkpoint:
+    return describe(ref, _read(path), path.parent)
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(
+            f"{path} cannot be read as JSON ({error}); take the config.json of the checkpoint."
+        ) from error
+    if not isinstance(config, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object; take the config.json of the checkpoint.")
+    return config

@@ -1,0 +1,150 @@
+"""How figures are written, the same in the terminal and in HTML."""
+
+from __future__ import annotations
+
+from llmops.build.plan.memory.memory_budget import MemoryBudget
+from llmops.build.plan.search.candidate import Candidate
+from llmops.build.plan.search.layout_search import PlanResult
+from llmops.build.plan.search.plan_summary import batch_limit
+
+GB = 1e9
+
+
+def gigabytes(bytes_: float) -> str:
+    return f"{bytes_ / GB:.1f} GB" if bytes_ >= 0.05 * GB else f"{bytes_ / 1e6:.0f} MB"
+
+
+def milliseconds(seconds: float) -> str:
+    return (
+        f"{seconds:.1f} s"
+        if seconds >= 10
+        else f"{1e3 * seconds:,.0f} ms"
+        if seconds >= 0.1
+        else f"{1e3 * seconds:.1f} ms"
+    )
+
+
+def dollars(amount: float) -> str:
+    return f"${amount:,.0f}" if amount >= 1000 else f"${amount:,.2f}" if amount >= 0.01 else f"${amount:.4f}"
+
+
+def title(plan: PlanResult) -> str:
+    return f"{plan.request.name} · {asked(plan)}"
+
+
+def asked(plan: PlanResult) -> str:
+    """What is planned for, without the model's name."""
+    request = plan.request
+    load = request.workload
+    parts = [f"{load.isl} + {load.osl} tokens"]
+    if load.qps:
+        parts.append(f"{load.qps:g} requests/s")
+    if load.ttft_p95:
+        parts.append(f"TTFT p95 ≤ {milliseconds(load.ttft_p95)}")
+    if load.tpot_p95:
+        parts.append(f"TPOT p95 ≤ {milliseconds(load.tpot_p95)}")
+    if load.prefix_hit:
+        parts.append(f"prefix hits {load.prefix_hit:.0%}")
+    if load.draft_tokens:
+        parts.append(f"{load.draft_tokens} draft tokens accepted at {load.acceptance:g}")
+    if not load.chunked_prefill:
+        parts.append("no chunked prefill")
+    return f"{request.precision.label} weights, {request.kv} KV · {', '.join(parts)}"
+
+
+def answer(plan: PlanResult) -> str:
+    """The recommendation in one sentence."""
+    best, load = plan.best, plan.request.workload
+    rate = load.qps or best.capacity
+    fleet = f"{best.gpus} {best.gpu.name} GPU{'s' * (best.gpus > 1)}"
+    layout = f"{best.replicas} replica{'s' * (best.replicas > 1)} of {best.name}"
+    limits = [f"TTFT p95 {milliseconds(load.ttft_p95)}"] if load.ttft_p95 else []
+    limits += [f"TPOT p95 {milliseconds(load.tpot_p95)}"] if load.tpot_p95 else []
+    within = f" within {' and '.join(limits)}" if limits else ""
+    return (
+        f"{fleet} ({layout}) serve {rate:,.3g} requests/s of {load.isl:,} + {load.osl:,} tokens{within} for "
+        f"{dollars(best.cost.hourly)} an hour."
+    )
+
+
+def key_figures(plan: PlanResult) -> list[tuple[str, str]]:
+    """The six that most readers came for."""
+    best = plan.best
+    return [
+        (f"GPUs, {best.gpu.name}", str(best.gpus)),
+        ("Cost", f"{dollars(best.cost.hourly)}/h"),
+        ("$/M output tokens", dollars(best.cost.output_per_million)),
+        ("TTFT p95", milliseconds(best.point.ttft_p95)),
+        ("TPOT p95", milliseconds(best.point.tpot_p95)),
+        ("Highest rate", f"{best.capacity:,.1f} req/s"),
+    ]
+
+
+def memory_rows(candidate: Candidate) -> list[tuple[str, str, int]]:
+    """(what, bytes as text, bytes) of the fullest GPU."""
+    memory: MemoryBudget = candidate.memory
+    rows = [(f"weights: {part}", bytes_) for part, bytes_ in memory.weights.items() if bytes_]
+    rows += [
+        ("activations", memory.activations),
+        ("CUDA graphs", memory.cuda_graphs),
+        ("communication", memory.communication),
+        ("runtime", memory.runtime),
+        ("KV cache", memory.kv_cache),
+        ("left free", memory.left),
+    ]
+    return [(name, gigabytes(bytes_), bytes_) for name, bytes_ in rows]
+
+
+def facts(plan: PlanResult) -> list[tuple[str, str]]:
+    """The best layout in (name, value) lines."""
+    best, load = plan.best, plan.request.workload
+    point, cost = best.point, best.cost
+    answer_rate = f"{best.capacity * load.osl:,.0f} output tokens/s"
+    slots = f"without paging {best.contiguous:,} slots of {best.limits.max_seq_len:,}"
+    kept = " keep the targets" if load.ttft_p95 or load.tpot_p95 else ""
+    lines = [
+        ("layout", f"{best.name}, {best.replicas} replica{'s' * (best.replicas > 1)}"),
+        ("GPUs", f"{best.gpus} x {best.gpu.name} on {best.nodes} node{'s' * (best.nodes > 1)}"),
+        ("TTFT", f"{milliseconds(point.ttft)} mean, {milliseconds(point.ttft_p95)} p95"),
+        ("TPOT", f"{milliseconds(point.tpot)} mean, {milliseconds(point.tpot_p95)} p95"),
+        ("longest pause", f"{milliseconds(point.pause)} between two tokens, while a prompt is read"),
+        ("output tokens/s", f"{point.per_gpu:,.0f} per GPU, {point.per_user:,.0f} per user"),
+        ("highest rate", f"{best.capacity:.2f} requests/s ({answer_rate}){kept}"),
+        ("KV cache", f"{best.kv_token:,} bytes per token and GPU"),
+        ("sequences", f"{best.paged:,} of {load.length:,} tokens fit per replica; {slots}"),
+        ("cost", f"{dollars(cost.hourly)}/h, {dollars(cost.monthly)}/month at {dollars(best.gpu.price)} per GPU-hour"),
+        ("per million tokens", f"{dollars(cost.input_per_million)} input, {dollars(cost.output_per_million)} output"),
+    ]
+    if plan.request.api:
+        lines.append(("against the API", break_even(best)))
+    return [*lines, ("build limits", build_limits(best))]
+
+
+def build_limits(best: Candidate) -> str:
+    limits = best.limits
+    return (
+        f"max_batch_size {batch_limit(best)}, max_num_tokens {limits.max_num_tokens}, max_seq_len "
+        f"{limits.max_seq_len}, KV fraction {limits.kv_fraction:g}"
+    )
+
+
+def cheaper_apart(plan: PlanResult) -> str | None:
+    """What separate prefill and decode workers would save, in a sentence; None when nothing."""
+    other, best = plan.cheaper_apart, plan.best
+    if other is None:
+        return None
+    rate = bool(plan.request.workload.qps)
+    save = 1 - (other.cost.hourly / best.cost.hourly if rate else other.cost.request / best.cost.request)
+    cost = f"{dollars(other.cost.hourly)}/h" if rate else f"{dollars(other.cost.request)} per request"
+    return (
+        f"Prefill and decode on separate workers would cost {save:.0%} less: {other.name} on {other.gpus} x "
+        f"{other.gpu.name}, {cost}, TTFT p95 {milliseconds(other.point.ttft_p95)}, TPOT p95 "
+        f"{milliseconds(other.point.tpot_p95)}. llmops does not build or deploy this."
+    )
+
+
+def break_even(best: Candidate) -> str:
+    if best.cost.break_even_rate is None:
+        return f"never cheaper: even full, the fleet costs more than the API ({dollars(best.cost.request)} per request)"
+    tokens = (best.cost.break_even_tokens_per_day or 0) / 1e6
+    return f"cheaper above {best.cost.break_even_rate:.2f} requests/s ({tokens:,.0f} million tokens a day)"

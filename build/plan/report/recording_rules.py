@@ -1,0 +1,43 @@
+"""Recording rules for a planned model: arithmetic intensity and memory bandwidth without DCGM, by the planner's model.
+
+What steps are about comes from the engines' own metrics (deploy/alerts/recording.yaml has `llmops_step_tokens`,
+`llmops_step_cached_tokens` and `llmops_steps_per_second`), what that takes from the plan.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmops.build.plan.search.layout_search import PlanResult
+from llmops.build.plan.speed.step_work import WorkAmount, step_work
+from llmops.contract import ENGINE_SUFFIX
+
+
+def rules(plan: PlanResult, name: str) -> dict[str, Any]:
+    """A rules file for the model served as `name`, on replicas as the best layout has them."""
+    best, request = plan.best, plan.request
+    batch = round(best.best.concurrency)
+    work = step_work(request.model, request.precision, request.kv, best.layout, batch)
+    series = f'{{model="{name}{ENGINE_SUFFIX}"}}'
+    flops, bytes_ = _said(work.flops, series), _said(work.bytes, series)
+    bandwidth = best.layout.gpus * best.gpu.bandwidth
+    recorded = {
+        "gpu_arithmetic_intensity": f"({flops}) / ({bytes_})",
+        "gpu_hbm_bandwidth_utilization": f"({bytes_}) * llmops_steps_per_second{series} / {bandwidth:.6g}",
+    }
+    group = {
+        "name": f"llmops-work-{name}",
+        "interval": "15s",
+        "rules": [
+            {"record": record, "labels": {"source": "model"}, "expr": expression}
+            for record, expression in recorded.items()
+        ],
+    }
+    return {"groups": [group]}
+
+
+def _said(amount: WorkAmount, series: str) -> str:
+    return (
+        f"{amount.step:.6g} + {amount.token:.6g} * llmops_step_tokens{series}"
+        f" + {amount.cached:.6g} * llmops_step_cached_tokens{series}"
+    )

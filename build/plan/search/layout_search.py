@@ -1,0 +1,218 @@
+"""All layouts on all kinds of GPU: those that hold the targets ranked by cost, the others with the reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from llmops.build.plan.gpu_specs import GPUS, GpuSpec
+from llmops.build.plan.memory import kv_sizes
+from llmops.build.plan.memory.parallel_layout import ParallelLayout, candidates
+from llmops.build.plan.search.candidate import (
+    Candidate,
+    FittingLayout,
+    LayoutRejected,
+    batch_curve,
+    evaluate_layout,
+    fit_layout,
+    step_model,
+)
+from llmops.build.plan.search.infeasible import TriedLayout, explain_infeasible
+from llmops.build.plan.search.measured_correction import MeasuredCorrection, measured_correction
+from llmops.build.plan.search.plan_request import PlanRequest
+from llmops.build.plan.search.serving_cost import fleet_cost
+from llmops.build.plan.speed.disaggregated import Disaggregated, decode_worker, match_workers, prefill_worker
+from llmops.build.plan.speed.replica_model import OperatingPoint
+from llmops.build.plan.timing.operation_times import OperationTimes
+from llmops.build.plan.timing.roofline import RooflineTimes
+from llmops.errors import InputError
+
+
+@dataclass(frozen=True)
+class RejectedLayout:
+    """A layout that is out, and why, in one line."""
+
+    gpu: str
+    layout: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class BatchCurve:
+    """What a layout that fits gives from one sequence to a full batch, whether it holds the targets or not."""
+
+    gpu: str
+    layout: str
+    points: tuple[OperatingPoint, ...]
+
+
+@dataclass(frozen=True)
+class PlanResult:
+    """Everything the reports show. `candidates`: what can be built and deployed, by cost, the cheapest first; `apart`:
+    prefill and decode on separate workers, which is only shown; `timing`: each GPU's source of times."""
+
+    request: PlanRequest
+    candidates: tuple[Candidate, ...]
+    rejections: tuple[RejectedLayout, ...]
+    timing: dict[str, str] = field(default_factory=dict)
+    curves: tuple[BatchCurve, ...] = ()
+    apart: tuple[Candidate, ...] = ()
+
+    @property
+    def best(self) -> Candidate:
+        return self.candidates[0]
+
+    @property
+    def cheaper_apart(self) -> Candidate | None:
+        """Separate workers that would cost less than the best."""
+        rank = _rank(self.request)
+        return next((one for one in self.apart if rank(one)[0] < rank(self.best)[0]), None)
+
+
+@dataclass
+class _SearchResults:
+    candidates: list[Candidate] = field(default_factory=list)
+    apart: list[Candidate] = field(default_factory=list)
+    rejections: list[RejectedLayout] = field(default_factory=list)
+    tried: list[TriedLayout] = field(default_factory=list)
+    curves: list[BatchCurve] = field(default_factory=list)
+
+    def refuse(self, gpu: GpuSpec, layout: ParallelLayout, refused: LayoutRejected) -> None:
+        self.rejections.append(RejectedLayout(gpu.name, str(layout), refused.reason))
+        self.tried.append(TriedLayout(gpu, layout, refused))
+
+
+def search(
+    request: PlanRequest,
+    times_of: Callable[[GpuSpec], OperationTimes],
+    progress: Callable[[str], None] = lambda _: None,
+    refusal: Callable[[Candidate], str | None] = lambda _: None,
+) -> PlanResult:
+    """Look at every layout on every GPU of the request. `refusal`: why a candidate cannot be built, or None. Raises
+    InputError when none can serve it."""
+    found, timing = _SearchResults(), {}
+    for gpu in request.gpus:
+        times = times_of(gpu)
+        corrected = _correction(request, gpu, times)
+        fitted = []
+        for layout in candidates(request.model, request.tp, request.pp, request.expert_split):
+            progress(f"{gpu.name} {layout}")
+            try:
+                fitted.append(fit_layout(request, gpu, layout, times, corrected))
+                found.curves.append(BatchCurve(gpu.name, str(layout), batch_curve(fitted[-1].replica)))
+                candidate = evaluate_layout(request, gpu, fitted[-1])
+                reason = refusal(candidate)
+                if reason:
+                    found.curves.pop()
+                    raise LayoutRejected(f"cannot be built: {reason}", unbuildable=reason)
+                found.candidates.append(candidate)
+            except LayoutRejected as refused:
+                found.refuse(gpu, layout, refused)
+        if request.disaggregated:
+            progress(f"{gpu.name} disaggregated")
+            found.apart += _disaggregated(request, gpu, fitted, times)
+        timing[gpu.name] = describe_times(times) + (f"; {corrected.label}" if corrected else "")
+    if not found.candidates:
+        only = min(found.apart, key=_rank(request)) if found.apart and request.workload.has_targets else None
+        raise InputError(
+            explain_infeasible(request, found.tried, only, lambda: _alternative(request, times_of, refusal))
+        )
+    ranked, apart = (tuple(sorted(some, key=_rank(request))) for some in (found.candidates, found.apart))
+    return PlanResult(request, ranked, tuple(found.rejections), timing, tuple(found.curves), apart)
+
+
+def _alternative(
+    request: PlanRequest, times_of: Callable[[GpuSpec], OperationTimes], refusal: Callable[[Candidate], str | None]
+) -> Candidate | None:
+    """Return the cheapest deployment on up to four times as many GPUs, or else on a kind with more memory."""
+    largest = max(gpu.memory for gpu in request.gpus)
+    larger = [gpu for gpu in GPUS.values() if gpu.memory > largest]
+    return _cheapest(request, request.gpus, 4 * request.max_gpus, times_of, refusal) or _cheapest(
+        request, larger, request.max_gpus, times_of, refusal
+    )
+
+
+def _cheapest(
+    request: PlanRequest,
+    gpus: Sequence[GpuSpec],
+    count: int,
+    times_of: Callable[[GpuSpec], OperationTimes],
+    refusal: Callable[[Candidate], str | None],
+) -> Candidate | None:
+    found = []
+    for gpu in gpus:
+        asked = replace(request, gpus=(gpu,), max_gpus=count, measured=None)
+        # the search itself says what is wrong with the times of the GPUs that were asked for
+        times = times_of(gpu) if gpu in request.gpus else RooflineTimes(gpu)
+        for layout in candidates(request.model, request.tp, request.pp, request.expert_split):
+            with suppress(LayoutRejected):
+                candidate = evaluate_layout(asked, gpu, fit_layout(asked, gpu, layout, times))
+                if not refusal(candidate):
+                    found.append(candidate)
+    return min(found, key=_rank(request), default=None)
+
+
+def _correction(request: PlanRequest, gpu: GpuSpec, times: OperationTimes) -> MeasuredCorrection | None:
+    measured = request.measured
+    if measured is None or (measured.gpu != gpu.name and len(request.gpus) > 1):
+        return None
+    return measured_correction(measured, request, lambda layout: step_model(request, gpu, layout, times))
+
+
+def describe_times(times: OperationTimes) -> str:
+    """Where the times come from, with what fell back to the roofline."""
+    missing = sorted(getattr(times, "missing", ()))
+    return times.label + (f"; roofline for {', '.join(missing)}" if missing else "")
+
+
+def _rank(request: PlanRequest) -> Callable[[Candidate], tuple[float, int, float]]:
+    """By $/h for a given rate, otherwise by $ per request; ties go to fewer GPUs, then to more capacity."""
+
+    def key(candidate: Candidate) -> tuple[float, int, float]:
+        money = candidate.cost.hourly if request.workload.qps else candidate.cost.request
+        return (round(money, 9), candidate.gpus, -candidate.capacity)
+
+    return key
+
+
+def _disaggregated(
+    request: PlanRequest, gpu: GpuSpec, fitted: list[FittingLayout], times: OperationTimes
+) -> list[Candidate]:
+    """The cheapest pairing of a prefill worker with a decode worker: fewest GPUs for a rate, otherwise fewest per
+    request/s."""
+    prefills = [worker for one in fitted if (worker := prefill_worker(one.replica, times))]
+    decodes = [(worker, one) for one in fitted if (worker := decode_worker(one.replica))]
+    qps = request.workload.qps
+    pairs = [
+        (pair, one)
+        for prefill in prefills
+        for decode, one in decodes
+        if (pair := match_workers(prefill, decode, qps, request.max_gpus))
+    ]
+    if not pairs:
+        return []
+    pair, one = min(pairs, key=lambda found: (found[0].gpus if qps else found[0].gpus / found[0].rate, found[0].gpus))
+    return [_candidate(request, gpu, one, pair)]
+
+
+def _candidate(request: PlanRequest, gpu: GpuSpec, one: FittingLayout, pair: Disaggregated) -> Candidate:
+    load = request.workload
+    rate = load.qps or pair.rate
+    point, best = pair.point(load, rate), pair.point(load, pair.rate)
+    return Candidate(
+        gpu=gpu,
+        layout=one.layout,
+        limits=one.limits,
+        memory=one.memory,
+        replicas=1,
+        gpus=pair.gpus,
+        point=point,
+        best=best,
+        capacity=pair.rate,
+        cost=fleet_cost(gpu.price, pair.gpus, rate, pair.rate, point, load, request.api),
+        paged=one.paged,
+        contiguous=one.contiguous,
+        kv_token=kv_sizes.token_bytes(request.model, request.kv, one.layout),
+        workers=pair,
+    )

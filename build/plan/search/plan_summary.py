@@ -1,0 +1,173 @@
+"""A Plan as plain data: what --json prints, and the BuildPlan of its best layout."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from llmops.build.plan.build_plan import BuildPlan
+from llmops.build.plan.memory.memory_budget import MemoryBudget
+from llmops.build.plan.search.candidate import Candidate
+from llmops.build.plan.search.layout_search import PlanResult
+from llmops.build.plan.search.plan_request import PlanRequest
+from llmops.build.plan.speed.replica_model import Z95, OperatingPoint
+
+FORMAT = 1
+
+
+def build_plan(plan: PlanResult, candidate: Candidate | None = None) -> BuildPlan:
+    """The engine to build: of the best candidate unless one is given. For a disaggregated one it is the decode
+    worker's, with the prefill worker's layout under `predicted`."""
+    chosen = candidate or plan.best
+    return engine_plan(plan.request, chosen, _predicted(chosen, plan))
+
+
+def engine_plan(request: PlanRequest, chosen: Candidate, predicted: dict[str, Any] | None = None) -> BuildPlan:
+    """The engine of one candidate."""
+    return BuildPlan(
+        model=request.name,
+        architecture=request.model.hf_class,
+        hidden_size=request.model.hidden_size,
+        num_layers=request.model.num_layers,
+        target=request.target,  # type: ignore[arg-type]
+        gpu=chosen.gpu.name,
+        quantisation=request.precision.name,
+        kv_cache_dtype=request.kv,
+        group_size=128 if request.precision.group == 128 else None,
+        tp_size=chosen.layout.tp,
+        pp_size=chosen.layout.pp,
+        ep_size=chosen.layout.ep,
+        max_batch_size=batch_limit(chosen),
+        max_num_tokens=chosen.limits.max_num_tokens,
+        max_seq_len=chosen.limits.max_seq_len,
+        kv_cache_fraction=chosen.limits.kv_fraction,
+        chunked_prefill=request.workload.chunked_prefill,
+        replicas=chosen.workers.decodes if chosen.workers else chosen.replicas,
+        predicted=predicted or {},
+    )
+
+
+def batch_limit(candidate: Candidate) -> int:
+    """Room for the random peaks of the highest rate that keeps the targets, in steps of 8, within what fits."""
+    replicas = candidate.workers.decodes if candidate.workers else 1
+    mean = candidate.best.concurrency / replicas
+    peak = math.ceil((mean + Z95 * math.sqrt(mean)) / 8) * 8
+    return max(1, min(peak, candidate.paged, candidate.limits.max_batch_size))
+
+
+def _predicted(candidate: Candidate, plan: PlanResult) -> dict[str, Any]:
+    """`single`: one request at a time; `isl`, `osl`: the tokens that all points are about."""
+    load = plan.request.workload
+    data = {
+        "timing": plan.timing[candidate.gpu.name],
+        "kind": candidate.kind,
+        "isl": load.isl,
+        "osl": load.osl,
+        "weight_bytes_per_gpu": candidate.memory.weight_bytes,
+        "kv_cache_bytes_per_gpu": candidate.memory.kv_cache,
+        "kv_bytes_per_token": candidate.kv_token,
+        "single": _single(candidate, plan),
+        "point": point_data(candidate.point),
+        "best": point_data(candidate.best),
+    }
+    if candidate.workers:
+        data["prefill_layout"] = asdict(candidate.workers.prefill.layout)
+        data["prefill_workers"] = candidate.workers.prefills
+    return data
+
+
+def _single(candidate: Candidate, plan: PlanResult) -> dict[str, float] | None:
+    points = [
+        point
+        for curve in plan.curves
+        if (curve.gpu, curve.layout) == (candidate.gpu.name, candidate.name)
+        for point in curve.points
+    ]
+    return point_data(min(points, key=lambda point: point.concurrency)) if points else None
+
+
+def point_data(point: OperatingPoint) -> dict[str, float]:
+    """Requests/s, seconds and tokens/s of a steady state."""
+    return {**asdict(point), "per_gpu": point.per_gpu, "per_user": point.per_user}
+
+
+def memory_data(memory: MemoryBudget) -> dict[str, Any]:
+    """Bytes on the fullest GPU."""
+    return {**asdict(memory), "weight_bytes": memory.weight_bytes}
+
+
+# Families whose planned throughput was compared with NVIDIA's published one and found within its error.
+_VALIDATED_GPUS = ("llama", "mistral", "mixtral", "gpt_oss")
+
+
+def caution(plan: PlanResult) -> str | None:
+    """What a reader must know before believing the ranking or the speeds, or None."""
+    return " ".join(filter(None, (_about_targets(plan), _about_speed(plan)))) or None
+
+
+def _about_targets(plan: PlanResult) -> str | None:
+    load = plan.request.workload
+    if load.ttft_p95 is not None or load.tpot_p95 is not None:
+        return None
+    return (
+        "No latency targets were given: the ranking goes by cost alone, which favours full batches and slow answers. "
+        "For people who wait, give --ttft-p95 and --tpot-p95."
+    )
+
+
+def _about_speed(plan: PlanResult) -> str | None:
+    family = plan.request.model.family
+    if family in _VALIDATED_GPUS:
+        return None
+    return f"The speed of {family} models was not checked against published measurements."
+
+
+def plan_data(plan: PlanResult) -> dict[str, Any]:
+    """Everything, in bytes, seconds, requests/s and $."""
+    request = plan.request
+    return {
+        "format": FORMAT,
+        "model": {"name": request.name, **asdict(request.model)},
+        "quantisation": request.precision.name,
+        "kv_cache_dtype": request.kv,
+        "workload": asdict(request.workload),
+        "timing": plan.timing,
+        "caution": caution(plan),
+        "plan": build_plan(plan).to_dict(),
+        "candidates": [candidate_data(candidate) for candidate in plan.candidates],
+        "disaggregated": [candidate_data(candidate) for candidate in plan.apart],
+        "curves": [
+            {"gpu": one.gpu, "layout": one.layout, "points": [point_data(point) for point in one.points]}
+            for one in plan.curves
+        ],
+        "rejected": [asdict(rejection) for rejection in plan.rejections],
+    }
+
+
+def candidate_data(candidate: Candidate) -> dict[str, Any]:
+    """One row of the ranking with all its figures."""
+    data: dict[str, Any] = {
+        "name": candidate.name,
+        "kind": candidate.kind,
+        "gpu": candidate.gpu.name,
+        "layout": asdict(candidate.layout),
+        "replicas": candidate.replicas,
+        "gpus": candidate.gpus,
+        "nodes": candidate.nodes,
+        "capacity_requests_per_second": candidate.capacity,
+        "point": point_data(candidate.point),
+        "best": point_data(candidate.best),
+        "cost": asdict(candidate.cost),
+        "memory": memory_data(candidate.memory),
+        "kv_bytes_per_token": candidate.kv_token,
+        "sequences": {"paged": candidate.paged, "contiguous": candidate.contiguous},
+        "limits": {**asdict(candidate.limits), "max_batch_size": batch_limit(candidate)},
+    }
+    if candidate.workers:
+        pair = candidate.workers
+        data["workers"] = {
+            "prefill": {"count": pair.prefills, **asdict(pair.prefill)},
+            "decode": {"count": pair.decodes, **asdict(pair.decode)},
+        }
+    return data

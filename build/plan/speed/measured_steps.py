@@ -1,0 +1,81 @@
+"""Step times of one host: what `llmops verify --calibrate FILE` writes and `llmops plan --measured FILE` reads."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from llmops.errors import InputError, first_validation_error
+from llmops.output_files import write_text
+
+FORMAT: Literal[1] = 1
+Phase = Literal["prefill", "decode"]
+
+
+class _MeasuredModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class StepTime(_MeasuredModel):
+    """One kind of engine step: `batch_size` sequences that process `tokens` new tokens together (decode: one each),
+    each with `context` tokens in the KV cache before it. `seconds` is the median of `samples` measurements at the
+    engine's Triton model, without gateway and HTTP."""
+
+    phase: Phase
+    batch_size: int = Field(ge=1)
+    tokens: int = Field(ge=1)
+    context: int = Field(ge=0)
+    seconds: float = Field(gt=0)
+    samples: int = Field(ge=1, default=1)
+
+
+class MeasuredLayout(_MeasuredModel):
+    """The ranks of the replica that was measured."""
+
+    tp_size: int = Field(ge=1, default=1)
+    pp_size: int = Field(ge=1, default=1)
+    ep_size: int = Field(ge=1, default=1)
+
+
+class MeasuredSteps(_MeasuredModel):
+    """Step times of one engine on one kind of device. `device` is the driver's name of a GPU (`NVIDIA H100 80GB HBM3`)
+    or the CPU's; `gpu` the planner's name of it (`h100-sxm`) where an engine's plan says so. `architecture` is the
+    Hugging Face class; `quantisation` and `kv_cache_dtype` are the names in engine.json."""
+
+    format: Literal[1] = FORMAT
+    device: str
+    gpu: str | None = None
+    model: str
+    architecture: str
+    target: str
+    quantisation: str
+    kv_cache_dtype: str
+    layout: MeasuredLayout = MeasuredLayout()
+    versions: dict[str, str] = Field(default_factory=dict)
+    steps: list[StepTime] = Field(min_length=1)
+
+    def of_phase(self, phase: Phase) -> list[StepTime]:
+        """The steps of one phase by batch size, tokens and context."""
+        found = (step for step in self.steps if step.phase == phase)
+        return sorted(found, key=lambda step: (step.batch_size, step.tokens, step.context))
+
+    def save(self, path: Path) -> None:
+        """Raises InputError when the file cannot be written."""
+        write_text(path, self.model_dump_json(indent=2) + "\n")
+
+    @classmethod
+    def load(cls, path: Path) -> MeasuredSteps:
+        """Raises InputError that names the field which is wrong."""
+        advice = f"measure a host with `llmops verify --calibrate {path.name}`."
+        try:
+            return cls.model_validate(json.loads(path.read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            raise InputError(f"{path} does not exist; {advice}") from None
+        except ValidationError as error:
+            fault = first_validation_error(error, "the file")
+            raise InputError(f"{path} does not hold measured step times ({fault}); {advice}") from error
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} is not JSON ({error}); {advice}") from error

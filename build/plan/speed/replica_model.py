@@ -1,0 +1,193 @@
+"""A replica at work: what rate, latency and throughput come of a number of sequences in flight."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llmops.build.plan.speed.step_time import Prefill, StepModel
+from llmops.build.plan.speed.workload import PlanWorkload
+
+# 95 % of a normal distribution lie below the mean and this many standard deviations.
+Z95 = 1.645
+# … and of an exponential tail, in standard deviations.
+EXPONENTIAL_TAIL = math.log(20)
+# Share of a step's tokens that steady traffic may take; above it the queue of prompts grows steeply.
+PROMPT_LOAD = 0.85
+
+
+@dataclass(frozen=True)
+class OperatingPoint:
+    """One replica in steady state. `concurrency`: mean sequences that decode; `rate`: requests/s; seconds for
+    time to first token (TTFT) and per output token (TPOT); `pause`: the longest between two tokens, while a prompt
+    (or a chunk of one) is read; `prefill_share`: part of the time spent on prompts."""
+
+    concurrency: float
+    rate: float
+    ttft: float
+    ttft_p95: float
+    tpot: float
+    tpot_p95: float
+    prefill_share: float
+    tokens_per_second: float
+    gpus: int
+    pause: float = 0.0
+
+    @property
+    def per_gpu(self) -> float:
+        return self.tokens_per_second / self.gpus
+
+    @property
+    def per_user(self) -> float:
+        return 1 / self.tpot
+
+
+class ReplicaModel:
+    """In-flight batching: each step gives every running sequence a token and reads as many prompts as come in.
+
+    `max_batch` sequences fit; a step takes at most `max_num_tokens` tokens. Requests arrive at random (Poisson).
+    """
+
+    def __init__(
+        self, steps: StepModel, workload: PlanWorkload, max_batch: int, max_num_tokens: int, prompts: bool = True
+    ) -> None:
+        self.steps, self.workload = steps, workload
+        self.max_batch, self.max_num_tokens = max_batch, max_num_tokens
+        # False: a decode worker, whose prompts were read elsewhere
+        self.reads_prompts = prompts
+
+    @property
+    def full_batch(self) -> float:
+        """The batch that memory and the step's token limit allow."""
+        return max(1.0, min(self.max_batch, self._token_limit))
+
+    @property
+    def steady_batch(self) -> float:
+        """The mean batch that random arrivals can keep up: its peaks (95th percentile) still find a place, and
+        prompts find enough room in a step not to queue for long."""
+        root = (-Z95 + math.sqrt(Z95 * Z95 + 4 * self.max_batch)) / 2
+        return max(1.0, min(root * root, PROMPT_LOAD * self._token_limit))
+
+    @property
+    def _token_limit(self) -> float:
+        """Sequences whose tokens, with the prompts that take the place of those that end, fill a step."""
+        return self.max_num_tokens / (1 + self.workload.draft_tokens + self._prompt_tokens_per_sequence)
+
+    @property
+    def _prompt_tokens_per_sequence(self) -> float:
+        """Prompt tokens that a step reads for each running sequence, so that as many come as leave."""
+        if not self.reads_prompts:
+            return 0.0
+        return self.workload.tokens_per_step * self.workload.new_tokens / self.workload.osl
+
+    def at(self, concurrency: float, bursts: bool = True) -> OperatingPoint:
+        """The steady state with this many sequences in flight on average."""
+        load, pp = self.workload, self.steps.layout.pp
+        mean, plain = self._cycle(concurrency)
+        burst = self._burst(concurrency, mean) if bursts else concurrency
+        tpot_p95 = self._cycle(burst)[0] / load.tokens_per_step
+        rate = concurrency * load.tokens_per_step / (load.osl * mean)
+        ttft, ttft_p95 = self._first_token(concurrency, rate, mean, plain)
+        return OperatingPoint(
+            concurrency=concurrency,
+            rate=rate,
+            ttft=ttft,
+            ttft_p95=ttft_p95,
+            tpot=mean / load.tokens_per_step,
+            tpot_p95=tpot_p95,
+            prefill_share=1 - plain / mean,
+            tokens_per_second=rate * load.osl,
+            gpus=self.steps.layout.tp * pp,
+            pause=self._pause(concurrency),
+        )
+
+    def _pause(self, concurrency: float) -> float:
+        """A step that reads a whole prompt, or with chunked prefill as much of it as a step has room for."""
+        load, pp = self.workload, self.steps.layout.pp
+        batch = max(1, round(concurrency / pp))
+        room = max(1, self.max_num_tokens - batch * (1 + load.draft_tokens))
+        tokens = min(load.new_tokens, room) if load.chunked_prefill else load.new_tokens
+        prefill = Prefill(1, tokens, load.isl - load.new_tokens) if self.reads_prompts else None
+        return pp * self.steps.seconds(batch, load.isl + load.osl // 2, prefill, load.draft_tokens)
+
+    def _cycle(self, concurrency: float) -> tuple[float, float]:
+        """Mean seconds between two tokens of a sequence, and what it would be without prompts. With pipeline stages
+        the batch is cut into as many micro-batches, which pass through the stages one behind the other."""
+        load, pp = self.workload, self.steps.layout.pp
+        batch = max(1, round(concurrency / pp))
+        admitted = concurrency / pp * self._prompt_tokens_per_sequence / load.new_tokens
+        length = load.isl + load.osl // 2
+        plain = self.steps.seconds(batch, length, None, load.draft_tokens)
+        # fewer than one prompt per step: some steps read one, the others none
+        prompts = max(1, round(admitted))
+        return pp * (plain + self._added(batch, length, prompts, plain) * admitted / prompts), pp * plain
+
+    def _added(self, batch: int, length: int, prompts: int, plain: float) -> float:
+        """Return the seconds that prompts add to a step of `plain` seconds.
+
+        Measured tables hold each point on its own, so that a step with prompts can come out shorter than the same step
+        without them. No step gets shorter by more work, so zero is the lower bound: a step that waits for the weights
+        anyway has room for the arithmetic of a short prompt.
+        """
+        mixed = self.steps.seconds(batch, length, self._prompts(prompts), self.workload.draft_tokens)
+        return max(0.0, mixed - plain)
+
+    def _burst(self, concurrency: float, cycle: float) -> float:
+        """95th percentile of the sequences in flight. Random arrivals alone make their variance the mean; as a fuller
+        batch is slower and so grows fuller, it is larger by 1 / (1 - elasticity of the cycle)."""
+        elasticity = min(0.8, (self._cycle(1.25 * concurrency + 1)[0] / cycle - 1) / (0.25 + 1 / concurrency))
+        return min(self.full_batch, concurrency + Z95 * math.sqrt(concurrency / (1 - max(0.0, elasticity))))
+
+    def _prompts(self, count: int) -> Prefill:
+        return Prefill(count, self.workload.new_tokens, self.workload.isl - self.workload.new_tokens)
+
+    def _first_token(self, concurrency: float, rate: float, cycle: float, plain: float) -> tuple[float, float]:
+        """Mean and 95th percentile of the TTFT. A request waits for the end of the step it falls into (more likely a
+        long one), then goes through all stages with the other prompts that came meanwhile; and where a step has no
+        more room, waits for the steps before. Prompts arrive at random, so a step's length varies with their number."""
+        load, pp = self.workload, self.steps.layout.pp
+        batch = max(1, round(concurrency / pp))
+        length = load.isl + load.osl // 2
+        step = cycle / pp
+        prompt = self._added(batch, length, 1, plain / pp)
+        share = min(0.95, rate * prompt)
+        variance = prompt**2 * rate * step / (1 - share**2)
+        biased = step + variance / step
+        others = rate * biased
+        queue, tail = self._queue(concurrency, plain / pp + prompt)
+        mean = biased / 2 + plain + pp * prompt * (1 + others)
+        spread = math.sqrt(biased**2 / 12 + variance / 3 + (pp * prompt) ** 2 * others)
+        return mean + queue, mean + EXPONENTIAL_TAIL * spread + tail
+
+    def _queue(self, concurrency: float, step: float) -> tuple[float, float]:
+        """Mean and 95th percentile of the wait for room in a step: a queue of as many servers as prompts fit, each
+        taking a step (Sakasegawa's formula, constant service); a prompt longer than the room takes several steps."""
+        load, pp = self.workload, self.steps.layout.pp
+        room = max(1.0, self.max_num_tokens - concurrency / pp * (1 + load.draft_tokens))
+        servers = max(1.0, room // load.new_tokens)
+        busy = min(0.99, concurrency / pp * self._prompt_tokens_per_sequence / room)
+        wait = busy ** (math.sqrt(2 * (servers + 1)) - 1) / (servers * (1 - busy)) * step / 2
+        passes = (math.ceil(load.new_tokens / room) - 1) * step
+        return wait + passes, 3 * wait + passes
+
+
+def highest_point(
+    point_at: Callable[[float], OperatingPoint], top: float, holds: Callable[[OperatingPoint], bool]
+) -> OperatingPoint | None:
+    """The point of the highest concurrency up to `top` for which `holds`, or None when not even one sequence does."""
+    best = point_at(1.0)
+    if not holds(best):
+        return None
+    last = point_at(top)
+    if holds(last):
+        return last
+    low, high = 1.0, top
+    while high / low > 1.02:
+        middle = math.sqrt(low * high)
+        point = point_at(middle)
+        if holds(point):
+            low, best = middle, point
+        else:
+            high = middle
+    return best

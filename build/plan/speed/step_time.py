@@ -1,0 +1,184 @@
+"""The time of one engine step: a batch of sequences that each gain a token, and prompts that are being read."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from typing import Protocol
+
+from llmops.build.model.architecture import Architecture
+from llmops.build.plan.memory import rank_matrices
+from llmops.build.plan.memory.parallel_layout import ParallelLayout, local_kv_heads
+from llmops.build.plan.memory.rank_matrices import RankLinear
+from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape, OperationTimes
+from llmops.build.quant_formats import QuantFormat
+
+# Host work that the GPU waits for: once per step, and per sequence (sampling results, stop checks, scheduling).
+STEP_OVERHEAD = 1.5e-3
+SEQUENCE_OVERHEAD = 2.0e-6
+# Passes over the FP32 logits of a step: copy, penalties, soft-max, draw.
+LOGIT_PASSES = 4
+
+
+@dataclass(frozen=True)
+class Prefill:
+    """`prompts` prompts of `tokens` new tokens each, after `prefix` cached ones."""
+
+    prompts: int
+    tokens: int
+    prefix: int = 0
+
+
+class StepCorrection(Protocol):
+    """Factors on the time of a step, from measurements."""
+
+    def of_decode(self, layout: ParallelLayout, batch: int, context: int) -> float: ...
+
+    def of_prefill(self, layout: ParallelLayout, prefill: Prefill) -> float: ...
+
+
+class StepModel:
+    """Adds up the operations of a step on one pipeline stage."""
+
+    def __init__(
+        self,
+        model: Architecture,
+        precision: QuantFormat,
+        kv: str,
+        layout: ParallelLayout,
+        times: OperationTimes,
+        nodes: bool = False,
+        graphs: Sequence[int] = (),
+    ) -> None:
+        """`nodes`: pipeline stages are on different nodes; `graphs`: batch sizes of captured CUDA graphs, ascending. A
+        step without prompts runs as the next larger of them, with padding in the place of the missing sequences."""
+        self.model, self.precision, self.kv, self.layout, self.times = model, precision, kv, layout, times
+        self.nodes, self.graphs = nodes, tuple(graphs)
+        self.correction: StepCorrection | None = None
+        self.seconds = lru_cache(maxsize=4096)(self._corrected)
+
+    def _corrected(self, batch: int, length: int, prefill: Prefill | None = None, drafts: int = 0) -> float:
+        """`_seconds`, corrected by what was measured: the part of the sequences and that of the prompts by their own
+        ratio."""
+        correction = self.correction
+        if correction is None:
+            return self._seconds(batch, length, prefill, drafts)
+        plain = self._seconds(batch, length, None, drafts)
+        if prefill is None:
+            return plain * correction.of_decode(self.layout, max(1, batch), length)
+        added = self._seconds(batch, length, prefill, drafts) - plain
+        decode = plain * correction.of_decode(self.layout, batch, length) if batch else 0.0
+        return decode + added * correction.of_prefill(self.layout, prefill)
+
+    def _seconds(self, batch: int, length: int, prefill: Prefill | None = None, drafts: int = 0) -> float:
+        """Seconds of a stage's step: `batch` sequences with `length` tokens in the cache (each checks `drafts`
+        proposed tokens as well) and the prompts of `prefill`."""
+        tokens = batch * (1 + drafts) + (prefill.prompts * prefill.tokens if prefill else 0)
+        answers = batch * (1 + drafts) + (prefill.prompts if prefill else 0)
+        if not tokens:
+            return 0.0
+        if not prefill and not drafts:
+            tokens = self._padded(tokens)
+        dense, moe = self._stage
+        time = (dense + moe) * (self._attention(batch, length, prefill) + self._shared(tokens))
+        time += dense * self._linears(self._dense_mlp, tokens) + moe * self._experts(tokens)
+        if drafts and batch:
+            time += drafts * self._draft(batch, length)
+        return time + self._ends(tokens, answers) + STEP_OVERHEAD + SEQUENCE_OVERHEAD * batch
+
+    def _padded(self, batch: int) -> int:
+        """The captured batch size that runs for `batch` sequences; one larger than all runs as it is."""
+        place = bisect_left(self.graphs, batch)
+        return self.graphs[place] if place < len(self.graphs) else batch
+
+    @cached_property
+    def _stage(self) -> tuple[int, int]:
+        """Dense and MoE layers of the longest stage; they are spread evenly over the stages."""
+        layers = self.layout.stage_layers(self.model.num_layers, 0)
+        share = len(self.model.moe.layers) / self.model.num_layers if self.model.moe else 0.0
+        moe = round(layers * share)
+        return layers - moe, moe
+
+    @cached_property
+    def _heads(self) -> AttentionShape:
+        model, tp = self.model, self.layout.tp
+        compute = "fp8" if self.kv == "fp8" and self.precision.compute == "fp8" else "bf16"
+        if model.mla:
+            width = model.mla.qk_nope_head_dim + model.mla.qk_rope_head_dim
+            latent = model.mla.kv_lora_rank + model.mla.qk_rope_head_dim
+            return AttentionShape(model.num_heads // tp, 1, width, self.kv, compute, latent)
+        return AttentionShape(model.num_heads // tp, local_kv_heads(model, tp), model.head_dim, self.kv, compute)
+
+    def _attention(self, batch: int, length: int, prefill: Prefill | None) -> float:
+        """Mean over the layers: those with a sliding window read no more than the window."""
+        time = 0.0
+        for share, heads in self._kinds:
+            if batch:
+                time += share * self.times.decode(batch, max(1, length), heads)
+            if prefill:
+                time += share * self.times.prefill(prefill.prompts, prefill.tokens, prefill.prefix, heads)
+        return time
+
+    @cached_property
+    def _kinds(self) -> list[tuple[float, AttentionShape]]:
+        """Shares of the layers and what their attention is."""
+        window = self.model.sliding_window
+        if window is None:
+            return [(1.0, self._heads)]
+        local = len(window.layers) / self.model.num_layers
+        return [(local, replace(self._heads, window=window.size)), (1 - local, self._heads)]
+
+    def _shared(self, tokens: int) -> float:
+        """What every layer has: attention's matrices, norms and rotary embedding, and the two sums over the ranks."""
+        hidden = self.model.hidden_size
+        norms = self.times.memory(tokens * hidden * 2 * 4) * 2
+        rope = self.times.memory(tokens * 4 * self._heads.head_dim * (self._heads.heads + self._heads.kv_heads))
+        reduce = 2 * self.times.all_reduce(tokens * hidden, self.layout.tp)
+        return self._linears(self._attention_linears, tokens) + norms + rope + reduce
+
+    @cached_property
+    def _attention_linears(self) -> list[RankLinear]:
+        return list(rank_matrices.attention(self.model, self.layout))
+
+    @cached_property
+    def _dense_mlp(self) -> list[RankLinear]:
+        return list(rank_matrices.mlp(self.model, self.layout))
+
+    def _linears(self, linears: list[RankLinear], tokens: int) -> float:
+        time = 0.0
+        for linear in linears:
+            quantised = self.precision.name if linear.part in self.precision.parts else "none"
+            time += self.times.gemm(tokens, linear.outputs, linear.inputs, quantised)
+            if linear.name.endswith("gate_up"):
+                time += self.times.memory(tokens * linear.outputs * 3)
+        return time
+
+    def _experts(self, tokens: int) -> float:
+        """Router, routed experts, shared experts."""
+        moe = self.model.moe
+        if moe is None:
+            return 0.0
+        sizes = ExpertsShape(
+            self.model.hidden_size, moe.moe_intermediate_size, moe.experts_per_token, moe.num_experts,
+            self.layout.moe_tp, self.layout.ep,
+        )  # fmt: skip
+        others = [linear for linear in rank_matrices.experts(self.model, self.layout) if linear.part != "experts"]
+        return self.times.moe(tokens, sizes, self.precision.name) + self._linears(others, tokens)
+
+    def _draft(self, batch: int, length: int) -> float:
+        """One proposed token of an EAGLE-3 head: a decoder layer and the output head."""
+        layer = self._shared(batch) + self._linears(self._dense_mlp, batch) + self._attention(batch, length, None)
+        return layer + self._head(batch)
+
+    def _ends(self, tokens: int, answers: int) -> float:
+        """Embedding, output head and sampling; with pipeline stages only one has the head, and all wait for it."""
+        embedding = self.times.memory(tokens * self.model.hidden_size * 4)
+        send = self.times.send(tokens * self.model.hidden_size * 2, self.nodes) if self.layout.pp > 1 else 0.0
+        return embedding + self._head(answers) + send
+
+    def _head(self, answers: int) -> float:
+        columns = rank_matrices.padded_vocab(self.model, self.layout.tp) // self.layout.tp
+        logits = self.times.memory(answers * self.model.vocab_size * 4 * LOGIT_PASSES)
+        return self.times.gemm(answers, columns, self.model.hidden_size, "none") + logits

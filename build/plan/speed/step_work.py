@@ -1,0 +1,86 @@
+"""What a step computes and reads: the operations of StepModel, counted instead of timed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llmops.build.model.architecture import Architecture
+from llmops.build.plan.memory.parallel_layout import ParallelLayout
+from llmops.build.plan.speed.step_time import StepModel
+from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape
+from llmops.build.plan.timing.roofline import decode_work, gemm_work, moe_work, prefill_work
+from llmops.build.quant_formats import QuantFormat
+
+# lengths between which what a cached token costs is taken
+SHORT, LONG = 1, 1025
+
+
+@dataclass(frozen=True)
+class WorkAmount:
+    """Of FLOPs, or bytes of GPU memory: `step` whatever it does, `token` for each that it reads or makes, `cached` for
+    each token in the cache of the sequences that it is about."""
+
+    step: float
+    token: float
+    cached: float
+
+
+@dataclass(frozen=True)
+class StepWork:
+    """All GPUs of a replica together."""
+
+    flops: WorkAmount
+    bytes: WorkAmount
+
+
+def step_work(model: Architecture, precision: QuantFormat, kv: str, layout: ParallelLayout, batch: int) -> StepWork:
+    """About a step with `batch` sequences: how many experts are read depends on it, all else does not."""
+
+    def amount(counted: int) -> WorkAmount:
+        steps = StepModel(model, precision, kv, layout, _CountingTimes(counted))
+        return _fitted(lambda size, length: layout.gpus * steps.seconds(size, length), max(batch, 1))
+
+    return StepWork(amount(_FLOPS), amount(_BYTES))
+
+
+def _fitted(total: Callable[[int, int], float], batch: int) -> WorkAmount:
+    """What is linear in sequences and in their cached tokens, from three points."""
+    once, twice, longer = total(batch, SHORT), total(2 * batch, SHORT), total(batch, LONG)
+    cached = (longer - once) / ((LONG - SHORT) * batch)
+    each = (twice - once) / batch
+    return WorkAmount(once - each * batch, each - SHORT * cached, cached)
+
+
+# where the roofline's amounts of work have them
+_FLOPS, _BYTES = 0, 1
+
+
+class _CountingTimes:
+    """OpTimes that give FLOPs or bytes for seconds. Links are neither arithmetic nor memory: they cost nothing."""
+
+    label = "work"
+
+    def __init__(self, counted: int) -> None:
+        self._counted = counted
+
+    def gemm(self, m: int, n: int, k: int, precision: str) -> float:
+        return gemm_work(m, n, k, precision)[:2][self._counted]
+
+    def prefill(self, prompts: int, tokens: int, prefix: int, attention: AttentionShape) -> float:
+        return prefill_work(prompts, tokens, prefix, attention)[self._counted]
+
+    def decode(self, batch: int, length: int, attention: AttentionShape) -> float:
+        return decode_work(batch, length, attention)[self._counted]
+
+    def moe(self, tokens: int, experts: ExpertsShape, precision: str) -> float:
+        return moe_work(tokens, experts, precision)[:2][self._counted]
+
+    def memory(self, bytes_: float) -> float:
+        return bytes_ if self._counted == _BYTES else 0.0
+
+    def all_reduce(self, values: int, ranks: int) -> float:
+        return 0.0
+
+    def send(self, bytes_: float, nodes: bool) -> float:
+        return 0.0

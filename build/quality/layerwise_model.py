@@ -1,0 +1,243 @@
+"""A causal language model of which one decoder layer at a time is in memory.
+
+All texts go through a layer before the next one is read, so each weight is read once, and what is held is one layer and
+the states of the texts. How transformers calls a layer (masks, rotations, which differ by family and layer) is not
+repeated here: the model is run with recorders in the places of its layers first, then their calls are made for real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from llmops.build.quantize import number_formats
+from llmops.build.quantize.embedding_tables import EMBEDDING, HEAD, EmbeddingTable
+from llmops.build.quantize.exported_weights import ExportedModel, InputRounding
+from llmops.build.quantize.memory_limits import CACHED_LAYERS_BYTES
+from llmops.build.quantize.model_loading import has_gpu, silence_libraries
+
+_LAYERS = "model.layers."
+
+LayerVisitor = Callable[[Mapping[str, Tensor]], None]
+
+
+class ModelWeights(ABC):
+    """Where the weights come from. Names are transformers', experts one by one."""
+
+    @abstractmethod
+    def layer(self, shapes: Mapping[str, tuple[int, ...]]) -> ExportedModel:
+        """The weights of these names, float32. Raises CheckpointError or BuildError for what is missing or does not
+        fit."""
+
+    @abstractmethod
+    def table(self, name: str) -> EmbeddingTable | None:
+        """Embedding or output matrix; None for an output matrix that is the embedding."""
+
+
+class LayerwiseModel:
+    """`module` is a transformers model without memory for its weights. Everything is computed in float32."""
+
+    def __init__(self, module: Any, weights: ModelWeights) -> None:
+        self.module, self.weights = module, weights
+        self.device = torch.device("cuda" if has_gpu() else "cpu")
+        self.inputs: dict[str, InputRounding] = {}
+        self._layers = module.get_decoder().layers
+        self._shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
+        self._kept: dict[int, ExportedModel] = {}
+        self._hooks: list[Any] = []
+        embedding = weights.table(EMBEDDING)
+        assert embedding is not None
+        self.tables = {EMBEDDING: embedding}
+        head = weights.table(HEAD)
+        if head is not None:
+            self.tables[HEAD] = head
+        self._prepare(embedding, head or embedding)
+
+    def _prepare(self, embedding: EmbeddingTable, head: EmbeddingTable) -> None:
+        for module in self.module.modules():
+            for name, buffer in module.named_buffers(recurse=False):
+                module.register_buffer(name, buffer.to(self.device), name not in module._non_persistent_buffers_set)
+        self.module.lm_head = _BlockwiseHead(head)
+        _read_rows(self.module.get_input_embeddings(), embedding)
+        outer = {name: shape for name, shape in self._shapes.items() if not name.startswith(_LAYERS)}
+        self.outer = self.weights.layer({name: outer[name] for name in outer if name not in (EMBEDDING, HEAD)}).weights
+        self._put(self.outer)
+
+    def log_probs(self, texts: Sequence[list[int]], visit: LayerVisitor | None = None) -> Iterator[Tensor]:
+        """For each text (tokens - 1, vocabulary), float32 on the CPU: log-probabilities of each token after the first.
+
+        `visit` gets the weights of each layer while they are in memory.
+        """
+        places = [_LayerStub(layer) for layer in self._layers]
+        with self._standing_in(places):
+            for ids in texts:
+                self._record(ids)
+        states = self._run(places, visit)
+        for ids, state in zip(texts, states, strict=True):
+            places[-1].result = state
+            with self._standing_in(places):
+                found = torch.log_softmax(self._logits(ids)[0, :-1].float(), dim=-1).cpu()
+            yield found
+
+    def _record(self, ids: list[int]) -> None:
+        self.module.get_decoder()(torch.tensor([ids], device=self.device), use_cache=False)
+
+    def _logits(self, ids: list[int]) -> Tensor:
+        logits: Tensor = self.module(torch.tensor([ids], device=self.device), use_cache=False).logits
+        return logits
+
+    def _run(self, places: Sequence[_LayerStub], visit: LayerVisitor | None) -> list[Any]:
+        """What the last layer gives for each text."""
+        states = [call[0] for call in places[0].calls]
+        results: list[Any] = []
+        for index, place in enumerate(places):
+            with self._loaded(index) as weights:
+                if visit is not None:
+                    visit(weights)
+                calls = zip(states, place.calls, strict=True)
+                with torch.inference_mode(), silence_libraries():
+                    results = [self._layers[index](state, *args, **kwargs) for state, (_, args, kwargs) in calls]
+            states = [result[0] if isinstance(result, tuple) else result for result in results]
+            place.calls.clear()
+        return results
+
+    @contextlib.contextmanager
+    def _standing_in(self, places: Sequence[_LayerStub]) -> Iterator[None]:
+        decoder = self.module.get_decoder()
+        decoder.layers = nn.ModuleList(places)
+        try:
+            with torch.inference_mode(), silence_libraries():
+                yield
+        finally:
+            decoder.layers = self._layers
+
+    @contextlib.contextmanager
+    def generating(self) -> Iterator[Any]:
+        """The module, whose layers are read whenever they are called."""
+        contexts: dict[int, Any] = {}
+
+        def begin(index: int) -> Callable[..., None]:
+            def hook(*args: Any) -> None:
+                contexts[index] = self._loaded(index)
+                contexts[index].__enter__()
+
+            return hook
+
+        def end(index: int) -> Callable[..., None]:
+            def hook(*args: Any) -> None:
+                contexts.pop(index).__exit__(None, None, None)
+
+            return hook
+
+        handles = [layer.register_forward_pre_hook(begin(index)) for index, layer in enumerate(self._layers)]
+        handles += [layer.register_forward_hook(end(index)) for index, layer in enumerate(self._layers)]
+        try:
+            yield self.module
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    @contextlib.contextmanager
+    def _loaded(self, index: int) -> Iterator[Mapping[str, Tensor]]:
+        found = self._kept.get(index)
+        if found is None:
+            prefix = f"{_LAYERS}{index}."
+            found = self.weights.layer({name: at for name, at in self._shapes.items() if name.startswith(prefix)})
+            self._keep(index, found)
+        self._put(found.weights)
+        self._round(found)
+        try:
+            yield found.weights
+        finally:
+            self._put({name: torch.empty_like(value, device="meta") for name, value in found.weights.items()})
+            for handle in self._hooks:
+                handle.remove()
+            self._hooks.clear()
+
+    def _keep(self, index: int, found: ExportedModel) -> None:
+        size = sum(value.numel() * 4 for layer in (*self._kept.values(), found) for value in layer.weights.values())
+        if size <= CACHED_LAYERS_BYTES:
+            self._kept[index] = found
+
+    def _put(self, weights: Mapping[str, Tensor]) -> None:
+        for name, value in weights.items():
+            path, _, attribute = name.rpartition(".")
+            module = self.module.get_submodule(path)
+            here = value if value.is_meta else value.to(self.device)
+            if attribute in module._buffers:
+                module._buffers[attribute] = here
+            else:
+                setattr(module, attribute, nn.Parameter(here, requires_grad=False))
+
+    def _round(self, found: ExportedModel) -> None:
+        self.inputs |= found.inputs
+        for name, rounding in found.inputs.items():
+            with contextlib.suppress(AttributeError):
+                module = self.module.get_submodule(name)
+                self._hooks.append(module.register_forward_pre_hook(_input_hook(rounding)))
+        for name, (kind, scale) in found.kv_scales.items():
+            with contextlib.suppress(AttributeError):
+                module = self.module.get_submodule(name)
+                self._hooks.append(module.register_forward_hook(_output_hook(kind, scale)))
+
+
+class _LayerStub(nn.Module):
+    """Takes a decoder layer's place: keeps what it is called with, and gives back `result` where that is known."""
+
+    def __init__(self, layer: Any) -> None:
+        super().__init__()
+        object.__setattr__(self, "layer", layer)
+        self.calls: list[tuple[Tensor, tuple[Any, ...], dict[str, Any]]] = []
+        self.result: Any = None
+
+    def forward(self, hidden: Tensor, *args: Any, **kwargs: Any) -> Any:
+        if self.result is not None:
+            return self.result
+        self.calls.append((hidden, args, kwargs))
+        return hidden
+
+    def __getattr__(self, name: str) -> Any:
+        """Some decoders ask their layers which kind of attention they have."""
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(object.__getattribute__(self, "layer"), name)
+
+
+class _BlockwiseHead(nn.Module):
+    """The output matrix, a block of rows at a time."""
+
+    def __init__(self, table: EmbeddingTable) -> None:
+        super().__init__()
+        self.table = table
+
+    def forward(self, hidden: Tensor) -> Tensor:
+        return torch.cat([hidden @ block.to(hidden.device).T for block in self.table.blocks()], dim=-1)
+
+
+def _read_rows(embedding: Any, table: EmbeddingTable) -> None:
+    """The embedding gets the rows that are asked for, whenever it is called."""
+
+    def fetch(module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        needed, places = torch.unique(inputs[0], return_inverse=True)
+        rows = table.rows(needed.cpu().numpy()).to(inputs[0].device)
+        module.weight = nn.Parameter(rows, requires_grad=False)
+        return (places,)
+
+    embedding.padding_idx = None
+    embedding.register_forward_pre_hook(fetch)
+
+
+def _input_hook(rounding: InputRounding) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
+    return lambda module, inputs: (rounding.apply(inputs[0]), *inputs[1:])
+
+
+def _output_hook(kind: str, scale: Tensor) -> Callable[[nn.Module, Any, Tensor], Tensor]:
+    """Keys are rounded before the rotation here, after it in TensorRT-LLM; rounding errors are of the same size."""
+    round_to = number_formats.round_to_e4m3 if kind == "e4m3" else number_formats.round_to_int8
+    return lambda module, inputs, output: round_to(output, scale.to(output))

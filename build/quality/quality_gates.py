@@ -1,0 +1,170 @@
+"""What quantisation may cost at most; beyond it a build fails."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from llmops.build.quant_formats import FORMATS, QualityLimits
+from llmops.errors import BuildError, InputError
+
+if TYPE_CHECKING:
+    from llmops.build.engine_folder.manifest import EngineManifest
+
+
+@dataclass(frozen=True)
+class QualityMetrics:
+    """The figures in engine.json. `golden_agreement` is the share of greedy answer tokens that stayed the same;
+    `weight_error` the largest relative error of one weight, at `weight_error_at`; `narrowest` and `widest` are (range
+    that calibration found over what the evaluation texts reach, layer)."""
+
+    perplexity: float
+    perplexity_ratio: float
+    top1_agreement: float
+    mean_kl: float
+    worst_token_kl: float
+    golden_agreement: float | None
+    tokens: int
+    prompts: int = 0
+    weight_error: float | None = None
+    weight_error_at: str = ""
+    narrowest: tuple[float, str] | None = None
+    widest: tuple[float, str] | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class QualityGates(QualityLimits):
+    """Limits, inclusive; None leaves one out. `max_weight_error` is not a preference: beyond it the files are wrong;
+    nor is `min_range`, the part of what the evaluation texts reach that calibration must have seen in every layer.
+
+    The worst token has no limit by default: it was 1.1 to 5.6 nats among equally sound FP8 models.
+    """
+
+    max_token_kl: float | None = None
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any], quant: str, kv_cache: str = "auto") -> QualityGates:
+        """The defaults of that format and KV cache, overridden by what the user gave. Raises InputError."""
+        given = {name: _number(name, options[name]) for name in GATES if options.get(name) is not None}
+        default = cls(**asdict(_loss(quant)))
+        return replace(default if kv_cache == "auto" else _with_cache(default), **given)
+
+    @classmethod
+    def of_engine(cls, manifest: EngineManifest, given: Mapping[str, Any] | None = None) -> QualityGates:
+        """The limits that the engine was built with, overridden by those given now."""
+        stored = dict(manifest.quality_limits)
+        stored |= {name: value for name, value in (given or {}).items() if value is not None}
+        return cls.from_options(stored, manifest.quantisation.weights, manifest.quantisation.kv_cache)
+
+    def check(self, quality: QualityMetrics) -> None:
+        """Raises BuildError for files that are wrong, else for every gate that is not met."""
+        error = quality.weight_error
+        if error is not None and self.max_weight_error is not None and error > self.max_weight_error:
+            raise BuildError(
+                f"the exported {quality.weight_error_at} is off by {error:.0%}, where rounding moves it by less than "
+                f"{self.max_weight_error:.1%}: an export fault, not a cost of quantising. Build again; if it stays, "
+                "report it."
+            )
+        self._check_ranges(quality)
+        failures = self.failures(quality)
+        if failures:
+            raise BuildError(
+                f"the quantised model is too far from its source: {'; '.join(failures)}. Try another --quant, more "
+                "or other --calib-data, a smaller --group-size, or set the limit yourself."
+            )
+
+    def passes(self, quality: QualityMetrics) -> bool:
+        """Whether `check` has nothing to say."""
+        try:
+            self.check(quality)
+        except BuildError:
+            return False
+        return True
+
+    def _check_ranges(self, quality: QualityMetrics) -> None:
+        if quality.narrowest is not None and quality.narrowest[0] < self.min_range:
+            part, layer = quality.narrowest
+            raise BuildError(
+                f"the calibrated range of {layer} covers only {part:.0%} of what it meets in the evaluation texts, so "
+                "its inputs are clipped; give more --calib-data, like the texts the model will see."
+            )
+        if quality.widest is not None and quality.widest[0] > WIDEST:
+            times, layer = quality.widest
+            raise BuildError(
+                f"the calibrated range of {layer} is {times:.0f} times what it meets in the evaluation texts: a wrong "
+                "scale, or --calib-data that no user would send. Calibrate with other texts."
+            )
+
+    def describe(self) -> str:
+        """The limits in one line."""
+        limits = (
+            ("perplexity at most x{:g}", self.max_ppl_ratio),
+            ("top-1 agreement at least {:.0%}", self.min_top1),
+            ("mean KL at most {:g}", self.max_mean_kl),
+            ("worst token's KL at most {:g}", self.max_token_kl),
+        )
+        return ", ".join(form.format(limit) for form, limit in limits if limit is not None)
+
+    def failures(self, quality: QualityMetrics) -> list[str]:
+        """One clause per gate that is not met."""
+        checks = (
+            ("--max-ppl-ratio", "perplexity ratio", quality.perplexity_ratio, self.max_ppl_ratio, False),
+            ("--min-top1", "top-1 agreement", quality.top1_agreement, self.min_top1, True),
+            ("--max-mean-kl", "mean KL", quality.mean_kl, self.max_mean_kl, False),
+            ("--max-token-kl", "worst token's KL", quality.worst_token_kl, self.max_token_kl, False),
+        )
+        return [
+            f"{what} {value:.4g} is {'under' if least else 'over'} {limit:g} ({flag})"
+            for flag, what, value, limit, least in checks
+            if limit is not None and (value < limit if least else value > limit)
+        ]
+
+
+# what a KV cache of 8 bits may cost besides
+_CACHE = QualityGates(max_ppl_ratio=1.03, min_top1=0.95, max_mean_kl=0.03)
+# an AWQ of others moves scales from weights into norms, so that single weights are not the source's
+_OF_METHOD = {"awq": QualityLimits()}
+# passed on as it came, or of a format of another target
+_UNKNOWN = QualityLimits(max_weight_error=0.6)
+# calibration saw this many times what the evaluation texts reach
+WIDEST = 32.0
+
+
+def _loss(quant: str) -> QualityLimits:
+    form = FORMATS.get(quant)
+    return _OF_METHOD.get(quant) or (form.loss if form else None) or _UNKNOWN
+
+
+def _with_cache(gates: QualityGates) -> QualityGates:
+    """Both costs together. A limit that is None stays open."""
+    return replace(
+        gates,
+        max_ppl_ratio=gates.max_ppl_ratio and gates.max_ppl_ratio * (_CACHE.max_ppl_ratio or 1),
+        min_top1=gates.min_top1 and gates.min_top1 * (_CACHE.min_top1 or 1),
+        max_mean_kl=gates.max_mean_kl and gates.max_mean_kl + (_CACHE.max_mean_kl or 0),
+    )
+
+
+GATES = ("max_ppl_ratio", "min_top1", "max_mean_kl", "max_token_kl")
+
+
+def limits_given(options: Mapping[str, Any]) -> dict[str, Any]:
+    """What `QualityGates.of_engine` finds again."""
+    return {name: options[name] for name in GATES if options.get(name) is not None}
+
+
+def _number(name: str, value: Any) -> float:
+    flag = f"--{name.replace('_', '-')}"
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{flag} {value!r} is not a number.") from None
+    if not number >= 0 or (name == "min_top1" and number > 1):
+        raise InputError(
+            f"{flag} {value} is out of range; give a number from 0{' to 1' if name == 'min_top1' else ' on'}."
+        )
+    return number

@@ -1,0 +1,156 @@
+"""What the source model says on the evaluation texts, kept on disk so that it need not stay in memory."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from llmops.build.checkpoint.chat_template import fixed_date
+from llmops.build.checkpoint.golden_prompts import TOKENS, GoldenPrompt, golden_record, golden_texts, truncate_at_end
+from llmops.build.engine_folder.manifest import Golden
+from llmops.build.installed_versions import installed_version
+from llmops.build.progress import Progress, SilentProgress
+from llmops.build.quality.calibration_ranges import input_ranges
+from llmops.build.quality.layerwise_model import LayerwiseModel
+from llmops.build.quality.weight_sketches import sketch, sketch_table
+from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
+from llmops.build.quantize.forward_progress import layer_progress, work
+from llmops.build.quantize.model_loading import silence_libraries
+
+
+def greedy_decode(
+    model: Any, device: torch.device, prompts: list[list[int]], count: int, end: set[int]
+) -> tuple[list[list[int]], list[list[float]]]:
+    """`count` greedy tokens each, fewer when the model ends, and log-probabilities of at least these. All at once: a
+    step costs one read of the weights."""
+    longest, pad = max(map(len, prompts)), min(end, default=0)
+    ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)
+    mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
+    with torch.inference_mode():
+        output = model.generate(
+            ids, attention_mask=mask, max_new_tokens=count, do_sample=False, eos_token_id=sorted(end) or None,
+            pad_token_id=pad, return_dict_in_generate=True, output_logits=True,
+        )  # fmt: skip
+    scores = torch.stack([torch.log_softmax(step.float(), -1).amax(-1) for step in output.logits], 1).tolist()
+    return [truncate_at_end(row, end) for row in output.sequences[:, longest:].tolist()], scores
+
+
+def evaluation_ids(tokenizer: Any) -> list[list[int]]:
+    """The bundled evaluation texts as token ids, at most 256 each."""
+    texts = bundled_texts("evaluation")
+    encoded = (tokenizer(text, truncation=True, max_length=EVALUATION_LENGTH)["input_ids"] for text in texts)
+    return [list(ids) for ids in encoded if len(ids) > 1]
+
+
+def golden_ids(tokenizer: Any) -> list[list[int]]:
+    """The bundled prompts, through the chat template if there is one."""
+    prompts = golden_texts()
+    if getattr(tokenizer, "chat_template", None):
+        chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
+        return [_ids(tokenizer.apply_chat_template(chat, add_generation_prompt=True, **fixed_date())) for chat in chats]
+    return [list(tokenizer(prompt)["input_ids"]) for prompt in prompts]
+
+
+def _ids(encoded: Any) -> list[int]:
+    return list(encoded["input_ids"] if hasattr(encoded, "keys") else encoded)
+
+
+def reference_work(texts: list[list[int]], prompts: list[list[int]]) -> int:
+    """What `ReferenceAnswers.record` advances by: the texts one by one, the prompts as one batch, then token by token."""
+    batch = len(prompts) * max(map(len, prompts), default=0)
+    return work([len(ids) for ids in texts] + [batch] + [len(prompts)] * (TOKENS - 1))
+
+
+class SketchCollector:
+    """Collects the sketches of a model while its layers come by."""
+
+    def __init__(self, model: LayerwiseModel) -> None:
+        self.config = model.module.config
+        self.found = {name: sketch_table(table) for name, table in model.tables.items()}
+        self.add(model.outer)
+
+    def add(self, parameters: Mapping[str, Tensor]) -> None:
+        self.found |= sketch(parameters, self.config)
+
+
+class ReferenceAnswers:
+    """`folder` holds reference.json (token ids, golden answers), logprobs-N.npy, one per text, and the sketches of the
+    weights and the ranges of the layers' inputs in safetensors."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        content = json.loads((folder / "reference.json").read_text())
+        self.texts: list[list[int]] = content["texts"]
+        self.prompts: list[list[int]] = content["prompts"]
+        self.answers: list[list[int]] = content["answers"]
+        self.end: set[int] = set(content["end"])
+        self.golden = _golden(content)
+        self.sketches: dict[str, Tensor] = load_file(folder / "sketches.safetensors")
+        self.ranges: dict[str, Tensor] = load_file(folder / "ranges.safetensors")
+
+    @property
+    def answered(self) -> list[list[int]]:
+        """Each prompt with its answer."""
+        return [[*prompt, *answer] for prompt, answer in zip(self.prompts, self.answers, strict=True)]
+
+    def work(self) -> int:
+        """What comparing a model with it advances by: texts and prompts with their answers, one by one."""
+        return work([len(ids) for ids in [*self.texts, *self.answered]])
+
+    def log_probs(self) -> Iterator[Tensor]:
+        """Of each text."""
+        for number in range(len(self.texts)):
+            yield torch.from_numpy(np.load(self.folder / f"logprobs-{number}.npy"))
+
+    @classmethod
+    def record(
+        cls, source: LayerwiseModel, tokenizer: Any, end: set[int], folder: Path, progress: Progress | None = None
+    ) -> ReferenceAnswers:
+        """Run the source model once over everything."""
+        folder.mkdir(parents=True, exist_ok=True)
+        texts, prompts = evaluation_ids(tokenizer), golden_ids(tokenizer)
+        progress, module = progress or SilentProgress(), source.module
+        sketches = SketchCollector(source)
+        with (
+            progress.stage("Recording the source", reference_work(texts, prompts)), silence_libraries(),
+            layer_progress(module, progress),
+        ):  # fmt: skip
+            with input_ranges(module) as ranges:
+                for number, found in enumerate(source.log_probs(texts, sketches.add)):
+                    np.save(folder / f"logprobs-{number}.npy", found.numpy())
+            with source.generating():
+                answers, scores = greedy_decode(module, source.device, prompts, TOKENS, end)
+        content = {
+            "texts": texts, "prompts": prompts, "answers": answers, "scores": scores, "end": sorted(end),
+            "plain": [list(tokenizer(text)["input_ids"]) for text in golden_texts()], "dtype": "float32",
+        }  # fmt: skip
+        save_file(sketches.found, folder / "sketches.safetensors")
+        save_file(ranges, folder / "ranges.safetensors")
+        (folder / "reference.json").write_text(json.dumps(content))
+        return cls(folder)
+
+
+def _golden(content: dict[str, Any]) -> Golden:
+    """What engine.json keeps of it."""
+    found = zip(golden_texts(), content["prompts"], content["plain"], strict=True)
+    prompts = [GoldenPrompt(*row) for row in found]
+    source = f"transformers {installed_version('transformers')}, {content['dtype'].removeprefix('torch.')}"
+    return golden_record(source, prompts, content["answers"], content["scores"])
+
+
+def golden_agreement(candidates: Iterable[Tensor], reference: ReferenceAnswers) -> float:
+    """Share of the source's answer tokens that the model also gives, teacher-forced; `candidates` are its
+    log-probabilities of `reference.answered`."""
+    same = total = 0
+    for found, prompt, answer in zip(candidates, reference.prompts, reference.answers, strict=True):
+        predicted = found.argmax(-1)[len(prompt) - 1 :]
+        same += int((predicted == torch.tensor(answer)).sum())
+        total += len(answer)
+    return same / total if total else 1.0

@@ -1,0 +1,295 @@
+"""The quantisation formats, each once, with everything that any part of llmops knows about it.
+
+A row that leaves something out cannot be constructed. Sources: TensorRT-LLM `examples/quantization/quantize.py`,
+`tensorrt_llm/quantization/mode.py`, `docs/source/features/quantization.md`; ModelOptSettings 0.47
+`modelopt.torch.quantization.config`; the tables of NVIDIA's AIConfigurator.
+"""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass, replace
+
+from llmops.build.target_facts import TARGETS, TargetName
+from llmops.errors import InputError
+
+# "group" of a format with one scale per output channel
+PER_CHANNEL = 1 << 30
+_ENGINE: frozenset[TargetName] = frozenset({"tensorrt"})
+_TORCH: frozenset[TargetName] = frozenset({"pytorch"})
+_OPENVINO: frozenset[TargetName] = frozenset({"openvino"})
+_GPU = _ENGINE | _TORCH
+
+
+@dataclass(frozen=True)
+class QualityLimits:
+    """What quantising may cost at most (build/quality/quality_gates.py); None leaves a limit out."""
+
+    max_ppl_ratio: float | None = None
+    min_top1: float | None = None
+    max_mean_kl: float | None = None
+    max_weight_error: float | None = None
+    min_range: float = 0.2
+
+
+@dataclass(frozen=True)
+class ModelOptSettings:
+    """How ModelOptSettings makes it: `preset` is its configuration, None where nothing is quantised before the export;
+    `groups` are how many inputs may share a scale, and must divide every sharded input; `inputs` is how the inputs of
+    a layer are rounded, None where they are not; `calib_limit` caps the number of calibration texts, as NVIDIA's
+    quantize.py does for AWQ; `quantized_by_builder`: trtllm-build quantises the 16-bit weights of an engine, and skips those that
+    are narrow already (1.2.1 `tensorrt_llm/models/convert_utils.py`, weight_only_quantize_dict)."""
+
+    preset: str | None
+    calibrated: bool
+    groups: tuple[int, ...] = ()
+    inputs: str | None = None
+    calib_limit: int = 512
+    quantized_by_builder: bool = False
+
+
+@dataclass(frozen=True)
+class FormatRemoval:
+    """By the release `since`; `what` is NVIDIA's name for it."""
+
+    since: tuple[int, int]
+    what: str
+
+
+@dataclass(frozen=True)
+class QuantFormat:
+    """`name` is `--quant`, and what engine.json says. `targets` run it; `mixtures` are those that run it for mixtures
+    of experts.
+
+    How weights are stored: `bits` each; `group` weights of an output channel share `scale_bytes`, `block` x `block`
+    weights likewise, otherwise the tensor has them once; `pre_scale`: one 2-byte factor per input channel (AWQ);
+    `parts`: which linear layers are quantised; `table_bits`: bits of embedding and output head.
+    How they are multiplied: `compute` is the dtype, `sm` the oldest GPU that can, `kv` the KV cache's dtype by default,
+    `gemm` and `moe` the names in AIConfigurator's tables, None where nobody measured.
+
+    `algorithm` is TensorRT-LLM's QuantAlgo. `modelopt` is None for formats that ModelOptSettings does not make here: they come
+    with the checkpoint, which transformers calls `method`, or are OpenVINO's own. `loss`: the default limits of the
+    quality gate, `rounds_like` the format whose limits those without any may be held to. `dropped`: the release of
+    TensorRT-LLM that no longer loads it. `aliases`: other names that `llmops plan` takes.
+    For trtllm-build: whether the 16-bit `gemm_plugin` helps, attention over the prompt can be FP8, Blackwell runs it.
+    """
+
+    name: str
+    summary: str
+    targets: frozenset[TargetName]
+    bits: int
+    compute: str
+    _: KW_ONLY
+    algorithm: str | None
+    modelopt: ModelOptSettings | None
+    gemm: str | None
+    moe: str | None
+    loss: QualityLimits | None
+    mixtures: frozenset[TargetName] = frozenset()
+    sm: int = 80
+    group: int | None = None
+    block: int | None = None
+    scale_bytes: float = 0
+    pre_scale: bool = False
+    kv: str = "bf16"
+    parts: frozenset[str] = frozenset({"attention", "mlp", "experts"})
+    table_bits: int = 16
+    method: str = ""
+    rounds_like: str = ""
+    dropped: FormatRemoval | None = None
+    aliases: tuple[str, ...] = ()
+    gemm_plugin: bool = False
+    fp8_attention: bool = False
+    blackwell_engine: bool = False
+
+    @property
+    def label(self) -> str:
+        """As a user of the planner writes it."""
+        return "bf16" if self.name == "none" else self.name
+
+    @property
+    def as_stored(self) -> bool:
+        """Whether it comes with the checkpoint only, and is built as it is."""
+        return self.modelopt is None and bool(self.method)
+
+    @property
+    def groups(self) -> tuple[int, ...]:
+        """What --group-size takes on GPUs."""
+        return self.modelopt.groups if self.modelopt else ()
+
+    @property
+    def grouped(self) -> bool:
+        return bool(self.groups)
+
+    @property
+    def calibrated(self) -> bool:
+        return self.modelopt is not None and self.modelopt.calibrated
+
+    @property
+    def preset(self) -> str | None:
+        return self.modelopt.preset if self.modelopt else None
+
+    @property
+    def inputs(self) -> str | None:
+        """How ModelOptSettings has the inputs of a layer rounded."""
+        return self.modelopt.inputs if self.modelopt else None
+
+    @property
+    def quantized_by_builder(self) -> bool:
+        """Whether an engine's weights are quantised by trtllm-build."""
+        return self.modelopt is not None and self.modelopt.quantized_by_builder
+
+    @property
+    def calib_limit(self) -> int:
+        return self.modelopt.calib_limit if self.modelopt else 0
+
+    def linear_bytes(self, inputs: int, outputs: int, part: str, dtype_bytes: int) -> int:
+        """Bytes of one weight matrix with its scales; parts that stay unquantised take `dtype_bytes` per weight."""
+        if part not in self.parts or self.bits == 16:
+            return inputs * outputs * dtype_bytes
+        weights = inputs * outputs * self.bits // 8
+        return weights + self._scales(inputs, outputs) + (2 * inputs if self.pre_scale else 0)
+
+    def table_bytes(self, rows: int, width: int, dtype_bytes: int) -> int:
+        """Bytes of `rows` rows of the embedding or the output head; in 8 bits each row has a scale and a zero point."""
+        return rows * width * dtype_bytes if self.table_bits == 16 else rows * (width + 3)
+
+    def _scales(self, inputs: int, outputs: int) -> int:
+        if self.block:
+            return int(-(-inputs // self.block) * -(-outputs // self.block) * self.scale_bytes)
+        if self.group:
+            return int(outputs * -(-inputs // self.group) * self.scale_bytes)
+        return int(self.scale_bytes)
+
+
+# The limits: the smallest model that comes with llmops, SmolLM2-135M, loses the most; it passes with half as much again
+# to spare (docs/quantisation.md has its figures). Larger models lose less.
+_FP8_LOSS = QualityLimits(max_ppl_ratio=1.08, min_top1=0.81, max_mean_kl=0.10, max_weight_error=0.1)
+# Sizes of groups: `cpp/tensorrt_llm/kernels/cutlass_kernels/fpA_intB_gemm/fpA_intB_gemm_template.h`, and for W4A8
+# `validate_group_size` of `tensorrt_llm/quantization/functional.py`.
+_ALL = (
+    QuantFormat(
+        "none", "weights as they are", _GPU | _OPENVINO, 16, "bf16", mixtures=_GPU, algorithm=None,
+        modelopt=ModelOptSettings(None, calibrated=False), gemm="bfloat16", moe="bfloat16",
+        loss=QualityLimits(max_ppl_ratio=1.002, min_top1=0.98, max_mean_kl=0.0005, max_weight_error=0.005),
+        aliases=("bf16", "fp16", "bfloat16", "float16"), gemm_plugin=True, blackwell_engine=True,
+    ),
+    QuantFormat(
+        "fp8", "E4M3 weights and activations, one scale per tensor", _GPU, 8, "fp8", mixtures=_GPU, algorithm="FP8",
+        modelopt=ModelOptSettings("FP8_DEFAULT_CFG", calibrated=True, inputs="e4m3"), gemm="fp8", moe="fp8", loss=_FP8_LOSS,
+        sm=89, scale_bytes=8, kv="fp8", fp8_attention=True, blackwell_engine=True,
+    ),
+    QuantFormat(
+        "fp8_pc_pt", "E4M3, a scale per output channel and per token", _GPU, 8, "fp8",
+        algorithm="FP8_PER_CHANNEL_PER_TOKEN",
+        modelopt=ModelOptSettings("FP8_PER_CHANNEL_PER_TOKEN_CFG", calibrated=True, inputs="e4m3_token"), gemm="fp8", moe=None,
+        loss=_FP8_LOSS, sm=89, group=PER_CHANNEL, scale_bytes=4, kv="fp8",
+    ),
+    QuantFormat(
+        "fp8_block", "E4M3 in blocks of 128 x 128, as published", _TORCH, 8, "fp8", method="fp8",
+        algorithm="FP8_BLOCK_SCALES", modelopt=None, gemm="fp8_block", moe="fp8_block", loss=_FP8_LOSS, sm=89,
+        block=128, scale_bytes=4,
+    ),
+    QuantFormat(
+        "int4_awq", "4-bit weights in groups, activation-aware", _GPU, 4, "bf16", mixtures=_ENGINE,
+        algorithm="W4A16_AWQ",
+        modelopt=ModelOptSettings("INT4_AWQ_CFG", calibrated=True, groups=(128, 64), calib_limit=32), gemm="int4_wo", moe=None,
+        loss=QualityLimits(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35), group=128, scale_bytes=2,
+        pre_scale=True, method="awq", aliases=("int4",), gemm_plugin=True,
+    ),
+    QuantFormat(
+        "w4a8_awq", "4-bit weights in groups, FP8 activations", _GPU, 4, "fp8", mixtures=_TORCH, algorithm="W4A8_AWQ",
+        modelopt=ModelOptSettings("W4A8_AWQ_BETA_CFG", calibrated=True, groups=(128,), inputs="e4m3", calib_limit=32),
+        gemm=None, moe="w4afp8",
+        loss=QualityLimits(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35, min_range=0.09), sm=89,
+        group=128, scale_bytes=2, pre_scale=True, kv="fp8", gemm_plugin=True, fp8_attention=True,
+    ),
+    # smoothing moves the outliers of the inputs into the weights, whose other columns then round coarsely, and gives
+    # every input a range of its own, of which there is always one that the calibration texts hardly used
+    QuantFormat(
+        "int8_sq", "SmoothQuant: INT8 weights and activations", _ENGINE, 8, "int8", algorithm="W8A8_SQ_PER_CHANNEL",
+        modelopt=ModelOptSettings("INT8_SMOOTHQUANT_CFG", calibrated=True, inputs="int8"), gemm="sq", moe=None,
+        loss=QualityLimits(max_ppl_ratio=1.14, min_top1=0.70, max_mean_kl=0.23, max_weight_error=0.65, min_range=0.09),
+        group=PER_CHANNEL, scale_bytes=4, gemm_plugin=True,
+    ),
+    QuantFormat(
+        "int8_wo", "INT8 weights per channel", _GPU, 8, "bf16", mixtures=_ENGINE, algorithm="W8A16",
+        modelopt=ModelOptSettings("INT8_WEIGHT_ONLY_CFG", calibrated=False, quantized_by_builder=True), gemm="int8_wo", moe=None,
+        loss=QualityLimits(max_ppl_ratio=1.02, min_top1=0.92, max_mean_kl=0.01, max_weight_error=0.15), group=PER_CHANNEL,
+        scale_bytes=2, dropped=FormatRemoval((1, 3), "INT8 weight-only"), aliases=("int8",), gemm_plugin=True,
+    ),
+    QuantFormat(
+        "int4_wo", "4-bit weights per channel", _ENGINE, 4, "bf16", mixtures=_ENGINE,
+        algorithm="W4A16", modelopt=ModelOptSettings(None, calibrated=False, quantized_by_builder=True), gemm="int4_wo", moe=None,
+        loss=QualityLimits(max_ppl_ratio=3.0, min_top1=0.35, max_mean_kl=1.5, max_weight_error=0.6), group=PER_CHANNEL,
+        scale_bytes=2, gemm_plugin=True,
+    ),
+    QuantFormat(
+        "mxfp4", "4-bit floats in groups of 32 with a shared exponent, experts only, as published", _TORCH, 4, "bf16",
+        method="mxfp4", algorithm="W4A16_MXFP4", modelopt=None, gemm=None, moe="w4a16_mxfp4", loss=None, group=32,
+        scale_bytes=1, parts=frozenset({"experts"}),
+    ),
+    # OpenVINO's: a float16 scale and an integer zero point, embedding and head in 8 bits
+    QuantFormat(
+        "int8", "unsigned 8 bits per channel", _OPENVINO, 8, "bf16", algorithm=None, modelopt=None, gemm=None, moe=None,
+        loss=None, rounds_like="int8_wo", group=PER_CHANNEL, scale_bytes=3, table_bits=8,
+    ),
+    QuantFormat(
+        "int4", "unsigned 4 bits in groups", _OPENVINO, 4, "bf16", algorithm=None, modelopt=None, gemm=None, moe=None,
+        loss=None, rounds_like="int4_wo", group=128, scale_bytes=2.5, table_bits=8,
+    ),
+)  # fmt: skip
+FORMATS: dict[str, QuantFormat] = {form.name: form for form in _ALL}
+# what `llmops plan` can plan for, and what else it calls them
+PLANNED = {name: form for name, form in FORMATS.items() if not form.targets <= _OPENVINO}
+_ALIASES = {alias: form.name for form in _ALL for alias in form.aliases}
+
+
+def buildable_formats(target: str) -> dict[str, QuantFormat]:
+    """What `--quant` takes for a target."""
+    return {name: form for name, form in FORMATS.items() if target in form.targets and not form.as_stored}
+
+
+def format_of(name: str, target: str) -> QuantFormat:
+    """The format as the target builds it, or InputError naming those that the target has."""
+    found = FORMATS.get(name)
+    if found is None or name not in buildable_formats(target):
+        reason = "is unknown" if found is None or found.as_stored else f"does not run on target {target}"
+        raise InputError(f"--quant {name} {reason}; use one of {', '.join(buildable_formats(target))}.")
+    if target in _ENGINE and found.modelopt is not None and found.quantized_by_builder:
+        return replace(found, modelopt=replace(found.modelopt, preset=None))
+    return found
+
+
+def planned_format(name: str) -> QuantFormat | None:
+    """By the name that `llmops plan --quant` is given, in any case, or None."""
+    key = name.lower()
+    return PLANNED.get(_ALIASES.get(key, key))
+
+
+def format_of_algorithm(algorithm: str) -> QuantFormat | None:
+    """By TensorRT-LLM's QuantAlgo."""
+    return next((form for form in _ALL if form.algorithm == algorithm), None) if algorithm else None
+
+
+def format_of_method(method: str | None) -> QuantFormat | None:
+    """By `quant_method` of a checkpoint's config.json."""
+    return next((form for form in _ALL if form.method == method), None) if method else None
+
+
+def dropped(name: str, release: tuple[int, int]) -> str | None:
+    """What the release of TensorRT-LLM no longer loads, in NVIDIA's words; None where it does."""
+    gone = FORMATS[name].dropped if name in FORMATS else None
+    return gone.what if gone and release >= gone.since else None
+
+
+def check_kv_cache(kv_cache: str, target: TargetName) -> None:
+    """`auto` keeps the model's dtype. INT8 caches exist in TensorRT engines only."""
+    known = TARGETS[target].kv_caches
+    if kv_cache not in known:
+        raise InputError(f"--kv-cache {kv_cache} does not run on target {target}; use one of {', '.join(known)}.")
+
+
+if _missing := [one.name for one in _ALL if one.rounds_like and one.rounds_like not in FORMATS]:
+    raise ImportError(f"rounds_like of {', '.join(_missing)} is not a format.")
+if len(FORMATS) != len(_ALL) or FORMATS.keys() & _ALIASES.keys() - {"int8", "int4"}:
+    raise ImportError("two formats have the same name.")

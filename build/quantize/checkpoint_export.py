@@ -1,0 +1,163 @@
+"""A quantised model -> files: one rank file per GPU (TensorRT-LLM checkpoint) or a Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from llmops.build.model.architecture import Architecture
+from llmops.build.quant_formats import QuantFormat
+from llmops.build.quantize.fused_mlp import interleave_gate_up
+from llmops.build.quantize.hf_config import rewrite_config
+from llmops.build.quantize.model_loading import silence_libraries
+from llmops.build.quantize.trtllm_config import DECODER_TYPES, trtllm_checkpoint_config
+from llmops.build.quantize.weight_dtype import stored_dtype
+from llmops.errors import BuildError
+
+_SCALES = ("weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale")
+
+
+def export_engine_checkpoint(
+    model: Any, arch: Architecture, form: QuantFormat, folder: Path, tp: int, pp: int, dtype: str | None = None
+) -> dict[str, Any]:
+    """Write config.json and rank0…rank{tp*pp-1}.safetensors; returns the config. `dtype` (float16, bfloat16) is that of
+    weights that are not quantised, None for the source's."""
+    import torch
+    from modelopt.torch.export import export_tensorrt_llm_checkpoint
+
+    dtype = dtype or stored_dtype(arch)
+    if arch.family == "phi3":
+        interleave_gate_up(model, tp)
+    try:
+        with silence_libraries(), torch.inference_mode(), _own_config(arch, dtype), _experts_unpadded():
+            export_tensorrt_llm_checkpoint(
+                model,
+                DECODER_TYPES[arch.family],
+                getattr(torch, dtype),
+                folder,
+                inference_tensor_parallel=tp,
+                inference_pipeline_parallel=pp,
+            )
+    except (NotImplementedError, AssertionError, ValueError, TypeError) as error:
+        raise BuildError(f"ModelOpt could not export {arch.hf_class} for tp {tp}: {error}") from error
+    if pp > 1:
+        _add_output_matrix(folder, tp, pp)
+    return _complete_quantization(folder / "config.json", form)
+
+
+def _add_output_matrix(folder: Path, tp: int, pp: int) -> None:
+    """Gemma's output matrix is its embedding, and ModelOpt writes it once: on the first pipeline stage, while the last
+    one computes with it. Both are cut along the vocabulary."""
+    from safetensors import safe_open
+    from safetensors.torch import load_file, save_file
+
+    for part in range(tp):
+        first, last = folder / f"rank{part}.safetensors", folder / f"rank{(pp - 1) * tp + part}.safetensors"
+        tensors = load_file(last)
+        if "lm_head.weight" not in tensors:
+            with safe_open(first, "pt") as file:
+                tensors["lm_head.weight"] = file.get_tensor("transformer.vocab_embedding.weight")
+            save_file(tensors, last)
+
+
+def _complete_quantization(path: Path, form: QuantFormat) -> dict[str, Any]:
+    """The exporter takes the algorithm from its own quantisers; where trtllm-build is to quantise there are none. Its
+    list of excluded modules names lm_head only and replaces TensorRT-LLM's own, which has the routers and embeddings:
+    without a list theirs holds (`tensorrt_llm/quantization/quantize.py`, quantize_layers)."""
+    config: dict[str, Any] = json.loads(path.read_text())
+    config["quantization"]["quant_algo"] = form.algorithm
+    config["quantization"].pop("exclude_modules", None)
+    path.write_text(json.dumps(config, indent=4))
+    return config
+
+
+@contextlib.contextmanager
+def _own_config(arch: Architecture, dtype: str) -> Iterator[None]:
+    """Let ModelOpt's exporter write our config.json instead of its own (see engine_config.py for why)."""
+    import modelopt.torch.export.model_config_export as exporter
+
+    def convert(model_config: Any, quant_config: dict[str, Any], hf_config: Any = None) -> dict[str, Any]:
+        # in place: where no layer is quantised the exporter makes `quantization` from its own dict again
+        quant_config["kv_cache_quant_algo"] = next(
+            (layer.attention.kv_cache_dtype for layer in model_config.layers if layer.attention), None
+        )
+        quantization = {key: value for key, value in quant_config.items() if key != "quantized_layers"}
+        mapping = {"tp_size": model_config.tensor_parallel, "pp_size": model_config.pipeline_parallel}
+        config = trtllm_checkpoint_config(arch, hf_config, dtype, model_config.vocab_size, mapping, quantization)
+        config["share_embedding_table"] |= model_config.lm_head is None and model_config.pipeline_parallel == 1
+        # read by the exporter for its own bookkeeping
+        return {**config, "rank": model_config.rank, "decoder": DECODER_TYPES[arch.family]}
+
+    original = exporter.convert_to_tensorrt_llm_config
+    exporter.convert_to_tensorrt_llm_config = convert
+    try:
+        yield
+    finally:
+        exporter.convert_to_tensorrt_llm_config = original
+
+
+@contextlib.contextmanager
+def _experts_unpadded() -> Iterator[None]:
+    """ModelOpt 0.47 pads stacked expert weights (experts, hidden, intermediate) by counting experts, not rows: with
+    4 experts and tp 8 every w2 got 4 extra hidden rows. Cut dimensions are checked before, so nothing needs it."""
+    import modelopt.torch.export.postprocess as postprocess
+
+    original = postprocess.pad_weights
+    postprocess.pad_weights = lambda weights, tp: weights if weights.dim() == 3 else original(weights, tp)
+    try:
+        yield
+    finally:
+        postprocess.pad_weights = original
+
+
+def export_hf_checkpoint(
+    model: Any, arch: Architecture, form: QuantFormat, folder: Path, dtype: str | None = None
+) -> dict[str, Any]:
+    """Write a Hugging Face checkpoint with hf_quant_config.json; returns the latter ({} when nothing is quantised)."""
+    import torch
+    from modelopt.torch.export import export_hf_checkpoint as export
+
+    dtype = dtype or stored_dtype(arch)
+    try:
+        with silence_libraries(), torch.inference_mode(), _experts_of_two_steps(form):
+            export(model, getattr(torch, dtype), folder)
+    except (NotImplementedError, AssertionError, ValueError, TypeError, AttributeError) as error:
+        raise BuildError(f"ModelOpt could not export {arch.hf_class} as a Hugging Face checkpoint: {error}") from error
+    for file in sorted(folder.glob("*.safetensors")):
+        _cast_unquantised(file, getattr(torch, dtype))
+    rewrite_config(folder, dtype)
+    path = folder / "hf_quant_config.json"
+    return dict(json.loads(path.read_text())) if path.is_file() else {}
+
+
+@contextlib.contextmanager
+def _experts_of_two_steps(form: QuantFormat) -> Iterator[None]:
+    """Let ModelOpt 0.47 export experts in W4A8, whose weights are rounded in two steps (INT4 groups, then FP8).
+
+    Before it writes, it gives gate and up of an expert one largest value, which raises for the groups of the first
+    step. W4A8 needs no such value: TensorRT-LLM takes the larger scale of the two when it fuses them
+    (`tensorrt_llm/_torch/modules/fused_moe/quantization.py`, WInt4AFP8FusedMoEMethod.load_quant_scales).
+    """
+    import modelopt.torch.export.unified_export_hf as exporter
+
+    original = exporter.sync_moe_gate_up_amax
+    if form.algorithm == "W4A8_AWQ":
+        exporter.sync_moe_gate_up_amax = lambda model: 0
+    try:
+        yield
+    finally:
+        exporter.sync_moe_gate_up_amax = original
+
+
+def _cast_unquantised(file: Path, dtype: Any) -> None:
+    """A model calibrated in float32 leaves norms and embeddings in it. Scales stay float32: TensorRT-LLM wants that."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    tensors = load_file(file)
+    casts = {k: v.to(dtype) for k, v in tensors.items() if v.dtype == torch.float32 and not k.endswith(_SCALES)}
+    if casts:
+        save_file({**tensors, **casts}, file, metadata={"format": "pt"})

@@ -1,0 +1,70 @@
+"""transformers 5 keeps a layer's experts in two 3-D tensors; ModelOpt 0.47 exports separate Linears.
+
+Replacing the fused module by a list of small ones (same arithmetic) makes Mixtral and Qwen3-MoE exportable.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+# fused module -> names of (gate, up, down) that ModelOpt's exporter looks for
+NAMES = {
+    "MixtralExperts": ("w1", "w3", "w2"),
+    "Qwen3MoeExperts": ("gate_proj", "up_proj", "down_proj"),
+    "DeepseekV3NaiveMoe": ("gate_proj", "up_proj", "down_proj"),
+}
+
+
+class ExpertMlp(nn.Module):
+    """One gated MLP; weights (intermediate, hidden) and (hidden, intermediate)."""
+
+    def __init__(self, names: tuple[str, str, str], gate_up: torch.Tensor, down: torch.Tensor, act: Any) -> None:
+        super().__init__()
+        gate, up = gate_up.chunk(2, dim=0)
+        self.names, self.act_fn = names, act
+        for name, weight in zip(names, (gate, up, down), strict=True):
+            setattr(self, name, _linear(weight))
+
+    def forward(self, hidden: torch.Tensor) -> torch.Tensor:
+        gate, up, down = (getattr(self, name) for name in self.names)
+        output: torch.Tensor = down(self.act_fn(gate(hidden)) * up(hidden))
+        return output
+
+
+class ExpertList(nn.ModuleList):
+    """Drop-in for the fused module: hidden (tokens, hidden), indices and weights (tokens, top_k)."""
+
+    def forward(self, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+        output = torch.zeros_like(hidden)
+        for number, expert in enumerate(self):
+            token, position = torch.where(indices == number)
+            if len(token):
+                part = expert(hidden[token]) * weights[token, position, None]
+                output.index_add_(0, token, part.to(output.dtype))
+        return output
+
+
+def split_experts(model: nn.Module) -> int:
+    """Replace every fused expert module; returns how many. The fused tensors are freed layer by layer."""
+    found = [(name, module) for name, module in model.named_modules() if type(module).__name__ in NAMES]
+    for name, fused in found:
+        parent, _, attribute = name.rpartition(".")
+        setattr(model.get_submodule(parent), attribute, _split(fused))
+    return len(found)
+
+
+def _split(fused: Any) -> ExpertList:
+    names = NAMES[type(fused).__name__]
+    return ExpertList(
+        ExpertMlp(names, fused.gate_up_proj.data[i], fused.down_proj.data[i], fused.act_fn)
+        for i in range(len(fused.down_proj))
+    )
+
+
+def _linear(weight: torch.Tensor) -> nn.Linear:
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta", dtype=weight.dtype)
+    linear.weight = nn.Parameter(weight.clone(), requires_grad=False)
+    return linear

@@ -1,0 +1,104 @@
+"""A quantised Hugging Face checkpoint, read back: transformers knows some formats only, and those on GPUs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from safetensors import safe_open
+from torch import Tensor
+
+from llmops.build.checkpoint.safetensors_header import read_header
+from llmops.build.quantize.embedding_tables import TABLES, DenseTable, EmbeddingTable, stored_table
+from llmops.build.quantize.exported_weights import ExportedModel, QuantizedLinear
+from llmops.build.quantize.layer_readers import LayerReader, reader_of
+
+# older names on disk -> the modules of transformers 5
+_RENAMES = (("block_sparse_moe.", "mlp."),)
+
+
+class HfCheckpointReader:
+    """The checkpoint in `folder`; tensors are read when asked for. Raises InputError for an unknown format."""
+
+    def __init__(self, folder: Path, bounds: bool = True) -> None:
+        """`bounds`: also how far rounding may have moved each weight; known for ModelOpt's formats only."""
+        self.config, self.bounds = _json(folder / "config.json"), bounds
+        self.reader = check_format_readable(folder)
+        # module -> last part of the name -> (file, name in it)
+        self.modules: dict[str, dict[str, tuple[Path, str]]] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            for name in read_header(path, path.name):
+                module, _, last = _renamed(name).rpartition(".")
+                self.modules.setdefault(module, {})[last] = (path, name)
+
+    def model(self) -> ExportedModel:
+        """Everything, in float32."""
+        model = ExportedModel()
+        for module in self.modules:
+            self._layer(model, module)
+        return model
+
+    def table(self, name: str) -> EmbeddingTable | None:
+        """Embedding or output matrix; None where there is none of its own."""
+        module = name.removesuffix(".weight")
+        if module not in self.modules:
+            return None
+        found = None if self.reader.quantised(self._stored(module)) else stored_table([self.modules[module]["weight"]])
+        return found or self._dense(module)
+
+    def _dense(self, module: str) -> EmbeddingTable:
+        """An output matrix that is quantised too."""
+        model = ExportedModel()
+        self._layer(model, module)
+        return DenseTable(model.weights[f"{module}.weight"])
+
+    def layer(self, names: Sequence[str]) -> ExportedModel:
+        """The weights of one decoder layer, or of what is outside the layers, whatever else is stored with them."""
+        model, layers = ExportedModel(), {name.split(".")[2] for name in names if ".layers." in name}
+        for module in self.modules:
+            number = module.split(".")[2] if ".layers." in module else None
+            if number in layers or (not layers and number is None and f"{module}.weight" not in TABLES):
+                self._layer(model, module)
+        return model
+
+    def _stored(self, module: str) -> dict[str, Tensor]:
+        return {last: _tensor(*place) for last, place in self.modules[module].items()}
+
+    def _layer(self, model: ExportedModel, module: str) -> None:
+        stored, bounds = self._stored(module), self.bounds
+        quantised = self.reader.quantised(stored)
+        if quantised:
+            model.put(f"{module}.weight", [self.reader.part(stored, bounds)])
+            rounding = self.reader.rounding(stored)
+            if rounding is not None:
+                model.inputs[module] = rounding
+        for name, tensor in stored.items():
+            if name not in self.reader.names and not (quantised and name == "weight"):
+                model.put(f"{module}.{name}", [QuantizedLinear(tensor).part(bounds)])
+        for side in ("k", "v"):
+            if f"{side}_scale" in stored and module.endswith(f"{side}_proj"):
+                model.kv_scales[module] = ("e4m3", stored[f"{side}_scale"].float())
+
+
+def _tensor(path: Path, name: str) -> Tensor:
+    with safe_open(path, "pt") as file:
+        return cast(Tensor, file.get_tensor(name))
+
+
+def check_format_readable(folder: Path) -> LayerReader:
+    """The reader of its format, before any weight is touched. Raises InputError."""
+    modelopt = folder / "hf_quant_config.json"
+    return reader_of(_json(folder / "config.json"), _json(modelopt)["quantization"] if modelopt.is_file() else {})
+
+
+def _json(path: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def _renamed(name: str) -> str:
+    for old, new in _RENAMES:
+        name = name.replace(old, new)
+    return name

@@ -1,0 +1,184 @@
+"""A checkpoint -> a transformers model and its tokenizer, on the GPUs if there are any, else in float32 on the CPU."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import logging
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from llmops.build.checkpoint import Checkpoint
+from llmops.build.checkpoint.weight_sources import open_weights
+from llmops.build.installed_versions import installed_version
+from llmops.build.tokenizer import write_tokenizer
+from llmops.distribution import missing_extra
+from llmops.errors import CheckpointError
+
+
+@contextlib.contextmanager
+def silence_libraries() -> Iterator[None]:
+    """transformers and ModelOpt print bars, tables and notes that belong to their developers."""
+    import io
+
+    from transformers.utils import logging as hf_logging
+
+    bars, level = hf_logging.is_progress_bar_enabled(), hf_logging.get_verbosity()
+    hf_logging.disable_progress_bar()
+    hf_logging.set_verbosity_error()
+    previous = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(), contextlib.redirect_stdout(io.StringIO()):
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(previous)
+        hf_logging.set_verbosity(level)
+        if bars:
+            hf_logging.enable_progress_bar()
+
+
+#: The release of ModelOpt whose exports this package checks and corrects; others write other files.
+MODELOPT = "0.47"
+
+
+def require_quantize_extra() -> None:
+    """Check that torch, transformers and the right ModelOpt are installed.
+
+    Raises:
+        MissingDependencyError: One of them is missing, or ModelOpt is another release than MODELOPT.
+    """
+    from importlib.util import find_spec
+
+    missing = [name for name in ("torch", "transformers", "modelopt") if find_spec(name) is None]
+    if missing:
+        raise missing_extra(f"Quantising needs {', '.join(missing)}, which is not installed", "quantize")
+    found = installed_version("nvidia-modelopt")
+    if found.split(".")[:2] != MODELOPT.split("."):
+        raise missing_extra(
+            f"Quantising needs ModelOpt {MODELOPT}, and {found or 'another one'} is installed, as in NVIDIA's images "
+            "(Dockerfile.build makes an image with the right one)",
+            "quantize",
+        )
+
+
+def import_libraries() -> None:
+    """To be called where no caller has a model among its local variables: ModelOpt imports pulp, which keeps the
+    traceback of an import that failed, and so the frames of all callers. A model in one would never be freed."""
+    import modelopt.torch.export
+    import modelopt.torch.quantization  # noqa: F401
+
+
+def release_memory() -> None:
+    """Give freed memory back: glibc keeps the holes that a model's tensors leave, which the next one does not fit."""
+    gc.collect()
+    with contextlib.suppress(AttributeError, OSError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+def has_gpu() -> bool:
+    import torch
+
+    return bool(torch.cuda.is_available())
+
+
+def load_model(checkpoint: Checkpoint) -> Any:
+    """The causal language model in evaluation mode. Raises CheckpointError when transformers cannot load it."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if checkpoint.format == "gguf":
+        return _from_gguf(checkpoint)
+    kwargs: dict[str, Any] = {"device_map": "auto", "dtype": "auto"} if has_gpu() else {"dtype": torch.float32}
+    try:
+        with silence_libraries():
+            model = AutoModelForCausalLM.from_pretrained(checkpoint.path, **kwargs)
+    except (OSError, ValueError, KeyError, RuntimeError) as error:
+        raise CheckpointError(f"{checkpoint.ref} cannot be loaded by transformers: {error}") from error
+    model.config.architectures = [checkpoint.architecture.hf_class]
+    return model.eval()
+
+
+def _from_gguf(checkpoint: Checkpoint) -> Any:
+    """transformers parses a GGUF's vocabulary three times, in seconds each, and holds all weights twice."""
+    import numpy as np
+    import torch
+
+    weights = open_weights(checkpoint)
+    model = empty_model(source_config(checkpoint))
+    for name in parameter_names(model):
+        put_parameter(model, name, torch.from_numpy(np.require(weights.get(name).float32(), requirements=["C", "W"])))
+    model.tie_weights()
+    return (_on_gpus(model.to(torch.bfloat16)) if has_gpu() else model).eval()
+
+
+def _on_gpus(model: Any) -> Any:
+    """Spread over all of them, as transformers does with a checkpoint of its own (device_map "auto")."""
+    import torch
+
+    if torch.cuda.device_count() == 1:
+        return model.to("cuda")
+    from accelerate import dispatch_model, infer_auto_device_map
+    from accelerate.utils import get_balanced_memory
+
+    whole = model._no_split_modules
+    memory = get_balanced_memory(model, dtype=torch.bfloat16, no_split_module_classes=whole)
+    places = infer_auto_device_map(model, memory, no_split_module_classes=whole, dtype=torch.bfloat16)
+    return dispatch_model(model, places)
+
+
+def source_config(checkpoint: Checkpoint) -> Any:
+    """The checkpoint's transformers config, without a word on how the source was quantised."""
+    from transformers import AutoConfig
+
+    if checkpoint.format == "gguf":
+        special = checkpoint.special_tokens
+        ids = {"bos_token_id": special.bos, "eos_token_id": list(special.end) or None, "pad_token_id": special.pad}
+        fields = {key: value for key, value in checkpoint.config.items() if key != "model_type"}
+        return AutoConfig.for_model(checkpoint.config["model_type"], **fields, **ids)
+    with silence_libraries():
+        config = AutoConfig.from_pretrained(checkpoint.path)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    return config
+
+
+def empty_model(config: Any) -> Any:
+    """A float32 model whose parameters take no memory until `put_parameter` replaces them."""
+    import torch
+    from accelerate import init_empty_weights
+    from transformers import AutoModelForCausalLM
+
+    with silence_libraries(), init_empty_weights(include_buffers=False):
+        return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def parameter_names(model: Any) -> list[str]:
+    """All parameters, without an output matrix that is the embedding."""
+    tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
+    return [name for name, _ in model.named_parameters() if name not in tied]
+
+
+def put_parameter(model: Any, name: str, value: Any) -> None:
+    import torch
+
+    module, _, attribute = name.rpartition(".")
+    setattr(model.get_submodule(module), attribute, torch.nn.Parameter(value, requires_grad=False))
+
+
+def load_tokenizer(checkpoint: Checkpoint, written: Path | None = None) -> Any:
+    """A GGUF's through the files that the engine gets (in `written`, where they are already): faster, and the ones
+    that will be used."""
+    from transformers import AutoTokenizer
+
+    if checkpoint.format == "gguf" and written is None:
+        with tempfile.TemporaryDirectory(prefix="llmops-tokenizer-") as scratch:
+            write_tokenizer(checkpoint, Path(scratch) / "tokenizer", lambda sentence: None)
+            return load_tokenizer(checkpoint, Path(scratch) / "tokenizer")
+    with silence_libraries():
+        return AutoTokenizer.from_pretrained(written if checkpoint.format == "gguf" else checkpoint.path)

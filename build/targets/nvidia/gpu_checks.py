@@ -1,0 +1,71 @@
+"""Can the GPUs that the user names run the engine?"""
+
+from __future__ import annotations
+
+from llmops.build.plan.gpu_specs import GpuSpec, find_gpu
+from llmops.build.quant_formats import FORMATS
+from llmops.build.targets.nvidia.build_request import BuildRequest, allowed_formats
+from llmops.build.targets.nvidia.resource_estimates import stored_bytes
+from llmops.errors import InputError
+
+_GIB = 2**30
+
+
+def check_gpu(request: BuildRequest) -> None:
+    """Raises InputError when they cannot run the format or hold the weights."""
+    spec, arch = request.spec, request.checkpoint.architecture
+    _check_experts_dtype(request)
+    if spec.gpu is None:
+        return
+    gpu, count = find_gpu(spec.gpu), spec.tp * spec.pp
+    precision = FORMATS.get(request.weights, FORMATS["none"])
+    if gpu.sm < precision.sm:
+        others = (name for name in allowed_formats(arch.family, spec.target) if FORMATS[name].sm <= gpu.sm)
+        raise InputError(
+            f"--gpu {gpu.name} has no FP8 arithmetic, which {precision.label} weights need; use a newer GPU, or "
+            f"--quant {', '.join(others)}{' of the full-precision checkpoint' if request.is_prequantized else ''}."
+        )
+    _check_blackwell(request, gpu)
+    stored = stored_bytes(request)
+    if stored > count * gpu.memory:
+        raise InputError(
+            f"the weights take {stored / _GIB:.0f} GiB, and {count} x {gpu.name} have {count * gpu.memory / _GIB:.0f} "
+            "GiB; raise --tp or --pp, name a larger --gpu, or choose a --quant of fewer bits."
+        )
+
+
+def _check_experts_dtype(request: BuildRequest) -> None:
+    """Raise InputError for experts in W4A8 in the 16-bit dtype that TensorRT-LLM loads and misreads.
+
+    It writes their scales as bfloat16 on Hopper and as float16 on Ada, and then reads the bits in the model's dtype
+    (`tensorrt_llm/_torch/modules/fused_moe/quantization.py`, WInt4AFP8FusedMoEMethod.load_quant_scales).
+    """
+    if request.weights != "w4a8_awq" or request.checkpoint.architecture.moe is None:
+        return
+    ada = request.spec.gpu is not None and find_gpu(request.spec.gpu).sm == 89
+    wanted = "float16" if ada else "bfloat16"
+    if request.dtype != wanted:
+        remedy = (
+            "give such a checkpoint" if request.is_prequantized else f"add --set dtype={wanted}, or use --quant fp8"
+        )
+        raise InputError(
+            f"--target pytorch computes w4a8_awq experts right in {wanted} only on {'Ada' if ada else 'Hopper'}, and "
+            f"this model is {request.dtype}; {remedy}."
+        )
+
+
+def _check_blackwell(request: BuildRequest, gpu: GpuSpec) -> None:
+    """Raise InputError for a Blackwell GPU and weights that TensorRT-LLM has no kernels for there: `build` of
+    `tensorrt_llm/builder.py` at 1.2.1, and `WInt4AFP8FusedMoEMethod.create_weights` of
+    `tensorrt_llm/_torch/modules/fused_moe/quantization.py` ("W4AFP8 MoE is unsupported")."""
+    narrow = not request.form.blackwell_engine or request.kv_cache == "int8"
+    if request.spec.target == "tensorrt" and 100 <= gpu.sm < 120 and narrow:
+        raise InputError(
+            f"--gpu {gpu.name}: trtllm-build makes engines of none and fp8 weights there, with --kv-cache auto or fp8; "
+            "choose those, or --target pytorch."
+        )
+    if request.weights == "w4a8_awq" and request.checkpoint.architecture.moe is not None and gpu.sm >= 100:
+        raise InputError(
+            f"--gpu {gpu.name}: TensorRT-LLM has no W4A8 kernels for experts there; use --quant fp8, or name an "
+            "H100 or H200."
+        )

@@ -1,0 +1,103 @@
+"""What the jobs of both of NVIDIA's targets have in common: ModelOpt quantises, here, and the engine runs elsewhere."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint
+from llmops.build.engine_folder.manifest_extras import AdapterEntry, NvidiaExtra
+from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.targets.build_target import HEADER, BuildResult, GeneratorJob, StageRequirements
+from llmops.build.targets.nvidia.build_request import BuildRequest
+from llmops.build.targets.nvidia.quantize_stages import kept_bytes, library_versions
+from llmops.build.targets.nvidia.resource_estimates import (
+    OTHER_FILES,
+    check_memory,
+    planned_on_gpu,
+    recorded_bytes,
+    stage_needs,
+    stored_bytes,
+)
+
+
+class NvidiaJob(GeneratorJob):
+    """`copies` is how often the weights are written."""
+
+    copies = 1
+
+    def __init__(self, request: BuildRequest, adapters: list[AdapterCheckpoint]) -> None:
+        super().__init__(request.spec, request.checkpoint)
+        self.request, self.adapters = request, adapters
+
+    @property
+    def adapter_entries(self) -> list[AdapterEntry]:
+        return [AdapterEntry(name=one.name, id=one.task_id) for one in self.adapters]
+
+    @cached_property
+    def versions(self) -> dict[str, str]:
+        return library_versions()
+
+    @property
+    def disk_bytes(self) -> int:
+        recorded = recorded_bytes(self.checkpoint) if self.request.measure_quality else 0
+        return self.copies * stored_bytes(self.request) + recorded + OTHER_FILES
+
+    @property
+    def kept_bytes(self) -> int:
+        return kept_bytes(self.request)
+
+    @cached_property
+    def needs(self) -> Sequence[StageRequirements]:
+        return stage_needs(self.request, planned_on_gpu(self.spec) and not self.request.copied)
+
+    @property
+    def lines(self) -> list[str]:
+        commands = [line for part in self.commands() for line in (part, "")]
+        table = [HEADER, *(stage.line() for stage in self.needs), *self._too_large()]
+        return [*self._quantising(), "", *table, "", *commands]
+
+    @abstractmethod
+    def commands(self) -> list[str]:
+        """What the engine is built or started with, for people."""
+
+    def check(self) -> None:
+        if not self.request.copied:
+            from llmops.build.quantize.model_loading import has_gpu, require_quantize_extra
+
+            require_quantize_extra()
+            gpu = has_gpu()
+            check_memory(stage_needs(self.request, gpu), gpu)
+
+    def result(self, record: Mapping[str, Any], extra: NvidiaExtra, complete: bool = True) -> BuildResult:
+        """`record` as `quantised_checkpoint` gives it."""
+        return BuildResult(
+            limits=self.request.limits,
+            quantisation=self.request.quantisation,
+            parallelism=self.request.parallelism,
+            complete=complete,
+            quality=record["quality"],
+            golden=record.get("golden"),
+            extra=extra,
+        )
+
+    def _quantising(self) -> list[str]:
+        """How it will be calibrated and what it may cost, where that is known beforehand."""
+        request = self.request
+        lines = [f"scales groups of {request.group_size} inputs"] if request.group_size else []
+        if request.calibrates:
+            lines.append(request.calibration.describe(planned_on_gpu(self.spec), request.form.calib_limit))
+        return lines + ([f"quality gate: {request.gates.describe()}"] if request.measure_quality else [])
+
+    def _too_large(self) -> list[str]:
+        """The stages that the engine's own GPUs have no memory for."""
+        if self.spec.gpu is None:
+            return []
+        gpu, count = find_gpu(self.spec.gpu), self.spec.tp * self.spec.pp
+        names = [stage.stage for stage in self.needs if stage.gpu > count * gpu.memory]
+        if not names:
+            return []
+        have = f"{count} x {gpu.name} ({count * gpu.memory / 2**30:.0f} GiB)"
+        return [f"more than {have} can hold: {', '.join(names)}; run `llmops build` with more GPUs, or on CPU"]

@@ -1,0 +1,111 @@
+"""Checkpoints that come quantised: which target takes them as they are, and what to give instead."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llmops.build.checkpoint import Checkpoint
+from llmops.build.checkpoint.description import ExistingQuantisation, compressed_tensors_algorithm
+from llmops.build.checkpoint.quantization_config import MODELOPT_FILE
+from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.spec import BuildSpec
+from llmops.build.trtllm.unsupported_checkpoints import unsupported_reason
+from llmops.errors import CheckpointError, InputError
+
+_BLACKWELL = 100
+_BLOCK = [128, 128]
+# what comes nearest to a format that is refused
+_NEAREST = {"fp8": "fp8", "awq": "int4_awq", "gptq": "int4_awq", "bitsandbytes": "int4_awq"}
+
+
+def is_prequantized(spec: BuildSpec, checkpoint: Checkpoint, minor: tuple[int, int]) -> bool:
+    """Whether the checkpoint is quantised and goes in unchanged. `minor` is the release line of TensorRT-LLM that the
+    build is for. Raises CheckpointError for a checkpoint that cannot, InputError for a --quant that would quantise it
+    twice."""
+    found = checkpoint.quantisation
+    if found is None or found.method == "gguf":
+        return False
+    problem = _problem(found, checkpoint, spec, minor)
+    if problem:
+        raise CheckpointError(
+            f"{checkpoint.ref} is already quantised ({_name(found)}), {problem}"
+            f"{'' if problem.endswith(', or') else ';'} give the full-precision checkpoint{_alternative_source(found)}."
+        )
+    if spec.quant != "none":
+        raise InputError(
+            f"{checkpoint.ref} is already quantised ({_name(found)}) and is passed on as it is; leave out --quant "
+            f"{spec.quant}."
+        )
+    return True
+
+
+def _name(found: ExistingQuantisation) -> str:
+    algorithm = found.detail.get("quant_algo") if found.method == "modelopt" else None
+    return f"{found.method} {algorithm}" if algorithm else found.method
+
+
+def _alternative_source(found: ExistingQuantisation) -> str:
+    if found.method == "compressed-tensors":
+        return f" with --quant {'int4_awq' if found.bits == 4 else 'fp8'}"
+    return f" with --quant {_NEAREST[found.method]}" if found.method in _NEAREST else " and choose --quant"
+
+
+def _problem(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpec, minor: tuple[int, int]) -> str:
+    if spec.target == "tensorrt":
+        return "which --target tensorrt cannot take"
+    rule = _PYTORCH.get(found.method)
+    if rule is None:
+        return f"which {_BACKEND} does not load"
+    problem = rule(found, checkpoint, spec, minor)
+    known = found.format
+    if problem or known is None:
+        return problem
+    rejected = unsupported_reason(checkpoint.architecture.family, known.algorithm)
+    return f"which {_BACKEND} does not load: {rejected.reason}" if rejected else ""
+
+
+_BACKEND = "TensorRT-LLM's PyTorch backend"
+_NEWER = "which TensorRT-LLM reads from 1.3 on: take --set image=trtllm-1.3, or"
+# What the PyTorch backend makes of config.json and hf_quant_config.json, by release:
+# `tensorrt_llm/_torch/model_config.py`, load_hf_quant_config, and `tensorrt_llm/llmapi/llm_utils.py`,
+# _update_from_hf_quant_config. NVIDIA/TensorRT-LLM #14088 brought ModelOpt's description within
+# config.json and ModelOpt 1.x's own, #15415 the last fixes for compressed-tensors; both are in
+# 1.3.0rc29. Each function returns what is wrong, or an empty text.
+
+
+def _fp8(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpec, minor: tuple[int, int]) -> str:
+    block = found.detail.get("weight_block_size")
+    if block == _BLOCK:
+        return ""
+    form = f"in blocks of {block[0]} x {block[1]}" if block else "with one scale per tensor"
+    return f"{form}, where TensorRT-LLM's PyTorch backend takes blocks of 128 x 128 only"
+
+
+def _modelopt(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpec, minor: tuple[int, int]) -> str:
+    within, flat = not (checkpoint.path / MODELOPT_FILE).is_file(), "producer" in found.detail
+    if minor < (1, 3) and within:
+        return f"but TensorRT-LLM 1.2 reads that from {MODELOPT_FILE}, which is not there"
+    if minor < (1, 3) and flat:
+        return f"and {MODELOPT_FILE} is of ModelOpt 1.x, {_NEWER}"
+    algorithm = str(found.detail.get("quant_algo") or "")
+    if "FP4" in algorithm and spec.gpu is not None and find_gpu(spec.gpu).sm < _BLACKWELL:
+        return f"which needs a Blackwell GPU, not --gpu {spec.gpu}"
+    return ""
+
+
+def _mxfp4(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpec, minor: tuple[int, int]) -> str:
+    return "" if checkpoint.architecture.family == "gpt_oss" else "which runs for gpt_oss only"
+
+
+def _compressed(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpec, minor: tuple[int, int]) -> str:
+    if compressed_tensors_algorithm(found.detail) is None:
+        return f"which {_BACKEND} does not load"
+    if minor < (1, 3):
+        return _NEWER
+    if any(str(name).startswith("re:") for name in found.detail.get("ignore") or ()):
+        return f"with exceptions given as patterns (re:…), where {_BACKEND} takes names"
+    return ""
+
+
+_Rule = Callable[[ExistingQuantisation, Checkpoint, BuildSpec, tuple[int, int]], str]
+_PYTORCH: dict[str, _Rule] = {"fp8": _fp8, "modelopt": _modelopt, "mxfp4": _mxfp4, "compressed-tensors": _compressed}

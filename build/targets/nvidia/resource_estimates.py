@@ -1,0 +1,137 @@
+"""What each stage needs of disk, memory and GPU; checked before anything starts."""
+
+from __future__ import annotations
+
+import math
+
+from llmops.build.checkpoint import Checkpoint
+from llmops.build.checkpoint.golden_prompts import golden_texts
+from llmops.build.host_memory import available_memory
+from llmops.build.model.architecture import Architecture
+from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
+from llmops.build.quantize.memory_limits import CACHED_LAYERS_BYTES, CACHED_TABLE_BYTES
+from llmops.build.spec import BuildSpec
+from llmops.build.targets.build_target import StageRequirements
+from llmops.build.targets.nvidia.build_request import BuildRequest
+from llmops.build.targets.nvidia.duration_estimates import DurationEstimate
+from llmops.errors import ResourceError
+
+_GIB = 2**30
+# tokenizer and configurations
+OTHER_FILES = 64 * 2**20
+# On a CPU, over the size of the weights in float32: measured with SmolLM2-135M and, in FP8, a Llama of 380 million
+# parameters (docs/quantisation.md). torch, transformers and ModelOpt take the fixed part.
+_CPU_FACTOR, _CPU_FIXED = 2.0, int(0.75 * _GIB)
+# what the gate keeps of small layers and tables (build/quality/layerwise_model.py, build/quantize/embedding_tables.py)
+_GATE_KEPT = CACHED_LAYERS_BYTES + 2 * CACHED_TABLE_BYTES
+# one that is used, and the parts of which the next is being put together
+_GATE_LAYERS = 2
+# logits of one evaluation text in float32, their logarithms, and those of the source beside them
+_LOGITS = 5
+# activations, allocator and CUDA context, per model
+_GPU_FACTOR, _GPU_FIXED = 1.3, 2 * _GIB
+
+
+def stored_bytes(request: BuildRequest) -> int:
+    """Size of the quantised weights with their scales; embedding and output matrix stay in 16 bits."""
+    checkpoint, arch = request.checkpoint, request.checkpoint.architecture
+    if request.is_prequantized:
+        return checkpoint.weight_bytes
+    table = arch.vocab_size * arch.hidden_size
+    narrow = max(0, checkpoint.parameters - table * (1 if arch.tie_word_embeddings else 2))
+    scales = narrow * 4 // request.group_size if request.group_size else 0
+    bits = 16 if request.form.preset is None else request.form.bits
+    return table * (1 if _one_table(arch, request.spec.target) else 2) * 2 + narrow * bits // 8 + scales
+
+
+def _one_table(arch: Architecture, target: str) -> bool:
+    """Whether embedding and output matrix are one. TensorRT-LLM's checkpoints share them for Gemma only."""
+    return arch.tie_word_embeddings and (target != "tensorrt" or arch.family in ("gemma2", "gemma3"))
+
+
+def stage_needs(request: BuildRequest, gpu: bool) -> list[StageRequirements]:
+    """Per stage, in order. `gpu` says whether quantising happens on GPUs."""
+    spec, checkpoint = request.spec, request.checkpoint
+    stored, full = stored_bytes(request), checkpoint.parameters * 4
+    logits = _LOGITS * EVALUATION_LENGTH * checkpoint.architecture.vocab_size * 4
+    time, stages = DurationEstimate(request, stored, gpu), []
+    if not request.copied:
+        on_gpu = math.ceil(checkpoint.parameters * 2 * _GPU_FACTOR) + _GPU_FIXED if gpu else 0
+        beside = max(logits, _activations(request))
+        ram = stored * 2 if gpu else int(full * _CPU_FACTOR) + _CPU_FIXED + beside
+        stages.append(StageRequirements("quantise and export", ram, on_gpu, stored, time.quantise(), here=True))
+    if request.measure_quality:
+        held = min(_layer_bytes(checkpoint) * _GATE_LAYERS + _GATE_KEPT, 2 * full) + _states(checkpoint) + logits
+        on_gpu = held + _GPU_FIXED if gpu else 0
+        stages.append(
+            StageRequirements(
+                "quality gate", held + _CPU_FIXED, on_gpu, recorded_bytes(checkpoint), time.gate(), here=True
+            )
+        )
+    if spec.target == "tensorrt":
+        # every worker holds its rank's weights, and the engine beside them
+        title = f"trtllm-build, {spec.tp * spec.pp} ranks" if spec.tp * spec.pp > 1 else "trtllm-build"
+        stages.append(StageRequirements(title, stored * 2, stored + _GPU_FIXED, stored, time.engine()))
+    stages.append(StageRequirements("serving, weights only", stored, stored, 0))
+    return stages
+
+
+def _layer_bytes(checkpoint: Checkpoint) -> int:
+    """Of one layer in float32, on average."""
+    arch = checkpoint.architecture
+    return checkpoint.parameters * 4 // arch.num_layers
+
+
+def _states(checkpoint: Checkpoint) -> int:
+    """Of all evaluation texts and prompts between two layers, twice, and within a layer of one text, in float32."""
+    arch, texts = checkpoint.architecture, len(bundled_texts("evaluation")) + len(golden_texts())
+    within = EVALUATION_LENGTH * (8 * arch.hidden_size + 4 * arch.intermediate_size)
+    return (2 * texts * EVALUATION_LENGTH * arch.hidden_size + within) * 4
+
+
+def recorded_bytes(checkpoint: Checkpoint) -> int:
+    """What the gate keeps of the source on disk: log-probabilities of all texts, eight numbers per row of a weight."""
+    arch = checkpoint.architecture
+    texts = len(bundled_texts("evaluation"))
+    return texts * EVALUATION_LENGTH * arch.vocab_size * 4 + checkpoint.parameters // arch.hidden_size * 8 * 4
+
+
+def _activations(request: BuildRequest) -> int:
+    """Of one layer, for one batch of calibration in float32."""
+    arch, settings = request.checkpoint.architecture, request.calibration
+    _, batch = settings.resolved(False, request.form.calib_limit)
+    return batch * settings.seq_len * (4 * arch.hidden_size + 3 * arch.intermediate_size) * 4
+
+
+def check_memory(stages: list[StageRequirements], gpu: bool) -> None:
+    """Raises ResourceError for the first stage that runs here and does not fit."""
+    available = available_memory()
+    for need in (stage for stage in stages if stage.here):
+        if available is not None and need.ram > available:
+            raise ResourceError(
+                f"the stage {need.stage!r} needs about {need.ram / _GIB:.1f} GiB of memory, {available / _GIB:.1f} GiB "
+                "are available; use a machine with more, or one with GPUs."
+            )
+        if gpu and need.gpu > gpu_memory():
+            raise ResourceError(
+                f"the stage {need.stage!r} needs about {need.gpu / _GIB:.1f} GiB of GPU memory, the GPUs here have "
+                f"{gpu_memory() / _GIB:.1f} GiB; use more GPUs."
+            )
+
+
+def planned_on_gpu(spec: BuildSpec) -> bool:
+    """Whether the plan counts on GPUs for quantising: where the user names them, or where some are."""
+    if spec.gpu is not None:
+        return True
+    try:
+        from llmops.build.quantize.model_loading import has_gpu
+
+        return has_gpu()
+    except ImportError:
+        return False
+
+
+def gpu_memory() -> int:
+    import torch
+
+    return sum(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))

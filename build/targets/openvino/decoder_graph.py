@@ -1,0 +1,192 @@
+"""The decoder as an OpenVINO graph: RMSNorm, rotary attention with a KV-cache state, SwiGLU.
+
+The shape of the subgraphs is the one that OpenVINO's fusions (RMS, RoPE, SDPA) and the change from SDPA to paged
+attention look for; `Linear` decides how a weight is stored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import openvino as ov
+from openvino import op
+from openvino import opset13 as ops
+
+from llmops.build.checkpoint.weight_sources import WeightSource
+from llmops.build.model.architecture import Architecture
+from llmops.build.targets.openvino.weight_compression import WeightStorage
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+Node = Any  # ov.Node and ov.Output are accepted alike by the opset functions
+
+
+@dataclass(frozen=True)
+class DecoderShape:
+    """What the graph needs beyond the architecture's sizes."""
+
+    architecture: Architecture
+    rms_norm_eps: float
+    inverse_frequencies: NDArray[np.float32]
+
+
+def build_decoder(
+    shape: DecoderShape, weights: WeightSource, storage: WeightStorage, on_layer: Callable[[], None] = lambda: None
+) -> ov.Model:
+    """Inputs input_ids, attention_mask, position_ids INT64 [batch, length], beam_idx INT32 [batch]; output logits."""
+    return _Decoder(shape, weights, storage).model(on_layer)
+
+
+class _Decoder:
+    def __init__(self, shape: DecoderShape, weights: WeightSource, storage: WeightStorage) -> None:
+        self.shape, self.arch = shape, shape.architecture
+        self.weights, self.storage = weights, storage
+        self.input_ids = _parameter("input_ids", [-1, -1])
+        self.attention_mask = _parameter("attention_mask", [-1, -1])
+        self.position_ids = _parameter("position_ids", [-1, -1])
+        self.beam_idx = _parameter("beam_idx", [-1], np.int32)
+        self.sinks: list[Node] = []
+        self.batch = _dim(self.input_ids, 0)
+        self.cos, self.sin = self.rotary()
+        self.mask = self.causal_mask()
+
+    def model(self, on_layer: Callable[[], None]) -> ov.Model:
+        embedding = self.storage.matrix(self.weights.get("model.embed_tokens.weight"), embedding=True)
+        hidden = ops.gather(embedding, ops.convert(self.input_ids, "i32"), _int(0))
+        for index in range(self.arch.num_layers):
+            hidden = self.layer(hidden, index)
+            self.weights.forget()
+            on_layer()
+        hidden = self.norm(hidden, "model.norm.weight")
+        logits = ops.matmul(hidden, self.head(embedding), False, True)
+        logits.output(0).set_names({"logits"})
+        result = op.Result(logits.output(0))
+        inputs = [self.input_ids, self.attention_mask, self.position_ids, self.beam_idx]
+        return ov.Model([result], self.sinks, inputs, self.arch.family)
+
+    def head(self, embedding: Node) -> Node:
+        tied = self.arch.tie_word_embeddings or not self.weights.has("lm_head.weight")
+        return embedding if tied else self.storage.matrix(self.weights.get("lm_head.weight"), embedding=True)
+
+    def layer(self, hidden: Node, index: int) -> Node:
+        prefix = f"model.layers.{index}"
+        normed = self.norm(hidden, f"{prefix}.input_layernorm.weight")
+        hidden = ops.add(hidden, self.attention(normed, index, f"{prefix}.self_attn"))
+        normed = self.norm(hidden, f"{prefix}.post_attention_layernorm.weight")
+        return ops.add(hidden, self.mlp(normed, f"{prefix}.mlp"))
+
+    def mlp(self, hidden: Node, prefix: str) -> Node:
+        gate = ops.swish(self.linear(hidden, f"{prefix}.gate_proj"))
+        return self.linear(ops.multiply(gate, self.linear(hidden, f"{prefix}.up_proj")), f"{prefix}.down_proj")
+
+    def attention(self, hidden: Node, index: int, prefix: str) -> Node:
+        arch = self.arch
+        query = self.heads(self.linear(hidden, f"{prefix}.q_proj"), arch.num_heads, f"{prefix}.q_norm")
+        key = self.heads(self.linear(hidden, f"{prefix}.k_proj"), arch.num_kv_heads, f"{prefix}.k_norm")
+        value = self.heads(self.linear(hidden, f"{prefix}.v_proj"), arch.num_kv_heads, None)
+        key = self.cached(self.rotated(key), f"past_key_values.{index}.keypresent.{index}.key")
+        value = self.cached(value, f"past_key_values.{index}.valuepresent.{index}.value")
+        context = ops.scaled_dot_product_attention(
+            self.rotated(query), self.repeated(key), self.repeated(value), self.mask
+        )
+        merged = ops.reshape(ops.transpose(context, _int([0, 2, 1, 3])), _int([0, 0, -1]), True)
+        return self.linear(merged, f"{prefix}.o_proj")
+
+    def heads(self, projected: Node, count: int, norm: str | None) -> Node:
+        """[batch, length, count * head_dim] -> [batch, count, length, head_dim]."""
+        split = ops.reshape(projected, _int([0, 0, count, self.arch.head_dim]), True)
+        if norm is not None and self.arch.qk_norm:
+            split = self.norm(split, f"{norm}.weight")
+        return ops.transpose(split, _int([0, 2, 1, 3]))
+
+    def cached(self, new: Node, variable_id: str) -> Node:
+        """Appends to the state, which starts with length 0 and follows `beam_idx`."""
+        arch = self.arch
+        info = op.util.VariableInfo()
+        info.data_shape = ov.PartialShape([-1, arch.num_kv_heads, -1, arch.head_dim])
+        info.data_type = ov.Type.f32
+        info.variable_id = variable_id
+        variable = op.util.Variable(info)
+        empty = ops.concat([self.batch, _int([arch.num_kv_heads]), _int([0]), _int([arch.head_dim])], 0)
+        past = op.read_value(ops.broadcast(_float(0.0), empty), variable)
+        full = ops.concat([ops.gather(past, self.beam_idx, _int(0)), new], 2)
+        self.sinks.append(op.assign(full, variable))
+        return full
+
+    def repeated(self, cached: Node) -> Node:
+        """Grouped-query attention: each KV head serves num_heads / num_kv_heads query heads."""
+        arch = self.arch
+        groups = arch.num_heads // arch.num_kv_heads
+        if groups == 1:
+            return cached
+        one = _int([1])
+        target = ops.concat([self.batch, _int([arch.num_kv_heads]), _int([groups]), one, _int([arch.head_dim])], 0)
+        wide = ops.broadcast(ops.unsqueeze(cached, _int(2)), target, broadcast_spec="BIDIRECTIONAL")
+        return ops.reshape(wide, _int([0, arch.num_heads, -1, arch.head_dim]), True)
+
+    def rotated(self, heads: Node) -> Node:
+        half = self.arch.head_dim // 2
+        first = ops.slice(heads, _int([0]), _int([half]), _int([1]), _int([3]))
+        second = ops.slice(heads, _int([half]), _int([2**63 - 1]), _int([1]), _int([3]))
+        turned = ops.concat([ops.multiply(second, _float(np.full((1, 1, 1, 1), -1.0))), first], -1)
+        return ops.add(ops.multiply(heads, self.cos), ops.multiply(turned, self.sin))
+
+    def rotary(self) -> tuple[Node, Node]:
+        """cos and sin, [batch, 1, length, head_dim]."""
+        frequencies = _float(self.shape.inverse_frequencies.reshape(1, -1, 1))
+        wide = ops.broadcast(
+            frequencies, ops.concat([self.batch, _int([1]), _int([1])], 0), broadcast_spec="BIDIRECTIONAL"
+        )
+        positions = ops.convert(ops.unsqueeze(self.position_ids, _int(1)), "f32")
+        angles = ops.transpose(ops.matmul(wide, positions, False, False), _int([0, 2, 1]))
+        both = ops.concat([angles, angles], -1)
+        return ops.unsqueeze(ops.cos(both), _int(1)), ops.unsqueeze(ops.sin(both), _int(1))
+
+    def causal_mask(self) -> Node:
+        """[batch, 1, length, total], 0 where a token may look and the lowest float elsewhere."""
+        length, total = _dim(self.input_ids, 1), _dim(self.attention_mask, 1)
+        scalar = _int([])
+        columns = ops.range(_int(0), ops.reshape(total, scalar, False), _int(1), "i64")
+        past = ops.subtract(total, length)
+        rows = ops.add(ops.range(_int(0), ops.reshape(length, scalar, False), _int(1), "i64"), past)
+        causal = ops.less_equal(ops.unsqueeze(columns, _int(0)), ops.unsqueeze(rows, _int(1)))
+        present = ops.unsqueeze(ops.convert(self.attention_mask, "boolean"), _int([1, 2]))
+        allowed = ops.logical_and(ops.unsqueeze(causal, _int([0, 1])), present)
+        return ops.select(allowed, _float(0.0), _float(np.finfo(np.float32).min))
+
+    def norm(self, hidden: Node, name: str) -> Node:
+        one = (1,) * 3
+        square = ops.power(hidden, _float(np.full(one, 2.0)))
+        mean = ops.reduce_mean(square, _int([-1]), True)
+        root = ops.sqrt(ops.add(mean, _float(np.full(one, self.shape.rms_norm_eps))))
+        normed = ops.multiply(ops.divide(_float(np.ones(one)), root), hidden)
+        return ops.multiply(normed, _float(self.weights.get(name).float32().reshape(1, 1, -1)))
+
+    def linear(self, hidden: Node, name: str) -> Node:
+        product = ops.matmul(hidden, self.storage.matrix(self.weights.get(f"{name}.weight")), False, True)
+        if not self.weights.has(f"{name}.bias"):
+            return product
+        return ops.add(product, _float(self.weights.get(f"{name}.bias").float32().reshape(1, 1, -1)))
+
+
+def _parameter(name: str, shape: list[int], dtype: Any = np.int64) -> Node:
+    node = ops.parameter(shape, dtype, name=name)
+    node.output(0).set_names({name})
+    return node
+
+
+def _dim(node: Node, axis: int) -> Node:
+    """One dimension as a tensor of shape [1]."""
+    return ops.gather(ops.shape_of(node), _int([axis]), _int(0))
+
+
+def _int(value: Any) -> Node:
+    return ops.constant(np.array(value, dtype=np.int64))
+
+
+def _float(value: Any) -> Node:
+    return ops.constant(np.array(value, dtype=np.float32))

@@ -1,0 +1,86 @@
+"""Checkpoint -> IR without torch: weights are read one by one, stored, and written by OpenVINO."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import openvino as ov
+
+from llmops.build.checkpoint import Checkpoint
+from llmops.build.checkpoint.weight_sources import WeightSource, open_weights
+from llmops.build.progress import Progress
+from llmops.build.targets.openvino.decoder_graph import DecoderShape, build_decoder
+from llmops.build.targets.openvino.rope_frequencies import inverse_frequencies
+from llmops.build.targets.openvino.weight_compression import (
+    Int4Storage,
+    Int8Storage,
+    UncompressedStorage,
+    WeightStorage,
+)
+from llmops.errors import BuildError
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+def write_model(
+    checkpoint: Checkpoint, quant: str, group_size: int | None, directory: Path, progress: Progress
+) -> None:
+    """Writes openvino_model.xml and .bin."""
+    # The model's constants point into what these two hold, so both have to live until it is written.
+    weights, storage = open_weights(checkpoint), _storage(quant, group_size)
+    with progress.stage("Reading weights", total=checkpoint.architecture.num_layers):
+        model = build_decoder(_shape(checkpoint, weights), weights, storage, progress.advance)
+    with progress.stage("Writing the model"):
+        _save(model, directory / "openvino_model.xml")
+    del model, weights, storage
+
+
+@contextlib.contextmanager
+def float_model(checkpoint: Checkpoint) -> Iterator[ov.Model]:
+    """The decoder in the checkpoint's own numbers, in memory; its constants are gone when the block is left."""
+    weights, storage = open_weights(checkpoint), UncompressedStorage()
+    yield build_decoder(_shape(checkpoint, weights), weights, storage)
+    del weights, storage
+
+
+def _shape(checkpoint: Checkpoint, weights: WeightSource) -> DecoderShape:
+    return DecoderShape(
+        architecture=checkpoint.architecture,
+        rms_norm_eps=float(checkpoint.config.get("rms_norm_eps", 1e-6)),
+        inverse_frequencies=_frequencies(checkpoint, weights),
+    )
+
+
+def _frequencies(checkpoint: Checkpoint, weights: WeightSource) -> NDArray[np.float32]:
+    """GGUF files of Llama 3.1 and later keep their RoPE scaling as a tensor of divisors."""
+    frequencies = inverse_frequencies(checkpoint.config, checkpoint.architecture.head_dim)
+    divisors = "rope_freqs.weight"
+    return frequencies / weights.get(divisors).float32() if weights.has(divisors) else frequencies
+
+
+def _save(model: ov.Model, path: Path) -> None:
+    try:
+        ov.save_model(model, path, compress_to_fp16=False)
+    except RuntimeError as error:  # OpenVINO's stream error does not say that the disk is full
+        if shutil.disk_usage(path.parent).free < _MIN_FREQUENCY:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
+        raise BuildError(
+            f"OpenVINO could not write the model ({error}); build again, and report it if it stays."
+        ) from error
+
+
+_MIN_FREQUENCY = 1 << 20
+
+
+def _storage(quant: str, group_size: int | None) -> WeightStorage:
+    if quant == "int8":
+        return Int8Storage()
+    return Int4Storage(group_size or 128) if quant == "int4" else UncompressedStorage()

@@ -1,0 +1,71 @@
+"""Golden answers of a native OpenVINO build: the decoder in the checkpoint's own numbers, without GenAI's pipeline.
+
+The graph is the one that is built, but unquantised and run with a plain KV cache, so what quantisation, paged attention
+or batching change shows. That the graph itself is right is what tests/agreement checks against transformers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import openvino as ov
+
+from llmops.build.checkpoint import Checkpoint
+from llmops.build.checkpoint.golden_prompts import TOKENS, GoldenPrompt, golden_prompts, golden_record, truncate_at_end
+from llmops.build.engine_folder.manifest import Golden
+from llmops.build.host_memory import available_memory
+from llmops.build.installed_versions import installed_version
+from llmops.build.progress import Progress
+from llmops.build.targets.openvino.native_export import float_model
+
+# Bytes per parameter: OpenVINO holds the weights as float32 twice, as constants and as it multiplies by them, beside
+# those that were read (measured 8.6 from 4 bits and 9.4 from float16).
+_PER_PARAMETER = 10
+
+
+def golden_answers(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progress) -> Golden | None:
+    """None, and a note, where the unquantised model does not fit into memory or the template takes no plain message."""
+    needed, available = checkpoint.parameters * _PER_PARAMETER, available_memory()
+    if available is not None and needed > available:
+        progress.note(
+            f"No golden answers are kept: the unquantised model needs {needed / 2**30:.1f} GiB of memory, "
+            f"{available / 2**30:.1f} GiB are available. `llmops verify` will not compare answers."
+        )
+        return None
+    try:
+        prompts = golden_prompts(tokenizer_dir)
+    except ValueError as error:
+        progress.note(f"No golden answers are kept: {error}.")
+        return None
+    with progress.stage("Recording golden answers", TOKENS), float_model(checkpoint) as model:
+        config = {"INFERENCE_PRECISION_HINT": "f32", "KV_CACHE_PRECISION": "f32"}
+        request = ov.Core().compile_model(model, "CPU", config).create_infer_request()
+        tokens, scores = _greedy(request, prompts, set(checkpoint.special_tokens.end), progress)
+    return golden_record(f"OpenVINO {installed_version('openvino')}, float32", prompts, tokens, scores)
+
+
+def _greedy(
+    request: Any, prompts: list[GoldenPrompt], end: set[int], progress: Progress
+) -> tuple[list[list[int]], list[list[float]]]:
+    """Tokens and log-probabilities. All prompts as one batch, padded on the left."""
+    longest = max(len(prompt.ids) for prompt in prompts)
+    ids = np.array([[0] * (longest - len(prompt.ids)) + prompt.ids for prompt in prompts], np.int64)
+    mask = np.array([[0] * (longest - len(prompt.ids)) + [1] * len(prompt.ids) for prompt in prompts], np.int64)
+    positions = np.maximum(mask.cumsum(-1) - 1, 0)
+    beams = np.arange(len(prompts), dtype=np.int32)
+    tokens: list[np.ndarray] = []
+    scores: list[np.ndarray] = []
+    for _ in range(TOKENS):
+        names = {"input_ids": ids, "attention_mask": mask, "position_ids": positions, "beam_idx": beams}
+        logits = request.infer(names)["logits"][:, -1].astype(np.float64)
+        chosen = logits.argmax(-1)
+        peak = logits.max(-1)
+        scores.append(-np.log(np.exp(logits - peak[:, None]).sum(-1)))
+        tokens.append(chosen)
+        ids, positions = chosen[:, None].astype(np.int64), positions[:, -1:] + 1
+        mask = np.concatenate([mask, np.ones((len(prompts), 1), np.int64)], axis=1)
+        progress.advance()
+    rows: list[list[int]] = np.stack(tokens, 1).tolist()
+    return [truncate_at_end(row, end) for row in rows], np.stack(scores, 1).tolist()

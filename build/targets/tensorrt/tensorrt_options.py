@@ -1,0 +1,138 @@
+"""`--set …` of target tensorrt -> the arguments of `trtllm-build` and the parameters of the C++ backend."""
+
+from __future__ import annotations
+
+from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint
+from llmops.build.spec import BuildSpec
+from llmops.build.targets.nvidia import trtllm_build
+from llmops.build.targets.nvidia.build_request import COMMON_OPTIONS, BuildRequest, positive_option
+from llmops.build.trtllm.backend_parameters import checked_parameters
+from llmops.build.trtllm.flag_overrides import FlagContext, paged_context
+from llmops.build.trtllm.trtllm_build_arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
+from llmops.build.trtllm.trtllm_build_flags import Value, effective_flags, from_argv, to_argv
+from llmops.errors import InputError
+
+FLAG, SERVE = "flag.", "serve."
+LOOKAHEAD = "lookahead_decoding"
+# those that a plain checkpoint can have; medusa, eagle and explicit_draft_tokens (ReDrafter) are other architectures
+SPECULATIVE_MODES = (LOOKAHEAD, "draft_tokens_external")
+OPTIONS = COMMON_OPTIONS | {
+    "max_input_len", "tokens_per_block", "workers", "adapters", "lora_modules", "max_lora_rank", "speculative_mode",
+    "max_draft_len", "lookahead", "guided",
+}  # fmt: skip
+
+
+def serve_parameters(spec: BuildSpec) -> dict[str, str]:
+    """`--set serve.NAME=VALUE`: what the repository tells the C++ backend. Raises InputError."""
+    return checked_parameters({k.removeprefix(SERVE): v for k, v in spec.options.items() if k.startswith(SERVE)})
+
+
+def engine_arguments(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> list[str]:
+    """`["trtllm-build", "--checkpoint_dir", …]` with paths relative to the engine folder. Raises InputError."""
+    spec = request.spec
+    options = EngineOptions(
+        subject=FlagContext(
+            request.checkpoint.architecture.family, request.form.name, spec.tp, spec.pp, request.kv_cache
+        ),
+        max_batch_size=request.limits.max_batch_size,
+        max_input_len=max_input_len(request),
+        max_seq_len=request.limits.max_seq_len,
+        max_num_tokens=request.limits.max_num_tokens,
+        tokens_per_block=positive_option(spec, "tokens_per_block", (spec.plan or {}).get("tokens_per_block", 32)),
+        workers=positive_option(spec, "workers", spec.tp * spec.pp),
+        lora=_lora(spec, adapters),
+        speculative=_speculative(spec),
+        extra=_extra_flags(spec),
+    )
+    return [
+        trtllm_build.PROGRAM,
+        *to_argv(build_arguments(options, trtllm_build.CHECKPOINT_DIR, trtllm_build.ENGINE_DIR)),
+    ]
+
+
+def max_input_len(request: BuildRequest) -> int:
+    """All but one token of the sequence; without paged context FMHA also no more than one step takes."""
+    longest = request.limits.max_seq_len - 1
+    if not paged_context(request.form.name, request.kv_cache):
+        longest = min(longest, request.limits.max_num_tokens)
+    return positive_option(request.spec, "max_input_len", longest)
+
+
+def _lora(spec: BuildSpec, adapters: list[AdapterCheckpoint]) -> LoraOptions | None:
+    """Room for the adapters given, and for more of them where the user says so."""
+    given = spec.options.get("lora_modules")
+    if not adapters and given is None:
+        return None
+    modules = {module: None for adapter in adapters for module in adapter.modules}
+    modules |= dict.fromkeys(str(given).split(",") if given else ())
+    largest = max((adapter.rank for adapter in adapters), default=64)
+    rank = positive_option(spec, "max_lora_rank", largest)
+    if adapters and rank < largest:
+        raise InputError(f"--set max_lora_rank={rank}: one of the adapters has rank {largest}; leave it out.")
+    return LoraOptions(max_rank=rank, modules=tuple(modules))
+
+
+def _speculative(spec: BuildSpec) -> SpeculativeOptions | None:
+    mode = spec.options.get("speculative_mode")
+    if mode is None:
+        return None
+    if mode not in SPECULATIVE_MODES:
+        raise InputError(
+            f"--set speculative_mode={mode}: needs draft heads in the checkpoint, which llmops does not make; use "
+            f"{' or '.join(SPECULATIVE_MODES)}, or --target pytorch with llm.speculative_config."
+        )
+    sizes = lookahead_sizes(spec)
+    if sizes is None:
+        return SpeculativeOptions(str(mode), positive_option(spec, "max_draft_len", 4))
+    length = lookahead_draft_len(*sizes)
+    if positive_option(spec, "max_draft_len", length) != length:
+        raise InputError(f"--set max_draft_len: lookahead={','.join(map(str, sizes))} makes it {length}; leave it out.")
+    return SpeculativeOptions(str(mode), length)
+
+
+def lookahead_sizes(spec: BuildSpec) -> list[int] | None:
+    """(window, n-gram, verification set) of `--set lookahead=W,N,G`, with `speculative_mode=lookahead_decoding`."""
+    if spec.options.get("speculative_mode") != LOOKAHEAD:
+        return None
+    text = str(spec.options.get("lookahead", ""))
+    parts = text.split(",")
+    if len(parts) != 3 or not all(part.strip().isdecimal() and int(part) > 0 for part in parts):
+        raise InputError(f"--set lookahead={text}: {LOOKAHEAD} needs window, n-gram and verification set, as in 7,7,7.")
+    return [int(part) for part in parts]
+
+
+def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
+    """NVIDIA/TensorRT-LLM examples/lookahead/README.md."""
+    return (0 if ngram == 1 else ngram - 2) + (window - 1 + verification) * (ngram - 1)
+
+
+def _extra_flags(spec: BuildSpec) -> dict[str, Value]:
+    given = {name[len(FLAG) :]: str(value) for name, value in spec.options.items() if name.startswith(FLAG)}
+    argv = [word for name, value in given.items() for word in (f"--{name}", *value.split())]
+    return from_argv([word for word in argv if word != "true"])
+
+
+def reads_pages(argv: list[str]) -> bool:
+    """Whether the engine reads its KV cache in pages while it takes a prompt: reuse and chunked context need that. The
+    engine's own config.json says the same (`plugin_config.use_paged_context_fmha`)."""
+    return effective_flags(from_argv(argv[1:]))["use_paged_context_fmha"] == "enable"
+
+
+def check_serving(given: dict[str, str], request: BuildRequest, argv: list[str]) -> None:
+    """The backend would refuse to load the engine with chunked context, and ignore reuse."""
+    asked = [name for name in ("enable_chunked_context", "enable_kv_cache_reuse") if given.get(name) == "true"]
+    if asked and not reads_pages(argv):
+        raise InputError(
+            f"--set {SERVE}{asked[0]}=true needs paged context FMHA, which --kv-cache {request.kv_cache} with --quant "
+            f"{request.form.name} does not have; use --kv-cache auto, or --kv-cache fp8 with --quant fp8 or w4a8_awq."
+        )
+
+
+def check_adapters(request: BuildRequest) -> None:
+    """The C++ backend reads `lora_prefetch_dir` from .npy files, which know no bfloat16, and copies into a cache of the
+    engine's dtype only (`runtime/utils/numpyUtils.cpp`, `runtime/loraCache.cpp`)."""
+    if request.spec.options.get("adapters") and request.dtype != "float16":
+        raise InputError(
+            f"--adapter: NVIDIA's C++ backend loads adapters into float16 engines only, this one is "
+            f"{request.dtype}; add --set dtype=float16, or use --target pytorch."
+        )

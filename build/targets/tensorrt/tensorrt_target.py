@@ -1,0 +1,133 @@
+"""ModelOpt's TensorRT-LLM checkpoint, then `trtllm-build`, here or later in the image."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from llmops.build.checkpoint import Checkpoint
+from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint, read_adapters
+from llmops.build.engine_folder.build_stages import link_tree, stage
+from llmops.build.engine_folder.manifest_extras import TensorrtExtra
+from llmops.build.progress import Progress
+from llmops.build.quality.quality_gates import limits_given
+from llmops.build.spec import BuildSpec
+from llmops.build.target_facts import TargetName
+from llmops.build.targets.build_target import BuildResult, BuildTarget
+from llmops.build.targets.nvidia import trtllm_build
+from llmops.build.targets.nvidia.build_request import (
+    BuildRequest,
+    boolean_option,
+    check_calibration,
+    make_request,
+    unknown_options,
+)
+from llmops.build.targets.nvidia.gpu_checks import check_gpu
+from llmops.build.targets.nvidia.nvidia_job import NvidiaJob
+from llmops.build.targets.nvidia.quantize_stages import quantised_checkpoint
+from llmops.build.targets.tensorrt import tensorrt_options
+from llmops.build.trtllm.lora_prefetch import copy_adapters, write_prefetch
+from llmops.build.trtllm.xgrammar_info import write_tokenizer_info
+from llmops.errors import InputError
+
+TOKENIZER_DIR = "tokenizer"
+_UNPAGED = "# no KV cache reuse, no chunked context: int8 caches never have them, fp8 ones with fp8 or w4a8_awq weights"
+
+
+class TensorrtTarget(BuildTarget[Checkpoint]):
+    """`--set flag.NAME=VALUE` passes any flag to trtllm-build, `--set serve.NAME=VALUE` sets the C++ backend."""
+
+    name: TargetName = "tensorrt"
+
+    def prepare(self, spec: BuildSpec, checkpoint: Checkpoint) -> TensorrtJob:
+        unknown_options(spec, frozenset(tensorrt_options.OPTIONS), (tensorrt_options.FLAG, tensorrt_options.SERVE))
+        request = make_request(spec, checkpoint)
+        check_calibration(request)
+        if spec.ep != 1:
+            raise InputError("--ep: ModelOpt exports expert weights cut over all GPUs only; leave it out.")
+        tensorrt_options.check_adapters(request)
+        job = TensorrtJob(request, read_adapters(spec.options.get("adapters"), checkpoint.architecture))
+        tensorrt_options.check_serving(job.serve, request, job.argv)
+        check_gpu(request)
+        return job
+
+
+class TensorrtJob(NvidiaJob):
+    """`argv` is trtllm-build's, with paths relative to the engine folder; `serve` are the C++ backend's parameters.
+    Raises InputError for options that mean nothing."""
+
+    copies = 2  # checkpoint and engine
+
+    def __init__(self, request: BuildRequest, adapters: list[AdapterCheckpoint]) -> None:
+        super().__init__(request, adapters)
+        self.serve = tensorrt_options.serve_parameters(request.spec)
+        self.argv = tensorrt_options.engine_arguments(request, adapters)
+        self.guided = boolean_option(request.spec, "guided", True)
+
+    def commands(self) -> list[str]:
+        image = self.request.image
+        return [
+            *([] if tensorrt_options.reads_pages(self.argv) else [_UNPAGED]),
+            f"# in {self.spec.output}, inside {image.reference}\n" + " \\\n  ".join(trtllm_build.pairs(self.argv)),
+            "# or on a docker host\n" + " ".join(trtllm_build.docker_command(self.spec.output, image)),
+        ]
+
+    def check(self) -> None:
+        if _can_compile():  # hours before it is needed
+            trtllm_build.check_version(self.request.image)
+        super().check()
+
+    def build(self, workdir: Path, progress: Progress) -> BuildResult:
+        folder, record = quantised_checkpoint(self.request, workdir / TOKENIZER_DIR, progress)
+        link_tree(folder / "checkpoint", workdir / trtllm_build.CHECKPOINT_DIR)
+        trtllm_build.write_script(workdir, self.argv, self.request.image)
+        if self.guided:
+            with progress.stage("Writing the vocabulary for grammars"):
+                write_tokenizer_info(workdir, TOKENIZER_DIR, self.checkpoint.special_tokens.end)
+        copy_adapters(self.adapters, workdir)
+        lora_bytes = write_prefetch(self.adapters, workdir)
+        (workdir / trtllm_build.ENGINE_DIR).mkdir()
+        complete = _can_compile()
+        if complete:
+            self._compile(folder, workdir, progress)
+        return self.result(record, self.extra(record["calibration_tokens"], lora_bytes), complete)
+
+    def _compile(self, quantised: Path, workdir: Path, progress: Progress) -> None:
+        """A stage of its own: it takes hours, and the log of one that failed must be there to be read."""
+        spec, image = self.spec, self.request.image
+        log = quantised.with_name(trtllm_build.LOG)
+
+        def make(part: Path) -> None:
+            link_tree(quantised / "checkpoint", part / trtllm_build.CHECKPOINT_DIR)
+            (part / trtllm_build.ENGINE_DIR).mkdir()
+            trtllm_build.run(self.argv, part, spec.tp * spec.pp, log, progress)
+            shutil.rmtree(part / trtllm_build.CHECKPOINT_DIR)
+            os.replace(log, part / trtllm_build.LOG)
+
+        content = {"quantised": quantised.name, "argv": self.argv, "tensorrt_llm": image.tensorrt_llm}
+        built, cached = stage(spec.output, "engine", content, make)
+        if cached:
+            progress.note("Taken from an earlier, unfinished build: the engine.")
+        link_tree(built, workdir)
+
+    def extra(self, calibration_tokens: int, lora_bytes: int) -> TensorrtExtra:
+        spec, request = self.spec, self.request
+        return TensorrtExtra(
+            tensorrt_llm=request.image.tensorrt_llm,
+            image=request.image.reference,
+            trtllm_build=self.argv,
+            calibration_tokens=calibration_tokens,
+            quality_limits=limits_given(spec.options),
+            max_input_len=tensorrt_options.max_input_len(request),
+            speculative=tensorrt_options.lookahead_sizes(spec),
+            guided=self.guided,
+            serve=self.serve,
+            adapters=self.adapter_entries,
+            lora_bytes=lora_bytes,
+        )
+
+
+def _can_compile() -> bool:
+    """Whether trtllm-build is here; elsewhere it is left to `llmops build --resume`."""
+    return shutil.which(trtllm_build.PROGRAM) is not None

@@ -1,0 +1,134 @@
+"""Writes an engine's tokenizer folder; what is in it needs neither torch nor transformers to be read."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llmops.build.checkpoint import Checkpoint
+from llmops.build.checkpoint.chat_template import TEMPLATE, render_messages
+from llmops.build.engine_folder.manifest import TokenizerInfo
+from llmops.distribution import missing_extra
+from llmops.errors import CheckpointError
+
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+_SLOW = ("tokenizer.model", "vocab.json")
+
+
+def check_tokenizer(checkpoint: Checkpoint) -> None:
+    """Raises CheckpointError when there is no tokenizer; cheap, for use before the work."""
+    wanted = (checkpoint.path.name,) if checkpoint.format == "gguf" else (TOKENIZER, *_SLOW)
+    if not any(name in checkpoint.tokenizer_files for name in wanted):
+        hint = "take a GGUF with its tokenizer inside" if checkpoint.format == "gguf" else "copy tokenizer.json to it"
+        raise CheckpointError(f"{checkpoint.ref} has no tokenizer; {hint}.")
+
+
+def write_tokenizer(checkpoint: Checkpoint, directory: Path, warn: Callable[[str], None]) -> TokenizerInfo:
+    """Fills `directory`. Raises CheckpointError when the tokenizer is damaged or does not fit the model."""
+    check_tokenizer(checkpoint)
+    directory.mkdir(parents=True)
+    if checkpoint.format == "gguf":
+        _from_gguf(checkpoint, directory)
+    else:
+        _from_folder(checkpoint, directory)
+    if checkpoint.chat_template is not None:
+        (directory / TEMPLATE).write_text(checkpoint.chat_template, encoding="utf-8")
+        # a template that only refuses this message is for the user to judge; one without end would hang a later stage
+        with contextlib.suppress(ValueError):
+            render_messages(directory, ["a"])
+    _check_written(checkpoint, directory, warn)
+    special = checkpoint.special_tokens
+    return TokenizerInfo(
+        vocab_size=checkpoint.architecture.vocab_size,
+        bos_id=special.bos,
+        end_ids=list(special.end),
+        pad_id=special.pad,
+        chat_template=checkpoint.chat_template is not None,
+    )
+
+
+def _from_gguf(checkpoint: Checkpoint, directory: Path) -> None:
+    from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
+
+    try:
+        tokenizer = tokenizer_from_gguf(checkpoint.metadata)
+    except (KeyError, ValueError, IndexError, TypeError) as error:
+        raise CheckpointError(
+            f"the tokenizer inside {checkpoint.ref} is damaged or incomplete ({error!r}); download it again."
+        ) from error
+    tokenizer.save(str(directory / TOKENIZER), pretty=False)
+    (directory / CONFIG).write_text(json.dumps(_config_of_gguf(checkpoint), indent=2, ensure_ascii=False) + "\n")
+
+
+def _config_of_gguf(checkpoint: Checkpoint) -> dict[str, Any]:
+    """The part of tokenizer_config.json that chat templates and clients read."""
+    tokens, special = checkpoint.metadata["tokenizer.ggml.tokens"], checkpoint.special_tokens
+    ids = {"bos_token": special.bos, "eos_token": special.end[0] if special.end else None, "pad_token": special.pad}
+    return {
+        **{key: tokens[index] for key, index in ids.items() if index is not None},
+        "clean_up_tokenization_spaces": False,
+        "model_max_length": checkpoint.architecture.max_position_embeddings,
+        "tokenizer_class": "PreTrainedTokenizerFast",
+    }
+
+
+def _from_folder(checkpoint: Checkpoint, directory: Path) -> None:
+    if TOKENIZER not in checkpoint.tokenizer_files:
+        _convert_slow(checkpoint, directory)
+        return
+    for name in (TOKENIZER, CONFIG, "special_tokens_map.json"):
+        if name in checkpoint.tokenizer_files:
+            shutil.copyfile(checkpoint.location(name), directory / name)
+    if not (directory / CONFIG).exists():
+        (directory / CONFIG).write_text("{}\n")
+
+
+def _convert_slow(checkpoint: Checkpoint, directory: Path) -> None:
+    """tokenizer.model or vocab.json + merges.txt only: transformers makes the fast form."""
+    try:
+        from transformers import AutoTokenizer
+    except ImportError as error:
+        what = f"{checkpoint.ref} has no {TOKENIZER}, and converting its older form needs transformers"
+        raise missing_extra(what, "quantize") from error
+    try:
+        AutoTokenizer.from_pretrained(checkpoint.path).save_pretrained(directory)
+    except Exception as error:  # whatever transformers raises, the user's way out is the same
+        raise CheckpointError(
+            f"the tokenizer of {checkpoint.ref} cannot be converted ({error}); add a {TOKENIZER} to the checkpoint."
+        ) from error
+    if not (directory / TOKENIZER).is_file():
+        raise CheckpointError(
+            f"the tokenizer of {checkpoint.ref} has no fast form; add a {TOKENIZER} to the checkpoint."
+        )
+
+
+def _check_written(checkpoint: Checkpoint, directory: Path, warn: Callable[[str], None]) -> None:
+    from tokenizers import Tokenizer
+
+    try:
+        tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
+        json.loads((directory / CONFIG).read_text())
+    except Exception as error:  # tokenizers raises bare Exception
+        raise CheckpointError(f"the tokenizer of {checkpoint.ref} is damaged ({error}); download it again.") from error
+    limit = checkpoint.architecture.vocab_size
+    highest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
+    if highest >= limit:
+        raise CheckpointError(
+            f"the tokenizer of {checkpoint.ref} has ids up to {highest}, the model's vocabulary ends at {limit - 1}; "
+            "they belong to different checkpoints."
+        )
+    beyond = {index: token.content for index, token in tokenizer.get_added_tokens_decoder().items() if index >= limit}
+    if beyond:
+        _drop_tokens(directory / TOKENIZER, limit)
+        warn(f"dropped {', '.join(beyond.values())} from the tokenizer: the model has no embedding for them.")
+
+
+def _drop_tokens(path: Path, limit: int) -> None:
+    """Added tokens past the embedding (image placeholders of text-only models): the engine could only fail on them."""
+    content = json.loads(path.read_text())
+    content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < limit]
+    path.write_text(json.dumps(content, ensure_ascii=False))

@@ -1,0 +1,93 @@
+"""Which `trtllm-build` flags go together: what the program itself would refuse after minutes of loading weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from llmops.build.trtllm.flag_overrides import FlagContext
+from llmops.build.trtllm.trtllm_build_flags import Value, check_flag, effective_flags
+from llmops.errors import InputError
+
+
+@dataclass(frozen=True)
+class FlagRule:
+    """`broken` says whether the effective flags of a subject break it; `sentence` says so and how to mend it."""
+
+    broken: Callable[[dict[str, Value | None], FlagContext], bool]
+    sentence: str
+
+
+def _on(flags: Mapping[str, Value | None], name: str) -> bool:
+    return flags[name] not in (None, "disable", False, 0)
+
+
+def _used(*names: str) -> Callable[[dict[str, Value | None], FlagContext], bool]:
+    return lambda flags, _: all(_on(flags, name) for name in names)
+
+
+def _without(name: str, needed: str) -> Callable[[dict[str, Value | None], FlagContext], bool]:
+    return lambda flags, _: _on(flags, name) and not _on(flags, needed)
+
+
+def _unpaged(flags: Mapping[str, Value | None]) -> bool:
+    return not _on(flags, "use_paged_context_fmha")
+
+
+RULES = [
+    FlagRule(_used("opt_num_tokens", "multiple_profiles"),
+         "--opt_num_tokens cannot go with --multiple_profiles enable: drop one of them."),
+    FlagRule(_used("gather_context_logits", "max_draft_len"),
+         "--gather_context_logits cannot go with --max_draft_len: drop one of them."),
+    FlagRule(_used("streamingllm"),
+         "--streamingllm enable is no longer supported by TensorRT-LLM 1.2: leave it out."),
+    FlagRule(_without("user_buffer", "reduce_fusion"),
+         "--user_buffer enable needs --reduce_fusion enable."),
+    FlagRule(lambda f, s: _on(f, "user_buffer") and not (s.quant == "fp8" and s.family == "llama"),
+         "--user_buffer enable is for FP8 models of the Llama family: leave it out."),
+    FlagRule(_used("user_buffer", "pp_reduce_scatter"),
+         "--user_buffer cannot go with --pp_reduce_scatter: drop one of them."),
+    FlagRule(lambda f, s: _on(f, "pp_reduce_scatter") and s.family != "mixtral",
+         "--pp_reduce_scatter enable is for Mixtral: leave it out."),
+    FlagRule(_without("use_paged_context_fmha", "context_fmha"),
+         "--use_paged_context_fmha enable needs --context_fmha enable."),
+    FlagRule(lambda f, s: _on(f, "use_paged_context_fmha") and f["kv_cache_type"] not in (None, "paged"),
+         "--use_paged_context_fmha enable (KV reuse, chunked context) needs --kv_cache_type paged."),
+    FlagRule(lambda f, s: f["kv_cache_type"] in (None, "paged") and not _on(f, "remove_input_padding"),
+         "in-flight batching needs --remove_input_padding enable (packed input)."),
+    FlagRule(_used("gemm_swiglu_plugin", "low_latency_gemm_swiglu_plugin"),
+         "--gemm_swiglu_plugin and --low_latency_gemm_swiglu_plugin exclude each other: keep one."),
+    FlagRule(_used("gemm_plugin", "low_latency_gemm_plugin"),
+         "--low_latency_gemm_plugin needs --gemm_plugin disable."),
+    FlagRule(lambda f, s: s.quant != "fp8" and any(_on(f, n) for n in (
+         "gemm_swiglu_plugin", "low_latency_gemm_plugin", "low_latency_gemm_swiglu_plugin")),
+         "the FP8 GEMM plugins (gemm_swiglu, low_latency_gemm, low_latency_gemm_swiglu) need --quant fp8."),
+    FlagRule(lambda f, s: _on(f, "fp8_rowwise_gemm_plugin") != (s.quant == "fp8_pc_pt"),
+         "--quant fp8_pc_pt and --fp8_rowwise_gemm_plugin go together: set both or neither."),
+    FlagRule(lambda f, s: not _on(f, "lora_plugin") and (f["lora_dir"] is not None or f["lora_target_modules"] is not None),
+         "--lora_dir and --lora_target_modules need --lora_plugin auto."),
+    FlagRule(lambda f, s: _on(f, "max_draft_len") and f["speculative_decoding_mode"] is None,
+         "--max_draft_len needs --speculative_decoding_mode."),
+    FlagRule(lambda f, s: f["speculative_decoding_mode"] == "draft_tokens_external" and _unpaged(f),
+         "draft_tokens_external reuses the KV cache, which needs --use_paged_context_fmha enable: choose another "
+         "--kv-cache or --quant."),
+    FlagRule(lambda f, s: _unpaged(f) and int(f["max_input_len"]) > int(f["max_num_tokens"]),  # type: ignore[arg-type]
+         "--max_input_len is longer than --max_num_tokens, and without paged context FMHA a prompt is taken in one "
+         "step: lower it."),
+    FlagRule(lambda f, s: isinstance(f["max_seq_len"], int) and int(f["max_input_len"]) > f["max_seq_len"],  # type: ignore[arg-type]
+         "--max_input_len is longer than --max_seq_len: lower it."),
+    FlagRule(lambda f, s: int(f["max_num_tokens"]) < int(f["max_batch_size"]),  # type: ignore[arg-type]
+         "--max_num_tokens is smaller than --max_batch_size, so a full batch cannot take one step: raise it."),
+]  # fmt: skip
+
+
+def check_arguments(arguments: Mapping[str, Value], subject: FlagContext) -> None:
+    """Raise InputError for the first flag, value or combination that `trtllm-build` 1.2.1 would not take."""
+    for name, value in arguments.items():
+        check_flag(name, value)
+    flags = effective_flags(arguments)
+    if (subject.tp_size > 1 or subject.pp_size > 1) and not _on(flags, "nccl_plugin"):
+        raise InputError("trtllm-build --nccl_plugin disable: engines for more than one GPU need it; leave it at auto.")
+    for rule in RULES:
+        if rule.broken(flags, subject):
+            raise InputError(f"trtllm-build: {rule.sentence}")

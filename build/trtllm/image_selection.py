@@ -1,0 +1,75 @@
+"""The TensorRT-LLM version that a target needs, and the image that has it. The facts are in `images`.
+
+TensorRT engines end with 1.3.0rc20 (NVIDIA/TensorRT-LLM release notes), and 26.07 is the last Triton image with
+TensorRT-LLM. From 1.3 on the image is our own: NVIDIA's release image of TensorRT-LLM with the tritonserver of the
+nvidia-pytriton wheel (Dockerfile.trtllm).
+"""
+
+from __future__ import annotations
+
+from llmops.build.trtllm.container_images import DEFAULT_TAG, IMAGES, OWN_IMAGE, TrtllmImage
+from llmops.errors import VersionMismatchError
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """(major, minor) of a TensorRT-LLM version. Raises VersionMismatchError for text that is none."""
+    parts = version.split(".")
+    try:
+        return int(parts[0]), int(parts[1])
+    except (IndexError, ValueError):
+        raise VersionMismatchError(f"{version!r} is not a TensorRT-LLM version; give one like 1.2.1.") from None
+
+
+def image_of(tag: str) -> TrtllmImage:
+    """The image with this tag (`26.07` or a full reference). Raises VersionMismatchError naming the known ones."""
+    if tag == OWN_IMAGE:
+        return IMAGES[DEFAULT_TAG]
+    short = tag.rpartition(":")[2].removesuffix("-trtllm-python-py3")
+    if short not in IMAGES:
+        raise VersionMismatchError(
+            f"no Triton image {tag!r} with TensorRT-LLM is known; known tags are {', '.join(IMAGES)}."
+        )
+    return IMAGES[short]
+
+
+def image_for(target: str, tensorrt_llm: str) -> TrtllmImage:
+    """The newest image that serves what `target` built with this TensorRT-LLM version: exactly it for engines, its
+    minor release for checkpoints. Raises VersionMismatchError where there is none."""
+    fits = [image for image in IMAGES.values() if target in image.targets and _serves(image, target, tensorrt_llm)]
+    if not fits:
+        have = ", ".join(sorted({image.tensorrt_llm for image in IMAGES.values() if target in image.targets}))
+        raise VersionMismatchError(
+            f"no Triton image serves target {target} of TensorRT-LLM {tensorrt_llm}; there are images for {have}."
+        )
+    return fits[0]
+
+
+def _serves(image: TrtllmImage, target: str, tensorrt_llm: str) -> bool:
+    if target == "tensorrt":
+        return image.tensorrt_llm == tensorrt_llm
+    return release_of(image.tensorrt_llm) >= release_of(tensorrt_llm)
+
+
+def check_image(target: str, tensorrt_llm: str, tag: str) -> TrtllmImage:
+    """Refuse an image that cannot serve the engine, naming one that can."""
+    image = image_of(tag)
+    if target in image.targets and _serves(image, target, tensorrt_llm):
+        return image
+    right = image_for(target, tensorrt_llm)
+    raise VersionMismatchError(
+        f"image {image.tag} has TensorRT-LLM {image.tensorrt_llm}, but this engine (target {target}) needs "
+        f"{tensorrt_llm}: use {right.serving(target)}."
+    )
+
+
+def check_trtllm_installed(target: str, tensorrt_llm: str, installed: str) -> None:
+    """Refuse to run with a TensorRT-LLM that does not fit, naming the image that does."""
+    same = installed == tensorrt_llm
+    removed = target == "tensorrt" and release_of(installed) >= (1, 3)
+    if same or (target == "pytorch" and release_of(installed) >= release_of(tensorrt_llm)):
+        return
+    why = "which no longer has TensorRT engines" if removed else "which cannot load it"
+    raise VersionMismatchError(
+        f"the engine (target {target}) was built for TensorRT-LLM {tensorrt_llm}, but {installed} is installed, {why}: "
+        f"use {image_for(target, tensorrt_llm).serving(target)}."
+    )

@@ -1,0 +1,137 @@
+"""What each release line of the LLM API does with the same arguments: how it is called, and what it
+can do.
+
+Sources, read 2026-11-22: 1.2.1 as published with its documentation; for 1.3 the tree after
+1.3.0rc29. Samplers: NVIDIA/TensorRT-LLM issue #9442 and pull requests #16485 (penalties), #16590
+(min_p), #17172, #18232; the bias: `_torch/pyexecutor/sampler.py`, `_apply_embedding_bias`, which
+speculation inside a model does not call; alternatives: `TorchSampler`, without speculation;
+log-probs: the `SamplingParams` of both; telemetry: #12384; `cache_salt`,
+which both take: #7106, and #13793 for 1.3's KV manager.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from llmops.build.quant_formats import dropped
+from llmops.build.trtllm.image_selection import release_of
+from llmops.build.trtllm.llm_args import arguments_for_release, release_neutral
+from llmops.errors import InputError
+
+_STATS = "enable_iter_perf_stats"
+# each with the exact version that was read
+CHECKED = {(1, 2): "1.2.1", (1, 3): "1.3.0rc29"}
+
+
+@dataclass(frozen=True)
+class SamplerSupport:
+    """What the sampler honours; what it does not is refused, because the library would ignore it."""
+
+    min_p: bool = True
+    seed: bool = True
+    penalties: bool = True
+    logit_bias: bool = True
+    top_logprobs: bool = True
+
+
+@dataclass(frozen=True)
+class ReleaseProfile:
+    """How one release line runs an engine: the first installed version from `since` on takes it.
+
+    `wishes` are set where the installed arguments have the field; `refused` says why this line
+    cannot run the engine; `log_probs` is the `SamplingParams.logprobs` that brings the sampled
+    token's; `greedy_only` says that every temperature gives the most likely token.
+    """
+
+    since: tuple[int, int]
+    arguments: dict[str, Any] = field(default_factory=dict)
+    wishes: dict[str, Any] = field(default_factory=dict)
+    sampling: SamplerSupport = SamplerSupport()
+    log_probs: int = 1
+    greedy_only: bool = False
+    refused: str = ""
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def profiles_per_release(arguments: Mapping[str, Any], quant: str = "none") -> list[ReleaseProfile]:
+    """One per known release line, oldest first; `quant` in llmops' names."""
+    return [_profile(dict(arguments), minor, quant) for minor in CHECKED]
+
+
+def profile_of_release(arguments: Mapping[str, Any], version: str, quant: str = "none") -> ReleaseProfile:
+    """That of a version; of the newest known line for later ones. Raises InputError where it cannot
+    run the engine.
+    """
+    minor = max((one for one in CHECKED if one <= release_of(version)), default=min(CHECKED))
+    made = _profile(dict(arguments), minor, quant)
+    if made.refused:
+        raise InputError(made.refused)
+    return made
+
+
+def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> ReleaseProfile:
+    try:
+        if gone := dropped(quant, minor):
+            raise InputError(f"TensorRT-LLM 1.3 loads no {gone} checkpoint; build it again with fp8 or int4_awq.")
+        resolved = arguments_for_release(arguments, minor)
+    except InputError as error:
+        return ReleaseProfile(minor, refused=error.message)
+    stats = {} if "enable_iter_perf_stats" in resolved or _leaks_stats(arguments, minor) else {_STATS: True}
+    if minor >= (1, 3):
+        # "auto" would fill in what a request leaves out from generation_config.json, behind the
+        # gateway's back
+        wishes = {"generation_config": "trtllm", **stats}
+        return ReleaseProfile(minor, resolved, wishes, _sampling_1_3(arguments), log_probs=0)
+    if _one_model(resolved):
+        # without it such speculation takes the most likely token at any temperature, before 1.3
+        # (_torch/speculative/interface.py, _sample_tokens_for_batch)
+        resolved["speculative_config"].setdefault("allow_advanced_sampling", True)
+    honest = _takes_the_whole_sampler(arguments)
+    wishes = {"sampler_type": "TRTLLMSampler"} if honest and "sampler_type" not in resolved else {}
+    greedy_only = _one_model(resolved) and not resolved["speculative_config"].get("allow_advanced_sampling")
+    # TRTLLMSampler knows the sampled token's log-probability alone, and the other one no penalties
+    plain = not resolved.get("speculative_config")
+    sampling = SamplerSupport(honest, honest, honest, logit_bias=plain, top_logprobs=plain and not honest)
+    return ReleaseProfile(minor, resolved, {**wishes, **stats}, sampling, greedy_only=greedy_only)
+
+
+def _leaks_stats(arguments: Mapping[str, Any], minor: tuple[int, int]) -> bool:
+    """Return True if every rank but the first would keep the statistics of each step forever.
+
+    NVIDIA/TensorRT-LLM issue #10447 (`PyExecutor.stats`); #10569, which limits them, is of 1.3.
+    """
+    sizes = ("tensor_parallel_size", "pipeline_parallel_size", "context_parallel_size")
+    return minor < (1, 3) and any((arguments.get(name) or 1) > 1 for name in sizes)
+
+
+def _one_model(resolved: Mapping[str, Any]) -> bool:
+    """Return True for speculation inside the model, which samples by itself (MTP, Eagle 3 as one
+    model).
+    """
+    speculative = resolved.get("speculative_config") or {}
+    kind = speculative.get("decoding_type")
+    one_model = {"MTP": "mtp_eagle_one_model", "Eagle": "eagle3_one_model"}
+    return kind in one_model and speculative.get(one_model[kind]) is not False
+
+
+def _takes_the_whole_sampler(arguments: Mapping[str, Any]) -> bool:
+    """1.2's default sampler ignores min_p, seeds and penalties, TRTLLMSampler knows them;
+    speculation has its own.
+    """
+    chosen = arguments.get("sampler_type", "TRTLLMSampler") == "TRTLLMSampler"
+    return chosen and not arguments.get("speculative_config")
+
+
+def _sampling_1_3(arguments: Mapping[str, Any]) -> SamplerSupport:
+    """Speculation within one model refuses min_p, and counts tokens for penalties only if it is
+    told to.
+    """
+    speculative = release_neutral(arguments).get("speculative_config")
+    if not speculative:
+        return SamplerSupport()
+    penalties = bool(speculative.get("enable_penalty"))
+    return SamplerSupport(min_p=False, penalties=penalties, logit_bias=False, top_logprobs=False)

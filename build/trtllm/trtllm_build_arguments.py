@@ -1,0 +1,133 @@
+"""From what the user asked for to the exact `trtllm-build` arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from llmops.build.quant_formats import FORMATS
+from llmops.build.trtllm.flag_overrides import FlagContext, flag_overrides
+from llmops.build.trtllm.flag_rules import check_arguments
+from llmops.build.trtllm.trtllm_build_flags import Value
+from llmops.errors import InputError
+
+
+@dataclass(frozen=True)
+class LoraOptions:
+    """Adapters that the engine must be able to take: `modules` in TensorRT-LLM's names, largest rank."""
+
+    directories: Sequence[str] = ()
+    max_rank: int = 64
+    modules: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class SpeculativeOptions:
+    """`mode` as in `--speculative_decoding_mode`; `max_draft_len` tokens."""
+
+    mode: str
+    max_draft_len: int
+
+
+@dataclass(frozen=True)
+class EngineOptions:
+    """Everything that `trtllm-build` needs. Lengths in tokens. `extra` overrides any flag."""
+
+    subject: FlagContext
+    max_batch_size: int
+    max_input_len: int
+    max_seq_len: int
+    max_num_tokens: int
+    tokens_per_block: int = 32
+    workers: int = 1
+    lora: LoraOptions | None = None
+    speculative: SpeculativeOptions | None = None
+    extra: Mapping[str, Value] = field(default_factory=dict)
+
+
+def build_arguments(options: EngineOptions, checkpoint_dir: str, output_dir: str) -> dict[str, Value]:
+    """The checked arguments, every choice spelled out as the engine will have it. Raises InputError for what 1.2.1
+    would refuse, and for flags of the user's that it would quietly change."""
+    arguments: dict[str, Value] = {
+        "checkpoint_dir": checkpoint_dir,
+        "output_dir": output_dir,
+        "max_batch_size": options.max_batch_size,
+        "max_input_len": options.max_input_len,
+        "max_seq_len": options.max_seq_len,
+        "max_num_tokens": options.max_num_tokens,
+        "max_beam_width": 1,
+        **_inflight_batching(options),
+        **_plugins(options.subject),
+        **_lora(options.lora),
+        **_speculative(options.speculative),
+        "workers": options.workers,
+        **options.extra,
+    }
+    # two profiles and one fixed optimum exclude each other; who asks for the optimum means it
+    if "opt_num_tokens" in options.extra and "multiple_profiles" not in options.extra:
+        arguments["multiple_profiles"] = "disable"
+    arguments = _settled(arguments, options)
+    check_arguments(arguments, options.subject)
+    return arguments
+
+
+def _settled(arguments: dict[str, Value], options: EngineOptions) -> dict[str, Value]:
+    for name, override in flag_overrides(arguments, options.subject).items():
+        if name in options.extra:
+            raise InputError(
+                f"trtllm-build would change --{name} to {override.value}: {override.why}; leave --set flag.{name} out."
+            )
+        if name in arguments:
+            arguments[name] = override.value
+    return arguments
+
+
+def _inflight_batching(options: EngineOptions) -> dict[str, Value]:
+    return {
+        "remove_input_padding": "enable",
+        "kv_cache_type": "paged",
+        "tokens_per_block": options.tokens_per_block,
+        "context_fmha": "enable",
+        "use_paged_context_fmha": "enable",
+        "use_fp8_context_fmha": "enable" if options.subject.kv_cache == "fp8" else "disable",
+        "multiple_profiles": "enable",
+    }
+
+
+def _plugins(subject: FlagContext) -> dict[str, Value]:
+    """NVIDIA advises the GEMM plugin for 16-bit GEMMs and against it for FP8 (performance-tuning-guide/
+    useful-build-time-flags.md, fp8-quantization.md); the row-wise FP8 GEMM exists as a plugin only."""
+    chosen: dict[str, Value] = {
+        "gpt_attention_plugin": "auto",
+        "gemm_plugin": "auto" if FORMATS[subject.quant].gemm_plugin else "disable",
+    }
+    if subject.quant == "fp8_pc_pt":
+        chosen["fp8_rowwise_gemm_plugin"] = "auto"
+    if subject.tp_size * subject.pp_size > 1:
+        chosen["nccl_plugin"] = "auto"
+    if subject.family == "mixtral":
+        chosen["moe_plugin"] = "auto"
+    # with both, residual and norm follow the reduction in one kernel (performance-tuning-guide/
+    # useful-build-time-flags.md); Gemma 2 can have it too, with --set flag.reduce_fusion=enable
+    if subject.tp_size > 1 and subject.pp_size == 1 and subject.family == "llama":
+        chosen["reduce_fusion"] = "enable"
+        if subject.quant == "fp8":
+            chosen["user_buffer"] = "enable"
+    return chosen
+
+
+def _lora(lora: LoraOptions | None) -> dict[str, Value]:
+    if lora is None:
+        return {}
+    chosen: dict[str, Value] = {"lora_plugin": "auto", "max_lora_rank": lora.max_rank}
+    if lora.directories:
+        chosen["lora_dir"] = list(lora.directories)
+    if lora.modules:
+        chosen["lora_target_modules"] = list(lora.modules)
+    return chosen
+
+
+def _speculative(speculative: SpeculativeOptions | None) -> dict[str, Value]:
+    if speculative is None:
+        return {}
+    return {"speculative_decoding_mode": speculative.mode, "max_draft_len": speculative.max_draft_len}

@@ -1,0 +1,92 @@
+"""How `key`, `tenant`, `price` and `usage` show what they found: tables for people, plain data for programs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal
+
+import click
+
+from llmops.cli.console import table_console
+from llmops.money import format_usd
+from llmops.untrusted_text import escape_unsafe, json_escape_unsafe
+
+if TYPE_CHECKING:
+    from llmops.control.admin.schemas import KeyRead, LimitFields, TenantRead
+
+    Limited = KeyRead | TenantRead | LimitFields
+
+# a pipe has no width, and a truncated name is useless
+PIPED_WIDTH = 400
+MIN_WIDE_COLUMNS = 150
+# between two columns
+GAP = 2
+
+
+def print_table(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), narrow: int | None = None
+) -> None:
+    """A table; the columns of `right` are numbers, and a narrow terminal has only the first `narrow` columns."""
+    from rich.cells import cell_len
+    from rich.table import Table
+
+    console = table_console(PIPED_WIDTH, markup=False)
+    rows = [[escape_unsafe(cell) for cell in row] for row in rows]
+    kept = columns if console.width >= MIN_WIDE_COLUMNS else columns[:narrow]
+    rows = [row[: len(kept)] for row in rows]
+    widths = [max(map(cell_len, cells)) for cells in zip(kept, *rows, strict=True)]
+    if sum(widths) + GAP * (len(kept) - 1) <= console.width:
+        _show_plain(kept, rows, right, widths)
+        return
+    # folded, which takes a millisecond per row
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in kept:
+        side: Literal["left", "right"] = "right" if name in right else "left"
+        table.add_column(name, justify=side, overflow="fold", no_wrap=name == columns[0])
+    for row in rows:
+        table.add_row(*row)
+    console.print(table)
+
+
+def _show_plain(
+    columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str], widths: Sequence[int]
+) -> None:
+    from rich.cells import cell_len
+
+    def aligned(cells: Sequence[str]) -> str:
+        padded = []
+        for name, cell, width in zip(columns, cells, widths, strict=True):
+            space = " " * (width - cell_len(cell))
+            padded.append(space + cell if name in right else cell + space)
+        return (" " * GAP).join(padded).rstrip()
+
+    click.secho(aligned(columns), bold=True)
+    for row in rows:
+        click.echo(aligned(row))
+
+
+def print_fields(pairs: Iterable[tuple[str, str]]) -> None:
+    """One thing, line by line."""
+    for name, value in pairs:
+        click.echo(f"{name:12}{escape_unsafe(value)}")
+
+
+def print_json(data: Any) -> None:
+    """Print data for programs, which a person may look at in a terminal."""
+    click.echo(json_escape_unsafe(data))
+
+
+def format_timestamp(moment: datetime | None) -> str:
+    return f"{moment:%Y-%m-%d %H:%M}" if moment else "never"
+
+
+def format_limits(limits: Limited, short: bool = False) -> str:
+    """`60 requests/min, 90,000 tokens/min, 4 at once`; short, for a table: `60 rpm, 90,000 tpm, 4 at once`."""
+    units = ("rpm", "tpm") if short else ("requests/min", "tokens/min")
+    named = zip((limits.rpm, limits.tpm, limits.concurrent), (*units, "at once"), strict=True)
+    return ", ".join(f"{value:,} {unit}" for value, unit in named if value is not None) or "no limit"
+
+
+def format_budget(limits: Limited) -> str:
+    return f"{format_usd(limits.budget.micros or 0)}/{limits.budget.period}" if limits.budget else "no budget"

@@ -1,4 +1,0 @@
-"""`llmops top`: what gateways and engines say about themselves at /metrics, as one screen.
-
-What is measured belongs to `gateway/observability/` and to the engine model.
-"""

@@ -1,0 +1,64 @@
+"""How `llmops top` looks: models, their replicas, and the gateways, as wide and as long as there is room."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from llmops.cli.monitor.columns import BAD, GATEWAYS, MODELS, REPLICAS, table
+from llmops.cli.monitor.snapshot import FleetSnapshot, ReplicaRow
+from llmops.cli.monitor.sorting import SORT_ORDERS, ViewOptions, descending
+from llmops.untrusted_text import escape_unsafe
+
+# lines that are not rows: the first, blank ones, and the headings of three tables
+FRAME = 7
+
+
+def render_screen(
+    board: FleetSnapshot, view: ViewOptions, width: int, height: int | None = None, keys: str = ""
+) -> RenderableType:
+    """`height` in lines, None for as long as it is; `keys`: what can be pressed."""
+    models = sorted(board.models, key=lambda row: (SORT_ORDERS[view.sort](row), row.model))
+    there = [one for one in board.gateways if not one.problem]
+    away = [Text(f"{one.url}  {one.problem}", BAD) for one in board.gateways if one.problem]
+    away += [
+        Text(escape_unsafe(f"{one.url}  cannot reach {server}: {why}"), BAD)
+        for one in board.gateways
+        for server, why in one.unreached.items()
+    ]
+    parts: list[RenderableType] = [_heading(board, view, keys), ""]
+    parts.append(table(MODELS, models, width) if models else Text("No model is known yet."))
+    if view.replicas and board.replicas:
+        room = None if height is None else height - FRAME - len(models) - len(board.gateways)
+        parts += ["", *_replicas(board.replicas, width, room)]
+    return Group(*parts, "", *([table(GATEWAYS, there, width)] if there else []), *away)
+
+
+def _heading(board: FleetSnapshot, view: ViewOptions, keys: str) -> Text:
+    away = sum(bool(one.problem) for one in board.gateways)
+    count = len(board.gateways)
+    said = [
+        f"{count} gateway{'s' if count != 1 else ''}" + (f", {away} away" if away else ""),
+        f"rates over {board.seconds:.0f} s" if board.seconds else "rates from the second look on",
+        f"by {view.sort}",
+        *([keys] if keys else []),
+    ]
+    text = Text.assemble(("llmops top", "bold"), f"  {time.strftime('%H:%M:%S')}  ", "  ·  ".join(said))
+    text.no_wrap, text.overflow = True, "ellipsis"
+    return text
+
+
+def _replicas(rows: Sequence[ReplicaRow], width: int, room: int | None) -> list[RenderableType]:
+    """Those in trouble first, then the fullest."""
+    rows = sorted(
+        rows, key=lambda row: (row.state in ("ready", ""), not row.doubts, descending(row.kv_use), row.replica)
+    )
+    escape_unsafe = rows if room is None or len(rows) <= room else rows[: max(room - 1, 0)]
+    more = len(rows) - len(escape_unsafe)
+    return [
+        *([table(REPLICAS, escape_unsafe, width)] if escape_unsafe else []),
+        *([Text(f"… and {more} more replicas", "dim")] if more else []),
+    ]

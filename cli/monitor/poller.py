@@ -1,0 +1,180 @@
+"""Who is asked for `llmops top`: gateways, and the engines behind those that have one Triton alone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any
+
+import httpx
+from pydantic import AfterValidator, BaseModel, Field
+
+from llmops.cli.monitor.exposition import MAX_LABEL_LENGTH, MetricsPage, MetricsWindow
+from llmops.cli.monitor.snapshot import FleetSnapshot, PolledGateway, make_snapshot, rows_from_gateways
+from llmops.errors import InputError
+from llmops.gateway.replica_address import DNS_PREFIX, DnsAddress, parse_replica
+from llmops.gateway.routing.discovery import resolve_addresses
+from llmops.gateway.telemetry.metric_definitions import SERVER_REACHABLE
+from llmops.http_fetch import fetch_bounded
+from llmops.untrusted_text import escape_unsafe
+
+# what a connection may take, and an answer (s): a gateway asks its other workers for as long as Prometheus waits
+CONNECT_TIMEOUT, READ_TIMEOUT = 2.0, 10.0
+
+
+#: Bytes of one answer. A gateway with a hundred models and replicas sends about one million.
+MAX_PAGE_BYTES = 4 * 2**20
+
+_Name = Annotated[str, AfterValidator(lambda text: escape_unsafe(text, MAX_LABEL_LENGTH))]
+_Number = Annotated[float, Field(ge=0, allow_inf_nan=False)] | None
+
+
+class _Replica(BaseModel):
+    replica: _Name
+    state: _Name
+    source: _Name = ""
+    last_update_seconds_ago: _Number = None
+    running: _Number = None
+    waiting: _Number = None
+    own: _Number = None
+    kv_blocks: _Number = None
+    kv_blocks_free: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0
+    step_ms: _Number = None
+    prefill_tokens_per_second: _Number = None
+    problem: _Name = ""
+
+
+class _Worker(BaseModel):
+    gateway: _Name = ""
+    models: dict[_Name, list[_Replica]]
+    unreached: dict[_Name, _Name] = {}
+
+
+class _ReplicaStates(BaseModel):
+    """The answer to GET /replicas, as far as `llmops top` shows it."""
+
+    gateways: list[_Worker]
+
+
+class GatewayPoller:
+    """Asked again and again. Nothing that is away is an error: it is a line."""
+
+    def __init__(self, gateways: Sequence[str], engines: Sequence[str], window: float, key: str | None) -> None:
+        """`gateways`: URLs, or dns:NAME:PORT for all addresses behind a name; `engines`: HOST:PORT of Triton's metrics,
+        port 8002 of the gateways' servers where there are none. Raises InputError."""
+        self._gateways = [_place(one) for one in gateways]
+        self._engines, self._window = engines, window
+        # gateways' alone: engines ask for no key, and are told none
+        self._key = {"authorization": f"Bearer {key}"} if key else {}
+        self._http = httpx.AsyncClient(timeout=httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT))
+        self._recent: dict[str, MetricsWindow] = {}
+        self._workers: dict[str, frozenset[str]] = {}
+
+    async def look(self) -> FleetSnapshot:
+        """What all say now."""
+        urls, away = await self._found()
+        gateways = [*await asyncio.gather(*map(self._gateway, urls)), *away]
+        engines = {} if rows_from_gateways(gateways) else await self._engine_pages(gateways)
+        return make_snapshot(gateways, engines)
+
+    async def close(self) -> None:
+        await self._http.aclose()
+
+    async def _found(self) -> tuple[list[str], list[PolledGateway]]:
+        """The URLs of the gateways, and the names that DNS_PREFIX knows nothing of."""
+        urls: dict[str, None] = {}
+        away = []
+        for one in self._gateways:
+            if isinstance(one, str):
+                urls[one] = None
+                continue
+            try:
+                found = await asyncio.wait_for(resolve_addresses(one.host, one.port), CONNECT_TIMEOUT)
+                urls.update({f"http://{address}": None for address in found})
+            except (OSError, asyncio.TimeoutError) as error:
+                why = getattr(error, "strerror", None) or "no answer"
+                away.append(
+                    PolledGateway(f"{DNS_PREFIX}{one.host}:{one.port}", MetricsWindow(self._window), f"DNS: {why}")
+                )
+        return list(urls), away
+
+    async def _gateway(self, url: str) -> PolledGateway:
+        recent = self._recent.setdefault(url, MetricsWindow(self._window))
+        page, beliefs = await asyncio.gather(self._page(f"{url}/metrics", self._key), self._beliefs(url))
+        if isinstance(page, str):
+            recent.clear()
+            return PolledGateway(url, recent, page)
+        workers = frozenset(str(worker.get("gateway")) for worker in beliefs)
+        problem = ""
+        if workers and not workers & self._workers.setdefault(url, workers):
+            # of two processes behind one address the differences mean nothing
+            recent.clear()
+            problem = "another process than before answers: it was started again, or this is a balancer"
+        self._workers[url] = workers or self._workers.get(url, workers)
+        recent.add(page)
+        return PolledGateway(url, recent, problem, beliefs)
+
+    async def _beliefs(self, url: str) -> Sequence[Mapping[str, Any]]:
+        """Nothing where there is one Triton alone, or the key may not ask."""
+        try:
+            body = await asyncio.wait_for(
+                fetch_bounded(self._http, f"{url}/replicas", MAX_PAGE_BYTES, self._key), READ_TIMEOUT
+            )
+            return [worker.model_dump() for worker in _ReplicaStates.model_validate_json(body).gateways]
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, asyncio.TimeoutError):
+            return ()
+
+    async def _engine_pages(self, gateways: Sequence[PolledGateway]) -> Mapping[str, MetricsWindow]:
+        """By HOST:PORT, of those that answer."""
+        wanted = list(self._engines) or _servers(gateways)
+        pages = await asyncio.gather(*(self._page(f"http://{one}/metrics") for one in wanted))
+        found = {}
+        for one, page in zip(wanted, pages, strict=True):
+            if isinstance(page, MetricsPage):
+                found[one] = self._recent.setdefault(one, MetricsWindow(self._window))
+                found[one].add(page)
+        return found
+
+    async def _page(self, url: str, headers: Mapping[str, str] = {}) -> MetricsPage | str:
+        """Or why there is none."""
+        try:
+            body = await asyncio.wait_for(fetch_bounded(self._http, url, MAX_PAGE_BYTES, headers), READ_TIMEOUT)
+            return MetricsPage(body.decode(), time.monotonic())
+        except (httpx.ConnectError, httpx.ConnectTimeout):
+            return "nothing answers there"
+        except (httpx.TimeoutException, asyncio.TimeoutError):
+            return f"no answer within {READ_TIMEOUT:g} s"
+        except httpx.HTTPStatusError as error:
+            if error.response.status_code in (401, 403):
+                return "asks for a key with the scope metrics: set LLMOPS_API_KEY"
+            return f"answers {error.response.status_code} to /metrics"
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            return f"the connection broke ({escape_unsafe(str(error), 100) or type(error).__name__})"
+        except ValueError:
+            return "does not answer like a gateway of llmops"
+
+
+def _place(text: str) -> str | DnsAddress:
+    if text.startswith(DNS_PREFIX):
+        try:
+            name = parse_replica(text)
+        except ValueError as error:
+            raise InputError(f"--url {text}: write dns:NAME:PORT, such as dns:llm-gateway-each:9000.") from error
+        assert isinstance(name, DnsAddress)
+        return name
+    url = text.rstrip("/").removesuffix("/v1")
+    if not url.startswith(("http://", "https://")):
+        raise InputError(f"--url {text} is not a URL: write http://HOST:PORT, or dns:NAME:PORT for several.")
+    return url
+
+
+def _servers(gateways: Sequence[PolledGateway]) -> list[str]:
+    """Port 8002 of the hosts that gateways have their Triton on."""
+    hosts = {
+        labels["server"].rpartition(":")[0]
+        for one in gateways
+        if one.recent.last is not None
+        for labels, _ in one.recent.last.series(SERVER_REACHABLE.name)
+    }
+    return sorted(f"{host}:8002" for host in hosts if host)

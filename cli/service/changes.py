@@ -1,0 +1,67 @@
+"""What a description would change: against the engines that are built beside it, and the gateway that runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
+from llmops.cli.service.command_defaults import spec_of
+from llmops.cli.service.service_file import LoadedService
+
+
+class ServiceChange(NamedTuple):
+    """`what` of a model, from `old` to `new`; None where there is none."""
+
+    model: str
+    what: str
+    old: Any
+    new: Any
+
+    def __str__(self) -> str:
+        if self.old is None:
+            return f"+ {self.model}: {self.what} {self.new}"
+        if self.new is None:
+            return f"- {self.model}: {self.what} {self.old}"
+        return f"~ {self.model}: {self.what} {self.old} -> {self.new}"
+
+
+def engine_changes(described: LoadedService) -> Iterator[ServiceChange]:
+    """What `llmops build -f` would build."""
+    for name in described.service.models:
+        folder = described.engine(name)
+        if not (folder / FILE_NAME).is_file():
+            yield ServiceChange(name, "engine", None, folder)
+            continue
+        manifest = EngineManifest.load(folder)
+        for what, (old, new) in _compared(manifest, described, name).items():
+            if new is not None and old != new:
+                yield ServiceChange(name, what, old, new)
+    built = described.folder / "engines"
+    for path in sorted(built.glob(f"*/{FILE_NAME}")):
+        if path.parent.name not in described.service.models:
+            yield ServiceChange(path.parent.name, "engine", path.parent, None)
+
+
+def _compared(manifest: EngineManifest, described: LoadedService, name: str) -> dict[str, tuple[Any, Any]]:
+    """(what was built, what is described), None where the description leaves it to the target."""
+    spec, layout, limits = spec_of(described, name), manifest.parallelism, manifest.limits
+    return {
+        "checkpoint": (manifest.source.checkpoint, spec.checkpoint),
+        "target": (manifest.target, spec.target),
+        "quant": (manifest.quantisation.weights, spec.quant),
+        "kv_cache": (manifest.quantisation.kv_cache, None if spec.kv_cache == "auto" else spec.kv_cache),
+        "tp": (layout.tp_size, spec.tp),
+        "pp": (layout.pp_size, spec.pp),
+        "ep": (layout.ep_size, spec.ep),
+        "max_batch_size": (limits.max_batch_size, spec.max_batch_size),
+        "max_seq_len": (limits.max_seq_len, spec.max_seq_len),
+        "max_num_tokens": (limits.max_num_tokens, spec.max_num_tokens),
+    }
+
+
+def served_model_changes(described: LoadedService, served: Sequence[str]) -> Iterator[ServiceChange]:
+    """What a gateway that serves these models lacks, or has too many of."""
+    models = described.service.models
+    yield from (ServiceChange(name, "served", None, "by the gateway") for name in models if name not in served)
+    yield from (ServiceChange(name, "served", "by the gateway", None) for name in served if name not in models)

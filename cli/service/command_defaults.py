@@ -1,0 +1,82 @@
+"""What each command reads of a description: its own parameters, as if they had been typed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from llmops.build.target_facts import TARGETS
+
+if TYPE_CHECKING:
+    from llmops.build.spec import BuildSpec
+    from llmops.cli.service.service_file import LoadedService
+
+# a flag of `llmops build` for each field of `build`, and the two that are not called alike
+_BUILD = ("target", "kv_cache", "gpu", "tp", "pp", "ep", "max_batch_size", "max_seq_len", "max_num_tokens")
+
+
+def build_defaults(described: LoadedService, name: str) -> dict[str, Any]:
+    model = described.service.models[name]
+    build = model.build
+    fields = {field: getattr(build, field) for field in _BUILD}
+    return _given(
+        **fields,
+        checkpoint=model.checkpoint,
+        output=described.engine(name),
+        name=name,
+        quant=build.quant or TARGETS[build.target].quant,
+        deterministic=build.deterministic,
+        options=[f"{key}={value}" for key, value in build.set.items()],
+    )
+
+
+def spec_of(described: LoadedService, name: str) -> BuildSpec:
+    """The build of one model."""
+    from llmops.build.spec import BuildSpec
+
+    return BuildSpec(**{**build_defaults(described, name), "options": dict(described.service.models[name].build.set)})
+
+
+def plan_defaults(described: LoadedService, name: str) -> dict[str, Any]:
+    """A model that is described for a CPU is planned for the GPU of the planner's default."""
+    model = described.service.models[name]
+    build, gpus = model.build, TARGETS[model.build.target].gpus
+    layout = {"tp": build.tp, "pp": build.pp, "ep": build.ep, "target": build.target, "quant": build.quant}
+    limits = {"max_seq_len": build.max_seq_len, "max_num_tokens": build.max_num_tokens, "gpu": build.gpu}
+    # `auto` asks the planner how many there are to be; what one is was decided in the file
+    load = model.traffic.model_dump()
+    shape = layout | limits if gpus else {}
+    return _given(name=name, checkpoint=model.checkpoint, **load, **model.slo.model_dump(), **shape)
+
+
+def repo_defaults(described: LoadedService) -> dict[str, Any]:
+    engines = tuple(f"{name}={described.engine(name)}" for name in described.service.models)
+    return {"engines": engines, "output": described.repository}
+
+
+def up_defaults(described: LoadedService) -> dict[str, Any]:
+    return {"host": described.settings.host, "port": described.settings.port}
+
+
+def verify_defaults(described: LoadedService, name: str) -> dict[str, Any]:
+    return {"engine": described.engine(name), "model": name}
+
+
+def bench_defaults(described: LoadedService, name: str) -> dict[str, Any]:
+    """The load of `traffic` against the gateway's address, held to `slo`."""
+    model, settings = described.service.models[name], described.settings
+    load, slo = model.traffic, model.slo
+    held = {"ttft": slo.ttft_p95, "tpot": slo.tpot_p95}
+    prefix = round((load.isl or 0) * (load.prefix_hit or 0.0))
+    return _given(
+        url=f"http://{settings.host}:{settings.port}/v1",
+        model=name,
+        rate=load.qps,
+        input_=str(load.isl - prefix) if load.isl else None,
+        prefix_tokens=prefix or None,
+        output=str(load.osl) if load.osl else None,
+        slo=tuple(f"{what}:{duration}" for what, duration in held.items() if duration is not None),
+    )
+
+
+def _given(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}

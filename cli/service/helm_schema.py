@@ -1,0 +1,240 @@
+"""The values of the Helm chart as data. deploy/helm/llmops/values.schema.json is generated from these models.
+
+`llmops chart --schema-only` writes the schema. Helm reads it before it renders a template, so an unknown key, a pool
+without GPUs or a name that Kubernetes would refuse ends there.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+from pydantic.alias_generators import to_camel
+
+from llmops.gateway.settings import GatewaySettings
+
+#: Settings that the chart decides itself, because they are addresses, secrets or paths of its pods.
+CHART_SETTINGS = frozenset({"triton", "replicas", "host", "port", "store", "redis", "kafka", "open"})
+#: The same of settings within a section, by the section's model.
+_CHART_FIELDS = {"Timeouts": ("drain",), "UsageSettings": ("journal", "bytes")}
+
+#: Names of pools and builds become parts of object names, whose rules are those of DNS labels.
+LABEL = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
+#: Pools with these names would have objects with the names of the gateway's and control's.
+RESERVED_POOLS = ("gateway", "control")
+
+_Name = Annotated[str, Field(pattern=r"^([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?)?$")]
+_Path = Annotated[str, Field(pattern=r"^/[^\s]*[^\s/]$")]
+_Quantity = Annotated[str, Field(pattern=r"^[0-9]+(\.[0-9]+)?(m|k|Ki|Mi|Gi|Ti|M|G|T)?$")]
+_Amount = _Quantity | Annotated[float, Field(gt=0)]
+_Count = Annotated[int, Field(ge=1)]
+_Seconds = Annotated[int, Field(ge=0)]
+_Objects = list[dict[str, Any]]
+
+
+class _ChartModel(BaseModel):
+    model_config = ConfigDict(extra="forbid", alias_generator=to_camel, populate_by_name=True)
+
+
+class ImageValues(_ChartModel):
+    """References of the three images, and how nodes pull them. The templates say what a reference must look like."""
+
+    gateway: str = ""
+    engine: str = ""
+    build: str = ""
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] = "IfNotPresent"
+    pull_secrets: list[_Name] = []
+
+
+class StorageValues(_ChartModel):
+    """The claim that holds engines and repositories, and where pods mount it."""
+
+    claim: _Name = ""
+    mount_path: _Path = "/models"
+
+
+class SecretKey(_ChartModel):
+    """A key of a Secret that exists in the namespace."""
+
+    name: _Name = ""
+    key: Annotated[str, Field(min_length=1)] = "url"
+
+
+class Secrets(_ChartModel):
+    store: SecretKey = SecretKey()
+    redis: SecretKey = SecretKey()
+    kafka: SecretKey = SecretKey(key="password")
+    signing: SecretKey = SecretKey(key="keys")
+
+
+class KafkaValues(_ChartModel):
+    """The settings `kafka` of gateways and control, without the password and the signing keys."""
+
+    servers: str = ""
+    topic: Annotated[str, Field(min_length=1)] = "llmops.usage"
+    tls: bool = False
+    user: str = ""
+    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = "SCRAM-SHA-512"
+
+
+class Resources(_ChartModel):
+    requests: dict[str, _Amount] = {}
+    limits: dict[str, _Amount] = {}
+
+
+class SchedulingValues(_ChartModel):
+    """Where the scheduler may put pods."""
+
+    node_selector: dict[str, str] = {}
+    tolerations: _Objects = []
+
+
+class GatewayScaling(_ChartModel):
+    enabled: bool = False
+    min: _Count = 2
+    max: _Count = 10
+    streams: _Count = 300
+    cpu: Annotated[int, Field(ge=1, le=100)] = 70
+
+
+class GatewayService(_ChartModel):
+    type: Literal["ClusterIP", "NodePort", "LoadBalancer"] = "ClusterIP"
+    port: Annotated[int, Field(ge=1, le=65535)] = 80
+
+
+class OutboxValues(_ChartModel):
+    mebibytes: _Count = 1024
+
+
+class GatewayValues(SchedulingValues):
+    replicas: _Count = 2
+    settings: dict[str, Any] = {}
+    drain_seconds: _Seconds = 30
+    resources: Resources = Resources(requests={"cpu": "1", "memory": "1Gi"}, limits={"memory": "2Gi"})
+    service: GatewayService = GatewayService()
+    journal: OutboxValues = OutboxValues()
+    autoscaling: GatewayScaling = GatewayScaling()
+
+
+class ControlValues(SchedulingValues):
+    enabled: bool = True
+    replicas: _Count = 2
+    resources: Resources = Resources(requests={"cpu": "200m", "memory": "512Mi"}, limits={"memory": "1Gi"})
+
+
+class PoolScaling(_ChartModel):
+    enabled: bool = False
+    min: _Count = 1
+    max: _Count = 4
+    waiting: Annotated[float, Field(gt=0)] = 8
+    kv: Annotated[float, Field(gt=0, le=1)] = 0.8
+    requests: Annotated[float, Field(gt=0)] | None = None
+
+
+class PoolValues(SchedulingValues):
+    """Engines that serve one repository. `nodes` above 1 makes each engine a LeaderWorkerSet."""
+
+    repository: _Path
+    models: list[str] = []
+    gpus: _Count = 1
+    nodes: _Count = 1
+    leader_script: str = ""
+    replicas: Annotated[int, Field(ge=0)] = 1
+    startup_minutes: _Count = 60
+    drain_seconds: _Seconds = 60
+    shared_memory: _Quantity = "16Gi"
+    resources: Resources = Resources()
+    autoscaling: PoolScaling = PoolScaling()
+
+
+class BuildJob(SchedulingValues):
+    """One build: its commands, in order, each in the image that `image` names."""
+
+    args: Annotated[list[str], Field(min_length=1)]
+    finish: list[str] = []
+    repo: list[str] = []
+    gpus: Annotated[int, Field(ge=0)] = 1
+    token: SecretKey = SecretKey(key="token")
+    scratch: _Quantity = "20Gi"
+    resources: Resources = Resources()
+
+
+class Keda(_ChartModel):
+    enabled: bool = False
+    prometheus: Annotated[str, Field(pattern="^https?://")] = "http://prometheus-operated.monitoring:9090"
+
+
+class Monitoring(_ChartModel):
+    enabled: bool = False
+    namespace: _Name = "monitoring"
+    labels: dict[str, str] = {}
+    key: SecretKey = SecretKey(key="key")
+    runbooks: Annotated[str, Field(pattern="^(https?://[^#]+)?$")] = ""
+    groups: _Objects = []
+
+
+class Backends(_ChartModel):
+    """NetworkPolicy egress rules by what they lead to."""
+
+    store: _Objects = []
+    redis: _Objects = []
+    kafka: _Objects = []
+    oidc: _Objects = []
+    traces: _Objects = []
+    hub: _Objects = [{"ports": [{"port": 443}]}]
+    extra: _Objects = []
+
+
+class Network(_ChartModel):
+    enabled: bool = True
+    clients: _Objects = []
+    admins: _Objects = []
+    dns: _Objects = []
+    backends: Backends = Backends()
+
+
+class ChartValues(_ChartModel):
+    """All values of the chart deploy/helm/llmops."""
+
+    image: ImageValues = ImageValues()
+    storage: StorageValues = StorageValues()
+    secrets: Secrets = Secrets()
+    kafka: KafkaValues = KafkaValues()
+    open: bool = False
+    gateway: GatewayValues = GatewayValues()
+    control: ControlValues = ControlValues()
+    engines: dict[Annotated[str, Field(pattern=LABEL)], PoolValues] = {}
+    builds: dict[Annotated[str, Field(pattern=LABEL)], BuildJob] = {}
+    keda: Keda = Keda()
+    monitoring: Monitoring = Monitoring()
+    network: Network = Network()
+
+
+def chart_schema() -> dict[str, Any]:
+    """Return the JSON Schema of the values, in the draft that Helm 3 and Helm 4 both read."""
+    found, settings = ChartValues.model_json_schema(), GatewaySettings.model_json_schema()
+    definitions = settings.pop("$defs")
+    for name in CHART_SETTINGS:
+        del settings["properties"][name]
+    for section, fields in _CHART_FIELDS.items():
+        for field in fields:
+            del definitions[section]["properties"][field]
+    definitions["GatewaySettings"] = settings
+    assert not set(definitions) & set(found["$defs"])
+    found["$defs"] |= definitions
+    found["$defs"]["Gateway"]["properties"]["settings"] = {"$ref": "#/$defs/GatewaySettings"}
+    for name, reserved in (("engines", RESERVED_POOLS), ("builds", ())):
+        kinds = found["properties"][name]
+        kinds["additionalProperties"] = next(iter(kinds.pop("patternProperties").values()))
+        kinds["propertyNames"] = {"pattern": LABEL, "not": {"enum": list(reserved)}} if reserved else {"pattern": LABEL}
+    return {"$schema": "http://json-schema.org/draft-07/schema#", **_without_descriptions(found)}
+
+
+def _without_descriptions(schema: Any) -> Any:
+    """Return the schema without titles and descriptions: docs have them, and Helm reads rules."""
+    if isinstance(schema, list):
+        return [_without_descriptions(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    texts = [name for name in ("title", "description") if isinstance(schema.get(name), str)]
+    return {name: _without_descriptions(value) for name, value in schema.items() if name not in texts}

@@ -1,0 +1,241 @@
+"""The Helm chart's values that follow from llmops.yaml; the others are in deploy/helm/llmops/values.yaml."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import PurePosixPath
+from typing import Any, NamedTuple
+
+from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.target_facts import TARGETS
+from llmops.cli.service.command_defaults import build_defaults, spec_of
+from llmops.cli.service.helm_schema import CHART_SETTINGS, LABEL, RESERVED_POOLS
+from llmops.cli.service.service_file import LoadedService, ModelSection
+from llmops.cli.service.sizing import ModelSizes, egress_rules, estimate_sizes, is_hub_id, resources
+from llmops.errors import InputError
+from llmops.gateway.settings import GatewaySettings, UsageSettings, load_settings
+
+#: GPUs of a node.
+PER_NODE = 8
+#: Names of the Secrets that docs/kubernetes.md creates.
+STORE, REDIS, KAFKA, HUB = "llmops-store", "llmops-redis", "llmops-kafka", "llmops-hub"
+SIGNING = "llmops-signing"
+_FLAGS = ("target", "quant", "kv_cache", "gpu", "tp", "pp", "ep", "max_batch_size", "max_seq_len", "max_num_tokens")
+_GIB = 2**30
+
+
+class PlannedReplicas(NamedTuple):
+    """Replicas that a model needs, requests/s that each keeps up with, and groups of Prometheus' rules about it."""
+
+    replicas: int
+    rate: float
+    groups: Sequence[Mapping[str, Any]] = ()
+
+
+@dataclass(frozen=True)
+class ClusterResources:
+    """What the cluster has: images by their name in the chart, the claim, and where the chart mounts it."""
+
+    images: Mapping[str, str] = field(default_factory=dict)
+    claim: str = "llmops-models"
+    mounted: str = "/models"
+
+
+class HelmValues(NamedTuple):
+    """Values for `helm install -f`, and what is left to do before, a sentence each."""
+
+    values: dict[str, Any]
+    notes: list[str]
+
+
+def make_helm_values(
+    described: LoadedService, cluster: ClusterResources, planned: Callable[[str], PlannedReplicas]
+) -> HelmValues:
+    """Return values and notes for a description; `planned` is called for models with `replicas: auto`.
+
+    Raises:
+        InputError: A cluster cannot serve one of the models, or cannot reach one of the addresses.
+    """
+    # not the settings of this machine's environment
+    settings = load_settings(replace(described.layers, alone=True))
+    models = described.service.models
+    names = _pool_names(models)
+    plans = {name: planned(name) for name, model in models.items() if model.replicas == "auto"}
+    sizes = {name: estimate_sizes(spec_of(described, name)) for name in models}
+    engines, builds = {}, {}
+    for name, model in models.items():
+        folder = PurePosixPath(cluster.mounted, name)
+        engines[names[name]] = _pool(name, model, folder / "repository", plans.get(name), sizes[name])
+        builds[names[name]] = _build(described, name, folder, engines[names[name]]["gpus"], sizes[name])
+    groups = [dict(group) for found in plans.values() for group in found.groups]
+    values = {
+        **({"image": dict(cluster.images)} if cluster.images else {}),
+        "storage": {"claim": cluster.claim, "mountPath": cluster.mounted},
+        **_access(settings),
+        "engines": engines,
+        "builds": builds,
+        "gateway": _gateway(settings),
+        **({"monitoring": {"groups": groups}} if groups else {}),
+        **({"network": {"backends": found}} if (found := egress_rules(settings)) else {}),
+    }
+    return HelmValues(values, [*_notes(settings, cluster), *_notes_on_models(described, sizes, values)])
+
+
+def _pool_names(models: Mapping[str, ModelSection]) -> dict[str, str]:
+    """Return a name of a pool for each model. Raises InputError for models that Kubernetes cannot tell apart."""
+    found: dict[str, str] = {}
+    for name, model in models.items():
+        pool = name.replace(".", "-").replace("_", "-").lower()
+        if not re.fullmatch(LABEL, pool) or pool in RESERVED_POOLS:
+            raise InputError(
+                f"The model {name} would be the pool {pool!r}, which cannot name objects of Kubernetes: use a name of "
+                f"at most 40 letters, digits, dots and dashes that begins and ends with a letter or digit, other than "
+                f"{' and '.join(RESERVED_POOLS)}."
+            )
+        if pool in found.values():
+            other = next(one for one, taken in found.items() if taken == pool)
+            raise InputError(f"The models {other} and {name} would both be the pool {pool}: rename one of them.")
+        if not TARGETS[model.build.target].gpus:
+            raise InputError(
+                f"{name} has the build target {model.build.target}, which the chart's engine image cannot serve: set "
+                "build.target to tensorrt or pytorch, in the file or in a profile for the cluster."
+            )
+        found[name] = pool
+    return found
+
+
+def _access(settings: GatewaySettings) -> dict[str, Any]:
+    """Return the values that name Secrets: passwords stay where they are."""
+    secrets: dict[str, Any] = {}
+    kafka = settings.kafka
+    if settings.store is not None:
+        secrets["store"] = {"name": STORE, "key": "url"}
+    if settings.redis is not None:
+        secrets["redis"] = {"name": REDIS, "key": "url"}
+    if kafka is not None and kafka.user:
+        secrets["kafka"] = {"name": KAFKA, "key": "password"}
+    if kafka is not None:
+        secrets["signing"] = {"name": SIGNING, "key": "keys"}
+    own = {"password", "signing_keys", "signing_keys_file"}
+    given = kafka.model_dump(exclude_defaults=True, exclude=own) if kafka is not None else {}
+    return {
+        **({"secrets": secrets} if secrets else {}),
+        **({"kafka": given} if given else {}),
+        **({"open": True, "control": {"enabled": settings.store is not None}} if settings.open else {}),
+    }
+
+
+def _gateway(settings: GatewaySettings) -> dict[str, Any]:
+    excluded: dict[str, Any] = dict.fromkeys(CHART_SETTINGS, True)
+    excluded |= {"timeouts": {"drain"}, "usage": {"journal", "bytes"}}
+    said = settings.model_dump(mode="json", exclude_defaults=True, exclude=excluded)
+    found: dict[str, Any] = {"settings": {name: value for name, value in said.items() if value != {}}}
+    if settings.timeouts.drain != type(settings.timeouts)().drain:
+        found["drainSeconds"] = math.ceil(settings.timeouts.drain)
+    if settings.usage.bytes != UsageSettings().bytes:
+        found["journal"] = {"mebibytes": math.ceil(settings.usage.bytes / 2**20)}
+    return found
+
+
+def _pool(
+    name: str, model: ModelSection, repository: PurePosixPath, found: PlannedReplicas | None, sizes: ModelSizes | None
+) -> dict[str, Any]:
+    gpus = model.build.tp * model.build.pp
+    if gpus > PER_NODE and gpus % PER_NODE:
+        raise InputError(f"{name}: {gpus} GPUs do not fill nodes of {PER_NODE}; plan tp and pp for whole nodes.")
+    nodes, each = max(1, gpus // PER_NODE), min(gpus, PER_NODE)
+    pool: dict[str, Any] = {"repository": str(repository), "models": [name], "gpus": each}
+    if found is not None:
+        # autoscaling uses the rate only once autoscaling.enabled is set
+        pool |= {"replicas": found.replicas, "autoscaling": {"requests": float(f"{found.rate:.3g}")}}
+    else:
+        pool["replicas"] = model.replicas
+    if nodes > 1 and model.serving == "llmops" and model.build.target == "tensorrt":
+        raise InputError(
+            f"{name}: serving: llmops runs all GPUs of an engine on one machine, and {gpus} need {nodes}: leave it out."
+        )
+    if nodes > 1:
+        pool["nodes"] = nodes
+    if sizes is not None:
+        pool["resources"] = resources(sizes.weights // nodes, each)
+    return pool
+
+
+def _build(
+    described: LoadedService, name: str, folder: PurePosixPath, gpus: int, sizes: ModelSizes | None
+) -> dict[str, Any]:
+    """Return the steps of a Job: quantise, finish the engine where TensorRT-LLM is, make its repository."""
+    flags, engine = build_defaults(described, name), str(folder / "engine")
+    typed = [part for flag in _FLAGS if flag in flags for part in (f"--{flag.replace('_', '-')}", str(flags[flag]))]
+    own = [part for option in flags["options"] for part in ("--set", option)]
+    fixed = ["--deterministic"] if flags["deterministic"] else []
+    found: dict[str, Any] = {"args": ["build", flags["checkpoint"], "-o", engine, "--name", name, *typed, *own, *fixed]}
+    if flags["target"] == "tensorrt":
+        found["finish"] = ["build", "--resume", engine]
+    found["repo"] = ["repo", f"{name}={engine}", "-o", str(folder / "repository")]
+    if name in described.serving:
+        found["repo"] += ["--serving", described.serving[name]]
+    found["gpus"] = gpus if sizes is None else max(gpus, min(PER_NODE, _quantising_gpus(flags, sizes)))
+    if is_hub_id(flags["checkpoint"]):
+        found["token"] = {"name": HUB, "key": "token"}
+    if sizes is not None:
+        found["resources"] = resources(sizes.build_ram, found["gpus"])
+    return found
+
+
+def _quantising_gpus(flags: Mapping[str, Any], sizes: ModelSizes) -> int:
+    """Return the GPUs that hold the model while it is quantised, in 16 bits; 1 where their kind is not known."""
+    return math.ceil(sizes.build_gpu / find_gpu(flags["gpu"]).memory) if "gpu" in flags else 1
+
+
+def _notes(settings: GatewaySettings, cluster: ClusterResources) -> list[str]:
+    missing = [name for name in ("gateway", "engine", "build") if name not in cluster.images]
+    notes = []
+    if missing:
+        flags = ", ".join(f"--{name}-image" for name in missing)
+        notes.append(f"Images are not named: push them and give {flags}, or set image.{{{','.join(missing)}}}.")
+    if settings.store is not None:
+        notes.append(f"Create the Secret {STORE} with the key url: the store's URL, with its password.")
+    elif not settings.open:
+        notes.append("The file names no store, which the chart needs: set gateway.store, or gateway.open: true.")
+    if settings.redis is not None:
+        notes.append(f"Create the Secret {REDIS} with the key url.")
+    if settings.kafka is not None and settings.kafka.user:
+        notes.append(f"Create the Secret {KAFKA} with the key password.")
+    if settings.kafka is not None:
+        notes.append(f"Create the Secret {SIGNING} with the key keys: a random text (`openssl rand -hex 32`).")
+    return notes
+
+
+def _notes_on_models(
+    described: LoadedService, sizes: Mapping[str, ModelSizes | None], values: Mapping[str, Any]
+) -> list[str]:
+    notes, known = [], [found for found in sizes.values() if found is not None]
+    models = described.service.models
+    if any(is_hub_id(model.checkpoint) for model in models.values()):
+        notes.append(
+            f"If a checkpoint is gated, create the Secret {HUB} with the key token, of an account that may read it."
+        )
+    for name in (name for name, found in sizes.items() if found is None):
+        notes.append(
+            f"The config.json of {name} cannot be read here: set resources of its pool and its build, which the chart "
+            "asks for."
+        )
+    notes += [
+        f"Set engines.{pool}.leaderScript to leader.sh of `llmops serve REPOSITORY --export lws`, once it is built."
+        for pool, found in values["engines"].items()
+        if found.get("nodes", 1) > 1
+    ]
+    for name, model in models.items():
+        found, gpu = sizes[name], model.build.gpu
+        if found is not None and gpu is not None and found.build_gpu > PER_NODE * find_gpu(gpu).memory:
+            notes.append(
+                f"Quantising {name} needs more GPU memory than a node of {PER_NODE} {gpu} has: build it elsewhere."
+            )
+    if known:
+        space = math.ceil(sum(one.checkpoint + one.disk for one in known) / _GIB)
+        notes.append(f"The claim needs about {space} GiB for checkpoints and engines.")
+    return notes

@@ -1,0 +1,198 @@
+"""What may be in llmops.yaml, and how it is read. docs/operate.md shows one; llmops.schema.json is made of this."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_settings import (
+    BaseSettings,
+    InitSettingsSource,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+)
+
+from llmops.build.target_facts import TargetName
+from llmops.errors import InputError
+from llmops.gateway.settings import GatewaySettings, SettingsLayers, SloSettings, explain_settings_error, load_settings
+from llmops.yaml_files import read_yaml
+
+FILE = Path("llmops.yaml")
+
+
+class _ServiceModel(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+
+class BuildSection(_ServiceModel):
+    """The flags of `llmops build`; what is left out is up to the target. `set` has those of `--set`."""
+
+    target: TargetName = "openvino"
+    quant: str | None = None
+    kv_cache: str | None = None
+    gpu: str | None = None
+    tp: Annotated[int, Field(ge=1)] = 1
+    pp: Annotated[int, Field(ge=1)] = 1
+    ep: Annotated[int, Field(ge=1)] = 1
+    max_batch_size: Annotated[int, Field(ge=1)] | None = None
+    max_seq_len: Annotated[int, Field(ge=1)] | None = None
+    max_num_tokens: Annotated[int, Field(ge=1)] | None = None
+    deterministic: bool = False
+    set: dict[str, str | int | float | bool] = Field(default_factory=dict)
+
+
+class TrafficSection(_ServiceModel):
+    """What comes: requests/s, tokens of prompt and answer (means), and the share of prompt tokens found in the prefix
+    cache."""
+
+    qps: Annotated[float, Field(gt=0)] | None = None
+    isl: Annotated[int, Field(ge=1)] | None = None
+    osl: Annotated[int, Field(ge=1)] | None = None
+    prefix_hit: Annotated[float, Field(ge=0, lt=1)] | None = None
+
+
+class ModelSection(_ServiceModel):
+    """One model: `checkpoint` as `llmops build` takes it; `replicas`: engines that serve it, `auto` as planned.
+
+    `serving`: what serves a TensorRT engine, as `llmops repo --serving` says.
+    """
+
+    checkpoint: str
+    build: BuildSection = BuildSection()
+    traffic: TrafficSection = TrafficSection()
+    slo: SloSettings = SloSettings()
+    replicas: Annotated[int, Field(ge=1)] | Literal["auto"] = 1
+    serving: Literal["llmops", "nvidia"] | None = None
+
+
+class ServiceFile(BaseSettings):
+    """`models` by the name they are served under; `gateway`: its settings (docs/gateway.md).
+
+    `profiles`: what another place changes. A `build` of a profile stands alone; all else is laid over the file.
+    """
+
+    model_config = SettingsConfigDict(extra="forbid")
+
+    models: Annotated[dict[str, ModelSection], Field(min_length=1)]
+    gateway: dict[str, Any] = Field(default_factory=dict)
+    profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        return (init_settings,)
+
+
+class LoadedService(BaseModel):
+    """A service as one profile of a file has it; `layers` are the gateway's settings, for flags to be laid over."""
+
+    model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
+
+    file: Path
+    service: ServiceFile
+    layers: SettingsLayers
+    settings: GatewaySettings
+
+    @property
+    def folder(self) -> Path:
+        """What is built goes beside the file."""
+        return self.file.parent
+
+    @property
+    def repository(self) -> Path:
+        return self.folder / "repository"
+
+    @property
+    def serving(self) -> dict[str, str]:
+        """What serves the TensorRT engine of each model that says so."""
+        models = self.service.models.items()
+        return {name: one.serving for name, one in models if one.serving and one.build.target == "tensorrt"}
+
+    def engine(self, name: str) -> Path:
+        return self.folder / "engines" / name
+
+
+def read(file: Path, profile: str | None = None) -> LoadedService:
+    """The service that `file` describes, by `profile`. Raises InputError for whatever is wrong in it, also in profiles
+    that were not asked for."""
+    content = _content(file)
+    profiles = content.get("profiles") or {}
+    if not isinstance(profiles, dict) or not all(isinstance(one, dict) for one in profiles.values()):
+        raise InputError(
+            f"{file}: a profile is not a mapping; write `profiles:`, the name below it, and its settings below that."
+        )
+    if profile is not None and profile not in profiles:
+        advice = f"choose {' or '.join(profiles)}" if profiles else "it has no profiles at all, so leave --profile out"
+        raise InputError(f"{file} has no profile {profile!r}; {advice}.")
+    found = {name: _described(file, content, profiles.get(name), name) for name in (None, *profiles)}
+    return found[profile]
+
+
+def _content(file: Path) -> dict[str, Any]:
+    content = read_yaml(file, "`llmops init CHECKPOINT` writes one")
+    if not isinstance(content, dict):
+        raise InputError(f"{file} must be a mapping with `models`; `llmops init CHECKPOINT` writes one.")
+    return content
+
+
+def _described(
+    file: Path, content: dict[str, Any], overlay: dict[str, Any] | None, profile: str | None
+) -> LoadedService:
+    place = f"{file}, profile {profile}" if profile else str(file)
+    try:
+        service = _layered(content, overlay or {})
+    except ValidationError as error:
+        raise InputError(explain_settings_error(error, ServiceFile, place, "docs/operate.md")) from error
+    kept = {name: model.slo.model_dump(exclude_none=True) for name, model in service.models.items()}
+    objectives = {name: {"slo": slo} for name, slo in kept.items() if slo}
+    layers = SettingsLayers(f"{place}, gateway", (service.gateway, {"models": objectives}))
+    return LoadedService(file=file, service=service, layers=layers, settings=load_settings(layers))
+
+
+def _layered(content: dict[str, Any], overlay: dict[str, Any]) -> ServiceFile:
+    """The overlay over the content, laid by pydantic-settings."""
+    base = copy.deepcopy(content)
+    for name, model in _mapping(overlay.get("models")).items():
+        if "build" in _mapping(model):
+            _mapping(_mapping(base.get("models")).get(name)).pop("build", None)
+
+    class Layered(ServiceFile):
+        @classmethod
+        def settings_customise_sources(
+            cls, settings_cls: type[BaseSettings], *sources: Any, **named: Any
+        ) -> tuple[PydanticBaseSettingsSource, ...]:
+            return tuple(InitSettingsSource(settings_cls, init_kwargs=layer) for layer in (overlay, base))
+
+    # its fields come from the layers
+    return Layered()  # type: ignore[call-arg]
+
+
+def _mapping(value: Any) -> dict[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def schema() -> dict[str, Any]:
+    """The JSON Schema of llmops.yaml, for editors."""
+    found = ServiceFile.model_json_schema()
+    gateway = GatewaySettings.model_json_schema()
+    found["$defs"] = {**gateway.pop("$defs", {}), **found["$defs"]}
+    gateway.pop("title")
+    found["properties"]["gateway"] = {**gateway, "default": {}}
+    # a profile may say any part of it
+    parts = {name: found["properties"][name] for name in ("gateway",)}
+    model = copy.deepcopy(found["$defs"]["Model"])
+    model.pop("required")
+    found["$defs"]["ModelOfProfile"] = model
+    parts["models"] = {"type": "object", "additionalProperties": {"$ref": "#/$defs/ModelOfProfile"}}
+    found["properties"]["profiles"]["additionalProperties"] = {
+        "type": "object", "additionalProperties": False, "properties": parts,
+    }  # fmt: skip
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **found, "title": "llmops.yaml"}

@@ -1,0 +1,141 @@
+"""What a deployment in a cluster follows from: sizes of engines and builds, and addresses of backends."""
+
+from __future__ import annotations
+
+import ipaddress
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from llmops.build.checkpoint.hub_download import HUB_ID
+from llmops.build.spec import BuildSpec
+from llmops.errors import CheckpointError, InputError, ResourceError
+from llmops.gateway.settings import GatewaySettings
+
+_GIB = 2**30
+#: CPU cores of an engine pod: two for the server and two for each GPU's process.
+_CORES, _CORES_PER_GPU = 2, 2
+#: GiB of host memory besides weights: processes, pinned buffers and /dev/shm of 16 GiB.
+_FIXED_GIB = 24
+#: A limit of memory is a multiple of the request: weights pass through the page cache while they are read.
+_LIMIT = 2
+#: Ports of backends whose URL names none.
+_PORTS = {"postgresql": 5432, "redis": 6379, "rediss": 6379, "http": 80, "https": 443}
+
+
+@dataclass(frozen=True)
+class ModelSizes:
+    """Bytes that a model takes: downloaded, written, served, and the most that a stage of its build needs."""
+
+    checkpoint: int
+    disk: int
+    weights: int
+    build_ram: int
+    build_gpu: int
+
+
+def estimate_sizes(spec: BuildSpec) -> ModelSizes | None:
+    """Return the sizes of one model, or None where its config.json cannot be read here.
+
+    Raises:
+        InputError: The build itself would refuse this model.
+    """
+    from llmops.build.job.dry_run import prepare_dry_run
+    from llmops.build.targets.nvidia.nvidia_job import NvidiaJob
+    from llmops.build.targets.nvidia.resource_estimates import stage_needs, stored_bytes
+
+    try:
+        job = prepare_dry_run(replace(spec, output=Path("engine")))
+    except (CheckpointError, ResourceError):
+        return None
+    if not isinstance(job, NvidiaJob):
+        return None
+    weights = stored_bytes(job.request)
+    stages = [stage for stage in stage_needs(job.request, gpu=True) if stage.minutes is not None]
+    return ModelSizes(
+        checkpoint=job.checkpoint.weight_bytes,
+        disk=job.disk_bytes,
+        weights=weights,
+        build_ram=max((stage.ram for stage in stages), default=0),
+        build_gpu=max((stage.gpu for stage in stages), default=0),
+    )
+
+
+def resources(ram: int, gpus: int) -> dict[str, Any]:
+    """Return requests and limits of a container that holds `ram` bytes of weights beside `gpus` GPUs."""
+    memory = math.ceil(ram / _GIB) + _FIXED_GIB
+    requests = {"cpu": str(_CORES + _CORES_PER_GPU * gpus), "memory": f"{memory}Gi"}
+    return {"requests": requests, "limits": {"memory": f"{_LIMIT * memory}Gi"}}
+
+
+def is_hub_id(checkpoint: str) -> bool:
+    """Return True if a build downloads this checkpoint, unless a folder of the claim has the same name."""
+    return HUB_ID.fullmatch(checkpoint) is not None and not checkpoint.startswith((".", "/"))
+
+
+def egress_rules(settings: GatewaySettings) -> dict[str, list[dict[str, Any]]]:
+    """Return the egress rules that the settings' addresses need, by the chart's name of the backend.
+
+    Raises:
+        InputError: An address is a file or a socket of one machine, which pods cannot share.
+    """
+    given = {
+        "store": _url(settings.store, "store", "a PostgreSQL (postgresql://…)"),
+        "redis": _url(settings.redis, "redis", "a Valkey or Redis (redis://…)"),
+        "kafka": [_address(one) for one in settings.kafka.servers.split(",")] if settings.kafka else [],
+        "oidc": _oidc(settings),
+        "traces": _url(settings.traces.endpoint, "traces.endpoint", "a receiver") if settings.traces else [],
+    }
+    return {name: _rules(addresses) for name, addresses in given.items() if addresses}
+
+
+def _oidc(settings: GatewaySettings) -> list[tuple[str, int]]:
+    urls = [settings.oidc.issuer, settings.oidc.jwks] if settings.oidc else []
+    return [address for url in urls for address in _url(url, "oidc.issuer", "a provider")]
+
+
+def _url(url: str | None, setting: str, kind: str) -> list[tuple[str, int]]:
+    if url is None:
+        return []
+    parts = urlsplit(url)
+    scheme = parts.scheme.partition("+")[0].replace("postgres", "postgresql").replace("postgresqlql", "postgresql")
+    if not parts.hostname or scheme not in _PORTS:
+        raise InputError(
+            f"gateway.{setting} is a file or socket of one machine, which the pods of a cluster cannot share: name "
+            f"{kind} there."
+        )
+    return [(parts.hostname, parts.port or _PORTS[scheme])]
+
+
+def _address(server: str) -> tuple[str, int]:
+    host, _, port = server.strip().rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def _rules(addresses: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
+    """Return one rule for each different address; several brokers of one service are one rule."""
+    rules: list[dict[str, Any]] = []
+    for host, port in addresses:
+        peer = _peer(host)
+        rule = {**({"to": [peer]} if peer is not None else {}), "ports": [{"port": port}]}
+        if rule not in rules:
+            rules.append(rule)
+    return rules
+
+
+def _peer(host: str) -> dict[str, Any] | None:
+    """Return the NetworkPolicyPeer of a host; None for a public name, as policies know addresses and labels only."""
+    try:
+        address = ipaddress.ip_address(host)
+        return {"ipBlock": {"cidr": f"{address}/{address.max_prefixlen}"}}
+    except ValueError:
+        labels = host.rstrip(".").split(".")
+    if len(labels) == 1:
+        return {"podSelector": {}}
+    if "svc" in labels[2:]:
+        namespace = labels[labels.index("svc", 2) - 1]
+        return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": namespace}}}
+    return None

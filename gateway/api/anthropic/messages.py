@@ -1,0 +1,139 @@
+"""POST /v1/messages and /v1/messages/count_tokens"""
+
+from __future__ import annotations
+
+import secrets
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmops.gateway.api.anthropic.chat_conversion import (
+    dropped_tool_types,
+    ignored_message_fields,
+    to_chat_request,
+    translate_error_fields,
+)
+from llmops.gateway.api.anthropic.content_blocks import content_blocks, message_usage, stop_fields
+from llmops.gateway.api.anthropic.schemas import CountTokensRequest, MessagesRequest
+from llmops.gateway.api.anthropic.stream_events import MessageEvents
+from llmops.gateway.api.generation_response import json_response, respond_with_generation
+from llmops.gateway.api.ignored_fields import report_dropped_tools, report_ignored_fields
+from llmops.gateway.errors import ApiError, UnsupportedError
+from llmops.gateway.generation.answer import Answer
+from llmops.gateway.generation.app_state import AppState
+from llmops.gateway.generation.chat_generation import prepare_chat_in_thread, start_chat, validate_chat
+from llmops.gateway.generation.choice import Choice
+from llmops.gateway.generation.parsers.output_processor import OutputDelta, ToolCallDelta
+from llmops.gateway.generation.sampling import remaining_context
+from llmops.gateway.http import anthropic_errors
+from llmops.gateway.http.request_body import validate_body
+from llmops.gateway.http.request_context import RequestContext, context_of
+from llmops.gateway.routing.served_models import GenerativeModel
+from llmops.gateway.schemas.chat_request import ChatRequest
+
+
+class MessagesEndpoints:
+    """The endpoints; `create` makes a message, `count_tokens` tells what its prompt would be."""
+
+    def __init__(self, service: AppState) -> None:
+        self._service = service
+
+    async def create(self, request: Request) -> Response:
+        context = context_of(request)
+        with _own_terms():
+            body = await self._service.intake.load(MessagesRequest, request)
+        context.mark("parse")
+        model = self._service.models.get(body.model, context.caller)
+        chat = self._as_chat(body, model, context)
+        head = _head("msg_" + secrets.token_hex(12), body.model)
+
+        async def start() -> Answer:
+            with _own_terms():
+                return await start_chat(
+                    self._service, chat, model, head["id"], context, whole=not body.stream, fit=True
+                )
+
+        def stop(answer: Answer, choice: Choice, called: bool) -> dict[str, Any]:
+            return stop_fields(
+                choice, called=called, cut=body.max_tokens > remaining_context(model.card, answer.prompt_tokens)
+            )
+
+        def failed(error: ApiError) -> bytes:
+            return anthropic_errors.error_event(error, context.request_id)
+
+        def events(answer: Answer) -> MessageEvents:
+            return MessageEvents(answer, head, lambda choice, called: stop(answer, choice, called), failed)
+
+        async def collect(answer: Answer) -> dict[str, Any]:
+            added: defaultdict[Choice, list[OutputDelta]] = defaultdict(list)
+            while (delta := await answer.next()) is not None:
+                added[delta.choice] += delta.choice.sort(delta.text)
+            (choice,) = answer.choices
+            pieces = added[choice]
+            called = any(isinstance(piece, ToolCallDelta) for piece in pieces)
+            ended = stop(answer, choice, called)
+            return {**head, "content": content_blocks(pieces), **ended, "usage": message_usage(answer)}
+
+        response = await respond_with_generation(
+            request,
+            start,
+            self._service.timeouts,
+            events=events if body.stream else None,
+            collect=collect,
+            failed=failed,
+            sign=anthropic_errors.PING,
+        )
+        return _named(response, context)
+
+    async def count_tokens(self, request: Request) -> Response:
+        context = context_of(request)
+        with _own_terms():
+            body = await self._service.intake.load(CountTokensRequest, request)
+        model = self._service.models.get(body.model, context.caller)
+        chat = self._as_chat(body, model, context)
+        with _own_terms():
+            plan = await prepare_chat_in_thread(self._service, chat, model, context)
+        return _named(json_response({"input_tokens": len(plan.input_ids)}), context)
+
+    def _as_chat(self, body: CountTokensRequest, model: GenerativeModel, context: RequestContext) -> ChatRequest:
+        template = model.template.source if model.template else ""
+        with _own_terms():
+            chat = validate_body(ChatRequest, to_chat_request(body, template))
+            validate_chat(chat, model, self._service.limits)
+        if (chat.n or 1) > 1:
+            raise UnsupportedError("A message is one answer; leave out n.", param="n")
+        report_ignored_fields(context, self._service, body, ignored_message_fields(body, template), extra=chat)
+        report_dropped_tools(context, dropped_tool_types(body))
+        return chat
+
+
+@contextmanager
+def _own_terms() -> Iterator[None]:
+    try:
+        yield
+    except ApiError as error:
+        translate_error_fields(error)
+        raise
+
+
+def _head(message_id: str, model: str) -> dict[str, Any]:
+    """A message that nothing was generated for yet."""
+    return {
+        "id": message_id,
+        "type": "message",
+        "role": "assistant",
+        "model": model,
+        "content": [],
+        "stop_reason": None,
+        "stop_sequence": None,
+        "stop_details": None,
+    }
+
+
+def _named(response: Response, context: RequestContext) -> Response:
+    response.headers[anthropic_errors.REQUEST_ID] = context.request_id
+    return response

@@ -1,0 +1,174 @@
+"""POST /v1/chat/completions"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmops.gateway.api.generation_response import respond_with_generation
+from llmops.gateway.api.ignored_fields import report_ignored_fields
+from llmops.gateway.api.openai_chunks import (
+    ChatChunks,
+    chat_logprob_entry,
+    chat_logprobs,
+    tool_call_chunk,
+    usage_counts,
+)
+from llmops.gateway.generation.answer import Answer, ChoiceDelta
+from llmops.gateway.generation.answer_events import AnswerEvents
+from llmops.gateway.generation.app_state import AppState
+from llmops.gateway.generation.chat_generation import start_chat, validate_chat
+from llmops.gateway.generation.choice import Choice
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta, ToolCallDelta
+from llmops.gateway.http.request_context import context_of
+from llmops.gateway.schemas.chat_request import ChatRequest
+
+CHAT_IGNORED_FIELDS = frozenset(
+    {
+        "store",
+        "service_tier",
+        "prompt_cache_key",
+        "prompt_cache_options",
+        "prompt_cache_retention",
+        "safety_identifier",
+        "verbosity",
+        "moderation",
+        "priority",
+        "cache_salt",
+        "include_reasoning",
+        "include_stop_str_in_output",
+        "stream_options.include_obfuscation",
+        "stream_options.continuous_usage_stats",
+    }
+)
+
+
+class ChatCompletionsEndpoint:
+    """The endpoint; `handle` is the route."""
+
+    def __init__(self, service: AppState) -> None:
+        self._service = service
+
+    async def handle(self, request: Request) -> Response:
+        context = context_of(request)
+        body = await self._service.intake.load(ChatRequest, request)
+        context.mark("parse")
+        model = self._service.models.get(body.model, context.caller)
+        validate_chat(body, model, self._service.limits)
+        report_ignored_fields(context, self._service, body, CHAT_IGNORED_FIELDS)
+        answer_id, created = "chatcmpl-" + secrets.token_hex(12), int(time.time())
+
+        def events(answer: Answer) -> AnswerEvents:
+            include_usage = bool(body.stream_options and body.stream_options.include_usage)
+            chunks = ChatChunks(answer_id, body.model, created, len(answer.choices), include_usage=include_usage)
+            return ChatEvents(answer, chunks)
+
+        async def collect(answer: Answer) -> dict[str, Any]:
+            choices = await collect_choices(answer)
+            return {
+                "id": answer_id,
+                "object": "chat.completion",
+                "created": created,
+                "model": body.model,
+                "choices": choices,
+                "usage": usage_counts(answer),
+                "service_tier": "default" if body.service_tier else None,
+                "system_fingerprint": None,
+            }
+
+        return await respond_with_generation(
+            request,
+            lambda: start_chat(self._service, body, model, answer_id, context, whole=not body.stream),
+            self._service.timeouts,
+            events=events if body.stream else None,
+            collect=collect,
+        )
+
+
+class ChatEvents(AnswerEvents):
+    """chat.completion.chunk events: the role, the text, the reason why it ended; then usage and [DONE]."""
+
+    def __init__(self, answer: Answer, chunks: ChatChunks) -> None:
+        super().__init__(answer)
+        self._chunks = chunks
+        self._begun = [False] * len(answer.choices)
+
+    def render(self, delta: ChoiceDelta) -> bytes:
+        choice, text, ended = delta
+        index = choice.index
+        if self._begun[index] and text and choice.plain and not choice.done and choice.logprobs is None:
+            return self._chunks.content(index, text)
+        parts = []
+        if not self._begun[index]:
+            self._begun[index] = True
+            parts.append(self._chunks.role(index))
+        parts.extend(self._content(choice, text))
+        if ended:
+            parts.append(self._chunks.finish(choice))
+        return b"".join(parts)
+
+    def _content(self, choice: Choice, text: str) -> list[bytes]:
+        entries = choice.take_logprobs(text)
+        if not choice.plain:
+            shown = [self._chunks.piece(choice.index, piece) for piece in choice.sort(text)]
+            # the text of a call or of thinking has log-probabilities as well; they are the choice's, whatever it is
+            return [self._chunks.content(choice.index, "", entries), *shown] if entries else shown
+        if not text and not entries:
+            return []
+        return [self._chunks.content(choice.index, text, entries)]
+
+    def end(self) -> bytes:
+        return self._chunks.last(usage_counts(self._answer))
+
+
+async def collect_choices(answer: Answer) -> list[dict[str, Any]]:
+    """All choices, complete."""
+    pieces: defaultdict[Choice, list[OutputDelta]] = defaultdict(list)
+    entries: defaultdict[Choice, list[dict[str, Any]]] = defaultdict(list)
+    while (delta := await answer.next()) is not None:
+        choice, text, _ = delta
+        pieces[choice].extend(choice.sort(text))
+        if choice.logprobs is not None:
+            entries[choice].extend(map(chat_logprob_entry, choice.take_logprobs(text) or ()))
+    return [
+        {
+            "index": choice.index,
+            "message": message_of(pieces[choice]),
+            "logprobs": chat_logprobs(entries[choice]) if choice.logprobs is not None else None,
+            "finish_reason": choice.finish_reason,
+        }
+        for choice in answer.choices
+    ]
+
+
+def message_of(pieces: Sequence[OutputDelta]) -> dict[str, Any]:
+    """The assistant message that streamed pieces add up to."""
+    calls: dict[int, ToolCallDelta] = {}
+    for piece in pieces:
+        if isinstance(piece, ToolCallDelta):
+            known = calls.get(piece.index)
+            calls[piece.index] = known._replace(arguments=known.arguments + piece.arguments) if known else piece
+    content = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
+    reasoning = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningDelta))
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": content if content or not calls else None,
+        "refusal": None,
+    }
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [_whole_call(calls[index]) for index in sorted(calls)]
+    return message
+
+
+def _whole_call(call: ToolCallDelta) -> dict[str, Any]:
+    whole = tool_call_chunk(call)
+    del whole["index"]
+    return whole

@@ -1,0 +1,217 @@
+"""POST /api/chat/completions, and the stream of a running answer for readers who come back to it."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmops.gateway.api.chat_completions import CHAT_IGNORED_FIELDS, message_of
+from llmops.gateway.api.generation_response import DeferredEventSource, json_response
+from llmops.gateway.api.ignored_fields import report_ignored_fields
+from llmops.gateway.api.openai_chunks import DONE_EVENT, ChatChunks, usage_counts
+from llmops.gateway.conversations.chat_run import ChatRun, ChatRunReader, ChatRunRegistry, parse_last_event_id
+from llmops.gateway.conversations.truncation import reserved_output_tokens, truncate_history
+from llmops.gateway.errors import GoneError, InvalidRequestError, NotFoundError, UnsupportedError
+from llmops.gateway.generation.answer import Answer
+from llmops.gateway.generation.answer_events import record_timings
+from llmops.gateway.generation.app_state import AppState
+from llmops.gateway.generation.chat_generation import start_chat, validate_chat
+from llmops.gateway.generation.parsers.output_processor import ContentDelta
+from llmops.gateway.generation.prompt_limits import characters
+from llmops.gateway.http.client_disconnect import DisconnectWatcher
+from llmops.gateway.http.error_handlers import openai_error_event
+from llmops.gateway.http.request_body import validate_body
+from llmops.gateway.http.request_context import RequestContext, context_of
+from llmops.gateway.http.sse import EventSource, EventStreamResponse
+from llmops.gateway.interfaces import Usage
+from llmops.gateway.routing.served_models import GenerativeModel
+from llmops.gateway.schemas.chat_request import ChatRequest
+from llmops.gateway.schemas.conversation_requests import ConversationChatRequest
+
+if TYPE_CHECKING:
+    from llmops.gateway.conversations.conversation_store import ConversationStore
+    from llmops.gateway.conversations.conversation_turn import ConversationTurn
+
+Price = Callable[[str, Usage], int | None]
+_RUN_ID = re.compile(r"chatcmpl-[0-9a-f]{24}")
+
+
+class ConversationChatEndpoints:
+    """The endpoints; `create` answers, `resume` reads an answer again, `stop` ends it."""
+
+    def __init__(
+        self,
+        service: AppState,
+        runs: ChatRunRegistry,
+        conversations: Callable[[], Awaitable[ConversationStore]],
+        price: Price,
+    ) -> None:
+        """Create them. `conversations` opens the store, `price` is micro-dollars of what a model used."""
+        self._service, self._runs, self._conversations, self._price = service, runs, conversations, price
+
+    async def create(self, request: Request) -> Response:
+        context = context_of(request)
+        body = await self._service.intake.load(ConversationChatRequest, request)
+        model = self._service.models.get(body.model, context.caller)
+        if (body.n or 1) > 1:
+            raise UnsupportedError("A stream that resumes has one answer; leave out n.", param="n")
+        if body.logprobs:
+            raise UnsupportedError("logprobs are supported in /v1/chat/completions only.", param="logprobs")
+        turn = await self._turn(body, context) if body.conversation_id else None
+        if turn is None and body.after is not None:
+            raise InvalidRequestError("'after' needs a conversation_id.", param="after")
+        chat = await self._as_chat(body, turn, model, context)
+        report_ignored_fields(context, self._service, body, CHAT_IGNORED_FIELDS)
+        run_id = turn.run_id if turn is not None else f"chatcmpl-{secrets.token_hex(12)}"
+        watch = DisconnectWatcher(request.receive)
+
+        async def run() -> ChatRun:
+            whole = not body.stream
+            answer = await start_chat(self._service, chat, model, run_id, context, whole=False)
+            watch.tell(answer.cancel)
+            with record_timings(answer, context):
+                await answer.start()
+            try:
+                told = await turn.begin(run_id, model.name, body.after) if turn is not None else None
+            except BaseException:
+                answer.close()
+                raise
+            chunks = ResumableChunks(run_id, body.model, told, context.dropped, self._price)
+            save = turn.save if turn is not None else None
+            made = ChatRun(run_id, context.caller.owner, answer, chunks, save)
+            if whole:
+                watch.tell(made.stop)
+            self._runs.add(made)
+            context.later = made.task
+            return made
+
+        if not body.stream:
+            try:
+                made = await run()
+                made.enter()
+                await made.task
+                if made.error is not None:
+                    raise made.error
+                return json_response(made.chunks.whole(made))  # type: ignore[attr-defined]
+            finally:
+                watch.close()
+
+        async def begin() -> EventSource:
+            reader = (await run()).read()
+            watch.tell(reader.cancel)
+            return reader
+
+        return self._stream(DeferredEventSource(begin, openai_error_event), watch)
+
+    async def resume(self, request: Request) -> Response:
+        """Send the events after `Last-Event-ID`, to the owner of the answer."""
+        run = self._find(request)
+        after = parse_last_event_id(request.headers.get("last-event-id"), run)
+        watch = DisconnectWatcher(request.receive)
+        reader: ChatRunReader = run.read(after)
+        watch.tell(reader.cancel)
+        return self._stream(reader, watch)
+
+    async def stop(self, request: Request) -> Response:
+        run = self._find(request)
+        run.stop()
+        await run.task
+        return json_response({"id": run.id, "object": "chat.completion", "status": run.status, "saved": run.saved})
+
+    def _find(self, request: Request) -> ChatRun:
+        run_id, owner = request.path_params["run_id"], context_of(request).caller.owner
+        run = self._runs.find(run_id)
+        if run is not None and run.owner == owner:
+            return run
+        if run is not None or not _RUN_ID.fullmatch(run_id):
+            raise NotFoundError(f"There is no answer with id '{run_id[:40]}'.")
+        raise GoneError(
+            "This answer is not generated here any longer: it ended more than a minute ago, or its gateway did. What "
+            "was stored of it is in its conversation.",
+            code="stream_gone",
+        )
+
+    async def _turn(self, body: ConversationChatRequest, context: RequestContext) -> ConversationTurn:
+        # SQLAlchemy is an extra, and a gateway without conversations does not load it
+        from llmops.gateway.conversations.conversation_turn import ConversationTurn
+
+        store = await self._conversations()
+        branch = await store.read(context.caller, str(body.conversation_id), body.after)
+        new = [message.model_dump(exclude_none=True) for message in body.messages]
+        size = sum(message.size for message in branch.messages)
+        self._service.intake.hold(size, context)
+        return ConversationTurn(
+            store, context.caller, branch, new, self._price, continues=bool(body.continue_final_message)
+        )
+
+    async def _as_chat(
+        self,
+        body: ConversationChatRequest,
+        turn: ConversationTurn | None,
+        model: GenerativeModel,
+        context: RequestContext,
+    ) -> ChatRequest:
+        """Return the request with the history of the conversation, cut to the model's context."""
+        given = body.model_dump(exclude_unset=True, by_alias=True, exclude={"conversation_id", "after", "messages"})
+        messages = [message.model_dump(exclude_unset=True) for message in body.messages]
+        if turn is not None:
+            wanted = body.max_completion_tokens or body.max_tokens or self._service.default_tokens
+            room, size = (
+                reserved_output_tokens(model, wanted),
+                sum(len(str(one.get("content"))) for one in turn.history),
+            )
+            cut = await self._service.text_threads.run(
+                lambda: truncate_history(turn.history, model, room), size, context.caller.share
+            )
+            messages, context.dropped = cut.messages, cut.dropped
+        chat = validate_body(ChatRequest, {**given, "messages": messages})
+        validate_chat(chat, model, self._service.limits)
+        context.size = max(context.size, characters(chat.messages))
+        return chat
+
+    def _stream(self, source: EventSource, watch: DisconnectWatcher) -> Response:
+        timeouts = self._service.timeouts
+        return EventStreamResponse(source, watch, patience=timeouts.client, keepalive=timeouts.keepalive)
+
+
+class ResumableChunks(ChatChunks):
+    """chat.completion.chunk events; the first says where the answer is stored, the last what it used and costs."""
+
+    def __init__(
+        self, run_id: str, model: str, conversation: dict[str, Any] | None, dropped: int, price: Price
+    ) -> None:
+        super().__init__(run_id, model, int(time.time()), 1, include_usage=False)
+        self._id, self._model, self._price = run_id, model, price
+        self._told = {"conversation": conversation, "dropped_messages": dropped}
+
+    def role(self, index: int) -> bytes:
+        return super().role(index).removesuffix(b"}\n\n") + b"," + json.dumps(self._told).encode()[1:] + b"\n\n"
+
+    def end(self, run: ChatRun) -> bytes:
+        finish = json.dumps(_told_finish(run))
+        head = f'{self._openings[0]}}},"logprobs":null,"finish_reason":{finish}}}],'
+        return (head + json.dumps(self._used(run))[1:] + "\n\n").encode() + DONE_EVENT
+
+    def whole(self, run: ChatRun) -> dict[str, Any]:
+        """Return the answer of a request without a stream."""
+        pieces = run.log.pieces() or [ContentDelta("")]
+        choice = {"index": 0, "message": message_of(pieces), "logprobs": None, "finish_reason": _told_finish(run)}
+        head = {"id": self._id, "object": "chat.completion", "created": int(time.time()), "model": self._model}
+        return {**head, "choices": [choice], **self._used(run), **self._told}
+
+    def _used(self, run: ChatRun) -> dict[str, Any]:
+        answer: Answer = run.answer
+        micros = self._price(self._model, answer.usage)
+        cost = None if micros is None else micros / 1e6
+        return {"usage": usage_counts(answer), "cost_usd": cost, "status": run.status, "saved": run.saved}
+
+
+def _told_finish(run: ChatRun) -> str | None:
+    return run.finish if run.finish in ("stop", "length", "tool_calls", "content_filter") else None

@@ -1,0 +1,293 @@
+"""Stored conversations: OpenAI's API under /v1/conversations, and that of the chat page under /api/conversations.
+
+Both read and write the same rows. Imported only when a request needs it: SQLAlchemy is an extra.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator, Sequence
+from datetime import datetime
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+
+from llmops.gateway.api.generation_response import json_response
+from llmops.gateway.conversations.conversation_store import (
+    Branch,
+    ConversationStore,
+    message_from_item,
+    message_items,
+    public_id,
+)
+from llmops.gateway.conversations.conversation_turn import answer_run_id
+from llmops.gateway.conversations.items import parse_input_items, to_messages
+from llmops.gateway.conversations.response_store import ResponseStore, ensure_item_id
+from llmops.gateway.errors import ForbiddenError, InvalidRequestError
+from llmops.gateway.http.request_body import BodyReader
+from llmops.gateway.http.request_context import context_of
+from llmops.gateway.interfaces import Caller
+from llmops.gateway.schemas.conversation_requests import BranchRequest, ConversationRequest, ItemsRequest
+from llmops.store.conversations import Conversation, NewMessage, StoredMessage
+
+#: Conversations of a page of the list, and items of a page: by default and at most.
+DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 50, 1000
+DEFAULT_ITEMS_PAGE_SIZE, MAX_ITEMS_PAGE_SIZE = 20, 100
+#: Characters of a search: a longer one finds nothing that a shorter one does not.
+MAX_SEARCH_CHARACTERS = 200
+
+
+class ConversationEndpoints:
+    """The endpoints. Those whose name begins with `openai_` have OpenAI's shapes."""
+
+    def __init__(self, store: ConversationStore, responses: ResponseStore, intake: BodyReader) -> None:
+        self._store, self._responses, self._intake = store, responses, intake
+
+    # -- the chat page ---------------------------------------------------------------------------------------------
+
+    async def create(self, request: Request) -> Response:
+        return json_response(_summary(await self._created(request)))
+
+    async def list(self, request: Request) -> Response:
+        """A page of the caller's conversations, the last changed first; `q` searches titles and messages."""
+        query = request.query_params
+        limit = _number(query.get("limit"), DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
+        text = (query.get("q") or "")[:MAX_SEARCH_CHARACTERS]
+        found, more = await self._store.list(_caller(request), limit=limit, after=query.get("after"), text=text)
+        return json_response({"object": "list", "data": [_summary(one) for one in found], "has_more": more})
+
+    async def get(self, request: Request) -> Response:
+        branch = await self._store.read(_caller(request), _id(request))
+        self._intake.hold(branch.conversation.size, context_of(request))
+        return json_response(_whole(branch))
+
+    async def change(self, request: Request) -> Response:
+        return json_response(_summary(await self._changed(request)))
+
+    async def delete(self, request: Request) -> Response:
+        await self._store.delete(_caller(request), _id(request))
+        return json_response({"id": _id(request), "object": "conversation.deleted", "deleted": True})
+
+    async def branch(self, request: Request) -> Response:
+        body = await self._intake.load(BranchRequest, request)
+        await self._store.show_branch(_caller(request), _id(request), body.message_id)
+        return await self.get(request)
+
+    async def export(self, request: Request) -> Response:
+        """One conversation, or all of them, as JSON lines; `tenant` asks for a tenant's and needs the scope admin."""
+        if "conversation_id" in request.path_params:
+            branch = await self._store.read(_caller(request), _id(request))
+            return _lines(_once(branch), _id(request))
+        tenant = _tenant(request)
+        return _lines(self._store.everything(_caller(request), tenant), tenant or "conversations")
+
+    async def purge(self, request: Request) -> Response:
+        """Delete everything of the caller for good, or of a `tenant` with the scope admin."""
+        caller, tenant = _caller(request), _tenant(request)
+        purged = await self._store.purge(caller, tenant)
+        if tenant is None:
+            await self._responses.delete_all(caller.owner)
+        return json_response({"object": "conversations.deleted", "deleted": purged})
+
+    # -- OpenAI's API ----------------------------------------------------------------------------------------------
+
+    async def openai_create(self, request: Request) -> Response:
+        return json_response(_openai(await self._created(request)))
+
+    async def openai_get(self, request: Request) -> Response:
+        return json_response(_openai(await self._store.find(_caller(request), _id(request))))
+
+    async def openai_change(self, request: Request) -> Response:
+        return json_response(_openai(await self._changed(request)))
+
+    async def openai_items(self, request: Request) -> Response:
+        query = request.query_params
+        order, after = query.get("order", "desc"), query.get("after")
+        if order not in ("asc", "desc"):
+            raise InvalidRequestError("order must be asc or desc.", param="order")
+        limit = _number(query.get("limit"), DEFAULT_ITEMS_PAGE_SIZE, MAX_ITEMS_PAGE_SIZE)
+        items = await self._items(request)
+        items = items[::-1] if order == "desc" else items
+        if after is not None:
+            known = [item["id"] for item in items]
+            if after not in known:
+                raise InvalidRequestError(f"The conversation has no item '{after[:40]}'.", param="after")
+            items = items[known.index(after) + 1 :]
+        return json_response(_item_list(items[:limit], len(items) > limit))
+
+    async def openai_item(self, request: Request) -> Response:
+        item_id = request.path_params["item_id"]
+        branch = await self._store.read(_caller(request), _id(request), item_id)
+        found = [item for item in message_items(branch.messages[-1]) if item["id"] == item_id]
+        return json_response(_clean(found[0]))
+
+    async def openai_add_items(self, request: Request) -> Response:
+        body = await self._intake.load(ItemsRequest, request)
+        new = _new_messages(body.items)
+        stored = await self._store.append(_caller(request), _id(request), new)
+        return json_response(_item_list([item for message in stored for item in message_items(message)], False))
+
+    async def openai_delete_item(self, request: Request) -> Response:
+        kept = await self._store.remove(_caller(request), _id(request), request.path_params["item_id"])
+        return json_response(_openai(kept))
+
+    # -- what both share -------------------------------------------------------------------------------------------
+
+    async def _created(self, request: Request) -> Conversation:
+        body = await self._intake.load(ConversationRequest, request)
+        return await self._store.create(
+            _caller(request),
+            _new_messages(body.items or []),
+            title=body.title,
+            model=body.model or "",
+            system_prompt=body.system_prompt,
+            metadata=body.metadata,
+        )
+
+    async def _changed(self, request: Request) -> Conversation:
+        body = await self._intake.load(ConversationRequest, request)
+        if body.items:
+            raise InvalidRequestError("Items are added with POST …/items.", param="items")
+        values = body.model_dump(include={"title", "system_prompt"}, exclude_unset=True)
+        if body.model is not None:
+            values["model"] = body.model
+        if body.metadata is not None:
+            values["metadata"] = json.dumps(body.metadata)
+        if not values:
+            return await self._store.find(_caller(request), _id(request))
+        return await self._store.change(_caller(request), _id(request), **values)
+
+    async def _items(self, request: Request) -> Sequence[dict[str, Any]]:
+        branch = await self._store.read(_caller(request), _id(request))
+        self._intake.hold(branch.conversation.size, context_of(request))
+        return [item for message in branch.messages for item in message_items(message)]
+
+
+def _summary(conversation: Conversation) -> dict[str, Any]:
+    return {
+        "id": public_id(conversation),
+        "object": "conversation",
+        "title": conversation.title,
+        "model": conversation.model,
+        "system_prompt": conversation.system_prompt,
+        "metadata": json.loads(conversation.metadata),
+        "created_at": _seconds(conversation.created_at),
+        "updated_at": _seconds(conversation.updated_at),
+    }
+
+
+def _whole(branch: Branch) -> dict[str, Any]:
+    """Return a conversation with the messages of the branch that is shown."""
+    siblings: dict[str | None, list[str]] = {}
+    for message in branch.every:
+        siblings.setdefault(message.parent_id, []).append(message.item_id)
+    messages = [{**_message(one), "siblings": siblings[one.parent_id]} for one in branch.messages]
+    tokens = sum((one.token_count or 0) + (one.prompt_tokens or 0) for one in branch.messages)
+    return {**_summary(branch.conversation), "messages": messages, "total_tokens": tokens}
+
+
+def _message(message: StoredMessage) -> dict[str, Any]:
+    shown: dict[str, Any] = {
+        "id": message.item_id,
+        "role": message.role,
+        "content": message.content,
+        "status": message.status,
+        "created_at": _seconds(message.created_at),
+    }
+    if message.role != "assistant":
+        return shown
+    if message.items is not None:
+        merged = to_messages(json.loads(message.items))
+        shown["reasoning_content"] = "".join(one.get("reasoning_content") or "" for one in merged) or None
+        shown["tool_calls"] = [call for one in merged for call in one.get("tool_calls") or ()]
+    cost = message.cost_micros
+    return {
+        **shown,
+        "model": message.model,
+        "finish_reason": message.finish_reason,
+        "usage": {"prompt_tokens": message.prompt_tokens, "completion_tokens": message.token_count},
+        "cost_usd": None if cost is None else cost / 1e6,
+        "latency_ms": message.latency_ms,
+        "run_id": answer_run_id(message) if message.status == "in_progress" else None,
+    }
+
+
+def _openai(conversation: Conversation) -> dict[str, Any]:
+    return {
+        "id": public_id(conversation),
+        "object": "conversation",
+        "created_at": int(_seconds(conversation.created_at)),
+        "metadata": json.loads(conversation.metadata),
+    }
+
+
+def _item_list(items: Sequence[dict[str, Any]], more: bool) -> dict[str, Any]:
+    ids = [item["id"] for item in items] or [None]
+    data = [_clean(item) for item in items]
+    return {"object": "list", "data": data, "first_id": ids[0], "last_id": ids[-1], "has_more": more}
+
+
+def _clean(item: dict[str, Any]) -> dict[str, Any]:
+    """Return an item with its content as a list of parts, as OpenAI shows it."""
+    content = item.get("content")
+    if not isinstance(content, str):
+        return item
+    kind = "output_text" if item.get("role") == "assistant" else "input_text"
+    return {**item, "content": [{"type": kind, "text": content}]}
+
+
+def _new_messages(given: Sequence[dict[str, Any]]) -> list[NewMessage]:
+    """Return a client's items as messages. Raises InvalidRequestError for items that no model could be sent."""
+    items = [ensure_item_id(item, "items") for item in parse_input_items(given)]
+    to_messages(items)
+    return [message_from_item(item) for item in items]
+
+
+def _lines(branches: AsyncIterator[Branch], name: str) -> Response:
+    """Stream conversations as JSON lines, each with the messages of all its branches."""
+
+    async def lines() -> AsyncIterator[bytes]:
+        async for branch in branches:
+            parents = {one.id: one.item_id for one in branch.every}
+            messages = [{**_message(one), "parent_id": parents.get(one.parent_id or "")} for one in branch.every]
+            head = branch.messages[-1].item_id if branch.messages else None
+            line = {**_summary(branch.conversation), "head_id": head, "messages": messages}
+            yield (json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+
+    headers = {"content-disposition": f'attachment; filename="{name}.jsonl"'}
+    return StreamingResponse(lines(), media_type="application/x-ndjson", headers=headers)
+
+
+async def _once(branch: Branch) -> AsyncIterator[Branch]:
+    yield branch
+
+
+def _tenant(request: Request) -> str | None:
+    """Return the tenant that is asked for. Raises ForbiddenError without the scope admin."""
+    tenant = request.query_params.get("tenant")
+    if tenant is not None and "admin" not in _caller(request).scopes:
+        raise ForbiddenError("A tenant's conversations need a key with the scope 'admin'.")
+    if tenant is not None and not tenant.replace("-", "").replace("_", "").replace(".", "").isalnum():
+        raise InvalidRequestError("tenant must be the name of a tenant.", param="tenant")
+    return tenant
+
+
+def _number(text: str | None, default: int, most: int) -> int:
+    if text is None:
+        return default
+    if not text.isdecimal() or len(text) > 6 or not 1 <= int(text) <= most:
+        raise InvalidRequestError(f"limit must be a number from 1 to {most}.", param="limit")
+    return int(text)
+
+
+def _seconds(time: datetime) -> float:
+    return round(time.timestamp(), 3)
+
+
+def _caller(request: Request) -> Caller:
+    return context_of(request).caller
+
+
+def _id(request: Request) -> str:
+    return str(request.path_params["conversation_id"])

@@ -1,0 +1,106 @@
+"""Fields of a request that change nothing: named to the client, counted, and refused when the settings say so.
+
+Tools that the model is not offered are named to the client, too.
+"""
+
+from __future__ import annotations
+
+import difflib
+import logging
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.generation.app_state import AppState
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.schemas.request_fields import RequestModel
+
+log = logging.getLogger(__name__)
+
+# Unknown fields of one request that are named. A body of nothing but fields must not fill the answer's headers.
+MAX_UNKNOWN_FIELDS = 16
+# Names of unknown fields that are logged, each once. Clients choose the names, so they must not fill memory or the log.
+MAX_LOGGED_FIELDS = 256
+_logged: set[str] = set()
+
+
+def report_ignored_fields(
+    context: RequestContext,
+    service: AppState,
+    body: RequestModel,
+    known: frozenset[str] = frozenset(),
+    *,
+    extra: RequestModel | None = None,
+) -> None:
+    """Name fields that change nothing in the answer's headers, and count them.
+
+    Args:
+        context: The request's context, which gets the headers.
+        service: The metrics that count the fields, and the setting that refuses unknown ones.
+        body: The request's body.
+        known: Fields that are accepted without effect. They may be dotted: `text.verbosity`.
+        extra: The model whose unread fields are the unknown ones. `body` by default.
+
+    Raises:
+        InvalidRequestError: A field is unknown, and `strict_fields` is set.
+    """
+    fields = _fields(known)
+    given = body.model_fields_set & fields.keys()
+    found = sorted(name for field in given for name in fields[field] if _is_set(body, name)) if given else []
+    extras = (extra or body).model_extra
+    unknown = sorted(name for name, value in extras.items() if value is not None) if extras else []
+    if not found and not unknown:
+        return
+    context.ignored = found + [_printable(name) for name in unknown[:MAX_UNKNOWN_FIELDS]]
+    for name in found:
+        service.metrics.ignored.labels(name).inc()
+    if unknown:
+        # a client must not be able to make labels
+        service.metrics.ignored.labels("unknown").inc(len(unknown))
+        _warn_of_unknown(context, unknown, (*type(body).model_fields, *type(extra or body).model_fields), service)
+
+
+def _warn_of_unknown(context: RequestContext, unknown: Sequence[str], fields: Sequence[str], service: AppState) -> None:
+    """Warn the client of each unknown field, and the log once per name."""
+    for name in unknown[:MAX_UNKNOWN_FIELDS]:
+        shown = _printable(name)
+        close = difflib.get_close_matches(name[:64], fields, n=1, cutoff=0.75)
+        meant = f"; did you mean '{close[0]}'?" if close else "."
+        if service.strict_fields:
+            raise InvalidRequestError(f"Unknown field '{shown}'{meant}", param=shown, code="unknown_parameter")
+        context.warnings.append(f"The field '{shown}' is unknown and was ignored{meant}")
+        if shown not in _logged and len(_logged) < MAX_LOGGED_FIELDS:
+            _logged.add(shown)
+            log.warning(
+                "request %s on %s: the field %s is unknown and was ignored%s Further requests with it are not logged; "
+                "the setting strict_fields refuses them.", context.request_id, context.route, shown, meant,
+            )  # fmt: skip
+
+
+def report_dropped_tools(context: RequestContext, kinds: Sequence[str]) -> None:
+    """Warn the client of tools that the model is not offered. `kinds` are their types."""
+    for kind in list(dict.fromkeys(kinds))[:MAX_UNKNOWN_FIELDS]:
+        context.warnings.append(f"The tool '{_printable(kind)}' was left out: the gateway runs no tools itself.")
+
+
+@cache
+def _fields(known: frozenset[str]) -> dict[str, list[str]]:
+    """The dotted names below each field of a body."""
+    fields: dict[str, list[str]] = {}
+    for name in known:
+        fields.setdefault(name.partition(".")[0], []).append(name)
+    return fields
+
+
+def _is_set(body: RequestModel, name: str) -> bool:
+    value: Any = body
+    for part in name.split("."):
+        value = value.get(part) if isinstance(value, dict) else getattr(value, part, None)
+        if value is None:
+            return False
+    return True
+
+
+def _printable(name: str) -> str:
+    return name[:64].encode("ascii", "backslashreplace").decode() if name.isprintable() else "?"

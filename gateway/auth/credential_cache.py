@@ -1,0 +1,203 @@
+"""A directory that is asked once per credential and time."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+
+from llmops.gateway.auth.directory import CredentialUnavailableError, Directory
+from llmops.gateway.errors import InvalidKeyError, UnavailableError
+from llmops.gateway.interfaces import Caller
+
+log = logging.getLogger(__name__)
+
+FRESH_SECONDS = 30.0
+STALE_SECONDS = 3600.0
+# while the directory cannot be asked, it is tried as often
+RETRY_SECONDS = 1.0
+# credentials that are remembered, of callers and of others: those of an attacker must not push out the callers'
+MAX_KNOWN_CREDENTIALS = 100_000
+MAX_REJECTED_CREDENTIALS = 20_000
+EXPIRED_KEY_MESSAGE = "This API key has expired; use another."
+
+
+@dataclass(frozen=True, slots=True)
+class _KnownCredential:
+    caller: Caller
+    at: float
+
+
+@dataclass(frozen=True, slots=True)
+class _RejectedCredential:
+    """`reason`: a sentence; empty for what nobody has."""
+
+    reason: str
+    at: float
+
+
+_LookupResult = _KnownCredential | _RejectedCredential | UnavailableError
+
+
+class CachedDirectory(Directory):
+    """Remembers callers and refusals for `fresh` seconds; callers for `stale` where the directory cannot be asked.
+
+    A caller in use is looked up again in the second half of its time, beside its requests, so none of them waits.
+    Credentials are remembered by their SHA-256.
+    """
+
+    def __init__(
+        self,
+        directory: Directory,
+        fresh: float = FRESH_SECONDS,
+        stale: float = STALE_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.foreign = directory.foreign
+        self._directory, self._fresh, self._stale, self._clock = directory, fresh, stale, clock
+        self._known: dict[bytes, _KnownCredential] = {}
+        self._refused: dict[bytes, _RejectedCredential] = {}
+        self._looking: dict[bytes, asyncio.Task[_LookupResult]] = {}
+        self._away_since: float | None = None
+        self._tried = 0.0
+        self._any: bool | None = None
+        self._any_at = 0.0
+
+    def takes(self, credential: str) -> bool:
+        return self._directory.takes(credential)
+
+    def known(self, credential: str) -> Caller | None:
+        return self._fresh_one(_digest(credential), credential, self._clock())
+
+    async def find(self, credential: str) -> Caller | None:
+        digest, now = _digest(credential), self._clock()
+        fresh = self._fresh_one(digest, credential, now)
+        if fresh is not None:
+            return fresh
+        known = self._known.get(digest)
+        refused = self._refused.get(digest)
+        if refused is not None and now - refused.at < self._fresh:
+            return _raise_rejection(refused)
+        found = await self._looked_up(digest, credential)
+        if isinstance(found, UnavailableError):
+            if known is None or now - known.at >= self._stale:
+                raise found
+            return _require_unexpired(known.caller)
+        return _require_unexpired(found.caller) if isinstance(found, _KnownCredential) else _raise_rejection(found)
+
+    async def has_credentials(self) -> bool:
+        """Once there was one, that stays so; before, it is asked every second."""
+        if self._any:
+            return True
+        now = self._clock()
+        if self._any is None or now - self._any_at >= RETRY_SECONDS:
+            try:
+                self._any = await self._directory.has_credentials()
+            except UnavailableError:
+                if self._any is None:
+                    raise
+            self._any_at = now
+        return bool(self._any)
+
+    async def ended(self, keys: Sequence[str]) -> Collection[str]:
+        return await self._directory.ended(keys)
+
+    async def close(self) -> None:
+        for task in list(self._looking.values()):
+            task.cancel()
+        await asyncio.gather(*self._looking.values(), return_exceptions=True)
+        await self._directory.close()
+
+    def _fresh_one(self, digest: bytes, credential: str, now: float) -> Caller | None:
+        known = self._known.get(digest)
+        if known is None or now - known.at >= self._fresh:
+            return None
+        if now - known.at > self._fresh / 2:
+            self._look(digest, credential)
+        return _require_unexpired(known.caller)
+
+    async def _looked_up(self, digest: bytes, credential: str) -> _LookupResult:
+        task = self._look(digest, credential)
+        # a client that leaves does not end the look-up that others wait for
+        found = _unavailable() if task is None else await asyncio.shield(task)
+        return CredentialUnavailableError() if isinstance(found, CredentialUnavailableError) else found
+
+    def _look(self, digest: bytes, credential: str) -> asyncio.Task[_LookupResult] | None:
+        """The look-up of this credential, begun unless it is under way; None while the directory is away."""
+        task = self._looking.get(digest)
+        if task is None:
+            now = self._clock()
+            if self._away_since is not None:
+                if now - self._tried < RETRY_SECONDS:
+                    return None
+                self._tried = now
+            task = self._looking[digest] = asyncio.create_task(self._ask(digest, credential), name="find-caller")
+            task.add_done_callback(lambda _: self._looking.pop(digest, None))
+        return task
+
+    async def _ask(self, digest: bytes, credential: str) -> _LookupResult:
+        try:
+            caller = await self._directory.find(credential)
+        except CredentialUnavailableError as error:
+            if error.detail:
+                log.warning(error.detail)
+            return error
+        except UnavailableError as error:
+            self._note_away(error)
+            return _unavailable()
+        except InvalidKeyError as error:
+            return self._keep(digest, _RejectedCredential(error.message, self._clock()))
+        return self._keep(
+            digest, _KnownCredential(caller, self._clock()) if caller else _RejectedCredential("", self._clock())
+        )
+
+    def _keep(
+        self, digest: bytes, found: _KnownCredential | _RejectedCredential
+    ) -> _KnownCredential | _RejectedCredential:
+        if self._away_since is not None:
+            log.warning("keys can be looked up again, after %.0f s", self._clock() - self._away_since)
+            self._away_since = None
+        self._known.pop(digest, None)
+        self._refused.pop(digest, None)
+        if isinstance(found, _KnownCredential):
+            _put(self._known, digest, found, MAX_KNOWN_CREDENTIALS)
+        else:
+            _put(self._refused, digest, found, MAX_REJECTED_CREDENTIALS)
+        return found
+
+    def _note_away(self, error: UnavailableError) -> None:
+        self._tried = self._clock()
+        if self._away_since is None:
+            self._away_since = self._tried
+            log.error("keys cannot be looked up; those in use stay valid for %.0f s. %s", self._stale, error.told)
+
+
+def _digest(credential: str) -> bytes:
+    return hashlib.sha256(credential.encode()).digest()
+
+
+def _put(kept: dict, digest: bytes, found: _KnownCredential | _RejectedCredential, most: int) -> None:
+    """As the newest; the oldest goes where there are too many."""
+    kept[digest] = found
+    if len(kept) > most:
+        del kept[next(iter(kept))]
+
+
+def _require_unexpired(caller: Caller) -> Caller:
+    if caller.until <= time.time():
+        raise InvalidKeyError(EXPIRED_KEY_MESSAGE)
+    return caller
+
+
+def _raise_rejection(refused: _RejectedCredential) -> Caller | None:
+    if refused.reason:
+        raise InvalidKeyError(refused.reason)
+    return None
+
+
+def _unavailable() -> UnavailableError:
+    # each request has its own, as what is raised grows a traceback
+    return UnavailableError("API keys cannot be looked up now; try again.", code="keys_unavailable")

@@ -1,0 +1,149 @@
+"""An identity provider's public keys: read when they are needed, kept while it is away."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import httpx
+
+from llmops.clocks import wait_with_timeout
+from llmops.gateway.auth.directory import CredentialUnavailableError
+from llmops.gateway.errors import UnavailableError
+from llmops.hosts import is_secure_url
+from llmops.http_fetch import fetch_bounded
+from llmops.untrusted_text import escape_unsafe
+
+log = logging.getLogger(__name__)
+
+# Seconds. Between two readings that nothing but unknown keys ask for; and for one.
+MIN_REFRESH_INTERVAL, FETCH_TIMEOUT = 2.0, 5.0
+#: Tokens that wait for the next reading because their key is not known. Strangers can send such tokens.
+MAX_WAITING = 1000
+#: Characters of the longest modulus, of an RSA key with 16,384 bits: checking a signature takes longer with each bit.
+_MAX_MODULUS_LENGTH = 2731
+_MAX_BYTES = 2**20
+_PUBLIC_KEY_TYPES = frozenset({"RSA", "EC", "OKP"})
+DISCOVERY_PATH = "/.well-known/openid-configuration"
+
+
+class JwksCache:
+    """The keys of `issuer`, at `url` or where its discovery document says. They are read again each `refresh` seconds
+    beside the requests, and at once for a key that is not among them, but not more often than each `MIN_REFRESH_INTERVAL`."""
+
+    def __init__(
+        self, issuer: str, url: str | None, refresh: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._issuer, self._url, self._refresh, self._clock = issuer, url, refresh, clock
+        self._keys: Mapping[str | None, Mapping[str, Any]] | None = None
+        self._read_at = self._tried_at = float("-inf")
+        self._reading: asyncio.Task[None] | None = None
+        self._client: httpx.AsyncClient | None = None
+        self._away = False
+        self._readings = self._waiting = 0
+
+    async def find(self, kid: str | None) -> Mapping[str, Any] | None:
+        """Return the key of this id; of None, the one there is. Return None if the issuer has no such key.
+
+        A key that is not known waits for the next reading: strangers who make up ids must not decide when keys are
+        read, nor have the tokens of a new key refused.
+
+        Raises:
+            CredentialUnavailableError: The keys could not be read since the token came, or too many tokens wait.
+            UnavailableError: No keys are known.
+        """
+        if self._keys is None:
+            await asyncio.shield(self._read())
+        elif kid not in self._keys:
+            await self._next_reading()
+        elif self._clock() - self._read_at >= self._refresh and self._clock() - self._tried_at >= MIN_REFRESH_INTERVAL:
+            self._read()
+        if self._keys is None:
+            raise UnavailableError("Tokens cannot be checked now; try again.", code="keys_unavailable")
+        return self._keys.get(kid)
+
+    async def _next_reading(self) -> None:
+        if self._waiting >= MAX_WAITING:
+            raise CredentialUnavailableError
+        known = self._readings
+        self._waiting += 1
+        try:
+            left = MIN_REFRESH_INTERVAL - (self._clock() - self._tried_at)
+            if self._reading is None and left > 0:
+                await asyncio.sleep(left)
+            if self._readings == known:
+                await asyncio.shield(self._read())
+        finally:
+            self._waiting -= 1
+        if self._readings == known:
+            raise CredentialUnavailableError
+
+    async def close(self) -> None:
+        if self._reading is not None:
+            self._reading.cancel()
+            await asyncio.gather(self._reading, return_exceptions=True)
+        if self._client is not None:
+            await self._client.aclose()
+
+    def _read(self) -> asyncio.Task[None]:
+        """One reading at a time, whoever waits for it."""
+        if self._reading is None:
+            self._reading = asyncio.create_task(self._try(), name="jwks")
+            self._reading.add_done_callback(lambda _: setattr(self, "_reading", None))
+        return self._reading
+
+    async def _try(self) -> None:
+        self._tried_at = self._clock()
+        try:
+            keys = await wait_with_timeout(FETCH_TIMEOUT, self._fetch())
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError, asyncio.TimeoutError) as error:
+            if not self._away:
+                kept = "those that are known stay" if self._keys is not None else "its tokens are not taken until then"
+                why = escape_unsafe(str(error)) or type(error).__name__
+                log.error("The keys of %s cannot be read (%s); %s.", self._issuer, why, kept)
+            self._away = True
+            return
+        if self._away:
+            log.warning("The keys of %s can be read again.", self._issuer)
+        self._away, self._read_at, self._keys = False, self._clock(), keys
+        self._readings += 1
+
+    async def _fetch(self) -> Mapping[str | None, Mapping[str, Any]]:
+        """By id, and where there is but one, also without; only public keys that sign. Raises ValueError."""
+        found = await self._json(self._url or await self._discovered())
+        keys = found.get("keys")
+        if not isinstance(keys, list):
+            raise ValueError("it has no list `keys`")
+        fit = [key for key in keys if isinstance(key, dict) and _is_signing_key(key)]
+        by_id: dict[str | None, Mapping[str, Any]] = {key["kid"]: key for key in fit if isinstance(key.get("kid"), str)}
+        return by_id | ({None: fit[0]} if len(fit) == 1 else {})
+
+    async def _discovered(self) -> str:
+        document = await self._json(self._issuer.rstrip("/") + DISCOVERY_PATH)
+        url = document.get("jwks_uri")
+        if document.get("issuer") != self._issuer:
+            raise ValueError(f"its discovery document is of the issuer {document.get('issuer')!r}")
+        if not isinstance(url, str) or not is_secure_url(url):
+            raise ValueError("its discovery document has no jwks_uri with https")
+        return url
+
+    async def _json(self, url: str) -> dict[str, Any]:
+        if self._client is None:
+            # made when it is needed: certificates are read for it
+            self._client = httpx.AsyncClient(timeout=FETCH_TIMEOUT, follow_redirects=False)
+        found = json.loads(await fetch_bounded(self._client, url, _MAX_BYTES, {"accept": "application/json"}))
+        if not isinstance(found, dict):
+            raise ValueError(f"{url} is no JSON object")
+        return found
+
+
+def _is_signing_key(key: dict[str, Any]) -> bool:
+    """Return True for a public key that signs, of a size that is in use."""
+    kind, modulus = key.get("kty"), key.get("n", "")
+    if not isinstance(kind, str) or kind not in _PUBLIC_KEY_TYPES or key.get("use") == "enc":
+        return False
+    return isinstance(modulus, str) and len(modulus) <= _MAX_MODULUS_LENGTH

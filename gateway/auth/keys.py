@@ -1,0 +1,211 @@
+"""Keys of a store. The only file of this room that knows what a store is."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from datetime import datetime, timezone
+from itertools import islice
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from llmops.clocks import wait_with_timeout
+from llmops.errors import InputError, LlmopsError
+from llmops.gateway.auth.audit import AuditLog, RejectionCount
+from llmops.gateway.auth.credential_cache import EXPIRED_KEY_MESSAGE
+from llmops.gateway.auth.directory import CredentialUnavailableError, Directory, Identity
+from llmops.gateway.errors import InvalidKeyError, UnavailableError
+from llmops.gateway.interfaces import Budget, Caller, Quota
+from llmops.store.accounts.key_secrets import hash_secret, is_secret
+from llmops.store.accounts.keys import KeyRow, find_keys, find_revoked_or_expired, has_any_key
+from llmops.store.accounts.limits import Limits
+from llmops.store.accounts.tenants import find_tenant
+from llmops.store.accounts.users import bind_identity, ensure_user, find_user_by_identity
+from llmops.store.audit import AuditContext, record_action
+from llmops.store.errors import is_data_error
+from llmops.store.factory import LazyStore, open_store
+
+# of one query; SQLite takes 32,766 values, of which each key needs two
+MAX_KEYS_PER_QUERY = 500
+# a store that has not answered by then counts as away
+STORE_TIMEOUT = 2.0
+_NOT_A_MEMBER_MESSAGE = "This token is of a user who cannot be one of its tenant."
+_REJECTION_MESSAGES = {
+    "revoked": "This API key was revoked; use another.",
+    # its holder is told no more of the tenant
+    "tenant deleted": "This API key was revoked; use another.",
+    "rotated": "This API key was rotated; use its new secret.",
+    "expired": EXPIRED_KEY_MESSAGE,
+}
+
+
+class KeyDirectory(Directory):
+    """One query at a time: what is asked for meanwhile travels with the next, whoever asks and for however many."""
+
+    def __init__(self, url: str) -> None:
+        self._store = LazyStore(url, pool_size=2)
+        self._waiting: dict[str, asyncio.Future[KeyRow | UnavailableError | None]] = {}
+        self._looking: asyncio.Task[None] | None = None
+
+    def takes(self, credential: str) -> bool:
+        return is_secret(credential)
+
+    async def find(self, credential: str) -> Caller | None:
+        row = await self._row(hash_secret(credential))
+        if row is None:
+            return None
+        state = row.state(datetime.now(timezone.utc))
+        if state != "active":
+            raise InvalidKeyError(_REJECTION_MESSAGES[state])
+        return _caller(row)
+
+    async def has_credentials(self) -> bool:
+        try:
+            return await wait_with_timeout(STORE_TIMEOUT, self._has_any())
+        except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
+            raise _unavailable(error) from error
+
+    async def ended(self, keys: Sequence[str]) -> Collection[str]:
+        try:
+            return await wait_with_timeout(STORE_TIMEOUT, self._ended(keys))
+        except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
+            raise _unavailable(error) from error
+
+    async def close(self) -> None:
+        if self._looking is not None:
+            self._looking.cancel()
+        await self._store.close()
+
+    async def member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
+        """Raises InvalidKeyError for a tenant that is not there, for who is no address or of another tenant, and for
+        an address that is bound to another identity."""
+        try:
+            return await wait_with_timeout(STORE_TIMEOUT, self._member(tenant, user, identity, scopes, until))
+        except InvalidKeyError:
+            raise
+        except (SQLAlchemyError, ValueError, TypeError, OverflowError) as error:
+            # of what this token says: the store answers others
+            if is_data_error(error):
+                raise InvalidKeyError(_NOT_A_MEMBER_MESSAGE) from error
+            raise CredentialUnavailableError(f"The store failed ({type(error).__name__}).") from error
+        except (LlmopsError, asyncio.TimeoutError) as error:
+            raise _unavailable(error) from error
+
+    async def _member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
+        async with self._store.read() as connection:
+            of, known = await find_tenant(connection, tenant), await find_user_by_identity(connection, *identity)
+        if of is None or of.deleted_at is not None:
+            raise InvalidKeyError("This token is of a tenant that is not known here.")
+        if known is None:
+            by = AuditContext("oidc", datetime.now(timezone.utc))
+            async with self._store.write() as connection:
+                try:
+                    known = await bind_identity(
+                        connection, await ensure_user(connection, tenant, user, by), *identity, by
+                    )
+                except InputError as error:
+                    raise InvalidKeyError(_NOT_A_MEMBER_MESSAGE) from error
+        if known.tenant_id != tenant:
+            raise InvalidKeyError(_NOT_A_MEMBER_MESSAGE)
+        quotas = _quotas(f"tenant {tenant}", of.limits)
+        share = f"{tenant}/{known.id}"
+        return Caller(tenant, known.id, "", share, known.tier, scopes=scopes, quotas=tuple(quotas), until=until)
+
+    async def _row(self, hashed: str) -> KeyRow | None:
+        waiting = self._waiting.get(hashed)
+        if waiting is None:
+            waiting = self._waiting[hashed] = asyncio.get_running_loop().create_future()
+        if self._looking is None:
+            self._looking = asyncio.create_task(self._look(), name="find-keys")
+        found = await asyncio.shield(waiting)
+        if isinstance(found, UnavailableError):
+            raise found
+        return found
+
+    async def _look(self) -> None:
+        try:
+            while self._waiting:
+                batch = dict(islice(self._waiting.items(), MAX_KEYS_PER_QUERY))
+                for hashed in batch:
+                    del self._waiting[hashed]
+                found = await self._find(list(batch))
+                for hashed, waiting in batch.items():
+                    if not waiting.done():
+                        waiting.set_result(found if isinstance(found, UnavailableError) else found.get(hashed))
+        finally:
+            self._looking = None
+
+    async def _find(self, hashes: Sequence[str]) -> dict[str, KeyRow] | UnavailableError:
+        try:
+            return await wait_with_timeout(STORE_TIMEOUT, self._query(hashes))
+        except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
+            return _unavailable(error)
+
+    async def _query(self, hashes: Sequence[str]) -> dict[str, KeyRow]:
+        async with self._store.read() as connection:
+            return await find_keys(connection, hashes)
+
+    async def _ended(self, keys: Sequence[str]) -> Collection[str]:
+        async with self._store.read() as connection:
+            batches = [keys[at : at + MAX_KEYS_PER_QUERY] for at in range(0, len(keys), MAX_KEYS_PER_QUERY)]
+            return {key for batch in batches for key in await find_revoked_or_expired(connection, batch)}
+
+    async def _has_any(self) -> bool:
+        async with self._store.read() as connection:
+            return await has_any_key(connection)
+
+
+class SqlAuditLog(AuditLog):
+    """The store's."""
+
+    def __init__(self, url: str) -> None:
+        self._store = LazyStore(url, pool_size=1)
+
+    async def write(self, refusals: Sequence[RejectionCount]) -> None:
+        async with self._store.write() as connection:
+            for one in refusals:
+                seen = {"status": one.status, "count": one.count, "first": one.first.isoformat()}
+                by, tenant = AuditContext(one.actor, one.last), one.tenant_id or None
+                await record_action(connection, by, "access.refused", one.route, tenant, seen)
+
+    async def close(self) -> None:
+        await self._store.close()
+
+
+async def store_has_keys(url: str) -> bool:
+    """Whether the store, made or migrated first where it has to be, has keys. Raises as `open_store` does."""
+    async with await open_store(url, pool_size=1) as store, store.read() as connection:
+        return await has_any_key(connection)
+
+
+def _caller(row: KeyRow) -> Caller:
+    ends = [moment.timestamp() for moment in (row.spec.expires_at, row.secret_until) if moment is not None]
+    caller = Caller(
+        tenant_id=row.tenant_id,
+        user_id=row.user_id,
+        key_id=row.id,
+        share=f"{row.tenant_id}/{row.id}",
+        tier=row.spec.tier,
+        scopes=frozenset(row.spec.scopes),
+        models=None if row.spec.models is None else frozenset(row.spec.models),
+        quotas=(*_quotas(row.id, row.spec.limits), *_quotas(f"tenant {row.tenant_id}", row.tenant_limits)),
+    )
+    return replace(caller, until=min(ends)) if ends else caller
+
+
+def _quotas(of: str, limits: Limits) -> Sequence[Quota]:
+    budget = Budget(limits.budget.micros, limits.budget.period) if limits.budget else None
+    quota = Quota(of, limits.rpm, limits.tpm, limits.concurrent, budget)
+    return () if quota == Quota(of) else (quota,)
+
+
+def _unavailable(error: Exception) -> UnavailableError:
+    """`detail` is for the log; a driver's own text can hold what was asked for."""
+    if isinstance(error, LlmopsError):
+        detail = error.message
+    elif isinstance(error, asyncio.TimeoutError):
+        detail = f"The store did not answer within {STORE_TIMEOUT:g} s."
+    else:
+        detail = f"The store failed ({type(error).__name__})."
+    return UnavailableError("API keys cannot be looked up now; try again.", code="keys_unavailable", detail=detail)

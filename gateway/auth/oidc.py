@@ -1,0 +1,143 @@
+"""Callers by the tokens (JWT) of an identity provider: OpenID Connect."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from typing import Any
+from uuid import NAMESPACE_URL, uuid5
+
+import jwt
+
+from llmops.gateway.auth.credential_cache import EXPIRED_KEY_MESSAGE
+from llmops.gateway.auth.directory import Directory, Identity, MemberDirectory
+from llmops.gateway.auth.jwks import JwksCache
+from llmops.gateway.errors import InvalidKeyError
+from llmops.gateway.interfaces import Caller
+from llmops.gateway.settings import OidcSettings
+from llmops.untrusted_text import is_safe_text
+
+# keys that both sides have are not among them: a public key is no secret to sign with
+ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+KNOWN_SCOPES = frozenset({"inference", "usage", "metrics", "admin", "fairness"})
+_JWT_FORM = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+", re.ASCII)
+_MAX_TOKEN_LENGTH = 16_384
+_REQUIRED = ("exp", "iss", "aud", "sub")
+_REJECTION_MESSAGES: tuple[tuple[type[Exception], str], ...] = (
+    (jwt.ExpiredSignatureError, EXPIRED_KEY_MESSAGE.replace("API key", "token")),
+    (jwt.ImmatureSignatureError, "This token is not valid yet."),
+    (jwt.InvalidIssuedAtError, "This token was issued in the future."),
+    (jwt.InvalidAudienceError, "This token is for another audience."),
+    (jwt.InvalidIssuerError, "This token is of another issuer."),
+    (jwt.MissingRequiredClaimError, "This token lacks one of the claims exp, iss, aud and sub."),
+)
+#: What parsing a token raises, whatever it says: each of them is a refusal.
+_UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+#: Characters of the longest name of a tenant, user or subject (OpenID Connect Core 1.0, section 2).
+_MAX_NAME_LENGTH = 255
+#: The latest end of a token, in seconds since 1970: the year 2200.
+_MAX_EXPIRY = 7_258_118_400.0
+INVALID_TOKEN_MESSAGE = "This token is not one that its issuer signed."
+
+
+class Tokens(Directory):
+    """Tokens of one issuer, each checked against its public keys. Whose they are their claims say.
+
+    `members`: where tenants and users are kept; without, their names are all that is known of them.
+    """
+
+    foreign = "What was sent is not a token (JWT) of this gateway's identity provider."
+
+    def __init__(
+        self, settings: OidcSettings, members: MemberDirectory | None = None, jwks: JwksCache | None = None
+    ) -> None:
+        self._settings, self._members = settings, members
+        self._jwks = jwks or JwksCache(settings.issuer, settings.jwks, settings.refresh)
+
+    def takes(self, credential: str) -> bool:
+        return len(credential) <= _MAX_TOKEN_LENGTH and _JWT_FORM.fullmatch(credential) is not None
+
+    async def has_credentials(self) -> bool:
+        return True
+
+    async def find(self, credential: str) -> Caller:
+        claims = await self._claims(credential)
+        wanted = self._settings.claims
+        tenant = self._settings.tenant or _text(claims, wanted.tenant)
+        subject = str(claims["sub"])
+        user = _text(claims, wanted.user) or subject
+        if not tenant:
+            raise InvalidKeyError(f"This token has no claim '{wanted.tenant}', which names its tenant.")
+        if any(len(name) > _MAX_NAME_LENGTH or not is_safe_text(name) for name in (tenant, user, subject)):
+            raise InvalidKeyError("This token names its tenant or user with characters that no name has.")
+        if wanted.user == "email" and user != subject and claims.get("email_verified", True) not in (True, "true"):
+            raise InvalidKeyError("This token's e-mail address is not verified by its issuer.")
+        until = _expiry(claims["exp"]) + self._settings.leeway
+        scopes = self._scopes(claims)
+        if self._members is not None:
+            return await self._members.member(tenant, user, Identity(self._settings.issuer, subject), scopes, until)
+        user_id = str(uuid5(NAMESPACE_URL, f"{self._settings.issuer}#{subject}"))
+        return Caller(tenant, user_id, share=f"{tenant}/{user_id}", scopes=scopes, until=until)
+
+    async def close(self) -> None:
+        await self._jwks.close()
+
+    async def _claims(self, token: str) -> Mapping[str, Any]:
+        """Raises InvalidKeyError, with no more than its sender may know; UnavailableError."""
+        try:
+            header = jwt.get_unverified_header(token)
+            algorithm, kid = header.get("alg"), header.get("kid")
+        except _UNREADABLE as error:
+            raise InvalidKeyError(INVALID_TOKEN_MESSAGE) from error
+        if kid is not None and not isinstance(kid, str):
+            raise InvalidKeyError(INVALID_TOKEN_MESSAGE)
+        if algorithm not in self._settings.algorithms:
+            raise InvalidKeyError(f"Tokens are signed with one of {', '.join(self._settings.algorithms)} here.")
+        found = await self._jwks.find(kid)
+        if found is None:
+            raise InvalidKeyError(INVALID_TOKEN_MESSAGE)
+        try:
+            # one that says its algorithm takes no other
+            key = jwt.PyJWK(dict(found), found.get("alg") or algorithm)
+            return jwt.decode(
+                token, key, list(self._settings.algorithms), {"require": list(_REQUIRED)},
+                audience=self._settings.audience, issuer=self._settings.issuer, leeway=self._settings.leeway,
+            )  # fmt: skip
+        except _UNREADABLE as error:
+            told = next((text for kind, text in _REJECTION_MESSAGES if isinstance(error, kind)), INVALID_TOKEN_MESSAGE)
+            raise InvalidKeyError(told) from error
+
+    def _scopes(self, claims: Mapping[str, Any]) -> frozenset[str]:
+        """Those that the token has of this gateway's; the default of one that has none."""
+        value = _claim(claims, self._settings.claims.scopes)
+        names = value.split() if isinstance(value, str) else value if isinstance(value, list) else ()
+        prefix = self._settings.scope_prefix
+        mine = {name.removeprefix(prefix) for name in names if isinstance(name, str) and name.startswith(prefix)}
+        return frozenset(mine & KNOWN_SCOPES) or frozenset(self._settings.scopes)
+
+
+def _expiry(value: Any) -> float:
+    """Return the time `exp` in seconds since 1970, at most the year 2200. Raises InvalidKeyError for no number."""
+    try:
+        end = float(value) if value < _MAX_EXPIRY else _MAX_EXPIRY
+    except _UNREADABLE as error:
+        raise InvalidKeyError(INVALID_TOKEN_MESSAGE) from error
+    if math.isnan(end):
+        raise InvalidKeyError(INVALID_TOKEN_MESSAGE)
+    return end
+
+
+def _claim(claims: Mapping[str, Any], path: str) -> Any:
+    """The claim at `a.b`; one with that very name first."""
+    if path in claims:
+        return claims[path]
+    value: Any = claims
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, Mapping) else None
+    return value
+
+
+def _text(claims: Mapping[str, Any], path: str) -> str:
+    value = _claim(claims, path)
+    return value if isinstance(value, str) else ""

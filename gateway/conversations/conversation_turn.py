@@ -1,0 +1,206 @@
+"""One turn of a conversation: its history for the model, and its messages for the store."""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+from llmops.gateway.conversations.chat_run import AnswerState
+from llmops.gateway.conversations.conversation_store import (
+    Branch,
+    ConversationStore,
+    message_from_item,
+    message_items,
+    public_id,
+    searchable_text,
+)
+from llmops.gateway.conversations.items import to_messages
+from llmops.gateway.conversations.response_store import StoredResponse
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.interfaces import Caller, Usage
+from llmops.store.conversations import NewMessage, StoredMessage
+
+_ANSWER_ITEM_ID = re.compile(r"msg_([0-9a-f]{24})")
+
+
+class ConversationTurn:
+    """New messages of a conversation and the answer to them.
+
+    `history` are chat messages: the system prompt, the branch that the turn follows, and the new messages.
+    """
+
+    def __init__(
+        self,
+        store: ConversationStore,
+        caller: Caller,
+        branch: Branch,
+        new: Sequence[dict[str, Any]],
+        price: Callable[[str, Usage], int | None],
+        continues: bool = False,
+    ) -> None:
+        """Prepare a turn.
+
+        Args:
+            store: Where the turn is stored.
+            caller: The owner of the conversation.
+            branch: The branch that the turn follows.
+            new: The new chat messages. A system message at their beginning takes the place of the system prompt.
+            price: Returns the price in micro-dollars of what a model used, None if it has no price.
+            continues: Continue the last answer of the branch. There are no new messages then.
+
+        Raises:
+            InvalidRequestError: There is nothing to answer, or to continue.
+        """
+        self._store, self._caller, self._branch, self._price = store, caller, branch, price
+        self._begun = perf_counter()
+        settled = _finished_messages(branch.messages)
+        last = settled[-1] if settled else None
+        self._continued = last if continues else None
+        system = branch.conversation.system_prompt
+        self._system = None
+        if new and new[0]["role"] in ("system", "developer"):
+            self._system = system = str(new[0].get("content") or "")
+            new = new[1:]
+        self._new = new
+        if continues and (new or last is None or last.role != "assistant" or last.items is not None):
+            raise InvalidRequestError(
+                "continue_final_message continues the last answer of a conversation: send no messages, and name a "
+                "plain answer with `after`.",
+                param="continue_final_message",
+            )
+        if not continues and not new and (last is None or last.role == "assistant"):
+            raise InvalidRequestError("There is no message to answer; send one in 'messages'.", param="messages")
+        items = [item for message in settled for item in message_items(message)]
+        self.history = [*to_messages(items, system), *new]
+        self._row: StoredMessage | None = None
+        self._parent = branch.messages[-1].item_id if branch.messages else ""
+
+    @property
+    def conversation_id(self) -> str:
+        return public_id(self._branch.conversation)
+
+    @property
+    def run_id(self) -> str:
+        """Return the id of the answer: of the message that is continued, else a new one."""
+        found = _ANSWER_ITEM_ID.fullmatch(self._continued.item_id) if self._continued is not None else None
+        return f"chatcmpl-{found[1] if found else secrets.token_hex(12)}"
+
+    async def begin(self, run_id: str, model: str, after: str | None) -> dict[str, Any]:
+        """Store the new messages and the unfinished answer, and return what the first event says of them.
+
+        Args:
+            run_id: The id of the answer.
+            model: The model's name.
+            after: The message that the turn follows; None for the newest one, which another tab may have written
+                since the history was read.
+        """
+        store, key = self._store, self.conversation_id
+        if self._continued is not None:
+            self._row = replace(self._continued, status="in_progress", finish_reason=None)
+            await store.save(key, self._row)
+            return {"id": key, "message_id": self._row.item_id, "continues": True}
+        rows = [row for message in self._new for row in _to_rows(message)]
+        answer = NewMessage(
+            item_id=f"msg_{run_id[9:]}", role="assistant", content="", status="in_progress", model=model
+        )
+        stored = await store.append(self._caller, key, [*rows, answer], after)
+        self._row = stored[-1]
+        changes: dict[str, Any] = {}
+        if self._system is not None and self._branch.conversation.system_prompt is None:
+            changes["system_prompt"] = self._system
+        if model != self._branch.conversation.model:
+            changes["model"] = model[:50]
+        if changes:
+            await store.change(self._caller, key, **changes)
+        return {"id": key, "message_id": self._row.item_id, "messages": [row.item_id for row in stored[:-1]]}
+
+    async def save(self, state: AnswerState) -> bool:
+        """Store the answer's present state. Returns False if the conversation was purged meanwhile."""
+        row, before = self._row, self._continued
+        assert row is not None
+        tokens, cost = state.usage.completion_tokens, self._price(row.model or "", state.usage)
+        content = state.content
+        if before is not None:
+            content = before.content + content
+            tokens += before.token_count or 0
+            cost = cost + (before.cost_micros or 0) if cost is not None else None
+        self._row = replace(
+            row,
+            content=content,
+            items=json.dumps(state.items) if state.items else None,
+            status=state.status,
+            finish_reason=state.finish,
+            token_count=tokens,
+            prompt_tokens=state.usage.prompt_tokens,
+            cost_micros=cost,
+            latency_ms=round((perf_counter() - self._begun) * 1000),
+        )
+        return await self._store.save(self.conversation_id, self._row)
+
+
+class ResponseTurn:
+    """A response of the Responses API in a conversation. `items` are those of the branch that is shown."""
+
+    def __init__(self, store: ConversationStore, caller: Caller, branch: Branch) -> None:
+        self._store, self._caller, self._branch = store, caller, branch
+        self.size = branch.conversation.size
+        self.items = [item for message in _finished_messages(branch.messages) for item in message_items(message)]
+
+    async def add(self, entry: StoredResponse) -> None:
+        """Add the input and the output of a response that has ended to the conversation."""
+        response = entry.response
+        rows = [message_from_item(item) for item in entry.items if item.get("type") != "item_reference"]
+        if response["output"]:
+            usage = response["usage"] or {}
+            answer = NewMessage(
+                item_id=response["output"][-1]["id"],
+                role="assistant",
+                content=searchable_text(response["output"]),
+                items=json.dumps(response["output"]),
+                status="completed" if response["status"] == "completed" else "incomplete",
+                token_count=usage.get("output_tokens"),
+                prompt_tokens=usage.get("input_tokens"),
+                model=response["model"],
+            )
+            rows.append(answer)
+        await self._store.append(self._caller, public_id(self._branch.conversation), rows)
+
+
+def answer_run_id(message: StoredMessage) -> str | None:
+    """Return the id of the answer that fills a message, None if it was not made by a chat."""
+    found = _ANSWER_ITEM_ID.fullmatch(message.item_id)
+    return f"chatcmpl-{found[1]}" if found else None
+
+
+def _finished_messages(messages: Sequence[StoredMessage]) -> list[StoredMessage]:
+    """Return the messages without the turns that other tabs wait for."""
+    running = {message.parent_id for message in messages if message.status == "in_progress"}
+    return [one for one in messages if one.status != "in_progress" and one.id not in running]
+
+
+def _to_rows(message: dict[str, Any]) -> list[NewMessage]:
+    """Return a chat message as rows."""
+    item_id, role = f"msg_{secrets.token_hex(12)}", message["role"]
+    if role == "tool":
+        output = {"call_id": message.get("tool_call_id"), "output": _text(message)}
+        return [message_from_item({"type": "function_call_output", "id": f"fco{item_id[3:]}", **output})]
+    rows = []
+    if _text(message) or not message.get("tool_calls"):
+        rows.append(NewMessage(item_id=item_id, role=role, content=_text(message)))
+    for at, call in enumerate(message.get("tool_calls") or ()):
+        function = call["function"]
+        item = {"type": "function_call", "id": f"fc{item_id[3:]}_{at}", "call_id": call.get("id"), **function}
+        rows.append(message_from_item(item))
+    return rows
+
+
+def _text(message: dict[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in content)
+    return content or ""

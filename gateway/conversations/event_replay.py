@@ -1,0 +1,125 @@
+"""Typed events as a stream: rendered, followed while they are generated, or sent again.
+
+Events that exist already are rendered as the client reads them, a few kilobytes at a time: a response can be
+megabytes, and any number of clients may ask for it at once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+from llmops.gateway.conversations.response_builder import Event, replay_events
+from llmops.gateway.conversations.response_store import ResponseStore, StoredResponse
+from llmops.gateway.errors import ApiError, log_detail
+from llmops.gateway.http.sse import EventSource
+
+# Bytes after which a piece of a replay is sent.
+FLUSH_BYTES = 32 * 1024
+# Seconds between two looks at a response that another gateway generates.
+POLL_INTERVAL = 0.5
+
+
+def encode_events(events: Iterable[Event]) -> bytes:
+    """Render server-sent events with their type as the event's name, as OpenAI sends them."""
+    return b"".join(map(_encode_event, events))
+
+
+def events_after(number: int, response: dict[str, Any], cuts: list[list[int]]) -> Iterator[Event]:
+    """Yield the events of a response up to now whose sequence number is greater than `number`."""
+    return (event for event in replay_events(response, cuts) if event["sequence_number"] > number)
+
+
+class ReplayEventStream(EventSource):
+    """Events that exist already."""
+
+    def __init__(self, past: Iterable[Event]) -> None:
+        self._past = iter(past)
+        self._over = False
+
+    async def next(self) -> bytes | None:
+        return None if self._over else self._piece()
+
+    def cancel(self) -> None:
+        self._over = True
+
+    def close(self) -> None:
+        self._over = True
+
+    def _piece(self) -> bytes | None:
+        """Render the next events, at least one; None at their end."""
+        parts: list[bytes] = []
+        size = 0
+        for event in self._past:
+            parts.append(_encode_event(event))
+            size += len(parts[-1])
+            if size >= FLUSH_BYTES:
+                break
+        return b"".join(parts) or None
+
+
+class LiveEventStream(ReplayEventStream):
+    """Events of a response that this process generates. A reader who leaves changes nothing for the others."""
+
+    def __init__(self, past: Iterable[Event]) -> None:
+        super().__init__(past)
+        self._queue: asyncio.Queue[bytes | None] = asyncio.Queue()
+
+    def put(self, data: bytes) -> None:
+        self._queue.put_nowait(data)
+
+    def end(self) -> None:
+        self._queue.put_nowait(None)
+
+    async def next(self) -> bytes | None:
+        if self._over:
+            return None
+        data = self._piece() or await self._queue.get()
+        self._over = self._over or data is None
+        return data
+
+    def cancel(self) -> None:
+        super().cancel()
+        self.end()
+
+
+class PolledEventStream(ReplayEventStream):
+    """Events of a response that another gateway generates, read from the store as the response grows."""
+
+    def __init__(self, store: ResponseStore, entry: StoredResponse, after: int) -> None:
+        self._store, self._id, self._owner = store, entry.id, entry.owner
+        self._after, self._running = after, entry.running
+        super().__init__(self._new(entry))
+
+    async def next(self) -> bytes | None:
+        while not self._over:
+            piece = self._piece()
+            if piece is not None:
+                return piece
+            if not self._running:
+                break
+            await asyncio.sleep(POLL_INTERVAL)
+            await self._look()
+        return None
+
+    async def _look(self) -> None:
+        try:
+            row = await self._store.find(self._id, self._owner)
+        except ApiError as error:
+            log_detail(error)
+            return
+        self._running = row is not None and row.running
+        if row is not None:
+            self._past = iter(self._new(row.decoded()))
+
+    def _new(self, entry: StoredResponse) -> list[Event]:
+        events = list(events_after(self._after, entry.response, entry.cuts))
+        self._after = max([self._after, *(event["sequence_number"] for event in events)])
+        return events
+
+
+def _encode_event(event: Event) -> bytes:
+    data = json.dumps(event, ensure_ascii=False, separators=(",", ":"))
+    return f"event: {event['type']}\ndata: {data}\n\n".encode("utf-8", "replace")

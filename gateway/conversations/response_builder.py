@@ -1,0 +1,289 @@
+"""Pieces of an answer → output items and typed events, numbered."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from llmops.gateway.conversations.items import Item
+from llmops.gateway.errors import ApiError
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta, ToolCallDelta
+from llmops.gateway.generation.sampling import first_not_none
+from llmops.gateway.interfaces import FinishReason
+from llmops.gateway.routing.served_models import GenerativeModel
+from llmops.gateway.schemas.responses_request import ResponsesRequest
+
+Event = dict[str, Any]
+
+
+class TokenCounts(NamedTuple):
+    """Tokens of one response."""
+
+    input: int = 0
+    output: int = 0
+    cached: int = 0
+    reasoning: int = 0
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}_{secrets.token_hex(24)}"
+
+
+class ResponseBuilder:
+    """Builds one response. Every method gives the events that a stream sends.
+
+    `response` is the state after what has ended; `so_far` has the item in progress as well. `cuts` are the sizes of
+    the deltas of each item: with them `replay_events` makes the same events, with the same numbers, again.
+    """
+
+    def __init__(
+        self, response: dict[str, Any], origins: Mapping[str, Mapping[str, str]] = MappingProxyType({})
+    ) -> None:
+        """Build on `response`. `origins` has the `name` and `namespace` of functions that the model knows otherwise."""
+        self.response = response
+        self._origins = origins
+        self.cuts: list[list[int]] = []
+        self._sequence = 0
+        self._item: Item | None = None
+        self._parts: list[str] = []
+        self._call = -1
+
+    @property
+    def id(self) -> str:
+        return str(self.response["id"])
+
+    def so_far(self) -> dict[str, Any]:
+        """The response with the text of the item in progress."""
+        now = _snapshot(self.response)
+        if self._item is not None:
+            _fill(now["output"][-1], "".join(self._parts))
+        return now
+
+    def restart(self) -> None:
+        """Nobody has seen an item of it."""
+        self.response["output"], self.cuts = [], []
+        self._item, self._parts, self._call = None, [], -1
+
+    def start(self) -> list[Event]:
+        return [self._event("response.created"), self._event("response.in_progress")]
+
+    def add(self, piece: OutputDelta) -> list[Event]:
+        """The next piece; an item ends where the next one begins."""
+        events = self._switch(piece)
+        text = piece.arguments if isinstance(piece, ToolCallDelta) else piece.text
+        return [*events, self._delta(text)] if text else events
+
+    def repeat(self, item: Item, cuts: Sequence[int], closed: bool) -> list[Event]:
+        """The events of an item that is known already."""
+        events = self._open({**item, **_EMPTY_ITEMS[item["type"]], "status": "in_progress"})
+        text, at = _text_of(item), 0
+        for size in cuts:
+            events.append(self._delta(text[at : at + size]))
+            at += size
+        return [*events, *(self._close(item["status"]) if closed else [])]
+
+    def last(self, response: dict[str, Any]) -> Event:
+        """The event that ends a stream with `response`."""
+        self.response = response
+        return self._event(f"response.{response['status']}")
+
+    def finish(self, reason: FinishReason, tokens: TokenCounts) -> list[Event]:
+        """The end: completed, or incomplete when the token limit or a filter cut it off."""
+        cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(reason)
+        events = self._close("incomplete" if cut else "completed")
+        self.response["usage"] = _usage(tokens)
+        self.response["incomplete_details"] = {"reason": cut} if cut else None
+        return [*events, self._end("incomplete" if cut else "completed")]
+
+    def fail(self, error: ApiError) -> list[Event]:
+        """The engine failed midway."""
+        code = "rate_limit_exceeded" if error.status == 429 else "server_error"
+        events = self._close("incomplete")
+        self.response["error"] = {"code": code, "message": error.public}
+        return [*events, self._end("failed")]
+
+    def cancel(self) -> None:
+        """The client, or a call to cancel, stopped it."""
+        self._close("incomplete")
+        self.response["status"] = "cancelled"
+
+    # -- items ---------------------------------------------------------------------------------------------------
+
+    def _switch(self, piece: OutputDelta) -> list[Event]:
+        kind = _ITEM_TYPES[type(piece)]
+        if (
+            self._item
+            and self._item["type"] == kind
+            and (not isinstance(piece, ToolCallDelta) or piece.index == self._call)
+        ):
+            return []
+        events = self._close("completed")
+        item: Item = {"type": kind, "id": new_id(_PREFIXES[kind]), **_EMPTY_ITEMS[kind], "status": "in_progress"}
+        if isinstance(piece, ToolCallDelta):
+            self._call = piece.index
+            item.update(call_id=piece.id, name=piece.name)
+            item.update(self._origins.get(piece.name or "", {}))
+        return [*events, *self._open(item)]
+
+    def _open(self, item: Item) -> list[Event]:
+        self._item, self._parts = item, []
+        self.cuts.append([])
+        self.response["output"].append(item)
+        events = [self._event("response.output_item.added", output_index=self._index, item=_snapshot(item))]
+        if item["type"] != "function_call":
+            events.append(self._part_event("response.content_part.added", ""))
+        return events
+
+    @property
+    def _index(self) -> int:
+        return len(self.response["output"]) - 1
+
+    def _delta(self, text: str) -> Event:
+        assert self._item is not None
+        self._parts.append(text)
+        self.cuts[-1].append(len(text))
+        kind = self._item["type"]
+        place = {"item_id": self._item["id"], "output_index": self._index}
+        if kind == "function_call":
+            return self._event("response.function_call_arguments.delta", **place, delta=text)
+        if kind == "reasoning":
+            return self._event("response.reasoning_text.delta", **place, content_index=0, delta=text)
+        return self._event("response.output_text.delta", **place, content_index=0, delta=text, logprobs=[])
+
+    def _close(self, status: str) -> list[Event]:
+        item = self._item
+        if item is None:
+            return []
+        text = "".join(self._parts)
+        place = {"item_id": item["id"], "output_index": self._index}
+        events: list[Event] = []
+        _fill(item, text)
+        if item["type"] == "function_call":
+            done = {"name": item["name"], "arguments": text}
+            events.append(self._event("response.function_call_arguments.done", **place, **done))
+        else:
+            events += self._text_done(item["type"], place, text)
+        item["status"] = status
+        events.append(self._event("response.output_item.done", output_index=self._index, item=_snapshot(item)))
+        self._item = None
+        return events
+
+    def _text_done(self, kind: str, place: dict[str, Any], text: str) -> list[Event]:
+        if kind == "reasoning":
+            done = self._event("response.reasoning_text.done", **place, content_index=0, text=text)
+        else:
+            done = self._event("response.output_text.done", **place, content_index=0, text=text, logprobs=[])
+        return [done, self._part_event("response.content_part.done", text)]
+
+    def _part_event(self, kind: str, text: str) -> Event:
+        assert self._item is not None
+        part = _part(self._item["type"], text)
+        return self._event(kind, item_id=self._item["id"], output_index=self._index, content_index=0, part=part)
+
+    # -- events --------------------------------------------------------------------------------------------------
+
+    def _end(self, status: str) -> Event:
+        self.response["status"] = status
+        if status == "completed":
+            self.response["completed_at"] = int(time.time())
+        return self._event(f"response.{status}")
+
+    def _event(self, kind: str, **fields: Any) -> Event:
+        fields = fields or {"response": _snapshot(self.response)}
+        event = {"type": kind, "sequence_number": self._sequence, **fields}
+        self._sequence += 1
+        return event
+
+
+_ITEM_TYPES = {ContentDelta: "message", ReasoningDelta: "reasoning", ToolCallDelta: "function_call"}
+_PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}
+_EMPTY_ITEMS: dict[str, dict[str, Any]] = {
+    "message": {"role": "assistant", "content": []},
+    "reasoning": {"summary": [], "content": []},
+    "function_call": {"arguments": ""},
+}
+
+
+def replay_events(response: dict[str, Any], cuts: Sequence[Sequence[int]]) -> list[Event]:
+    """All events of a response up to now, as they were when it was generated."""
+    fresh = {key: value for key, value in response.items() if key != "completed_at"}
+    fresh.update(status="in_progress", output=[], usage=None, error=None, incomplete_details=None)
+    builder = ResponseBuilder(fresh)
+    events = builder.start()
+    over = response["status"] in ("completed", "incomplete", "failed")
+    for at, (item, sizes) in enumerate(zip(response["output"], cuts, strict=True), start=1):
+        # a response that was cancelled, or goes on, has not closed its last item on the wire
+        events += builder.repeat(item, sizes, closed=over or at < len(cuts))
+    return [*events, builder.last(response)] if over else events
+
+
+def _text_of(item: Item) -> str:
+    return str(item["arguments"]) if item["type"] == "function_call" else "".join(p["text"] for p in item["content"])
+
+
+def _fill(item: Item, text: str) -> None:
+    if item["type"] == "function_call":
+        item["arguments"] = text
+    else:
+        item["content"] = [_part(item["type"], text)]
+
+
+def _part(kind: str, text: str) -> dict[str, Any]:
+    if kind == "reasoning":
+        return {"type": "reasoning_text", "text": text}
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
+    """A copy that later deltas do not change."""
+    return {**value, **({"output": [dict(item) for item in value["output"]]} if "output" in value else {})}
+
+
+def _usage(tokens: TokenCounts) -> dict[str, Any]:
+    return {
+        "input_tokens": tokens.input,
+        "input_tokens_details": {"cached_tokens": tokens.cached, "cache_write_tokens": 0},
+        "output_tokens": tokens.output,
+        "output_tokens_details": {"reasoning_tokens": tokens.reasoning},
+        "total_tokens": tokens.input + tokens.output,
+    }
+
+
+def new_response(request: ResponsesRequest, model: GenerativeModel) -> dict[str, Any]:
+    """A response that nothing was generated for yet."""
+    own = model.card.sampling
+    return {
+        "id": new_id("resp"),
+        "object": "response",
+        "created_at": int(time.time()),
+        "status": "in_progress",
+        "background": bool(request.background),
+        "error": None,
+        "incomplete_details": None,
+        "instructions": request.instructions,
+        "max_output_tokens": request.max_output_tokens,
+        "metadata": request.metadata or {},
+        "model": model.name,
+        "output": [],
+        "parallel_tool_calls": request.parallel_tool_calls is not False,
+        "previous_response_id": request.previous_response_id,
+        "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
+        "service_tier": "default",
+        "store": request.store is not False,
+        "temperature": first_not_none(request.temperature, own.temperature, 1.0),
+        "text": {"format": _format(request)},
+        "tool_choice": request.tool_choice or "auto",
+        "tools": [{"strict": None, "parameters": None, **tool} for tool in request.tools or []],
+        "top_p": first_not_none(request.top_p, own.top_p, 1.0),
+        "truncation": "disabled",
+        "usage": None,
+        "user": request.user,
+    }
+
+
+def _format(request: ResponsesRequest) -> dict[str, Any]:
+    given = request.text.format if request.text else None
+    return given.model_dump(by_alias=True, exclude_none=True) if given else {"type": "text"}

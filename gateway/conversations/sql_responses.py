@@ -1,0 +1,93 @@
+"""Stored responses in the store (SQLite or PostgreSQL), where every gateway of a deployment finds them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from datetime import datetime, timedelta
+
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.clocks import utc_now
+from llmops.gateway.conversations.database import Database
+from llmops.gateway.conversations.response_store import ResponseRecord, ResponseReference, ResponseStore
+from llmops.gateway.settings import ResponseStoreSettings
+from llmops.store import responses as table
+
+
+class SqlResponses(ResponseStore):
+    """Responses in the store at `url`. `limits` hold for each owner."""
+
+    shared = True
+
+    def __init__(self, url: str, limits: ResponseStoreSettings, now: Callable[[], datetime] = utc_now) -> None:
+        super().__init__(limits)
+        self._database, self._now = Database(url, "Stored responses", "send store: false"), now
+
+    async def put(self, row: ResponseRecord, new: bool = True) -> bool:
+        kept = table.ResponseRow(
+            id=row.id,
+            owner=row.owner,
+            previous_id=row.previous,
+            running=row.running,
+            cancelled=False,
+            written_at=self._now(),
+            size=row.size,
+            response=row.response,
+            items=row.items,
+            cuts=row.cuts,
+        )
+
+        async def work(connection: AsyncConnection) -> bool:
+            written = await table.put_response(connection, kept, row.item_ids, new)
+            if written and not row.running:
+                limits = self.limits
+                await table.evict_responses(connection, row.owner, self._since(), limits.entries, limits.bytes)
+            return written
+
+        return await self._database.write(work)
+
+    async def find(self, response_id: str, owner: str) -> ResponseRecord | None:
+        since = self._since()
+        found = await self._database.read(lambda connection: table.find_response(connection, response_id, owner, since))
+        if found is None:
+            return None
+        return ResponseRecord(
+            id=found.id,
+            owner=found.owner,
+            previous=found.previous_id,
+            running=found.running,
+            response=found.response,
+            items=found.items,
+            cuts=found.cuts,
+            age=(self._now() - found.written_at).total_seconds(),
+        )
+
+    async def find_items(self, item_ids: Iterable[str], owner: str) -> Sequence[ResponseReference]:
+        wanted, since = list(item_ids), self._since()
+        found = await self._database.read(
+            lambda connection: table.find_responses_with_items(connection, wanted, owner, since)
+        )
+        return [ResponseReference(response_id, size) for response_id, size in found]
+
+    async def chain(self, response_id: str, owner: str) -> tuple[Sequence[ResponseReference], str | None]:
+        since, limit = self._since(), self.limits.entries
+        found = await self._database.read(
+            lambda connection: table.response_chain(connection, response_id, owner, since, limit)
+        )
+        missing = found[-1][2] if found else response_id
+        return [ResponseReference(one, size) for one, size, _ in found], missing
+
+    async def delete(self, response_id: str, owner: str) -> bool:
+        return await self._database.write(lambda connection: table.delete_response(connection, response_id, owner))
+
+    async def request_cancellation(self, response_id: str, owner: str) -> None:
+        await self._database.write(lambda connection: table.cancel_response(connection, response_id, owner))
+
+    async def delete_all(self, owner: str) -> None:
+        await self._database.write(lambda connection: table.delete_responses(connection, owner))
+
+    async def close(self) -> None:
+        await self._database.close()
+
+    def _since(self) -> datetime:
+        return self._now() - timedelta(seconds=self.limits.age)

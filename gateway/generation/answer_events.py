@@ -1,0 +1,101 @@
+"""An answer as server-sent events."""
+
+from __future__ import annotations
+
+import logging
+from abc import abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError
+from llmops.gateway.generation.answer import Answer, ChoiceDelta
+from llmops.gateway.http.chunked_writer import ChunkedWriter
+from llmops.gateway.http.error_handlers import openai_error_event
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.http.sse import EventSource
+from llmops.gateway.interfaces import TokenBatch
+from llmops.gateway.logging_setup import current_request
+
+log = logging.getLogger(__name__)
+
+
+class AnswerEvents(EventSource):
+    """An Answer as server-sent events; subclasses say how a delta and the end look on the wire."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+        self._over = False
+        self._late: Exception | None = None
+
+    async def start(self, context: RequestContext) -> None:
+        with record_timings(self._answer, context):
+            await self._answer.start()
+
+    def late(self, error: Exception) -> None:
+        self._late = error
+
+    async def next(self) -> bytes | None:
+        if self._over:
+            return None
+        try:
+            if self._late is not None:
+                raise self._late
+            delta = await self._answer.next()
+            if delta is not None:
+                return self.render(delta)
+        except CancelledStreamError:
+            self._over = True
+            return None
+        except ApiError as error:
+            self._over = True
+            return self.failed(error)
+        except Exception:
+            # the 200 is already sent: a bug can only be reported inside the stream
+            log.exception("request %s: the stream failed", current_request.get())
+            self._over = True
+            self._answer.broken = "error"
+            return self.failed(InternalError("The gateway failed in the middle of the stream."))
+        self._over = True
+        return self._failover_comment() + self.end()
+
+    def _failover_comment(self) -> bytes:
+        """The headers were out when the answer moved: readers of event streams skip a comment, people do not."""
+        said = self._answer.continued
+        return f": continued {said}\n\n".encode() if said else b""
+
+    def attach(self, writer: ChunkedWriter) -> None:
+        """Render and write tokens in one plain call, without waking this stream's coroutine."""
+
+        def sink(batch: TokenBatch) -> bool:
+            if writer.blocked:
+                return False
+            data = self.render(self._answer.take(batch))
+            if data:
+                writer.write(data)
+            return True
+
+        self._answer.attach(sink)
+
+    @abstractmethod
+    def render(self, delta: ChoiceDelta) -> bytes: ...
+
+    @abstractmethod
+    def end(self) -> bytes: ...
+
+    def failed(self, error: ApiError) -> bytes:
+        return openai_error_event(error)
+
+    def cancel(self) -> None:
+        self._answer.cancel()
+
+    def close(self) -> None:
+        self._answer.close()
+
+
+@contextmanager
+def record_timings(answer: Answer, context: RequestContext) -> Iterator[None]:
+    """Record in `context`, whatever happens, how much of the time was not the gateway's."""
+    try:
+        yield
+    finally:
+        context.waited, context.detokenised = answer.waited, answer.detokenised

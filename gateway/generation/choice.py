@@ -1,0 +1,201 @@
+"""One choice of an answer: its tokens become text here, up to the stop string, with the reason why it ended."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, OutputProcessor
+from llmops.gateway.interfaces import FinishReason, TokenBatch, TopLogprobs
+from llmops.gateway.text.detokenizer import Detokenizer
+from llmops.gateway.text.stop_strings import StopStringMatcher
+
+
+class TokenLogprob(NamedTuple):
+    """A chosen token: its bytes, natural-log probability and where its text starts in the choice's text; `tops`: the
+    most likely tokens in its place, with theirs.
+    """
+
+    token: bytes
+    logprob: float
+    offset: int
+    tops: Sequence[tuple[bytes, float]] = ()
+
+
+class Choice:
+    """State of one sequence. `completion_tokens` counts what was generated for the text, without the ending token."""
+
+    __slots__ = (
+        "_decoded",
+        "_detokenizer",
+        "_end_ids",
+        "_max_tokens",
+        "_processor",
+        "_received",
+        "_sorted",
+        "_starts",
+        "_stop",
+        "completion_tokens",
+        "done",
+        "finish_reason",
+        "index",
+        "logprobs",
+        "stop_reason",
+    )
+
+    def __init__(
+        self,
+        index: int,
+        detokenizer: Detokenizer,
+        *,
+        max_tokens: int,
+        end_ids: frozenset[int] = frozenset(),
+        stops: Sequence[str] = (),
+        processor: OutputProcessor | None = None,
+        logprobs: LogprobBuffer | None = None,
+        starts: TokenOffsets | None = None,
+    ) -> None:
+        """`starts` is needed where the processor may find thinking, to count its tokens."""
+        self.index = index
+        self._detokenizer = detokenizer
+        self._max_tokens = max_tokens
+        self._end_ids = end_ids
+        self._stop = StopStringMatcher(stops) if stops else None
+        self._processor = processor
+        self._received = 0
+        self._decoded = 0  # characters
+        self._starts = starts
+        self._sorted = False  # the processor has seen the end
+        self.logprobs = logprobs
+        self.completion_tokens = 0
+        self.done = False
+        self.finish_reason: FinishReason = "length"
+        self.stop_reason: str | int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether all text is content, so that `sort` need not be called."""
+        return self._processor is None
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """Tokens whose text starts in the thinking, without the markers; final when the choice is sorted to its end."""
+        if self._starts is None or self._processor is None:
+            return 0
+        return self._starts.count(self._processor.thinking)
+
+    def feed(self, batch: TokenBatch) -> str:
+        """The text that can be sent after these tokens. Sets `done` at an end token or a stop string."""
+        if self.done:
+            return ""
+        tokens = batch.tokens
+        self._received += len(tokens)
+        if tokens[-1] in self._end_ids:
+            self.stop_reason = tokens[-1]
+            tokens = tokens[:-1]
+            self.done = True
+        self.completion_tokens += len(tokens)
+        text = self._decode(tokens, batch.logprobs, batch.tops)
+        if self.done or (self._stop is not None and self._stop.matched is not None):
+            return text + self._end("stop")
+        return text
+
+    def finish(self) -> str:
+        """The rest of the text, once the engine's stream is over."""
+        if self.done:
+            return ""
+        # the engine may not send the end token: then it stopped before the length was reached
+        return self._end("stop" if self._received < self._max_tokens else "length")
+
+    def take_logprobs(self, text: str) -> list[TokenLogprob] | None:
+        """The logprobs of `text`, which `feed` or `finish` just returned; None unless requested."""
+        if self.logprobs is None:
+            return None
+        return self.logprobs.take(text, ended=self.done, cut=isinstance(self.stop_reason, str))
+
+    def sort(self, text: str) -> list[OutputDelta]:
+        """Run text through the processor; at the end, flush it too."""
+        if self._processor is None:
+            return [ContentDelta(text)] if text else []
+        pieces = list(self._processor.feed(text)) if text else []
+        if self.done and not self._sorted:
+            self._sorted = True
+            pieces.extend(self._processor.finish())
+            if self.finish_reason == "stop" and self._processor.made_tool_calls:
+                self.finish_reason = "tool_calls"
+        return pieces
+
+    def _decode(
+        self, tokens: Sequence[int], logprobs: Sequence[float] | None, tops: Sequence[TopLogprobs] | None
+    ) -> str:
+        if self.logprobs is not None or self._starts is not None:
+            text = "".join([self._decode_one(token, at, logprobs, tops) for at, token in enumerate(tokens)])
+        else:
+            text = self._detokenizer.feed(tokens) if tokens else ""
+        return self._stop.feed(text) if self._stop is not None else text
+
+    def _decode_one(
+        self, token: int, at: int, logprobs: Sequence[float] | None, tops: Sequence[TopLogprobs] | None
+    ) -> str:
+        text = self._detokenizer.feed([token])
+        if self.logprobs is not None:
+            value = logprobs[at] if logprobs is not None and at < len(logprobs) else 0.0
+            ranked = tops[at] if tops is not None and at < len(tops) else ()
+            self.logprobs.note(token, value, self._decoded, ranked)
+        if self._starts is not None:
+            self._starts.note(token, self._decoded, len(text))
+        self._decoded += len(text)
+        return text
+
+    def _end(self, reason: FinishReason) -> str:
+        self.done = True
+        self.finish_reason = reason
+        text = self._detokenizer.flush()
+        if self._stop is not None:
+            text = self._stop.feed(text) + self._stop.flush()
+            if self._stop.matched is not None:
+                self.stop_reason = self._stop.matched
+                self.finish_reason = "stop"
+        return text
+
+
+class TokenOffsets:
+    """Where each token's text starts in the choice's text, to count the tokens of any part of it."""
+
+    def __init__(self, markers: Mapping[int, int]) -> None:
+        """`markers`: the ids of those that are one token, and how long their text is."""
+        self._markers = markers
+        self._starts: list[int] = []
+
+    def note(self, token: int, decoded: int, size: int) -> None:
+        """`token` arrived after `decoded` characters and added `size`."""
+        # text that a detokenizer held back comes out with the marker, but in front of it
+        own = self._markers.get(token)
+        self._starts.append(decoded if own is None else max(decoded, decoded + size - own))
+
+    def count(self, spans: Iterable[tuple[int, float]]) -> int:
+        return sum(bisect_left(self._starts, end) - bisect_left(self._starts, start) for start, end in spans)
+
+
+class LogprobBuffer:
+    """Keeps chosen-token log-probabilities beside the text, so that each is sent with the text it belongs to."""
+
+    def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
+        self._token_bytes = token_bytes
+        self._sent = 0
+        self._waiting: list[TokenLogprob] = []
+
+    def note(self, token: int, logprob: float, offset: int, tops: TopLogprobs = ()) -> None:
+        ranked = [(self._token_bytes(one), value) for one, value in tops]
+        self._waiting.append(TokenLogprob(self._token_bytes(token), logprob, offset, ranked))
+
+    def take(self, text: str, *, ended: bool, cut: bool) -> list[TokenLogprob]:
+        """Those that belong to `text`, the next stretch that is sent; at the end all, or those before a stop string."""
+        self._sent += len(text)
+        if ended and not cut:
+            taken, self._waiting = self._waiting, []
+            return taken
+        count = sum(1 for one in self._waiting if one.offset < self._sent)
+        taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        return taken

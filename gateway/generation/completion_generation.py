@@ -1,0 +1,249 @@
+"""From a validated completions request to a started answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from llmops.gateway.errors import InvalidRequestError, UnsupportedError, missing_parameter
+from llmops.gateway.generation.answer import Answer
+from llmops.gateway.generation.app_state import AppState, admit, open_streams
+from llmops.gateway.generation.choice import Choice, LogprobBuffer
+from llmops.gateway.generation.prompt_limits import check_prompt_characters, check_prompt_text, check_prompt_tokens
+from llmops.gateway.generation.sampling import (
+    StopConditions,
+    check_capabilities,
+    check_guide,
+    check_logprobs,
+    resolve_max_tokens,
+    resolve_sampling,
+    resolve_stop_conditions,
+    tokenize_bad_words,
+)
+from llmops.gateway.generation.structured.request_guide import (
+    enforced,
+    guide_cost,
+    guide_field,
+    parse_guide,
+    requires_strict_guide,
+)
+from llmops.gateway.generation.structured.schema_validation import SchemaLimits
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import EngineRequest, Guide, QuotaReservation
+from llmops.gateway.routing.served_models import GenerativeModel
+from llmops.gateway.schemas.completion_request import CompletionRequest
+from llmops.gateway.settings import RequestLimits
+from llmops.gateway.telemetry.metrics import AnswerMeter
+
+DEFAULT_MAX_TOKENS = 16
+
+PromptInput = str | list[int]
+
+
+def validate_completion(body: CompletionRequest, model: GenerativeModel) -> None:
+    """The checks that do not need the prompts' tokens."""
+    if body.prompt is None or body.prompt == []:
+        raise missing_parameter("prompt")
+    if body.echo and body.logprobs is not None:
+        raise UnsupportedError(
+            "echo together with logprobs needs the prompt's log-probabilities, which this engine does not give; "
+            "leave out one of them.",
+            param="echo",
+        )
+    if body.suffix:
+        raise UnsupportedError("suffix is not supported; leave it out.", param="suffix")
+    if body.stream_options is not None and not body.stream:
+        raise InvalidRequestError(
+            "stream_options need stream to be true; set it, or leave stream_options out.", param="stream_options"
+        )
+    check_capabilities(body, model.card)
+    check_logprobs(body.logprobs is not None, body.logprobs or 0, model.card, "logprobs")
+    _check_best_of(body, model)
+
+
+def _check_best_of(body: CompletionRequest, model: GenerativeModel) -> None:
+    n, best_of = body.n or 1, sequences_per_prompt(body)
+    if best_of < n:
+        raise InvalidRequestError("best_of must not be less than n; raise it to n.", param="best_of")
+    if best_of == n:
+        return
+    if body.stream:
+        raise InvalidRequestError(
+            "best_of chooses among whole answers; it cannot be streamed; set stream to false.", param="best_of"
+        )
+    can = model.card.capabilities
+    if best_of > can.n or not can.logprobs:
+        most = f"is at most {can.n}" if can.logprobs else "needs log-probabilities, which are not known"
+        raise UnsupportedError(f"best_of {most} with target {model.card.target}.", param="best_of")
+
+
+def sequences_per_prompt(body: CompletionRequest) -> int:
+    """How many answers are generated per prompt."""
+    return body.best_of or body.n or 1
+
+
+async def start_completion(
+    service: AppState, body: CompletionRequest, model: GenerativeModel, answer_id: str, context: RequestContext
+) -> Answer:
+    """Submit one engine request per prompt. Choices are numbered prompt by prompt.
+
+    Raises what is wrong with it, or UnavailableError when too many wait already.
+    """
+    prompts = parse_prompts(body, service.limits)
+
+    async def start(leave: Callable[[], None], meter: AnswerMeter) -> Answer:
+        return await _submit_completion(service, body, model, answer_id, context, prompts, leave, meter)
+
+    return await admit(service, model, len(prompts) * sequences_per_prompt(body), context, start)
+
+
+async def _submit_completion(
+    service: AppState,
+    body: CompletionRequest,
+    model: GenerativeModel,
+    answer_id: str,
+    context: RequestContext,
+    prompts: Sequence[PromptInput],
+    leave: Callable[[], None],
+    meter: AnswerMeter,
+) -> Answer:
+    def prepare() -> tuple[list[list[int]], Guide | None]:
+        return [encode(model, one, body) for one in prompts], _completion_guide(body, model, service)
+
+    encoded, guide = await service.text_threads.run(prepare, context.size + guide_cost(body), context.caller.share)
+    context.mark("tokenise")
+    endings = resolve_stop_conditions(body, model.card, service.limits)
+    requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide, context)
+    if context.grant is not None:
+        requests = await _reserve_tokens(context.grant, requests, model.name)
+
+    def choice(index: int) -> Choice:
+        request = requests[index // requests[0].n]
+        return Choice(
+            index,
+            model.tokenizer.detokenizer(skip_special_tokens=body.skip_special_tokens is not False),
+            max_tokens=request.max_tokens,
+            end_ids=frozenset(endings.end_ids),
+            stops=endings.stops,
+            logprobs=LogprobBuffer(model.tokenizer.token_bytes) if request.logprobs else None,
+        )
+
+    choices = [choice(index) for index in range(len(requests) * requests[0].n)]
+    prompt_tokens, fresh = sum(map(len, encoded)), None if body.stream else choice
+    stream = await open_streams(model.engine, requests)
+    context.mark("submit")
+    meter.submitted(prompt_tokens, len(choices))
+    if context.tally is not None:
+        context.tally.begin(model.name, answer_id, prompt_tokens)
+    return Answer(stream, choices, meter, service.timeouts, prompt_tokens, leave, context, fresh)
+
+
+async def _reserve_tokens(grant: QuotaReservation, requests: list[EngineRequest], model: str) -> list[EngineRequest]:
+    """With answers as long as the caller can pay for. Without `max_tokens` they are short: a bound as well."""
+    prompt, most = sum(len(one.input_ids) for one in requests), sum(one.n * one.max_tokens for one in requests)
+    allowed = await grant.tokens(model, prompt, most, sum(one.n for one in requests))
+    if allowed == most:
+        return requests
+    return [replace(one, max_tokens=max(one.max_tokens * allowed // most, 1)) for one in requests]
+
+
+def _completion_guide(body: CompletionRequest, model: GenerativeModel, service: AppState) -> Guide | None:
+    guide = parse_guide(body, SchemaLimits.of(service.limits))
+    if guide is None:
+        return None
+    field = guide_field(body)
+    check_guide(guide, model.card, field)
+    return enforced(guide, model.card.capabilities.guided, requires_strict_guide(body), field)
+
+
+def _engine_requests(
+    body: CompletionRequest,
+    model: GenerativeModel,
+    prompts: list[list[int]],
+    endings: StopConditions,
+    answer_id: str,
+    service: AppState,
+    guide: Guide | None,
+    context: RequestContext,
+) -> list[EngineRequest]:
+    sampling = resolve_sampling(body, model.card)
+    bad_words = tokenize_bad_words(body, model.tokenizer, service.limits)
+    default = min(DEFAULT_MAX_TOKENS, service.default_tokens or DEFAULT_MAX_TOKENS)
+    return [
+        EngineRequest(
+            request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{at}",
+            input_ids=ids,
+            max_tokens=resolve_max_tokens(body.max_tokens, len(ids), model.card, default=default, param="prompt"),
+            sampling=sampling,
+            n=sequences_per_prompt(body),
+            min_tokens=body.min_tokens or 0,
+            end_ids=endings.end_ids,
+            logprobs=body.logprobs is not None or sequences_per_prompt(body) > (body.n or 1),
+            top_logprobs=body.logprobs or 0,
+            bad_words=bad_words,
+            guide=guide,
+            caller=context.caller.share,
+            cache_salt=service.cache_salt(context.caller.share),
+            extras=model.extras,
+            turn=context.turn,
+            whole=not body.stream,
+            trace=context.onward,
+        )
+        for at, ids in enumerate(prompts)
+    ]
+
+
+def parse_prompts(body: CompletionRequest, limits: RequestLimits) -> list[PromptInput]:
+    """The prompts as a list, from any of the four forms. Raises InvalidRequestError for too many or too long ones."""
+    prompt = body.prompt
+    assert prompt is not None
+    prompts: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
+    if len(prompts) > limits.prompts:
+        raise InvalidRequestError(f"At most {limits.prompts} prompts are allowed.", param="prompt")
+    check_prompt_characters(sum(len(one) for one in prompts if isinstance(one, str)), limits, "prompt")
+    return prompts
+
+
+async def echoed_prompts(
+    body: CompletionRequest, model: GenerativeModel, service: AppState, context: RequestContext
+) -> list[str]:
+    """The text before each choice's own: its prompt if `echo` is set."""
+    if not body.echo:
+        return []
+    prompts = parse_prompts(body, service.limits)
+    texts = await service.text_threads.run(
+        lambda: [_echoed_prompt(model, prompt) for prompt in prompts], context.size, context.caller.share
+    )
+    return [text for text in texts for _ in range(sequences_per_prompt(body))]
+
+
+def _echoed_prompt(model: GenerativeModel, prompt: PromptInput) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    return model.tokenizer.decode(_check_token_ids(model, prompt), skip_special_tokens=False)
+
+
+def encode(model: GenerativeModel, prompt: PromptInput, body: CompletionRequest) -> list[int]:
+    if not isinstance(prompt, str):
+        return _check_token_ids(model, prompt)
+    check_prompt_text(prompt, model, "prompt")
+    ids = model.tokenizer.encode(prompt, add_special_tokens=body.add_special_tokens is not False)
+    return ids or [_start_token(model)]
+
+
+def _check_token_ids(model: GenerativeModel, ids: list[int]) -> list[int]:
+    if not ids:
+        raise InvalidRequestError("A prompt must not be empty.", param="prompt")
+    check_prompt_tokens(ids, model, "prompt")
+    largest, size = max(ids), model.card.vocab_size
+    if largest >= size:
+        raise InvalidRequestError(f"There is no token {largest}: the vocabulary has {size}.", param="prompt")
+    return ids
+
+
+def _start_token(model: GenerativeModel) -> int:
+    """What an empty prompt begins with."""
+    if model.card.bos_id is None:
+        raise InvalidRequestError("A prompt must not be empty.", param="prompt")
+    return model.card.bos_id

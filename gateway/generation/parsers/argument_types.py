@@ -1,0 +1,74 @@
+"""Arguments that a model writes as bare text, typed by the function's schema."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from llmops.gateway.generation.structured.schema_validation import resolve_references
+
+_MAX_DEPTH = 16
+_NAMES: dict[type, str] = {
+    bool: "boolean",
+    int: "integer",
+    float: "number",
+    str: "string",
+    list: "array",
+    dict: "object",
+    type(None): "null",
+}
+
+JsonTypes = frozenset[str] | None
+
+
+def parameter_types(parameters: Mapping[str, Any] | None, name: str) -> JsonTypes:
+    """The JSON types that parameter `name` may have; None where the schema does not say."""
+    root = parameters or {}
+    properties = resolve_references(root, root).get("properties")
+    return _schema_types(properties.get(name), root, 0) if isinstance(properties, Mapping) else None
+
+
+def _schema_types(schema: object, root: Mapping[str, Any], depth: int) -> JsonTypes:
+    if not isinstance(schema, Mapping) or depth > _MAX_DEPTH:
+        return None
+    schema = resolve_references(schema, root)
+    given = schema.get("type")
+    if given is not None:
+        return frozenset([given] if isinstance(given, str) else given)
+    if "const" in schema or isinstance(schema.get("enum"), list):
+        values = [schema["const"]] if "const" in schema else schema["enum"]
+        return frozenset(_NAMES[type(value)] for value in values)
+    for key in ("anyOf", "oneOf"):
+        if isinstance(schema.get(key), list):
+            branches = [_schema_types(branch, root, depth + 1) for branch in schema[key]]
+            known = [kinds for kinds in branches if kinds is not None]
+            return frozenset().union(*known) if len(known) == len(branches) else None
+    whole = [_schema_types(branch, root, depth + 1) for branch in schema.get("allOf") or ()]
+    return next((kinds for kinds in whole if kinds is not None), None)
+
+
+def to_argument_json(text: str, kinds: JsonTypes) -> str:
+    """The JSON text of a value: of an allowed type if it has one, otherwise as a string."""
+    bare = text.strip()
+    try:
+        value = parse_literal(bare)
+        written = json.dumps(value, ensure_ascii=False, allow_nan=False)
+    except (ValueError, TypeError):
+        return json.dumps(text, ensure_ascii=False)
+    kind = _NAMES.get(type(value), "")
+    fits = kinds is None or kind in kinds or (kind == "integer" and "number" in kinds) or "string" not in kinds
+    return written if fits and kind != "string" else json.dumps(text, ensure_ascii=False)
+
+
+def parse_literal(source: str) -> object:
+    """What JSON or Python text stands for (models mix up `true` and `True`); ValueError for any other text."""
+    if source.lower() in ("true", "false", "null", "none"):
+        return {"true": True, "false": False}.get(source.lower())
+    for read in (json.loads, ast.literal_eval):
+        try:
+            return read(source)
+        except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+            continue
+    raise ValueError(f"no literal: {source[:40]}")

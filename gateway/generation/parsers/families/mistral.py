@@ -1,0 +1,121 @@
+"""Mistral: `[TOOL_CALLS] [{"name": …, "arguments": {…}}]` up to tokenizer v7, `[TOOL_CALLS]name[ARGS]{…}` from v11."""
+
+from __future__ import annotations
+
+import re
+
+from llmops.gateway.generation.parsers.json_call import JsonCallParser
+from llmops.gateway.generation.parsers.json_scanner import InvalidJsonError, JsonScanner
+from llmops.gateway.generation.parsers.tool_parser import (
+    NotAToolCallError,
+    ToolParser,
+    held_back_length,
+    new_mistral_call_id,
+)
+
+_OPEN, _ID, _ARGS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"
+_NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
+
+
+class MistralParser(ToolParser):
+    """Both formats; from v11 on each call has its own marker and may carry `[CALL_ID]id` before its arguments."""
+
+    family = "mistral"
+    signs = (_OPEN,)
+    markers = (_OPEN,)
+    special_tokens = (_OPEN, _ID, _ARGS)
+    new_id = staticmethod(new_mistral_call_id)
+
+    def _begin(self, opening: str) -> None:
+        self._call: JsonCallParser | None = None
+        self._value: JsonScanner | None = None
+        self._list = self._raw_tail = False
+
+    def _consume(self) -> bool:
+        if self._raw_tail:
+            return self._consume_raw()
+        if self._value is not None:
+            return self._consume_value(self._value)
+        if self._call is not None and not self._call.done:
+            return self._consume_object(self._call)
+        return self._between(self._buffer[self._pos])
+
+    def _between(self, char: str) -> bool:
+        if char.isspace() or (char == "," and self._call):
+            self._pos += 1
+        elif char == "[" and not self._list and not self._call and not self._buffer.startswith("[T", self._pos):
+            if len(self._buffer) - self._pos < 2:
+                return False
+            self._list, self._pos = True, self._pos + 1
+        elif char == "{":
+            if self._call:
+                self._new_candidate()
+            self._call = JsonCallParser(self.writer, lambda name: True)
+        elif self._call:
+            self._pos += char == "]" and self._list
+            self._leave()
+        else:
+            return self._header()
+        return True
+
+    def _consume_object(self, call: JsonCallParser) -> bool:
+        if call.damaged:
+            self._raw_tail = True
+            return True
+        self._pos, events = call.feed(self._buffer, self._pos)
+        self._sent(events)
+        return self._pos < len(self._buffer)
+
+    def _header(self) -> bool:
+        """`name`, `name[ARGS]`, `name[CALL_ID]id[ARGS]`, each followed by the arguments' brace."""
+        name = _NAME.match(self._buffer, self._pos)
+        if name is None:
+            raise NotAToolCallError
+        call_id, at = None, name.end()
+        if self._buffer.startswith(_ID, at):
+            found = _NAME.match(self._buffer, at + len(_ID))
+            call_id, at = (found[0], found.end()) if found else (None, at + len(_ID))
+        at += len(_ARGS) if self._buffer.startswith(_ARGS, at) else 0
+        while at < len(self._buffer) and self._buffer[at].isspace():
+            at += 1
+        if at < len(self._buffer) and self._buffer[at] == "{":
+            self._sent([self.writer.start(name[0], call_id)])
+            self._value, self._pos = JsonScanner(), at
+            return True
+        if not self._header_may_grow(at):
+            raise NotAToolCallError
+        return False
+
+    def _header_may_grow(self, at: int) -> bool:
+        tail = self._buffer[at:]
+        return len(self._buffer) - self._pos < 512 and any(mark.startswith(tail) for mark in (_ID, _ARGS))
+
+    def _consume_value(self, value: JsonScanner) -> bool:
+        try:
+            self._pos, piece, complete = value.feed(self._buffer, self._pos)
+        except InvalidJsonError as broken:
+            piece, complete, self._pos, self._raw_tail = broken.text, False, broken.end, True
+        if piece:
+            self._sent([self.writer.arguments(piece)])
+        if complete:
+            self._leave()
+        return self._pos < len(self._buffer)
+
+    def _consume_raw(self) -> bool:
+        """Damaged arguments go on until the next call or the end."""
+        at = self._buffer.find(_OPEN, self._pos)
+        end = at if at >= 0 else len(self._buffer) - held_back_length(self._buffer[self._pos :], (_OPEN,))
+        if end > self._pos:
+            self._sent([self.writer.arguments(self._buffer[self._pos : end])])
+        self._pos = end
+        if at >= 0:
+            self._leave()
+        return at >= 0
+
+    def _finish_call(self) -> None:
+        if self._raw_tail and self._pos < len(self._buffer):
+            self._sent([self.writer.arguments(self._buffer[self._pos :])])
+        elif self._call is None and self._value is None:
+            raise NotAToolCallError
+        elif self._call is not None and not self._call.done and not self._call.damaged:
+            self._sent(self._call.end())

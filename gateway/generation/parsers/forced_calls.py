@@ -1,0 +1,91 @@
+"""Calls that a grammar has forced: the whole text is the call, or the list of calls, and nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from llmops.gateway.generation.parsers.json_call import JsonCallParser
+from llmops.gateway.generation.parsers.json_scanner import InvalidJsonError, JsonScanner
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, OutputProcessor
+from llmops.gateway.generation.parsers.tool_parser import NotAToolCallError, ToolCallBuilder, new_call_id
+
+
+class NamedCallProcessor(OutputProcessor):
+    """`tool_choice` names the function: the text is its arguments. The name is sent with the first text."""
+
+    def __init__(self, name: str, new_id: Callable[[], str] = new_call_id) -> None:
+        self._name, self._writer, self._value = name, ToolCallBuilder(new_id), JsonScanner()
+        self._complete = False
+
+    def feed(self, text: str) -> list[OutputDelta]:
+        if not text or self._complete:
+            return []
+        events: list[OutputDelta] = [] if self._writer.count else [self._writer.start(self._name)]
+        try:
+            _, piece, self._complete = self._value.feed(text)
+        except InvalidJsonError:  # only an engine without the grammar could do this
+            piece = text
+        return [*events, self._writer.arguments(piece)] if piece else events
+
+    def finish(self) -> list[OutputDelta]:
+        return []
+
+
+class RequiredCallsProcessor(OutputProcessor):
+    """`tool_choice: required`: the text is a JSON list of calls."""
+
+    def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
+        self._writer = ToolCallBuilder(new_id)
+        self._call: JsonCallParser | None = None
+
+    def feed(self, text: str) -> list[OutputDelta]:
+        pos, events = 0, list[OutputDelta]()
+        while pos < len(text):
+            if self._call is None or self._call.done:
+                pos = self._between(text, pos)
+                continue
+            try:
+                pos, found = self._call.feed(text, pos)
+            except NotAToolCallError:
+                break
+            events += found
+            if self._call.damaged:
+                break
+        return events
+
+    def finish(self) -> list[OutputDelta]:
+        return []
+
+    @property
+    def made_tool_calls(self) -> bool:
+        return self._writer.count > 0
+
+    def _between(self, text: str, pos: int) -> int:
+        at = text.find("{", pos)
+        if at < 0:
+            return len(text)
+        self._call = JsonCallParser(self._writer, lambda name: True)
+        return at
+
+
+class AnswerOrCallsProcessor(OutputProcessor):
+    """Under a grammar that allows a JSON object or a list of calls: the first character says which."""
+
+    def __init__(self, calls: RequiredCallsProcessor) -> None:
+        self._calls: OutputProcessor = calls
+        self._is_calls: bool | None = None
+
+    def feed(self, text: str) -> list[OutputDelta]:
+        if self._is_calls is None:
+            text = text.lstrip()
+            self._is_calls = text.startswith("[") if text else None
+        if self._is_calls:
+            return list(self._calls.feed(text))
+        return [ContentDelta(text)] if text else []
+
+    def finish(self) -> list[OutputDelta]:
+        return list(self._calls.finish())
+
+    @property
+    def made_tool_calls(self) -> bool:
+        return self._calls.made_tool_calls

@@ -1,0 +1,154 @@
+"""Separates thinking from the answer: `<think>…</think>` at the start of the text becomes `reasoning_content`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from math import inf
+from typing import Any
+
+from llmops.gateway.generation.parsers.output_processor import (
+    ContentDelta,
+    OutputDelta,
+    OutputProcessor,
+    ReasoningDelta,
+)
+from llmops.gateway.generation.parsers.tool_parser import held_back_length
+
+_MAX_HELD_SPACE = 64
+# DeepSeek V3.1 calls the switch just `thinking`
+_THINKING_SWITCH = re.compile(r"\bthinking\s+is\s+(?:not\s+)?defined\b|\bnot\s+thinking\b")
+
+
+@dataclass(frozen=True, slots=True)
+class ReasoningMarkers:
+    """The markers around a model's thinking."""
+
+    start: str
+    end: str
+
+
+_KNOWN = (ReasoningMarkers("<think>", "</think>"), ReasoningMarkers("[THINK]", "[/THINK]"))
+
+
+def reasoning_markers(template: str) -> ReasoningMarkers | None:
+    """The markers that the chat template knows; None for a model that does not think."""
+    return next((markers for markers in _KNOWN if markers.end in template), None)
+
+
+def prompt_opens_reasoning(prompt: str, markers: ReasoningMarkers) -> bool:
+    """Whether the rendered prompt itself opens the thinking, so that the text starts inside it."""
+    return prompt.rstrip().endswith(markers.start)
+
+
+class _ReasoningState(Enum):
+    START = auto()
+    INSIDE = auto()
+    AFTER = auto()
+    ANSWER = auto()
+
+
+class ReasoningParser(OutputProcessor):
+    """White space next to the markers belongs to them; only a block at the very start counts."""
+
+    def __init__(self, markers: ReasoningMarkers, inside: bool = False) -> None:
+        self._markers = markers
+        self._state = _ReasoningState.INSIDE if inside else _ReasoningState.START
+        self._buffer = ""
+        self._fed = 0
+        self._span = [0.0, inf] if inside else [inf, inf]
+        self._spoken = False  # some thinking was sent, so leading white space is over
+
+    @property
+    def thinking(self) -> Sequence[tuple[int, float]]:
+        begin, end = self._span
+        return ((int(begin), end),) if begin < inf else ()
+
+    def feed(self, text: str) -> list[OutputDelta]:
+        self._fed += len(text)
+        if self._state is _ReasoningState.ANSWER:
+            return [ContentDelta(text)] if text else []
+        self._buffer += text
+        events: list[OutputDelta] = []
+        while self._step(events):
+            pass
+        return events
+
+    def finish(self) -> list[OutputDelta]:
+        rest, self._buffer = self._buffer, ""
+        if self._state is _ReasoningState.INSIDE:
+            events: list[OutputDelta] = []
+            self._buffer = rest
+            self._think(_without_held_space(rest), events)
+            return events
+        return [ContentDelta(rest)] if rest and self._state is not _ReasoningState.AFTER else []
+
+    def _step(self, events: list[OutputDelta]) -> bool:
+        if self._state is _ReasoningState.START:
+            return self._start(events)
+        if self._state is _ReasoningState.INSIDE:
+            return self._inside(events)
+        if self._state is _ReasoningState.AFTER:
+            self._buffer = self._buffer.lstrip()
+            self._state = _ReasoningState.ANSWER if self._buffer else _ReasoningState.AFTER
+            return bool(self._buffer)
+        if self._buffer:
+            events.append(ContentDelta(self._buffer))
+        self._buffer = ""
+        return False
+
+    def _start(self, events: list[OutputDelta]) -> bool:
+        body = self._buffer.lstrip()
+        if len(self._buffer) - len(body) <= _MAX_HELD_SPACE:
+            if body.startswith(self._markers.start):
+                self._buffer, self._state = body[len(self._markers.start) :], _ReasoningState.INSIDE
+                self._span[0] = self._fed - len(self._buffer)
+                return True
+            if self._markers.start.startswith(body):
+                return False
+        self._state = _ReasoningState.ANSWER
+        return True
+
+    def _inside(self, events: list[OutputDelta]) -> bool:
+        at = self._buffer.find(self._markers.end)
+        if at >= 0:
+            rest = self._buffer[at + len(self._markers.end) :]
+            self._span[1] = self._fed - len(self._buffer) + at
+            self._think(_without_held_space(self._buffer[:at]), events)
+            self._buffer, self._state = rest, _ReasoningState.AFTER
+            return True
+        body = self._buffer[: len(self._buffer) - held_back_length(self._buffer, (self._markers.end,))]
+        self._think(_without_held_space(body), events)
+        return False
+
+    def _think(self, text: str, events: list[OutputDelta]) -> None:
+        """Send `text`, the beginning of the buffer."""
+        self._buffer = self._buffer[len(text) :]
+        if not self._spoken:
+            text = text.lstrip()
+        if text:
+            self._spoken = True
+            events.append(ReasoningDelta(text))
+
+
+def _without_held_space(text: str) -> str:
+    return text[: len(text) - min(len(text) - len(text.rstrip()), _MAX_HELD_SPACE)]
+
+
+def reasoning_effort_arguments(effort: str, template: str) -> dict[str, Any] | None:
+    """`reasoning_effort` as the arguments its template knows; None if it knows none.
+
+    Templates with a switch (`enable_thinking`, DeepSeek's `thinking`) can only turn thinking on or off.
+    """
+    known: dict[str, Any] = {}
+    if "reasoning_effort" in template:
+        known["reasoning_effort"] = effort
+    if "enable_thinking" in template:
+        known["enable_thinking"] = effort != "none"
+    elif _THINKING_SWITCH.search(template):
+        known["thinking"] = effort != "none"
+    if not known:
+        return {} if effort == "none" and reasoning_markers(template) is None else None
+    return known

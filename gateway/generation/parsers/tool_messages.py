@@ -1,0 +1,126 @@
+"""History with calls and results, in the shape that chat templates take.
+
+Templates want a call's arguments as an object, OpenAI sends them as text; Mistral's want ids of nine characters. A
+template that knows no tools at all gets them through the system message, in Hermes' form, and so does the history.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+_INTRODUCTION = (
+    "You can call these functions. Their signatures stand between <tools> and </tools>, one JSON object per line:\n"
+    "<tools>\n{tools}\n</tools>\n"
+    "To call a function, answer with a JSON object with its name and arguments between <tool_call> and </tool_call>:\n"
+    '<tool_call>\n{{"name": "function name", "arguments": {{"argument": "value"}}}}\n</tool_call>\n'
+    "Results come back between <tool_response> and </tool_response>."
+)
+
+TemplateMessage = dict[str, Any]
+
+
+def messages_for_template(
+    messages: Sequence[Mapping[str, Any]], *, mistral_ids: bool = False, as_text: bool = False
+) -> list[TemplateMessage]:
+    """Copies of the messages whose calls have their arguments as objects, or as JSON text where the template wants it.
+
+    Text that is not a JSON object stays text either way.
+    """
+    return [_message_for_template(message, mistral_ids, as_text) for message in messages]
+
+
+def _message_for_template(message: Mapping[str, Any], mistral_ids: bool, as_text: bool) -> TemplateMessage:
+    copy = dict(message)
+    if mistral_ids and copy.get("tool_call_id"):
+        copy["tool_call_id"] = to_mistral_call_id(copy["tool_call_id"])
+    if copy.get("tool_calls"):
+        copy["tool_calls"] = [_call_for_template(call, mistral_ids, as_text) for call in copy["tool_calls"]]
+    else:
+        copy.pop("tool_calls", None)  # templates ask whether the key is there
+    return copy
+
+
+def _call_for_template(call: Mapping[str, Any], mistral_ids: bool, as_text: bool) -> TemplateMessage:
+    arguments = call["function"].get("arguments")
+    function = {**call["function"], "arguments": arguments or "{}" if as_text else _as_object(arguments)}
+    copy = {**call, "type": "function", "function": function}
+    if mistral_ids:
+        copy["id"] = to_mistral_call_id(str(call.get("id") or function["name"]))
+    return copy
+
+
+def _as_object(arguments: object) -> object:
+    if not isinstance(arguments, str):
+        return arguments or {}
+    try:
+        value = json.loads(arguments or "{}")
+    except (ValueError, RecursionError):
+        return arguments
+    return value if isinstance(value, dict) else arguments
+
+
+def to_mistral_call_id(call_id: str) -> str:
+    """`call_id` if Mistral's templates take it, else nine characters that stand for it."""
+    if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
+        return call_id
+    return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
+
+
+def tools_in_system_message(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[TemplateMessage]:
+    """Messages with the tools in the system message and calls and results as text."""
+    plain = _calls_as_text(messages)
+    if not tools:
+        return plain
+    introduction = _INTRODUCTION.format(tools="\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools))
+    if plain and plain[0]["role"] in ("system", "developer"):
+        first = {**plain[0], "content": f"{_text(plain[0])}\n\n{introduction}"}
+        return [first, *plain[1:]]
+    return [{"role": "system", "content": introduction}, *plain]
+
+
+def _calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
+    """Calls and results as text. Results that follow each other become one message: many templates insist on
+    alternating turns."""
+    plain: list[TemplateMessage] = []
+    after_result = False
+    for message in messages:
+        is_result = message["role"] in ("tool", "function")
+        if is_result and after_result:
+            plain[-1]["content"] += f"\n{_result(message)}"
+        elif is_result:
+            plain.append({"role": "user", "content": _result(message)})
+        else:
+            plain.append(_with_calls_in_text(message))
+        after_result = is_result
+    return plain
+
+
+def _result(message: Mapping[str, Any]) -> str:
+    return f"<tool_response>\n{_text(message)}\n</tool_response>"
+
+
+def _with_calls_in_text(message: Mapping[str, Any]) -> TemplateMessage:
+    copy = dict(message)
+    calls = copy.pop("tool_calls", None)
+    if calls:
+        written = [f"<tool_call>\n{_call_text(call['function'])}\n</tool_call>" for call in calls]
+        copy["content"] = "\n".join([*filter(None, [_text(copy)]), *written])
+    return copy
+
+
+def _call_text(function: Mapping[str, Any]) -> str:
+    return json.dumps(
+        {"name": function["name"], "arguments": _as_object(function.get("arguments"))}, ensure_ascii=False
+    )
+
+
+def _text(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "".join(part.get("text") or "" for part in content if isinstance(part, Mapping))
+    return content or ""

@@ -1,0 +1,184 @@
+"""What a request's tools mean for its prompt, for the engine's grammar and for how the answer is processed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.generation.parsers.families import PARSERS, detect_family
+from llmops.gateway.generation.parsers.forced_calls import (
+    AnswerOrCallsProcessor,
+    NamedCallProcessor,
+    RequiredCallsProcessor,
+)
+from llmops.gateway.generation.parsers.harmony import is_harmony
+from llmops.gateway.generation.parsers.output_processor import OutputDelta, OutputProcessor, ToolCallDelta
+from llmops.gateway.generation.parsers.tool_parser import new_call_id
+from llmops.gateway.generation.structured.schema_validation import (
+    DEFAULT_LIMITS,
+    SchemaLimits,
+    parameters_schema,
+    rebase_references,
+    tool_calls_schema,
+    validate_schema,
+)
+from llmops.gateway.interfaces import Guide
+from llmops.gateway.schemas.chat_request import AllowedToolsChoice, NamedToolChoice, Tool, ToolChoice
+
+MAX_TOOLS = 512
+
+
+@dataclass(frozen=True, slots=True)
+class ToolPlan:
+    """`definitions` go to the template; `guide` replaces the request's own; `processor` makes one choice's.
+
+    `special_tokens` must stay visible in the text. `named` is a call forced by name, which ends with `stop`;
+    `first_call_only` is left to whoever makes the processor, where that is not done here.
+    """
+
+    definitions: list[dict[str, Any]] = field(default_factory=list)
+    guide: Guide | None = None
+    processor: Callable[[], OutputProcessor] | None = None
+    special_tokens: tuple[str, ...] = ()
+    named: bool = False
+    first_call_only: bool = False
+
+
+def plan_tools(
+    tools: Sequence[Tool] | None,
+    choice: ToolChoice | None,
+    parallel: bool | None,
+    template: str,
+    guide: Guide | None = None,
+    limits: SchemaLimits = DEFAULT_LIMITS,
+) -> ToolPlan:
+    """The plan for one request. `guide` is the one of its response_format; `template` the model's chat template."""
+    offered = _checked(tools or [], limits)
+    mode, offered_for_call = _mode(choice, offered)
+    if mode == "none" or not offered:
+        return ToolPlan(guide=guide)
+    definitions = [_definition(tool) for tool in offered.values()]
+    family = detect_family(template)
+    new_id = PARSERS[family].new_id if family else new_call_id
+    if mode == "named":
+        (tool,) = offered_for_call.values()
+        forced = validate_schema(parameters_schema(tool.function.parameters), "tools", limits)
+        named = tool.function.name
+        return ToolPlan(
+            definitions, Guide("json_schema", forced), lambda: NamedCallProcessor(named, new_id), named=True
+        )
+    many = parallel is not False
+    if mode == "required":
+        return ToolPlan(
+            definitions, _calls_guide(offered_for_call, many, limits), lambda: RequiredCallsProcessor(new_id)
+        )
+    if guide is not None:
+        union = _answer_or_calls(guide, offered_for_call, many, limits)
+        return ToolPlan(definitions, union, lambda: AnswerOrCallsProcessor(RequiredCallsProcessor(new_id)))
+    if is_harmony(template):
+        # its parser is there with or without tools
+        return ToolPlan(definitions, first_call_only=not many)
+    if family is None:
+        return ToolPlan(definitions)
+    parser = PARSERS[family]
+    functions = {name: tool.function.parameters for name, tool in offered_for_call.items()}
+    return ToolPlan(
+        definitions,
+        processor=lambda: parser(functions) if many else FirstCallOnly(parser(functions)),
+        special_tokens=parser.special_tokens,
+    )
+
+
+class FirstCallOnly(OutputProcessor):
+    """`parallel_tool_calls: false` where no grammar holds the model to it: later calls are left out."""
+
+    def __init__(self, parser: OutputProcessor) -> None:
+        self._parser = parser
+
+    def feed(self, text: str) -> list[OutputDelta]:
+        return self._first(self._parser.feed(text))
+
+    def finish(self) -> list[OutputDelta]:
+        return self._first(self._parser.finish())
+
+    @property
+    def made_tool_calls(self) -> bool:
+        return self._parser.made_tool_calls
+
+    @property
+    def thinking(self) -> Sequence[tuple[int, float]]:
+        return self._parser.thinking
+
+    @staticmethod
+    def _first(pieces: Iterable[OutputDelta]) -> list[OutputDelta]:
+        return [piece for piece in pieces if not isinstance(piece, ToolCallDelta) or piece.index == 0]
+
+
+def _checked(tools: Sequence[Tool], limits: SchemaLimits) -> dict[str, Tool]:
+    if len(tools) > MAX_TOOLS:
+        raise InvalidRequestError(f"{len(tools)} tools were given, the limit is {MAX_TOOLS}.", param="tools")
+    offered: dict[str, Tool] = {}
+    # a grammar is only made of calls that are forced, and they are checked again for it
+    shown = replace(limits, grammar=False)
+    for at, tool in enumerate(tools):
+        if tool.function.name in offered:
+            raise InvalidRequestError(
+                f"Two tools have the name '{tool.function.name}'; rename one.", param=f"tools[{at}]"
+            )
+        validate_schema(parameters_schema(tool.function.parameters), f"tools[{at}].function.parameters", shown)
+        offered[tool.function.name] = tool
+    return offered
+
+
+def _mode(choice: ToolChoice | None, offered: dict[str, Tool]) -> tuple[str, dict[str, Tool]]:
+    if isinstance(choice, NamedToolChoice):
+        return "named", _allowed_tools([choice], offered, "tool_choice")
+    if isinstance(choice, AllowedToolsChoice):
+        return choice.allowed_tools.mode, _allowed_tools(
+            choice.allowed_tools.tools, offered, "tool_choice.allowed_tools"
+        )
+    if choice == "required" and not offered:
+        raise InvalidRequestError(
+            "tool_choice is 'required', but there are no tools; send some, or leave tool_choice out.",
+            param="tool_choice",
+        )
+    return choice or "auto", offered
+
+
+def _allowed_tools(choices: Sequence[NamedToolChoice], offered: dict[str, Tool], param: str) -> dict[str, Tool]:
+    names = [choice.function.name for choice in choices]
+    missing = next((name for name in names if name not in offered), None)
+    if missing is not None or not names:
+        raise InvalidRequestError(f"tool_choice names '{missing or ''}', which is not among the tools.", param=param)
+    return {name: offered[name] for name in names}
+
+
+def _definition(tool: Tool) -> dict[str, Any]:
+    function: dict[str, Any] = {"name": tool.function.name, "description": tool.function.description or ""}
+    function["parameters"] = rebase_references(parameters_schema(tool.function.parameters), "#")
+    return {"type": "function", "function": function}
+
+
+def _functions(offered: dict[str, Tool]) -> list[tuple[str, dict[str, Any] | None]]:
+    return [(name, tool.function.parameters) for name, tool in offered.items()]
+
+
+def _calls_guide(offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> Guide:
+    return Guide("json_schema", validate_schema(tool_calls_schema(_functions(offered), many), "tools", limits))
+
+
+def _answer_or_calls(guide: Guide, offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> Guide:
+    """Either the JSON object that was asked for or a list of calls: `{` or `[` says which."""
+    schema = json.loads(guide.text) if guide.kind == "json_schema" else None
+    if not isinstance(schema, dict) or schema.get("type") != "object":
+        raise InvalidRequestError(
+            "Tools with tool_choice 'auto' go together with a response_format only if that is a JSON object.",
+            param="response_format",
+        )
+    calls = tool_calls_schema(_functions(offered), many)
+    definitions = {**calls.pop("$defs"), "answer": rebase_references(schema, "#/$defs/answer")}
+    union = {"$defs": definitions, "anyOf": [{"$ref": "#/$defs/answer"}, calls]}
+    return Guide("json_schema", validate_schema(union, "response_format", limits))

@@ -1,0 +1,248 @@
+"""From a validated body to what the engine is asked: sampling, endings, and the capability checks."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from llmops import contract
+from llmops.gateway.errors import ContextLengthError, InvalidRequestError, UnsupportedError
+from llmops.gateway.interfaces import Capabilities, Guide, ModelMetadata, SamplingParams
+from llmops.gateway.schemas.request_fields import SamplingFields
+from llmops.gateway.settings import RequestLimits
+from llmops.gateway.text.tokenizer import TextTokenizer
+
+T = TypeVar("T")
+
+# What an engine refuses by its tensor's name is a field of the request to the client
+REQUEST_FIELD_BY_TENSOR = {
+    contract.EMBEDDING_BIAS.name: "logit_bias",
+    contract.RETURN_LOG_PROBS.name: "logprobs",
+    contract.NUM_RETURN_SEQUENCES.name: "n",
+    contract.RUNTIME_TOP_K.name: "top_k",
+    contract.RUNTIME_TOP_P.name: "top_p",
+    contract.RUNTIME_MIN_P.name: "min_p",
+    contract.REQUEST_OUTPUT_LEN.name: "max_tokens",
+    contract.INPUT_IDS.name: "messages",
+    contract.INPUT_LENGTHS.name: "messages",
+    contract.BAD_WORDS_LIST.name: "bad_words",
+    contract.STOP_WORDS_LIST.name: "stop_token_ids",
+    contract.END_ID.name: "ignore_eos",
+    contract.TEMPERATURE.name: "temperature",
+    contract.MIN_TOKENS.name: "min_tokens",
+    contract.GUIDE.name: "response_format",
+    contract.GUIDE_TYPE.name: "response_format",
+    contract.LORA_TASK_ID.name: "model",
+}
+
+
+# A field that not every engine can honour, what an engine must be able to, and the values that ask for nothing
+_CAPABILITIES: dict[str, tuple[str, tuple[Any, ...]]] = {
+    "logit_bias": ("logit_bias", ({},)),
+    "min_p": ("min_p", (0.0,)),
+    "repetition_penalty": ("penalties", (1.0,)),
+    "presence_penalty": ("penalties", (0.0,)),
+    "frequency_penalty": ("penalties", (0.0,)),
+    "bad_words": ("bad_words", ([],)),
+    "seed": ("seed", ()),
+}
+
+#: Fields that only NVIDIA's C++ backend honours.
+_CPP_BACKEND = frozenset({"logit_bias", "bad_words"})
+
+
+@dataclass(frozen=True, slots=True)
+class StopConditions:
+    """What ends an answer besides its length."""
+
+    end_ids: tuple[int, ...]
+    stops: tuple[str, ...]
+
+
+#: Which engine has alternatives, said to those who ask another target, and another engine of this one.
+_ALTERNATIVES = "Target pytorch has more: from TensorRT-LLM 1.3 on, without speculation."
+_ALTERNATIVES_OF_PYTORCH = (
+    "TensorRT-LLM 1.3 has more without speculation, and 1.2 with `build --set llm.sampler_type=TorchSampler`."
+)
+
+
+def check_capabilities(body: SamplingFields, card: ModelMetadata) -> None:
+    """Raises UnsupportedError naming the first field that this model's engine cannot honour."""
+    can = card.capabilities
+    if not _CAPABILITIES.keys().isdisjoint(body.model_fields_set):
+        for field, (capability, neutral) in _CAPABILITIES.items():
+            if getattr(body, field) not in (None, *neutral) and not getattr(can, capability):
+                raise _unsupported(field, card)
+    if (body.n or 1) > can.n:
+        raise UnsupportedError(f"n is at most {can.n} with target {card.target}.", param="n")
+
+
+def check_logprobs(wanted: bool, top: int, card: ModelMetadata, top_field: str) -> None:
+    """`top` alternatives per token beside the chosen one."""
+    if wanted and not card.capabilities.logprobs:
+        raise _unsupported("logprobs", card)
+    if top > card.capabilities.top_logprobs:
+        can: Capabilities = card.capabilities
+        known = ": only the chosen token's log-probability is known. " if can.logprobs else ". "
+        hint = _ALTERNATIVES_OF_PYTORCH if card.target == "pytorch" else _ALTERNATIVES
+        raise UnsupportedError(
+            f"{top_field} is at most {can.top_logprobs} with target {card.target}{known}{hint}",
+            param=top_field,
+        )
+
+
+def check_guide(guide: Guide, card: ModelMetadata, field: str) -> None:
+    if guide.kind not in card.capabilities.guided:
+        raise UnsupportedError(f"{field}: target {card.target} has no {guide.kind} grammars.", param=field)
+
+
+def resolve_sampling(body: SamplingFields, card: ModelMetadata) -> SamplingParams:
+    """The body's wish, else the model's default, else OpenAI's: always sent, as engines have defaults of their own."""
+    own, can = card.sampling, card.capabilities
+    temperature = first_not_none(body.temperature, own.temperature, 1.0)
+    top_p = first_not_none(body.top_p, own.top_p, 1.0)
+    top_k = max(first_not_none(body.top_k, own.top_k, 0), 0)
+    return SamplingParams(
+        temperature=0.0 if top_p == 0 or top_k == 1 else temperature,
+        top_p=top_p,
+        top_k=top_k,
+        min_p=first_not_none(body.min_p, own.min_p if can.min_p else None, 0.0),
+        repetition_penalty=first_not_none(
+            body.repetition_penalty, own.repetition_penalty if can.penalties else None, 1.0
+        ),
+        presence_penalty=body.presence_penalty or 0.0,
+        frequency_penalty=body.frequency_penalty or 0.0,
+        seed=_resolve_seed(body.seed) if can.seed else None,
+        logit_bias=_logit_bias(body, card),
+    )
+
+
+def _resolve_seed(given: int | None) -> int:
+    """Engines seed every request alike when not told otherwise: the same "random" answer each time."""
+    return secrets.randbits(63) if given is None else given % 2**64
+
+
+def first_not_none(asked: T | None, own: T | None, neutral: T) -> T:
+    """The first of them that is not None."""
+    return asked if asked is not None else own if own is not None else neutral
+
+
+def resolve_stop_conditions(body: SamplingFields, card: ModelMetadata, limits: RequestLimits) -> StopConditions:
+    ids = () if body.ignore_eos else card.end_ids
+    if body.stop_token_ids and body.min_tokens and contract.STEP_TRANSPORT not in card.transports:
+        # NVIDIA's C++ backend withholds one token; the model's other end tokens can be banned, these cannot
+        raise UnsupportedError(
+            f"min_tokens does not hold for stop_token_ids with target {card.target}: leave one of them out.",
+            param="min_tokens",
+        )
+    if body.stop_token_ids:
+        ids = tuple(dict.fromkeys((*ids, *_stop_token_ids(body.stop_token_ids, card, limits))))
+    return StopConditions(ids, _stop_strings(body.stop, limits))
+
+
+def remaining_context(card: ModelMetadata, prompt_tokens: int) -> int:
+    """Tokens that the context has left for an answer; none or fewer where the prompt fills it."""
+    return card.max_seq_len - prompt_tokens
+
+
+def resolve_max_tokens(
+    wanted: int | None,
+    prompt_tokens: int,
+    card: ModelMetadata,
+    *,
+    default: int | None = None,
+    param: str = "max_tokens",
+    fit: bool = False,
+) -> int:
+    """How many tokens may come. Raises ContextLengthError when prompt and answer do not fit into the context.
+
+    `fit`: an answer that does not fit is to be as long as it can be.
+    """
+    room = remaining_context(card, prompt_tokens)
+    if room < 1:
+        raise ContextLengthError(
+            f"This model's maximum context length is {card.max_seq_len} tokens, but the prompt has {prompt_tokens}. "
+            "Shorten it.",
+            param="messages" if param != "prompt" else param,
+            tokens=prompt_tokens,
+            most=card.max_seq_len,
+        )
+    if wanted is not None and wanted > room:
+        if fit:
+            return room
+        raise ContextLengthError(
+            f"This model's maximum context length is {card.max_seq_len} tokens; {prompt_tokens} in the prompt and "
+            f"{wanted} for the answer are {prompt_tokens + wanted}. Shorten the prompt or lower '{param}'.",
+            param=param,
+        )
+    return wanted or min(room, default or room)
+
+
+def tokenize_bad_words(
+    body: SamplingFields, tokenizer: TextTokenizer, limits: RequestLimits
+) -> tuple[tuple[int, ...], ...]:
+    """Each word as its tokens at the start of a text and after a space: engines ban sequences of tokens."""
+    words = body.bad_words
+    if not words:
+        return ()
+    if len(words) > limits.stop_strings or any(len(word) > limits.stop_length for word in words):
+        raise InvalidRequestError(
+            f"At most {limits.stop_strings} bad_words of {limits.stop_length} characters are allowed.",
+            param="bad_words",
+        )
+    forms = [tokenizer.encode(form, add_special_tokens=False) for word in words for form in (word, " " + word)]
+    return tuple(dict.fromkeys(tuple(ids) for ids in forms if ids))
+
+
+def _unsupported(field: str, card: ModelMetadata) -> UnsupportedError:
+    there = " An engine of target tensorrt on NVIDIA's backend takes it." if field in _CPP_BACKEND else ""
+    return UnsupportedError(f"{field} is not supported by this model (target {card.target}).{there}", param=field)
+
+
+def _stop_token_ids(ids: Sequence[int], card: ModelMetadata, limits: RequestLimits) -> Sequence[int]:
+    if len(ids) > limits.stop_token_ids:
+        raise InvalidRequestError(
+            f"At most {limits.stop_token_ids} stop_token_ids are allowed.", param="stop_token_ids"
+        )
+    if max(ids) >= card.vocab_size:
+        raise InvalidRequestError(
+            f"The stop_token_ids must be token ids from 0 to {card.vocab_size - 1}.", param="stop_token_ids"
+        )
+    return ids
+
+
+def _stop_strings(stop: str | Sequence[str] | None, limits: RequestLimits) -> tuple[str, ...]:
+    if stop is None:
+        return ()
+    stops = (stop,) if isinstance(stop, str) else tuple(stop)
+    if len(stops) > limits.stop_strings:
+        raise InvalidRequestError(f"At most {limits.stop_strings} stop strings are allowed.", param="stop")
+    for position, one in enumerate(stops):
+        if not one:
+            raise InvalidRequestError("A stop string must not be empty.", param=f"stop[{position}]")
+        if len(one) > limits.stop_length:
+            raise InvalidRequestError(f"A stop string has at most {limits.stop_length} characters.", param="stop")
+    return stops
+
+
+def _logit_bias(body: SamplingFields, card: ModelMetadata) -> dict[int, float] | None:
+    if not body.logit_bias:
+        return None
+    try:
+        biases = {int(token): value for token, value in body.logit_bias.items()}
+    except ValueError as error:
+        raise InvalidRequestError("The keys of logit_bias must be token ids.", param="logit_bias") from error
+    if not 0 <= min(biases) <= max(biases) < card.vocab_size:
+        raise InvalidRequestError(
+            f"The keys of logit_bias must be token ids from 0 to {card.vocab_size - 1}.", param="logit_bias"
+        )
+    return biases
+
+
+def with_request_field(error: UnsupportedError) -> UnsupportedError:
+    """An engine names the tensor that it refuses; the client sent a field."""
+    field = REQUEST_FIELD_BY_TENSOR.get(error.param or "", error.param)
+    message = error.message.replace(f"{error.param}:", f"{field}:", 1)
+    return UnsupportedError(message, param=field, detail=error.detail)

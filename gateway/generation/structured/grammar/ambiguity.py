@@ -1,0 +1,203 @@
+"""Find EBNF grammars whose texts can be read in ever more ways: engines keep all of them while they follow an answer.
+
+A grammar of 58 characters, `(([a-z ]* [a-z ]*)* …)*`, took seconds per token after 60 tokens. Three forms are refused:
+a repetition whose body may be empty, a rule that can become itself, and a rule that can become two of itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from llmops.gateway.generation.structured.grammar.work_budget import spend_steps
+
+_TOKEN = re.compile(
+    r"""(?P<empty>""(?!"))"""
+    r"""|(?P<terminal>"[^"\\\n]*(?:\\.[^"\\\n]*)*"|\[[^\]\\\n]*(?:\\.[^\]\\\n]*)*\]|\.)"""
+    r"""|(?P<rule>[A-Za-z_][\w.-]*)(?=\s*::=)"""
+    r"""|(?P<name>[A-Za-z_][\w.-]*)"""
+    r"""|(?P<open>\(=?)|(?P<close>\))|(?P<or>\|)"""
+    r"""|(?P<repeat>[*+?]|\{[^}]*\})"""
+    r"""|(?P<nothing>::=|\#[^\n]*|\s+|.)"""
+)
+_BOUNDS = re.compile(r"\{\s*(\d+)\s*(,?)\s*(\d*)\s*\}")
+# what a terminal is called: no rule can have this name
+_TERMINAL = "'"
+
+
+class _RepeatedSymbol(NamedTuple):
+    """A rule or a terminal, repeated `least` to `most` times; `most` is None without an upper bound."""
+
+    name: str
+    least: int = 1
+    most: int | None = 1
+
+
+_Sequence = list[_RepeatedSymbol]
+#: The alternatives of each rule. A group in parentheses is a rule with a name of its own, such as `(3`.
+_Rules = dict[str, list[_Sequence]]
+
+
+def find_ambiguity(text: str) -> str | None:
+    """Return the reason why following this grammar would take more work with each token, if there is one.
+
+    Args:
+        text: EBNF whose brackets and quotes are closed, as `grammar_problem` checks.
+
+    Raises:
+        TooCostlyError: Inside `metered`, when the check takes more work than one grammar may.
+    """
+    rules = _parsed(text)
+    nullable = _nullable(rules)
+    for name, alternatives in rules.items():
+        for item in (item for alternative in alternatives for item in alternative):
+            if item.name in nullable and (item.most is None or item.most > 1):
+                return f"{_position(name)} repeats something that may be empty, which can be read in endless ways"
+    alone = {name: [one for sequence in rules[name] for one in _unit_rules(sequence, nullable)] for name in rules}
+    for name, members in _components(alone).items():
+        if len(members) > 1 or name in alone[name]:
+            return f"{_position(name)} can become itself, so a text can be read in endless ways"
+    pairs = {name: [one for sequence in rules[name] for one in _adjacent_rules(sequence, nullable)] for name in rules}
+    components = _components(pairs)
+    for name, alternatives in rules.items():
+        for alternative in alternatives:
+            if sum(one in components[name] for one in _adjacent_rules(alternative, nullable)) > 1:
+                return f"{_position(name)} can become two of itself, so a text can be read in ever more ways"
+    return None
+
+
+def _parsed(text: str) -> _Rules:
+    rules: _Rules = {}
+    # the rule or group that each open parenthesis belongs to, innermost last
+    stack: list[str] = []
+    for match in _TOKEN.finditer(text):
+        kind, part = match.lastgroup, match[0]
+        if kind == "rule":
+            rules.setdefault(part, []).append([])
+            stack = [part]
+        elif not stack:
+            continue
+        elif kind == "open":
+            name = _group(rules)
+            # what a look ahead asks for takes no characters
+            rules[name] = [[], []] if part == "(=" else [[]]
+            rules[stack[-1]][-1].append(_RepeatedSymbol(name))
+            stack.append(name)
+        elif kind == "close":
+            if len(stack) > 1:
+                stack.pop()
+        elif kind == "or":
+            rules[stack[-1]].append([])
+        elif kind == "repeat":
+            _repeat(rules, rules[stack[-1]][-1], part)
+        elif kind in ("terminal", "name"):
+            rules[stack[-1]][-1].append(_RepeatedSymbol(part if kind == "name" else _TERMINAL))
+        spend_steps()
+    return rules
+
+
+def _group(rules: _Rules) -> str:
+    """Return the name of a new group."""
+    return f"({len(rules)}"
+
+
+def _repeat(rules: _Rules, sequence: _Sequence, mark: str) -> None:
+    """Repeat the last item of `sequence`; an item that is repeated already becomes a group."""
+    if not sequence:
+        return
+    bounds = _BOUNDS.fullmatch(mark)
+    if bounds:
+        least = int(bounds[1])
+        most = least if not bounds[2] else int(bounds[3]) if bounds[3] else None
+    else:
+        least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(mark, (1, 1))
+    item = sequence[-1]
+    if item != _RepeatedSymbol(item.name):
+        name = _group(rules)
+        rules[name] = [[item]]
+        item = _RepeatedSymbol(name)
+    sequence[-1] = _RepeatedSymbol(item.name, least, most)
+
+
+def _nullable(rules: _Rules) -> set[str]:
+    """Return the rules that let the empty text through."""
+    missing = {(name, at): 0 for name, alternatives in rules.items() for at in range(len(alternatives))}
+    used: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
+    found: set[str] = set()
+    for name, alternatives in rules.items():
+        for at, sequence in enumerate(alternatives):
+            needed = [item.name for item in sequence if item.least > 0]
+            missing[name, at] = len(needed)
+            for needs in needed:
+                used[needs].append((name, at))
+    work = [name for (name, _), count in missing.items() if count == 0]
+    while work:
+        name = work.pop()
+        if name in found:
+            continue
+        found.add(name)
+        for place in used[name]:
+            spend_steps()
+            missing[place] -= 1
+            if missing[place] == 0:
+                work.append(place[0])
+    return found
+
+
+def _unit_rules(sequence: _Sequence, nullable: set[str]) -> Iterator[str]:
+    """Yield the rules that a sequence can become with nothing beside them."""
+    needed = [item for item in sequence if item.least > 0 and item.name not in nullable]
+    if not needed:
+        yield from (item.name for item in sequence if item.name != _TERMINAL)
+    elif len(needed) == 1 and needed[0].least == 1 and needed[0].name != _TERMINAL:
+        yield needed[0].name
+
+
+def _adjacent_rules(sequence: _Sequence, nullable: set[str]) -> list[str]:
+    """Return the rules of a sequence that can stand without a character between them, repeated ones twice."""
+    needed = [item for item in sequence if item.least > 0 and item.name not in nullable]
+    if len(needed) > 2 or any(item.name == _TERMINAL for item in needed):
+        return []
+    items = needed if len(needed) == 2 else [item for item in sequence if item.name != _TERMINAL]
+    return [item.name for item in items for _ in range(1 if item.most == 1 else 2)]
+
+
+def _components(graph: dict[str, list[str]]) -> dict[str, set[str]]:
+    """Return the strongly connected component of each node, with Tarjan's algorithm."""
+    order: dict[str, int] = {}
+    low: dict[str, int] = {}
+    found: dict[str, set[str]] = {}
+    open_nodes: list[str] = []
+    for root in graph:
+        if root in order:
+            continue
+        work = [(root, iter(graph[root]))]
+        order[root] = low[root] = len(order)
+        open_nodes.append(root)
+        while work:
+            spend_steps()
+            node, targets = work[-1]
+            target = next(targets, None)
+            if target is None:
+                work.pop()
+                if work:
+                    parent = work[-1][0]
+                    low[parent] = min(low[parent], low[node])
+                if low[node] == order[node]:
+                    members = {open_nodes.pop()}
+                    while node not in members:
+                        members.add(open_nodes.pop())
+                    found.update(dict.fromkeys(members, members))
+            elif target not in order and target in graph:
+                order[target] = low[target] = len(order)
+                open_nodes.append(target)
+                work.append((target, iter(graph[target])))
+            elif target in order and target not in found:
+                low[node] = min(low[node], order[target])
+    return found
+
+
+def _position(name: str) -> str:
+    return "a group in parentheses" if name.startswith("(") else f"the rule '{name}'"

@@ -1,0 +1,205 @@
+"""The rules of one grammar in xgrammar's notation, each written once, and languages as deterministic rules."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
+from itertools import pairwise
+
+from llmops.gateway.generation.structured.grammar.errors import (
+    GrammarTooComplexError,
+    NotEnforceableError,
+    UnsatisfiableSchemaError,
+)
+from llmops.gateway.generation.structured.grammar.regular_language import (
+    EMPTY,
+    LAST_CODE_POINT,
+    NOTHING,
+    SURROGATES,
+    Ranges,
+    RegularLanguage,
+    after,
+    character_classes,
+    merge_ranges,
+)
+from llmops.gateway.generation.structured.grammar.work_budget import spend_steps
+
+SPACE = "space"
+# Some models write white space endlessly. An engine keeps a mask of the vocabulary for each state, and after each
+# character of an indentation the whole vocabulary is open: with {0,20} of them a grammar took ten times the memory.
+_SPACE = '"" | " "'
+_MAX_STATES = 4000
+_BEYOND_ASCII = [(0x80, SURROGATES[0] - 1), (SURROGATES[1] + 1, LAST_CODE_POINT)]
+# characters of a whole grammar: engines take seconds for more
+_MAX_TEXT = 4_000_000
+_CHARACTERS_PER_STEP = 64
+
+Edges = dict[RegularLanguage, dict[Ranges, RegularLanguage]]
+
+
+class GrammarBuilder:
+    """No rule's alternatives begin with the same character: xgrammar 0.1.31, which OpenVINO GenAI carries, joins states
+    of such rules that are not equal, and lets `178` through where 177 is the maximum (0607)."""
+
+    def __init__(self) -> None:
+        self._bodies: dict[str, str] = {SPACE: _SPACE}
+        self._names: dict[str, str] = {}
+        self._languages: dict[RegularLanguage, str] = {}
+        self._size = 0
+
+    def add(self, body: str) -> str:
+        """The name of a rule with this body."""
+        if body in self._bodies:
+            return body
+        if body not in self._names:
+            name = self.reserve()
+            self.define(name, body)
+        return self._names[body]
+
+    def reserve(self) -> str:
+        """A name for a rule that is defined later, as recursion needs it."""
+        spend_steps(10)
+        name = f"r{len(self._bodies)}"
+        self._bodies[name] = ""
+        return name
+
+    def define(self, name: str, body: str) -> None:
+        self._write(name, body)
+        self._names.setdefault(body, name)
+
+    def _write(self, name: str, body: str) -> None:
+        self._size += len(body)
+        spend_steps(len(body) // _CHARACTERS_PER_STEP)
+        if self._size > _MAX_TEXT:
+            raise GrammarTooComplexError("its grammar would be too large")
+        self._bodies[name] = body
+
+    def language(self, language: RegularLanguage) -> str:
+        """The name of a rule for all texts of `language`, which must have one that is not empty."""
+        if language not in self._languages:
+            self._languages[language] = self._automaton(language)
+        return self._languages[language]
+
+    def text(self, root: str) -> str:
+        """The whole grammar."""
+        lines = [f"root ::= {root}", *(f"{name} ::= {body}" for name, body in self._bodies.items())]
+        return "\n".join(lines)
+
+    def _automaton(self, start: RegularLanguage) -> str:
+        edges = _without_dead_states(self._edges(start))
+        if start not in edges:
+            raise UnsatisfiableSchemaError("nothing is left that would be allowed")
+        entries = Counter(target for targets in edges.values() for target in targets.values())
+        names: dict[RegularLanguage, str] = {start: self.reserve()}
+        stack = [start]
+        while stack:
+            state = stack.pop()
+            choices = []
+            for ranges, target in edges[state].items():
+                run, target = _literal_run(ranges, target, edges, entries)
+                if target is not EMPTY and target not in names:
+                    names[target] = self.reserve()
+                    stack.append(target)
+                choices.append(run if target is EMPTY else f"{run} {names[target]}")
+            self._write(names[state], " | ".join(['""', *choices] if state.nullable else choices))
+        return names[start]
+
+    def _edges(self, start: RegularLanguage) -> Edges:
+        """All states that can be reached, with the characters that lead on."""
+        edges: Edges = {}
+        groups, stack = character_classes(start), [start]
+        joined = lru_cache(maxsize=None)(lambda which: merge_ranges(part for at in which for part in groups[at]))
+        while stack:
+            state = stack.pop()
+            if state in edges:
+                continue
+            if len(edges) >= _MAX_STATES:
+                raise NotEnforceableError("its grammar would be too large")
+            targets: dict[RegularLanguage, tuple[int, ...]] = {}
+            for at, group in enumerate(groups):
+                target = after(state, group[0][0])
+                if target is not NOTHING:
+                    targets[target] = (*targets.get(target, ()), at)
+            edges[state] = {joined(which): target for target, which in targets.items()}
+            stack.extend(targets)
+        return edges
+
+
+def _without_dead_states(edges: Edges) -> Edges:
+    """Without the states from which no text ends."""
+    before: dict[RegularLanguage, list[RegularLanguage]] = {}
+    for state, targets in edges.items():
+        for target in targets.values():
+            before.setdefault(target, []).append(state)
+    alive, stack = set(), [state for state in edges if state.nullable]
+    while stack:
+        state = stack.pop()
+        if state not in alive:
+            alive.add(state)
+            stack.extend(before.get(state, ()))
+    return {
+        state: {ranges: target for ranges, target in targets.items() if target in alive}
+        for state, targets in edges.items()
+        if state in alive
+    }
+
+
+def _literal_run(
+    ranges: Ranges, target: RegularLanguage, edges: Edges, entries: Counter[RegularLanguage]
+) -> tuple[str, RegularLanguage]:
+    """Characters that can only follow each other, as one literal."""
+    text = _single(ranges)
+    if text is None:
+        return _character_class(ranges), target
+    while not target.nullable and entries[target] == 1 and len(edges[target]) == 1:
+        ((following, further),) = edges[target].items()
+        more = _single(following)
+        if more is None:
+            break
+        text, target = text + more, further
+    return terminal(text), target
+
+
+# xgrammar spells such a character as hexadecimal digits inside, and takes a digit behind it for one more of them
+_HEX_AFTER_NON_ASCII = re.compile(r"(?<=[^ -~])(?=[0-9a-fA-F])")
+
+
+def terminal(text: str) -> str:
+    """`text` itself. Raises NotEnforceableError for U+0000, at which xgrammar takes a grammar to end."""
+    if "\0" in text:
+        raise NotEnforceableError("a text has the character U+0000")
+    return " ".join(f'"{"".join(map(_escape_character, part))}"' for part in _HEX_AFTER_NON_ASCII.split(text))
+
+
+def _escape_character(one: str) -> str:
+    return "\\" + one if one in '"\\' else f"\\x{ord(one):02x}" if ord(one) < 0x20 else one
+
+
+def _single(ranges: Ranges) -> str | None:
+    return chr(ranges[0][0]) if len(ranges) == 1 and ranges[0][0] == ranges[0][1] else None
+
+
+@lru_cache(maxsize=256)
+def _character_class(ranges: Ranges) -> str:
+    """xgrammar 0.1.25 knows characters beyond ASCII only as part of what a class does not exclude; and classes that
+    exclude some of them are not known to any version."""
+    beyond = [(max(low, 0x80), high) for low, high in ranges if high >= 0x80]
+    if beyond != _BEYOND_ASCII:
+        return f"[{_in_class(ranges)}]"
+    within = [(low, min(high, 0x7F)) for low, high in ranges if low < 0x80]
+    ends = [(-1, -1), *within, (0x80, 0x80)]
+    return f"[^{_in_class([(before[1] + 1, after[0] - 1) for before, after in pairwise(ends)])}]"
+
+
+def _in_class(ranges: Iterable[tuple[int, int]]) -> str:
+    parts = [part for part in ranges if part[0] <= part[1]]
+    ends = [chr(code) for part in parts for code in part]
+    # all or none escaped: a letter after an escape may be taken for one more of its digits
+    spelt = str if all(one.isascii() and one.isalnum() for one in ends) else _escaped
+    return "".join(spelt(chr(low)) + (f"-{spelt(chr(high))}" if high > low else "") for low, high in parts)
+
+
+def _escaped(one: str) -> str:
+    return f"\\u{ord(one):04x}" if ord(one) < 0x10000 else f"\\U{ord(one):08x}"

@@ -1,0 +1,277 @@
+"""Sets of texts as regular expressions with intersection, followed character by character.
+
+Brzozowski derivatives: `after(x, c)` are the texts of `x` that begin with `c`, without it. The functions here keep
+expressions in a normal form, without which there would be no end of different ones.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from itertools import pairwise
+from typing import Any
+
+from llmops.gateway.generation.structured.grammar.work_budget import spend_steps
+
+Ranges = tuple[tuple[int, int], ...]
+LAST_CODE_POINT = 0x10FFFF
+SURROGATES = (0xD800, 0xDFFF)
+
+
+class RegularLanguage:
+    """`kind`: chars, cat, any_of, all_of, repeat or multiples, of `parts`. `nullable`: the empty text is in it."""
+
+    __slots__ = ("_hash", "kind", "nullable", "parts")
+
+    def __init__(self, kind: str, parts: Any, nullable: bool) -> None:
+        self.kind, self.parts, self.nullable = kind, parts, nullable
+        self._hash = hash((kind, parts))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, RegularLanguage) or self._hash != other._hash:
+            return False
+        spend_steps()
+        return self.kind == other.kind and bool(self.parts == other.parts)
+
+
+NOTHING = RegularLanguage("any_of", frozenset(), False)
+EMPTY = RegularLanguage("all_of", frozenset(), True)
+
+
+def chars(ranges: Iterable[tuple[int, int]]) -> RegularLanguage:
+    """One character of `ranges` (first and last code, both in)."""
+    found = merge_ranges(ranges)
+    return RegularLanguage("chars", found, False) if found else NOTHING
+
+
+def char(text: str) -> RegularLanguage:
+    """One character of `text`, where `a-z` is a range."""
+    found, at = [], 0
+    while at < len(text):
+        last = at + 2 if text[at + 1 : at + 2] == "-" and at + 2 < len(text) else at
+        found.append((ord(text[at]), ord(text[last])))
+        at = last + 1
+    return chars(found)
+
+
+def literal(text: str) -> RegularLanguage:
+    return concat(*(chars([(ord(one), ord(one))]) for one in text))
+
+
+def any_word(texts: Iterable[str]) -> RegularLanguage:
+    """One of `texts`. What they begin with in common is said once, so that a step looks at one branch of them."""
+    by_first: dict[str, list[str]] = {}
+    for text in texts:
+        by_first.setdefault(text[:1], []).append(text)
+    return any_of(_prefix_tree(branch) for branch in by_first.values())
+
+
+def _prefix_tree(texts: list[str]) -> RegularLanguage:
+    if len(set(texts)) == 1:
+        return literal(texts[0])
+    least, most = min(texts), max(texts)
+    shared = next((at for at, one in enumerate(least) if one != most[at]), len(least))
+    return concat(literal(least[:shared]), any_word(text[shared:] for text in texts))
+
+
+def concat(*parts: RegularLanguage) -> RegularLanguage:
+    """One after the other."""
+    result = EMPTY
+    for part in reversed(parts):
+        result = _concat_pair(part, result)
+    return result
+
+
+def any_of(parts: Iterable[RegularLanguage]) -> RegularLanguage:
+    """What is in at least one."""
+    found, ranges = set(), []
+    flat = list(_flatten_parts("any_of", parts))
+    spend_steps(len(flat))
+    for part in flat:
+        if part.kind == "chars":
+            ranges += part.parts
+        else:
+            found.add(part)
+    if ranges:
+        found.add(chars(ranges))
+    if len(found) == 1:
+        return found.pop()
+    return RegularLanguage("any_of", frozenset(found), any(part.nullable for part in found)) if found else NOTHING
+
+
+def all_of(parts: Iterable[RegularLanguage]) -> RegularLanguage:
+    """What is in each of them; `parts` must not be none."""
+    found = set(_flatten_parts("all_of", parts))
+    spend_steps(len(found))
+    if NOTHING in found:
+        return NOTHING
+    if EMPTY in found:
+        return EMPTY if all(part.nullable for part in found) else NOTHING
+    if len(found) == 1:
+        return found.pop()
+    return RegularLanguage("all_of", frozenset(found), all(part.nullable for part in found))
+
+
+def repeat(part: RegularLanguage, least: int = 0, most: int | None = None) -> RegularLanguage:
+    """`part` again and again; `most` None: without end."""
+    if most == 0 or part is EMPTY or part is NOTHING:
+        return EMPTY if least == 0 or part is EMPTY or most == 0 else NOTHING
+    if (least, most) == (1, 1):
+        return part
+    return RegularLanguage("repeat", (part, least, most), least == 0 or part.nullable)
+
+
+def optional(part: RegularLanguage) -> RegularLanguage:
+    return any_of((EMPTY, part))
+
+
+def multiples(step: int, rest: int = 0) -> RegularLanguage:
+    """Digits of a number that is a multiple of `step` when `rest` stands before them."""
+    return RegularLanguage("multiples", (step, rest), rest == 0)
+
+
+def after(language: RegularLanguage, code: int) -> RegularLanguage:
+    """The derivative by a character."""
+    kind, parts = language.kind, language.parts
+    if kind == "chars":
+        return EMPTY if _in_ranges(parts, code) else NOTHING
+    spend_steps()
+    if kind == "cat":
+        first, rest = parts
+        taken = concat(after(first, code), rest)
+        return any_of((taken, after(rest, code))) if first.nullable else taken
+    if kind == "repeat":
+        part, least, most = parts
+        return concat(after(part, code), repeat(part, max(least - 1, 0), None if most is None else most - 1))
+    if kind == "multiples":
+        step, rest = parts
+        return multiples(step, (rest * 10 + code - 48) % step) if 48 <= code <= 57 else NOTHING
+    if language is EMPTY or not parts:
+        return NOTHING
+    return (any_of if kind == "any_of" else all_of)([after(part, code) for part in parts])
+
+
+def character_classes(language: RegularLanguage) -> list[list[tuple[int, int]]]:
+    """Sets of characters that `language` never tells apart, as ranges."""
+    # the bits of the sets that begin or end at a character
+    changes: defaultdict[int, int] = defaultdict(int, {0: 0, LAST_CODE_POINT + 1: 0})
+    for at, ranges in enumerate(_distinguished_ranges(language)):
+        for low, high in ranges:
+            changes[low] ^= 1 << at
+            changes[high + 1] ^= 1 << at
+    groups: defaultdict[int, list[tuple[int, int]]] = defaultdict(list)
+    inside = 0
+    for low, above in pairwise(sorted(changes)):
+        inside ^= changes[low]
+        groups[inside].append((low, above - 1))
+    return list(groups.values())
+
+
+def _distinguished_ranges(language: RegularLanguage) -> Iterator[Ranges]:
+    for part in _walk(language):
+        if part.kind == "chars":
+            spend_steps(len(part.parts) // 8)
+            yield part.parts
+        elif part.kind == "multiples":
+            yield from (((digit, digit),) for digit in range(48, 58))
+
+
+def contains(language: RegularLanguage, text: str) -> bool:
+    """Whether `text` is in it. Time grows as `text` does: what may still follow is one of `partial_derivatives`, however long the
+    text before was, and a set of those is all that is kept."""
+    states = {language}
+    for one in text:
+        states = {further for state in states for further in partial_derivatives(state, ord(one))}
+    return any(state.nullable for state in states)
+
+
+def partial_derivatives(language: RegularLanguage, code: int) -> set[RegularLanguage]:
+    """The derivative as languages that together are it (Antimirov): of a pattern with n characters there are at most
+    n + 1 in all, with repetitions written out."""
+    spend_steps()
+    kind, parts = language.kind, language.parts
+    if kind == "any_of":
+        spend_steps(len(parts))
+        return {further for part in parts for further in partial_derivatives(part, code)}
+    if kind == "cat":
+        first, rest = parts
+        taken = {_concat_pair(further, rest) for further in partial_derivatives(first, code)}
+        return taken | partial_derivatives(rest, code) if first.nullable else taken
+    if kind == "repeat":
+        part, least, most = parts
+        rest = repeat(part, max(least - 1, 0), None if most is None else most - 1)
+        return {_concat_pair(further, rest) for further in partial_derivatives(part, code)}
+    found = after(language, code)
+    return set() if found is NOTHING else {found}
+
+
+def _in_ranges(ranges: Ranges, code: int) -> bool:
+    at = bisect_right(ranges, (code, LAST_CODE_POINT)) - 1
+    return at >= 0 and code <= ranges[at][1]
+
+
+def _concat_pair(first: RegularLanguage, rest: RegularLanguage) -> RegularLanguage:
+    if first is NOTHING or rest is NOTHING:
+        return NOTHING
+    if first is EMPTY or rest is EMPTY:
+        return rest if first is EMPTY else first
+    if first.kind == "cat":
+        spend_steps()
+        return _concat_pair(first.parts[0], _concat_pair(first.parts[1], rest))
+    return RegularLanguage("cat", (first, rest), first.nullable and rest.nullable)
+
+
+def _flatten_parts(kind: str, parts: Iterable[RegularLanguage]) -> Iterator[RegularLanguage]:
+    for part in parts:
+        if part.kind == kind and part is not EMPTY and part is not NOTHING:
+            yield from part.parts
+        elif part is not NOTHING or kind == "all_of":
+            yield part
+
+
+def _walk(language: RegularLanguage) -> Iterator[RegularLanguage]:
+    seen: set[RegularLanguage] = set()
+    stack = [language]
+    while stack:
+        part = stack.pop()
+        spend_steps()
+        if part not in seen:
+            seen.add(part)
+            yield part
+            if part.kind in ("cat", "any_of", "all_of", "repeat"):
+                stack.extend(inner for inner in part.parts if isinstance(inner, RegularLanguage))
+
+
+def merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """In order, none touching the next."""
+    found: list[tuple[int, int]] = []
+    for low, high in sorted(ranges):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], high))
+        elif low <= high:
+            found.append((low, high))
+    spend_steps(len(found) // 2)
+    return tuple(found)
+
+
+def subtract_ranges(ranges: Iterable[tuple[int, int]], excluded: Iterable[tuple[int, int]]) -> Ranges:
+    """`ranges` less `excluded`."""
+    left, gaps, at = [], merge_ranges(excluded), 0
+    for first, last in merge_ranges(ranges):
+        while at < len(gaps) and gaps[at][1] < first:
+            at += 1
+        low = first
+        while at < len(gaps) and gaps[at][0] <= last:
+            left.append((low, gaps[at][0] - 1))
+            low = gaps[at][1] + 1
+            if low > last:
+                break
+            at += 1
+        left.append((low, last))
+    return merge_ranges(left)

@@ -1,0 +1,100 @@
+"""Running the gateway: one process, or several independent ones behind one port.
+
+Each worker is a whole gateway. Workers share the listening socket and nothing else: what more than one of them must
+know (limits, stored responses, keys) is in Redis or the store. Each also listens on a port of its own, so that
+Prometheus reads the metrics of every worker.
+"""
+
+from __future__ import annotations
+
+import logging
+import resource
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack, closing
+
+from llmops.errors import InputError
+from llmops.gateway.app import Plugin, create_app
+from llmops.gateway.auth.exposure import keys_required
+from llmops.gateway.http.server import DrainingServer, bind, tune_garbage_collector, uvicorn_config
+from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.supervisor import Supervisor
+
+log = logging.getLogger(__name__)
+
+
+def run(
+    settings: GatewaySettings,
+    on_listening: Callable[[str, bool], None] | None = None,
+    plugins: Sequence[Plugin] = (),
+) -> bool:
+    """Serve until SIGTERM or Ctrl-C.
+
+    Args:
+        settings: The gateway's settings; `workers` is the number of processes.
+        on_listening: Called with the base URL, and with whether API keys are required, as soon as the port is bound.
+        guests: Applications that every worker serves beside the gateway.
+
+    Returns:
+        True if a second signal ended the gateway before its answers had ended.
+
+    Raises:
+        InputError: The host opens the gateway to others without keys and `open` is not set, or several workers have
+            nowhere to share what they must share.
+        ResourceError: The port is taken.
+    """
+    asked = keys_required(settings)
+    _check_workers(settings)
+    _raise_descriptor_limit()
+    with ExitStack() as stack:
+        listener = stack.enter_context(closing(bind(settings.host, settings.port)))
+        if on_listening is not None:
+            on_listening(_url_of(listener), asked)
+        if settings.workers == 1:
+            return _serve(settings, [listener], plugins)
+        # before the first fork, so that a signal finds the supervisor, and a restarted worker its old port
+        supervisor = Supervisor(settings.workers)
+        first = settings.port + 1 if settings.port else 0
+        own = [
+            stack.enter_context(closing(bind(settings.host, first and first + index)))
+            for index in range(settings.workers)
+        ]
+        log.info("metrics of each worker: %s", ", ".join(f"{_url_of(one)}/metrics" for one in own))
+        return supervisor.run(lambda index: _serve(settings, [listener, own[index]], plugins))
+
+
+def _check_workers(settings: GatewaySettings) -> None:
+    """Raise InputError if workers would each hold a part of what callers take for one gateway's state."""
+    if settings.workers == 1:
+        return
+    if settings.responses.entries and settings.store is None:
+        raise InputError(
+            f"{settings.workers} workers need a store: a stored response must be found by each of them. Set `store`, "
+            "turn stored responses off with `responses: {entries: 0}`, or use one worker."
+        )
+    limited = settings.quotas.model_fields_set or settings.store is not None
+    if limited and settings.redis is None:
+        raise InputError(
+            f"{settings.workers} workers need Redis: each alone would let callers use their whole limit. Set `redis`, "
+            "or use one worker."
+        )
+
+
+def _raise_descriptor_limit() -> None:
+    """Raise the limit of open files to the system's maximum: each connection is a file, and shells allow 1,024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft < hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
+def _url_of(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _serve(settings: GatewaySettings, sockets: list[socket.socket], plugins: Sequence[Plugin]) -> bool:
+    app = create_app(settings, plugins=plugins)
+    tune_garbage_collector()
+    server = DrainingServer(uvicorn_config(app, settings), app.state.health.drain)
+    server.run(sockets=sockets)
+    return server.force_exit

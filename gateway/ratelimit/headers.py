@@ -1,0 +1,75 @@
+"""What clients are told of their limits, in OpenAI's terms and in Anthropic's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from datetime import datetime, timedelta
+from functools import lru_cache
+from math import inf
+
+from llmops.gateway.ratelimit.buckets import MINUTE, UNLIMITED, Limit, Remaining
+
+Headers = list[tuple[bytes, bytes]]
+# of what ("requests" or "tokens"), its limit, and what is left
+Level = tuple[str, float, float]
+
+
+def tightest_levels(bounds: Sequence[Limit], left: Sequence[Remaining]) -> list[Level]:
+    """Of several limits on one thing, that of which the least is left."""
+    requests = tokens = UNLIMITED
+    few = little = inf
+    for at, bound in enumerate(bounds):
+        some, more, _, _ = left[at]
+        if some < few or (some == few and bound.requests < requests):
+            few, requests = some, bound.requests
+        if more < little or (more == little and bound.tokens < tokens):
+            little, tokens = more, bound.tokens
+    found = []
+    if requests < UNLIMITED:
+        found.append(("requests", requests, few))
+    if tokens < UNLIMITED:
+        found.append(("tokens", tokens, little))
+    return found
+
+
+def openai_headers(levels: Iterable[Level]) -> Headers:
+    headers: Headers = []
+    for of, limit, left in levels:
+        told, remaining, reset = _openai_header_names(of, limit)
+        rest = b"%d" % int(left) if left > 0 else b"0"
+        headers += told, (remaining, rest), (reset, format_duration(_seconds_until_full(limit, left)).encode())
+    return headers
+
+
+def anthropic_headers(levels: Iterable[Level], now: datetime) -> Headers:
+    headers: Headers = []
+    for of, limit, left in levels:
+        full = now + timedelta(seconds=_seconds_until_full(limit, left))
+        for what, value in (
+            ("limit", f"{limit:.0f}"),
+            ("remaining", str(max(int(left), 0))),
+            ("reset", full.strftime("%Y-%m-%dT%H:%M:%SZ")),
+        ):
+            headers.append((f"anthropic-ratelimit-{of}-{what}".encode(), value.encode()))
+    return headers
+
+
+@lru_cache(maxsize=1024)
+def _openai_header_names(of: str, limit: float) -> tuple[tuple[bytes, bytes], bytes, bytes]:
+    """The header that says the limit, and the names of the other two."""
+    limit_of, remaining, reset = (f"x-ratelimit-{what}-{of}".encode() for what in ("limit", "remaining", "reset"))
+    return (limit_of, b"%d" % limit), remaining, reset
+
+
+def _seconds_until_full(limit: float, left: float) -> float:
+    """Seconds."""
+    return (limit - left) * MINUTE / limit if left < limit else 0.0
+
+
+def format_duration(seconds: float) -> str:
+    """As OpenAI writes it: `17ms`, `1.5s`, `6m0s`."""
+    thousandths = round(seconds * 1000)
+    if thousandths < 1000:
+        return f"{thousandths}ms"
+    minutes, rest = divmod(thousandths, 60_000)
+    return f"{minutes}m{rest / 1000:g}s" if minutes else f"{rest / 1000:g}s"

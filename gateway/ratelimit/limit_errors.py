@@ -1,0 +1,50 @@
+"""What a caller is told who may not."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from llmops.gateway.errors import InsufficientQuotaError, RateLimitError, TokenRateLimitError
+from llmops.gateway.interfaces import Quota
+from llmops.gateway.ratelimit.headers import format_duration
+from llmops.money import format_usd
+
+
+def budget_exhausted(quota: Quota, now: datetime) -> RateLimitError:
+    assert quota.budget is not None
+    ends = quota.budget.ends(now)
+    spent = (
+        f"The budget of {_quota_owner(quota)}, {format_usd(quota.budget.micros)} a {quota.budget.period}, is used up"
+    )
+    return InsufficientQuotaError(f"{spent}; it starts again on {ends:%Y-%m-%d} (UTC).")
+
+
+def too_many_open_requests(quota: Quota, limit: float, wait: float) -> RateLimitError:
+    many = f"{limit:.0f} {'request' if limit == 1 else 'requests'}"
+    return RateLimitError(
+        f"At most {many} of {_quota_owner(quota)} may be open at once; wait for one to end.", retry_after=wait
+    )
+
+
+def rate_exceeded(quota: Quota, of: str, limit: float, left: float, amount: int, wait: float) -> RateLimitError:
+    """`of`: requests or tokens; `wait`: seconds until they are there."""
+    kind = RateLimitError if of == "requests" else TokenRateLimitError
+    needs = f"limit {limit:,.0f}, left {max(int(left), 0):,}, needed {amount:,}"
+    return kind(
+        f"Rate limit of {_quota_owner(quota)} reached on {of} per minute: {needs}. Try again in {format_duration(wait)}.",
+        retry_after=wait,
+    )
+
+
+def request_exceeds_limit(quota: Quota, prompt: int, most: int) -> TokenRateLimitError:
+    """What no wait would let through."""
+    asked = f"{prompt:,} in the prompt" + (f" and up to {most:,} in the answer" if most else "")
+    shorter = "ask for a shorter answer" if most and quota.tpm is not None and prompt < quota.tpm else "shorten it"
+    return TokenRateLimitError(
+        f"The request has more tokens than {_quota_owner(quota)} may use in a minute ({quota.tpm:,}): {asked}; {shorter}.",
+        should_retry=False,
+    )
+
+
+def _quota_owner(quota: Quota) -> str:
+    return f"{quota.of} for the model '{quota.model}'" if quota.model else quota.of

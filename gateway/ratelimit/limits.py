@@ -1,0 +1,283 @@
+"""What a request meets: its quotas become reservations, and its end makes them what it really used."""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from time import monotonic
+
+from starlette.types import Scope
+
+from llmops.clocks import utc_now
+from llmops.gateway.http.anthropic_errors import is_anthropic
+from llmops.gateway.interfaces import Outcome, Quota, QuotaReservation, Usage
+from llmops.gateway.ratelimit.backend import Limiter, ReserveResult
+from llmops.gateway.ratelimit.buckets import Limit, LimitRequest, Settlement, make_settlement
+from llmops.gateway.ratelimit.budgets import Budgets, CostSource, Tariff
+from llmops.gateway.ratelimit.headers import anthropic_headers, openai_headers, tightest_levels
+from llmops.gateway.ratelimit.limit_errors import (
+    budget_exhausted,
+    rate_exceeded,
+    request_exceeds_limit,
+    too_many_open_requests,
+)
+from llmops.gateway.ratelimit.output_length import OutputLengthEstimate
+from llmops.gateway.ratelimit.quotas import ENTRY_REQUEST, CallerLimits, ModelLimits
+from llmops.gateway.ratelimit.rejection_cache import RejectionCache
+
+# Seconds between two looks at answers that grow, and between two signs of life.
+GROWTH_INTERVAL = 0.5
+# Seconds for which a caller with too many open requests is not counted again: one of them may end at any time.
+SLOT_REJECTION_TIME = 0.1
+# what an answer that nothing cut short ends with
+_NATURAL_FINISH_REASONS = frozenset({"stop", "tool_calls"})
+_ENTRY_DIMENSIONS = frozenset({"requests", "places"})
+_EMPTY_SCOPE: Scope = {"path": "", "headers": ()}
+
+
+class RateLimits:
+    """All limits of this process."""
+
+    def __init__(
+        self,
+        limiter: Limiter,
+        costs: CostSource | None = None,
+        clock: Callable[[], float] = monotonic,
+        now: Callable[[], datetime] = utc_now,
+    ) -> None:
+        """Without `costs` budgets bound nothing."""
+        self.limiter, self.clock, self.now = limiter, clock, now
+        self.budgets = Budgets(limiter, costs, now, clock) if costs is not None else None
+        self.expected, self.refused = OutputLengthEstimate(), RejectionCache()
+        # requests that have not asked for their entry yet, whosever they are
+        self.waiting = 0
+        self.open: set[Reservation] = set()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def ticket(self, plan: CallerLimits, scope: Scope = _EMPTY_SCOPE) -> Reservation:
+        """For one request."""
+        return Reservation(self, plan, scope)
+
+    def watch(self, ticket: Reservation) -> None:
+        self.open.add(ticket)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(GROWTH_INTERVAL, self._tick)
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self.budgets is not None:
+            await self.budgets.close()
+        await self.limiter.close()
+
+    def _tick(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(GROWTH_INTERVAL, self._tick) if self.open else None
+        for ticket in self.open:
+            ticket.extend()
+        self.limiter.beat()
+
+
+class ReservedAmounts:
+    """What a request has of each of its `bounds` at one limiter. `tokens` is None for one that was asked for none."""
+
+    __slots__ = ("bounds", "by", "money", "places", "tokens")
+
+    def __init__(self, reserved: ReserveResult, bounds: Sequence[Limit], ask: LimitRequest, tokens: int | None) -> None:
+        self.by, self.bounds, self.tokens = reserved.by, bounds, tokens
+        self.places, self.money = ask.places, reserved.decision.money
+
+
+class Reservation(QuotaReservation):
+    """Of one request: `enter`, then `tokens` as soon as its prompt is counted, then `close`, however it ended."""
+
+    __slots__ = (
+        "_answers", "_bounded", "_closed", "_gate", "_model", "_owes", "_plan", "_scope", "_seen", "_taken", "_tariff",
+        "_usage",
+    )  # fmt: skip
+
+    def __init__(self, gate: RateLimits, plan: CallerLimits, scope: Scope) -> None:
+        self._gate, self._plan, self._scope = gate, plan, scope
+        self._taken: list[ReservedAmounts] = []
+        # what its limiter said last
+        self._seen: ReserveResult | None = None
+        # its entry is still to be asked for, or owed by a request that ends before it asks
+        self._owes = False
+        self._usage: Callable[[], Usage] | None = None
+        # what its money was reserved by, and is settled by
+        self._tariff: Tariff | None = None
+        self._model, self._answers, self._bounded = "", 1, True
+        self._closed = False
+
+    async def enter(self) -> None:
+        """A request more, and one more at once; together with its tokens where there is much room.
+
+        Raises RateLimitError.
+        """
+        gate, plan = self._gate, self._plan
+        if plan.whose in gate.refused:
+            known = gate.refused.find(plan.whose, _body_bytes(self._scope), gate.clock)
+            if known is not None:
+                left, error = known
+                raise error.again(left)
+        if plan.room > gate.waiting:
+            gate.waiting += 1
+            self._owes = True
+            return
+        bounds, asks = plan.before, (ENTRY_REQUEST,) * len(plan.before.all)
+        reserved = await self._reserve(bounds, asks)
+        self._taken.append(ReservedAmounts(reserved, reserved.bounds, ENTRY_REQUEST, None))
+
+    async def tokens(self, model: str, prompt: int, most: int = 0, answers: int = 1, bounded: bool = True) -> int:
+        self._model, self._answers, self._bounded = model, answers, bounded
+        bounds, entered = self._plan.of(model), not self._owes
+        if entered and not bounds.more:
+            return most
+        amount = self._amount(bounds, prompt, most)
+        money = least = 0
+        if self._plan.budgets and self._gate.budgets is not None:
+            self._tariff = tariff = self._gate.budgets.tariff(model)
+            # of the longest answer, and of the shortest
+            money, least = tariff(prompt, 0, most), tariff(prompt, 0, min(most, answers))
+            plan, generation = self._plan, self._gate.limiter.generation
+            if money and (plan.fresh <= self._gate.clock() or plan.generation != generation):
+                plan.fresh = await self._gate.budgets.known(plan.budgets)
+                plan.generation = generation
+        asks = bounds.asks(amount, money, least, entered)
+        reserved = await self._reserve(bounds, asks)
+        if not entered or not bounds.own:
+            self._taken.append(ReservedAmounts(reserved, reserved.bounds, asks[0], amount))
+        else:
+            plain = len(bounds.plain)
+            self._taken.append(ReservedAmounts(reserved, reserved.bounds[:plain], asks[0], amount))
+            self._taken.append(ReservedAmounts(reserved, reserved.bounds[plain:], asks[-1], amount))
+        given = reserved.decision.money
+        return most if given == money else self._affordable(given, prompt, most)
+
+    def follow(self, usage: Callable[[], Usage]) -> None:
+        self._usage = usage
+        if not self._bounded:
+            self._gate.watch(self)
+
+    def headers(self) -> Sequence[tuple[bytes, bytes]]:
+        seen = self._seen
+        if seen is None or not seen.bounds:
+            return ()
+        levels = tightest_levels(seen.bounds, seen.decision.left)
+        return anthropic_headers(levels, self._gate.now()) if is_anthropic(self._scope) else openai_headers(levels)
+
+    def extend(self) -> None:
+        """What the answer has beyond its reservation is owed at once, not at its end."""
+        if self._usage is None or self._bounded:
+            return
+        total = _total_tokens(self._usage())
+        for one in self._taken:
+            if one.tokens is not None and total > one.tokens:
+                one.by.settle(one.bounds, Settlement(tokens=total - one.tokens))
+                one.tokens = total
+
+    def close(self, outcome: Outcome) -> None:
+        if self._closed:
+            return
+        self._closed, self._usage = True, None
+        gate, usage = self._gate, outcome.usage
+        gate.open.discard(self)
+        if usage is not None and not self._bounded and outcome.finish in _NATURAL_FINISH_REASONS:
+            gate.expected.note(self._model, usage.completion_tokens // self._answers)
+        total = _total_tokens(usage) if usage is not None else 0
+        # nothing was reserved for it, but it was used
+        unasked = total if total and not self._model else 0
+        if self._owes:
+            gate.waiting -= 1
+        if self._owes or unasked:
+            gate.limiter.settle(self._plan.before.all, Settlement(int(self._owes), unasked))
+        spent = self._spent(usage) if usage is not None else 0
+        for one in self._taken:
+            if one.tokens is not None:
+                one.by.settle(one.bounds, make_settlement((0, total - one.tokens, -one.places, -one.money, spent)))
+            elif self._plan.holds:
+                one.by.settle(one.bounds, make_settlement((0, 0, -one.places, 0, 0)))
+
+    # -- reserving -------------------------------------------------------------------------------------------------
+
+    async def _reserve(self, bounds: ModelLimits, asks: Sequence[LimitRequest]) -> ReserveResult:
+        gate, plan = self._gate, self._plan
+        self._seen = reserved = await gate.limiter.reserve(bounds.all, asks)
+        decision = reserved.decision
+        plan.note(decision.left)
+        # who is refused for what it is as such has asked, who is for its size has sent a request
+        if self._owes and (decision.lacking is None or decision.of in _ENTRY_DIMENSIONS):
+            gate.waiting -= 1
+            self._owes = False
+        if decision.lacking is not None:
+            self._refuse(bounds.quotas[decision.lacking], asks[decision.lacking], reserved)
+        if plan.holds:
+            gate.watch(self)
+        return reserved
+
+    def _refuse(self, quota: Quota, ask: LimitRequest, reserved: ReserveResult) -> None:
+        gate, (left, _, lacking, of, wait) = self._gate, reserved.decision
+        assert lacking is not None
+        bound, remembered = reserved.bounds[lacking], wait
+        if of == "money":
+            error, remembered = budget_exhausted(quota, gate.now()), min(wait, 1.0)
+        elif of == "places":
+            error, remembered = too_many_open_requests(quota, bound.places, wait), SLOT_REJECTION_TIME
+        elif of == "requests":
+            error = rate_exceeded(quota, of, bound.requests, left[lacking][0], ask.requests, wait)
+        else:
+            error = rate_exceeded(quota, of, bound.tokens, left[lacking][1], ask.tokens, wait)
+        size = 0 if of in _ENTRY_DIMENSIONS else _body_bytes(self._scope)
+        if quota.model is None and (size or of != "tokens"):
+            gate.refused.note(self._plan.whose, size, gate.clock() + remembered, error)
+        raise error
+
+    def _amount(self, bounds: ModelLimits, prompt: int, most: int) -> int:
+        """Prompt and answer. What the client bounded is reserved whole; else what answers of this model mostly have,
+        and never more than a full bucket gives."""
+        limit, bounded = bounds.tokens, self._bounded
+        if prompt + (most if bounded else 0) > limit:
+            assert bounds.smallest is not None
+            raise request_exceeds_limit(bounds.smallest, prompt, most if bounded else 0)
+        if bounded:
+            return prompt + most
+        return int(min(prompt + min(most, self._gate.expected.of(self._model) * self._answers), limit))
+
+    def _affordable(self, given: int, prompt: int, most: int) -> int:
+        """The longest answer that `given` pays for, of at most `most` tokens."""
+        assert self._tariff is not None
+        return bisect_right(_CostByLength(self._tariff, prompt, most), given) - 1
+
+    # -- settling --------------------------------------------------------------------------------------------------
+
+    def _spent(self, usage: Usage) -> int:
+        budgets, tariff = self._gate.budgets, self._tariff
+        if budgets is None or tariff is None:
+            return 0
+        spent = tariff(usage.prompt_tokens, usage.cached_tokens or 0, usage.completion_tokens)
+        budgets.settled(self._plan.budgets, spent)
+        return spent
+
+
+class _CostByLength(Sequence[int]):
+    """What each length costs, for a search by halves."""
+
+    def __init__(self, tariff: Tariff, prompt: int, most: int) -> None:
+        self._tariff, self._prompt, self._most = tariff, prompt, most
+
+    def __len__(self) -> int:
+        return self._most + 1
+
+    def __getitem__(self, tokens: int) -> int:  # type: ignore[override]
+        return self._tariff(self._prompt, 0, tokens)
+
+
+def _total_tokens(usage: Usage) -> int:
+    return usage.prompt_tokens + usage.completion_tokens
+
+
+def _body_bytes(scope: Scope) -> int:
+    """Bytes of the body; 0 where that is not known."""
+    size = dict(scope["headers"]).get(b"content-length", b"")
+    return int(size) if size.isdigit() else 0

@@ -1,0 +1,102 @@
+"""Limits of one process, kept in memory.
+
+They start full with the process. What a budget has spent is the ledger's to say (budgets.py), so a restart gives away
+no money.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+
+from llmops.gateway.ratelimit.backend import Limiter, ReserveResult, make_reserve_result
+from llmops.gateway.ratelimit.buckets import (
+    MINUTE,
+    BucketState,
+    Limit,
+    LimitRequest,
+    Remaining,
+    Settlement,
+    advance_bucket,
+    decide,
+)
+
+# Records kept at most. More than this are those of callers that come and go; full ones say what no record says too.
+MAX_RECORDS = 10_000
+
+
+class InMemoryLimiter(Limiter):
+    """Reserves without waiting. Made for one event loop."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._records: dict[str, BucketState] = {}
+        # places and money that open requests hold, by the name of their bound
+        self._held: dict[str, tuple[int, int]] = {}
+
+    async def reserve(self, bounds: Sequence[Limit], asks: Sequence[LimitRequest]) -> ReserveResult:
+        return self.reserve_now(bounds, asks)
+
+    def reserve_now(self, bounds: Sequence[Limit], asks: Sequence[LimitRequest]) -> ReserveResult:
+        """Reserve what `asks` ask of `bounds`, or nothing."""
+        now = self._clock()
+        records = [self._record(bound, now) for bound in bounds]
+        decision = decide(bounds, asks, [self._left(*each) for each in zip(bounds, records, strict=True)])
+        if decision.lacking is None:
+            money = decision.money
+            for bound, ask, record, left in zip(bounds, asks, records, decision.left, strict=True):
+                stamp, _, _, spent, period = record
+                self._records[bound.name] = stamp, left[0], left[1], spent, period
+                self._hold(bound, ask.places, money)
+            if len(self._records) > MAX_RECORDS:
+                self._forget(now)
+        return make_reserve_result((decision, bounds, self))
+
+    def settle(self, bounds: Sequence[Limit], change: Settlement) -> None:
+        now = self._clock()
+        for bound in bounds:
+            stamp, requests, tokens, spent, period = self._record(bound, now)
+            requests = min(requests - change.requests, bound.requests)
+            tokens = min(tokens - change.tokens, bound.tokens)
+            self._records[bound.name] = stamp, requests, tokens, spent + change.spent, period
+            self._hold(bound, change.places, change.money)
+
+    def spent(self, bound: Limit, at_least: int) -> None:
+        stamp, requests, tokens, spent, period = self._record(bound, self._clock())
+        if period == bound.period:
+            self._records[bound.name] = stamp, requests, tokens, max(spent, at_least), period
+
+    def begin(self, bound: Limit, requests: float, tokens: float) -> None:
+        """Start a bound that has no record yet with these levels, at most full."""
+        if bound.name not in self._records:
+            now = self._clock()
+            levels = min(requests, bound.requests), min(tokens, bound.tokens)
+            self._records[bound.name] = now, *levels, 0.0, bound.period
+
+    def reset_rates(self) -> None:
+        """Drop all records; what open requests hold stays until they settle."""
+        self._records.clear()
+
+    def _record(self, bound: Limit, now: float) -> BucketState:
+        kept = self._records.get(bound.name)
+        return advance_bucket(kept, bound, now) if kept else (now, bound.requests, bound.tokens, 0.0, bound.period)
+
+    def _left(self, bound: Limit, record: BucketState) -> Remaining:
+        _, requests, tokens, spent, _ = record
+        places, money = self._held.get(bound.name, (0, 0))
+        return requests, tokens, bound.places - places, bound.money - spent - money
+
+    def _hold(self, bound: Limit, places: int, money: int) -> None:
+        if bound.holds and (places or money):
+            before = self._held.get(bound.name, (0, 0))
+            after = max(before[0] + places, 0), max(before[1] + money, 0)
+            if any(after):
+                self._held[bound.name] = after
+            else:
+                self._held.pop(bound.name, None)
+
+    def _forget(self, now: float) -> None:
+        """Drop the records that are full again and have no budget."""
+        self._records = {
+            name: record for name, record in self._records.items() if record[0] > now - MINUTE or record[3]
+        }

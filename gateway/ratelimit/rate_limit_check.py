@@ -1,0 +1,97 @@
+"""Limits at the door: who is bounded by what, and the end of every request that was."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from starlette.types import Scope
+
+from llmops.distribution import missing_extra
+from llmops.gateway.http.middleware import Check
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Caller, Outcome, Quota
+from llmops.gateway.ratelimit.backend import Limiter
+from llmops.gateway.ratelimit.budgets import CostSource
+from llmops.gateway.ratelimit.limits import RateLimits
+from llmops.gateway.ratelimit.memory import InMemoryLimiter
+from llmops.gateway.ratelimit.quotas import CallerLimits
+from llmops.gateway.settings import GatewaySettings, Quotas, QuotaSettings
+
+# plans that are remembered
+_MAX_CALLERS = 10_000
+
+
+class RateLimitCheck(Check):
+    """Requests and places before anything is read; what else was reserved is settled when the request is over."""
+
+    def __init__(self, gate: RateLimits, quotas: Quotas) -> None:
+        self.gate, self._quotas = gate, quotas
+        self._everybody = tuple(_quotas("all callers", quotas.all))
+        # by an anonymous caller's name, or by which object another's quotas are (kept, so that its id stays its own)
+        self._plans: dict[str | int, tuple[Sequence[Quota], CallerLimits | None]] = {}
+
+    async def before(self, scope: Scope, context: RequestContext) -> None:
+        # what only asks for what is there costs nothing that is scarce, and a cancel gives some of it back
+        if scope["method"] != "POST" or context.route.endswith("/cancel"):
+            return
+        plan = self._plan(context.caller)
+        if plan is not None:
+            context.grant = ticket = self.gate.ticket(plan, scope)
+            await ticket.enter()
+
+    def after(self, context: RequestContext, outcome: Outcome) -> None:
+        if context.grant is not None:
+            context.grant.close(outcome)
+
+    def of(self, caller: Caller) -> Sequence[Quota]:
+        """A caller's own quotas, or for one without any those of each; and those of all together, always last."""
+        return (*(caller.quotas or self._each(caller)), *self._everybody)
+
+    def _plan(self, caller: Caller) -> CallerLimits | None:
+        key = id(caller.quotas) if caller.quotas else caller_name(caller)
+        known = self._plans.get(key)
+        if known is None:
+            if len(self._plans) >= _MAX_CALLERS:
+                self._plans.clear()
+            quotas = self.of(caller)
+            known = self._plans[key] = caller.quotas, CallerLimits(quotas) if quotas else None
+        return known[1]
+
+    def _each(self, caller: Caller) -> Sequence[Quota]:
+        name = caller_name(caller)
+        by_model = [quota for model, one in self._quotas.models.items() for quota in _quotas(name, one, model)]
+        return (*_quotas(name, self._quotas.each), *by_model)
+
+
+def create_limit_check(settings: GatewaySettings, costs: CostSource | None = None) -> RateLimitCheck | None:
+    """The check that the settings, or the keys of their store, may need; None without both.
+
+    Raises MissingDependencyError when Redis is asked for and its client is not installed.
+    """
+    if not settings.quotas.model_fields_set and settings.redis is None and settings.store is None and costs is None:
+        return None
+    return RateLimitCheck(RateLimits(_limiter(settings), costs), settings.quotas)
+
+
+def _limiter(settings: GatewaySettings) -> Limiter:
+    if settings.redis is None:
+        return InMemoryLimiter()
+    try:
+        from llmops.gateway.ratelimit.redis import RedisLimiter
+    except ImportError as error:
+        raise missing_extra("The setting `redis` needs Redis's client, which is not installed", "redis") from error
+    return RedisLimiter(settings.redis)
+
+
+def caller_name(caller: Caller) -> str:
+    """Return the name under which a caller's requests count: of its user, its key, or its address.
+
+    An anonymous client is its address: what it sends as a key is its own to choose.
+    """
+    if caller.tenant_id and not caller.key_id:
+        return f"user {caller.user_id}"
+    return caller.key_id or f"client {caller.share.partition('/')[0]}"
+
+
+def _quotas(of: str, one: QuotaSettings, model: str | None = None) -> list[Quota]:
+    return [Quota(of, one.rpm, one.tpm, one.concurrent, model=model)] if one.model_fields_set else []

@@ -1,0 +1,51 @@
+"""A limit of requests that generate nothing: what is there is read, a response is deleted or cancelled.
+
+They cost no tokens and count against no quota, so each caller has a rate of its own for them in each worker.
+"""
+
+from __future__ import annotations
+
+import math
+from time import monotonic
+
+from starlette.types import Scope
+
+from llmops.gateway.errors import RateLimitError
+from llmops.gateway.http.middleware import Check
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.ratelimit.rate_limit_check import caller_name
+
+#: Routes that cost the same however many clients ask: their answers are shared, or constant.
+_SHARED = frozenset({"/", "/health", "/health/live", "/health/ready", "/metrics"})
+#: Seconds of unused rate that a caller may use at once.
+_BURST = 2.0
+#: Callers that are remembered. A caller that is forgotten starts with a full burst.
+_MAX_CALLERS = 10_000
+
+
+class ReadLimit(Check):
+    """At most `rate` requests per second and caller that are no POST, or cancel something."""
+
+    def __init__(self, rate: float) -> None:
+        self._rate = rate
+        # by caller: the time at which all of its burst will be unused again
+        self._full_at: dict[str, float] = {}
+
+    async def before(self, scope: Scope, context: RequestContext) -> None:
+        """Raises RateLimitError."""
+        if scope["method"] == "POST" and not context.route.endswith("/cancel"):
+            return
+        if context.route in _SHARED:
+            return
+        name, now = caller_name(context.caller), monotonic()
+        full_at = max(self._full_at.get(name, now), now) + 1 / self._rate
+        wait = full_at - now - _BURST
+        if wait > 0:
+            raise RateLimitError(
+                f"More than {self._rate:g} requests per second that read, delete or cancel; try again in "
+                f"{math.ceil(wait * 1000)} ms. The limit is the gateway's setting limits.reads_per_second.",
+                retry_after=wait,
+            )
+        if name not in self._full_at and len(self._full_at) >= _MAX_CALLERS:
+            self._full_at.clear()
+        self._full_at[name] = full_at

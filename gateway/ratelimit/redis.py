@@ -1,0 +1,360 @@
+"""Limits that several gateways share, in Redis or Valkey; this gateway's share of them while Redis is away.
+
+Reservations are decided by a script (reserve.lua). One call is under way at a time: what is asked meanwhile travels
+with the next, and so does what was settled. When a call fails or takes longer than `TIMEOUT`, this gateway decides
+alone, with its part of each limit, until Redis answers again.
+
+Redis may come back empty: restarted, flushed, or replaced. So each call names what this gateway knows to be spent of
+the budgets that it is about, and the script never goes below it. `generation` tells budgets.py to ask the ledger again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from pydantic_core import from_json, to_json
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from llmops.gateway.ratelimit.backend import LEASE_TIMEOUT, Limiter, ReserveResult, make_reserve_result
+from llmops.gateway.ratelimit.buckets import (
+    MAX_CLOCK_STEP,
+    NO_WAIT_HELPS,
+    SLOT_RETRY_DELAY,
+    TOLERANCE,
+    UNLIMITED,
+    Limit,
+    LimitRequest,
+    PendingSettlements,
+    Settlement,
+    add_settlement,
+    make_decision,
+    make_settlement,
+)
+from llmops.gateway.ratelimit.memory import InMemoryLimiter
+
+log = logging.getLogger(__name__)
+
+# Contains the version of what is stored: gateways of two versions each have their own limits.
+PREFIX = "{llmops:limits:3}"
+# Seconds after which Redis counts as away. Its script takes less than a millisecond; a busy machine takes longer.
+TIMEOUT = 0.25
+# Seconds that connecting may take.
+CONNECT_TIMEOUT = 0.5
+# Seconds between two attempts to reach a Redis that is away.
+RETRY_INTERVAL = 0.5
+# Seconds for which settled usage waits for a reservation to travel with.
+SETTLE_INTERVAL = 0.5
+# Seconds for which freed slots and money wait: other requests may be refused for want of them.
+RELEASE_INTERVAL = 0.05
+# Reservations in one call, which holds up Redis for less than a millisecond.
+MAX_BATCH = 64
+# Levels and budgets that are remembered for the time when Redis is away.
+MAX_REMEMBERED = 10_000
+
+_SCRIPT = Path(__file__).with_name("reserve.lua")
+_FAILURES = (RedisError, OSError, asyncio.TimeoutError, ValueError, EOFError)
+
+_Call = tuple[Sequence[Limit], Sequence[LimitRequest], "asyncio.Future[ReserveResult | None]"]
+
+
+class RedisLimiter(Limiter):
+    """Limits in the Redis at `url`."""
+
+    def __init__(
+        self, url: str, prefix: str = PREFIX, timeout: float = TIMEOUT, clock: Callable[[], float] | None = None
+    ) -> None:
+        self._url, self._prefix = url, prefix
+        self._client = Redis.from_url(
+            url,
+            protocol=2,
+            single_connection_client=True,
+            socket_timeout=timeout,
+            socket_connect_timeout=CONNECT_TIMEOUT,
+            # a reservation that was sent twice would count twice
+            retry=Retry(NoBackoff(), 0),
+        )
+        self._script = self._client.register_script(_SCRIPT.read_bytes())
+        self._alone = _FallbackLimiter(self._carry, clock)
+        self.up = asyncio.Event()
+        # gateways that use this Redis, this one included
+        self.gateways = 1
+        self._process, self._gone, self._epoch = "", "", ""
+        self._settled: PendingSettlements = {}
+        # what open requests of this process hold
+        self._held: PendingSettlements = {}
+        # the period and what Redis or the ledger said was spent in it, by the name of the bound
+        self._known: dict[str, tuple[int, int]] = {}
+        # of each budget, up to what this gateway may spend while Redis is away
+        self._parts: dict[tuple[str, int], float] = {}
+        # requests and tokens that were left at the last call
+        self._levels: dict[str, tuple[float, float]] = {}
+        self._waiting: list[_Call] = []
+        self._sending: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._trouble = ""
+
+    async def start(self) -> None:
+        """Connect, for at most `CONNECT_TIMEOUT` seconds; afterwards the limiter goes on trying."""
+        self._connect()
+        with suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self.up.wait(), CONNECT_TIMEOUT)
+
+    async def reserve(self, bounds: Sequence[Limit], asks: Sequence[LimitRequest]) -> ReserveResult:
+        if not self.up.is_set():
+            self._connect()
+            return self._reserve_alone(bounds, asks)
+        decided: asyncio.Future[ReserveResult | None] = asyncio.get_running_loop().create_future()
+        self._waiting.append((bounds, asks, decided))
+        if self._sending is None:
+            self._sending = asyncio.create_task(self._send(), name="reserve")
+        return await decided or self._reserve_alone(bounds, asks)
+
+    def settle(self, bounds: Sequence[Limit], change: Settlement) -> None:
+        held = make_settlement((0, 0, change.places, change.money, 0)) if change.places or change.money else None
+        for bound in bounds:
+            add_settlement(self._settled, bound, change)
+            if held is not None and bound.holds:
+                self._note_held(bound, held)
+            if change.spent and not self.up.is_set():
+                self._alone.spent(bound, self._spent(bound))
+        if self.up.is_set():
+            self._flush_in(SETTLE_INTERVAL if held is None else RELEASE_INTERVAL)
+
+    def spent(self, bound: Limit, at_least: int) -> None:
+        self._note_spent(bound.name, bound.period, at_least)
+        self._alone.spent(bound, at_least)
+
+    def beat(self) -> None:
+        if self.up.is_set():
+            self._flush_in(0)
+
+    async def close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.gather(self._connecting, return_exceptions=True)
+        if self.up.is_set() and self._settled:
+            await self._call([])
+        await asyncio.gather(*self._tasks, *([self._sending] if self._sending else []), return_exceptions=True)
+        with suppress(*_FAILURES):
+            await self._client.aclose()
+
+    # -- Redis -----------------------------------------------------------------------------------------------------
+
+    async def _send(self) -> None:
+        """Ask Redis for what waits, until nothing does."""
+        while self._waiting:
+            batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
+            replies = await self._call(batch)
+            if replies is None:
+                batch, self._waiting, replies = batch + self._waiting, [], []
+            for at, call in enumerate(batch):
+                self._decide(call, replies[at] if replies else None)
+        self._sending = None
+
+    def _decide(self, call: _Call, reply: Any) -> None:
+        """Hand a decision to the request that waits for it; a request that has left gives back what it got."""
+        bounds, asks, decided = call
+        if reply is None:
+            if not decided.done():
+                decided.set_result(None)
+            return
+        lacking, of, wait, money, left = reply
+        money = int(money)
+        for bound, ask, (requests, tokens, _, _) in zip(bounds, asks, left, strict=True):
+            if len(self._levels) > MAX_REMEMBERED:
+                self._levels.clear()
+            self._levels[bound.name] = requests, tokens
+            if not lacking and bound.holds:
+                self._note_held(bound, make_settlement((0, 0, ask.places, money, 0)))
+        if not decided.done():
+            decision = make_decision((left, money, lacking - 1 if lacking else None, of, wait))
+            decided.set_result(make_reserve_result((decision, bounds, self)))
+        elif not lacking:
+            for bound, ask in zip(bounds, asks, strict=True):
+                self.settle((bound,), Settlement(-ask.requests, -ask.tokens, -ask.places, -money))
+
+    async def _call(self, calls: Sequence[_Call], restore: bool = False) -> list[Any] | None:
+        """Run the script. Returns the decisions in the order of `calls`, or None if Redis is away."""
+        settled, self._settled = self._settled, {}
+        if restore:
+            # this process holds what it holds under a new name: of calls without a reply nobody knows what they did
+            self._gone, self._process = self._process, secrets.token_hex(8)
+            settled = {name: (bound, one._replace(places=0, money=0)) for name, (bound, one) in settled.items()}
+        try:
+            reply = await self._script(keys=[self._prefix], args=[self._asked(calls, settled, restore)])
+            self.gateways, epoch, spent, replies = from_json(reply)
+        except _FAILURES as error:
+            # what was settled may have been done: it counts as known, and is not sent again
+            for name, (bound, change) in settled.items():
+                if change.spent:
+                    self._note_spent(name, bound.period, self._known_of(bound) + change.spent)
+            self._lose(str(error) or type(error).__name__)
+            return None
+        except asyncio.CancelledError:
+            for bound, change in settled.values():
+                add_settlement(self._settled, bound, change)
+            raise
+        for name, (period, micros) in dict(spent).items():
+            self._note_spent(name, period, int(micros))
+        known, self._epoch = self._epoch, epoch
+        if known not in ("", epoch):
+            log.warning("The limits' Redis at %s has lost its data; budgets are read from the ledger.", self._place)
+            self.generation += 1
+            if not restore:
+                self._later(self._call([], restore=True))
+        return list(replies)
+
+    def _asked(self, calls: Sequence[_Call], settled: PendingSettlements, restore: bool) -> bytes:
+        budgets = [bound for bounds, *_ in calls for bound in bounds] + [bound for bound, _ in settled.values()]
+        asked = {
+            "process": self._process,
+            "gone": self._gone,
+            "lease": LEASE_TIMEOUT,
+            "step": MAX_CLOCK_STEP,
+            "busy": SLOT_RETRY_DELAY,
+            "never": NO_WAIT_HELPS,
+            "slack": TOLERANCE,
+            "nolimit": UNLIMITED,
+            "restore": [[*_limit_values(bound), *change] for bound, change in self._held.values()] if restore else [],
+            "spent": [[*_limit_values(bound), known] for bound in budgets if (known := self._known_of(bound))],
+            "settle": [[*_limit_values(bound), *change] for bound, change in settled.values()],
+            "calls": [
+                [[*_limit_values(bound), *ask] for bound, ask in zip(bounds, asks, strict=True)]
+                for bounds, asks, _ in calls
+            ],
+        }
+        return to_json(asked)
+
+    def _connect(self) -> None:
+        if self._connecting is None or self._connecting.done():
+            self._connecting = asyncio.create_task(self._reconnect(), name="limits")
+
+    async def _reconnect(self) -> None:
+        """Try until Redis answers."""
+        while await self._call([], restore=True) is None:
+            await asyncio.sleep(RETRY_INTERVAL)
+        if self._trouble:
+            log.warning("The limits' Redis at %s answers again.", self._place)
+            self._trouble = ""
+        self.generation += 1
+        self._alone.reset_rates()
+        self._parts.clear()
+        self.up.set()
+
+    def _lose(self, trouble: str) -> None:
+        """Decide alone from now on; the log has one line each time, however many requests notice."""
+        if self.up.is_set():
+            self.up.clear()
+            self.generation += 1
+            self._connect()
+        if not self._trouble:
+            share = "this gateway's share of each limit holds until it answers"
+            log.error("The limits' Redis at %s is not usable (%s); %s.", self._place, trouble, share)
+            self._trouble = trouble
+
+    @property
+    def _place(self) -> str:
+        """The address without its password."""
+        return self._url.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
+
+    # -- settling --------------------------------------------------------------------------------------------------
+
+    def _flush_in(self, seconds: float) -> None:
+        """Send what is settled after `seconds`, unless a reservation takes it along before."""
+        loop = asyncio.get_running_loop()
+        if self._timer is not None:
+            if self._timer.when() <= loop.time() + seconds:
+                return
+            self._timer.cancel()
+        self._timer = loop.call_later(seconds, self._flush)
+
+    def _flush(self) -> None:
+        self._timer = None
+        if self.up.is_set():
+            self._later(self._call([]))
+
+    def _later(self, work: Coroutine[Any, Any, object]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def _note_held(self, bound: Limit, change: Settlement) -> None:
+        add_settlement(self._held, bound, change)
+        held = self._held[bound.name][1]
+        if held.places <= 0 and held.money <= 0:
+            del self._held[bound.name]
+
+    # -- without Redis ---------------------------------------------------------------------------------------------
+
+    def _reserve_alone(self, bounds: Sequence[Limit], asks: Sequence[LimitRequest]) -> ReserveResult:
+        """Decide with this gateway's share of what was left when Redis was heard of last."""
+        shares = [self._share(bound) for bound in bounds]
+        return self._alone.reserve_now(shares, asks)
+
+    def _share(self, bound: Limit) -> Limit:
+        parts = self.gateways
+        share = bound.share(parts)
+        if bound.name in self._levels:
+            requests, tokens = self._levels[bound.name]
+            self._alone.begin(share, requests / parts, tokens / parts)
+        if bound.money < UNLIMITED:
+            known = self._spent(bound)
+            self._alone.spent(share, known)
+            # once per absence: what is spent meanwhile comes out of this gateway's part of the rest
+            part = known + max(bound.money - known, 0) / parts
+            share.money = self._parts.setdefault((bound.name, bound.period), part)
+        return share
+
+    def _carry(self, bounds: Iterable[Limit], spent: int) -> None:
+        """Take along to Redis what was spent without it."""
+        for bound in bounds:
+            add_settlement(self._settled, bound, Settlement(spent=spent))
+
+    # -- budgets ---------------------------------------------------------------------------------------------------
+
+    def _note_spent(self, name: str, period: int, micros: int) -> None:
+        if len(self._known) > MAX_REMEMBERED:
+            self._known.clear()
+        known, before = self._known.get(name, (period, 0))
+        if period >= known:
+            self._known[name] = period, max(micros, before) if period == known else micros
+
+    def _known_of(self, bound: Limit) -> int:
+        """Return what Redis or the ledger said was spent in the bound's period, in micro-dollars."""
+        period, micros = self._known.get(bound.name, (0, 0))
+        return micros if period == bound.period else 0
+
+    def _spent(self, bound: Limit) -> int:
+        """Return what this gateway knows was spent in the bound's period, in micro-dollars."""
+        settled = self._settled.get(bound.name)
+        return self._known_of(bound) + (settled[1].spent if settled else 0)
+
+
+class _FallbackLimiter(InMemoryLimiter):
+    """The limits of this gateway while Redis is away. `carry` gets what is spent meanwhile."""
+
+    def __init__(self, carry: Callable[[Iterable[Limit], int], None], clock: Callable[[], float] | None) -> None:
+        super().__init__(**({"clock": clock} if clock else {}))
+        self._carry = carry
+
+    def settle(self, bounds: Sequence[Limit], change: Settlement) -> None:
+        super().settle(bounds, change)
+        if change.spent:
+            self._carry(bounds, change.spent)
+
+
+def _limit_values(bound: Limit) -> tuple[str, float, float, float, float, int]:
+    return bound.name, bound.requests, bound.tokens, bound.places, bound.money, bound.period

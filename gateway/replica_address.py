@@ -1,0 +1,57 @@
+"""What the setting `replicas` may name: servers, one engine model on a server, or a DNS_PREFIX name for all behind it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+DNS_PREFIX = "dns:"
+ADDRESS_EXAMPLE = "such as 10.0.0.1:8001 or dns:llama-leaders:8001"
+
+
+class ReplicaAddress(NamedTuple):
+    """`server` is HOST:PORT of Triton's gRPC endpoint. `engine_model`: only this one of its models, served as `name`
+    (empty: the engine model's own); so several replicas can live in one Triton."""
+
+    server: str
+    engine_model: str = ""
+    name: str = ""
+
+
+class DnsAddress(NamedTuple):
+    """All addresses that a name has at the moment."""
+
+    host: str
+    port: int
+
+
+def parse_replica(text: str) -> ReplicaAddress | DnsAddress:
+    """`HOST:PORT`, `dns:NAME:PORT` or `[NAME=]HOST:PORT/ENGINE_MODEL`. Raises ValueError."""
+    if text.startswith(DNS_PREFIX):
+        host, port = _host_port(text, text.removeprefix(DNS_PREFIX))
+        return DnsAddress(host, port)
+    name, equals, rest = text.rpartition("=")
+    server, slash, engine_model = rest.partition("/")
+    if (equals and not (name and engine_model)) or (slash and not engine_model):
+        raise ValueError(f"{text!r} names no engine model: write it as NAME=HOST:PORT/ENGINE_MODEL")
+    host, port = _host_port(text, server)
+    return ReplicaAddress(f"{host}:{port}", engine_model, name)
+
+
+def format_address(address: ReplicaAddress) -> str:
+    """As the setting has it: the replica's id."""
+    named = f"{address.name}=" if address.name else ""
+    model = f"/{address.engine_model}" if address.engine_model else ""
+    return f"{named}{address.server}{model}"
+
+
+def server_address(replica: str) -> str:
+    """HOST:PORT of a replica's Triton, by its id."""
+    return replica.rpartition("=")[2].partition("/")[0]
+
+
+def _host_port(text: str, address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    bare = ":" not in host or (host.startswith("[") and host.endswith("]"))
+    if not host or not bare or any(one in host for one in "/= ") or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ValueError(f"{text!r} is not the address of a replica, {ADDRESS_EXAMPLE}")
+    return host, int(port)

@@ -1,0 +1,47 @@
+"""What clients may say of their requests' turn, in the headers that llm-d's gateways read."""
+
+from __future__ import annotations
+
+import math
+
+from starlette.types import Scope
+
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.http.middleware import Check
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.settings import GatewaySettings
+
+TTFT_HEADER, FAIRNESS_HEADER = "x-llm-d-slo-ttft-ms", "x-llm-d-inference-fairness-id"
+_TTFT_HEADER_BYTES, _FAIRNESS_HEADER_BYTES = TTFT_HEADER.encode(), FAIRNESS_HEADER.encode()
+# of a key that asks on behalf of others, each of whom gets a turn of its own
+FAIRNESS_SCOPE = "fairness"
+MAX_FAIRNESS_ID_LENGTH = 128
+
+
+class SloHeaders(Check):
+    """Reads them onto the context. Without the scope a fairness id is passed over: one tenant would be many."""
+
+    async def before(self, scope: Scope, context: RequestContext) -> None:
+        """Raises InvalidRequestError for a time that is none."""
+        for name, value in scope["headers"]:
+            if name == _TTFT_HEADER_BYTES:
+                context.ttft = _parse_milliseconds(value.decode("latin-1"))
+            elif name == _FAIRNESS_HEADER_BYTES and FAIRNESS_SCOPE in context.caller.scopes:
+                context.fair = value.decode("latin-1")[:MAX_FAIRNESS_ID_LENGTH]
+
+
+def slo_header_checks(settings: GatewaySettings) -> list[Check]:
+    """Empty where nobody waits for a turn."""
+    return [SloHeaders()] if settings.queues_requests else []
+
+
+def _parse_milliseconds(text: str) -> float:
+    try:
+        milliseconds = float(text)
+    except ValueError:
+        milliseconds = math.nan
+    if not 0 < milliseconds < math.inf:
+        raise InvalidRequestError(
+            f"The header {TTFT_HEADER} is a number of milliseconds above 0, such as 500.", param=TTFT_HEADER
+        )
+    return milliseconds / 1000

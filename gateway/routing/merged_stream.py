@@ -1,0 +1,76 @@
+"""Several streams as one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from llmops.gateway.errors import ApiError, CancelledStreamError
+from llmops.gateway.interfaces import Failover, TokenBatch, TokenStream
+
+
+class MergedStream(TokenStream):
+    """Several requests' tokens as they come."""
+
+    def __init__(self, streams: Sequence[TokenStream], first: Sequence[int]) -> None:
+        """`first[i]`: what the first sequence of stream i is called here; its others follow."""
+        self._streams = streams
+        self._queue: asyncio.Queue[TokenBatch | ApiError | None] = asyncio.Queue(maxsize=64)
+        self._open = len(streams)
+        self._cancelled = False
+        self._pumps = [asyncio.create_task(self._pump(*one)) for one in zip(streams, first, strict=True)]
+
+    @property
+    def cached_tokens(self) -> int | None:  # type: ignore[override]
+        """Of all prompts; None where one of the engines does not tell."""
+        found = [stream.cached_tokens for stream in self._streams]
+        return None if None in found else sum(one or 0 for one in found)
+
+    @property
+    def is_failing_over(self) -> bool:
+        return any(stream.is_failing_over for stream in self._streams)
+
+    @property
+    def moves(self) -> Sequence[Failover]:
+        return [move for stream in self._streams for move in stream.moves]
+
+    @property
+    def splices(self) -> Mapping[str, int]:
+        found: dict[str, int] = {}
+        for stream in self._streams:
+            for kind, count in stream.splices.items():
+                found[kind] = found.get(kind, 0) + count
+        return found
+
+    async def __anext__(self) -> TokenBatch:
+        while self._open and not self._cancelled:
+            item = await self._queue.get()
+            if isinstance(item, TokenBatch):
+                return item
+            if item is not None:
+                self.cancel()
+                raise item
+            self._open -= 1
+        if self._cancelled:
+            raise CancelledStreamError
+        raise StopAsyncIteration
+
+    def cancel(self) -> None:
+        if self._cancelled:
+            return
+        self._cancelled = True
+        for stream, pump in zip(self._streams, self._pumps, strict=True):
+            stream.cancel()
+            pump.cancel()
+        # wakes a waiting reader even when the queue is full of what nobody wants any more
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._queue.put_nowait(None)
+
+    async def _pump(self, stream: TokenStream, first: int) -> None:
+        try:
+            async for batch in stream:
+                await self._queue.put(batch._replace(sequence=batch.sequence + first))
+            await self._queue.put(None)
+        except ApiError as error:
+            await self._queue.put(error)

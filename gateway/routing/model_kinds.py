@@ -1,0 +1,146 @@
+"""The kinds of models there are: how one is recognised on a server, its card read and the model made."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Generic
+
+from llmops.contract import EMBEDDING_SUFFIX, ENGINE_SUFFIX, SCORE_SUFFIX
+from llmops.errors import LlmopsError
+from llmops.gateway.interfaces import ModelMetadata
+from llmops.gateway.routing.served_models import CrossEncoder, E, EmbeddingModel, GenerativeModel, M
+from llmops.gateway.settings import GatewaySettings, ModelOverrides
+from llmops.gateway.text.chat_template import ChatTemplate
+from llmops.gateway.text.tokenizer import TextTokenizer
+from llmops.gateway.triton.encoder_client import EncoderMetadata, TritonEncoder, parse_encoder_metadata
+from llmops.gateway.triton.grpc_client import TritonClient
+from llmops.gateway.triton.model_metadata import parse_model_metadata
+from llmops.gateway.triton.request_stream import RequestStreamTransport
+from llmops.gateway.triton.step_stream import StepStreamTransport
+
+
+class ModelLoadError(LlmopsError):
+    """A part of a model cannot be used; `fault` says which, the message also why."""
+
+    def __init__(self, fault: str, why: Exception) -> None:
+        super().__init__(f"{fault}: {str(why) or repr(why)}")
+        self.fault = fault
+
+
+class ModelKind(ABC, Generic[M]):
+    """`suffix` is what Triton's names of such models end in, `model` the class of those that are made."""
+
+    suffix: str
+    model: type[M]
+
+    def __init__(self, settings: GatewaySettings) -> None:
+        self._settings = settings
+
+    def served(self, triton_names: Iterable[str]) -> Mapping[str, str]:
+        """Of Triton's models those of this kind, each with the name under which it is served."""
+        return {one: one.removesuffix(self.suffix) for one in triton_names if one.endswith(self.suffix)}
+
+    @abstractmethod
+    def read_card(self, text: str, name: str) -> Any:
+        """What the model announces. Raises InputError when it cannot be understood."""
+
+    @abstractmethod
+    def make(self, card: Any, triton: TritonClient, triton_name: str) -> M:
+        """Runs in a thread: files are read. Raises ModelLoadError for a part that cannot be used."""
+
+    def _overrides(self, name: str) -> ModelOverrides:
+        return self._settings.models.get(name, ModelOverrides())
+
+
+class GenerativeKind(ModelKind[GenerativeModel]):
+    """Engine models, which generate tokens. The configuration may name others: `models.NAME.engine_model`."""
+
+    suffix, model = ENGINE_SUFFIX, GenerativeModel
+
+    def served(self, triton_names: Iterable[str]) -> Mapping[str, str]:
+        named = {over.engine_model: name for name, over in self._settings.models.items() if over.engine_model}
+        return {**super().served(triton_names), **named}
+
+    def read_card(self, text: str, name: str) -> ModelMetadata:
+        return parse_model_metadata(text, {"name": name, **self._overrides(name).metadata_fields()})
+
+    def make(self, card: ModelMetadata, triton: TritonClient, triton_name: str) -> GenerativeModel:
+        tokenizer = _load_tokenizer(card.tokenizer_dir)
+        with _loading_part("its chat template cannot be used"):
+            template = self._template(tokenizer, card.name)
+        transport = StepStreamTransport if StepStreamTransport.name in card.transports else RequestStreamTransport
+        return GenerativeModel(card.name, card, tokenizer, template, transport(triton.start_call, triton_name, card))
+
+    def _template(self, tokenizer: TextTokenizer, name: str) -> ChatTemplate | None:
+        if tokenizer.chat_template is None:
+            return None
+        meant = self._overrides(name).control_tokens_in_messages
+        return ChatTemplate(
+            tokenizer.chat_template,
+            tokenizer.special_tokens,
+            seconds=self._settings.limits.template_time,
+            controls=None if meant else tokenizer.keep_controls_apart(),
+        )
+
+
+class EncoderKind(ModelKind[E]):
+    """What all encoders share."""
+
+    def read_card(self, text: str, name: str) -> EncoderMetadata:
+        return parse_encoder_metadata(text, {"name": name, **self._overrides(name).metadata_fields()})
+
+    def make(self, card: EncoderMetadata, triton: TritonClient, triton_name: str) -> E:
+        encoder = TritonEncoder(triton.infer, triton_name, card, self._settings.limits.queued_inputs)
+        return self.model(card.name, card, _load_tokenizer(card.tokenizer_dir), encoder)
+
+
+class EmbeddingKind(EncoderKind[EmbeddingModel]):
+    """Encoders that give vectors."""
+
+    suffix, model = EMBEDDING_SUFFIX, EmbeddingModel
+
+
+class CrossEncoderKind(EncoderKind[CrossEncoder]):
+    """Encoders that give a score to two texts."""
+
+    suffix, model = SCORE_SUFFIX, CrossEncoder
+
+
+class SingleModelKind(ModelKind[M]):
+    """Of one kind the model `triton_name` alone, served as `name`; empty: as it is called."""
+
+    def __init__(self, kind: ModelKind[M], triton_name: str, name: str) -> None:
+        self.suffix, self.model = kind.suffix, kind.model
+        self._kind, self._triton_name, self._name = kind, triton_name, name
+
+    def served(self, triton_names: Iterable[str]) -> Mapping[str, str]:
+        found = self._kind.served(triton_names)
+        return {one: self._name or name for one, name in found.items() if one == self._triton_name}
+
+    def read_card(self, text: str, name: str) -> Any:
+        return self._kind.read_card(text, name)
+
+    def make(self, card: Any, triton: TritonClient, triton_name: str) -> M:
+        return self._kind.make(card, triton, triton_name)
+
+
+def create_model_kinds(settings: GatewaySettings) -> list[ModelKind[Any]]:
+    """All kinds, in the order in which GET /v1/models lists their models."""
+    return [GenerativeKind(settings), EmbeddingKind(settings), CrossEncoderKind(settings)]
+
+
+def _load_tokenizer(directory: str) -> TextTokenizer:
+    with _loading_part("its tokenizer cannot be read"):
+        return TextTokenizer(Path(directory))
+
+
+@contextmanager
+def _loading_part(fault: str) -> Iterator[None]:
+    """Raises ModelLoadError for whatever goes wrong with one part of a model; the rest of the text may name files."""
+    try:
+        yield
+    except Exception as error:
+        raise ModelLoadError(fault, error) from error

@@ -1,0 +1,151 @@
+"""Which replicas have cached which prompts' beginnings, as far as this gateway has heard."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+from xxhash import xxh3_64_intdigest
+
+MAX_ENTRIES = 200_000
+
+
+def tenant_cache_salt(tenant: str) -> int:
+    """What keeps a tenant's blocks apart from others'; 0, all together, for none."""
+    return xxh3_64_intdigest(tenant.encode()) if tenant else 0
+
+
+# So many blocks from a prompt's start are held by these replicas (bits of their numbers).
+CachedPrefix = tuple[int, int]
+
+
+class PrefixIndex:
+    """Block hash → bit set of replicas, for about the last `entries` blocks that were used.
+
+    Two generations instead of a list in order of use: what is asked for in the old one moves to the young one, and when
+    that is full, it becomes the old one, whose rest is forgotten.
+    """
+
+    def __init__(self, entries: int = MAX_ENTRIES) -> None:
+        self._half = max(1, entries // 2)
+        self._young: dict[int, int] = {}
+        self._old: dict[int, int] = {}
+        self._numbers: dict[str, int] = {}
+        self._names: dict[int, str] = {}
+        # replicas that are gone leave their bits behind; a number may be used again when both generations are new
+        self._live = 0
+        self._turns = 0
+        self._resting: list[tuple[int, int]] = []
+        # blocks of replicas that do not report what they evict, the least recently used first, and how many they hold
+        self._recent: dict[str, OrderedDict[int, None]] = {}
+        self._limits: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._young) + len(self._old)
+
+    def held(self, hashes: Sequence[int]) -> list[CachedPrefix]:
+        """Who holds how much of a prompt's beginning, the longest first; replicas that hold none of it are left out."""
+        young, old, alive = self._young, self._old, self._live
+        found: list[CachedPrefix] = []
+        same = -1
+        for depth, name in enumerate(hashes):
+            bits = young.get(name)
+            if bits == same:
+                continue
+            if bits is None:
+                # what moves on leaves the bits of those that are gone behind, so that their numbers come free
+                bits = old.pop(name, 0) & self._live
+                if bits:
+                    young[name] = bits
+            both = bits & alive
+            if both != alive:
+                if depth:
+                    found.append((depth, alive & ~both))
+                if not both:
+                    break
+                alive = both
+            same = bits
+        else:
+            if alive and hashes:
+                found.append((len(hashes), alive))
+        found.reverse()
+        return found
+
+    def store(self, replica_id: str, hashes: Sequence[int]) -> None:
+        bit = 1 << self._number(replica_id)
+        young, old, live = self._young, self._old, self._live
+        for name in hashes:
+            young[name] = (young.get(name) or old.pop(name, 0) & live) | bit
+        if len(young) >= self._half:
+            self._old, self._young = young, {}
+            self._turns += 1
+        if replica_id in self._limits:
+            self._use(replica_id, hashes)
+
+    def limit(self, replica_id: str, blocks: int) -> None:
+        """Forget all but the `blocks` most recently stored blocks of a replica, now and with each `store`."""
+        self._limits[replica_id] = blocks
+        self._use(replica_id, ())
+
+    def has_limit(self, replica_id: str) -> bool:
+        """Return True if `store` must be told of blocks again when they are used again."""
+        return replica_id in self._limits
+
+    def _use(self, replica_id: str, hashes: Sequence[int]) -> None:
+        recent = self._recent.setdefault(replica_id, OrderedDict())
+        # a prompt's end is evicted before its beginning, without which it is not found
+        for name in reversed(hashes):
+            recent[name] = None
+            recent.move_to_end(name)
+        over = len(recent) - self._limits[replica_id]
+        if over > 0:
+            self.remove(replica_id, [recent.popitem(last=False)[0] for _ in range(over)])
+
+    def remove(self, replica_id: str, hashes: Sequence[int]) -> None:
+        number = self._numbers.get(replica_id)
+        if number is None:
+            return
+        others = ~(1 << number)
+        for name in hashes:
+            generation = self._young if name in self._young else self._old
+            bits = generation.get(name, 0) & others
+            if bits:
+                generation[name] = bits
+            else:
+                generation.pop(name, None)
+
+    def forget(self, replica_id: str) -> None:
+        """All of a replica's blocks at once, whatever their number."""
+        self._recent.pop(replica_id, None)
+        number = self._numbers.pop(replica_id, None)
+        if number is not None:
+            del self._names[number]
+            self._live &= ~(1 << number)
+            self._resting.append((self._turns, number))
+
+    def bit(self, replica_id: str) -> int:
+        """0 for one that nothing is known of."""
+        number = self._numbers.get(replica_id)
+        return 0 if number is None else 1 << number
+
+    def names(self, bits: int) -> list[str]:
+        """The replicas of a bit set."""
+        found = []
+        while bits:
+            highest = bits.bit_length() - 1
+            found.append(self._names[highest])
+            bits ^= 1 << highest
+        return found
+
+    def _number(self, replica_id: str) -> int:
+        known = self._numbers.get(replica_id)
+        if known is not None:
+            return known
+        if self._resting and self._resting[0][0] + 2 <= self._turns:
+            number = self._resting.pop(0)[1]
+        else:
+            number = len(self._names) + len(self._resting)
+        self._numbers[replica_id] = number
+        self._names[number] = replica_id
+        self._live |= 1 << number
+        return number

@@ -1,0 +1,127 @@
+"""Fields that chat completions, completions and responses share.
+
+Strict: "1" is not a number and 1 is not a boolean, so wrong types are refused and never guessed. Every optional field
+takes null, because clients send it; unknown fields are kept in `model_extra` and listed to the client as ignored.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, ConfigDict, Field, WithJsonSchema
+from pydantic_core import PydanticCustomError
+
+from llmops.gateway.http.request_body import FailFastModel
+
+Number = Annotated[float, Field(allow_inf_nan=False)]
+TokenId = Annotated[int, Field(ge=0, lt=2**31)]
+
+
+class RequestModel(FailFastModel):
+    """Base of everything that comes from a client who wants an answer."""
+
+    model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, populate_by_name=True)
+
+
+def _biases(given: dict[str, Any]) -> dict[str, float]:
+    # pydantic collects an error for each wrong value of a mapping
+    for token, bias in given.items():
+        if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
+            text = "'{token}' needs a number from -100 to 100"
+            raise PydanticCustomError("bias_value", text, {"token": token[:20]})  # type: ignore[arg-type]
+    return given
+
+
+def _metadata(given: dict[str, Any]) -> dict[str, str]:
+    if len(given) > 16:
+        raise PydanticCustomError("metadata_length", "it has more than 16 entries")
+    for key, value in given.items():
+        if not isinstance(value, str) or len(key) > 64 or len(value) > 512:
+            raise PydanticCustomError(
+                "metadata_value", "keys have at most 64 characters, values are texts of at most 512"
+            )
+    return given
+
+
+# token id (as text) -> bias
+Biases = Annotated[
+    dict[str, Any],
+    AfterValidator(_biases),
+    WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
+]
+# OpenAI's bounds
+Metadata = Annotated[
+    dict[str, Any],
+    AfterValidator(_metadata),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "maxProperties": 16,
+            "propertyNames": {"maxLength": 64},
+            "additionalProperties": {"type": "string", "maxLength": 512},
+        }
+    ),
+]
+
+
+class StreamOptions(RequestModel):
+    """`include_usage`: an extra last chunk with the token counts."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class JsonSchemaFormat(RequestModel):
+    """The `json_schema` part of a response_format. `schema` is the JSON Schema itself."""
+
+    name: str | None = None
+    description: str | None = None
+    schema_: dict[str, Any] | bool | None = Field(default=None, alias="schema")
+    strict: bool | None = None
+
+
+class ResponseFormat(RequestModel):
+    """text, json_object, or json_schema with its schema."""
+
+    type: Literal["text", "json_object", "json_schema"]
+    json_schema: JsonSchemaFormat | None = None
+
+
+class SamplingFields(RequestModel):
+    """How tokens are chosen and when to stop: OpenAI's fields, then those of vLLM and SGLang."""
+
+    temperature: Annotated[Number, Field(ge=0, le=2)] | None = Field(
+        default=None, description="0 is greedy. Absent: the model's own default, else 1."
+    )
+    top_p: Annotated[Number, Field(ge=0, le=1)] | None = Field(default=None, description="Nucleus sampling.")
+    n: Annotated[int, Field(ge=1, le=128)] | None = Field(default=None, description="How many answers to generate.")
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**64)] | None = Field(
+        default=None, description="Best effort: batching may change the last bits of a logit."
+    )
+    stop: str | list[str] | None = Field(default=None, description="Strings that end the answer; never sent.")
+    presence_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[Number, Field(ge=-2, le=2)] | None = None
+    logit_bias: Biases | None = Field(default=None, description="Token id (as text) to bias.")
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] | None = Field(default=None, description="0 or -1: no limit.")
+    min_p: Annotated[Number, Field(ge=0, le=1)] | None = None
+    repetition_penalty: Annotated[Number, Field(gt=0, le=10)] | None = None
+    min_tokens: Annotated[int, Field(ge=0, lt=2**31)] | None = None
+    ignore_eos: bool | None = Field(default=None, description="Go on to max_tokens whatever the model says.")
+    stop_token_ids: list[TokenId] | None = None
+    skip_special_tokens: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    bad_words: list[str] | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    structured_outputs: dict[str, Any] | None = None
+    priority: int | None = None
+    cache_salt: str | None = None

@@ -1,0 +1,239 @@
+"""Answers in the shapes of OpenAI, vLLM and Cohere, as the API reference shows them.
+
+Endpoints write their answers as plain JSON and do not use these models; a test holds the answers to them.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class ResponseModel(BaseModel):
+    """Base of all answers. More fields than those named here may come."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+class ErrorObject(ResponseModel):
+    """What went wrong, why, and which parameter is at fault."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorResponse(ResponseModel):
+    """OpenAI's envelope of an error."""
+
+    error: ErrorObject
+
+
+class UsageCounts(ResponseModel):
+    """Tokens of a request and its answer."""
+
+    prompt_tokens: int
+    total_tokens: int
+    completion_tokens: int | None = None
+
+
+class ChatMessage(ResponseModel):
+    """The message of a choice."""
+
+    role: Literal["assistant"]
+    content: str | None
+    tool_calls: list[dict[str, Any]] | None = None
+    reasoning_content: str | None = None
+
+
+class ChatChoice(ResponseModel):
+    """One of the `n` answers."""
+
+    index: int
+    message: ChatMessage
+    finish_reason: str | None
+
+
+class ChatCompletion(ResponseModel):
+    """A chat completion. With `stream` it comes as chunks: server-sent events that end with `data: [DONE]`."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoice]
+    usage: UsageCounts
+
+
+class TextChoice(ResponseModel):
+    """One of the texts."""
+
+    index: int
+    text: str
+    finish_reason: str | None
+
+
+class Completion(ResponseModel):
+    """A completion. With `stream` it comes as chunks: server-sent events that end with `data: [DONE]`."""
+
+    id: str
+    object: Literal["text_completion"]
+    created: int
+    model: str
+    choices: list[TextChoice]
+    usage: UsageCounts
+
+
+class EmbeddingEntry(ResponseModel):
+    """The vector of one input, as numbers or as base64 of little-endian float32."""
+
+    object: Literal["embedding"]
+    index: int
+    embedding: list[float] | str
+
+
+class EmbeddingList(ResponseModel):
+    """Vectors in the order of the inputs."""
+
+    object: Literal["list"]
+    data: list[EmbeddingEntry]
+    model: str
+    usage: UsageCounts
+
+
+class RerankResult(ResponseModel):
+    """A document's place in the input, and its score."""
+
+    index: int
+    relevance_score: float
+
+
+class RerankResponse(ResponseModel):
+    """Documents, best first."""
+
+    id: str
+    model: str
+    results: list[RerankResult]
+    usage: UsageCounts
+
+
+class ResponseObject(ResponseModel):
+    """A response. With `stream` it comes as typed server-sent events with sequence numbers."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: Literal["in_progress", "completed", "incomplete", "failed", "cancelled"]
+    model: str
+    output: list[dict[str, Any]]
+    error: dict[str, Any] | None
+    usage: dict[str, Any] | None
+
+
+class DeletedResponse(ResponseModel):
+    """Confirms that a response was deleted."""
+
+    id: str
+    object: Literal["response"]
+    deleted: Literal[True]
+
+
+class InputItems(ResponseModel):
+    """The items of a response's input, the latest first."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class ModelEntry(ResponseModel):
+    """A model. A request with the header `anthropic-version` gets Anthropic's shape instead."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    ready: bool
+    max_model_len: int | None = Field(default=None, description="Tokens of prompt and answer together.")
+
+
+class ModelEntries(ResponseModel):
+    """The models that the caller may use."""
+
+    object: Literal["list"]
+    data: list[ModelEntry]
+
+
+class TokenizeResponse(ResponseModel):
+    """Token ids of a prompt."""
+
+    count: int
+    max_model_len: int
+    tokens: list[int]
+    token_strs: list[str] | None
+
+
+class DetokenizeResponse(ResponseModel):
+    """The text of token ids."""
+
+    prompt: str
+
+
+class HealthResponse(ResponseModel):
+    """The state of the gateway; with a key also that of each model."""
+
+    status: Literal["live", "ready", "degraded"]
+    models: dict[str, Any] | None = None
+
+
+class ConversationObject(ResponseModel):
+    """A stored conversation. Under /api it has a title, a model and a system prompt; `get` adds its messages."""
+
+    id: str
+    object: Literal["conversation"]
+    created_at: float
+    metadata: dict[str, str]
+
+
+class ConversationList(ResponseModel):
+    """A page of conversations, the last changed first."""
+
+    object: Literal["list"]
+    data: list[ConversationObject]
+    has_more: bool
+
+
+class DeletedConversations(ResponseModel):
+    """Confirms a deletion: of one conversation, or of how many."""
+
+    object: Literal["conversation.deleted", "conversations.deleted"]
+    deleted: bool | int
+
+
+class ConversationItem(ResponseModel):
+    """One item of a conversation."""
+
+    id: str
+    type: str
+
+
+class ConversationItems(ResponseModel):
+    """Items of a conversation."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
+class StoppedRunResponse(ResponseModel):
+    """How an answer ended that was stopped."""
+
+    id: str
+    status: str
+    saved: bool

@@ -1,0 +1,97 @@
+"""One line of JSON per answer: who asked for what, how it ended, how long it took. No prompts, texts, keys."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+
+from llmops.errors import ResourceError
+from llmops.gateway.telemetry.request_timeline import FinishedRequest
+
+# bytes that a pipe takes in one piece, whoever else writes (PIPE_BUF)
+_MAX_ATOMIC_WRITE = 4096
+_STDOUT = 1
+
+
+def format_line(one: FinishedRequest) -> str:
+    """Return one line of JSON in printable ASCII: JSON escapes every other character that clients sent."""
+    usage, meter, trace = one.outcome.usage, one.meter, one.trace
+    facts = {
+        "time": datetime.fromtimestamp(one.at, timezone.utc).isoformat(timespec="milliseconds"),
+        "request_id": one.request_id,
+        "trace_id": trace.trace_id or None if trace is not None else None,
+        "route": one.route or None,
+        "status": one.outcome.status,
+        "outcome": meter.outcome if meter is not None else None,
+        "finish": one.outcome.finish or None,
+        "model": one.model or None,
+        "tenant": one.caller.tenant_id or None,
+        "key": one.caller.key_id or None,
+        "prompt_tokens": usage.prompt_tokens if usage is not None else None,
+        "cached_tokens": usage.cached_tokens if usage is not None else None,
+        "completion_tokens": usage.completion_tokens if usage is not None else None,
+        "ttft_ms": _milliseconds(meter.ttft) if meter is not None else None,
+        "tpot_ms": _milliseconds(meter.tpot) if meter is not None else None,
+        "duration_ms": _milliseconds(one.ended - one.started),
+        "replica": one.replica or None,
+        "continued": one.continued or None,
+    }
+    return json.dumps(facts, separators=(",", ":")) + "\n"
+
+
+def _milliseconds(seconds: float | None) -> float | None:
+    return None if seconds is None else round(seconds * 1e3, 3)
+
+
+class AccessLogFile:
+    """A file to which several processes append whole lines; `-` is the standard output. A file that was moved away is
+    made again."""
+
+    def __init__(self, place: str) -> None:
+        """Raises ResourceError when it cannot be written."""
+        self._path = None if place == "-" else Path(place)
+        self._torn = False
+        try:
+            self._file = self._open()
+        except OSError as error:
+            raise ResourceError(
+                f"The access log {place} cannot be written ({error.strerror or error}); name another file with the "
+                "setting access_log, or - for the standard output."
+            ) from error
+
+    def write(self, batch: Sequence[FinishedRequest]) -> None:
+        """Raises OSError."""
+        self._follow()
+        piece = b""
+        for line in map(str.encode, map(format_line, batch)):
+            if piece and len(piece) + len(line) > _MAX_ATOMIC_WRITE:
+                self._write(piece)
+                piece = b""
+            piece += line
+        self._write(piece)
+
+    def close(self) -> None:
+        if self._file != _STDOUT:
+            os.close(self._file)
+
+    def _open(self) -> int:
+        return _STDOUT if self._path is None else os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o640)
+
+    def _follow(self) -> None:
+        if self._path is not None and not (
+            self._path.exists() and os.path.samestat(self._path.stat(), os.fstat(self._file))
+        ):
+            new = self._open()
+            self.close()
+            self._file = new
+
+    def _write(self, piece: bytes) -> None:
+        """Write whole lines. After a line that a full disk cut off, begin with a line break."""
+        left = b"\n" + piece if self._torn else piece
+        while left:
+            written = os.write(self._file, left)
+            left = left[written:]
+            self._torn = bool(left)

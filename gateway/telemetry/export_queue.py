@@ -1,0 +1,73 @@
+"""What is told off the event loop: handed over without waiting, delivered by a thread, or dropped and counted."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Sequence
+from threading import Event, Thread
+from typing import Generic, TypeVar
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+MAX_BATCH = 256
+
+
+class ExportQueue(Generic[T]):
+    """`delivered` and `dropped` count; `put` is for one thread."""
+
+    def __init__(self, name: str, deliver: Callable[[Sequence[T]], None], room: int, period: float) -> None:
+        """`deliver` gets what came within `period` seconds, and raises where that is lost; `room`: what may wait."""
+        self.delivered = 0
+        self._name, self._deliver, self._room, self._period = name, deliver, room, period
+        self._items: deque[T] = deque()
+        # counted by the two threads, each its own
+        self._refused = self._lost = 0
+        self._some, self._closing, self._works = Event(), Event(), True
+        self._thread = Thread(target=self._run, name=name, daemon=True)
+
+    @property
+    def dropped(self) -> int:
+        return self._refused + self._lost
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def put(self, item: T) -> None:
+        if len(self._items) >= self._room:
+            self._refused += 1
+            return
+        self._items.append(item)
+        # one wake-up per period, not per item
+        if not self._some.is_set():
+            self._some.set()
+
+    def close(self, seconds: float) -> None:
+        """What is there gets as long to arrive."""
+        self._closing.set()
+        self._some.set()
+        if self._thread.is_alive():
+            self._thread.join(seconds)
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            self._some.wait()
+            self._closing.wait(self._period)
+            self._some.clear()
+            while self._items:
+                self._send([self._items.popleft() for _ in range(min(len(self._items), MAX_BATCH))])
+
+    def _send(self, batch: Sequence[T]) -> None:
+        try:
+            self._deliver(batch)
+        except Exception as error:  # noqa: BLE001  whatever it is, requests have nothing to do with it
+            self._lost += len(batch)
+            if self._works:
+                log.warning("%s: what comes from now on is dropped and counted (%s)", self._name, error)
+            self._works = False
+            return
+        self.delivered += len(batch)
+        if not self._works:
+            log.info("%s: delivered again; %d were dropped", self._name, self.dropped)
+        self._works = True

@@ -1,0 +1,113 @@
+"""Numbers that are counted into and read when scraped, cheap enough for every token.
+
+prometheus-client's own take a lock and a label look-up per observation. Everything here runs on one event loop, so no
+lock is needed.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from itertools import accumulate
+from typing import Generic, TypeVar
+
+from prometheus_client import CollectorRegistry
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from llmops.gateway.telemetry.metric_definitions import MetricDefinition
+
+
+class ValueSeries:
+    """One counter or gauge; `read` instead of a value where somebody else keeps it."""
+
+    __slots__ = ("read", "value")
+
+    def __init__(self) -> None:
+        self.value = 0.0
+        self.read: Callable[[], float] | None = None
+
+    def inc(self, by: float = 1.0) -> None:
+        self.value += by
+
+    def dec(self) -> None:
+        self.value -= 1.0
+
+
+class HistogramSeries:
+    """One histogram. `observe` only keeps a value, so that no token waits for its bucket to be found; `settle` counts
+    what has come, and has to be called every now and then."""
+
+    __slots__ = ("_bounds", "_counts", "_fresh", "_total", "observe")
+
+    def __init__(self, bounds: tuple[float, ...]) -> None:
+        self._bounds = bounds
+        self._counts = [0] * (len(bounds) + 1)
+        self._total = 0.0
+        self._fresh: list[float] = []
+        self.observe: Callable[[float], None] = self._fresh.append
+
+    def observe_repeated(self, value: float, times: int) -> None:
+        """`value`, so many times."""
+        self._fresh.extend([value] * times)
+
+    def settle(self) -> None:
+        if self._fresh:
+            for at, times in Counter(map(partial(bisect_left, self._bounds), self._fresh)).items():
+                self._counts[at] += times
+            self._total += sum(self._fresh)
+            self._fresh.clear()
+
+    def read(self) -> tuple[list[tuple[str, float]], float]:
+        """(upper bound, how many are not above it), as Prometheus has them, and the sum of all values."""
+        self.settle()
+        bounds = [*map(str, self._bounds), "+Inf"]
+        return list(zip(bounds, accumulate(self._counts), strict=True)), self._total
+
+
+SeriesType = TypeVar("SeriesType", ValueSeries, HistogramSeries)
+
+
+class MetricFamily(Collector, Generic[SeriesType]):
+    """All series of one name, by the values of its labels."""
+
+    def __init__(self, registry: CollectorRegistry, name: MetricDefinition, make: Callable[[], SeriesType]) -> None:
+        self._name = name
+        self._make: Callable[[], SeriesType] = make
+        self._series: dict[tuple[str, ...], SeriesType] = {}
+        registry.register(self)
+
+    def labels(self, *values: str) -> SeriesType:
+        """The series with these values, which a client must not be able to choose freely."""
+        found = self._series.get(values)
+        if found is None:
+            if len(values) != len(self._name.labels):
+                raise ValueError(f"{self._name.name} has the labels {self._name.labels}, not {values}")
+            found = self._series[values] = self._make()
+        return found
+
+    def forget(self, *values: str) -> None:
+        """The series is about something that is no more."""
+        self._series.pop(values, None)
+
+    def series(self) -> Iterable[SeriesType]:
+        return self._series.values()
+
+    def collect(self) -> Iterator[Metric]:
+        name = self._name
+        series = [(list(values), one) for values, one in self._series.items()]
+        if name.kind == "histogram":
+            histogram = HistogramMetricFamily(name.name, name.meaning, labels=name.labels)
+            for values, one in series:
+                if isinstance(one, HistogramSeries):
+                    histogram.add_metric(values, *one.read())
+            yield histogram
+            return
+        kind = CounterMetricFamily if name.kind == "counter" else GaugeMetricFamily
+        family = kind(name.name, name.meaning, labels=name.labels)
+        for values, one in series:
+            if isinstance(one, ValueSeries):
+                family.add_metric(values, one.read() if one.read is not None else one.value)
+        yield family

@@ -1,0 +1,64 @@
+"""Stop strings in streamed text.
+
+The text is cut where a search in the whole text would cut it: at the leftmost occurrence of any stop string. Only
+what may still become one is held back, and never sent once it has.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class StopStringMatcher:
+    """Watches one sequence's text. `matched` is the stop string that ended it, or None."""
+
+    __slots__ = ("_firsts", "_held", "_longest", "_stops", "matched")
+
+    def __init__(self, stops: Sequence[str]) -> None:
+        """Empty strings are the caller's error (they would match at once) and must not come here."""
+        self._stops = tuple(dict.fromkeys(stops))
+        self._firsts = frozenset(stop[0] for stop in self._stops)
+        self._longest = max(map(len, self._stops))
+        self._held = ""
+        self.matched: str | None = None
+
+    def feed(self, text: str) -> str:
+        """The text that may be sent now; always empty after a match."""
+        if self.matched is not None:
+            return ""
+        text = self._held + text
+        start, stop = self._find(text)
+        open_at = self._first_open(text)
+        if start < open_at:
+            self.matched, self._held = stop, ""
+            return text[:start]
+        self._held = text[open_at:]
+        return text[:open_at]
+
+    def flush(self) -> str:
+        """The rest, once no more text comes."""
+        text, self._held = self._held, ""
+        if self.matched is not None:
+            return ""
+        start, self.matched = self._find(text)
+        return text[:start]
+
+    def _find(self, text: str) -> tuple[int, str | None]:
+        """Leftmost match and its stop string; (len(text), None) when there is none."""
+        best, found = len(text), None
+        for stop in self._stops:
+            at = text.find(stop, 0, best + len(stop) - 1)
+            if 0 <= at < best:
+                best, found = at, stop
+        return best, found
+
+    def _first_open(self, text: str) -> int:
+        """Where the first tail starts that is a proper prefix of a stop string."""
+        end = len(text)
+        for at in range(max(0, end - self._longest + 1), end):
+            if text[at] in self._firsts and self._opens(text[at:]):
+                return at
+        return end
+
+    def _opens(self, tail: str) -> bool:
+        return any(len(stop) > len(tail) and stop.startswith(tail) for stop in self._stops)

@@ -1,0 +1,130 @@
+"""A lower bound for the number of tokens of a text, from its bytes: what cannot fit is not tokenised at all.
+
+Each token stands for some bytes of the text. Give every byte of it the weight 1 / (length of the longest token that has
+this byte): the weights within one token add up to 1 at most, so those of the whole text to no more than its tokens.
+That holds only where no byte can vanish on its way into a token. Where one can (a normaliser that removes, white space
+between words, unknown characters that are left out or put together) there is no bound.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from tokenizers import Tokenizer
+
+from llmops.gateway.text.detokenizer import BYTE_OF
+
+SLICE_CHARACTERS = 2**18
+# Canonical composition: no text has more than this many times the bytes of its NFC.
+COMPOSED = 4
+_KEEPING = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
+_SPACES = frozenset(byte for code in range(0x3001) if chr(code).isspace() for byte in chr(code).encode())
+
+
+class TokenLowerBound:
+    """`least` never says more than the tokenizer makes."""
+
+    def __init__(self, longest: NDArray[np.float64], *, composes: bool = False, absorbs: bool = False) -> None:
+        """`longest`: per byte value, the bytes of the longest token with it, infinite where it may vanish.
+
+        `composes`: texts are made NFC first. `absorbs`: an added token takes the white space beside it.
+        """
+        self._weights = 1.0 / longest
+        lightest = 0.0 if np.isinf(longest).any() else self._weights.min()
+        if absorbs:
+            self._weights[list(_SPACES)] = 0.0
+        self._composed = np.where(self._weights > 0, lightest / COMPOSED, 0.0) if composes else self._weights
+
+    def least(self, text: str, enough: int) -> int:
+        """A lower bound of the tokens in `text`; counting stops above `enough`."""
+        if len(text) * 4 <= enough:
+            return 0
+        weights = self._weights if text.isascii() else self._composed
+        data, total = text.encode("utf-8", "replace"), 0.0
+        for start in range(0, len(data), SLICE_CHARACTERS):
+            counts = np.bincount(
+                np.frombuffer(data, np.uint8, min(SLICE_CHARACTERS, len(data) - start), start), minlength=256
+            )
+            total += float(counts @ weights)
+            if total > enough + 1:
+                break
+        # a hair less than counted: the weights are rounded
+        return int(total * (1 - 1e-9))
+
+
+def bound_for_tokenizer(tokenizer: Tokenizer) -> TokenLowerBound | None:
+    """None where the text's bytes say nothing."""
+    spec = json.loads(tokenizer.to_str())
+    normalizers, added = _parts(spec.get("normalizer"), "normalizers"), spec.get("added_tokens") or []
+    kinds = {_kind_of_normalizer(one) for one in normalizers}
+    if "removes" in kinds or not all(map(_keeps, _parts(spec.get("pre_tokenizer"), "pretokenizers"))):
+        return None
+    vocabulary = _vocabulary(spec)
+    if vocabulary is None:
+        return None
+    longest = _longest({*vocabulary, *(one["content"].encode() for one in added)})
+    if not _is_byte_level(spec):
+        longest[0x20] = longest.max()
+    absorbs = any(one.get("lstrip") or one.get("rstrip") for one in added)
+    return TokenLowerBound(longest, composes="composes" in kinds, absorbs=absorbs)
+
+
+def _longest(tokens: set[bytes]) -> NDArray[np.float64]:
+    longest = np.ones(256)
+    for token in sorted(tokens, key=len):
+        longest[list(token)] = len(token)
+    # some vocabularies lack bytes that no text should have, and leave them out
+    lacking = [byte for byte in range(256) if bytes([byte]) not in tokens]
+    longest[lacking] = np.inf
+    return longest
+
+
+def _parts(spec: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]:
+    if spec is None:
+        return []
+    if spec["type"] == "Sequence":
+        return [part for one in spec[name] for part in _parts(one, name)]
+    return [spec]
+
+
+def _kind_of_normalizer(spec: Mapping[str, Any]) -> str:
+    """What it does to the number of bytes."""
+    kind = spec["type"]
+    if kind == "NFC":
+        return "composes"
+    # llama's: a space becomes the three bytes of its sign
+    spaces = kind == "Replace" and spec["pattern"] == {"String": " "} and spec["content"] == "▁"
+    return "keeps" if spaces or kind in ("Prepend", "ByteLevel") else "removes"
+
+
+def _keeps(spec: Mapping[str, Any]) -> bool:
+    removes = spec.get("behavior") == "Removed"
+    return spec["type"] in _KEEPING and not removes
+
+
+def _vocabulary(spec: Mapping[str, Any]) -> list[bytes] | None:
+    """The tokens' bytes, where every byte of every text is in one of them."""
+    model = spec["model"]
+    if model["type"] == "BPE":
+        texts = list(model["vocab"])
+    elif model["type"] == "Unigram":
+        texts = [text for text, _ in model["vocab"]]
+    else:
+        return None
+    if _is_byte_level(spec):
+        return [bytes(BYTE_OF[char] for char in text if char in BYTE_OF) for text in texts]
+    falls_back = model.get("byte_fallback") and {f"<0x{byte:02X}>" for byte in range(256)} <= set(texts)
+    if falls_back or (model["type"] == "BPE" and model.get("unk_token") in texts and not model.get("fuse_unk")):
+        # any character may be unknown, and a space may be written with its three-byte sign
+        single = (bytes([byte]) * size for byte in range(256) for size in (1, 4))
+        return [*(text.encode() for text in texts), *single]
+    return None
+
+
+def _is_byte_level(spec: Mapping[str, Any]) -> bool:
+    parts = [*_parts(spec.get("pre_tokenizer"), "pretokenizers"), *_parts(spec.get("normalizer"), "normalizers")]
+    return any(part["type"] == "ByteLevel" for part in parts)

@@ -1,0 +1,129 @@
+"""EngineRequest to the tensors of the contract, and to the ModelInferRequest that has a gRPC stream of its own.
+
+Tensor names, types and meanings are those of TensorRT-LLM's `tensorrt_llm` model; see docs/contract.md.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Mapping
+
+from tritonclient.grpc import service_pb2
+
+from llmops import contract
+from llmops.gateway.interfaces import EngineRequest, ModelMetadata
+from llmops.gateway.triton.tensor_writers import MessageTensorWriter, TensorWriter
+
+
+class RequestWriter:
+    """Builds the requests of one engine model."""
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        vocab_size: int,
+        pad_id: int | None,
+        callers: bool = False,
+        salts: bool = False,
+        ours: bool = True,
+    ) -> None:
+        """`callers`: the model takes `caller`; `salts`: `cache_salt`; `ours`: it takes the inputs that NVIDIA's
+        backend does not have."""
+        self.model = model
+        self._vocab_size = vocab_size
+        self._pad_id = pad_id
+        self._callers = callers
+        self._salts = salts
+        self._unknown = frozenset(() if ours else contract.EXTENSION_INPUTS)
+
+    @classmethod
+    def of(cls, model: str, card: ModelMetadata) -> RequestWriter:
+        can = card.capabilities
+        return cls(
+            model,
+            vocab_size=card.vocab_size,
+            pad_id=card.pad_id,
+            callers=can.callers,
+            # the salt is part of a block's name even where the library does not keep salts apart
+            salts=can.cache_salt or card.kv_events,
+            ours=contract.STEP_TRANSPORT in card.transports,
+        )
+
+    def write(self, request: EngineRequest) -> service_pb2.ModelInferRequest:
+        message = service_pb2.ModelInferRequest(model_name=self.model, id=request.request_id)
+        message.parameters[contract.EMPTY_FINAL_PARAMETER].bool_param = True
+        tensors = MessageTensorWriter(message)
+        tensors.ids(contract.INPUT_IDS, request.input_ids)
+        self.write_rest(request, tensors)
+        return message
+
+    def write_rest(self, request: EngineRequest, tensors: TensorWriter) -> None:
+        """All tensors but `input_ids`."""
+        tensors.scalar(contract.INPUT_LENGTHS, len(request.input_ids))
+        tensors.scalar(contract.REQUEST_OUTPUT_LEN, request.max_tokens)
+        tensors.scalar(contract.STREAMING, request.streaming)
+        self._write_endings(tensors, request)
+        self._write_sampling(tensors, request)
+        self._write_extras(tensors, request)
+
+    def _write_endings(self, tensors: TensorWriter, request: EngineRequest) -> None:
+        tensors.scalar(contract.END_ID, request.end_ids[0] if request.end_ids else -1)
+        if self._pad_id is not None:
+            tensors.scalar(contract.PAD_ID, self._pad_id)
+        others = [(token,) for token in request.end_ids[1:]]
+        # NVIDIA's C++ backend withholds END_ID alone until min_tokens (its minimum-length penalty masks
+        # that one token), so a model's other end tokens are not to come at all
+        banned = others if request.min_tokens and self._unknown else []
+        if stop_words := [*(() if banned else others), *request.stop_words]:
+            tensors.words(contract.STOP_WORDS_LIST, stop_words)
+        if bad_words := [*banned, *request.bad_words]:
+            tensors.words(contract.BAD_WORDS_LIST, bad_words)
+        if request.min_tokens:
+            tensors.scalar(contract.MIN_TOKENS, request.min_tokens)
+
+    def _write_sampling(self, tensors: TensorWriter, request: EngineRequest) -> None:
+        sampling = request.sampling
+        if sampling.temperature == 0:
+            # greedy; the engine's own defaults differ between versions, so nothing is left to them
+            tensors.scalar(contract.RUNTIME_TOP_K, 1)
+        else:
+            tensors.scalar(contract.TEMPERATURE, sampling.temperature)
+            tensors.scalar(contract.RUNTIME_TOP_K, sampling.top_k)
+            tensors.scalar(contract.RUNTIME_TOP_P, sampling.top_p)
+            if sampling.min_p:
+                tensors.scalar(contract.RUNTIME_MIN_P, sampling.min_p)
+        if sampling.seed is not None:
+            tensors.scalar(contract.SEED, sampling.seed)
+        if sampling.repetition_penalty != 1:
+            tensors.scalar(contract.REPETITION_PENALTY, sampling.repetition_penalty)
+        if sampling.presence_penalty:
+            tensors.scalar(contract.PRESENCE_PENALTY, sampling.presence_penalty)
+        if sampling.frequency_penalty:
+            tensors.scalar(contract.FREQUENCY_PENALTY, sampling.frequency_penalty)
+
+    def _write_extras(self, tensors: TensorWriter, request: EngineRequest) -> None:
+        if request.n > 1:
+            tensors.scalar(contract.NUM_RETURN_SEQUENCES, request.n)
+        if request.logprobs:
+            tensors.scalar(contract.RETURN_LOG_PROBS, True)
+        if request.top_logprobs:
+            tensors.scalar(contract.TOP_LOG_PROBS, request.top_logprobs)
+        if request.sampling.logit_bias:
+            tensors.floats(contract.EMBEDDING_BIAS, self._dense_bias(request.sampling.logit_bias))
+        if request.cache_salt and self._salts:
+            tensors.scalar(contract.CACHE_SALT, request.cache_salt)
+        if request.guide is not None:
+            tensors.text(contract.GUIDE_TYPE, request.guide.kind)
+            tensors.text(contract.GUIDE, request.guide.text)
+            if self._callers and request.caller:
+                tensors.text(contract.CALLER, request.caller)
+        for tensor, value in request.extras.items():
+            if tensor not in self._unknown:
+                tensors.scalar(tensor, value)
+
+    def _dense_bias(self, bias: Mapping[int, float]) -> array[float]:
+        dense = array("f", bytes(4 * self._vocab_size))
+        for token, value in bias.items():
+            dense[token] = value
+        return dense

@@ -1,0 +1,134 @@
+"""What an engine answers: ModelInferResponse to TokenBatch, and its refusals to errors; see docs/contract.md."""
+
+from __future__ import annotations
+
+import re
+import struct
+from array import array
+from collections.abc import Sequence
+
+from tritonclient.grpc import service_pb2
+
+from llmops import contract
+from llmops.gateway.errors import ApiError, DrainingError, EngineError, UnavailableError, UnsupportedError
+from llmops.gateway.interfaces import TokenBatch
+
+_MAX_REJECTION_LENGTH = 400
+# paths, shared-memory keys, addresses, source files, class names of C++ and of Python
+_INTERNALS = re.compile(
+    r"(?:^|[\s\"'(=:])/\w|\b0x[0-9a-f]|\w\.(?:py|cc|cpp|cu|h|so)\b|::|llmops_|traceback|\b\d+(?:\.\d+){3}:\d",
+    re.IGNORECASE,
+)
+
+# the inputs of the contract that a gateway may be refused by name
+INPUT_TENSORS = frozenset(tensor.name for tensor in (*contract.ENGINE_INPUTS, *contract.EXTENSION_INPUTS))
+# bound once: they are looked up with every token
+_OUTPUT_IDS, _OUTPUT_LOG_PROBS = contract.OUTPUT_IDS.name, contract.OUTPUT_LOG_PROBS.name
+_SEQUENCE_LENGTH, _SEQUENCE_INDEX = contract.SEQUENCE_LENGTH.name, contract.SEQUENCE_INDEX.name
+# what an engine says about itself, before the colon
+ENGINE_CONDITIONS = {
+    contract.DRAINING_PREFIX: "The engine is shutting down; send the request again.",
+    contract.ENGINE_DEAD_PREFIX: "The engine cannot take requests now; send the request again.",
+    contract.QUEUE_FULL_PREFIX: "Too many requests wait for this model; try again in a moment.",
+}
+
+
+class ResponseReader:
+    """Reads the responses of one stream; remembers where the outputs are, which does not change within it."""
+
+    __slots__ = ("_logprobs", "_names", "_positions")
+
+    def __init__(self, *, logprobs: bool) -> None:
+        self._logprobs = logprobs
+        self._names = 0
+        self._positions: dict[str, int] = {}
+
+    def read(self, response: service_pb2.ModelInferResponse) -> TokenBatch | None:
+        """The new tokens, or None for a response without any (an empty final one)."""
+        count = len(response.outputs)
+        if count == 0:
+            return None
+        if count != self._names:
+            self._names = count
+            self._positions = {output.name: position for position, output in enumerate(response.outputs)}
+        raw = response.raw_output_contents
+        tokens = self._tokens(raw)
+        if not tokens:
+            return None
+        return TokenBatch(self._sequence(raw), tokens, self._floats(raw, len(tokens)) if self._logprobs else None)
+
+    def _tokens(self, raw: Sequence[bytes]) -> list[int]:
+        tokens = _ints(raw[self._positions[_OUTPUT_IDS]])
+        at = self._positions.get(_SEQUENCE_LENGTH)
+        # NVIDIA's backend pads output_ids; sequence_length says how many of them are real
+        if at is not None and len(tokens) > 1:
+            return tokens[: _ints(raw[at])[0]]
+        return tokens
+
+    def _sequence(self, raw: Sequence[bytes]) -> int:
+        at = self._positions.get(_SEQUENCE_INDEX)
+        return 0 if at is None else _ints(raw[at])[0]
+
+    def _floats(self, raw: Sequence[bytes], count: int) -> list[float] | None:
+        at = self._positions.get(_OUTPUT_LOG_PROBS)
+        return None if at is None else trailing_floats(raw[at], count)
+
+
+def trailing_floats(data: bytes, count: int) -> list[float]:
+    """The log-probs of the `count` new ids. NVIDIA's C++ backend sends those of a stream's earlier ids before them."""
+    return list(struct.unpack_from(f"<{count}f", data, max(0, len(data) - 4 * count)))
+
+
+def _ints(data: bytes) -> list[int]:
+    if len(data) == 4:
+        return [int.from_bytes(data, "little", signed=True)]
+    return array("i", data).tolist()
+
+
+def error_from_message(message: str) -> ApiError:
+    """What an engine's error text means. A text that starts with a tensor's name is the engine's refusal of it.
+
+    Only such a refusal is for clients. Everything else becomes `detail`: it may name files, keys and addresses.
+    """
+    name, colon, reason = message.partition(":")
+    if colon and name in INPUT_TENSORS:
+        if _is_client_message(reason):
+            return UnsupportedError(message, param=name)
+        return UnsupportedError(f"{name}: the engine cannot take it.", param=name, detail=message)
+    condition = condition_from_message(message)
+    if condition is not None:
+        return condition
+    lowered = message.lower()
+    if "xgrammar" in lowered or "grammar_compiler" in lowered:
+        # some engines compile a grammar only when they get to it
+        refused = f"{contract.GUIDE}: the engine cannot compile it."
+        return UnsupportedError(refused, param=contract.GUIDE.name, detail=message)
+    if "maximum queue size" in lowered:
+        # Triton's own bound in front of a model
+        return UnavailableError(ENGINE_CONDITIONS[contract.QUEUE_FULL_PREFIX], code="overloaded", detail=message)
+    if (
+        "unknown model" in lowered
+        or "not ready" in lowered
+        or "unavailable" in lowered
+        or "stopped accepting" in lowered
+    ):
+        return UnavailableError("The engine cannot take requests now; send the request again.", detail=message)
+    return EngineError(message)
+
+
+def condition_from_message(message: str) -> UnavailableError | None:
+    """The error for what an engine says about itself rather than about a request."""
+    name, colon, _ = message.partition(":")
+    if not colon or name not in ENGINE_CONDITIONS:
+        return None
+    if name == contract.DRAINING_PREFIX:
+        return DrainingError(ENGINE_CONDITIONS[name])
+    code = "overloaded" if name == contract.QUEUE_FULL_PREFIX else None
+    return UnavailableError(
+        ENGINE_CONDITIONS[name], code=code, detail=message if name == contract.ENGINE_DEAD_PREFIX else None
+    )
+
+
+def _is_client_message(reason: str) -> bool:
+    """Whether a refusal was written for clients: one line, without the engine's internals."""
+    return len(reason) <= _MAX_REJECTION_LENGTH and reason.isprintable() and _INTERNALS.search(reason) is None

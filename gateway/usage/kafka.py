@@ -1,0 +1,102 @@
+"""Events by way of Kafka: CloudEvents, one tenant's in one partition. A ledger takes them from there."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import ssl
+from collections.abc import Sequence
+from typing import Any
+
+from aiokafka import AIOKafkaProducer
+from aiokafka.errors import KafkaError
+
+from llmops.clocks import wait_with_timeout
+from llmops.errors import ResourceError
+from llmops.gateway.interfaces import UsageEvent
+from llmops.gateway.settings import KafkaSettings
+from llmops.gateway.usage.event_formats import to_cloud_event
+from llmops.gateway.usage.signing import SIGNATURE_HEADER, signature, signing_keys
+from llmops.gateway.usage.sink import UsageSink
+
+# brokers that have not taken a batch by then count as away
+PRODUCE_TIMEOUT = 20.0
+
+
+class Kafka(UsageSink):
+    """What the brokers have accepted is not yet in the ledger; `ledger` says what is. Raises InputError without a
+    signing key.
+
+    The producer needs no memory of its own for what was sent: whatever comes twice, the ledger takes once.
+    """
+
+    def __init__(self, settings: KafkaSettings, ledger: UsageSink) -> None:
+        self._settings, self._ledger = settings, ledger
+        self._key = signing_keys(settings)[0]
+        self._producer: AIOKafkaProducer | None = None
+
+    async def write(self, events: Sequence[UsageEvent]) -> None:
+        try:
+            await wait_with_timeout(PRODUCE_TIMEOUT, self._write(events))
+        except (KafkaError, OSError, asyncio.TimeoutError) as error:
+            # what it still holds will be sent again
+            await self._drop()
+            raise ResourceError(f"{kafka_error_message(self._settings, error)}") from error
+
+    async def confirmed(self, ids: Sequence[str]) -> frozenset[str]:
+        return await self._ledger.confirmed(ids)
+
+    async def close(self) -> None:
+        await self._drop()
+        await self._ledger.close()
+
+    async def _write(self, events: Sequence[UsageEvent]) -> None:
+        if self._producer is None:
+            producer = AIOKafkaProducer(acks="all", **connection(self._settings))
+            try:
+                await producer.start()
+            except BaseException:
+                await producer.stop()
+                raise
+            self._producer = producer
+        await asyncio.gather(*[await self._send(self._producer, event) for event in events])
+
+    async def _send(self, producer: AIOKafkaProducer, event: UsageEvent) -> Any:
+        value = to_cloud_event(event)
+        signed = [(SIGNATURE_HEADER, signature(self._key, value))]
+        key = event.tenant_id.encode("utf-8", "replace") or None
+        return await producer.send(self._settings.topic, value, key=key, headers=signed)
+
+    async def _drop(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            try:
+                await asyncio.wait_for(producer.stop(), 1.0)
+            except (KafkaError, OSError, asyncio.TimeoutError):
+                return
+
+
+def connection(settings: KafkaSettings) -> dict[str, Any]:
+    """How aiokafka's clients reach the brokers. What they log themselves, many times over, is told once by who asks."""
+    logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
+    options: dict[str, Any] = {"bootstrap_servers": settings.servers, "client_id": "llmops"}
+    sasl = settings.user is not None
+    options["security_protocol"] = f"{'SASL_' if sasl else ''}{'SSL' if settings.tls else 'PLAINTEXT'}"
+    if settings.tls:
+        options["ssl_context"] = ssl.create_default_context()
+    if sasl:
+        options |= {
+            "sasl_mechanism": settings.mechanism,
+            "sasl_plain_username": settings.user,
+            "sasl_plain_password": settings.password or "",
+        }
+    return options
+
+
+def kafka_error_message(settings: KafkaSettings, error: BaseException) -> str:
+    """One sentence, without what the client library adds to it."""
+    name = type(error).__name__.removesuffix("Error")
+    return (
+        f"Kafka at {settings.servers} does not take or give events of {settings.topic} ({name}); "
+        "check kafka.servers, the user and its rights, and the brokers' log."
+    )

@@ -1,0 +1,62 @@
+"""Signatures of events: a topic has other writers, and a bill is made of what gateways wrote.
+
+A record carries an HMAC-SHA256 of its value in the header `llmops-signature`. The value names the gateway and the
+event's number and id, so a signature is valid for one event of one gateway. A record that is written again is kept
+once, by its id.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Iterable, Sequence
+
+from llmops.errors import InputError
+from llmops.gateway.settings import KafkaSettings
+
+SIGNATURE_HEADER = "llmops-signature"
+#: Characters of the shortest key: 128 bits in hexadecimal digits.
+MIN_KEY_LENGTH = 32
+#: Keys that may be valid at once: the new one and the old one, during a rotation.
+MAX_KEYS = 2
+_DOMAIN = b"llmops.usage.v1\n"
+_HOW_TO_MAKE_A_KEY = "`openssl rand -hex 32` makes one."
+
+
+def signing_keys(settings: KafkaSettings) -> Sequence[bytes]:
+    """Return the keys: the first signs, and all of them verify.
+
+    Raises:
+        InputError: No key is set, a key is too short, there are too many, or the file cannot be read.
+    """
+    text, source = settings.signing_keys or "", "the setting kafka.signing_keys"
+    if settings.signing_keys_file is not None:
+        source = f"the file {settings.signing_keys_file}"
+        if settings.signing_keys:
+            raise InputError("Give one of the settings kafka.signing_keys and kafka.signing_keys_file, not both.")
+        try:
+            text = settings.signing_keys_file.read_text()
+        except (OSError, UnicodeDecodeError) as error:
+            why = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise InputError(f"The keys in {source} cannot be read ({why}).") from error
+    keys = text.replace(",", " ").split()
+    if not keys:
+        raise InputError(
+            "Events on a Kafka topic are signed, and there is no key: set kafka.signing_keys or "
+            f"kafka.signing_keys_file, for gateways and control alike; {_HOW_TO_MAKE_A_KEY}"
+        )
+    if len(keys) > MAX_KEYS:
+        raise InputError(f"There are {len(keys)} signing keys in {source}, and {MAX_KEYS} may be valid at once.")
+    if min(map(len, keys)) < MIN_KEY_LENGTH:
+        raise InputError(f"A signing key in {source} has less than {MIN_KEY_LENGTH} characters; {_HOW_TO_MAKE_A_KEY}")
+    return [key.encode() for key in keys]
+
+
+def signature(key: bytes, value: bytes) -> bytes:
+    """Return the content of the header for this value."""
+    return hmac.digest(key, _DOMAIN + value, "sha256").hex().encode()
+
+
+def is_signed(keys: Sequence[bytes], value: bytes, headers: Iterable[tuple[str, bytes | None]]) -> bool:
+    """Return True if one of `keys` signed the value."""
+    given = next((content for name, content in headers if name == SIGNATURE_HEADER), None) or b""
+    return any(hmac.compare_digest(signature(key, value), given) for key in keys)

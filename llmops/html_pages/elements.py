@@ -1,0 +1,79 @@
+"""One self-contained HTML page: no script, no font, no address outside it; light, dark and on paper."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+STYLE = """
+:root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--soft:#59636e;--line:#e3e6ea;--a:#1a73e8;--b:#c4600a;--c:#2e8b57;
+--d:#8e44ad;--e:#7a869a;--f:#c2185b;--g:#00838f}
+@media(prefers-color-scheme:dark){:root{--bg:#14171b;--fg:#e6e8eb;--soft:#a3adb8;--line:#2c323a;
+--a:#6aa9ff;--b:#f0a35e;--c:#6fcf97;--d:#c792ea;--e:#94a1b2;--f:#f48fb1;--g:#4dd0e1}}
+body{background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif}
+body{max-width:70rem;margin:2rem auto;padding:0 1rem}
+h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:1.8rem 0 .5rem}.soft,figcaption{color:var(--soft)}
+.answer{font-size:1.15rem;margin:1rem 0 0}
+table{border-collapse:collapse;font-variant-numeric:tabular-nums}
+td,th{padding:.25rem .8rem;border-bottom:1px solid var(--line);text-align:right}
+td:first-child,th:first-child{text-align:left;padding-left:0;font-weight:400}th{font-weight:600}
+.words td,.words th{text-align:left;vertical-align:top}.words td:first-child{white-space:nowrap;color:var(--soft)}
+.first td,.first th,.first th:first-child{font-weight:600}
+.key{display:grid;grid-template-columns:repeat(auto-fit,minmax(8.5rem,1fr));gap:.6rem;margin:1.2rem 0;padding:0}
+.key div{border:1px solid var(--line);border-radius:6px;padding:.5rem .8rem}.key dd{margin:0;font-size:1.3rem}
+.key dt{color:var(--soft);font-size:.85rem}
+.plots,.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,27rem),1fr));gap:1.4rem}
+figure{margin:0}svg{width:100%;height:auto;display:block}svg text{font-size:12px;fill:var(--soft)}
+.grid{stroke:var(--line)}.mark{stroke:var(--soft);stroke-dasharray:3 3}
+.band>rect{fill:transparent}.tip{visibility:hidden;pointer-events:none}.band:hover>.tip{visibility:visible}
+.tip line{stroke:var(--fg)}.tip rect{fill:var(--bg);stroke:var(--soft)}svg .tip text{fill:var(--fg)}
+.note{border-left:3px solid var(--b);padding-left:.7rem;margin:.4rem 0}code{font-size:.9em;overflow-wrap:anywhere}
+.wide{overflow-x:auto}summary{cursor:pointer;color:var(--soft)}
+@media(max-width:36rem){body{font-size:13px}td,th{padding:.25rem .35rem}td{overflow-wrap:anywhere}}
+@media print{:root{--bg:#fff;--fg:#000;--soft:#444;--line:#ccc}body{margin:0;max-width:none;font-size:11px}
+figure,tr,.key div{break-inside:avoid}h2{break-after:avoid}.tip{display:none}.plots{grid-template-columns:1fr 1fr}
+details::details-content{content-visibility:visible;height:auto}summary{list-style:none}}
+"""
+
+
+def render_page(title: str, body: Iterable[str]) -> str:
+    """The HTML text; `body` is markup already, `title` is not."""
+    head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
+    # browsers ask for /favicon.ico otherwise, which is the one request this page would make
+    head += '<link rel="icon" href="data:,">'
+    head += f"<title>{escape(title)}</title><style>{STYLE}</style>"
+    main = f"<main>{''.join(body)}</main>"
+    return f'<!doctype html><html lang="en"><head>{head}</head><body>{main}</body></html>'
+
+
+def key_figures(figures: Sequence[tuple[str, str]]) -> str:
+    """What most readers came for: (name, value) in boxes."""
+    boxes = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in figures)
+    return f'<dl class="key">{boxes}</dl>'
+
+
+def note(text: str) -> str:
+    return f'<p class="note">{escape(text)}</p>'
+
+
+def key_value_table(rows: Iterable[tuple[str, str]], words: bool = False) -> str:
+    """A table of names and values; `words`: values are text, not figures."""
+    cells = "".join(f"<tr><td>{escape(label)}</td><td>{escape(value)}</td></tr>" for label, value in rows)
+    return f'<div class="wide"><table{" class=words" if words else ""}>{cells}</table></div>'
+
+
+def data_table(head: Sequence[str], rows: Iterable[Sequence[str]], words: bool = False, first: bool = False) -> str:
+    """A table with a header; `words` aligns it left, `first` makes the first row stand out."""
+    top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
+    body = "".join(_row(row, first and not place) for place, row in enumerate(rows))
+    return f'<div class="wide"><table{" class=words" if words else ""}><tr>{top}</tr>{body}</table></div>'
+
+
+def _row(cells: Sequence[str], first: bool) -> str:
+    rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells[1:])
+    return f'<tr{" class=first" if first else ""}><th scope="row">{escape(cells[0])}</th>{rest}</tr>'
+
+
+def collapsible(summary: str, body: str) -> str:
+    """Markup that opens on a click, and on paper."""
+    return f"<details><summary>{escape(summary)}</summary>{body}</details>"

@@ -1,0 +1,193 @@
+"""Plots as inline SVG: lines and points on linear axes, values on hover, no script, readable in light and dark."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from html import escape
+
+from llmops.html_pages.axes import Axis, format_number
+
+WIDTH, HEIGHT = 520, 290
+LEFT, RIGHT, TOP, BOTTOM = 62, 16, 26, 46
+COLOURS = tuple(f"var(--{letter})" for letter in "abcdefg")
+MAX_POINTS = 1500  # per series; more cannot be seen and make the page heavy
+TIPS = 60  # places along the x axis that show their values on hover
+TIP_WIDTH = 205  # about what the longest line of a tip takes
+BAR_WIDTH, LEGEND_COLUMNS = 1000, 4
+
+Points = list[tuple[float, float]]
+
+
+@dataclass(frozen=True)
+class Series:
+    """One line, or dots with `dots`; points in data units, sorted by x unless they are dots. `labels`: what to call
+    each point; they get a dot of their own on the line."""
+
+    name: str
+    points: Points
+    dots: bool = False
+    labels: tuple[str, ...] = ()
+
+    def said(self, point: tuple[float, float]) -> str:
+        """The tip's line for a point."""
+        label = f", {self.labels[self.points.index(point)]}" if self.labels else ""
+        return f"{self.name}: {format_number(point[1])}{label}"
+
+
+@dataclass
+class Plot:
+    """A plot with its axis labels, which name the unit. `marks`: (x, label) of vertical lines."""
+
+    title: str
+    x_label: str
+    y_label: str
+    series: list[Series] = field(default_factory=list)
+    y_max: float | None = None
+    marks: list[tuple[float, str]] = field(default_factory=list)
+
+    def svg(self) -> str:
+        """The `<figure>` element; a sentence where there is nothing to draw."""
+        series = [s if s.labels else replace(s, points=_thin(s.points)) for s in self.series if s.points]
+        if not series:
+            return f"<figure><figcaption>{escape(self.title)}</figcaption><p>No data.</p></figure>"
+        x, y = self._axes(series)
+        parts = [_grid(x, y), *(_draw(s, x, y, _colour(i)) for i, s in enumerate(series)), self._marks(x)]
+        parts += [self._labels(), _legend(series) if len(series) > 1 else "", self._tips(series, x, y)]
+        box = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self._spoken(series))}"'
+        return f"<figure><figcaption>{escape(self.title)}</figcaption><svg {box}>{''.join(parts)}</svg></figure>"
+
+    def _axes(self, series: list[Series]) -> tuple[Axis, Axis]:
+        xs = [x for s in series for x, _ in s.points]
+        ys = [y for s in series for _, y in s.points]
+        x = Axis(min(0.0, *xs) if min(xs) < 0.5 * max(xs) else min(xs), max(xs), LEFT, WIDTH - RIGHT)
+        return x, Axis(0.0, self.y_max or max(ys), HEIGHT - BOTTOM, TOP)
+
+    def _labels(self) -> str:
+        centre = (LEFT + WIDTH - RIGHT) / 2
+        return (
+            f'<text x="{centre}" y="{HEIGHT - 8}" text-anchor="middle">{escape(self.x_label)}</text>'
+            f'<text x="4" y="13">{escape(self.y_label)}</text>'
+        )
+
+    def _marks(self, x: Axis) -> str:
+        parts, free = [], 8 + 6.5 * len(self.y_label)  # labels stand in one line with that of the y axis
+        for value, label in sorted(self.marks):
+            if not x.low <= value <= x.high:
+                continue
+            at = x.at(value)
+            parts.append(f'<line class="mark" x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+            half = 4.2 * len(label)
+            if at - half > free and at + half < WIDTH:
+                parts.append(f'<text x="{at}" y="{TOP - 5}" text-anchor="middle">{escape(label)}</text>')
+                free = at + half
+        return "".join(parts)
+
+    def _spoken(self, series: list[Series]) -> str:
+        """What someone hears who does not see the plot."""
+        said = [f"{self.title}; {self.x_label} against {self.y_label}"]
+        for item in series:
+            ys = [y for _, y in item.points]
+            said.append(
+                f"{item.name} from {format_number(min(ys))} to {format_number(max(ys))}, last {format_number(ys[-1])}"
+            )
+        return "; ".join([*said, *(f"{label} at {format_number(value)}" for value, label in self.marks)])
+
+    def _tips(self, series: list[Series], x: Axis, y: Axis) -> str:
+        """Bands across the plot: the one under the pointer shows the values there (style sheet: `.tip`)."""
+        width = (WIDTH - RIGHT - LEFT) / TIPS
+        bands = []
+        for index in range(TIPS):
+            middle = LEFT + width * (index + 0.5)
+            near = [(i, s, _nearest(s.points, x, middle)) for i, s in enumerate(series)]
+            shown = [(i, s.said(point), point) for i, s, point in near if abs(x.at(point[0]) - middle) < 4 * width]
+            if shown:
+                bands.append(self._tip(LEFT + width * index, width, shown, (x, y)))
+        return "".join(bands)
+
+    def _tip(
+        self,
+        left: float,
+        width: float,
+        shown: list[tuple[int, str, tuple[float, float]]],
+        axes: tuple[Axis, Axis],
+    ) -> str:
+        x, y = axes
+        at = x.at(shown[0][2][0])
+        dots = "".join(
+            f'<circle cx="{x.at(a)}" cy="{y.at(min(b, y.high))}" r="3.5" fill="{_colour(i)}"/>'
+            for i, _, (a, b) in shown
+        )
+        lines = [f"{format_number(shown[0][2][0])} {self.x_label}", *(said for _, said, _ in shown)]
+        start = LEFT + 4 if at > WIDTH / 2 else WIDTH - RIGHT - TIP_WIDTH
+        text = "".join(f'<text x="{start + 8}" y="{TOP + 18 + 15 * n}">{escape(t)}</text>' for n, t in enumerate(lines))
+        box = f'<rect x="{start}" y="{TOP + 4}" width="{TIP_WIDTH}" height="{8 + 15 * len(lines)}" rx="4"/>'
+        band = f'<rect x="{left:.1f}" y="{TOP}" width="{width:.1f}" height="{HEIGHT - BOTTOM - TOP}"/>'
+        rule = f'<line x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>'
+        return f'<g class="band">{band}<g class="tip">{rule}{dots}{box}{text}</g></g>'
+
+
+def _nearest(points: Points, x: Axis, pixel: float) -> tuple[float, float]:
+    return min(points, key=lambda point: abs(x.at(point[0]) - pixel))
+
+
+def _thin(points: Points) -> Points:
+    if len(points) <= MAX_POINTS:
+        return points
+    stride = (len(points) - 1) / (MAX_POINTS - 1)
+    return [points[round(i * stride)] for i in range(MAX_POINTS)]
+
+
+def _grid(x: Axis, y: Axis) -> str:
+    parts = []
+    for tick in x.ticks():
+        at = x.at(tick)
+        parts.append(f'<line class="grid" x1="{at}" x2="{at}" y1="{TOP}" y2="{HEIGHT - BOTTOM}"/>')
+        parts.append(f'<text x="{at}" y="{HEIGHT - BOTTOM + 16}" text-anchor="middle">{format_number(tick)}</text>')
+    for tick in y.ticks():
+        at = y.at(tick)
+        parts.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{at}" y2="{at}"/>')
+        parts.append(f'<text x="{LEFT - 6}" y="{at + 4}" text-anchor="end">{format_number(tick)}</text>')
+    return "".join(parts)
+
+
+def _draw(series: Series, x: Axis, y: Axis, colour: str) -> str:
+    placed = [(x.at(a), y.at(min(b, y.high))) for a, b in series.points]
+    if series.dots:
+        return "".join(f'<circle cx="{a}" cy="{b}" r="2" fill="{colour}" fill-opacity=".5"/>' for a, b in placed)
+    path = " ".join(f"{a},{b}" for a, b in placed)
+    line = f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="1.8"/>'
+    return line + "".join(f'<circle cx="{a}" cy="{b}" r="3" fill="{colour}"/>' for a, b in placed if series.labels)
+
+
+def _legend(series: list[Series]) -> str:
+    parts, at = [], WIDTH - RIGHT
+    for index, item in reversed(list(enumerate(series))):
+        at -= 22 + 7 * len(item.name)
+        parts.append(f'<rect x="{at}" y="7" width="12" height="4" fill="{_colour(index)}"/>')
+        parts.append(f'<text x="{at + 16}" y="13">{escape(item.name)}</text>')
+    return "".join(parts)
+
+
+def _colour(index: int) -> str:
+    return COLOURS[index % len(COLOURS)]
+
+
+def stacked_bar(title: str, parts: Sequence[tuple[str, float, str]]) -> str:
+    """One bar of (name, size, size as text) as a `<figure>`, each part as wide as its share, with a legend below.
+    The last part is what is left over and stays pale."""
+    total, at, bars, legend = sum(size for _, size, _ in parts) or 1.0, 0.0, [], []
+    for index, (name, size, text) in enumerate(parts):
+        width = BAR_WIDTH * size / total
+        look = 'fill="var(--line)"' if index == len(parts) - 1 else f'fill="{_colour(index)}"'
+        words = escape(f"{name}: {text}")
+        bars.append(f'<rect x="{at:.1f}" y="0" width="{width:.1f}" height="34" {look}><title>{words}</title></rect>')
+        column, row = index % LEGEND_COLUMNS, index // LEGEND_COLUMNS
+        x, y = column * BAR_WIDTH / LEGEND_COLUMNS, 50 + 20 * row
+        legend.append(f'<rect x="{x:.0f}" y="{y}" width="11" height="11" {look}/>')
+        legend.append(f'<text x="{x + 17:.0f}" y="{y + 10}">{words}</text>')
+        at += width
+    height = 50 + 20 * -(-len(parts) // LEGEND_COLUMNS)
+    spoken = escape("; ".join([title, *(f"{name} {text}" for name, _, text in parts)]))
+    box = f'viewBox="0 0 {BAR_WIDTH} {height}" role="img" aria-label="{spoken}"'
+    return f"<figure><figcaption>{escape(title)}</figcaption><svg {box}>{''.join(bars + legend)}</svg></figure>"

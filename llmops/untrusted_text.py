@@ -1,0 +1,73 @@
+"""Text written by strangers: what is refused on the way in, and how such text is shown.
+
+A terminal obeys control characters, and a reader is misled by characters that change the direction of text or that
+have no width. Names, addresses and identifiers hold none of them. Text that was not checked when it came in is shown
+through `escape_unsafe`, which writes these characters as escapes and cuts what is too long.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+#: The longest text that `escape_unsafe` prints by default: enough for every name that is accepted.
+MAX_PRINTABLE_LENGTH = 300
+
+#: Control characters, line and paragraph separators, marks that change the direction of text, characters without
+#: width, tags, and halves of surrogate pairs.
+UNSAFE_CHARACTERS = re.compile(
+    "[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
+    "\ud800-\udfff\U000e0000-\U000e007f]"
+)
+_FORMS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
+
+
+def is_safe_text(text: str) -> bool:
+    """Return True if `text` holds no character that a terminal obeys or a reader cannot see."""
+    return UNSAFE_CHARACTERS.search(text) is None
+
+
+def strip_unsafe(text: str) -> str:
+    """Return `text` without its unsafe characters."""
+    return text if text.isascii() and text.isprintable() else UNSAFE_CHARACTERS.sub("", text)
+
+
+def escape_unsafe(text: str, most: int = MAX_PRINTABLE_LENGTH, lines: bool = False) -> str:
+    """Return `text` with unsafe characters escaped and cut to `most` characters.
+
+    Args:
+        text: Any text, of anybody.
+        most: The number of characters of `text` that are kept.
+        lines: Keep line breaks and tabs, as a traceback needs them.
+    """
+    if len(text) > most:
+        text = f"{text[:most]}… ({len(text) - most:,} more characters)"
+    if text.isascii() and text.isprintable():
+        return text
+    return UNSAFE_CHARACTERS.sub(_shown_with_lines if lines else _shown_one, text)
+
+
+def json_escape_unsafe(data: Any) -> str:
+    """Return `data` as indented JSON with unsafe characters as JSON's own escapes. No program reads a difference."""
+    text = json.dumps(data, indent=2, ensure_ascii=False)
+    return UNSAFE_CHARACTERS.sub(lambda found: found[0] if found[0] == "\n" else _in_json(found[0]), text)
+
+
+def _in_json(character: str) -> str:
+    return "\\u007f" if character == "\x7f" else json.dumps(character)[1:-1]
+
+
+def _shown_one(found: re.Match[str]) -> str:
+    character = found[0]
+    return _FORMS.get(character) or _escaped(character)
+
+
+def _shown_with_lines(found: re.Match[str]) -> str:
+    character = found[0]
+    return character if character in "\n\t" else _shown_one(found)
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"

@@ -1,0 +1,117 @@
+"""Which GPUs each engine of one repository runs on.
+
+An engine without a choice of its own would take the first GPUs, as every other would: `LLM()` maps
+its ranks to GPUs from 0 on (NVIDIA/TensorRT-LLM #11153 gives Triton's instances a
+CUDA_VISIBLE_DEVICES each, after 1.2.1). So where a repository has several engines on GPUs, each
+gets its own, and two never share one unless the user says so for both.
+"""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from llmops.errors import InputError, ResourceError
+
+
+@dataclass(frozen=True)
+class GpuRequirement:
+    """The GPUs that one engine needs: how many, and those that its own settings name."""
+
+    name: str
+    count: int
+    chosen: tuple[int, ...] = ()
+
+
+def parse_gpus(given: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the GPUs of each `NAME=0,1`. Raises InputError for text that is none."""
+    found: dict[str, tuple[int, ...]] = {}
+    for text in given:
+        name, equals, ids = text.partition("=")
+        numbers = ids.split(",")
+        if not (name and equals and all(one.strip().isdigit() for one in numbers)):
+            raise InputError(f"--gpus {text} names no GPUs; write NAME=0,1 with the number of each GPU.")
+        found[name] = tuple(int(one) for one in numbers)
+    return found
+
+
+def assign_gpus(needs: Sequence[GpuRequirement], wanted: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Return the GPUs of each engine by name; an engine that is alone and names none keeps the
+    choice of its library.
+
+    Raises:
+        InputError: `wanted` names an unknown engine or too few GPUs, two engines share a GPU, or there are not enough.
+    """
+    names = [need.name for need in needs]
+    unknown = next((name for name in wanted if name not in names), None)
+    if unknown is not None:
+        raise InputError(f"--gpus {unknown}=…: no engine on GPUs is called so; there are {', '.join(names) or 'none'}.")
+    chosen = {need.name: wanted.get(need.name, need.chosen) for need in needs}
+    for need in needs:
+        if chosen[need.name] and len(set(chosen[need.name])) != need.count:
+            raise InputError(
+                f"{need.name} needs {need.count} GPUs of its own, and {_listed(chosen[need.name])} was given: name as "
+                "many different GPUs."
+            )
+    taken: dict[int, str] = {}
+    for name, gpus in chosen.items():
+        for gpu in gpus:
+            if gpu in taken:
+                raise InputError(f"{taken[gpu]} and {name} would both run on GPU {gpu}: give each its own with --gpus.")
+            taken[gpu] = name
+    if len(needs) > 1:
+        for need in needs:
+            chosen[need.name] = chosen[need.name] or _next_free(need.count, taken)
+            taken.update(dict.fromkeys(chosen[need.name], need.name))
+    _check_gpu_ids(chosen)
+    return {name: gpus for name, gpus in chosen.items() if gpus}
+
+
+def check_gpu_count(needed: int) -> None:
+    """Raise ResourceError if this machine has fewer GPUs than `needed`; without nvidia-smi nothing
+    is known.
+    """
+    present = count_gpus()
+    if present is not None and needed > present:
+        raise ResourceError(
+            f"the engines of this repository need {needed} GPUs, and this machine has {present}: serve fewer of them, "
+            "or build them with a smaller --tp."
+        )
+
+
+def count_gpus() -> int | None:
+    """Return the number of GPUs of this machine; None where nvidia-smi is not here or does not
+    work.
+    """
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    listed = subprocess.run([program, "-L"], capture_output=True, text=True, timeout=30, check=False)
+    return sum(line.startswith("GPU ") for line in listed.stdout.splitlines()) if listed.returncode == 0 else None
+
+
+def _check_gpu_ids(chosen: Mapping[str, tuple[int, ...]]) -> None:
+    present = count_gpus()
+    for name, gpus in chosen.items():
+        if present is not None and gpus and max(gpus) >= present:
+            total = sum(len(one) for one in chosen.values())
+            raise InputError(
+                f"{name} would run on GPU {max(gpus)}, and this machine has {present}; the engines of this repository "
+                f"take {total}: serve fewer of them, or build them with a smaller --tp."
+            )
+
+
+def _next_free(count: int, taken: Mapping[int, str]) -> tuple[int, ...]:
+    """Return `count` GPUs in a row where there is room for them, above those that are taken
+    otherwise.
+    """
+    first = max(taken, default=-1) + 1
+    gaps = [start for start in range(first) if not any(gpu in taken for gpu in range(start, start + count))]
+    start = gaps[0] if gaps else first
+    return tuple(range(start, start + count))
+
+
+def _listed(gpus: tuple[int, ...]) -> str:
+    return ",".join(map(str, gpus))

@@ -1,0 +1,94 @@
+"""Whether the server that is here can run what a repository holds; where not, the image that can."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from llmops.build.installed_versions import installed_version
+from llmops.build.target_facts import TARGETS
+from llmops.build.trtllm.container_images import DEFAULT_TAG, IMAGES, TrtllmImage
+from llmops.build.trtllm.image_selection import check_image, check_trtllm_installed, image_for
+from llmops.contract import ENGINE_SUFFIX, RUNTIME_PARAMETER
+from llmops.errors import InputError, MissingDependencyError
+from llmops.model_repository.repository.manifest import RepositoryManifest, ServedEngine
+
+TAG_VARIABLE = "NVIDIA_TRITON_SERVER_VERSION"
+
+
+def check_library(target: str, version: str) -> None:
+    """Raise VersionMismatchError, naming the right image, if the TensorRT-LLM that is installed, or that this container
+    is known to have, cannot run the engine. Without any, the repository is meant for another machine."""
+    installed, tag = installed_version("tensorrt_llm"), os.environ.get(TAG_VARIABLE, "")
+    if installed:
+        check_trtllm_installed(target, version, installed)
+    elif tag in IMAGES:
+        check_image(target, version, tag)
+
+
+def check_engines(marker: RepositoryManifest) -> None:
+    """Raises InputError for the first engine that is not where it was when the repository was made."""
+    for name, engine in marker.engines.items():
+        if not Path(engine.directory).is_dir():
+            raise InputError(f"the engine of {name} is no longer in {engine.directory}; make the repository again.")
+
+
+def check_server(marker: RepositoryManifest, models: dict[str, Any], backends: Path) -> None:
+    """Raises VersionMismatchError or MissingDependencyError for the first engine that this server cannot run.
+
+    `models`: the configurations as they are in the repository; `backends`: the server's backend folder.
+    """
+    for name, engine in marker.engines.items():
+        config = models.get(name + ENGINE_SUFFIX)
+        if engine.tensorrt_llm and config is not None:
+            _check_engine(name, engine, config, backends)
+
+
+def required_image(marker: RepositoryManifest) -> TrtllmImage | None:
+    """The newest image that serves every engine here that wants one. Raises VersionMismatchError where none does."""
+    engines = [engine for engine in marker.engines.values() if engine.tensorrt_llm]
+    # engines of the target tensorrt need their exact version, the others a version at least as new
+    engines.sort(key=lambda engine: engine.target != "tensorrt")
+    return image_for(engines[0].target, engines[0].tensorrt_llm) if engines else None
+
+
+def serving_image(image: TrtllmImage, marker: RepositoryManifest) -> str:
+    """Return the reference of the image to serve `marker` in: models of ours import the Python library, which not
+    every stock image can."""
+    ours = any(engine.tensorrt_llm and not engine.is_mpi for engine in marker.engines.values())
+    return image.serving("pytorch" if ours else "tensorrt")
+
+
+def check_target(target: str) -> None:
+    """Raises MissingDependencyError for a target whose engines need TensorRT-LLM where there is none, so that nobody
+    learns it after hours of quantising."""
+    library = next((facts.library for name, facts in TARGETS.items() if name == target), "")
+    if library == "tensorrt_llm" and not installed_version(library):
+        raise MissingDependencyError(
+            f"engines of the target {target} need TensorRT-LLM, which is not installed here: run this in the image "
+            f"{IMAGES[DEFAULT_TAG].serving(target)}, or `llmops build` here and `llmops repo` and `llmops serve` there."
+        )
+
+
+def _check_engine(name: str, engine: ServedEngine, config: Any, backends: Path) -> None:
+    runtime = config.parameters[RUNTIME_PARAMETER].string_value if RUNTIME_PARAMETER in config.parameters else ""
+    if config.backend == "tensorrtllm":
+        if not (backends / "tensorrtllm").is_dir():
+            raise MissingDependencyError(_other_image_message(name, engine, "NVIDIA's tensorrtllm backend"))
+    elif runtime not in ("pytorch", "tensorrt"):
+        return
+    elif not installed_version("tensorrt_llm"):
+        raise MissingDependencyError(_other_image_message(name, engine, "the tensorrt_llm library"))
+    check_library(engine.target, engine.tensorrt_llm)
+
+
+def _other_image_message(name: str, engine: ServedEngine, what: str) -> str:
+    image = image_for(engine.target, engine.tensorrt_llm)
+    reference = image.serving("tensorrt" if engine.is_mpi else "pytorch")
+    recipe = image.recipe(reference)
+    made = f" (`{recipe}`)" if recipe else ""
+    return (
+        f"{name} (target {engine.target}, TensorRT-LLM {engine.tensorrt_llm}) needs {what}, which is not here: serve "
+        f"it in {reference}{made}; `llmops serve REPOSITORY --dry-run` prints the command."
+    )

@@ -1,0 +1,111 @@
+"""`.llmops-repository.json`: what a model repository was made of, and what it takes to run it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+from llmops.errors import InputError
+
+REPOSITORY_FILE = ".llmops-repository.json"
+
+
+@dataclass(frozen=True)
+class ServedEngine:
+    """One served name. `backend` and `runtime` are Triton's and ours (empty for NVIDIA's C++ backend); `tensorrt_llm`
+    is empty where the engine does not run on it. GPUs = tp_size * pp_size."""
+
+    directory: str
+    key: str
+    target: str
+    backend: str
+    runtime: str = ""
+    tp_size: int = 1
+    pp_size: int = 1
+    tensorrt_llm: str = ""
+    gpu_device_ids: str = ""
+
+    @property
+    def world_size(self) -> int:
+        return self.tp_size * self.pp_size
+
+    @property
+    def serving(self) -> str:
+        """What serves a TensorRT engine: llmops' own model, or NVIDIA's C++ backend."""
+        return "nvidia" if self.is_mpi else "llmops"
+
+    @property
+    def is_mpi(self) -> bool:
+        """NVIDIA's C++ backend wants one MPI rank per GPU; everything else starts its own workers."""
+        return self.backend == "tensorrtllm"
+
+
+@dataclass(frozen=True)
+class RepositoryManifest:
+    """Served names with their engines; empty for a repository that llmops did not make.
+
+    `files` has the SHA-256 of each file that `llmops repo` wrote, by its path in the repository. They tell an edit from
+    what was generated; whoever may write the repository can write the marker too.
+    """
+
+    llmops: str = ""
+    contract: int = 1
+    engines: dict[str, ServedEngine] = field(default_factory=dict)
+    files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def uses_gpus(self) -> bool:
+        """True if any engine runs on TensorRT-LLM."""
+        return any(engine.tensorrt_llm for engine in self.engines.values())
+
+    def save(self, repository: Path) -> None:
+        """Write the marker, with the digests of all files that are in the repository now."""
+        marked = replace(self, files=_digests(repository))
+        (repository / REPOSITORY_FILE).write_text(json.dumps(asdict(marked), indent=2) + "\n")
+
+    def edits(self, repository: Path) -> list[str]:
+        """Return the paths of files that were changed, added or removed since `llmops repo` wrote them."""
+        if not self.files:
+            return []
+        found = _digests(repository)
+        return sorted(path for path in self.files.keys() | found.keys() if self.files.get(path) != found.get(path))
+
+    @classmethod
+    def load(cls, repository: Path) -> RepositoryManifest:
+        """Raises InputError for a file that was edited or made by another version."""
+        path = repository / REPOSITORY_FILE
+        if not path.is_file():
+            return cls()
+        try:
+            content = json.loads(path.read_bytes())
+            engines = {name: ServedEngine(**fields) for name, fields in content["engines"].items()}
+            return cls(content["llmops"], content["contract"], engines, dict(content.get("files", {})))
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise InputError(
+                f"{path} was written by another version of llmops or edited ({error}): make the repository again with "
+                "`llmops repo`."
+            ) from error
+
+
+def _digests(repository: Path) -> dict[str, str]:
+    return {str(path.relative_to(repository)): _digest(path) for path in _files(repository)}
+
+
+def _files(folder: Path) -> Iterator[Path]:
+    for path in sorted(folder.iterdir()):
+        # compiled by Python as it imports, and the marker itself
+        if path.name in ("__pycache__", REPOSITORY_FILE):
+            continue
+        if path.is_dir() and not path.is_symlink():
+            yield from _files(path)
+        else:
+            yield path
+
+
+def _digest(path: Path) -> str:
+    """Return the SHA-256 of a file, or of the place that a link names: what it holds is another program's."""
+    content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
+    return hashlib.sha256(content).hexdigest()

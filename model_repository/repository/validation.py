@@ -1,0 +1,65 @@
+"""What a model repository must look like before a server is started on it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from llmops.build.engine_folder.manifest import FILE_NAME as ENGINE_FILE
+from llmops.errors import InputError
+from llmops.model_repository.repository.manifest import RepositoryManifest
+from llmops.model_repository.repository.pbtxt import parse_config
+
+
+def check_repository(repository: Path) -> dict[str, Any]:
+    """The `ModelConfig` of each model by name. Raises InputError naming the file and what is wrong with it."""
+    if not repository.is_dir():
+        raise InputError(
+            f"{repository} is not a model repository: there is no such folder. Make one with `llmops repo`."
+        )
+    if (repository / ENGINE_FILE).is_file():
+        raise InputError(
+            f"{repository} is an engine, not a model repository: `llmops repo {repository} -o REPOSITORY` makes one."
+        )
+    if not any(repository.glob("*/config.pbtxt")):
+        raise InputError(
+            f"{repository} is not a model repository: no folder in it has a config.pbtxt. Make one with `llmops repo`."
+        )
+    models = {}
+    for folder in sorted(p for p in repository.iterdir() if p.is_dir() and not p.name.startswith(".")):
+        models[folder.name] = _check_model(folder)
+    if not models:
+        raise InputError(f"{repository} is not a model repository: it has no models. Make one with `llmops repo`.")
+    return models
+
+
+def check_unedited(repository: Path, marker: RepositoryManifest, strict: bool) -> str:
+    """Return a warning about files that `llmops repo` did not write so, or an empty text.
+
+    Raises InputError where there would be a warning and `strict` is set, and for a repository that llmops did not make.
+    """
+    edits = marker.edits(repository)
+    if marker.files and not edits:
+        return ""
+    if edits:
+        shown = ", ".join(edits[:3]) + (f" and {len(edits) - 3} more" if len(edits) > 3 else "")
+        problem = f"{repository} was edited since `llmops repo` made it: {shown}. A repository is a program"
+    else:
+        problem = f"{repository} was not made by this `llmops repo`, so its files cannot be checked"
+    if strict:
+        raise InputError(f"{problem}; make it again with `llmops repo`, or leave out --strict.")
+    return f"{problem}; `--strict` refuses it." if edits else ""
+
+
+def _check_model(folder: Path) -> Any:
+    path = folder / "config.pbtxt"
+    if not path.is_file():
+        raise InputError(f"{folder} is not a Triton model: it has no config.pbtxt. Make the repository again.")
+    config = parse_config(path.read_text(errors="replace"), str(path))
+    if config.name and config.name != folder.name:
+        raise InputError(f'{path} says name: "{config.name}", but the folder is {folder.name}: they must match.')
+    if not any(child.is_dir() and child.name.isdigit() for child in folder.iterdir()):
+        raise InputError(f"{folder} has no version folder (1/): the repository was edited; make it again.")
+    if config.backend == "python" and not any(folder.glob("*/model.py")):
+        raise InputError(f"{folder}/1/model.py is missing: the repository was edited; make it again.")
+    return config

@@ -1,0 +1,168 @@
+"""Where the real tritonserver is: the container's own, or the binary inside the nvidia-pytriton wheel.
+
+The wheel is only unpacked, never imported: its Python API is not used. See docs/serve.md for what each path is for.
+"""
+
+from __future__ import annotations
+
+import ctypes.util
+import hashlib
+import importlib.util
+import os
+import subprocess
+import sys
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmops.build.installed_versions import installed_version
+from llmops.cache import cache_dir
+from llmops.distribution import missing_extra
+from llmops.errors import MissingDependencyError
+
+CONTAINER_ROOT = Path("/opt/tritonserver")
+PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
+STUB_NAME = "triton_python_backend_stub"
+
+
+@dataclass(frozen=True)
+class Installation:
+    """A tritonserver that can be started: `backends` is its --backend-directory, `environment` what it needs on top."""
+
+    kind: str
+    binary: Path
+    backends: Path
+    environment: dict[str, str]
+
+    def http_host(self, host: str) -> str:
+        """Where its HTTP server listens. The wheel's (2.51) ends with SIGSEGV on a body of many small chunks
+        (CVE-2025-23310 and 23311, fixed in 25.07) whatever the restrictions: nobody but this machine gets near it."""
+        return host if self.kind == "container" else "127.0.0.1"
+
+
+def container_installation() -> Installation:
+    """The server of NVIDIA's images, whether or not it is here."""
+    binary, backends = CONTAINER_ROOT / "bin" / "tritonserver", CONTAINER_ROOT / "backends"
+    return Installation("container", binary, backends, {"PATH": _path_with_venv()})
+
+
+def find_installation() -> Installation:
+    """The container's server if there is one, else the embedded one. Raises MissingDependencyError with the fix."""
+    if (CONTAINER_ROOT / "bin" / "tritonserver").is_file():
+        return container_installation()
+    root = find_wheel()
+    check_numpy()
+    binary = find_binary(root)
+    stub, library = find_stub(root), find_libpython()
+    return Installation("embedded", binary, _assemble_backends(root, stub), _environment(root, library))
+
+
+def is_tensorrt_llm_installed() -> bool:
+    """Whether engines of TensorRT-LLM can run here, as in our image on NVIDIA's release image."""
+    return bool(installed_version("tensorrt_llm"))
+
+
+def find_wheel() -> Path:
+    """The `tritonserver` folder inside the installed nvidia-pytriton wheel."""
+    spec = importlib.util.find_spec("pytriton")
+    if spec is None or not spec.submodule_search_locations:
+        raise missing_extra("No Triton server: neither /opt/tritonserver nor nvidia-pytriton is installed", "embedded")
+    return Path(next(iter(spec.submodule_search_locations))) / "tritonserver"
+
+
+def check_numpy() -> None:
+    """Raises MissingDependencyError where the wheel's Python backend would crash on the first string it is sent."""
+    found = installed_version("numpy")
+    if found and int(found.partition(".")[0]) >= 2:
+        raise MissingDependencyError(
+            f"numpy {found} is installed, and the Python backend of nvidia-pytriton's Triton crashes with it: "
+            "`pip install 'numpy<2'`; a library that wants numpy 2 gets a Python of its own (see docs/tensorrt-llm.md)"
+        )
+
+
+def find_binary(root: Path) -> Path:
+    """tritonserver itself."""
+    binary = root / "bin" / "tritonserver"
+    if not _is_file(binary):
+        raise MissingDependencyError(
+            f"the Triton binary {binary} is missing: reinstall it with `pip install --force-reinstall nvidia-pytriton`"
+        )
+    return binary
+
+
+def _is_file(path: Path) -> bool:
+    """Raises MissingDependencyError for what is installed but unreadable: somebody else's environment."""
+    try:
+        return path.is_file()
+    except PermissionError as error:
+        raise MissingDependencyError(
+            f"{path} cannot be read by this user ({error.strerror}): run llmops as the user who installed it, or "
+            "install it in an environment of your own"
+        ) from error
+
+
+def find_stub(root: Path) -> Path:
+    """The Python backend's stub for the running Python version."""
+    stub = root / "python_backend_stubs" / PYTHON_VERSION / STUB_NAME
+    if not _is_file(stub):
+        have = ", ".join(sorted(p.name for p in stub.parent.parent.glob("3.*"))) or "none"
+        raise MissingDependencyError(
+            f"Triton's Python backend has no stub for Python {PYTHON_VERSION} (it has {have}): "
+            "use one of those, or reinstall nvidia-pytriton"
+        )
+    return stub
+
+
+def find_libpython() -> Path | None:
+    """The folder of libpythonX.Y.so.1.0, to be added to the search path; None when the loader finds it itself."""
+    soname = f"libpython{PYTHON_VERSION}.so.1.0"
+    folders = [sysconfig.get_config_var("LIBDIR"), *os.environ.get("LD_LIBRARY_PATH", "").split(":")]
+    for folder in filter(None, folders):
+        if (Path(folder) / soname).is_file():
+            return Path(folder)
+    if ctypes.util.find_library(f"python{PYTHON_VERSION}"):
+        return None
+    raise MissingDependencyError(
+        f"{soname} cannot be loaded, and Triton's Python models need it: install it "
+        f"(Debian and Ubuntu: `apt-get install libpython{PYTHON_VERSION}`) or add its folder to LD_LIBRARY_PATH"
+    )
+
+
+def check_stub_links(stub: Path, environment: dict[str, str]) -> list[str]:
+    """Libraries that the stub needs and the loader does not find, by name."""
+    result = subprocess.run(
+        ["ldd", str(stub)], capture_output=True, text=True, env={**os.environ, **environment}, check=False
+    )
+    return [line.split()[0] for line in result.stdout.splitlines() if "not found" in line]
+
+
+def _environment(root: Path, library: Path | None) -> dict[str, str]:
+    folders = [root.parents[1] / "nvidia_pytriton.libs", library, os.environ.get("LD_LIBRARY_PATH")]
+    return {
+        "LD_LIBRARY_PATH": ":".join(str(folder) for folder in folders if folder),
+        "PATH": _path_with_venv(),
+    }
+
+
+def _path_with_venv() -> str:
+    # The stub embeds an isolated interpreter that ignores PYTHONPATH: it finds our packages through python3 on PATH.
+    return f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"
+
+
+def _assemble_backends(root: Path, stub: Path) -> Path:
+    """A backend folder of links: the wheel's Python backend plus the stub for our Python version.
+
+    It lives in the user's cache under a name made from what it links to, so servers share it and nobody cleans it up.
+    """
+    key = hashlib.sha256(f"{root}:{stub}".encode()).hexdigest()[:16]
+    backends = cache_dir() / "triton-backends" / key
+    target = backends / "python"
+    target.mkdir(parents=True, exist_ok=True)
+    for source in [*(root / "backends" / "python").glob("*.*"), stub]:
+        link = target / source.name
+        if not link.exists():
+            scratch = target / f".{source.name}.{os.getpid()}"
+            scratch.unlink(missing_ok=True)
+            scratch.symlink_to(source)
+            scratch.replace(link)
+    return backends

@@ -1,0 +1,118 @@
+"""Measure the work that grammars cause in each engine step, and say when it is over its budget.
+
+GenAI follows grammars inside `step()`, in the threads of its sampler, while the engine's thread
+waits for them. It does not say how long that took. Two clocks tell: the time for which the engine's
+thread slept, and the processor time of the sampler's threads. The lower of both counts, so that
+neither a busy machine nor OpenVINO's own threads look like a grammar.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Iterable
+from pathlib import Path
+from typing import NamedTuple
+
+#: Guided steps in a row that must be over the budget before a grammar is ended: a single one may be chance.
+STEPS = 3
+#: A step that takes this many budgets is not chance.
+BUDGETS_AT_ONCE = 10
+#: A thread that used at least this part of the busiest thread's time computes the model.
+_COMPUTES = 0.05
+#: Weight of the newest step without a grammar in the mean of what ordinary sampling takes.
+_NEWEST = 0.1
+_SCHEDULE = "/proc/thread-self/schedstat"
+
+
+class _Clocks(NamedTuple):
+    """Seconds: of the wall, of this thread's work, of its waiting for a processor, of the sampler's work."""
+
+    wall: float
+    own: float
+    queued: float
+    sampler: float
+
+
+class GrammarWatch:
+    """Compares each step with its budget. Used on the engine's thread only, except `watch_threads`."""
+
+    def __init__(self, token_seconds: float) -> None:
+        """`token_seconds`: the seconds that one grammar may take per token."""
+        self._budget = token_seconds
+        self._threads: list[int] = []
+        self._plain = 0.0
+        self._over = 0
+        self._started = _Clocks(0.0, 0.0, 0.0, 0.0)
+
+    def watch_threads(self, threads: Iterable[int]) -> None:
+        """Watch these threads too, by their native ids. Threads that have ended are forgotten."""
+        kept = [thread for thread in self._threads if _processor_time(thread) is not None]
+        self._threads = [*kept, *threads]
+
+    def start(self) -> None:
+        """Note the clocks before a step."""
+        self._started = self._clocks()
+
+    def stop(self, sequences: int, expected: float | None) -> float:
+        """Return the seconds that a step's grammars took if they are over their budget, else 0.
+
+        Args:
+            sequences: Sequences that were in the step.
+            expected: Seconds that its grammars take as a rule; None for a step without a grammar.
+        """
+        before, now = self._started, self._clocks()
+        slept = now.wall - before.wall - (now.own - before.own) - (now.queued - before.queued)
+        work = max(0.0, min(slept, now.sampler - before.sampler))
+        if expected is None:
+            self._plain += _NEWEST * (work / max(sequences, 1) - self._plain)
+            self._over = 0
+            return 0.0
+        excess = work - self._plain * sequences - expected
+        self._over = self._over + 1 if excess > self._budget else 0
+        return work if self._over >= STEPS or excess > BUDGETS_AT_ONCE * self._budget else 0.0
+
+    def _clocks(self) -> _Clocks:
+        sampler = sum(_processor_time(thread) or 0.0 for thread in self._threads)
+        return _Clocks(time.perf_counter(), time.thread_time(), _queued(), sampler)
+
+
+def thread_times() -> dict[int, float]:
+    """Return the processor time of each thread of this process that Python did not start, by native id."""
+    ours = {thread.native_id for thread in threading.enumerate()}
+    found = {}
+    for name in os.listdir("/proc/self/task"):
+        seconds = _processor_time(int(name))
+        if int(name) not in ours and seconds is not None:
+            found[int(name)] = seconds
+    return found
+
+
+def sampler_threads(known: Iterable[int], before: dict[int, float], after: dict[int, float]) -> list[int]:
+    """Return the threads that do not compute the model, although they came with its pipeline.
+
+    Args:
+        known: Threads that were there before the pipeline.
+        before: `thread_times` before a long prompt was read.
+        after: `thread_times` after it.
+    """
+    used = {thread: seconds - before.get(thread, 0.0) for thread, seconds in after.items() if thread not in set(known)}
+    busiest = max([*used.values(), time.get_clock_info("thread_time").resolution])
+    return [thread for thread, seconds in used.items() if seconds < _COMPUTES * busiest]
+
+
+def _processor_time(thread: int) -> float | None:
+    """Return the seconds that a thread of this process has worked, None when it has ended."""
+    with contextlib.suppress(OSError):
+        # the clock of a thread, as pthread_getcpuclockid makes it of the native id
+        return time.clock_gettime((~thread << 3) | 6)
+    return None
+
+
+def _queued() -> float:
+    """Return the seconds for which this thread waited for a processor; 0 where the kernel does not count them."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        return int(Path(_SCHEDULE).read_bytes().split()[1]) / 1e9
+    return 0.0

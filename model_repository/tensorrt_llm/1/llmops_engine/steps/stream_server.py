@@ -1,0 +1,225 @@
+"""What a gateway may say in a step stream: subscribe, submit, cancel, acknowledge, leave; and drain, for a shutdown."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import llmops_contract as contract
+from llmops_contract import CANCELLED, ERROR, LAST_OF_SEQUENCE, LAST_OF_SLOT
+
+from ..loop import EngineLoop, Job
+from ..parse import EngineCapabilities, Tensors, flag, parse_request, scalar, text
+from ..request import GenerationRequest, Refused
+from ..runtime import Alternatives, EngineState
+from .kv_news import KvHoldings, KvNews
+from .sinks import FINAL, TritonStepSender, send_error
+from .submissions import Submissions
+from .subscription import Subscription
+
+if TYPE_CHECKING:
+    from triton_python_backend_utils import InferenceResponseSender
+
+# how often broken streams are looked for while nothing is generated (s)
+IDLE_CHECK = 0.1
+DRAINING = f"{contract.SHUTTING_DOWN}: the engine is shutting down and takes no new requests"
+CUT_OFF = (
+    f"{contract.SHUTTING_DOWN}: the engine is shutting down, and its exit timeout ended before this answer was complete"
+)
+
+
+class StepSink:
+    """One slot of a subscription."""
+
+    __slots__ = ("_slot", "_subscription")
+
+    def __init__(self, subscription: Subscription, slot: int) -> None:
+        self._subscription = subscription
+        self._slot = slot
+
+    def tokens(
+        self,
+        sequence: int,
+        ids: list[int],
+        log_probs: list[float],
+        finished: bool,
+        last_sequence: bool,
+        tops: list[Alternatives],
+    ) -> None:
+        flags = (LAST_OF_SEQUENCE if finished else 0) | (LAST_OF_SLOT if last_sequence else 0)
+        self._subscription.add(self._slot, sequence, ids, log_probs, flags, tops=tops)
+
+    def begin(self, sequence: int, cached: int | None) -> None:
+        self._subscription.begin(self._slot, sequence, cached)
+
+    def fail(self, message: str) -> None:
+        self._subscription.add(self._slot, 0, [], [], LAST_OF_SEQUENCE | LAST_OF_SLOT | ERROR, message)
+
+    def end(self) -> None:
+        self._subscription.add(self._slot, 0, [], [], LAST_OF_SEQUENCE | LAST_OF_SLOT | CANCELLED)
+
+    def is_cancelled(self) -> bool:
+        return self._subscription.lost
+
+
+class StepService:
+    """Routes step-stream messages to the engine thread, where all of its state lives."""
+
+    def __init__(
+        self, loop: EngineLoop, limits: EngineCapabilities, submissions: Submissions, served: tuple[str, ...]
+    ) -> None:
+        """`served`: model, version, engine and instance, for those who watch."""
+        self._served = served
+        self._holdings = KvHoldings()
+        self._loop = loop
+        self._limits = limits
+        self._submissions = submissions
+        self._subscriptions: dict[str, Subscription] = {}
+        self._draining = False
+        # who asked to be told when nothing runs any more
+        self._drain_senders: list[InferenceResponseSender] = []
+        loop.after_step = self._after_step
+
+    def handle(self, tensors: Tensors, sender: InferenceResponseSender) -> bool:
+        """Take a step-stream message; False when `tensors` are a request of their own. Raises Refused."""
+        if flag(tensors, contract.DRAIN):
+            end_now = flag(tensors, contract.STOP)
+            self._loop.post(lambda: self._drain(end_now, sender))
+        elif name := text(tensors, contract.SUBSCRIPTION):
+            self._route(name, tensors, sender)
+        elif self._draining:
+            raise Refused(DRAINING)
+        else:
+            return False
+        return True
+
+    def _route(self, name: str, tensors: Tensors, sender: InferenceResponseSender) -> None:
+        if contract.SUBMISSIONS.name in tensors:
+            requests = [(slot, self._parse(one)) for slot, one in self._submissions.read(tensors)]
+            self._loop.post(lambda: self._submit(name, requests, sender))
+            return
+        slot = scalar(tensors, contract.SLOT)
+        acknowledged = scalar(tensors, contract.ACKNOWLEDGE)
+        if acknowledged is not None:
+            demand = _demand(tensors)
+            self._loop.post(lambda: self._acknowledge(name, acknowledged, demand, sender))
+        elif slot is None and flag(tensors, contract.STOP):
+            self._loop.post(lambda: self._leave(name, sender))
+        elif slot is None:
+            resume_from, watch = scalar(tensors, contract.RESUME_FROM), flag(tensors, contract.WATCH)
+            self._loop.post(lambda: self._subscribe(name, resume_from, watch, sender))
+        elif flag(tensors, contract.STOP):
+            self._loop.post(lambda: self._cancel(name, slot, sender))
+        else:
+            raise Refused(f"{contract.SLOT}: needs {contract.STOP}; requests belong in {contract.SUBMISSIONS}")
+
+    def _parse(self, tensors: Tensors | Refused) -> GenerationRequest | Refused:
+        if isinstance(tensors, Refused):
+            return tensors
+        try:
+            return parse_request(tensors, self._limits)
+        except Refused as refusal:
+            return refusal
+
+    def _subscribe(self, name: str, resume_from: int, watch: bool, sender: InferenceResponseSender) -> None:
+        subscription = self._subscriptions.get(name)
+        if self._draining and subscription is None:
+            send_error(sender, DRAINING)
+            return
+        if subscription is None and resume_from == 0:
+            subscription = self._subscriptions[name] = Subscription(served=self._served)
+            subscription.news = KvNews(self._holdings) if watch else None
+        if subscription is None or not subscription.attach(TritonStepSender(sender), resume_from, time.monotonic()):
+            send_error(sender, contract.UNKNOWN_SUBSCRIPTION)
+
+    def _submit(
+        self, name: str, requests: list[tuple[int, GenerationRequest | Refused]], sender: InferenceResponseSender
+    ) -> None:
+        subscription = self._subscriptions.get(name)
+        if subscription is None:
+            send_error(sender, contract.UNKNOWN_SUBSCRIPTION)
+            return
+        sender.send(flags=FINAL)
+        for slot, request in requests:
+            if subscription.claim(slot):
+                self._start(name, subscription, slot, request)
+
+    def _start(self, name: str, subscription: Subscription, slot: int, request: GenerationRequest | Refused) -> None:
+        sink = StepSink(subscription, slot)
+        if self._draining or isinstance(request, Refused):
+            sink.fail(DRAINING if self._draining else str(request))
+            return
+        request.caller = request.caller or name
+        job = subscription.open[slot] = Job("", request, sink)
+        self._loop.admit(job)
+
+    def _cancel(self, name: str, slot: int, sender: InferenceResponseSender) -> None:
+        sender.send(flags=FINAL)
+        subscription = self._subscriptions.get(name)
+        if subscription is not None and slot in subscription.open:
+            self._loop.end(subscription.open[slot])
+
+    def _acknowledge(self, name: str, index: int, demand: int | None, sender: InferenceResponseSender) -> None:
+        sender.send(flags=FINAL)
+        subscription = self._subscriptions.get(name)
+        if subscription is not None:
+            subscription.acknowledge(index, time.monotonic())
+            if demand is not None:
+                subscription.demand = demand
+
+    def _leave(self, name: str, sender: InferenceResponseSender) -> None:
+        """A gateway that shuts down: nobody will come back for these answers."""
+        sender.send(flags=FINAL)
+        if name in self._subscriptions:
+            self._subscriptions[name].close()
+
+    def _drain(self, end_now: bool, sender: InferenceResponseSender) -> None:
+        self._draining = True
+        self._drain_senders.append(sender)
+        if end_now:
+            self._loop.fail_open(CUT_OFF)
+
+    def _after_step(self, idle: bool) -> float | None:
+        """Flush and check all subscriptions; returns after how long to call it again if nothing happens (s)."""
+        now, state = time.monotonic(), self._watched()
+        for name, subscription in list(self._subscriptions.items()):
+            subscription.flush(now, state)
+            subscription.check(now)
+            if self._draining and idle and subscription.settled:
+                subscription.close()
+            if subscription.lost:
+                del self._subscriptions[name]
+        if self._draining and idle and not self._subscriptions:
+            self._say_drained()
+        return IDLE_CHECK if self._subscriptions or self._drain_senders else None
+
+    def _watched(self) -> EngineState | None:
+        """The engine's state, and its cache's news passed on; None while nobody watches."""
+        changes = list(self._loop.take_kv_events())
+        self._holdings.apply(changes)
+        watching = [one for one in self._subscriptions.values() if one.news is not None]
+        if not watching:
+            return None
+        for subscription in watching:
+            if changes and subscription.news is not None:
+                subscription.news.add(changes)
+        return self._loop.state()._replace(
+            subscribers=len(self._subscriptions),
+            demand=sum(one.demand for one in self._subscriptions.values()),
+            draining=int(self._draining),
+        )
+
+    def _say_drained(self) -> None:
+        for sender in self._drain_senders:
+            sender.send(flags=FINAL)
+        self._drain_senders.clear()
+
+
+def _demand(tensors: Tensors) -> int | None:
+    """The weights that wait in a gateway: the second of the two numbers; None where they are not given."""
+    values = tensors.get(contract.DEMAND.name)
+    if values is None or values.size == 0:
+        return None
+    if values.size != 2 or values.min() < 0:
+        raise Refused(f"{contract.DEMAND}: must be two non-negative numbers")
+    return int(values.reshape(-1)[1])

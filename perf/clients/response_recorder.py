@@ -1,0 +1,178 @@
+"""Reads one OpenAI answer as it arrives and writes it into the record."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+from llmops.perf.clients.event_template import EventTemplate
+from llmops.perf.records import Record, Request
+from llmops.perf.workloads.tools import is_valid_call
+
+TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal")
+
+
+class ResponseRecorder:
+    """The `Sink` of one request: server-sent events or one JSON body."""
+
+    def __init__(
+        self, record: Record, request: Request, stream: bool, done: asyncio.Future[None], abort: Callable[[], None]
+    ) -> None:
+        self._record = record
+        self._request = request
+        self._stream = stream
+        self._done = done
+        self._abort = abort
+        self._status = 0
+        self._rest = b""
+        self._ended = False
+        self._shape: EventTemplate | None = None
+        self._text: list[str] = []
+        self._calls: dict[int, list[str]] = {}
+
+    def headers(self, status: int, headers: dict[bytes, bytes]) -> None:
+        self._status = status
+        self._stream = status == 200 and headers.get(b"content-type", b"").startswith(b"text/event-stream")
+        overhead = headers.get(b"x-llmops-overhead-ms")
+        if overhead is not None:
+            self._record.overhead_ms = float(overhead)
+
+    def body(self, data: bytes, now: float) -> None:
+        self._rest += data
+        if not self._stream:
+            return
+        *lines, self._rest = self._rest.split(b"\n")
+        for line in lines:
+            if line.startswith(b"data:"):
+                self._event(line[5:].strip(), now)
+                if self._done.done():
+                    return
+
+    def _event(self, payload: bytes, now: float) -> None:
+        if self._shape is not None and self._shape.fits(payload):
+            self._token(now)
+            return
+        if payload == b"[DONE]":
+            self._ended = True
+            return
+        try:
+            event = json.loads(payload)
+            if "error" in event:
+                self._finish(f"stream_error {_code(event['error'])}")
+                return
+            carried = self._choices(event.get("choices") or [])
+        except (ValueError, TypeError, AttributeError, KeyError):
+            self._finish("protocol")
+            return
+        if event.get("usage"):
+            self._usage(event["usage"])
+        if carried:
+            self._learn(payload)
+            self._token(now)
+
+    def _learn(self, payload: bytes) -> None:
+        # a reader of text or calls gets every event parsed
+        if not (self._request.keep_text or self._request.tools or self._record.finish):
+            self._shape = EventTemplate.of(payload)
+
+    def _choices(self, choices: list[dict[str, Any]]) -> bool:
+        carried = False
+        for choice in choices:
+            if choice.get("finish_reason"):
+                self._record.finish = choice["finish_reason"]
+            delta = choice.get("delta") or choice
+            carried |= self._delta(delta)
+        return carried
+
+    def _delta(self, delta: dict[str, Any]) -> bool:
+        text = delta.get("content") or delta.get("text")
+        if text:
+            if self._request.keep_text:
+                self._text.append(text)
+            return True
+        for call in delta.get("tool_calls") or ():
+            name_and_arguments = self._calls.setdefault(call.get("index", 0), ["", ""])
+            function = call.get("function") or {}
+            name_and_arguments[0] += function.get("name") or ""
+            name_and_arguments[1] += function.get("arguments") or ""
+        return bool(delta.get("tool_calls")) or any(delta.get(key) for key in TEXT_KEYS)
+
+    def _token(self, now: float) -> None:
+        record = self._record
+        record.chunks.append(now)
+        if record.first is None:
+            record.first = now
+        if record.counted:
+            record.tokens_out += 1
+        if self._request.cancel_after is not None and len(record.chunks) >= self._request.cancel_after:
+            record.cancelled = True
+            self._abort()
+            self._finish(None)
+
+    def _usage(self, usage: dict[str, Any]) -> None:
+        self._record.tokens_in = usage.get("prompt_tokens")
+        if usage.get("completion_tokens") is not None:
+            self._record.tokens_out = int(usage["completion_tokens"])
+            self._record.counted = False
+
+    def complete(self) -> None:
+        if self._status != 200:
+            self._finish(f"http_{self._status} {_body_code(self._rest)}".strip())
+        elif self._stream:
+            self._finish(None if self._ended else "truncated")
+        else:
+            self._whole()
+
+    def _whole(self) -> None:
+        try:
+            body = json.loads(self._rest)
+            for choice in body["choices"]:
+                self._record.finish = choice.get("finish_reason")
+                self._delta(choice.get("message") or choice)
+            self._usage(body.get("usage") or {})
+        except (ValueError, TypeError, AttributeError, KeyError):
+            self._finish("protocol")
+            return
+        self._finish(None)
+
+    def failed(self, kind: str) -> None:
+        # a server may close the connection right after [DONE]
+        self._finish(None if self._ended else kind)
+
+    def time_out(self) -> None:
+        self._abort()
+        self._finish("timeout")
+
+    def _finish(self, error: str | None) -> None:
+        if self._done.done():
+            return
+        record = self._record
+        record.error = error
+        record.end = time.perf_counter()
+        if error is not None:
+            self._abort_unless_complete()
+        if self._request.keep_text:
+            record.text = "".join(self._text)
+        record.tool_calls = len(self._calls)
+        record.tool_calls_valid = sum(is_valid_call(n, a, self._request.tools or []) for n, a in self._calls.values())
+        self._done.set_result(None)
+
+    def _abort_unless_complete(self) -> None:
+        if self._status == 200 and self._stream and not self._ended:
+            self._abort()
+
+
+def _code(error: Any) -> str:
+    if not isinstance(error, dict):
+        return "error"
+    return str(error.get("code") or error.get("type") or "error")
+
+
+def _body_code(body: bytes) -> str:
+    try:
+        return _code(json.loads(body)["error"])
+    except (ValueError, KeyError, TypeError):
+        return ""

@@ -1,0 +1,59 @@
+"""How sure one can be of a rate: 95 % confidence intervals."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+from llmops.perf.report.document import Document
+
+WINDOWS = 10
+# of Student's t with WINDOWS - 1 degrees of freedom, two-sided (any table of it)
+_T = 2.262
+# below this many events per window their number is chance
+MIN_COUNT = 5
+Interval = tuple[float, float]
+
+
+def rate_interval(document: Document, name: str) -> Interval | None:
+    """That of a rate of the summary; None where the run is too short for one."""
+    if name == "goodput_per_second":
+        return _goodput(document)
+    events = _tokens(document) if name == "output_tokens_per_second" else _ends(document)
+    return _batch_means(events, document.summary.seconds, document.summary.completed)
+
+
+def _batch_means(events: list[tuple[float, float]], seconds: float, completed: int) -> Interval | None:
+    """The run is cut into windows; how their rates scatter says how far the mean may be off."""
+    if completed < WINDOWS * MIN_COUNT:
+        return None
+    width, sums = seconds / WINDOWS, [0.0] * WINDOWS
+    for when, weight in events:
+        sums[min(WINDOWS - 1, max(0, int(when / width)))] += weight
+    rates = [total / width for total in sums]
+    spread = _T * statistics.stdev(rates) / math.sqrt(WINDOWS)
+    return statistics.fmean(rates) - spread, statistics.fmean(rates) + spread
+
+
+def _ends(document: Document) -> list[tuple[float, float]]:
+    return [(record["end"], 1.0) for record in document.records if record["error"] is None and not record["cancelled"]]
+
+
+def _tokens(document: Document) -> list[tuple[float, float]]:
+    found = []
+    for record in document.records:
+        share = record["tokens_out"] / max(1, len(record["chunks"]))
+        found += [(when, share) for when in record["chunks"]]
+    return found
+
+
+def _goodput(document: Document) -> Interval | None:
+    """Wilson's interval of the share that was good, at the run's own rate of requests."""
+    summary = document.summary
+    count = summary.requests - summary.cancelled
+    if summary.goodput_share is None or count < WINDOWS * MIN_COUNT:
+        return None
+    z, share, rate = 1.96, summary.goodput_share, count / summary.seconds
+    centre = (share + z * z / (2 * count)) / (1 + z * z / count)
+    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count)) / (1 + z * z / count)
+    return rate * (centre - spread), rate * (centre + spread)

@@ -1,0 +1,141 @@
+"""From records to figures."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from llmops.perf.load.objectives import Objective, meets_objectives
+from llmops.perf.load.runner import LoadRun
+from llmops.perf.percentiles import intervals, percentile
+from llmops.perf.records import Record
+
+PERCENTILES = (50, 90, 95, 99)
+# the distributions of a summary, and what people call them
+LATENCIES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E", "overhead": "Overhead"}
+# the CPU share of one core from which on the load generator may itself be what is measured
+BUSY_SHARE = 0.7
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """Milliseconds. `interval` holds the 95 % confidence interval of each percentile where the sample allows one."""
+
+    count: int
+    mean: float
+    minimum: float
+    maximum: float
+    p50: float
+    p90: float
+    p95: float
+    p99: float
+    interval: dict[str, list[float]] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, seconds: list[float], independent: bool = True) -> Distribution | None:
+        """None for no values. No intervals for values that are not `independent` (the gaps within one answer)."""
+        if not seconds:
+            return None
+        ordered = sorted(1000 * value for value in seconds)
+        points = {f"p{p}": round(percentile(ordered, p), 4) for p in PERCENTILES}
+        mean = sum(ordered) / len(ordered)
+        ends = (round(mean, 4), round(ordered[0], 4), round(ordered[-1], 4))
+        return cls(len(ordered), *ends, **points, interval=intervals(ordered, PERCENTILES) if independent else {})
+
+
+@dataclass(frozen=True)
+class Summary:
+    """The figures of one run. Rates per second of the run, from its first request to its last answer."""
+
+    seconds: float
+    requests: int
+    completed: int
+    cancelled: int
+    failed: int
+    errors: dict[str, int]
+    tokens_in: int | None
+    tokens_out: int
+    tokens_source: str
+    requests_per_second: float
+    output_tokens_per_second: float
+    total_tokens_per_second: float | None
+    goodput_share: float | None
+    goodput_per_second: float | None
+    mean_input: float | None
+    mean_output: float | None
+    short_answers: int
+    finish: dict[str, int]
+    tool_calls: int
+    tool_calls_valid: int
+    own_cpu_share: float
+    own_cpu_us_per_token: float | None
+    own_lag_p99_ms: float | None
+    schedule_lag_p99_ms: float
+    ttft: Distribution | None
+    itl: Distribution | None
+    tpot: Distribution | None
+    e2e: Distribution | None
+    overhead: Distribution | None
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def summarise(run: LoadRun, slos: list[Objective]) -> Summary:
+    """All figures of `run`. Latencies are of completed requests; tokens of every request, also of cancelled ones."""
+    records = run.records
+    done = [record for record in records if record.ok]
+    good = sum(meets_objectives(record, slos) for record in records) if slos else None
+    inputs = [record.tokens_in for record in records if record.tokens_in is not None]
+    tokens_out = sum(record.tokens_out for record in records)
+    seconds = max(run.seconds, 1e-9)
+    return Summary(
+        seconds=round(run.seconds, 4),
+        requests=len(records),
+        completed=len(done),
+        cancelled=sum(record.cancelled for record in records),
+        failed=sum(record.error is not None for record in records),
+        errors=dict(Counter(record.error for record in records if record.error is not None)),
+        tokens_in=sum(inputs) if inputs else None,
+        tokens_out=tokens_out,
+        tokens_source=_source(done),
+        requests_per_second=round(len(done) / seconds, 4),
+        output_tokens_per_second=round(tokens_out / seconds, 3),
+        total_tokens_per_second=round((tokens_out + sum(inputs)) / seconds, 3) if inputs else None,
+        goodput_share=None if good is None else round(good / max(1, len(run.stayed)), 5),
+        goodput_per_second=None if good is None else round(good / seconds, 4),
+        mean_input=_mean(inputs),
+        mean_output=_mean([record.tokens_out for record in done]),
+        short_answers=sum(record.tokens_out < record.requested for record in done),
+        finish=dict(Counter(record.finish for record in done if record.finish)),
+        tool_calls=sum(record.tool_calls for record in records),
+        tool_calls_valid=sum(record.tool_calls_valid for record in records),
+        own_cpu_share=round(run.cost.share, 4),
+        own_cpu_us_per_token=round(1e6 * run.cost.cpu / tokens_out, 2) if tokens_out else None,
+        own_lag_p99_ms=_p99(run.cost.lags),
+        schedule_lag_p99_ms=_p99([record.lag for record in records]) or 0.0,
+        ttft=Distribution.of([record.ttft for record in done if record.ttft is not None]),
+        itl=Distribution.of([gap for record in done for gap in record.gaps], independent=False),
+        tpot=Distribution.of([record.tpot for record in done if record.tpot is not None]),
+        e2e=Distribution.of([record.e2e for record in done]),
+        overhead=Distribution.of([record.overhead_ms / 1000 for record in done if record.overhead_ms is not None]),
+    )
+
+
+def _mean(values: list[int]) -> float | None:
+    return round(sum(values) / len(values), 2) if values else None
+
+
+def _p99(seconds: list[float]) -> float | None:
+    return round(1000 * percentile(sorted(seconds), 99), 3) if seconds else None
+
+
+def _source(done: list[Record]) -> str:
+    """Who counted the output tokens."""
+    kinds = {record.counted for record in done}
+    if not kinds:
+        return "none"
+    if kinds == {False}:
+        return "usage"
+    return "chunks" if kinds == {True} else "mixed"

@@ -1,0 +1,168 @@
+"""What comes to a simulated fleet: traces, and days of conversations that nobody has recorded."""
+
+from __future__ import annotations
+
+import math
+import random
+from bisect import bisect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+
+from llmops.errors import InputError
+from llmops.perf.report.document import Document
+from llmops.perf.simulate.fleet import Arrivals
+from llmops.perf.simulate.simulated_request import SimulatedRequest
+from llmops.perf.workloads.files import BLOCK_TOKENS, TraceEntry, read_trace
+from llmops.perf.workloads.lengths import Lengths, parse_lengths
+
+DAY = 86_400.0
+PEAK_HOUR = 20 * 3600.0
+# A day's rate is a wave to the third power, of which this is the mean.
+DAILY_AMPLITUDE = 0.3125
+
+
+@dataclass(frozen=True)
+class ConversationArrivals:
+    """Sessions of several turns: a system prompt that an application's users share, then what was said so far.
+
+    `rate`: requests/s on average, `peak` times as many in the evening and less at night; 1: always the same. `apps`:
+    how many system prompts, by Zipf's law. Lengths in tokens; `think`: seconds between an answer and the next turn, on
+    average. `tenants` share the requests evenly but for the first, which sends `flood` times as many; `tiers` by their
+    shares.
+    """
+
+    rate: float
+    seconds: float
+    turns: Lengths = field(default_factory=lambda: parse_lengths("5"))
+    system: int = 1300
+    apps: int = 50
+    message: Lengths = field(default_factory=lambda: parse_lengths("lognormal:250,0.6"))
+    answer: Lengths = field(default_factory=lambda: parse_lengths("lognormal:334,0.6"))
+    think: float = 30.0
+    start: float = 0.0
+    peak: float = 1.0
+    tenants: int = 1
+    flood: float = 1.0
+    tiers: tuple[tuple[str, float], ...] = (("", 1.0),)
+    block_tokens: int = 64
+    seed: int = 0
+
+    def arrivals(self) -> Arrivals:
+        talk = _ConversationState(self)
+        return Arrivals(talk.first(), talk.next)
+
+
+# of a session: tokens of the message and of the answer, and seconds before the message
+_Turn = tuple[int, int, float]
+
+
+class _ConversationState:
+    def __init__(self, spec: ConversationArrivals) -> None:
+        self.spec, self._rng = spec, random.Random(f"conversations {spec.seed}")
+        self._named = 1
+        shared = spec.system // spec.block_tokens
+        self._system: list[list[int]] = [[] for _ in range(spec.apps)]
+        for blocks in self._system:
+            self._fill(blocks, shared)
+        self._popular = list(accumulate(1 / (rank + 1) for rank in range(spec.apps)))
+        self._tenants = [f"tenant-{number}" for number in range(spec.tenants)]
+        self._demand = list(accumulate([spec.flood, *[1.0] * (spec.tenants - 1)]))
+        self._tiers = list(accumulate(share for _, share in spec.tiers))
+        # by the last job of a session: what is still to be said, and the blocks so far
+        self._open: dict[SimulatedRequest, tuple[list[_Turn], list[int]]] = {}
+
+    def first(self) -> Iterator[SimulatedRequest]:
+        """The first requests of the sessions, whose number per second makes up for their turns. All of a session is
+        drawn here: it is the same whatever becomes of others."""
+        spec, rng = self.spec, self._rng
+        drawn = random.Random("turns")
+        mean = sum(spec.turns.draw(drawn) for _ in range(2000)) / 2000
+        highest = spec.peak
+        now = 0.0
+        while True:
+            now += rng.expovariate(highest * spec.rate / mean)
+            if now >= spec.seconds:
+                return
+            if rng.random() * highest > self._level(now):
+                continue
+            app = _drawn(rng, self._popular)
+            tenant = self._tenants[_drawn(rng, self._demand)]
+            tier = spec.tiers[_drawn(rng, self._tiers)][0]
+            turns = [self._turn() for _ in range(spec.turns.draw(rng))]
+            turns.reverse()
+            yield self._job(now, spec.system, list(self._system[app]), tenant, tier, 0, turns)
+
+    def next(self, last: SimulatedRequest) -> tuple[float, SimulatedRequest] | None:
+        """The next turn: all that was said, and a message more. Who is refused is gone."""
+        turns, blocks = self._open.pop(last, ([], []))
+        if not turns or last.refused >= 0 or last.failed:
+            return None
+        *_, pause = turns[-1]
+        if last.end + pause >= self.spec.seconds:
+            return None
+        return pause, self._job(0.0, last.tokens + last.answer, blocks, last.tenant, last.tier, last.turn + 1, turns)
+
+    def _turn(self) -> _Turn:
+        spec, rng = self.spec, self._rng
+        pause = rng.expovariate(1 / spec.think) if spec.think else 0.0
+        return spec.message.draw(rng), spec.answer.draw(rng), pause
+
+    def _level(self, now: float) -> float:
+        """Of the mean rate, by the time of the day."""
+        peak = self.spec.peak
+        wave = (1 + math.cos(2 * math.pi * (self.spec.start + now - PEAK_HOUR) / DAY)) / 2
+        night = (1 - DAILY_AMPLITUDE * peak) / (1 - DAILY_AMPLITUDE)
+        return night + (peak - night) * wave**3
+
+    def _job(
+        self, when: float, before: int, blocks: list[int], tenant: str, tier: str, turn: int, turns: list[_Turn]
+    ) -> SimulatedRequest:
+        size, (message, answer, _) = self.spec.block_tokens, turns.pop()
+        tokens = before + message
+        self._fill(blocks, tokens // size)
+        prompt = tuple(blocks)
+        self._fill(blocks, (tokens + answer) // size)
+        job = SimulatedRequest(when, tokens, answer, prompt, tuple(blocks[len(prompt) :]), tenant, tier, turn)
+        if turns:
+            self._open[job] = (turns, blocks)
+        return job
+
+    def _fill(self, blocks: list[int], size: int) -> None:
+        count = size - len(blocks)
+        if count > 0:
+            blocks += range(self._named, self._named + count)
+            self._named += count
+
+
+def _drawn(rng: random.Random, cumulated: Sequence[float]) -> int:
+    """As `choices` does, for one at a time."""
+    return bisect(cumulated, rng.random() * cumulated[-1], 0, len(cumulated) - 1)
+
+
+def arrivals_from_trace(path: Path) -> Arrivals:
+    """A trace in Mooncake's format. Raises InputError."""
+    names: dict[tuple[int, int], int] = {}
+    return Arrivals(iter([_of_entry(entry, names) for entry in read_trace(path)]))
+
+
+def _of_entry(entry: TraceEntry, names: dict[tuple[int, int], int]) -> SimulatedRequest:
+    """A block that comes after another one in some prompts is another block there, as it is in a cache."""
+    whole, before, blocks = entry.input_length // BLOCK_TOKENS, 0, []
+    for block in entry.hash_ids[:whole]:
+        before = names.setdefault((before, block), len(names) + 1)
+        blocks.append(before)
+    return SimulatedRequest(entry.at, entry.input_length, entry.output_length, tuple(blocks))
+
+
+def arrivals_from_bench(document: Document) -> Arrivals:
+    """The requests of a `llmops bench --json` run, at the times at which they left. Nothing is known of their prompts
+    but how long they were. Raises InputError for a run without token counts."""
+    jobs = []
+    for record in document.records:
+        if record["tokens_in"] is None:
+            raise InputError("This run has no counts of prompt tokens: let the server send usage.")
+        answer = max(record["tokens_out"], 1)
+        jobs.append(SimulatedRequest(record["start"], record["tokens_in"], answer, turn=record["turn"]))
+    return Arrivals(iter(sorted(jobs, key=lambda job: job.arrived)))

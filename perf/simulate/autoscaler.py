@@ -1,0 +1,76 @@
+"""How many replicas Kubernetes would run: KEDA's sums through the algorithm of the HorizontalPodAutoscaler. Pure.
+
+Source: https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/ and kubernetes/kubernetes
+`pkg/controller/podautoscaler/horizontal.go`, `replica_calculator.go` (external metrics with an average value).
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+# the controller's own: a sum that is so near to what the replicas should have changes nothing
+TOLERANCE = 0.1
+
+
+@dataclass(frozen=True)
+class AutoscalingSpec:
+    """A ScaledObject as deploy/helm/llmops writes it. `targets`: of each sum, the part that one replica is to have;
+    `period`: seconds between two looks. Up: to `grow` times as many within `up_period` seconds; down: `shrink` fewer
+    within `down_period`, and never below what was wanted in the last `window` seconds. A new replica is ready
+    `cold_start` seconds after it was asked for."""
+
+    least: int = 1
+    most: int = 4
+    targets: Mapping[str, float] = field(default_factory=lambda: {"waiting": 8.0, "kv": 0.8})
+    period: float = 15.0
+    grow: float = 2.0
+    up_period: float = 60.0
+    shrink: int = 1
+    down_period: float = 120.0
+    window: float = 600.0
+    cold_start: float = 180.0
+
+
+class Autoscaler:
+    """Remembers what it wanted, and what it did."""
+
+    def __init__(self, scaling: AutoscalingSpec) -> None:
+        self._scaling = scaling
+        # when, and how many: what the sums asked for, and by how many replicas it became more (or fewer)
+        self._wanted: deque[tuple[float, int]] = deque()
+        self._changes: deque[tuple[float, int]] = deque()
+
+    def replicas(self, now: float, current: int, sums: Mapping[str, float]) -> int:
+        """How many there are to be from now on. `current` has those that are still starting."""
+        scaling = self._scaling
+        asked = max(_asked(sums[name], target, current) for name, target in scaling.targets.items())
+        self._wanted.append((now, asked))
+        while self._wanted[0][0] <= now - scaling.window:
+            self._wanted.popleft()
+        if asked < current:
+            asked = min(max(wanted for _, wanted in self._wanted), current)
+        chosen = min(max(asked, scaling.least, self._floor(now, current)), scaling.most, self._ceiling(now, current))
+        if chosen != current:
+            self._changes.append((now, chosen - current))
+        return chosen
+
+    def _ceiling(self, now: float, current: int) -> int:
+        began = current - self._changed(now - self._scaling.up_period)
+        return max(math.ceil(began * self._scaling.grow), current)
+
+    def _floor(self, now: float, current: int) -> int:
+        began = current - self._changed(now - self._scaling.down_period)
+        return min(began - self._scaling.shrink, current)
+
+    def _changed(self, since: float) -> int:
+        return sum(by for when, by in self._changes if when > since)
+
+
+def _asked(total: float, target: float, current: int) -> int:
+    """By one of the sums."""
+    if current and abs(total / (target * current) - 1) <= TOLERANCE:
+        return current
+    return math.ceil(total / target)

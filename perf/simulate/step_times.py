@@ -1,0 +1,75 @@
+"""How long an engine's step takes, as the planner has it, looked up often."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from llmops.build.plan.speed.step_time import Prefill, StepModel
+
+# Grids on which the planner is asked: sequences beside a prompt, tokens of a step, tokens before them.
+BESIDE, CHUNK, BEFORE = 16, 128, 2048
+# Two lengths between which decoding grows as a line: what is read of the cache does.
+SHORT, LONG = 512, 8192
+
+
+class StepTimes(Protocol):
+    """Seconds of a step."""
+
+    def decode(self, batch: int, length: float) -> float:
+        """One token for each of `batch` sequences, which have `length` tokens before it on average."""
+        ...
+
+    def read(self, batch: int, length: float, tokens: int, before: int) -> float:
+        """The same, and `tokens` of prompts beside it, which have `before` in the cache."""
+        ...
+
+
+class PlannedStepTimes:
+    """A StepModel on a grid; each point is asked for once."""
+
+    def __init__(self, model: StepModel) -> None:
+        self._model = model
+        self._lines: dict[int, tuple[float, float]] = {}
+        self._reading: dict[tuple[int, int, int], float] = {}
+
+    def decode(self, batch: int, length: float) -> float:
+        line = self._lines.get(batch)
+        if line is None:
+            short, long = self._model.seconds(batch, SHORT), self._model.seconds(batch, LONG)
+            slope = (long - short) / (LONG - SHORT)
+            line = self._lines[batch] = (short - slope * SHORT, slope)
+        return line[0] + line[1] * length
+
+    def read(self, batch: int, length: float, tokens: int, before: int) -> float:
+        beside = -(-batch // BESIDE) * BESIDE
+        low = tokens // CHUNK
+        first, second = self._added(beside, low, before // BEFORE), self._added(beside, low + 1, before // BEFORE)
+        added = first + (second - first) * (tokens - low * CHUNK) / CHUNK
+        return added + self.decode(batch, length) if batch else added
+
+    def _added(self, beside: int, chunk: int, before: int) -> float:
+        """What prompts add to a step; alone they are the step."""
+        key = (beside, chunk, before)
+        known = self._reading.get(key)
+        if known is None:
+            prefill = Prefill(1, max(chunk * CHUNK, 1), before * BEFORE)
+            plain = self._model.seconds(beside, LONG // 4) if beside else 0.0
+            known = self._reading[key] = self._model.seconds(beside, LONG // 4, prefill) - plain
+        return known
+
+
+@dataclass(frozen=True)
+class LinearStepTimes:
+    """Seconds per step, per sequence, per prompt token, and per token in the cache: an engine for experiments."""
+
+    step: float = 0.01
+    sequence: float = 0.0
+    prompt_token: float = 0.00005
+    cached_token: float = 0.0
+
+    def decode(self, batch: int, length: float) -> float:
+        return self.step + batch * (self.sequence + length * self.cached_token)
+
+    def read(self, batch: int, length: float, tokens: int, before: int) -> float:
+        return self.decode(batch, length) + tokens * self.prompt_token

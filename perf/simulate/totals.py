@@ -1,0 +1,179 @@
+"""What came of a simulated run: records as `llmops bench` has them, and what only a simulation knows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from llmops.gateway.routing.admission.fair_queue import service_cost
+from llmops.perf.records import Record
+from llmops.perf.simulate.fleet import FleetSpec, SimulationOutcome
+from llmops.perf.simulate.simulated_request import SimulatedRequest
+
+REFUSED, FAILED = "overloaded", "engine_unavailable"
+
+
+@dataclass
+class SimulationTotals:
+    """Sums over requests and replicas; those of several cells add up. `busiest`: the share of the time in which the
+    replica with most to do had something to do; `served`: cost by tenant, as it is shared."""
+
+    replicas: int = 0
+    gpus: int = 0
+    gpu_seconds: float = 0.0
+    dollars: float = 0.0
+    busy_seconds: float = 0.0
+    replica_seconds: float = 0.0
+    prompt_tokens: int = 0
+    answer_tokens: int = 0
+    cached_tokens: int = 0
+    seen_tokens: int = 0
+    refused: int = 0
+    failed: int = 0
+    moved: int = 0
+    longest_queue: int = 0
+    busiest: float = 0.0
+    requests: list[int] = field(default_factory=list)
+    scaled: list[tuple[float, int]] = field(default_factory=list)
+    served: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: SimulationTotals) -> None:
+        for one in fields(self):
+            mine, more = getattr(self, one.name), getattr(other, one.name)
+            setattr(self, one.name, max(mine, more) if one.name in ("longest_queue", "busiest") else mine + more)
+
+    @property
+    def hit_rate(self) -> float:
+        """Of the prompt tokens that were read, those found in the cache."""
+        return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def ceiling(self) -> float:
+        """What one cache without end would have found."""
+        return self.seen_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    @property
+    def imbalance(self) -> float:
+        """The most requests of a replica, of the mean."""
+        mean = sum(self.requests) / len(self.requests) if self.requests else 0.0
+        return max(self.requests) / mean if mean else 0.0
+
+    @property
+    def jain(self) -> float:
+        """Jain's index of what tenants were served: 1 for equal parts, 1/n for all to one."""
+        parts = list(self.served.values())
+        return sum(parts) ** 2 / (len(parts) * sum(part * part for part in parts)) if any(parts) else 1.0
+
+    @property
+    def busy(self) -> float:
+        """The share of the time in which replicas had something to do."""
+        return self.busy_seconds / self.replica_seconds if self.replica_seconds else 0.0
+
+    def figures(self) -> dict[str, Any]:
+        """For the JSON document."""
+        shares = ("hit_rate", "ceiling", "imbalance", "jain", "busy", "busiest")
+        rounded = {name: round(getattr(self, name), 4) for name in shares}
+        tokens = self.prompt_tokens + self.answer_tokens
+        return {
+            **rounded,
+            "replicas": self.replicas,
+            "gpus": self.gpus,
+            "gpu_hours": round(self.gpu_seconds / 3600, 3),
+            "dollars": round(self.dollars, 2),
+            "dollars_per_million_tokens": round(1e6 * self.dollars / tokens, 4) if tokens else None,
+            "dollars_per_million_answer_tokens": (
+                round(1e6 * self.dollars / self.answer_tokens, 4) if self.answer_tokens else None
+            ),
+            "refused": self.refused,
+            "failed": self.failed,
+            "moved": self.moved,
+            "longest_queue": self.longest_queue,
+            **({"scaled": self.scaled} if self.scaled else {}),
+        }
+
+
+def sum_up(outcome: SimulationOutcome, skipped: float = 0.0) -> SimulationTotals:
+    """Of the requests that arrived after the first `skipped` seconds."""
+    spec = outcome.spec
+    seconds = outcome.seconds
+    found = SimulationTotals(
+        replicas=spec.replicas, gpus=spec.replicas * spec.engine.gpus, longest_queue=_longest(outcome)
+    )
+    found.busy_seconds, found.replica_seconds = sum(outcome.busy.values()), seconds * spec.replicas
+    found.busiest = max(outcome.busy.values()) / seconds if seconds else 0.0
+    # what it takes while requests come, not until the last answer is done
+    measured = max(max((job.arrived for job in outcome.jobs), default=0.0) - skipped, 0.0)
+    found.gpu_seconds = spec.engine.gpus * outcome.replica_seconds(skipped, skipped + measured)
+    found.scaled = [(when, count) for when, count in outcome.scaled if when >= skipped]
+    found.dollars = found.gpu_seconds / 3600 * spec.engine.price
+    counts: Counter[str] = Counter()
+    for job, seen in _seen(outcome.jobs, spec.engine.block_tokens):
+        if job.arrived < skipped:
+            continue
+        found.refused += job.refused >= 0
+        found.failed += job.failed
+        found.moved += job.moves
+        if job.refused >= 0 or job.failed:
+            continue
+        found.prompt_tokens += job.tokens
+        found.answer_tokens += job.answer
+        found.cached_tokens += job.cached
+        found.seen_tokens += min(seen, job.tokens - 1)
+        found.served[job.tenant] += int(service_cost(job.tokens, job.answer))
+        counts[job.replica] += 1
+    found.requests = [counts[name] for name in outcome.busy]
+    return found
+
+
+def records(jobs: Iterable[SimulatedRequest], skipped: float = 0.0, added: float = 0.0) -> list[Record]:
+    """As if a load generator had sent them, to which every answer comes `added` seconds later. Their tokens come
+    evenly: an answer has two times, its first and last."""
+    return [_record(job, added) for job in jobs if job.arrived >= skipped]
+
+
+def _record(job: SimulatedRequest, added: float) -> Record:
+    error = REFUSED if job.refused >= 0 else FAILED if job.failed else None
+    record = Record(job.arrived, end=job.end + added, counted=False, requested=job.answer, turn=job.turn, error=error)
+    record.tokens_in = job.tokens
+    if error is None:
+        record.first, record.tokens_out, record.finish = job.first + added, job.answer, "length"
+        record.chunks = [record.first, record.end]
+    return record
+
+
+def _longest(outcome: SimulationOutcome) -> int:
+    return max(outcome.queues.values(), default=0)
+
+
+def _seen(jobs: Sequence[SimulatedRequest], size: int) -> Iterable[tuple[SimulatedRequest, int]]:
+    """With each request the tokens of its prompt that any request before it had."""
+    known: set[int] = set()
+    for job in sorted(jobs, key=lambda one: one.arrived):
+        count = 0
+        for name in job.hashes:
+            if name not in known:
+                break
+            count += 1
+        known.update(job.hashes)
+        if job.refused < 0 and not job.failed:
+            known.update(job.after)
+        yield job, count * size
+
+
+def spec_of(spec: FleetSpec) -> dict[str, Any]:
+    """What was simulated, for the JSON document."""
+    return {
+        "policy": spec.policy,
+        "gate": bool(spec.tiers),
+        "replicas": spec.replicas,
+        "gateways": spec.gateways,
+        "engine": spec.engine.name,
+        "blocks": spec.engine.blocks,
+        "block_tokens": spec.engine.block_tokens,
+        "max_batch_size": spec.engine.max_batch_size,
+        "max_num_tokens": spec.engine.max_num_tokens,
+        "failures": [f"{one.replica}@{one.at:g}+{one.back:g}" for one in spec.failures],
+        "seed": spec.seed,
+    }

@@ -1,0 +1,110 @@
+"""Leaving early: a client's cancel and `stop` by id free the batch and the KV cache."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+
+from llmops.gateway.telemetry.metric_definitions import ENGINE_BLOCKS as BLOCKS
+from llmops.gateway.telemetry.metric_definitions import ENGINE_REQUESTS as REQUESTS
+from llmops.perf.verify.engine_context import EngineContext
+from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, unseen, works
+from llmops.perf.verify.probe import ProbeResponse
+
+CHECKS: list[VerifyCheck] = []
+_CANCELLED, _STOPPED, _AFTER = 2048, 512, 3
+# seconds; what is left is long gone by then, also on a busy host
+_PATIENCE = 30.0
+# gauges are published every 100 ms, and a cancel is looked for every 50 ms
+_LEAST = 1.0
+# tokens that come although all is well: the engine goes on while a message travels
+IN_FLIGHT = 8
+
+
+class TokenPace:
+    """Seconds between two tokens of an answer, from when its responses came."""
+
+    def __init__(self) -> None:
+        self._first, self._before, self.gap = 0.0, 0, _PATIENCE
+
+    def heard(self, so_far: ProbeResponse) -> bool:
+        """Call it for each response; always true."""
+        now, count = time.monotonic(), len(so_far.ids)
+        if not self._before:
+            self._first, self._before = now, count
+        elif count > self._before:
+            self.gap = max(1e-6, now - self._first) / (count - self._before)
+        return True
+
+
+@check(CHECKS, "cancel frees batch and blocks")
+async def cancel(desk: EngineContext) -> Finding:
+    new, before, pace = desk.room(_CANCELLED), await _idle(desk), TokenPace()
+    if before is None or desk.gauges is None:
+        return unseen("no metrics of this engine could be read; name Triton's metrics page with --metrics URL")
+    leaving = asyncio.Event()
+    running = asyncio.create_task(desk.same(new, on_response=lambda so_far: pace.heard(so_far) and leaving.is_set()))
+    # the gauges lag: only what was seen in the batch can be seen to have left it
+    inside = await desk.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 0) > 0 or running.done(), _PATIENCE)
+    leaving.set()
+    heard, left = await running, time.monotonic()
+    expect(heard.error is None, f"the request failed: {heard.error}")
+    if not inside or not heard.cancelled or len(heard.ids) > new - 8:
+        return unseen("the engine was done before it could be cancelled")
+    # half the time that the rest of it would have taken: later it would be gone anyway
+    patience = min(_PATIENCE, (new - len(heard.ids)) * pace.gap / 2)
+    gone = await desk.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 1) == 0, patience)
+    if not gone and patience < _LEAST:
+        return unseen(f"all {new} tokens take too little time to tell a cancel from an end")
+    expect(gone, f"{patience:.1f} s after its client had left, the request is still in the batch")
+    seconds = time.monotonic() - left
+    after = await desk.gauges.read()
+    used = (BLOCKS, "used")
+    # blocks that the prefix cache keeps for the next request are not free in every runtime's books
+    leaked = after.get(used, 0) - before.get(used, 0)
+    per = max(1.0, after.get((BLOCKS, "tokens_per"), 32))
+    most = (len(desk.prompt) + len(heard.ids)) / per + 2
+    expect(leaked <= most, f"{leaked:.0f} KV blocks more are in use after a cancelled request than before it")
+    return works(f"gone {1000 * seconds:.0f} ms after {len(heard.ids)} of {new} tokens", seconds=seconds)
+
+
+async def _idle(desk: EngineContext) -> dict[tuple[str, str], float] | None:
+    """The gauges once nothing runs; None without gauges, or when others use the engine."""
+    if desk.gauges is None or not await desk.gauges.read():
+        return None
+    await desk.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 0) == 0, _PATIENCE)
+    return await desk.gauges.read()
+
+
+@check(CHECKS, "stop by request id")
+async def stop(desk: EngineContext) -> Finding:
+    new, name = desk.room(_STOPPED), f"verify-stop-{time.monotonic_ns()}"
+    enough, counted, pace = asyncio.Event(), 0, TokenPace()
+
+    def watch(heard: ProbeResponse) -> bool:
+        nonlocal counted
+        pace.heard(heard)
+        counted = len(heard.ids)
+        if counted >= _AFTER:
+            enough.set()
+        return False
+
+    running = asyncio.create_task(desk.probe.ask(desk.prompt, new, watch, name))
+    waiting = asyncio.create_task(enough.wait())
+    await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
+    waiting.cancel()
+    if running.done():
+        return unseen(f"all {len((await running).ids)} tokens came before it could be stopped")
+    begun = time.monotonic()
+    await desk.probe.stop(name)
+    said, answered = counted, time.monotonic() - begun
+    heard = await running
+    expect(heard.error is None, f"a stopped request ends with an error: {heard.error}")
+    if len(heard.ids) == new and said > new - 8:
+        return unseen("the engine was done before it could be stopped")
+    expect(len(heard.ids) < new, "a second request with its id and `stop` did not end the request")
+    expect(heard.finals == 1, "a stopped request has no final flag")
+    # those of a round trip are under way when the answer is heard
+    late, most = len(heard.ids) - said, IN_FLIGHT + answered / pace.gap
+    expect(late <= most, f"{late} tokens more came after `stop` was answered, {most:.0f} can have been under way")
+    return works(f"ended after {len(heard.ids)} of {new} tokens")

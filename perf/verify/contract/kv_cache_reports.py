@@ -1,0 +1,77 @@
+"""What an engine reports about itself for as long as it lives: gauges of its KV cache, and events
+of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+
+from llmops.perf.verify.contract.subscriber import Subscriber
+from llmops.perf.verify.engine_context import EngineContext
+from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, refused, unseen, works
+
+CHECKS: list[VerifyCheck] = []
+_USED = ("nv_trt_llm_kv_cache_block_metrics", "used")
+#: Tokens that are generated while the gauge is watched: they fill several blocks of any usual size.
+_LONG = 400
+#: Tokens of a prompt whose blocks must be reported: at least one block of any usual size.
+_PROMPT = 96
+#: Rounds of events. A reader that ends with its first empty read reports the first one at most.
+_ROUNDS = 2
+_PATIENCE = 10.0
+
+
+@check(CHECKS, "KV gauges")
+async def gauges(desk: EngineContext) -> Finding:
+    if desk.gauges is None:
+        return unseen("Triton's metrics port was not given")
+    before = await desk.gauges.read()
+    if _USED not in before:
+        return unseen("this engine reports no blocks of its KV cache")
+    new = desk.room(_LONG)
+    seen: set[float] = {before[_USED]}
+    end = time.monotonic() + _PATIENCE
+    # a fast engine is done before its gauges are read, so it is kept at work
+    while len(seen) < 2 and time.monotonic() < end:
+        running = asyncio.create_task(desk.same(new))
+        while not running.done():
+            seen.add((await desk.gauges.read()).get(_USED, before[_USED]))
+            await asyncio.sleep(0.02)
+        await running
+    if len(seen) < 2 and new < _LONG:
+        return unseen(f"the context has room for {new} tokens only, which may not fill a block")
+    expect(
+        len(seen) > 1,
+        f"{_USED[0]} says {before[_USED]:.0f} used blocks before and while answers of {new} tokens are generated for "
+        f"{_PATIENCE:.0f} s: its reader has stopped; start the server again, and report it",
+    )
+    return works(f"{len(seen)} values while {new} tokens were generated")
+
+
+@check(CHECKS, "KV events")
+async def events(desk: EngineContext) -> Finding:
+    if not desk.card.kv_events:
+        return refused("not announced")
+    size = min(_PROMPT, desk.card.max_seq_len // 2)
+    if size < _PROMPT:
+        return unseen(f"the context of {desk.card.max_seq_len} tokens may not hold a whole block")
+    stored: list[int] = []
+    async with Subscriber(desk, watch=True) as stream:
+        # what is there already comes first
+        await stream.stored(1.0)
+        for number in range(1, _ROUNDS + 1):
+            prompt = [random.randrange(3, desk.card.vocab_size) for _ in range(size)]
+            await desk.same(1, prompt)
+            found = await stream.stored(_PATIENCE)
+            if not found and not stored and desk.card.target == "openvino":
+                # its prefix cache goes with the first request of a tenant, and events with the cache
+                return unseen("the engine has no prefix cache, or reports nothing of it: tenants may not share one")
+            expect(
+                found,
+                f"KV events are announced, and none came for the new prompt number {number}: gateways would route by "
+                "what they believe; start the server again, and report it",
+            )
+            stored.append(found)
+    return works(f"{' and '.join(map(str, stored))} blocks of new prompts")

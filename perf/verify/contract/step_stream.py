@@ -1,0 +1,190 @@
+"""The step stream's promises: order, cancel, refusal, resume, window, unknown; and drain, which ends the deployment."""
+
+from __future__ import annotations
+
+import asyncio
+
+from llmops.contract import (
+    CANCELLED_FLAG,
+    DRAINING_PREFIX,
+    ERROR_FLAG,
+    LAST_OF_SLOT,
+    MAX_UNACKNOWLEDGED_STEPS,
+    REQUEST_OUTPUT_LEN,
+    STEP_TRANSPORT,
+    UNKNOWN_SUBSCRIPTION,
+)
+from llmops.perf.verify.contract.cancellation import IN_FLIGHT
+from llmops.perf.verify.contract.subscriber import ReceivedStep, Subscriber
+from llmops.perf.verify.engine_context import PLAIN, EngineContext
+from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, refused, unseen, works
+
+CHECKS: list[VerifyCheck] = []
+# after everything else, and only on a Triton that was started for it
+DRAIN: list[VerifyCheck] = []
+
+
+def _tokens(steps: list[ReceivedStep], slot: int) -> list[int]:
+    return [token for step in steps for entry in step.entries if entry.slot == slot for token in entry.tokens]
+
+
+def _in_order(steps: list[ReceivedStep], first: int = 1) -> None:
+    found = [step.index for step in steps]
+    wanted = list(range(first, first + len(steps)))
+    expect(found == wanted, f"step indices are {found[:6]}…, from {first} on one by one is right")
+
+
+@check(CHECKS, "step stream: order")
+async def order(desk: EngineContext) -> Finding:
+    if STEP_TRANSPORT not in desk.card.transports:
+        return refused("only per-request streams are announced")
+    async with Subscriber(desk) as stream:
+        await stream.submit((1, PLAIN), (2, desk.card.max_seq_len), (3, PLAIN))
+        steps = await stream.until_done({1, 2, 3})
+    _in_order(steps)
+    for slot in (1, 3):
+        found = _tokens(steps, slot)
+        expect(found == desk.plain, f"slot {slot} got {len(found)} tokens that are not those of the request alone")
+    failed = [entry for step in steps for entry in step.entries if entry.slot == 2]
+    expect(len(failed) == 1 and failed[0].flags & ERROR_FLAG, "a slot that cannot be honoured got no error entry")
+    expect(
+        failed[0].error.startswith(f"{REQUEST_OUTPUT_LEN}:"),
+        f"the error in the step stream does not name its tensor: {failed[0].error!r}",
+    )
+    return works(f"{len(steps)} steps for 2 × {PLAIN} tokens, and a refusal in its slot")
+
+
+@check(CHECKS, "step stream: cancel")
+async def cancel(desk: EngineContext) -> Finding:
+    if STEP_TRANSPORT not in desk.card.transports:
+        return refused("only per-request streams are announced")
+    new = desk.room(512)
+    async with Subscriber(desk) as stream:
+        await stream.submit((1, new))
+        before: list[ReceivedStep] = []
+        while len(_tokens(before, 1)) < 3:
+            step = await stream.next()
+            expect(step is not None and step.index, "the step stream ended before a token came")
+            assert step is not None
+            before.append(step)
+        await stream.cancel(1)
+        await stream.submit((2, 4))
+        after = await stream.until_done({1, 2})
+    (last,) = [entry for step in after for entry in step.entries if entry.slot == 1 and entry.flags & LAST_OF_SLOT]
+    if not last.flags & CANCELLED_FLAG:
+        expect(len(_tokens(before + after, 1)) == new, "the slot ended without the cancelled flag")
+        return unseen("the engine was done before it could be cancelled")
+    # what was said after the cancel shows in which step the engine had heard it, however long both travelled
+    heard = next(at for at, step in enumerate(after) if any(entry.slot == 2 for entry in step.entries))
+    late = len(_tokens(after[heard:], 1))
+    expect(late <= IN_FLIGHT, f"{late} tokens more came after the engine had heard the cancel")
+    expect(_tokens(after, 2) == desk.plain[:4], "the slot after a cancelled one got other tokens")
+    return works(f"{late} tokens more came after the engine had heard it")
+
+
+@check(CHECKS, "step stream: resume")
+async def resume(desk: EngineContext) -> Finding:
+    if STEP_TRANSPORT not in desk.card.transports:
+        return refused("only per-request streams are announced")
+    async with Subscriber(desk) as stream:
+        await stream.submit((1, PLAIN))
+        heard: list[ReceivedStep] = []
+        while len(heard) < 5 and len(_tokens(heard, 1)) < PLAIN:
+            step = await stream.next()
+            expect(step is not None and step.index, "the step stream ended before a token came")
+            assert step is not None
+            heard.append(step)
+        await stream.leave()
+        await stream.connect(resume_from=heard[-1].index)
+        open_slots = set() if any(e.flags & LAST_OF_SLOT for s in heard for e in s.entries) else {1}
+        heard += await stream.until_done(open_slots)
+    _in_order(heard)
+    found = _tokens(heard, 1)
+    expect(found == desk.plain, f"after the stream broke, {len(found)} tokens came that are not those of one request")
+    return works("nothing lost, nothing twice")
+
+
+@check(CHECKS, "step stream: unknown subscription")
+async def unknown(desk: EngineContext) -> Finding:
+    if STEP_TRANSPORT not in desk.card.transports:
+        return refused("only per-request streams are announced")
+    stream = Subscriber(desk)
+    await stream.connect(resume_from=5)
+    step = await stream.next(10)
+    await stream.leave()
+    said = "nothing" if step is None else step.error
+    expect(step is not None and UNKNOWN_SUBSCRIPTION in said, f"resuming an unknown subscription got {said!r}")
+    return works()
+
+
+@check(CHECKS, "step stream: window")
+async def window(desk: EngineContext) -> Finding:
+    if STEP_TRANSPORT not in desk.card.transports:
+        return refused("only per-request streams are announced")
+    new = desk.room(MAX_UNACKNOWLEDGED_STEPS + 12)
+    if new < MAX_UNACKNOWLEDGED_STEPS + 8:
+        return unseen(
+            f"the context of {desk.card.max_seq_len} tokens is too short to fill a window of {MAX_UNACKNOWLEDGED_STEPS} steps"
+        )
+    async with Subscriber(desk) as stream:
+        await stream.submit((1, new))
+        alive = asyncio.create_task(_keep_alive(stream))
+        try:
+            steps = [step for step in await _first(stream, MAX_UNACKNOWLEDGED_STEPS) if step.index]
+            if any(entry.flags & LAST_OF_SLOT for step in steps for entry in step.entries):
+                return unseen(f"the engine gives several tokens a step: {len(steps)} steps for {new} tokens")
+            over = await stream.next(1.0)
+            expect(
+                over is None,
+                f"step {MAX_UNACKNOWLEDGED_STEPS + 1} came although none of {MAX_UNACKNOWLEDGED_STEPS} was acknowledged",
+            )
+        finally:
+            alive.cancel()
+        await stream.acknowledge(MAX_UNACKNOWLEDGED_STEPS)
+        steps += await stream.until_done({1})
+    _in_order(steps)
+    found = _tokens(steps, 1)
+    expect(len(found) == new, f"{new} tokens were asked for, {len(found)} came through a full window")
+    expect(found[:PLAIN] == desk.plain, "the tokens are not those of the request alone")
+    return works(f"held at {MAX_UNACKNOWLEDGED_STEPS} steps, then {new} tokens in {len(steps)}")
+
+
+async def _first(stream: Subscriber, count: int) -> list[ReceivedStep]:
+    steps: list[ReceivedStep] = []
+    while len(steps) < count:
+        step = await stream.next()
+        expect(step is not None and step.index, f"the step stream ended after {len(steps)} steps")
+        assert step is not None
+        steps.append(step)
+        if any(entry.flags & LAST_OF_SLOT for entry in step.entries):
+            break
+    return steps
+
+
+async def _keep_alive(stream: Subscriber) -> None:
+    """A gateway that lives but lags: it acknowledges nothing new."""
+    while True:
+        await asyncio.sleep(1.0)
+        await stream.acknowledge(0)
+
+
+@check(DRAIN, "step stream: drain")
+async def drain(desk: EngineContext) -> Finding:
+    if STEP_TRANSPORT not in desk.card.transports:
+        return refused("only per-request streams are announced")
+    async with Subscriber(desk) as stream:
+        await stream.submit((1, desk.room(32)))
+        first = await stream.next()
+        expect(first is not None and first.index, "the step stream ended before a token came")
+        assert first is not None
+        await desk.probe.ask([0], 1, drain=True)
+        late = await desk.same(2)
+        expect(
+            str(late.error).startswith(f"{DRAINING_PREFIX}:"),
+            f"a request after `drain` got {late.error or 'an answer'!r}",
+        )
+        steps = [first, *await stream.until_done({1})]
+        expect(len(_tokens(steps, 1)) == desk.room(32), "a request that was running when `drain` came did not finish")
+        end = await stream.next(10)
+    expect(end is not None and end.index == 0, "the subscription did not end after the last request")
+    return works("running requests finish, new ones are refused, the subscription ends")

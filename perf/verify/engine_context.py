@@ -1,0 +1,75 @@
+"""What the checks of an engine model share: a way to ask it, its card, and answers to compare with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.contract import SUBSCRIPTION
+from llmops.errors import InputError
+from llmops.gateway.interfaces import ModelMetadata
+from llmops.gateway.text.tokenizer import TextTokenizer
+from llmops.perf.verify.findings import WrongError
+from llmops.perf.verify.probe import Probe, ProbeResponse
+from llmops.perf.verify.triton_metrics import TritonGauges
+
+# tokens of the answers that others are compared with
+PLAIN = 16
+_TEXT = "What is the capital of France?"
+_LOOP = "one two one two one two one two one"
+
+
+@dataclass
+class EngineContext:
+    """`ours`: the engine model is this project's Python one, which refuses by tensor name and knows step streams.
+    `owned`: Triton was started for these checks and may be drained."""
+
+    probe: Probe
+    card: ModelMetadata
+    manifest: EngineManifest | None = None
+    gauges: TritonGauges | None = None
+    owned: bool = False
+    tokenizer: TextTokenizer | None = None
+    prompt: list[int] = field(default_factory=list)
+    loop: list[int] = field(default_factory=list)
+    plain: list[int] = field(default_factory=list)
+
+    @property
+    def ours(self) -> bool:
+        return SUBSCRIPTION.name in self.probe.inputs
+
+    async def prepare(self) -> None:
+        """Tokenise the prompts, and get the greedy answer that others are compared with: the second one, which like
+        all that follow finds its prompt in the prefix cache."""
+        self.tokenizer = _tokenizer(self.card)
+        self.prompt = self._ids(_TEXT, list(range(10, 22)))
+        self.loop = self._ids(_LOOP, [10, 11] * 6)
+        await self.probe.ask(self.prompt, PLAIN)
+        heard = await self.probe.ask(self.prompt, PLAIN)
+        self.plain = heard.ids
+        if not self.plain:
+            raise WrongError("the engine answers a plain greedy request with no tokens")
+
+    def _ids(self, text: str, otherwise: list[int]) -> list[int]:
+        ids = self.tokenizer.encode(text) if self.tokenizer else otherwise
+        return [token for token in ids if token < self.card.vocab_size] or otherwise
+
+    async def same(self, new: int = 12, prompt: list[int] | None = None, **tensors: object) -> ProbeResponse:
+        """A greedy answer to the common prompt."""
+        return await self.probe.ask(self.prompt if prompt is None else prompt, new, **tensors)  # type: ignore[arg-type]
+
+    def place(self, least: int = 2) -> int | None:
+        """A position in `plain` from `least` on whose token did not come before: what can end an answer there."""
+        return next((at for at in range(least, len(self.plain) - 4) if self.plain[at] not in self.plain[:at]), None)
+
+    def room(self, wanted: int) -> int:
+        """So many new tokens, or as many as the context has room for."""
+        return max(1, min(wanted, self.card.max_seq_len - len(self.prompt) - 1))
+
+
+def _tokenizer(card: ModelMetadata) -> TextTokenizer | None:
+    try:
+        return TextTokenizer(Path(card.tokenizer_dir))
+    except InputError:
+        return None

@@ -1,0 +1,47 @@
+"""NVIDIA's gauges of one engine model, from Triton's metrics port."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import urllib.request
+from collections.abc import Callable
+
+from prometheus_client.parser import text_string_to_metric_families
+
+# seconds between two looks, and what one counts at most: where all is slow, an engine must not end by itself meanwhile
+_PAUSE, _LONGEST = 0.02, 2.0
+
+
+class TritonGauges:
+    """`read` gives (family, category) -> value, empty where the page or the model is not there."""
+
+    def __init__(self, url: str, engine_model: str) -> None:
+        self.url, self._model = url, engine_model
+
+    async def read(self) -> dict[tuple[str, str], float]:
+        try:
+            page = await asyncio.to_thread(self._page)
+        except (OSError, ValueError):
+            return {}
+        found = {}
+        for family in text_string_to_metric_families(page):
+            for sample in family.samples:
+                if sample.name.startswith("nv_trt_llm_") and sample.labels.get("model") == self._model:
+                    category = next((v for k, v in sample.labels.items() if k not in ("model", "version")), "")
+                    found[sample.name, category] = sample.value
+        return found
+
+    async def wait_for(self, condition: Callable[[dict[tuple[str, str], float]], bool], seconds: float) -> bool:
+        """Whether it came true in time; a second in which this machine stood still is none of the engine's."""
+        while not condition(await self.read()):
+            if seconds <= 0:
+                return False
+            begun = time.monotonic()
+            await asyncio.sleep(_PAUSE)
+            seconds -= min(time.monotonic() - begun, _LONGEST)
+        return True
+
+    def _page(self) -> str:
+        with urllib.request.urlopen(self.url, timeout=60) as response:
+            return str(response.read().decode())

@@ -1,0 +1,39 @@
+"""API keys as text: made from 190 random bits, so a plain hash of one tells nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import secrets
+import string
+
+PREFIX = "sk-llmops-"
+VISIBLE_PREFIX_LENGTH = 12
+"""How many characters of a key people may see again."""
+_LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
+_SECRET = re.compile(re.escape(PREFIX) + r"[0-9A-Za-z]{32}")
+_HASH = re.compile(r"[0-9a-f]{64}")
+
+
+def new_secret() -> str:
+    return PREFIX + "".join(secrets.choice(_LETTERS) for _ in range(32))
+
+
+def new_key_id() -> str:
+    """`key-` and 12 lower-case letters and digits: what people and reports call a key by."""
+    return "key-" + "".join(secrets.choice(string.digits + string.ascii_lowercase) for _ in range(12))
+
+
+def is_secret(text: str) -> bool:
+    """Whether `text` has the form of a key; costs no query."""
+    return _SECRET.fullmatch(text) is not None
+
+
+def is_hash(text: str) -> bool:
+    """Whether `text` has the form of what `hash_secret` makes."""
+    return _HASH.fullmatch(text) is not None
+
+
+def hash_secret(secret: str) -> str:
+    """SHA-256 in hex, as the store keeps it."""
+    return hashlib.sha256(secret.encode()).hexdigest()

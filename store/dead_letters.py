@@ -1,0 +1,84 @@
+"""Events of usage that are on no bill: kept with the reason, counted, and bounded in number.
+
+A row is one value with one reason. Once the table holds `MAX_ROWS`, values that no gateway signed are only counted,
+in one row for each reason: whoever can write to the topic must not be able to fill the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Connection, delete, func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.store.tables import dead_letters
+from llmops.store.upsert import insert
+
+#: Rows after which unsigned values are only counted.
+MAX_ROWS = 10_000
+#: Bytes that are kept of a value that no gateway signed. What a gateway signed is kept whole.
+MAX_UNSIGNED_BYTES = 2048
+
+
+@dataclass(frozen=True)
+class DeadLetter:
+    """A value that is on no bill.
+
+    Attributes:
+        reason: A few words, from a fixed list: it is a label of a metric.
+        source: The place that the value came from, such as `topic[partition] at offset`.
+        value: The value as it came.
+        event_id: The event's id if a gateway signed it. Such an event counts as arrived.
+    """
+
+    reason: str
+    source: str
+    value: bytes
+    event_id: str | None = None
+
+
+def add_dead_letters(connection: Connection, parked: Iterable[DeadLetter], at: datetime) -> None:
+    """Keep each value once, and count how often it came."""
+    room: int | None = None
+    for one in sorted(parked, key=_id):
+        row = _id(one)
+        value = one.value
+        if one.event_id is None:
+            value = value[:MAX_UNSIGNED_BYTES]
+            if room is None:
+                room = MAX_ROWS - (connection.scalar(select(func.count()).select_from(dead_letters)) or 0)
+            if room <= 0 and connection.scalar(select(dead_letters.c.id).where(dead_letters.c.id == row)) is None:
+                row, value = hashlib.sha256(one.reason.encode()).hexdigest(), b""
+            room -= 1
+        values: dict[str, Any] = {"id": row, "reason": one.reason, "event_id": one.event_id, "source": one.source[:255]}
+        values |= {"value": value, "count": 1, "first_at": at, "last_at": at}
+        raised = {"count": dead_letters.c.count + 1, "last_at": at}
+        statement = insert(connection, dead_letters).values(values)
+        connection.execute(statement.on_conflict_do_update(index_elements=["id"], set_=raised))
+
+
+async def count_dead_letters(connection: AsyncConnection) -> dict[str, int]:
+    """Return how many events were parked, by reason."""
+    counts = select(dead_letters.c.reason, func.sum(dead_letters.c.count)).group_by(dead_letters.c.reason)
+    return {reason: int(count) for reason, count in await connection.execute(counts)}
+
+
+async def list_dead_letters(connection: AsyncConnection, limit: int) -> Sequence[tuple[DeadLetter, int, datetime]]:
+    """Return the newest parked values, each with its count and the time of the last one."""
+    columns = dead_letters.c
+    wanted = select(columns.reason, columns.source, columns.value, columns.event_id, columns.count, columns.last_at)
+    rows = await connection.execute(wanted.order_by(columns.last_at.desc(), columns.id).limit(limit))
+    return [(DeadLetter(*row[:4]), row.count, row.last_at) for row in rows.all()]  # type: ignore[misc]
+
+
+async def prune_dead_letters(connection: AsyncConnection, before: datetime) -> int:
+    """Delete what did not come again since `before`. Return the number of rows."""
+    return (await connection.execute(delete(dead_letters).where(dead_letters.c.last_at < before))).rowcount
+
+
+def _id(one: DeadLetter) -> str:
+    return hashlib.sha256(one.reason.encode() + b"\0" + one.value).hexdigest()

@@ -1,0 +1,134 @@
+"""What a database says when it cannot, in one sentence."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import sqlite3
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import asyncpg
+from sqlalchemy.exc import DBAPIError, SQLAlchemyError
+
+from llmops.errors import InputError, LlmopsError, ResourceError
+from llmops.store.store_url import StoreUrl
+
+# what SQLite's own codes mean for the one who runs llmops; the first that a message holds
+_SQLITE: tuple[tuple[str, type[LlmopsError], str], ...] = (
+    ("not a database", InputError, "is not a SQLite database; name another file."),
+    ("malformed", ResourceError, "is damaged; restore it from a backup (`sqlite3 FILE .recover` saves what can be)."),
+    ("readonly", ResourceError, "cannot be written: the file or its folder is read-only for this user."),
+    ("unable to open", InputError, "cannot be opened: it is a folder, or not this user's to read."),
+    ("is full", ResourceError, "cannot be written: the disk is full. Nothing of the last change was kept."),
+    ("disk I/O error", ResourceError, "cannot be written: the disk is full or fails. Nothing of the change was kept."),
+    ("is locked", ResourceError, "is held by another process; try again when that is done."),
+)
+_POSTGRES: tuple[tuple[tuple[type[BaseException], ...], type[LlmopsError], str], ...] = (
+    (
+        (asyncpg.InvalidPasswordError, asyncpg.InvalidAuthorizationSpecificationError),
+        InputError,
+        "refuses this user or password; correct them in the store's URL.",
+    ),
+    ((asyncpg.InvalidCatalogNameError,), InputError, "has no such database; `createdb` it first."),
+    (
+        (asyncpg.InsufficientPrivilegeError,),
+        InputError,
+        "does not let this user do that; grant it CREATE and its tables.",
+    ),
+    ((asyncpg.ReadOnlySQLTransactionError,), ResourceError, "is read-only, a replica perhaps; name the primary."),
+    (
+        (ssl.SSLError,),
+        InputError,
+        "has a TLS certificate that is not trusted here; name its authority in PGSSLROOTCERT, or sslmode=require.",
+    ),
+    ((asyncpg.DiskFullError,), ResourceError, "has a full disk. Nothing of the last change was kept."),
+    ((asyncpg.TooManyConnectionsError,), ResourceError, "has no connection left; raise max_connections."),
+    (
+        (asyncpg.CannotConnectNowError, asyncpg.AdminShutdownError, asyncpg.CrashShutdownError),
+        ResourceError,
+        "is starting or stopping; try again.",
+    ),
+    (
+        (asyncpg.TransactionRollbackError, asyncpg.QueryCanceledError, asyncpg.LockNotAvailableError),
+        ResourceError,
+        "is busy: it gave up a transaction that waited for another; try again.",
+    ),
+    (
+        (asyncpg.InternalServerError,),
+        ResourceError,
+        "has damaged data; PostgreSQL's own log names the place. REINDEX mends an index, and a backup the rest.",
+    ),
+    (
+        (socket.gaierror,),
+        ResourceError,
+        "cannot be reached: its host name has no address; correct the name in the store's URL.",
+    ),
+    (
+        (ConnectionRefusedError,),
+        ResourceError,
+        "cannot be reached: nothing listens there; start PostgreSQL, or correct host and port in the store's URL.",
+    ),
+    (
+        (OSError, asyncio.TimeoutError, asyncpg.ConnectionDoesNotExistError, asyncpg.InterfaceError),
+        ResourceError,
+        "cannot be reached; start PostgreSQL there, or correct the store's URL.",
+    ),
+)
+
+
+@contextmanager
+def translate_database_errors(place: StoreUrl) -> Iterator[None]:
+    """Turns what the drivers raise for a store that is wrong, away or full into InputError or ResourceError.
+
+    What only a bug can cause (a constraint, a syntax error) keeps its traceback.
+    """
+    try:
+        yield
+    except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, asyncio.TimeoutError) as error:
+        cause = _driver_error(error)
+        told = _sqlite(cause) if place.file else _postgres(cause)
+        if told is None:
+            raise
+        kind, sentence = told
+        # without the driver's text: it can hold values, and asyncpg's holds the user
+        raise kind(f"The store {place} {sentence}") from error
+
+
+def is_data_error(error: BaseException) -> bool:
+    """Return True if what was to be written or asked for caused the error, and the database itself is well."""
+    if isinstance(error, LlmopsError):
+        return False
+    return not isinstance(error, SQLAlchemyError) or _is_driver_data_error(_driver_error(error))
+
+
+def _is_driver_data_error(error: BaseException) -> bool:
+    # the driver's own DataError is both, as if its connection had failed
+    of_client = isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)
+    kinds = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, sqlite3.DataError, sqlite3.IntegrityError)
+    return of_client or isinstance(error, (*kinds, OverflowError, UnicodeError, TypeError))
+
+
+def _driver_error(error: BaseException) -> BaseException:
+    """SQLAlchemy wraps an adapter's error, which was raised from the driver's."""
+    while True:
+        inner = error.orig if isinstance(error, DBAPIError) else error.__cause__
+        # a connection that took too long was raised from its own cancellation
+        if inner is None or isinstance(error, (sqlite3.Error, asyncpg.PostgresError, asyncio.TimeoutError)):
+            return error
+        error = inner
+
+
+def _sqlite(error: BaseException) -> tuple[type[LlmopsError], str] | None:
+    if not isinstance(error, sqlite3.Error):
+        return None
+    return next(((kind, told) for part, kind, told in _SQLITE if part in str(error)), None)
+
+
+def _postgres(error: BaseException) -> tuple[type[LlmopsError], str] | None:
+    if isinstance(error, ConnectionError) and "SSL upgrade" in str(error):
+        return InputError, "does not speak TLS, which sslmode asks for."
+    if _is_driver_data_error(error):
+        return None
+    return next(((kind, told) for causes, kind, told in _POSTGRES if isinstance(error, causes)), None)

@@ -1,0 +1,66 @@
+"""The one way to a store."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+from sqlalchemy import Connection
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.store.database import ResultT, Store, connect
+from llmops.store.migrate import migrate
+from llmops.store.store_url import StoreUrl
+
+
+async def open_store(url: str, pool_size: int = 5) -> Store:
+    """Open the store at `url`, made or migrated first where it has to be.
+
+    Raises InputError for a URL, password or file that is wrong, VersionMismatchError for a newer schema, ResourceError
+    for a server or disk that does not do its part.
+    """
+    place = StoreUrl.parse(url)
+    place.create()
+    store = connect(place, pool_size)
+    try:
+        await migrate(store)
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+class LazyStore:
+    """A store that is opened when it is needed first: who has it starts although the store is away."""
+
+    def __init__(self, url: str, pool_size: int = 5) -> None:
+        self.url, self._pool_size = url, pool_size
+        self._store: Store | None = None
+        self._opening = asyncio.Lock()
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """As Store's. Raises as `open_store` does, too."""
+        async with (await self._opened()).read() as connection:
+            yield connection
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """As Store's. Raises as `open_store` does, too."""
+        async with (await self._opened()).write() as connection:
+            yield connection
+
+    async def transact(self, work: Callable[[Connection], ResultT]) -> ResultT:
+        """As Store's. Raises as `open_store` does, too."""
+        return await (await self._opened()).transact(work)
+
+    async def close(self) -> None:
+        if self._store is not None:
+            await self._store.close()
+
+    async def _opened(self) -> Store:
+        async with self._opening:
+            if self._store is None:
+                self._store = await open_store(self.url, self._pool_size)
+        return self._store

@@ -1,0 +1,113 @@
+"""Where a store is: `sqlite:///FILE` or `postgresql://…`, as people write it, in SQLAlchemy's terms."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError
+
+from llmops.errors import InputError, ResourceError
+
+EXPECTED_FORMS = "write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABASE"
+_POSTGRES = ("postgresql", "postgres", "postgresql+asyncpg")
+_SQLITE = ("sqlite", "sqlite+aiosqlite")
+_TLS = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+# the second is 0 behind a PgBouncer that shares connections between transactions
+_OPTIONS = ("ssl", "prepared_statement_cache_size")
+
+
+@dataclass(frozen=True)
+class StoreUrl:
+    """A store's URL for the async drivers. `str(place)` is for people and has no password."""
+
+    url: URL
+
+    @property
+    def file(self) -> Path | None:
+        """The SQLite file; None for PostgreSQL."""
+        return Path(str(self.url.database)) if self.url.drivername in _SQLITE else None
+
+    @property
+    def pooled(self) -> bool:
+        """Whether a PgBouncer may give each transaction another of the server's connections."""
+        return self.url.query.get("prepared_statement_cache_size") == "0"
+
+    def __str__(self) -> str:
+        if self.file:
+            return str(self.file)
+        # a query can hold a password as well
+        return self.url.set(drivername="postgresql", query={}).render_as_string(hide_password=True)
+
+    @classmethod
+    def parse(cls, url: str) -> StoreUrl:
+        """Raises InputError for anything but a SQLite file and PostgreSQL. The text itself may hold a password."""
+        if not url.strip():
+            raise InputError(f"--store or LLMOPS_STORE is empty; leave it out for no store, or {EXPECTED_FORMS}.")
+        try:
+            parsed = make_url(url)
+        except (ArgumentError, ValueError):
+            raise InputError(f"The store is not a URL; {EXPECTED_FORMS}.") from None
+        if parsed.drivername in _SQLITE:
+            if not parsed.database or parsed.database == ":memory:" or parsed.host:
+                raise InputError(
+                    f"The store's URL names no file; {EXPECTED_FORMS} (four slashes for an absolute path)."
+                )
+            _refuse_options(parsed.query, ())
+            return cls(parsed.set(drivername="sqlite+aiosqlite"))
+        if parsed.drivername not in _POSTGRES:
+            raise InputError(f"The store cannot be {parsed.drivername}; {EXPECTED_FORMS}.")
+        return cls(_asyncpg(parsed))
+
+    def create(self) -> None:
+        """Make the SQLite file for its owner alone, as it holds conversations. One that is there is looked at.
+
+        Raises InputError when its folder is missing or the file is unreadable; ResourceError when it cannot
+        be written.
+        """
+        if self.file is None:
+            return
+        if self.file.is_dir() or (self.file.exists() and not os.access(self.file, os.R_OK)):
+            raise InputError(
+                f"The store {self.file} cannot be opened: it is a folder, or this user may not read it; name a file."
+            )
+        if not self.file.parent.is_dir():
+            raise InputError(
+                f"{self.file} cannot be created: the folder {self.file.parent} does not exist; create it first."
+            )
+        if not self.file.exists():
+            self._touch(self.file)
+
+    def _touch(self, file: Path) -> None:
+        try:
+            os.close(os.open(file, os.O_CREAT | os.O_RDWR, 0o600))
+        except OSError as error:
+            raise ResourceError(
+                f"The store {file} cannot be created ({error.strerror}); name a folder that this user may write to."
+            ) from error
+
+
+def _asyncpg(url: URL) -> URL:
+    """libpq's `sslmode`, which providers put into their URLs, is asyncpg's `ssl`.
+
+    Raises InputError for options that would be passed on to be misunderstood.
+    """
+    query = {name: value if isinstance(value, str) else value[-1] for name, value in url.query.items()}
+    if "sslmode" in query:
+        query["ssl"] = query.pop("sslmode")
+    _refuse_options(query, _OPTIONS)
+    if query.get("ssl", _TLS[0]) not in _TLS:
+        raise InputError(f"The store's URL has an unknown sslmode; use one of {', '.join(_TLS)}.")
+    if not query.get("prepared_statement_cache_size", "0").isdecimal():
+        raise InputError("The store's URL has a prepared_statement_cache_size that is not a number.")
+    return url.set(drivername="postgresql+asyncpg", query=query)
+
+
+def _refuse_options(query: Mapping[str, object], known: tuple[str, ...]) -> None:
+    unknown = sorted(set(query) - set(known))
+    if unknown:
+        names = " and ".join(known) or "none"
+        raise InputError(f"The store's URL has unknown options ({', '.join(unknown)}); known are {names}.")

@@ -1,0 +1,42 @@
+"""Times in the store: UTC, to the microsecond."""
+
+from __future__ import annotations
+
+from datetime import datetime, timezone
+from functools import lru_cache
+
+from sqlalchemy import DateTime, Dialect
+from sqlalchemy.types import TypeDecorator
+
+
+class UtcDateTime(TypeDecorator[datetime]):
+    """A timezone-aware datetime. SQLite keeps none, and would keep local digits as they are: there it is UTC's digits.
+
+    Raises ValueError for a datetime without a time zone.
+    """
+
+    impl = DateTime(timezone=True)
+    cache_ok = True
+
+    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        if value.tzinfo is None:
+            raise ValueError(f"{value} has no time zone")
+        return value.astimezone(timezone.utc)
+
+    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
+        if value is None:
+            return None
+        return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value.astimezone(timezone.utc)
+
+
+def sqlite_timestamp(moment: datetime) -> str:
+    """What SQLite keeps of it, for rows that go to the driver as they are."""
+    return f"{_second(moment.timestamp() // 1)}.{moment.microsecond:06d}"
+
+
+@lru_cache(maxsize=1024)
+def _second(unix: float) -> str:
+    """Of what comes at one time there are many."""
+    return datetime.fromtimestamp(unix, timezone.utc).isoformat(" ")[:-6]
