@@ -222,7 +222,7 @@ def chart_schema() -> dict[str, Any]:
     definitions["GatewaySettings"] = settings
     assert not set(definitions) & set(found["$defs"])
     found["$defs"] |= definitions
-    found["$defs"]["Gateway"]["properties"]["settings"] = {"$ref": "#/$defs/GatewaySettings"}
+    found["$defs"]["GatewayValues"]["properties"]["settings"] = {"$ref": "#/$defs/GatewaySettings"}
     for name, reserved in (("engines", RESERVED_POOLS), ("builds", ())):
         kinds = found["properties"][name]
         kinds["additionalProperties"] = next(iter(kinds.pop("patternProperties").values()))

@@ -25,7 +25,7 @@ class TritonPythonModel:
         exit_with_parent()
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
-        self._card = json.loads(parameters[contract.CARD])
+        self._card = json.loads(parameters[contract.METADATA_PARAMETER])
         self._limits = EngineCapabilities(
             target=self._card["target"],
             max_seq_len=self._card["max_seq_len"],
@@ -41,7 +41,7 @@ class TritonPythonModel:
         runtime = create_runtime(parameters, self._card)
         name = args["model_name"]
         metrics = TritonMetrics(name, args["model_version"])
-        max_open = self._card["max_batch_size"] + int(parameters[contract.MAX_QUEUE_SIZE])
+        max_open = self._card["max_batch_size"] + int(parameters[contract.QUEUE_SIZE_PARAMETER])
         self._loop = EngineLoop(
             runtime, metrics.report, lambda text: pb_utils.Logger.log_error(f"{name}: {text}"), max_open
         )

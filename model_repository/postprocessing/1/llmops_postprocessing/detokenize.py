@@ -9,10 +9,10 @@ from collections.abc import Callable, Sequence
 
 Decode = Callable[[Sequence[int]], str]
 # how decoders write bytes that are not (yet) a character
-INCOMPLETE = "\ufffd"
+REPLACEMENT_CHARACTER = "\ufffd"
 
 
-def added_text(decode: Decode, context: Sequence[int], ids: Sequence[int], finished: bool) -> str:
+def text_delta(decode: Decode, context: Sequence[int], ids: Sequence[int], finished: bool) -> str:
     """What `ids` add to the text of `context` (the tokens just before; all of them, or enough to hold a character).
 
     Returns the text up to the last token that completes a character; the rest comes with a later call, or now if
@@ -31,6 +31,6 @@ def _last_complete(decode: Decode, tokens: Sequence[int], end: int, start: int) 
     """The longest prefix of at most `end` and at least `start` tokens whose text ends with a whole character."""
     for length in range(end, start, -1):
         text = decode(tokens[:length])
-        if not text.endswith(INCOMPLETE):
+        if not text.endswith(REPLACEMENT_CHARACTER):
             return length, text
     return start, decode(tokens[:start]) if start else ""

@@ -14,7 +14,7 @@ def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
     return [ids for word in words if word and (ids := tokenizer.encode(word, add_special_tokens=False).ids)]
 
 
-def word_list(words: Sequence[Sequence[int]]) -> np.ndarray:
+def encode_word_list(words: Sequence[Sequence[int]]) -> np.ndarray:
     """INT32 [1, 2, n]: row 0 the ids of all words, row 1 where each word ends, both padded; [[0], [-1]] if empty."""
     flat = [token for word in words for token in word] or [0]
     ends = list(np.cumsum([len(word) for word in words], dtype=int)) if words else []

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
-from .request import GenerationRequest
+from .request import RuntimeRequest
 
 RUNNING, STOP, LENGTH, CANCELLED, FAILED = "", "stop", "length", "cancelled", "failed"
 
@@ -35,7 +35,7 @@ class StepOutput(NamedTuple):
     tops: list[Alternatives] = []  # noqa: RUF012 - never changed
 
 
-class KvChange(NamedTuple):
+class KvCacheEvent(NamedTuple):
     """What the KV cache gained or lost: KV_STORED or KV_REMOVED with names of blocks (llmops_kv_blocks), or KV_CLEARED."""
 
     kind: int
@@ -85,7 +85,7 @@ class EngineState(NamedTuple):
     next_slot: int = 0
 
 
-class EngineDead(Exception):
+class DeadEngineError(Exception):
     """The library cannot generate any more; the text says why."""
 
 
@@ -129,12 +129,12 @@ class EngineRuntime(ABC):
 
     wake: Callable[[], None] = staticmethod(lambda: None)
 
-    def prepare(self, request: GenerationRequest) -> Preparation | None:
+    def prepare(self, request: RuntimeRequest) -> Preparation | None:
         """What `submit` has to wait for, joined once for this request; None if nothing. Raises Refused."""
         return None
 
     @abstractmethod
-    def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
+    def submit(self, key: int, request: RuntimeRequest, sequence: int) -> None:
         """Start sequence number `sequence` of `request` under `key`. Raises Refused."""
 
     @abstractmethod
@@ -146,7 +146,7 @@ class EngineRuntime(ABC):
 
     @abstractmethod
     def step(self) -> Iterable[StepOutput]:
-        """Advance all sequences by (at least) one token and return what is new; blocks meanwhile. Raises EngineDead."""
+        """Advance all sequences by (at least) one token and return what is new; blocks meanwhile. Raises DeadEngineError."""
 
     def rest(self) -> None:
         """Called when there is nothing to do: the time for work that would hold up running sequences."""
@@ -159,7 +159,7 @@ class EngineRuntime(ABC):
     @abstractmethod
     def stats(self) -> EngineStats: ...
 
-    def take_kv_events(self) -> Iterable[KvChange]:
+    def take_kv_events(self) -> Iterable[KvCacheEvent]:
         """What the KV cache gained and lost since the last call, in order; nothing where the library does not say."""
         return ()
 

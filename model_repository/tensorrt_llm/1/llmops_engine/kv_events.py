@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 from llmops_contract import KV_CLEARED, KV_REMOVED, KV_STORED
-from llmops_kv_blocks import block_hashes, salt_of
+from llmops_kv_blocks import adapter_salt, block_hashes
 
-from .runtime import KvChange
+from .engine_runtime import KvCacheEvent
 
 # first blocks whose requests are remembered
-MOST_FIRST = 4096
+MAX_FIRST_BLOCKS = 4096
 
 
-class KvNames:
+class KvEventTranslator:
     """Keeps the name of each block that the library has reported."""
 
     def __init__(self, tokens_per_block: int) -> None:
@@ -34,18 +34,18 @@ class KvNames:
     def asked(self, ids: np.ndarray, cache_salt: int, adapter: int) -> None:
         """A request arrived, whose first block will be stored unless it is there already."""
         first = ids[: self._size].astype(np.int32).tobytes()
-        salt = salt_of(cache_salt, adapter)
+        salt = adapter_salt(cache_salt, adapter)
         if not salt or len(first) < 4 * self._size or block_hashes(first, self._size, salt)[0] in self._known:
             return
         waiting = self._first.setdefault(first, deque())
         if salt not in waiting:
             waiting.append(salt)
-        if len(self._first) > MOST_FIRST:
+        if len(self._first) > MAX_FIRST_BLOCKS:
             self._first.popitem(last=False)
 
-    def read(self, events: Iterable[Mapping[str, Any]]) -> list[KvChange]:
+    def read(self, events: Iterable[Mapping[str, Any]]) -> list[KvCacheEvent]:
         """What became of the cache, in order."""
-        changes: list[KvChange] = []
+        changes: list[KvCacheEvent] = []
         for event in events:
             # layers with an attention window of their own report the same again
             window = event.get("window_size")
@@ -56,13 +56,13 @@ class KvNames:
             if data["type"] == "created":
                 self._names.clear()
                 self._known.clear()
-                changes.append(KvChange(KV_CLEARED))
+                changes.append(KvCacheEvent(KV_CLEARED))
             elif data["type"] == "stored":
-                changes.append(KvChange(KV_STORED, self._stored(data)))
+                changes.append(KvCacheEvent(KV_STORED, self._stored(data)))
             elif data["type"] == "removed":
                 gone = [self._names.pop(one) for one in data["block_hashes"] if one in self._names]
                 self._known.difference_update(gone)
-                changes.append(KvChange(KV_REMOVED, gone))
+                changes.append(KvCacheEvent(KV_REMOVED, gone))
         return [change for change in changes if change.names or change.kind == KV_CLEARED]
 
     def _stored(self, data: Mapping[str, Any]) -> list[int]:

@@ -13,33 +13,33 @@ from functools import partial
 
 import llmops_contract as contract
 
-from .request import GenerationRequest, Refused
-from .runtime import (
+from .engine_runtime import (
     FAILED,
-    EngineDead,
+    DeadEngineError,
     EngineRuntime,
     EngineState,
     EngineStats,
-    KvChange,
+    KvCacheEvent,
     Preparation,
     StepOutput,
 )
-from .steps.sinks import Sink
+from .request import RequestRejectedError, RuntimeRequest
+from .steps.sinks import ResponseSink
 
 # A cancel is looked for at most this often per request (s): asking Triton costs a round trip between processes.
 CANCEL_POLL = 0.05
 METRICS_PERIOD = 0.1
 # What is logged once when an engine has ended: `llmops serve` looks for it (model_repository/server/triton_log.py)
-ENDED = "the engine has ended"
-QUEUE_FULL = f"{contract.QUEUE}: as many sequences wait as max_queue_size allows"
+ENGINE_ENDED_MESSAGE = "the engine has ended"
+QUEUE_FULL_MESSAGE = f"{contract.QUEUE_FULL_PREFIX}: as many sequences wait as max_queue_size allows"
 
 
-class Job:
+class ActiveRequest:
     """One request: its sink and the sequences that are still running, by engine key; or what it waits for."""
 
     __slots__ = ("begun", "generated", "keys", "polled", "preparation", "request", "request_id", "sink")
 
-    def __init__(self, request_id: str, request: GenerationRequest, sink: Sink) -> None:
+    def __init__(self, request_id: str, request: RuntimeRequest, sink: ResponseSink) -> None:
         self.request_id = request_id
         self.request = request
         self.sink = sink
@@ -73,8 +73,8 @@ class EngineLoop:
         self._wake = threading.Event()
         self._running = True
         runtime.wake = self._wake.set
-        self._jobs: dict[int, Job] = {}
-        self._preparing: list[Job] = []
+        self._jobs: dict[int, ActiveRequest] = {}
+        self._preparing: list[ActiveRequest] = []
         self._next_key = 0
         self._reported = 0.0
         self._ended_lengths: list[tuple[int, int]] = []
@@ -90,7 +90,7 @@ class EngineLoop:
     def start(self) -> None:
         self._thread.start()
 
-    def submit(self, job: Job) -> None:
+    def submit(self, job: ActiveRequest) -> None:
         self.post(lambda: self.admit(job))
 
     def stop_requests(self, request_id: str, done: Callable[[], None]) -> None:
@@ -140,9 +140,9 @@ class EngineLoop:
 
     def _end_engine(self, error: BaseException) -> None:
         """The engine has ended: log it once, and end what is open with one clear error."""
-        reason = str(error) if isinstance(error, EngineDead) else f"{type(error).__name__}: {error}"
-        self.failure = f"{contract.ENDED}: it has ended and takes no requests ({reason})"
-        self._log_error(f"{ENDED}: {reason}")
+        reason = str(error) if isinstance(error, DeadEngineError) else f"{type(error).__name__}: {error}"
+        self.failure = f"{contract.ENGINE_DEAD_PREFIX}: it has ended and takes no requests ({reason})"
+        self._log_error(f"{ENGINE_ENDED_MESSAGE}: {reason}")
         for job in self._open_jobs():
             job.keys.clear()
             self._guarded(partial(job.sink.fail, self.failure))
@@ -174,17 +174,17 @@ class EngineLoop:
             return self._pause
         return CANCEL_POLL if self._pause is None else min(self._pause, CANCEL_POLL)
 
-    def admit(self, job: Job) -> None:
+    def admit(self, job: ActiveRequest) -> None:
         """Start a job, now or when what it needs is ready. On the engine thread only."""
         if self.failure:
             job.sink.fail(self.failure)
             return
         if self._open_sequences() >= self._max_open:
-            job.sink.fail(QUEUE_FULL)
+            job.sink.fail(QUEUE_FULL_MESSAGE)
             return
         try:
             job.preparation = self._runtime.prepare(job.request)
-        except Refused as refusal:
+        except RequestRejectedError as refusal:
             job.sink.fail(str(refusal))
             return
         except Exception as error:  # noqa: BLE001 - a request that the runtime chokes on must not end the server
@@ -206,14 +206,14 @@ class EngineLoop:
                 else:
                     self._start(job)
 
-    def _start(self, job: Job) -> None:
+    def _start(self, job: ActiveRequest) -> None:
         try:
             for sequence in range(job.request.num_sequences):
                 self._next_key += 1
                 self._runtime.submit(self._next_key, job.request, sequence)
                 job.keys[self._next_key] = sequence
                 self._jobs[self._next_key] = job
-        except Refused as refusal:
+        except RequestRejectedError as refusal:
             self._forget(job)
             job.sink.fail(str(refusal))
         except Exception as error:  # noqa: BLE001 - a request that the runtime chokes on must not end the server
@@ -230,7 +230,7 @@ class EngineLoop:
     def _open_sequences(self) -> int:
         return len(self._jobs) + sum(job.request.num_sequences for job in self._preparing)
 
-    def _open_jobs(self) -> list[Job]:
+    def _open_jobs(self) -> list[ActiveRequest]:
         return [*{id(job): job for job in self._jobs.values()}.values(), *self._preparing]
 
     def _drop_cancelled(self) -> None:
@@ -241,12 +241,12 @@ class EngineLoop:
                 if job.sink.is_cancelled():
                     self.end(job)
 
-    def end(self, job: Job) -> None:
+    def end(self, job: ActiveRequest) -> None:
         """Take a job out of the batch. On the engine thread only."""
         self._forget(job)
         job.sink.end()
 
-    def _forget(self, job: Job) -> None:
+    def _forget(self, job: ActiveRequest) -> None:
         if job.preparation is not None and job in self._preparing:
             self._preparing.remove(job)
             job.preparation.leave()
@@ -268,7 +268,7 @@ class EngineLoop:
         try:
             outputs = list(self._runtime.step())
             self._step_seconds = time.monotonic() - started
-        except EngineDead:
+        except DeadEngineError:
             raise
         except Exception as error:  # noqa: BLE001 - one bad step must not end the server
             self._fail_all(f"the engine failed: {error}")
@@ -296,7 +296,7 @@ class EngineLoop:
             self._note_lengths(job)
         job.sink.tokens(sequence, output.token_ids, output.log_probs, bool(output.finish), not job.keys, output.tops)
 
-    def _note_lengths(self, job: Job) -> None:
+    def _note_lengths(self, job: ActiveRequest) -> None:
         """However it ended: a bill is held against the sum of what was generated."""
         self._ended_lengths.append((int(job.request.input_ids.size), job.generated))
 
@@ -336,7 +336,7 @@ class EngineLoop:
             step_us=round(self._step_seconds * 1e6),
         )
 
-    def take_kv_events(self) -> Iterable[KvChange]:
+    def take_kv_events(self) -> Iterable[KvCacheEvent]:
         """The runtime's. On the engine thread only."""
         return self._runtime.take_kv_events()
 

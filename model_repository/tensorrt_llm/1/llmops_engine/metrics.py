@@ -9,7 +9,7 @@ import time
 
 import triton_python_backend_utils as pb_utils
 
-from .runtime import EngineStats
+from .engine_runtime import EngineStats
 
 # label of each family of gauges
 FAMILIES = {
@@ -24,7 +24,7 @@ LENGTHS = {"nv_llm_input_token_len": "total_input_tokens", "nv_llm_output_token_
 LENGTH_BUCKETS = [10.0, 50.0, 100.0, 500.0, 1000.0]
 
 
-class Metrics:
+class TritonMetrics:
     """Metrics of one engine model. Only what changed is sent: each `set` is a message between processes."""
 
     def __init__(self, model: str, version: str) -> None:

@@ -10,10 +10,10 @@ import threading
 import time
 
 # seconds in which a stub ends by itself when its server is gone
-GRACE = 10.0
+PARENT_DEATH_GRACE = 10.0
 
 
-def end_with_parent(grace: float = GRACE) -> None:
+def exit_with_parent(grace: float = PARENT_DEATH_GRACE) -> None:
     """SIGKILL to this process, `grace` seconds after its parent has ended.
 
     A stub that waits for an answer of its server's, of a metric say, waits for good when that was killed, and keeps the

@@ -10,12 +10,12 @@ import numpy as np
 from llmops_contract import Tensor
 
 
-class Refused(Exception):
+class RequestRejectedError(Exception):
     """The request cannot be honoured; the text starts with the name of the tensor: `embedding_bias: not supported`."""
 
 
 @dataclass
-class Sampling:
+class RuntimeSamplingParams:
     """Greedy when `temperature` is 0 or `top_k` is 1. Neutral values mean: not asked for."""
 
     temperature: float = 1.0
@@ -33,7 +33,7 @@ class Sampling:
 
 
 @dataclass
-class GenerationRequest:
+class RuntimeRequest:
     """`input_ids` INT64 [n]. `end_ids`: tokens that end it, empty to go on past the end of text.
 
     `stop_words`: sequences of token ids that end it. `guide`: (json | json_schema | regex | ebnf_grammar, text).
@@ -48,7 +48,7 @@ class GenerationRequest:
     embedding_bias: np.ndarray | None = None
     min_tokens: int = 0
     num_sequences: int = 1
-    sampling: Sampling = field(default_factory=Sampling)
+    sampling: RuntimeSamplingParams = field(default_factory=RuntimeSamplingParams)
     log_probs: bool = False
     # the most likely tokens to report at each place
     top_log_probs: int = 0

@@ -1,4 +1,4 @@
-"""Tensors of TensorRT-LLM's contract -> GenerationRequest. What cannot be honoured is refused, never dropped."""
+"""Tensors of TensorRT-LLM's contract -> RuntimeRequest. What cannot be honoured is refused, never dropped."""
 
 from __future__ import annotations
 
@@ -9,31 +9,33 @@ import llmops_contract as contract
 import numpy as np
 from llmops_contract import Tensor
 
-from .request import GenerationRequest, Refused, Sampling
+from .request import RequestRejectedError, RuntimeRequest, RuntimeSamplingParams
 
 Tensors = dict[str, np.ndarray]
 
-UNDERSTOOD = frozenset(tensor.name for tensor in contract.OUR_INPUTS if tensor.taken)
+SUPPORTED_INPUTS = frozenset(tensor.name for tensor in contract.PYTHON_ENGINE_INPUTS if tensor.taken)
 # Clients and ensembles send these with this value, at which they have no effect; any other value is refused.
-NEUTRAL: dict[str, tuple[Any, ...]] = {tensor.name: tensor.neutral for tensor in contract.OUR_INPUTS if tensor.neutral}
+NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
+    tensor.name: tensor.neutral for tensor in contract.PYTHON_ENGINE_INPUTS if tensor.neutral
+}
 # capability of the card -> the tensors that need it
-NEEDS: dict[str, list[Tensor]] = {
-    needed: [tensor for tensor in contract.OUR_INPUTS if tensor.needs == needed]
-    for needed in {tensor.needs for tensor in contract.OUR_INPUTS if tensor.needs}
+CAPABILITY_INPUTS: dict[str, list[Tensor]] = {
+    needed: [tensor for tensor in contract.PYTHON_ENGINE_INPUTS if tensor.needs == needed]
+    for needed in {tensor.needs for tensor in contract.PYTHON_ENGINE_INPUTS if tensor.needs}
 }
 # all of them are read in the same way
 _SCALARS = {
     tensor.name: tensor
-    for tensor in contract.OUR_INPUTS
+    for tensor in contract.PYTHON_ENGINE_INPUTS
     if tensor.taken and tensor.scalar and tensor.datatype != contract.BYTES
 }
 _DEFAULTS = {name: tensor.default for name, tensor in _SCALARS.items()}
-_LONGEST_CALLER = 256
+_MAX_CALLER_LENGTH = 256
 
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    """What the engine allows; lengths in tokens. `target` is named in refusals; `lacks` are capabilities of NEEDS that
+    """What the engine allows; lengths in tokens. `target` is named in refusals; `lacks` are capabilities of CAPABILITY_INPUTS that
     the library would ignore."""
 
     target: str
@@ -45,10 +47,10 @@ class EngineCapabilities:
     lacks: frozenset[str] = frozenset()
     bad_words: bool = False
     logit_bias: bool = False
-    guides: tuple[str, ...] = contract.GUIDES
+    guides: tuple[str, ...] = contract.GUIDE_KINDS
 
 
-def parse_request(tensors: Tensors, limits: EngineCapabilities) -> GenerationRequest:
+def parse_request(tensors: Tensors, limits: EngineCapabilities) -> RuntimeRequest:
     """Raises Refused."""
     _refuse_unknown(tensors, limits)
     scalars = _DEFAULTS.copy()
@@ -57,7 +59,7 @@ def parse_request(tensors: Tensors, limits: EngineCapabilities) -> GenerationReq
             scalars[name] = _number(value, _SCALARS[name], _DEFAULTS[name])
     ids = _input_ids(tensors, limits)
     output_len = _output_len(scalars, ids.size, limits)
-    return GenerationRequest(
+    return RuntimeRequest(
         input_ids=ids,
         max_new_tokens=output_len,
         end_ids=_end_ids(tensors, limits),
@@ -70,7 +72,7 @@ def parse_request(tensors: Tensors, limits: EngineCapabilities) -> GenerationReq
         log_probs=scalars[contract.RETURN_LOG_PROBS.name],
         top_log_probs=scalars[contract.TOP_LOG_PROBS.name],
         guide=_guide(tensors, limits),
-        caller=text(tensors, contract.CALLER)[:_LONGEST_CALLER],
+        caller=text(tensors, contract.CALLER)[:_MAX_CALLER_LENGTH],
         cache_salt=scalars[contract.CACHE_SALT.name],
         adapter=_adapter(scalars, limits),
         streaming=scalars[contract.STREAMING.name],
@@ -86,14 +88,14 @@ def word_list(words: np.ndarray | None, name: Tensor | str) -> list[list[int]]:
     if words is None or words.size == 0:
         return []
     if words.size % 2:
-        raise Refused(f"{name}: must be [1, 2, n], got {list(words.shape)}")
+        raise RequestRejectedError(f"{name}: must be [1, 2, n], got {list(words.shape)}")
     flat, ends = words.reshape(2, -1).tolist()
     result, start = [], 0
     for end in ends:
         if end < 0:
             break
         if not start <= end <= len(flat):
-            raise Refused(f"{name}: offset {end} is not within the {len(flat)} ids")
+            raise RequestRejectedError(f"{name}: offset {end} is not within the {len(flat)} ids")
         if end > start:
             result.append(flat[start:end])
         start = end
@@ -101,24 +103,24 @@ def word_list(words: np.ndarray | None, name: Tensor | str) -> list[list[int]]:
 
 
 def _refuse_unknown(tensors: Tensors, limits: EngineCapabilities) -> None:
-    for name in sorted(tensors.keys() - UNDERSTOOD):
+    for name in sorted(tensors.keys() - SUPPORTED_INPUTS):
         value = tensors[name]
-        if value.size == 0 or (name in NEUTRAL and value.size == 1 and value.item() in NEUTRAL[name]):
+        if value.size == 0 or (name in NEUTRAL_VALUES and value.size == 1 and value.item() in NEUTRAL_VALUES[name]):
             continue
-        if name in NEUTRAL:
-            wanted = " or ".join(str(neutral).lower() for neutral in NEUTRAL[name])
-            raise Refused(f"{name}: only {wanted} is supported by target {limits.target}")
-        raise Refused(f"{name}: not supported by target {limits.target}")
+        if name in NEUTRAL_VALUES:
+            wanted = " or ".join(str(neutral).lower() for neutral in NEUTRAL_VALUES[name])
+            raise RequestRejectedError(f"{name}: only {wanted} is supported by target {limits.target}")
+        raise RequestRejectedError(f"{name}: not supported by target {limits.target}")
     for capability in limits.lacks:
-        for tensor in NEEDS[capability]:
+        for tensor in CAPABILITY_INPUTS[capability]:
             if scalar(tensors, tensor) != tensor.default:
-                raise Refused(f"{tensor}: not supported by target {limits.target} with its TensorRT-LLM")
+                raise RequestRejectedError(f"{tensor}: not supported by target {limits.target} with its TensorRT-LLM")
 
 
 def _bad_words(tensors: Tensors, limits: EngineCapabilities) -> list[list[int]]:
     words = word_list(tensors.get(contract.BAD_WORDS_LIST.name), contract.BAD_WORDS_LIST)
     if words and not limits.bad_words:
-        raise Refused(f"{contract.BAD_WORDS_LIST}: not supported by target {limits.target}")
+        raise RequestRejectedError(f"{contract.BAD_WORDS_LIST}: not supported by target {limits.target}")
     return words
 
 
@@ -128,9 +130,11 @@ def _embedding_bias(tensors: Tensors, limits: EngineCapabilities) -> np.ndarray 
     if bias is None or not bias.any():
         return None
     if not limits.logit_bias:
-        raise Refused(f"{contract.EMBEDDING_BIAS}: not supported by target {limits.target}")
+        raise RequestRejectedError(f"{contract.EMBEDDING_BIAS}: not supported by target {limits.target}")
     if bias.size != limits.vocab_size or not np.isfinite(bias).all():
-        raise Refused(f"{contract.EMBEDDING_BIAS}: must be {limits.vocab_size} finite numbers, one per token")
+        raise RequestRejectedError(
+            f"{contract.EMBEDDING_BIAS}: must be {limits.vocab_size} finite numbers, one per token"
+        )
     return bias.reshape(-1).astype(np.float32)
 
 
@@ -138,25 +142,25 @@ def _input_ids(tensors: Tensors, limits: EngineCapabilities) -> np.ndarray:
     tensor = contract.INPUT_IDS
     ids = tensors.get(tensor.name)
     if ids is None or ids.size == 0:
-        raise Refused(f"{tensor}: at least one token is needed")
+        raise RequestRejectedError(f"{tensor}: at least one token is needed")
     if ids.ndim > 1 and ids.shape[0] != 1:
-        raise Refused(f"{tensor}: one sequence per request, got a batch of {ids.shape[0]}")
+        raise RequestRejectedError(f"{tensor}: one sequence per request, got a batch of {ids.shape[0]}")
     length = scalar(tensors, contract.INPUT_LENGTHS, ids.size)
     if not 0 < length <= ids.size:
-        raise Refused(f"{contract.INPUT_LENGTHS}: {length} does not fit the {ids.size} tokens of {tensor}")
+        raise RequestRejectedError(f"{contract.INPUT_LENGTHS}: {length} does not fit the {ids.size} tokens of {tensor}")
     flat = ids.reshape(-1)[:length].astype(np.int64)
     # read without a sign, one below 0 is the largest of all
     if flat.view(np.uint64).max() >= limits.vocab_size:
-        raise Refused(f"{tensor}: ids must be from 0 to {limits.vocab_size - 1}")
+        raise RequestRejectedError(f"{tensor}: ids must be from 0 to {limits.vocab_size - 1}")
     return flat
 
 
 def _output_len(scalars: dict[str, Any], prompt: int, limits: EngineCapabilities) -> int:
     length: int = scalars[contract.REQUEST_OUTPUT_LEN.name]
     if length < 1:
-        raise Refused(f"{contract.REQUEST_OUTPUT_LEN}: must be at least 1, got {length}")
+        raise RequestRejectedError(f"{contract.REQUEST_OUTPUT_LEN}: must be at least 1, got {length}")
     if prompt + length > limits.max_seq_len:
-        raise Refused(
+        raise RequestRejectedError(
             f"{contract.REQUEST_OUTPUT_LEN}: {prompt} prompt tokens and {length} new ones are more than the "
             f"{limits.max_seq_len} of max_seq_len"
         )
@@ -168,14 +172,16 @@ def _end_ids(tensors: Tensors, limits: EngineCapabilities) -> frozenset[int]:
         return limits.end_ids
     end_id = scalar(tensors, contract.END_ID)
     if end_id >= limits.vocab_size:
-        raise Refused(f"{contract.END_ID}: must be below {limits.vocab_size}, or -1 to ignore the end of text")
+        raise RequestRejectedError(
+            f"{contract.END_ID}: must be below {limits.vocab_size}, or -1 to ignore the end of text"
+        )
     return frozenset() if end_id < 0 else frozenset([end_id])
 
 
-def _sampling(scalars: dict[str, Any]) -> Sampling:
+def _sampling(scalars: dict[str, Any]) -> RuntimeSamplingParams:
     if scalars[contract.REPETITION_PENALTY.name] == 0:
-        raise Refused(f"{contract.REPETITION_PENALTY}: must be greater than 0")
-    return Sampling(
+        raise RequestRejectedError(f"{contract.REPETITION_PENALTY}: must be greater than 0")
+    return RuntimeSamplingParams(
         temperature=scalars[contract.TEMPERATURE.name],
         # TensorRT-LLM's top_p 0 means: not used
         top_p=scalars[contract.RUNTIME_TOP_P.name] or 1.0,
@@ -193,14 +199,16 @@ def _guide(tensors: Tensors, limits: EngineCapabilities) -> tuple[str, str] | No
     guide = text(tensors, contract.GUIDE)
     if not kind:
         if guide:
-            raise Refused(f"{contract.GUIDE_TYPE}: is needed with {contract.GUIDE}")
+            raise RequestRejectedError(f"{contract.GUIDE_TYPE}: is needed with {contract.GUIDE}")
         return None
-    if kind not in contract.GUIDES:
-        raise Refused(f"{contract.GUIDE_TYPE}: must be one of {', '.join(contract.GUIDES)}, got {kind}")
+    if kind not in contract.GUIDE_KINDS:
+        raise RequestRejectedError(f"{contract.GUIDE_TYPE}: must be one of {', '.join(contract.GUIDE_KINDS)}, got {kind}")
     if kind not in limits.guides:
-        raise Refused(f"{contract.GUIDE_TYPE}: {kind} is not supported by this engine of target {limits.target}")
+        raise RequestRejectedError(
+            f"{contract.GUIDE_TYPE}: {kind} is not supported by this engine of target {limits.target}"
+        )
     if kind != "json" and not guide:
-        raise Refused(f"{contract.GUIDE}: is needed for the type {kind}")
+        raise RequestRejectedError(f"{contract.GUIDE}: is needed for the type {kind}")
     return kind, guide
 
 
@@ -209,7 +217,7 @@ def _adapter(scalars: dict[str, Any], limits: EngineCapabilities) -> int:
     if task_id and task_id not in limits.adapters:
         known = ", ".join(map(str, sorted(limits.adapters)))
         hint = f"this engine has {known}, and 0 for none" if known else f"only 0 is supported by target {limits.target}"
-        raise Refused(f"{contract.LORA_TASK_ID}: {hint}")
+        raise RequestRejectedError(f"{contract.LORA_TASK_ID}: {hint}")
     return task_id
 
 
@@ -222,7 +230,7 @@ def text(tensors: Tensors, tensor: Tensor) -> str:
     try:
         return raw.decode() if isinstance(raw, bytes) else str(raw)
     except UnicodeDecodeError:
-        raise Refused(f"{tensor}: not valid UTF-8") from None
+        raise RequestRejectedError(f"{tensor}: not valid UTF-8") from None
 
 
 def flag(tensors: Tensors, tensor: Tensor) -> bool:
@@ -240,7 +248,7 @@ def _number(value: np.ndarray, tensor: Tensor, default: Any) -> Any:
     if value.size == 0:
         return default
     if value.size != 1:
-        raise Refused(f"{tensor}: one value per request, got {value.size}")
+        raise RequestRejectedError(f"{tensor}: one value per request, got {value.size}")
     found = value.item()
     if tensor.bounds is not None:
         _check(tensor, found, *tensor.bounds)
@@ -256,4 +264,4 @@ def _within(scalars: dict[str, Any], tensor: Tensor, low: int, high: int) -> int
 
 def _check(tensor: Tensor, value: Any, low: Any, high: Any) -> None:
     if not low <= value <= high:  # also catches NaN
-        raise Refused(f"{tensor}: must be from {low} to {high}, got {value}")
+        raise RequestRejectedError(f"{tensor}: must be from {low} to {high}, got {value}")

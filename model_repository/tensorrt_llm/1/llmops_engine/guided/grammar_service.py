@@ -18,29 +18,29 @@ from dataclasses import replace
 from typing import Protocol
 
 from llmops_contract import GUIDE
-from llmops_round_robin import Turns
+from llmops_round_robin import RoundRobinQueue
 
-from ..request import Refused
-from ..runtime import Preparation
-from .probe import GrammarLimits, GrammarProbe, Measured, OverLimitError
+from ..engine_runtime import Preparation
+from ..request import RequestRejectedError
+from .sandbox import GrammarLimitError, GrammarLimits, GrammarMeasurement, GrammarSandbox
 
 # grammars whose outcome is remembered
-REMEMBERED = 1000
+MAX_REMEMBERED_GRAMMARS = 1000
 # how long a grammar may take in the quick lane (CPU seconds; a walk takes 0.1 to 0.2), and how long an idle lane keeps
 # its process (s)
-_MOMENT, _IDLE = 0.5, 120.0
-_MANY = 3
+_QUICK_LANE_SECONDS, _IDLE_SECONDS = 0.5, 120.0
+_MAX_SLOW_PER_CALLER = 3
 # answers after which a grammar is not the first that is suspected
-_PROVEN = 3
+_TRUSTED_AFTER_ANSWERS = 3
 # a time over its limit is doubted so many times while it is less than so many times the limit
-_DOUBTS, _DOUBTFUL = 2, 5
+_MAX_REMEASUREMENTS, _REMEASURE_BELOW = 2, 5
 # the quick lane's: a tenth of a core beside an engine that takes all of them
 _NICENESS = 9
 
 Guide = tuple[str, str]
 
 
-class Compiler(Protocol):
+class GrammarCompiler(Protocol):
     def compile(self, guide: Guide) -> str | None: ...
 
 
@@ -49,20 +49,20 @@ class GrammarService:
 
     def __init__(
         self,
-        new_probe: Callable[[int], GrammarProbe],
-        new_compiler: Callable[[], Compiler],
+        new_probe: Callable[[int], GrammarSandbox],
+        new_compiler: Callable[[], GrammarCompiler],
         wake: Callable[[], None],
         limits: GrammarLimits | None = None,
     ) -> None:
         self._limits = limits = limits or GrammarLimits()
-        self._known: OrderedDict[bytes, _Task] = OrderedDict()
-        slow = _Lane("grammar-slow", limits, new_probe, new_compiler, wake)
+        self._known: OrderedDict[bytes, _GrammarTask] = OrderedDict()
+        slow = _CompileLane("grammar-slow", limits, new_probe, new_compiler, wake)
         quick = replace(
             limits,
-            compile_seconds=min(_MOMENT, limits.compile_seconds),
+            compile_seconds=min(_QUICK_LANE_SECONDS, limits.compile_seconds),
             niceness=min(_NICENESS, limits.niceness),
         )
-        self._lanes = [_Lane("grammar", quick, new_probe, new_compiler, wake, slow), slow]
+        self._lanes = [_CompileLane("grammar", quick, new_probe, new_compiler, wake, slow), slow]
 
     @property
     def memory(self) -> int:
@@ -78,13 +78,13 @@ class GrammarService:
         known = self._known.get(key)
         if known is None or not known.join():
             self._refuse_beyond_bounds(caller)
-            known = self._known[key] = _Task(guide, caller)
+            known = self._known[key] = _GrammarTask(guide, caller)
             known.join()
             self._lanes[0].put(known)
             self._forget_oldest()
         self._known.move_to_end(key)
         if known.refusal:
-            raise Refused(known.refusal)
+            raise RequestRejectedError(known.refusal)
         return None if known.done else known
 
     def mean_seconds(self, guide: Guide) -> float:
@@ -98,7 +98,7 @@ class GrammarService:
         Grammars that few answers were finished with come first, then those that took longest when they were tried.
         """
         known = self._known.get(_key(guide))
-        return (True, 0.0) if known is None else (known.finished < _PROVEN, known.measured.token_seconds)
+        return (True, 0.0) if known is None else (known.finished < _TRUSTED_AFTER_ANSWERS, known.measured.token_seconds)
 
     def finished(self, guide: Guide) -> None:
         """An answer with this grammar was finished."""
@@ -108,7 +108,7 @@ class GrammarService:
 
     def refuse(self, guide: Guide, why: str) -> None:
         """Refuse a grammar from now on."""
-        task = self._known[_key(guide)] = _Task(guide, "")
+        task = self._known[_key(guide)] = _GrammarTask(guide, "")
         task.finish(why)
         self._forget_oldest()
 
@@ -124,14 +124,14 @@ class GrammarService:
     def _refuse_beyond_bounds(self, caller: str) -> None:
         name = caller.split("/")[0]
         if sum(lane.waiting(name) for lane in self._lanes) >= self._limits.waiting_per_caller:
-            raise Refused(
+            raise RequestRejectedError(
                 f"unavailable for new grammars: {self._limits.waiting_per_caller} of this client are already waiting"
             )
         if sum(lane.waiting() for lane in self._lanes) >= self._limits.waiting:
-            raise Refused(f"unavailable for new grammars: {self._limits.waiting} are already waiting")
+            raise RequestRejectedError(f"unavailable for new grammars: {self._limits.waiting} are already waiting")
 
     def _forget_oldest(self) -> None:
-        if len(self._known) > REMEMBERED:
+        if len(self._known) > MAX_REMEMBERED_GRAMMARS:
             key = next((key for key, task in self._known.items() if task.done), None)
             if key is not None:
                 del self._known[key]
@@ -149,43 +149,43 @@ def _key(guide: Guide) -> bytes:
     return hashlib.sha256(repr(guide).encode()).digest()
 
 
-class _Task(Preparation):
+class _GrammarTask(Preparation):
     def __init__(self, guide: Guide, caller: str) -> None:
         super().__init__()
         self.guide = guide
         self.caller = caller
         self.path = caller.split("/", 1)
-        self.measured = Measured()
+        self.measured = GrammarMeasurement()
         # answers that were finished with it
         self.finished = 0
 
 
-class _Lane:
+class _CompileLane:
     """A thread that starts with its first grammar."""
 
     def __init__(
         self,
         name: str,
         limits: GrammarLimits,
-        new_probe: Callable[[int], GrammarProbe],
-        new_compiler: Callable[[], Compiler],
+        new_probe: Callable[[int], GrammarSandbox],
+        new_compiler: Callable[[], GrammarCompiler],
         wake: Callable[[], None],
-        slower: _Lane | None = None,
+        slower: _CompileLane | None = None,
     ) -> None:
         self._limits = limits
         self._probe = new_probe(limits.niceness)
         self._new_compiler = new_compiler
-        self._compiler: Compiler | None = None
+        self._compiler: GrammarCompiler | None = None
         self._wake = wake
         self._slower = slower
         self.memory = 0
-        self._tasks: Turns[_Task] = Turns()
+        self._tasks: RoundRobinQueue[_GrammarTask] = RoundRobinQueue()
         self._callers: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._open = True
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
-    def put(self, task: _Task) -> None:
+    def put(self, task: _GrammarTask) -> None:
         with self._changed:
             self._tasks.put(task.path, task)
             self._callers[task.caller] += 1
@@ -222,24 +222,24 @@ class _Lane:
                 with self._changed:
                     self._callers -= Counter([task.caller])
 
-    def _handle(self, task: _Task) -> None:
+    def _handle(self, task: _GrammarTask) -> None:
         if task.drop_if_unwanted():
             return
-        if self._slower is not None and self._slower.of(task.caller) >= _MANY:
+        if self._slower is not None and self._slower.of(task.caller) >= _MAX_SLOW_PER_CALLER:
             self._slower.put(task)
         else:
             self._settle(task)
 
-    def _next(self) -> _Task | None:
+    def _next(self) -> _GrammarTask | None:
         """None after a long time without work, and when the lane ends."""
         with self._changed:
-            self._changed.wait_for(lambda: self._tasks.size or not self._open, _IDLE)
+            self._changed.wait_for(lambda: self._tasks.size or not self._open, _IDLE_SECONDS)
             return self._tasks.take() if self._tasks.size and self._open else None
 
-    def _settle(self, task: _Task) -> None:
+    def _settle(self, task: _GrammarTask) -> None:
         try:
             refusal = self._make_ready(task)
-        except OverLimitError as error:
+        except GrammarLimitError as error:
             if error.slow and self._slower is not None:
                 self._slower.put(task)
                 return
@@ -250,7 +250,7 @@ class _Lane:
         task.finish(f"{GUIDE}: {refusal}" if refusal else "")
         self._wake()
 
-    def _make_ready(self, task: _Task) -> str | None:
+    def _make_ready(self, task: _GrammarTask) -> str | None:
         guide, measured = task.guide, self._measured(task.guide)
         task.measured = measured
         refusal = measured.problem or _too_costly(measured, self._limits)
@@ -261,12 +261,12 @@ class _Lane:
         self.memory += measured.memory
         return self._compiler.compile(guide)
 
-    def _measured(self, guide: Guide) -> Measured:
+    def _measured(self, guide: Guide) -> GrammarMeasurement:
         """A refusal is remembered, and a host that gives the processor to others lengthens CPU times too: a time
         somewhat over its limit must be seen again."""
         measured = self._probe.measure(guide, self._limits)
-        for _ in range(_DOUBTS):
-            if measured.problem or not (measured.grows or 1 < _share(measured, self._limits) < _DOUBTFUL):
+        for _ in range(_MAX_REMEASUREMENTS):
+            if measured.problem or not (measured.grows or 1 < _share(measured, self._limits) < _REMEASURE_BELOW):
                 break
             again = self._probe.measure(guide, self._limits)
             measured = replace(
@@ -279,12 +279,12 @@ class _Lane:
         return measured
 
 
-def _share(measured: Measured, limits: GrammarLimits) -> float:
+def _share(measured: GrammarMeasurement, limits: GrammarLimits) -> float:
     """Of what it may take in time, at the worse of both limits."""
     return max(measured.join_seconds / limits.join_seconds, measured.token_seconds / limits.token_seconds)
 
 
-def _too_costly(measured: Measured, limits: GrammarLimits) -> str | None:
+def _too_costly(measured: GrammarMeasurement, limits: GrammarLimits) -> str | None:
     if measured.join_seconds > limits.join_seconds:
         return f"the grammar is too large: it takes {measured.join_seconds:.2f} s to start, once compiled"
     if measured.token_seconds > limits.token_seconds:

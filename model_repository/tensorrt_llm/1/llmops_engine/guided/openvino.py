@@ -21,8 +21,8 @@ import openvino_genai as genai
 from openvino import op
 from openvino import opset13 as ops
 
-from ..request import Refused
-from .costs import WALK, Followed, followed, is_too_slow
+from ..request import RequestRejectedError
+from .walk_costs import WALK_TOKENS, WalkCosts, is_too_slow, summarize_walk
 
 HEAD_SIZE = 32
 #: The token that ends a walk through a grammar, beside the tokenizer's own end of text.
@@ -50,7 +50,7 @@ def _json(text: str) -> str:
     try:
         json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"{contract.GUIDE}: is not JSON ({error})") from None
+        raise RequestRejectedError(f"{contract.GUIDE}: is not JSON ({error})") from None
     return text
 
 
@@ -64,7 +64,7 @@ class GrammarPipeline:
         scheduler.max_num_batched_tokens = 32
         with tempfile.TemporaryDirectory(prefix="llmops-grammar-") as name:
             ends = {_END, tokenizer.get_eos_token_id()}
-            ov.save_model(little_model(vocab_size, ends), f"{name}/openvino_model.xml")
+            ov.save_model(tiny_model(vocab_size, ends), f"{name}/openvino_model.xml")
             self._pipeline = genai.ContinuousBatchingPipeline(
                 name, tokenizer, scheduler, "CPU", INFERENCE_NUM_THREADS=1
             )
@@ -76,10 +76,10 @@ class GrammarPipeline:
             self._pipeline.generate([_prompt()], [_sampling(guide, 1)])
         except RuntimeError as error:
             # whether a token can be sampled from the little model does not matter
-            return explain(str(error)) if "xgrammar" in str(error) else None
+            return clean_error(str(error)) if "xgrammar" in str(error) else None
         return None
 
-    def follow(self, guide: Guide, token_seconds: float) -> Followed:
+    def follow(self, guide: Guide, token_seconds: float) -> WalkCosts:
         """Walk through a compiled grammar and return what this costs. It ends early once that is far too much.
 
         Args:
@@ -87,7 +87,7 @@ class GrammarPipeline:
             token_seconds: The CPU seconds that a token may take.
         """
         self._count += 1
-        handle = self._pipeline.add_request(self._count, _prompt(), _sampling(guide, WALK))
+        handle = self._pipeline.add_request(self._count, _prompt(), _sampling(guide, WALK_TOKENS))
         costs: list[float] = []
         try:
             while self._pipeline.has_non_finished_requests():
@@ -99,7 +99,7 @@ class GrammarPipeline:
         except RuntimeError:
             handle.cancel()
             self._pipeline.step()
-        return followed(costs)
+        return summarize_walk(costs)
 
 
 def _prompt() -> Any:
@@ -118,13 +118,13 @@ def _sampling(guide: Guide, tokens: int) -> Any:
     return config
 
 
-def explain(text: str) -> str:
+def clean_error(text: str) -> str:
     """The last line of GenAI's message, without source paths and time stamps."""
     line = text.strip().splitlines()[-1]
     return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", line)
 
 
-def little_model(vocab_size: int, unlikely: Iterable[int]) -> ov.Model:
+def tiny_model(vocab_size: int, unlikely: Iterable[int]) -> ov.Model:
     """Build one attention layer with a KV cache, in the form that GenAI's paged attention expects.
 
     All tokens are equally likely except the `unlikely` ones, which are sampled where nothing else is allowed.

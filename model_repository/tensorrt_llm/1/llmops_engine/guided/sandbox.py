@@ -2,7 +2,7 @@
 
 `python -m llmops_engine.guided.sandbox MODEL_FOLDER VOCAB_SIZE NICENESS` reads guides from its
 input, each a line with a JSON list of kind, text and the CPU seconds that a token may take, and
-answers each with one JSON object. `GrammarProbe` is the other end.
+answers each with one JSON object. `GrammarSandbox` is the other end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from .costs import Followed
+from .walk_costs import WalkCosts
 
 # how often the process is checked while it works (s)
 _POLL = 0.05
@@ -49,8 +49,8 @@ class GrammarLimits:
 
 
 @dataclass(frozen=True)
-class Measured:
-    """The costs of one grammar, those of `Followed` among them; `problem` is the reason why it does not compile."""
+class GrammarMeasurement:
+    """The costs of one grammar, those of `WalkCosts` among them; `problem` is the reason why it does not compile."""
 
     problem: str | None = None
     join_seconds: float = 0.0
@@ -60,7 +60,7 @@ class Measured:
     memory: int = 0
 
 
-class OverLimitError(Exception):
+class GrammarLimitError(Exception):
     """A grammar went over a limit while it compiled; `slow`: over that of time."""
 
     def __init__(self, message: str, slow: bool = False) -> None:
@@ -68,7 +68,7 @@ class OverLimitError(Exception):
         self.slow = slow
 
 
-class GrammarProbe:
+class GrammarSandbox:
     """The process, started when needed. Used by one thread, but `close` and `end` may come from another."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
@@ -78,22 +78,22 @@ class GrammarProbe:
         self._over = False
         self._starting = threading.Lock()
 
-    def measure(self, guide: tuple[str, str], limits: GrammarLimits) -> Measured:
-        """Raises OverLimitError; the process is then gone."""
+    def measure(self, guide: tuple[str, str], limits: GrammarLimits) -> GrammarMeasurement:
+        """Raises GrammarLimitError; the process is then gone."""
         process = self._started()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            start = usage(process.pid)
+            start = process_usage(process.pid)
             process.stdin.write(json.dumps([*guide, limits.token_seconds]).encode() + b"\n")
             process.stdin.flush()
             while not select.select([process.stdout], [], [], _POLL)[0]:
-                _check(usage(process.pid), start, limits)
-            measured = Measured(**json.loads(process.stdout.readline()))
-            if usage(process.pid)[1] > limits.total:
+                _check(process_usage(process.pid), start, limits)
+            measured = GrammarMeasurement(**json.loads(process.stdout.readline()))
+            if process_usage(process.pid)[1] > limits.total:
                 self.close()  # it never forgets a grammar
             return measured
-        except OverLimitError:
+        except GrammarLimitError:
             self.close()
             raise
         except (OSError, ValueError):
@@ -132,12 +132,12 @@ class GrammarProbe:
 
 def _check(now: tuple[float, int], start: tuple[float, int], limits: GrammarLimits) -> None:
     if now[0] - start[0] > limits.compile_seconds:
-        raise OverLimitError(f"the grammar takes more than {limits.compile_seconds:g} s to compile", slow=True)
+        raise GrammarLimitError(f"the grammar takes more than {limits.compile_seconds:g} s to compile", slow=True)
     if now[1] - start[1] > limits.memory:
-        raise OverLimitError(f"the grammar takes more than {limits.memory >> 20} MiB of memory")
+        raise GrammarLimitError(f"the grammar takes more than {limits.memory >> 20} MiB of memory")
 
 
-def usage(pid: int) -> tuple[float, int]:
+def process_usage(pid: int) -> tuple[float, int]:
     """CPU seconds and resident bytes of a process. Raises OSError when it is gone."""
     fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
     return (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[21]) * _PAGE
@@ -161,11 +161,11 @@ def _serve(lines: BinaryIO, answer: BinaryIO, pipeline: Any) -> None:
     answer.flush()
     for line in lines:
         kind, text, token_seconds = json.loads(line)
-        before = usage(os.getpid())[1]
+        before = process_usage(os.getpid())[1]
         problem = pipeline.compile((kind, text))
-        memory = max(usage(os.getpid())[1] - before, 0)
-        costs = Followed() if problem else pipeline.follow((kind, text), token_seconds)
-        measured = Measured(problem, memory=memory, **asdict(costs))
+        memory = max(process_usage(os.getpid())[1] - before, 0)
+        costs = WalkCosts() if problem else pipeline.follow((kind, text), token_seconds)
+        measured = GrammarMeasurement(problem, memory=memory, **asdict(costs))
         answer.write(json.dumps(asdict(measured)).encode() + b"\n")
         answer.flush()
 

@@ -7,7 +7,7 @@ from itertools import pairwise
 from statistics import median
 
 #: Tokens of a walk. The cost of a grammar that keeps ever more readings of a text showed after 30 to 100.
-WALK = 128
+WALK_TOKENS = 128
 #: A token that takes this many times its limit ends a walk, and so does the third one over the limit.
 TOO_SLOW, TOO_MANY = 5, 3
 #: A cost grows when each quarter of a walk costs this many times the quarter before, …
@@ -19,7 +19,7 @@ _NOTABLE = 0.0025
 
 
 @dataclass(frozen=True)
-class Followed:
+class WalkCosts:
     """CPU seconds: to join a batch, per token at most, and per token on average; `grows` with the answer."""
 
     join_seconds: float = 0.0
@@ -28,12 +28,12 @@ class Followed:
     grows: bool = False
 
 
-def followed(costs: list[float]) -> Followed:
+def summarize_walk(costs: list[float]) -> WalkCosts:
     """Return the costs of a walk whose steps took `costs` CPU seconds, the first one to join."""
     tokens = costs[1:]
     if not tokens:
-        return Followed(costs[0] if costs else 0.0)
-    return Followed(costs[0], max(tokens), sum(tokens) / len(tokens), _grows(tokens))
+        return WalkCosts(costs[0] if costs else 0.0)
+    return WalkCosts(costs[0], max(tokens), sum(tokens) / len(tokens), _grows(tokens))
 
 
 def is_too_slow(tokens: list[float], limit: float) -> bool:

@@ -17,9 +17,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 #: Guided steps in a row that must be over the budget before a grammar is ended: a single one may be chance.
-STEPS = 3
+STEPS_OVER_BUDGET = 3
 #: A step that takes this many budgets is not chance.
-BUDGETS_AT_ONCE = 10
+MAX_SINGLE_STEP_BUDGETS = 10
 #: A thread that used at least this part of the busiest thread's time computes the model.
 _COMPUTES = 0.05
 #: Weight of the newest step without a grammar in the mean of what ordinary sampling takes.
@@ -36,7 +36,7 @@ class _Clocks(NamedTuple):
     sampler: float
 
 
-class GrammarWatch:
+class GrammarWatchdog:
     """Compares each step with its budget. Used on the engine's thread only, except `watch_threads`."""
 
     def __init__(self, token_seconds: float) -> None:
@@ -72,7 +72,7 @@ class GrammarWatch:
             return 0.0
         excess = work - self._plain * sequences - expected
         self._over = self._over + 1 if excess > self._budget else 0
-        return work if self._over >= STEPS or excess > BUDGETS_AT_ONCE * self._budget else 0.0
+        return work if self._over >= STEPS_OVER_BUDGET or excess > MAX_SINGLE_STEP_BUDGETS * self._budget else 0.0
 
     def _clocks(self) -> _Clocks:
         sampler = sum(_processor_time(thread) or 0.0 for thread in self._threads)

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 #: Smaller chunks make prompts slower without making steps shorter: the step then only reads weights and cache.
-SMALLEST = 32
+MIN_CHUNK = 32
 
 
 class MeasuredStep(NamedTuple):
@@ -36,6 +36,6 @@ def largest_chunk(steps: Sequence[MeasuredStep], seconds: float, length: int, mo
     rows = np.array([[1, step.tokens, step.depth, step.tokens * step.depth] for step in steps], float)
     terms = np.linalg.lstsq(rows, np.array([step.seconds for step in steps]), rcond=None)[0]
     chunk = most
-    while chunk // 2 >= max(least, SMALLEST) and terms @ [1, chunk, length / 2, chunk * length / 2] > seconds:
+    while chunk // 2 >= max(least, MIN_CHUNK) and terms @ [1, chunk, length / 2, chunk * length / 2] > seconds:
         chunk //= 2
     return chunk

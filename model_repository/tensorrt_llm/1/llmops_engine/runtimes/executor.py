@@ -20,15 +20,25 @@ from typing import TYPE_CHECKING, Any
 
 import llmops_contract as contract
 
-from ..request import GenerationRequest, Refused
-from ..runtime import FAILED, LENGTH, RUNNING, STOP, EngineDead, EngineRuntime, EngineStats, KvChange, StepOutput
-from .gpus import take_gpus
+from ..engine_runtime import (
+    FAILED,
+    LENGTH,
+    RUNNING,
+    STOP,
+    DeadEngineError,
+    EngineRuntime,
+    EngineStats,
+    KvCacheEvent,
+    StepOutput,
+)
+from ..request import RequestRejectedError, RuntimeRequest
 from .remote import PYTHON_VARIABLE, RemoteRuntime
 from .stop_words import StopWordMatcher
-from .tensors import as_tensor
+from .torch_tensors import as_tensor
+from .visible_gpus import restrict_visible_gpus
 
 if TYPE_CHECKING:
-    from ..kv_names import KvNames
+    from ..kv_events import KvEventTranslator
 
 #: KV-cache events that the executor keeps until they are read; the oldest are dropped.
 _EVENTS_KEPT = 65_536
@@ -68,7 +78,7 @@ class ExecutorOptions:
 
 def create(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
     """Start the engine in this process, or one process per GPU under mpirun where there are several."""
-    take_gpus(parameters.get("gpu_device_ids", ""))
+    restrict_visible_gpus(parameters.get("gpu_device_ids", ""))
     options = ExecutorOptions(
         model=parameters["gpt_model_path"],
         ranks=int(parameters["world_size"]),
@@ -94,7 +104,7 @@ def _library() -> Any:
 class _Sequence:
     __slots__ = ("log_probs", "matcher", "number", "prompt_tokens", "started")
 
-    def __init__(self, number: int, request: GenerationRequest, model_ends: tuple[int, ...]) -> None:
+    def __init__(self, number: int, request: RuntimeRequest, model_ends: tuple[int, ...]) -> None:
         self.number = number
         self.log_probs = request.log_probs
         self.prompt_tokens = int(request.input_ids.size)
@@ -126,9 +136,9 @@ class ExecutorRuntime(EngineRuntime):
         self._counts_blocks = not options.parameters.get("max_attention_window_size")
         reuses = config.kv_cache_config.enable_block_reuse
         self._manager = self._executor.get_kv_cache_event_manager() if self.leads and reuses else None
-        self._names: KvNames | None = _kv_names(self._size) if self._manager is not None else None
+        self._names: KvEventTranslator | None = _kv_names(self._size) if self._manager is not None else None
 
-    def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
+    def submit(self, key: int, request: RuntimeRequest, sequence: int) -> None:
         made = make_request(self._api, request, sequence, self._options.end_ids, self._vocabulary)
         if self._names is not None:
             self._names.asked(request.input_ids.reshape(-1), request.cache_salt, request.adapter)
@@ -149,7 +159,7 @@ class ExecutorRuntime(EngineRuntime):
             responses = self._executor.await_responses(timeout=datetime.timedelta(seconds=self.step_wait))
             self._read_stats()
         except RuntimeError as error:
-            raise EngineDead(f"TensorRT-LLM: {error}") from error
+            raise DeadEngineError(f"TensorRT-LLM: {error}") from error
         return [read for read in map(self._read, responses) if read is not None]
 
     def _read(self, response: Any) -> StepOutput | None:
@@ -176,7 +186,7 @@ class ExecutorRuntime(EngineRuntime):
 
     def _failed(self, key: int | None, error: str) -> StepOutput | None:
         if any(sign in error for sign in _CUDA_IS_LOST):
-            raise EngineDead(f"TensorRT-LLM: {error}")
+            raise DeadEngineError(f"TensorRT-LLM: {error}")
         if key is None:
             return None
         self._forget(key)
@@ -233,7 +243,7 @@ class ExecutorRuntime(EngineRuntime):
             prefilled=self._prefilled,
         )
 
-    def take_kv_events(self) -> Iterable[KvChange]:
+    def take_kv_events(self) -> Iterable[KvCacheEvent]:
         if self._names is None or self._manager is None:
             return ()
         # the binding holds the interpreter's lock while it waits, so nothing is waited for
@@ -347,7 +357,7 @@ def _numbers(given: Mapping[str, str], kind: Any, **names: str) -> dict[str, Any
 
 
 def make_request(
-    api: Any, request: GenerationRequest, sequence: int, model_ends: tuple[int, ...] = (), vocabulary: int = 0
+    api: Any, request: RuntimeRequest, sequence: int, model_ends: tuple[int, ...] = (), vocabulary: int = 0
 ) -> Any:
     """Return the `Request` of one sequence.
 
@@ -391,7 +401,7 @@ def make_request(
     return api.Request(**fields)
 
 
-def _ends(request: GenerationRequest, model_ends: tuple[int, ...]) -> list[int]:
+def _ends(request: RuntimeRequest, model_ends: tuple[int, ...]) -> list[int]:
     """Return the tokens that end the text, first the one that `min_tokens` withholds: the tokenizer's own, which comes
     first on the card.
     """
@@ -399,12 +409,12 @@ def _ends(request: GenerationRequest, model_ends: tuple[int, ...]) -> list[int]:
     return [*known, *sorted(request.end_ids.difference(known))]
 
 
-def _words(request: GenerationRequest, ends: list[int]) -> list[list[int]]:
+def _words(request: RuntimeRequest, ends: list[int]) -> list[list[int]]:
     """Return all that ends a sequence besides the first of `ends`."""
     return [*([one] for one in ends[1:]), *request.stop_words]
 
 
-def _sampling_config(api: Any, request: GenerationRequest, sequence: int, ends: bool) -> Any:
+def _sampling_config(api: Any, request: RuntimeRequest, sequence: int, ends: bool) -> Any:
     sampling = request.sampling
     fields: dict[str, Any] = {
         "repetition_penalty": sampling.repetition_penalty if sampling.repetition_penalty != 1 else None,
@@ -435,12 +445,12 @@ def _guide(api: Any, kind: str, guide: str) -> Any:
         try:
             json.loads(guide)
         except ValueError as error:
-            raise Refused(f"{contract.GUIDE}: is not JSON ({error})") from None
+            raise RequestRejectedError(f"{contract.GUIDE}: is not JSON ({error})") from None
     return api.GuidedDecodingParams(guide_type=getattr(kinds, _GUIDES[kind]), guide=guide)
 
 
 def _event(event: Any) -> dict[str, Any] | None:
-    """Return a KV-cache event as `KvNames` reads it; None for a kind that says nothing about names."""
+    """Return a KV-cache event as `KvEventTranslator` reads it; None for a kind that says nothing about names."""
     data, kind = event.data, type(event.data).__name__
     found: dict[str, Any]
     if kind == "KVCacheStoredData":
@@ -467,10 +477,10 @@ def _sizes(model: Path) -> tuple[int, int]:
     return int(plugins.get("tokens_per_block") or _TOKENS_PER_BLOCK), -(-vocabulary // ranks) * ranks
 
 
-def _kv_names(tokens_per_block: int) -> KvNames | None:
+def _kv_names(tokens_per_block: int) -> KvEventTranslator | None:
     """None where this Python lacks the hash that names blocks: the cache is not reported then."""
     try:
-        from ..kv_names import KvNames
+        from ..kv_events import KvEventTranslator
     except ModuleNotFoundError:
         return None
-    return KvNames(tokens_per_block)
+    return KvEventTranslator(tokens_per_block)

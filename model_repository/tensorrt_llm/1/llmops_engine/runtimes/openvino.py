@@ -18,14 +18,24 @@ import numpy as np
 import openvino as ov
 import openvino_genai as genai
 
-from ..guided.openvino import GrammarPipeline, explain, structured_output
-from ..guided.probe import GrammarLimits, GrammarProbe, command
-from ..guided.service import GrammarService
-from ..guided.watch import GrammarWatch, sampler_threads, thread_times
+from ..engine_runtime import (
+    FAILED,
+    LENGTH,
+    RUNNING,
+    STOP,
+    EngineRuntime,
+    EngineStats,
+    KvCacheEvent,
+    Preparation,
+    StepOutput,
+)
+from ..guided.grammar_service import GrammarService
+from ..guided.openvino import GrammarPipeline, clean_error, structured_output
+from ..guided.sandbox import GrammarLimits, GrammarSandbox, command
+from ..guided.watchdog import GrammarWatchdog, sampler_threads, thread_times
 from ..recent_blocks import RecentBlocks
-from ..request import GenerationRequest, Refused, Sampling
-from ..runtime import FAILED, LENGTH, RUNNING, STOP, EngineRuntime, EngineStats, KvChange, Preparation, StepOutput
-from .chunk import MeasuredStep, largest_chunk
+from ..request import RequestRejectedError, RuntimeRequest, RuntimeSamplingParams
+from .chunk_size import MeasuredStep, largest_chunk
 from .stop_words import StopWordMatcher
 
 # OpenVINO's CPU plugin pages the KV cache in blocks of this many tokens.
@@ -97,7 +107,7 @@ def create(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
 class _Sequence:
     __slots__ = ("generated", "handle", "matcher", "request", "started", "unread")
 
-    def __init__(self, handle: Any, request: GenerationRequest) -> None:
+    def __init__(self, handle: Any, request: RuntimeRequest) -> None:
         self.handle = handle
         self.request = request
         self.generated: list[int] = []
@@ -120,7 +130,7 @@ class OpenVINORuntime(EngineRuntime):
         self._caches = options.prefix_cache is not False
         if options.prefix_cache:
             print(_SHARED, file=sys.stderr, flush=True)
-        self._watch = GrammarWatch(options.grammars.token_seconds)
+        self._watch = GrammarWatchdog(options.grammars.token_seconds)
         # the grammar that was ended last while others ran: refused once a step without it is within its budget
         self._accused: tuple[tuple[str, str], str] | None = None
         self._chunk = options.max_num_tokens
@@ -141,7 +151,7 @@ class OpenVINORuntime(EngineRuntime):
         self._warm_up(known)
         tokenizer = self._pipeline.get_tokenizer()
         self._grammars = GrammarService(
-            lambda niceness: GrammarProbe(*command(options.model_path, options.vocab_size, niceness)),
+            lambda niceness: GrammarSandbox(*command(options.model_path, options.vocab_size, niceness)),
             lambda: GrammarPipeline(tokenizer, options.vocab_size),
             lambda: self.wake(),
             options.grammars,
@@ -159,7 +169,7 @@ class OpenVINORuntime(EngineRuntime):
         self._pipeline.generate([ov.Tensor(np.ones((1, _WARM_UP), np.int64))], [config])
         self._watch.watch_threads(sampler_threads(known, before, thread_times()))
 
-    def prepare(self, request: GenerationRequest) -> Preparation | None:
+    def prepare(self, request: RuntimeRequest) -> Preparation | None:
         if request.cache_salt and self._caches and self._options.prefix_cache is None:
             self._give_up_cache()
         if request.guide is None:
@@ -177,16 +187,16 @@ class OpenVINORuntime(EngineRuntime):
         self._caches = False
         try:
             self._renew()
-        except Refused:
+        except RequestRejectedError:
             self._caches = True
             raise
 
-    def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
+    def submit(self, key: int, request: RuntimeRequest, sequence: int) -> None:
         config = generation_config(request, sequence)
         try:
             handle = self._pipeline.add_request(key, ov.Tensor(request.input_ids[np.newaxis]), config)
         except RuntimeError as error:
-            raise Refused(f"{contract.INPUT_IDS}: {explain(str(error))}") from None
+            raise RequestRejectedError(f"{contract.INPUT_IDS}: {clean_error(str(error))}") from None
         self._sequences[key] = _Sequence(handle, request)
 
     def cancel(self, key: int) -> None:
@@ -274,7 +284,7 @@ class OpenVINORuntime(EngineRuntime):
             ids = np.concatenate((request.input_ids.astype(np.int32), answer))
             self._recent.use(ids.tobytes(), request.cache_salt, request.adapter)
 
-    def take_kv_events(self) -> Iterable[KvChange]:
+    def take_kv_events(self) -> Iterable[KvCacheEvent]:
         return self._recent.changes()
 
     def rest(self) -> None:
@@ -287,7 +297,7 @@ class OpenVINORuntime(EngineRuntime):
         Running sequences end on the old one; until then each step is one of both. Raises Refused while there is one.
         """
         if self._leaving is not None and _unfinished(self._leaving):
-            raise Refused("unavailable until older answers have ended: the engine changes its pipeline")
+            raise RequestRejectedError("unavailable until older answers have ended: the engine changes its pipeline")
         self._grammars.close(wait=False)
         older = self._grammars
         self._leaving = self._pipeline if _unfinished(self._pipeline) else None
@@ -375,7 +385,7 @@ def _unfinished(pipeline: Any) -> bool:
     return bool(pipeline.has_non_finished_requests())
 
 
-def generation_config(request: GenerationRequest, sequence: int) -> Any:
+def generation_config(request: RuntimeRequest, sequence: int) -> Any:
     """GenAI's parameters for one sequence of a request; each further sequence has a seed of its own. Raises Refused."""
     sampling = request.sampling
     _check_sampling(sampling)
@@ -403,7 +413,7 @@ def generation_config(request: GenerationRequest, sequence: int) -> Any:
     return config
 
 
-def _check_sampling(sampling: Sampling) -> None:
+def _check_sampling(sampling: RuntimeSamplingParams) -> None:
     """What GenAI refuses itself, under the contract's names."""
     penalties = {
         contract.PRESENCE_PENALTY: sampling.presence_penalty,
@@ -411,9 +421,11 @@ def _check_sampling(sampling: Sampling) -> None:
     }
     for tensor, value in penalties.items():
         if not -2 <= value <= 2:
-            raise Refused(f"{tensor}: must be from -2 to 2 for target openvino, got {value:g}")
+            raise RequestRejectedError(f"{tensor}: must be from -2 to 2 for target openvino, got {value:g}")
     if sampling.min_p >= 1 and not sampling.greedy:
-        raise Refused(f"{contract.RUNTIME_MIN_P}: must be below 1 for target openvino, got {sampling.min_p:g}")
+        raise RequestRejectedError(
+            f"{contract.RUNTIME_MIN_P}: must be below 1 for target openvino, got {sampling.min_p:g}"
+        )
 
 
 def _seed(seed: int | None, sequence: int) -> int:

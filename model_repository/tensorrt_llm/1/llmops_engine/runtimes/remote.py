@@ -22,8 +22,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from ..request import GenerationRequest
-from ..runtime import EngineDead, EngineRuntime, EngineStats, KvChange, StepOutput
+from ..engine_runtime import DeadEngineError, EngineRuntime, EngineStats, KvCacheEvent, StepOutput
+from ..request import RuntimeRequest
 
 # the Python that has TensorRT-LLM, where it is not the one that Triton's stub runs
 PYTHON_VARIABLE = "LLMOPS_TRTLLM_PYTHON"
@@ -56,14 +56,14 @@ class RemoteRuntime(EngineRuntime):
                 self._connection = self._accepted(listener)
             # the engine is loaded by all ranks together, so each has read its options by then
             self._receive()
-        except EngineDead as dead:
+        except DeadEngineError as dead:
             # whichever rank fails first takes the others along
             refusal = folder / REFUSAL
             raise ValueError(refusal.read_text() if refusal.is_file() else str(dead)) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         self._running: set[int] = set()
-        self._changes: list[KvChange] = []
+        self._changes: list[KvCacheEvent] = []
         self._stats = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, options.max_batch_size)
         threading.Thread(target=self._watch, name="trtllm-process", daemon=True).start()
 
@@ -79,7 +79,7 @@ class RemoteRuntime(EngineRuntime):
             accepted.setblocking(True)
             return Connection(accepted.detach())
 
-    def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
+    def submit(self, key: int, request: RuntimeRequest, sequence: int) -> None:
         # not every numpy version reads the arrays of another
         ids: Any = request.input_ids.reshape(-1).tolist()
         bias: Any = None if request.embedding_bias is None else request.embedding_bias.tobytes()
@@ -107,14 +107,14 @@ class RemoteRuntime(EngineRuntime):
     def _take(self, message: Any) -> list[StepOutput]:
         """Keep what a step says about the engine, and return what it says about sequences."""
         new, stats, changes = message
-        self._changes += [KvChange(*one) for one in changes]
+        self._changes += [KvCacheEvent(*one) for one in changes]
         self._stats = EngineStats(*stats)
         return [StepOutput(*one) for one in new]
 
     def stats(self) -> EngineStats:
         return self._stats if self._running else self._stats._replace(active=0, scheduled=0, waiting=0, context=0)
 
-    def take_kv_events(self) -> Iterable[KvChange]:
+    def take_kv_events(self) -> Iterable[KvCacheEvent]:
         # the library goes on to report while nothing runs
         while not self._running and self._poll(0.0):
             self._take(self._receive())
@@ -147,21 +147,21 @@ class RemoteRuntime(EngineRuntime):
         self.wake()
 
     def _receive(self) -> Any:
-        """The next message. Raises EngineDead, with what the worker said last or how it ended."""
+        """The next message. Raises DeadEngineError, with what the worker said last or how it ended."""
         try:
             kind, content = self._connection.recv()
         except (EOFError, OSError) as error:
             raise self._dead() from error
         if kind == "dead":
-            raise EngineDead(content)
+            raise DeadEngineError(content)
         return content
 
-    def _dead(self) -> EngineDead:
+    def _dead(self) -> DeadEngineError:
         try:
             code = self._process.wait(5)
         except subprocess.TimeoutExpired:
-            return EngineDead("its process no longer answers")
-        return EngineDead(f"its process ended with code {code}")
+            return DeadEngineError("its process no longer answers")
+        return DeadEngineError(f"its process ended with code {code}")
 
 
 def _command(python: str, ranks: int, folder: Path) -> list[str]:

@@ -15,8 +15,8 @@ from typing import Any
 import llmops_contract as contract
 import numpy as np
 
-from ..request import Refused
-from ..runtime import FAILED, EngineDead, EngineRuntime
+from ..engine_runtime import FAILED, DeadEngineError, EngineRuntime
+from ..request import RequestRejectedError
 from .remote import OPTIONS, REFUSAL, SOCKET
 
 # how often new requests are looked for while the library works on others (s)
@@ -46,7 +46,7 @@ def main(folder: Path) -> int:
         told: tuple[Any, ...] = ()
         while True:
             told = _turn(connection, runtime, told)
-    except EngineDead as dead:
+    except DeadEngineError as dead:
         connection.send(("dead", str(dead)))
         return 1
     except (EOFError, OSError):
@@ -73,7 +73,7 @@ def _turn(connection: Connection, runtime: EngineRuntime, told: tuple[Any, ...])
     step after it. Returns the statistics that were sent last.
     """
     while connection.poll(0 if runtime.has_work() else _IDLE_WAIT):
-        failed = _obey(runtime, *connection.recv())
+        failed = _execute(runtime, *connection.recv())
         if failed:
             connection.send(("step", ([failed], tuple(runtime.stats()), [])))
     outputs = list(runtime.step()) if runtime.has_work() else []
@@ -84,7 +84,7 @@ def _turn(connection: Connection, runtime: EngineRuntime, told: tuple[Any, ...])
     return stats
 
 
-def _obey(runtime: EngineRuntime, action: str, key: int, *request: Any) -> tuple[Any, ...] | None:
+def _execute(runtime: EngineRuntime, action: str, key: int, *request: Any) -> tuple[Any, ...] | None:
     """Why a request cannot be started; None when it can."""
     if action == "cancel":
         runtime.cancel(key)
@@ -94,7 +94,7 @@ def _obey(runtime: EngineRuntime, action: str, key: int, *request: Any) -> tuple
         ids, bias = np.array(asked.input_ids, dtype=np.int64), asked.embedding_bias
         bias = None if bias is None else np.frombuffer(bias, dtype=np.float32)
         runtime.submit(key, replace(asked, input_ids=ids, embedding_bias=bias), sequence)
-    except Refused as refusal:
+    except RequestRejectedError as refusal:
         return (key, [], [], FAILED, str(refusal))
     except Exception as error:  # noqa: BLE001 - a request that the library chokes on must not end the others
         return (key, [], [], FAILED, f"{contract.INPUT_IDS}: {error}")

@@ -21,27 +21,27 @@ from typing import TYPE_CHECKING, Any
 
 import llmops_contract as contract
 
-from ..request import GenerationRequest, Refused
-from ..runtime import (
+from ..engine_runtime import (
     FAILED,
     LENGTH,
     RUNNING,
     STOP,
     Alternatives,
-    EngineDead,
+    DeadEngineError,
     EngineRuntime,
     EngineStats,
-    KvChange,
+    KvCacheEvent,
     StepOutput,
 )
-from .gpus import take_gpus
+from ..request import RequestRejectedError, RuntimeRequest
 from .remote import PYTHON_VARIABLE, RemoteRuntime
 from .stop_words import StopWordMatcher
-from .tensors import as_tensor
+from .torch_tensors import as_tensor
 from .trtllm_library import EVENTS, Library, check_announced, choose_profile, final_arguments, load_library
+from .visible_gpus import restrict_visible_gpus
 
 if TYPE_CHECKING:
-    from ..kv_names import KvNames
+    from ..kv_events import KvEventTranslator
 
 _REASONS = {"stop": STOP, "length": LENGTH}
 #: Seconds between two reads of the library's statistics. It keeps one entry per step until they are
@@ -80,7 +80,7 @@ class TrtllmOptions:
 
 def create(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
     """In this process, or under the Python that has the library."""
-    take_gpus(parameters.get("gpu_device_ids", ""))
+    restrict_visible_gpus(parameters.get("gpu_device_ids", ""))
     options = TrtllmOptions(
         model=parameters["gpt_model_path"],
         tokenizer=card["tokenizer_dir"],
@@ -102,7 +102,7 @@ def start(fields: dict[str, Any]) -> TrtllmRuntime:
 class _Sequence:
     __slots__ = ("future", "matcher", "prompt_tokens", "result", "started", "tops")
 
-    def __init__(self, request: GenerationRequest) -> None:
+    def __init__(self, request: RuntimeRequest) -> None:
         self.future: Future[None] | None = None
         self.result: Any = None
         self.prompt_tokens = int(request.input_ids.size)
@@ -136,8 +136,8 @@ class TrtllmRuntime(EngineRuntime):
         self._iteration = 0
         self._latest: dict[str, Any] = {}
         self._readers: list[Future[None]] = []
-        self._names: KvNames | None = None
-        self._changes: queue.SimpleQueue[KvChange] = queue.SimpleQueue()
+        self._names: KvEventTranslator | None = None
+        self._changes: queue.SimpleQueue[KvCacheEvent] = queue.SimpleQueue()
         self._salts = "cache_salt" in inspect.signature(self._api.LLM.generate_async).parameters
         self._tokens_per_block = _reused_blocks(arguments)
         self._with_stats = bool(arguments.get("enable_iter_perf_stats"))
@@ -146,9 +146,9 @@ class TrtllmRuntime(EngineRuntime):
         self._thread = threading.Thread(target=self._loop.run_forever, name="trtllm", daemon=True)
         self._thread.start()
 
-    def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
+    def submit(self, key: int, request: RuntimeRequest, sequence: int) -> None:
         if self._profile["greedy_only"] and not request.sampling.greedy:
-            raise Refused(f"{contract.TEMPERATURE}: {GREEDY_ONLY}")
+            raise RequestRejectedError(f"{contract.TEMPERATURE}: {GREEDY_ONLY}")
         params = sampling_params(self._api, request, sequence, self._profile["log_probs"], self._options.end_ids)
         state = _Sequence(request)
         self._sequences[key] = state
@@ -168,7 +168,7 @@ class TrtllmRuntime(EngineRuntime):
         self._readers = [asyncio.run_coroutine_threadsafe(read, self._loop) for read in reads]
 
     async def _generate(
-        self, key: int, state: _Sequence, request: GenerationRequest, ids: list[int], params: Any, adapter: Any
+        self, key: int, state: _Sequence, request: RuntimeRequest, ids: list[int], params: Any, adapter: Any
     ) -> None:
         """Runs on the library's loop, to which `generate_async` binds its result."""
         try:
@@ -205,7 +205,7 @@ class TrtllmRuntime(EngineRuntime):
     def step(self) -> Iterable[StepOutput]:
         outputs = self._waiting_outputs()
         if self._dead:
-            raise EngineDead(f"TensorRT-LLM: {self._dead}")
+            raise DeadEngineError(f"TensorRT-LLM: {self._dead}")
         self._iteration += bool(outputs)
         return [read for read in map(self._read, outputs) if read is not None]
 
@@ -258,13 +258,13 @@ class TrtllmRuntime(EngineRuntime):
             memory=tuple((kind, self._latest[name]) for kind, name in _MEMORY.items() if name in self._latest),
         )
 
-    def take_kv_events(self) -> Iterable[KvChange]:
+    def take_kv_events(self) -> Iterable[KvCacheEvent]:
         changes = []
         while not self._changes.empty():
             changes.append(self._changes.get_nowait())
         return changes
 
-    async def _read_events(self, names: KvNames) -> None:
+    async def _read_events(self, names: KvEventTranslator) -> None:
         """Read KV-cache events for as long as the runtime lives; the library drops the oldest of a
         full buffer.
 
@@ -282,7 +282,7 @@ class TrtllmRuntime(EngineRuntime):
             except Exception as error:  # noqa: BLE001 - events are beta there; serving goes on without them
                 self._tell_once("KV-cache events", error)
                 # what was lost is unknown, and names that are gone would mislead
-                self._changes.put(KvChange(contract.KV_CLEARED))
+                self._changes.put(KvCacheEvent(contract.KV_CLEARED))
                 await asyncio.sleep(_STATS_PERIOD)
             await asyncio.sleep(_EVENTS_PERIOD)
 
@@ -328,22 +328,22 @@ def _parsed(entry: Any) -> dict[str, Any]:
     return found
 
 
-def _watched_words(request: GenerationRequest) -> list[list[int]]:
+def _watched_words(request: RuntimeRequest) -> list[list[int]]:
     """The stop words that the library is not given: it has none of several tokens, and withholds
     `end_id` alone until `min_tokens` (its minimum-length penalty masks that one token).
     """
     return [word for word in request.stop_words if len(word) > 1 or request.min_tokens]
 
 
-def _kv_names(tokens_per_block: int) -> KvNames | None:
+def _kv_names(tokens_per_block: int) -> KvEventTranslator | None:
     """None where the library's Python lacks the hash that names blocks: its cache is not reported
     then.
     """
     try:
-        from ..kv_names import KvNames
+        from ..kv_events import KvEventTranslator
     except ModuleNotFoundError:
         return None
-    return KvNames(tokens_per_block)
+    return KvEventTranslator(tokens_per_block)
 
 
 def _reused_blocks(arguments: dict[str, Any]) -> int:
@@ -390,7 +390,7 @@ def _log_prob(entry: Any, token: int) -> float:
 
 
 def sampling_params(
-    api: Any, request: GenerationRequest, sequence: int, log_probs: int, model_ends: tuple[int, ...] = ()
+    api: Any, request: RuntimeRequest, sequence: int, log_probs: int, model_ends: tuple[int, ...] = ()
 ) -> Any:
     """`SamplingParams` of one sequence; `model_ends` are what ends the model's own texts. Raises
     Refused for what the library cannot do.
@@ -447,6 +447,6 @@ def _guide(api: Any, kind: str, guide: str) -> Any:
         try:
             json.loads(guide)
         except ValueError as error:
-            raise Refused(f"{contract.GUIDE}: is not JSON ({error})") from None
+            raise RequestRejectedError(f"{contract.GUIDE}: is not JSON ({error})") from None
         return api.GuidedDecodingParams(json=guide)
     return api.GuidedDecodingParams(**{"regex": guide} if kind == "regex" else {"grammar": guide})

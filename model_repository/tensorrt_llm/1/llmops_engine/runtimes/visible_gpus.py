@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 
 
-def take_gpus(ids: str) -> None:
+def restrict_visible_gpus(ids: str) -> None:
     """Let this process, and the workers that it starts, see the GPUs with these numbers only.
 
     They count from 0 among those that the process sees already. Raises ValueError if it sees too

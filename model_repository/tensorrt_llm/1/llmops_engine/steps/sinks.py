@@ -8,9 +8,9 @@ import llmops_contract as contract
 import numpy as np
 import triton_python_backend_utils as pb_utils
 
-from ..request import GenerationRequest
-from ..runtime import Alternatives, EngineState
-from .subscription import Report, Step
+from ..engine_runtime import Alternatives, EngineState
+from ..request import RuntimeRequest
+from .subscription import EngineReport, StepMessage
 
 FINAL = pb_utils.TRITONSERVER_RESPONSE_COMPLETE_FINAL
 # how many earlier tokens a stateless detokeniser gets with each response
@@ -34,11 +34,11 @@ _STEP_TOP_LOG_PROBS = contract.STEP_TOP_LOG_PROBS.name
 _STEP_ERRORS = contract.STEP_ERRORS.name
 _STEP_CACHED = contract.STEP_CACHED.name
 _STEP_STATE = contract.STEP_STATE.name
-_STEP_KV, _STEP_KV_KINDS = contract.STEP_KV.name, contract.STEP_KV_KINDS.name
-_STEP_SERVED = contract.STEP_SERVED.name
+_STEP_KV, _STEP_KV_KINDS = contract.STEP_KV_HASHES.name, contract.STEP_KV_EVENTS.name
+_STEP_SERVED = contract.STEP_MODEL_IDENTITY.name
 
 
-class Sink(Protocol):
+class ResponseSink(Protocol):
     """All calls come from the engine thread. `last_sequence`: nothing follows for the whole request."""
 
     def begin(self, sequence: int, cached: int | None) -> None:
@@ -67,7 +67,7 @@ class RequestSink:
 
     __slots__ = ("_contexts", "_counts", "_cum", "_ids", "_log_probs", "_request", "_sender")
 
-    def __init__(self, sender: pb_utils.InferenceResponseSender, request: GenerationRequest) -> None:
+    def __init__(self, sender: pb_utils.InferenceResponseSender, request: RuntimeRequest) -> None:
         n = request.num_sequences
         self._sender = sender
         self._request = request
@@ -141,7 +141,7 @@ class TritonStepSender:
     def __init__(self, sender: pb_utils.InferenceResponseSender) -> None:
         self._sender = sender
 
-    def send(self, step: Step) -> None:
+    def send(self, step: StepMessage) -> None:
         tensors = [
             _tensor(_STEP_INDEX, [[step.index]], np.int64),
             pb_utils.Tensor(_STEP_ENTRIES, step.entries[None]),
@@ -175,7 +175,7 @@ class TritonStepSender:
         return bool(self._sender.is_cancelled())
 
 
-def _report(report: Report) -> list[pb_utils.Tensor]:
+def _report(report: EngineReport) -> list[pb_utils.Tensor]:
     tensors = [_tensor(_STEP_STATE, [report.state], np.int32)]
     if report.kinds:
         tensors.append(pb_utils.Tensor(_STEP_KV, report.names.view(np.int64)[None]))

@@ -6,15 +6,15 @@ import time
 from typing import TYPE_CHECKING
 
 import llmops_contract as contract
-from llmops_contract import CANCELLED, ERROR, LAST_OF_SEQUENCE, LAST_OF_SLOT
+from llmops_contract import CANCELLED_FLAG, ERROR_FLAG, LAST_OF_SEQUENCE, LAST_OF_SLOT
 
-from ..loop import EngineLoop, Job
-from ..parse import EngineCapabilities, Tensors, flag, parse_request, scalar, text
-from ..request import GenerationRequest, Refused
-from ..runtime import Alternatives, EngineState
-from .kv_news import KvHoldings, KvNews
+from ..engine_runtime import Alternatives, EngineState
+from ..loop import ActiveRequest, EngineLoop
+from ..request import RequestRejectedError, RuntimeRequest
+from ..tensor_parser import EngineCapabilities, Tensors, flag, parse_request, scalar, text
+from .kv_event_queue import KvCacheContents, KvEventQueue
 from .sinks import FINAL, TritonStepSender, send_error
-from .submissions import Submissions
+from .submissions import SubmissionReader
 from .subscription import Subscription
 
 if TYPE_CHECKING:
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 # how often broken streams are looked for while nothing is generated (s)
 IDLE_CHECK = 0.1
-DRAINING = f"{contract.SHUTTING_DOWN}: the engine is shutting down and takes no new requests"
-CUT_OFF = (
-    f"{contract.SHUTTING_DOWN}: the engine is shutting down, and its exit timeout ended before this answer was complete"
+DRAINING_MESSAGE = f"{contract.DRAINING_PREFIX}: the engine is shutting down and takes no new requests"
+CUT_OFF_MESSAGE = (
+    f"{contract.DRAINING_PREFIX}: the engine is shutting down, and its exit timeout ended before this answer was complete"
 )
 
 
@@ -53,24 +53,24 @@ class StepSink:
         self._subscription.begin(self._slot, sequence, cached)
 
     def fail(self, message: str) -> None:
-        self._subscription.add(self._slot, 0, [], [], LAST_OF_SEQUENCE | LAST_OF_SLOT | ERROR, message)
+        self._subscription.add(self._slot, 0, [], [], LAST_OF_SEQUENCE | LAST_OF_SLOT | ERROR_FLAG, message)
 
     def end(self) -> None:
-        self._subscription.add(self._slot, 0, [], [], LAST_OF_SEQUENCE | LAST_OF_SLOT | CANCELLED)
+        self._subscription.add(self._slot, 0, [], [], LAST_OF_SEQUENCE | LAST_OF_SLOT | CANCELLED_FLAG)
 
     def is_cancelled(self) -> bool:
         return self._subscription.lost
 
 
-class StepService:
+class StepStreamServer:
     """Routes step-stream messages to the engine thread, where all of its state lives."""
 
     def __init__(
-        self, loop: EngineLoop, limits: EngineCapabilities, submissions: Submissions, served: tuple[str, ...]
+        self, loop: EngineLoop, limits: EngineCapabilities, submissions: SubmissionReader, served: tuple[str, ...]
     ) -> None:
         """`served`: model, version, engine and instance, for those who watch."""
         self._served = served
-        self._holdings = KvHoldings()
+        self._holdings = KvCacheContents()
         self._loop = loop
         self._limits = limits
         self._submissions = submissions
@@ -88,7 +88,7 @@ class StepService:
         elif name := text(tensors, contract.SUBSCRIPTION):
             self._route(name, tensors, sender)
         elif self._draining:
-            raise Refused(DRAINING)
+            raise RequestRejectedError(DRAINING_MESSAGE)
         else:
             return False
         return True
@@ -106,34 +106,39 @@ class StepService:
         elif slot is None and flag(tensors, contract.STOP):
             self._loop.post(lambda: self._leave(name, sender))
         elif slot is None:
-            resume_from, watch = scalar(tensors, contract.RESUME_FROM), flag(tensors, contract.WATCH)
+            resume_from, watch = scalar(tensors, contract.RESUME_FROM), flag(tensors, contract.WATCH_STATE)
             self._loop.post(lambda: self._subscribe(name, resume_from, watch, sender))
         elif flag(tensors, contract.STOP):
             self._loop.post(lambda: self._cancel(name, slot, sender))
         else:
-            raise Refused(f"{contract.SLOT}: needs {contract.STOP}; requests belong in {contract.SUBMISSIONS}")
+            raise RequestRejectedError(
+                f"{contract.SLOT}: needs {contract.STOP}; requests belong in {contract.SUBMISSIONS}"
+            )
 
-    def _parse(self, tensors: Tensors | Refused) -> GenerationRequest | Refused:
-        if isinstance(tensors, Refused):
+    def _parse(self, tensors: Tensors | RequestRejectedError) -> RuntimeRequest | RequestRejectedError:
+        if isinstance(tensors, RequestRejectedError):
             return tensors
         try:
             return parse_request(tensors, self._limits)
-        except Refused as refusal:
+        except RequestRejectedError as refusal:
             return refusal
 
     def _subscribe(self, name: str, resume_from: int, watch: bool, sender: InferenceResponseSender) -> None:
         subscription = self._subscriptions.get(name)
         if self._draining and subscription is None:
-            send_error(sender, DRAINING)
+            send_error(sender, DRAINING_MESSAGE)
             return
         if subscription is None and resume_from == 0:
             subscription = self._subscriptions[name] = Subscription(served=self._served)
-            subscription.news = KvNews(self._holdings) if watch else None
+            subscription.news = KvEventQueue(self._holdings) if watch else None
         if subscription is None or not subscription.attach(TritonStepSender(sender), resume_from, time.monotonic()):
             send_error(sender, contract.UNKNOWN_SUBSCRIPTION)
 
     def _submit(
-        self, name: str, requests: list[tuple[int, GenerationRequest | Refused]], sender: InferenceResponseSender
+        self,
+        name: str,
+        requests: list[tuple[int, RuntimeRequest | RequestRejectedError]],
+        sender: InferenceResponseSender,
     ) -> None:
         subscription = self._subscriptions.get(name)
         if subscription is None:
@@ -144,13 +149,15 @@ class StepService:
             if subscription.claim(slot):
                 self._start(name, subscription, slot, request)
 
-    def _start(self, name: str, subscription: Subscription, slot: int, request: GenerationRequest | Refused) -> None:
+    def _start(
+        self, name: str, subscription: Subscription, slot: int, request: RuntimeRequest | RequestRejectedError
+    ) -> None:
         sink = StepSink(subscription, slot)
-        if self._draining or isinstance(request, Refused):
-            sink.fail(DRAINING if self._draining else str(request))
+        if self._draining or isinstance(request, RequestRejectedError):
+            sink.fail(DRAINING_MESSAGE if self._draining else str(request))
             return
         request.caller = request.caller or name
-        job = subscription.open[slot] = Job("", request, sink)
+        job = subscription.open[slot] = ActiveRequest("", request, sink)
         self._loop.admit(job)
 
     def _cancel(self, name: str, slot: int, sender: InferenceResponseSender) -> None:
@@ -177,7 +184,7 @@ class StepService:
         self._draining = True
         self._drain_senders.append(sender)
         if end_now:
-            self._loop.fail_open(CUT_OFF)
+            self._loop.fail_open(CUT_OFF_MESSAGE)
 
     def _after_step(self, idle: bool) -> float | None:
         """Flush and check all subscriptions; returns after how long to call it again if nothing happens (s)."""
@@ -221,5 +228,5 @@ def _demand(tensors: Tensors) -> int | None:
     if values is None or values.size == 0:
         return None
     if values.size != 2 or values.min() < 0:
-        raise Refused(f"{contract.DEMAND}: must be two non-negative numbers")
+        raise RequestRejectedError(f"{contract.DEMAND}: must be two non-negative numbers")
     return int(values.reshape(-1)[1])

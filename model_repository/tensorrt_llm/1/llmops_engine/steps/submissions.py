@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import llmops_contract as contract
 import numpy as np
 
-from ..parse import Tensors
-from ..request import Refused
+from ..request import RequestRejectedError
+from ..tensor_parser import Tensors
 
 
 class _Datatype(NamedTuple):
@@ -46,13 +46,13 @@ _SLOTS = range(2**31)
 _INPUT_IDS = contract.INPUT_IDS.name
 
 
-class Submissions:
+class SubmissionReader:
     """`inputs`: name and data_type of the model's inputs, as in its ModelConfig."""
 
     def __init__(self, inputs: list[dict[str, Any]]) -> None:
         self._types = {one["name"]: one["data_type"] for one in inputs}
 
-    def read(self, tensors: Tensors) -> Iterator[tuple[int, Tensors | Refused]]:
+    def read(self, tensors: Tensors) -> Iterator[tuple[int, Tensors | RequestRejectedError]]:
         """Slot and tensors of each, or what is wrong with them. `input_lengths` says how many of the ids are its own.
 
         Raises Refused for what makes the whole message unreadable.
@@ -62,26 +62,28 @@ class Submissions:
             values = _object(raw)
             slot, length = values.pop(contract.SLOT.name, None), values.get(contract.INPUT_LENGTHS.name)
             if type(slot) is not int or slot not in _SLOTS:
-                raise Refused(f"{contract.SUBMISSIONS}: each needs its {contract.SLOT}, a number from 0 to 2147483647")
+                raise RequestRejectedError(
+                    f"{contract.SUBMISSIONS}: each needs its {contract.SLOT}, a number from 0 to 2147483647"
+                )
             if type(length) is not int or not 0 <= length <= ids.size - start:
-                raise Refused(
+                raise RequestRejectedError(
                     f"{contract.SUBMISSIONS}: each needs {contract.INPUT_LENGTHS}, and as many of {_INPUT_IDS}"
                 )
             own, start = ids[start : start + length], start + length
             yield slot, self._tensors(values, own)
         if start != ids.size:
-            raise Refused(f"{_INPUT_IDS}: {ids.size - start} belong to no submission")
+            raise RequestRejectedError(f"{_INPUT_IDS}: {ids.size - start} belong to no submission")
 
-    def _tensors(self, values: Mapping[str, Any], ids: np.ndarray) -> Tensors | Refused:
+    def _tensors(self, values: Mapping[str, Any], ids: np.ndarray) -> Tensors | RequestRejectedError:
         try:
             return {**{name: self._array(name, value) for name, value in values.items()}, _INPUT_IDS: ids}
-        except Refused as refusal:
+        except RequestRejectedError as refusal:
             return refusal
 
     def _array(self, name: str, value: Any) -> np.ndarray:
         data_type = self._types.get(name)
         if data_type is None:
-            raise Refused(f"{name}: not an input of this model")
+            raise RequestRejectedError(f"{name}: not an input of this model")
         return _text(name, value) if data_type == "TYPE_STRING" else _numbers(name, value, _DATATYPES[data_type])
 
 
@@ -89,17 +91,17 @@ def _text(name: str, value: Any) -> np.ndarray:
     try:
         return np.array([value.encode()], object)
     except (AttributeError, UnicodeEncodeError):
-        raise Refused(f"{name}: must be text in UTF-8") from None
+        raise RequestRejectedError(f"{name}: must be text in UTF-8") from None
 
 
 def _numbers(name: str, value: Any, kind: _Datatype) -> np.ndarray:
     leaves = _leaves(value) if isinstance(value, list) else (value,)
     if not all(type(leaf) in kind.scalars and kind.low <= leaf <= kind.high for leaf in leaves):
-        raise Refused(f"{name}: must be {kind.dtype.name}")
+        raise RequestRejectedError(f"{name}: must be {kind.dtype.name}")
     try:
         return np.array(value, kind.dtype)
     except ValueError:
-        raise Refused(f"{name}: its rows must be equally long") from None
+        raise RequestRejectedError(f"{name}: its rows must be equally long") from None
 
 
 def _leaves(value: list[Any]) -> Iterator[Any]:
@@ -112,7 +114,7 @@ def _object(raw: bytes) -> dict[str, Any]:
     try:
         values = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise Refused(f"{contract.SUBMISSIONS}: not valid JSON: {error}") from None
+        raise RequestRejectedError(f"{contract.SUBMISSIONS}: not valid JSON: {error}") from None
     if not isinstance(values, dict):
-        raise Refused(f"{contract.SUBMISSIONS}: each must be a JSON object")
+        raise RequestRejectedError(f"{contract.SUBMISSIONS}: each must be a JSON object")
     return values

@@ -11,23 +11,31 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-from llmops_contract import ERROR, FIRST_OF_SLOT, GRACE, HEARTBEAT, LAST_OF_SLOT, SUBSCRIPTION, WINDOW
+from llmops_contract import (
+    ERROR_FLAG,
+    FIRST_OF_SLOT,
+    HEARTBEAT_INTERVAL,
+    LAST_OF_SLOT,
+    MAX_UNACKNOWLEDGED_STEPS,
+    RECONNECT_GRACE_PERIOD,
+    SUBSCRIPTION,
+)
 
-from ..runtime import Alternatives, EngineState
-from .kv_news import KvNews
+from ..engine_runtime import Alternatives, EngineState
+from .kv_event_queue import KvEventQueue
 
 # seconds between two questions to Triton whether the stream still lives: each is a round trip between processes on the
 # engine thread, and at 0.05 s they were 1.4 % of its time
-POLL = 0.5
+CANCEL_POLL_INTERVAL = 0.5
 # between two messages that only tell a changed state, at least (s)
-CHANGED = 0.1
+STATE_INTERVAL = 0.1
 # more than this between two looks (s): this process was held up, or a step was long, and what gateways said meanwhile
 # has not been read yet
-HELD_UP = 1.0
+STALL_THRESHOLD = 1.0
 
 
 @dataclass(slots=True)
-class Report:
+class EngineReport:
     """What watchers are told of the engine. `names` UINT64 of KV-cache blocks; `kinds`: kind and count of each run of
     them; `served`: model, version, engine and instance, in the first message and where requests begin."""
 
@@ -38,7 +46,7 @@ class Report:
 
 
 @dataclass(slots=True)
-class Step:
+class StepMessage:
     """`entries` INT32 [n, 4]: slot, sequence, count, flags; `tokens` INT32 and `log_probs` FP32 [sum of counts].
 
     `tops`: alternatives of each token, empty where none are asked for. `cached`: prompt tokens reused, one per first
@@ -52,13 +60,13 @@ class Step:
     errors: list[str]
     cached: list[int]
     tops: list[Alternatives]
-    report: Report | None = None
+    report: EngineReport | None = None
 
 
 class StepSender(Protocol):
     """The response side of the subscription's own request."""
 
-    def send(self, step: Step) -> None: ...
+    def send(self, step: StepMessage) -> None: ...
 
     def beat(self, state: EngineState) -> None:
         """The state alone, outside of the steps: if it is lost it is not sent again."""
@@ -85,19 +93,24 @@ class Subscription:
     `news`: what it is told of the KV cache, None unless it watches; `demand`: the weights that wait in it.
     """
 
-    def __init__(self, window: int = WINDOW, grace: float = GRACE, served: tuple[str, ...] | None = None) -> None:
+    def __init__(
+        self,
+        window: int = MAX_UNACKNOWLEDGED_STEPS,
+        grace: float = RECONNECT_GRACE_PERIOD,
+        served: tuple[str, ...] | None = None,
+    ) -> None:
         self.lost = False
         self.open: dict[int, Any] = {}
         self._next_slot = 0
         self._window = window
         self._grace = grace
         self._sender: StepSender | None = None
-        self._unacknowledged: deque[Step] = deque()
+        self._unacknowledged: deque[StepMessage] = deque()
         self._pending: dict[tuple[int, int], _Entry] = {}
         self._index = 0
         self._polled = self._heard = 0.0
         self._looked: float | None = None
-        self.news: KvNews | None = None
+        self.news: KvEventQueue | None = None
         self.demand = 0
         self._served = served
         self._said = 0.0
@@ -181,27 +194,27 @@ class Subscription:
             return
         self._said, self._state = now, state
 
-    def _report(self, state: EngineState | None, step: Step) -> Report | None:
+    def _report(self, state: EngineState | None, step: StepMessage) -> EngineReport | None:
         if self.news is None or state is None:
             return None
         names, kinds = self.news.take() if self.news else (np.zeros(0, np.uint64), [])
         begun = bool((step.entries[:, 3] & FIRST_OF_SLOT).any())
-        return Report(state, names, kinds, self._served if begun or step.index == 1 else None)
+        return EngineReport(state, names, kinds, self._served if begun or step.index == 1 else None)
 
     def _has_to_beat(self, now: float, state: EngineState) -> bool:
         if self.news is None:
             return False
         changed = self._state is None or _load(state) != _load(self._state)
-        return now - self._said >= (CHANGED if changed else HEARTBEAT)
+        return now - self._said >= (STATE_INTERVAL if changed else HEARTBEAT_INTERVAL)
 
     def check(self, now: float) -> None:
         """Notice a broken stream, and give up on a gateway that was away or silent for the grace time."""
-        if self._sender is not None and now - self._polled >= POLL:
+        if self._sender is not None and now - self._polled >= CANCEL_POLL_INTERVAL:
             self._polled = now
             if self._sender.is_cancelled():
                 self.detach(now)
-        if self._looked is not None and now - self._looked > HELD_UP:
-            self._heard = min(self._heard + now - self._looked - HELD_UP, now)
+        if self._looked is not None and now - self._looked > STALL_THRESHOLD:
+            self._heard = min(self._heard + now - self._looked - STALL_THRESHOLD, now)
         self._looked = now
         waiting = self._sender is None or len(self._unacknowledged) >= self._window
         if waiting and now - self._heard > self._grace:
@@ -226,7 +239,7 @@ def _load(state: EngineState) -> tuple[int, ...]:
     return (state.running, state.waiting, state.subscribers, state.demand, state.draining)
 
 
-def _step(index: int, pending: dict[tuple[int, int], _Entry]) -> Step:
+def _step(index: int, pending: dict[tuple[int, int], _Entry]) -> StepMessage:
     rows, tokens, log_probs, errors, cached = [], [], [], [], []
     tops: list[Alternatives] = []
     ranked = any(entry.tops for entry in pending.values())
@@ -238,11 +251,11 @@ def _step(index: int, pending: dict[tuple[int, int], _Entry]) -> Step:
             log_probs += entry.log_probs or [0.0] * len(entry.tokens)
         if ranked:
             tops += entry.tops or [[]] * len(entry.tokens)
-        if entry.flags & ERROR:
+        if entry.flags & ERROR_FLAG:
             errors.append(entry.error)
         if entry.flags & FIRST_OF_SLOT:
             cached.append(entry.cached)
-    return Step(
+    return StepMessage(
         index,
         np.array(rows, np.int32).reshape(-1, 4),
         np.array(tokens, np.int32),

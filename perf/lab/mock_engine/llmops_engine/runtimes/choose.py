@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..runtime import EngineRuntime
+from ..engine_runtime import EngineRuntime
 from .faults import FaultFile
 from .mock import MockRuntime
 from .paged import PagedMockRuntime, PagedOptions

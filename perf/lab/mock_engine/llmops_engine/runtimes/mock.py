@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator
 
 import llmops_contract as contract
 
-from ..request import GenerationRequest, Refused
-from ..runtime import LENGTH, RUNNING, STOP, EngineDead, EngineRuntime, EngineStats, StepOutput
+from ..engine_runtime import LENGTH, RUNNING, STOP, DeadEngineError, EngineRuntime, EngineStats, StepOutput
+from ..request import RequestRejectedError, RuntimeRequest
 from .faults import FaultFile
 from .script import Script
 from .stop_words import StopWordMatcher
@@ -19,7 +19,7 @@ class Sequence:
 
     __slots__ = ("answer", "left", "matcher", "min_left")
 
-    def __init__(self, answer: Iterator[int], request: GenerationRequest, words: list[list[int]]) -> None:
+    def __init__(self, answer: Iterator[int], request: RuntimeRequest, words: list[list[int]]) -> None:
         self.answer = answer
         self.left, self.min_left = request.max_new_tokens, request.min_tokens
         self.matcher = StopWordMatcher(words) if words else None
@@ -49,9 +49,9 @@ class MockRuntime(EngineRuntime):
         self._iteration = 0
         self._start = time.monotonic()
 
-    def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
+    def submit(self, key: int, request: RuntimeRequest, sequence: int) -> None:
         if self._faults.now().refuse:
-            raise Refused(f"{contract.QUEUE}: told to refuse")
+            raise RequestRejectedError(f"{contract.QUEUE_FULL_PREFIX}: told to refuse")
         refuse_what_chooses(request)
         words = [[token] for token in request.end_ids] + [word for word in request.stop_words if word]
         possible = [word for word in words if self._known.issuperset(word)]
@@ -68,7 +68,7 @@ class MockRuntime(EngineRuntime):
     def step(self) -> Iterable[StepOutput]:
         faults = self._faults.now()
         if faults.die:
-            raise EngineDead("told to die")
+            raise DeadEngineError("told to die")
         now = time.monotonic() - self._start
         tick = faults.slow * (self._first or self._period)
         time.sleep(tick - now % tick)
@@ -95,7 +95,7 @@ class MockRuntime(EngineRuntime):
         return EngineStats(active, active, 0, 0, 0, self._iteration, 1024, active, 32, self._max_requests)
 
 
-def refuse_what_chooses(request: GenerationRequest) -> None:
+def refuse_what_chooses(request: RuntimeRequest) -> None:
     """Its tokens are fixed, so nothing that would choose others can be honoured."""
     sampling = request.sampling
     asked = {
@@ -107,4 +107,4 @@ def refuse_what_chooses(request: GenerationRequest) -> None:
     }
     for tensor, given in asked.items():
         if given:
-            raise Refused(f"{tensor}: not supported by the mock engine")
+            raise RequestRejectedError(f"{tensor}: not supported by the mock engine")

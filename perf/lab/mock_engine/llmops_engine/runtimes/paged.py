@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import llmops_contract as contract
-from llmops_kv_blocks import block_hashes, salt_of
+from llmops_kv_blocks import adapter_salt, block_hashes
 
-from ..request import GenerationRequest, Refused
-from ..runtime import EngineDead, EngineRuntime, EngineStats, KvChange, StepOutput
+from ..engine_runtime import DeadEngineError, EngineRuntime, EngineStats, KvCacheEvent, StepOutput
+from ..request import RequestRejectedError, RuntimeRequest
 from .faults import FaultFile
 from .kv_cache import KvCache
 from .mock import Sequence, refuse_what_chooses
@@ -41,7 +41,7 @@ class _Sequence(Sequence):
 
     __slots__ = ("cached", "computed", "ids", "key", "names", "prompt", "said", "salt", "unnamed")
 
-    def __init__(self, key: int, request: GenerationRequest, answer: Iterator[int]) -> None:
+    def __init__(self, key: int, request: RuntimeRequest, answer: Iterator[int]) -> None:
         words = [[token] for token in request.end_ids] + [word for word in request.stop_words if word]
         super().__init__(answer, request, words)
         self.key = key
@@ -50,7 +50,7 @@ class _Sequence(Sequence):
         self.computed = self.unnamed = 0
         self.names: list[int] = []
         self.said: list[int] = []
-        self.salt = salt_of(request.cache_salt, request.adapter)
+        self.salt = adapter_salt(request.cache_salt, request.adapter)
         # prompt tokens that were found in the cache; None before it ran, and once that was reported
         self.cached: int | None = None
 
@@ -90,14 +90,16 @@ class PagedMockRuntime(EngineRuntime):
         # when the last step was to end, where another follows it at once
         self._due = 0.0
 
-    def submit(self, key: int, request: GenerationRequest, sequence: int) -> None:
+    def submit(self, key: int, request: RuntimeRequest, sequence: int) -> None:
         if self._faults.now().refuse:
-            raise Refused(f"{contract.QUEUE}: told to refuse")
+            raise RequestRejectedError(f"{contract.QUEUE_FULL_PREFIX}: told to refuse")
         refuse_what_chooses(request)
         most = request.input_ids.size + request.max_new_tokens
         if self._blocks_of(most) > self._options.blocks:
             size = self._options.tokens_per_block
-            raise Refused(f"{contract.INPUT_IDS}: the KV cache has {self._options.blocks * size} tokens, not {most}")
+            raise RequestRejectedError(
+                f"{contract.INPUT_IDS}: the KV cache has {self._options.blocks * size} tokens, not {most}"
+            )
         if not self.has_work():
             self._due = 0.0
         self._waiting.append(_Sequence(key, request, self._script.after(request.input_ids.tolist())))
@@ -114,7 +116,7 @@ class PagedMockRuntime(EngineRuntime):
     def step(self) -> Iterable[StepOutput]:
         faults = self._faults.now()
         if faults.die:
-            raise EngineDead("told to die")
+            raise DeadEngineError("told to die")
         if faults.drop_kv != self._dropped:
             self._dropped = faults.drop_kv
             self._cache.drop()
@@ -220,13 +222,13 @@ class PagedMockRuntime(EngineRuntime):
     def _blocks_of(self, tokens: int) -> int:
         return -(-tokens // self._options.tokens_per_block)
 
-    def take_kv_events(self) -> Iterable[KvChange]:
+    def take_kv_events(self) -> Iterable[KvCacheEvent]:
         lost, removed, stored = self._cache.changes()
         if lost:
-            yield KvChange(contract.KV_CLEARED)
+            yield KvCacheEvent(contract.KV_CLEARED)
         for kind, names in ((contract.KV_REMOVED, removed), (contract.KV_STORED, stored)):
             if names:
-                yield KvChange(kind, names)
+                yield KvCacheEvent(kind, names)
 
     def stats(self) -> EngineStats:
         """The truth, unless it was told to lie."""
