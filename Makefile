@@ -1,4 +1,4 @@
-# The two that matter: `make serve` and `make test`. Each sets itself up in .venv on a machine with Python >= 3.10.
+# The two that matter: `make serve` and `make test`. Each sets itself up in .venv on a machine with Python >= 3.11.
 PYTHON ?= python3
 VENV   ?= .venv
 PYTHON312 ?= python3.12
@@ -80,8 +80,8 @@ clean: ## Remove the virtual environment and all that was built
 	rm -rf $(VENV) .cache
 
 $(VENV)/bin/python:
-	@command -v $(PYTHON) > /dev/null || { echo "There is no $(PYTHON); name a Python of 3.10 or later: make $(MAKECMDGOALS) PYTHON=python3.x"; exit 1; }
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10) and "llmops needs Python 3.10 or later: make PYTHON=python3.x")'
+	@command -v $(PYTHON) > /dev/null || { echo "There is no $(PYTHON); name a Python of 3.11 or later: make $(MAKECMDGOALS) PYTHON=python3.x"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "llmops needs Python 3.11 or later: make PYTHON=python3.x")'
 	@$(PYTHON) -m venv $(VENV)
 
 $(STAMPS)/embedded: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -37,7 +37,7 @@ def command(
     from llmops.control.admin.operations import READ_AUDIT
     from llmops.control.admin.schemas import AuditQuery
 
-    since: datetime | None = datetime.now(timezone.utc) - last if last else None
+    since: datetime | None = datetime.now(UTC) - last if last else None
     wanted = AuditQuery(**typed_values({"tenant": tenant, "action": action, "since": since}), limit=limit)
     found = at.do(READ_AUDIT, wanted)
     if as_json:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -183,7 +183,7 @@ def _row(key: schemas.KeyRead) -> list[str]:
 
 
 def _pairs(key: schemas.KeyDetails) -> list[tuple[str, str]]:
-    rest = key.previous_until and key.previous_until > datetime.now(timezone.utc)
+    rest = key.previous_until and key.previous_until > datetime.now(UTC)
     spent = f", {format_usd(key.spent_micros)} spent" if key.spent_micros is not None else ""
     of_all = f"{format_limits(key.tenant_limits)}, {format_budget(key.tenant_limits)} for all keys of {key.tenant}"
     pairs = [

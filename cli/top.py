@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -102,9 +103,9 @@ def _print(board: FleetSnapshot, as_json: bool, view: ViewOptions) -> None:
     if as_json:
         import json
         from dataclasses import asdict
-        from datetime import datetime, timezone
+        from datetime import datetime
 
-        now = datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+        now = datetime.now(UTC).isoformat(timespec="milliseconds")
         click.echo(json.dumps({"at": now, **asdict(board)}, ensure_ascii=False))
         return
     from llmops.cli.monitor.layout import render_screen

@@ -96,7 +96,7 @@ async def _postgres_lock(place: StoreUrl) -> AsyncIterator[LockWatch | None]:
                 await asyncio.sleep(RETRY_INTERVAL)
                 try:
                     await wait_with_timeout(WATCH_TIMEOUT, connection.execute(text("SELECT 1")))
-                except asyncio.TimeoutError as error:
+                except TimeoutError as error:
                     raise ResourceError("The store does not answer; the lead is given up.") from error
 
         yield watch

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import httpx
@@ -54,7 +54,7 @@ class ModelDescriptionsEndpoint:
 
     async def handle(self, request: Request) -> Response:
         async with self._store.read() as connection:
-            prices = await prices_at(connection, datetime.now(timezone.utc))
+            prices = await prices_at(connection, datetime.now(UTC))
         if self._gateway is None:
             caller = context_of(request).caller
             known = [{"id": name} for name in sorted(prices) if caller.may_use(name)]

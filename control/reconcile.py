@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
@@ -45,7 +45,7 @@ async def served_tokens(pages: Sequence[str]) -> dict[str, int]:
             try:
                 body = await asyncio.wait_for(fetch_bounded(client, page, MAX_PAGE_BYTES), PAGE_TIMEOUT)
                 families = list(text_string_to_metric_families(body.decode()))
-            except (httpx.HTTPError, httpx.InvalidURL, ValueError, asyncio.TimeoutError) as error:
+            except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
                 raise ResourceError(f"The metrics page {page} cannot be read ({type(error).__name__}).") from error
             for sample in (one for family in families for one in family.samples):
                 if sample.name == f"{SERVED_TOKENS_METRIC}_sum":
@@ -66,7 +66,7 @@ class Reconciler(LeaderJob):
         while True:
             await asyncio.sleep(self._every)
             served = await served_tokens(self._engines)
-            by = AuditContext("control", datetime.now(timezone.utc))
+            by = AuditContext("control", datetime.now(UTC))
             async with await open_store(self._url, pool_size=1) as store, store.write() as connection:
                 report = await reconcile(connection, by, ReconciliationRequest(served=served))
             if report.missing:

@@ -20,7 +20,7 @@ async def read_json_object(request: Request) -> dict[str, Any]:
     """The fields of a JSON object. Raises ApiError for what is none, is too large or does not come."""
     try:
         body = await asyncio.wait_for(_read(request), BODY_TIMEOUT)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         raise RequestTimeoutError("The body came too slowly.") from None
     try:
         fields = json.loads(body or b"{}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from typing import Any, Literal
 from uuid import UUID
 
@@ -67,7 +67,7 @@ class CallerUsageEndpoint:
         self._store = store
 
     async def handle(self, request: Request) -> Response:
-        caller, now = context_of(request).caller, datetime.now(timezone.utc)
+        caller, now = context_of(request).caller, datetime.now(UTC)
         asked = validate_body(CallerUsageQuery, parse_query(request, CallerUsageQuery))
         of = asked.of or ("user" if caller.tenant_id and not caller.key_id else "key")
         _validate_scope(of, asked.by, caller)

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import Field
@@ -54,7 +54,7 @@ class Budget:
 
     def begins(self, now: datetime) -> datetime:
         """When the period that holds `now` began."""
-        midnight = now.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+        midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         if self.period == "week":
             return midnight - timedelta(days=midnight.weekday())
         return midnight.replace(day=1) if self.period == "month" else midnight

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from typing import Any, TypeVar
 
 T = TypeVar("T")
 
-utc_now: Callable[[], datetime] = partial(datetime.now, timezone.utc)
+utc_now: Callable[[], datetime] = partial(datetime.now, UTC)
 
 
 class CpuBudget:
@@ -43,7 +43,7 @@ async def wait_with_timeout(seconds: float, work: Awaitable[T]) -> T:
         raise
     if not done:
         await _cancel_and_wait(task)
-        raise asyncio.TimeoutError
+        raise TimeoutError
     return task.result()
 
 

@@ -1,6 +1,6 @@
 """What gateway, engines and the models around them agree on: every tensor, flag, prefix, suffix and parameter.
 
-Data only, for Python 3.10 and its standard library: `llmops repo` copies this file beside each model that runs inside
+Data only, for Python 3.11 and its standard library: `llmops repo` copies this file beside each model that runs inside
 Triton, as `llmops_contract.py`. docs/contract.md says how the parts work together, and has its tables from here.
 """
 

@@ -86,7 +86,7 @@ def translate_database_errors(place: StoreUrl) -> Iterator[None]:
     """
     try:
         yield
-    except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError, asyncio.TimeoutError) as error:
+    except (TimeoutError, DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         cause = _driver_error(error)
         told = _sqlite(cause) if place.file else _postgres(cause)
         if told is None:

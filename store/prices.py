@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import cached_property
 
 from sqlalchemy import Connection, and_, func, select
@@ -42,7 +42,7 @@ class Price:
     @cached_property
     def id(self) -> str:
         """What a bill calls this price."""
-        return f"{self.model}@{self.valid_from.astimezone(timezone.utc).replace(tzinfo=None).isoformat()}Z"
+        return f"{self.model}@{self.valid_from.astimezone(UTC).replace(tzinfo=None).isoformat()}Z"
 
     def cost_micros(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
         """Of one request. `input_tokens` include the cached ones, as in OpenAI's `usage`; half a micro is rounded up.

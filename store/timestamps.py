@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import lru_cache
 
 from sqlalchemy import DateTime, Dialect
@@ -23,12 +23,12 @@ class UtcDateTime(TypeDecorator[datetime]):
             return None
         if value.tzinfo is None:
             raise ValueError(f"{value} has no time zone")
-        return value.astimezone(timezone.utc)
+        return value.astimezone(UTC)
 
     def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
         if value is None:
             return None
-        return value.replace(tzinfo=timezone.utc) if value.tzinfo is None else value.astimezone(timezone.utc)
+        return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
 
 
 def sqlite_timestamp(moment: datetime) -> str:
@@ -39,4 +39,4 @@ def sqlite_timestamp(moment: datetime) -> str:
 @lru_cache(maxsize=1024)
 def _second(unix: float) -> str:
     """Of what comes at one time there are many."""
-    return datetime.fromtimestamp(unix, timezone.utc).isoformat(" ")[:-6]
+    return datetime.fromtimestamp(unix, UTC).isoformat(" ")[:-6]

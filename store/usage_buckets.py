@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from sqlalchemy import BigInteger, ColumnElement, Select, Table, func, select
@@ -116,10 +116,10 @@ def _grouped(
 
 
 def _moment(seconds: int) -> datetime:
-    return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=seconds)
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
 
 
 def _begins(bucket: Any, width: int) -> int:
     if width == DAY:
-        return int(datetime(bucket.year, bucket.month, bucket.day, tzinfo=timezone.utc).timestamp())
+        return int(datetime(bucket.year, bucket.month, bucket.day, tzinfo=UTC).timestamp())
     return int(bucket) * width

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from functools import lru_cache
 from typing import Any
 
@@ -66,7 +66,7 @@ async def spent_micros(
     connection: AsyncConnection, since: datetime, key_id: str | None = None, tenant_id: str | None = None
 ) -> int:
     """Of a key or a tenant since the midnight (UTC) at which a budget's period began."""
-    day = since.astimezone(timezone.utc).date()
+    day = since.astimezone(UTC).date()
     wanted = UsageFilter(key_id=key_id, tenant_id=tenant_id, first=day)
     return (await sum_usage(connection, wanted))[0].cost_micros
 

@@ -11,7 +11,7 @@ import json
 import logging
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from functools import lru_cache
 from itertools import count
 from operator import itemgetter
@@ -226,7 +226,7 @@ def _adding(table: Table) -> str:
 
 
 def _day(record: UsageRecord) -> date:
-    return record.created_at.astimezone(timezone.utc).date()
+    return record.created_at.astimezone(UTC).date()
 
 
 # -- marks -------------------------------------------------------------------------------------------------------------

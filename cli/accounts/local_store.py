@@ -5,7 +5,7 @@ from __future__ import annotations
 import getpass
 import importlib.util
 import os
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from llmops.distribution import missing_extra
@@ -39,4 +39,4 @@ def current_audit_context() -> AuditContext:
     except (KeyError, OSError):
         # a container's user without a name
         name = str(os.getuid())
-    return AuditContext(f"cli:{name}", datetime.now(timezone.utc))
+    return AuditContext(f"cli:{name}", datetime.now(UTC))

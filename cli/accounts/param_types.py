@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal, InvalidOperation
 from typing import Any, NoReturn
 
@@ -110,12 +110,12 @@ class TimestampType(_ExampleParamType):
         if value == "never" and self.never:
             return NO_LIMIT
         if length := _duration(str(value)):
-            return datetime.now(timezone.utc) + length
+            return datetime.now(UTC) + length
         try:
             found = datetime.fromisoformat(str(value).replace("Z", "+00:00"))
         except ValueError:
             self.refuse(value, param, ctx)
-        return found if found.tzinfo else found.replace(tzinfo=timezone.utc)
+        return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 class DayType(_ExampleParamType):

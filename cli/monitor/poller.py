@@ -92,7 +92,7 @@ class GatewayPoller:
             try:
                 found = await asyncio.wait_for(resolve_addresses(one.host, one.port), CONNECT_TIMEOUT)
                 urls.update({f"http://{address}": None for address in found})
-            except (OSError, asyncio.TimeoutError) as error:
+            except (TimeoutError, OSError) as error:
                 why = getattr(error, "strerror", None) or "no answer"
                 away.append(
                     PolledGateway(f"{DNS_PREFIX}{one.host}:{one.port}", MetricsWindow(self._window), f"DNS: {why}")
@@ -122,7 +122,7 @@ class GatewayPoller:
                 fetch_bounded(self._http, f"{url}/replicas", MAX_PAGE_BYTES, self._key), READ_TIMEOUT
             )
             return [worker.model_dump() for worker in _ReplicaStates.model_validate_json(body).gateways]
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, asyncio.TimeoutError):
+        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError):
             return ()
 
     async def _engine_pages(self, gateways: Sequence[PolledGateway]) -> Mapping[str, MetricsWindow]:
@@ -143,7 +143,7 @@ class GatewayPoller:
             return MetricsPage(body.decode(), time.monotonic())
         except (httpx.ConnectError, httpx.ConnectTimeout):
             return "nothing answers there"
-        except (httpx.TimeoutException, asyncio.TimeoutError):
+        except (TimeoutError, httpx.TimeoutException):
             return f"no answer within {READ_TIMEOUT:g} s"
         except httpx.HTTPStatusError as error:
             if error.response.status_code in (401, 403):

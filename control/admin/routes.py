@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from fastapi import FastAPI
@@ -54,7 +54,7 @@ class _Endpoint:
         caller = context_of(request).caller
         _require_admin(caller)
         asked = validate_body(operation.asked, {**await self._fields(request), **request.path_params})
-        by = AuditContext(_actor(caller), datetime.now(timezone.utc))
+        by = AuditContext(_actor(caller), datetime.now(UTC))
         async with self._store.write() if operation.writes else self._store.read() as connection:
             try:
                 told = await self._work(connection, by, asked)

@@ -6,7 +6,7 @@ In a change, a field that is absent stays as it is, and null takes a limit away.
 from __future__ import annotations
 
 import re
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
@@ -20,9 +20,9 @@ from llmops.untrusted_text import is_safe_text
 def _to_utc(at: datetime) -> datetime:
     """Without a zone it is UTC's."""
     if at.tzinfo is None:
-        return at.replace(tzinfo=timezone.utc)
+        return at.replace(tzinfo=UTC)
     try:
-        return at.astimezone(timezone.utc)
+        return at.astimezone(UTC)
     except OverflowError:
         raise ValueError("this time is beyond the calendar") from None
 

@@ -100,7 +100,7 @@ class JwksCache:
         self._tried_at = self._clock()
         try:
             keys = await wait_with_timeout(FETCH_TIMEOUT, self._fetch())
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError, asyncio.TimeoutError) as error:
+        except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
             if not self._away:
                 kept = "those that are known stay" if self._keys is not None else "its tokens are not taken until then"
                 why = escape_unsafe(str(error)) or type(error).__name__

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import islice
 
 from sqlalchemy.exc import SQLAlchemyError
@@ -55,7 +55,7 @@ class KeyDirectory(Directory):
         row = await self._row(hash_secret(credential))
         if row is None:
             return None
-        state = row.state(datetime.now(timezone.utc))
+        state = row.state(datetime.now(UTC))
         if state != "active":
             raise InvalidKeyError(_REJECTION_MESSAGES[state])
         return _caller(row)
@@ -63,13 +63,13 @@ class KeyDirectory(Directory):
     async def has_credentials(self) -> bool:
         try:
             return await wait_with_timeout(STORE_TIMEOUT, self._has_any())
-        except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
+        except (TimeoutError, LlmopsError, SQLAlchemyError) as error:
             raise _unavailable(error) from error
 
     async def ended(self, keys: Sequence[str]) -> Collection[str]:
         try:
             return await wait_with_timeout(STORE_TIMEOUT, self._ended(keys))
-        except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
+        except (TimeoutError, LlmopsError, SQLAlchemyError) as error:
             raise _unavailable(error) from error
 
     async def close(self) -> None:
@@ -89,7 +89,7 @@ class KeyDirectory(Directory):
             if is_data_error(error):
                 raise InvalidKeyError(_NOT_A_MEMBER_MESSAGE) from error
             raise CredentialUnavailableError(f"The store failed ({type(error).__name__}).") from error
-        except (LlmopsError, asyncio.TimeoutError) as error:
+        except (TimeoutError, LlmopsError) as error:
             raise _unavailable(error) from error
 
     async def _member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
@@ -98,7 +98,7 @@ class KeyDirectory(Directory):
         if of is None or of.deleted_at is not None:
             raise InvalidKeyError("This token is of a tenant that is not known here.")
         if known is None:
-            by = AuditContext("oidc", datetime.now(timezone.utc))
+            by = AuditContext("oidc", datetime.now(UTC))
             async with self._store.write() as connection:
                 try:
                     known = await bind_identity(
@@ -139,7 +139,7 @@ class KeyDirectory(Directory):
     async def _find(self, hashes: Sequence[str]) -> dict[str, KeyRow] | UnavailableError:
         try:
             return await wait_with_timeout(STORE_TIMEOUT, self._query(hashes))
-        except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
+        except (TimeoutError, LlmopsError, SQLAlchemyError) as error:
             return _unavailable(error)
 
     async def _query(self, hashes: Sequence[str]) -> dict[str, KeyRow]:

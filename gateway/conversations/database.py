@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
@@ -46,7 +45,7 @@ class Database:
             return await wait_with_timeout(STORE_TIMEOUT, work)
         except ApiError:
             raise
-        except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
+        except (TimeoutError, LlmopsError, SQLAlchemyError) as error:
             detail = error.message if isinstance(error, LlmopsError) else type(error).__name__
             raise UnavailableError(
                 f"{self._subject} cannot be read or written now; try again, or {self._advice}.",

@@ -106,7 +106,7 @@ class BodyReader:
         """What comes after `size` bytes and `passed` seconds."""
         try:
             return await _receive_chunk_within(self._left(passed, size), request)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             raise RequestTimeoutError(f"The body came too slowly: {size} bytes so far.") from None
 
     def _left(self, passed: float, size: int) -> float:
@@ -120,16 +120,15 @@ async def _receive_chunk_within(seconds: float, request: Request) -> tuple[bytes
     task = asyncio.current_task()
     assert task is not None
     if seconds <= 0:
-        raise asyncio.TimeoutError
+        raise TimeoutError
     timer = asyncio.get_running_loop().call_later(seconds, task.cancel, _TIMED_OUT)
     try:
         return await _receive_chunk(request)
     except asyncio.CancelledError as error:
         if error.args != (_TIMED_OUT,):
             raise
-        if sys.version_info >= (3, 11):
-            task.uncancel()
-        raise asyncio.TimeoutError from None
+        task.uncancel()
+        raise TimeoutError from None
     finally:
         timer.cancel()
 

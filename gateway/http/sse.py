@@ -125,7 +125,7 @@ class EventStreamResponse(Response):
             return
         try:
             await asyncio.wait_for(writing, self._patience)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             self._source.cancel()
             writer.abort()
 

@@ -64,7 +64,7 @@ class AddressResolver:
         try:
             found = await wait_with_timeout(DNS_TIMEOUT, self._resolve(one.host, one.port))
             why = "it has no addresses"
-        except (OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, OSError) as error:
             found, why = [], str(error) or f"no answer within {DNS_TIMEOUT:g} s"
         self._tell(one, None if found else why)
         return [ReplicaAddress(address) for address in self._names[one].answered(found, time.monotonic())]

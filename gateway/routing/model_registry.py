@@ -163,7 +163,7 @@ class ModelRegistry:
             return f"The model {name} is no longer there."
         try:
             await asyncio.wait_for(model.answer_once(), seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return f"The model {name} {model.silent} within {seconds:g} s."
         except ApiError as error:
             log_detail(error, f"model {name}, asked for an answer")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from llmops.errors import ResourceError
@@ -20,7 +20,7 @@ def format_line(one: FinishedRequest) -> str:
     """Return one line of JSON in printable ASCII: JSON escapes every other character that clients sent."""
     usage, meter, trace = one.outcome.usage, one.meter, one.trace
     facts = {
-        "time": datetime.fromtimestamp(one.at, timezone.utc).isoformat(timespec="milliseconds"),
+        "time": datetime.fromtimestamp(one.at, UTC).isoformat(timespec="milliseconds"),
         "request_id": one.request_id,
         "trace_id": trace.trace_id or None if trace is not None else None,
         "route": one.route or None,

@@ -95,7 +95,7 @@ class Billing:
         """Read the prices now."""
         try:
             found = await wait_with_timeout(STORE_TIMEOUT, self._read())
-        except (LlmopsError, SQLAlchemyError, asyncio.TimeoutError) as error:
+        except (TimeoutError, LlmopsError, SQLAlchemyError) as error:
             if not self._away:
                 log.error("Prices cannot be read (%s); those that are known stay.", _error_text(error))
             self._away = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from operator import itemgetter
 from typing import Annotated, Any, Literal
 from uuid import UUID
@@ -142,7 +142,7 @@ def _cloud(event: UsageEvent) -> dict[str, Any]:
         "id": event.id,
         "source": SOURCE + event.gateway_id,
         "type": TYPE,
-        "time": event.at.astimezone(timezone.utc),
+        "time": event.at.astimezone(UTC),
         "subject": event.tenant_id,
         "datacontenttype": "application/json",
         "data": dict(zip(_INSIDE, _inside(event), strict=True)),

@@ -38,7 +38,7 @@ class Kafka(UsageSink):
     async def write(self, events: Sequence[UsageEvent]) -> None:
         try:
             await wait_with_timeout(PRODUCE_TIMEOUT, self._write(events))
-        except (KafkaError, OSError, asyncio.TimeoutError) as error:
+        except (TimeoutError, KafkaError, OSError) as error:
             # what it still holds will be sent again
             await self._drop()
             raise ResourceError(f"{kafka_error_message(self._settings, error)}") from error
@@ -72,7 +72,7 @@ class Kafka(UsageSink):
         if producer is not None:
             try:
                 await asyncio.wait_for(producer.stop(), 1.0)
-            except (KafkaError, OSError, asyncio.TimeoutError):
+            except (TimeoutError, KafkaError, OSError):
                 return
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Sequence
 from functools import lru_cache, partial
@@ -79,7 +78,7 @@ async def _within_timeout(work: Awaitable[Answer]) -> Answer:
     except SQLAlchemyError as error:
         # its own text has the values
         raise ResourceError(f"The store failed ({type(error).__name__}).") from error
-    except asyncio.TimeoutError as error:
+    except TimeoutError as error:
         raise ResourceError(f"The store did not answer within {STORE_TIMEOUT:g} s.") from error
 
 

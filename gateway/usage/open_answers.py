@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 import os
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
@@ -112,7 +112,7 @@ def read_unfinished(path: Path) -> tuple[list[UnfinishedAnswer], int]:
             damaged += 1
             continue
         text = data[start + NUMBERS_BYTES : start + NUMBERS_BYTES + numbers[LENGTH]].decode("utf-8", "ignore")
-        started = datetime.fromtimestamp(numbers[STARTED] / 1e6, timezone.utc)
+        started = datetime.fromtimestamp(numbers[STARTED] / 1e6, UTC)
         found.append(
             UnfinishedAnswer(
                 format_event_id(numbers[HIGH], numbers[LOW]),

@@ -14,7 +14,7 @@ import os
 from bisect import bisect_right
 from collections import deque
 from collections.abc import Iterable, Iterator
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -199,7 +199,7 @@ class UsageOutbox:
                     seq, offset = event.seq + 1, file.tell()
                     if seq == end:
                         break
-            events += self._damaged(range(max(seq, firsts[0]), behind), datetime.now(timezone.utc))
+            events += self._damaged(range(max(seq, firsts[0]), behind), datetime.now(UTC))
             seq = max(seq, behind)
             self._place = EventPosition(seq, seq, 0) if seq in firsts else EventPosition(seq, place.first, offset)
         return events

@@ -6,7 +6,7 @@ import asyncio
 import errno
 import hashlib
 import logging
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 from starlette.types import Scope
@@ -62,7 +62,7 @@ class OutboxWorker:
             self.shipper.synced()
             self.shipper.hurry()
             await asyncio.wait_for(self.shipper.drained.wait(), seconds)
-        except (OSError, asyncio.TimeoutError):
+        except (TimeoutError, OSError):
             log.warning("%d events of usage stay in %s until a gateway starts.", self.shipper.behind, self.claim.folder)
 
     async def close(self) -> None:
@@ -155,7 +155,7 @@ class UsageCheck(Check):
 
     def lag(self) -> float:
         """The age in seconds of the oldest event that the ledger does not have."""
-        return self.desk.shipper.lag(datetime.now(timezone.utc)) if self.desk is not None else 0.0
+        return self.desk.shipper.lag(datetime.now(UTC)) if self.desk is not None else 0.0
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
         if scope["method"] != "POST" or self.desk is None:

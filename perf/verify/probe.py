@@ -152,7 +152,7 @@ class Probe:
         while True:
             try:
                 response = await asyncio.wait_for(call.read(), PATIENCE)
-            except asyncio.TimeoutError:
+            except TimeoutError:
                 raise WrongError(f"the engine sent nothing for {PATIENCE:.0f} s, and the request did not end") from None
             if response is aio.EOF:
                 return

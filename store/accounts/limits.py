@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from llmops.errors import InputError
@@ -32,7 +32,7 @@ class Budget:
 
     def begins(self, now: datetime) -> datetime:
         """When the period that holds `now` began."""
-        midnight = now.astimezone(timezone.utc).replace(hour=0, minute=0, second=0, microsecond=0)
+        midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         if self.period == "week":
             return midnight - timedelta(days=midnight.weekday())
         return midnight.replace(day=1) if self.period == "month" else midnight

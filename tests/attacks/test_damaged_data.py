@@ -8,7 +8,7 @@ import struct
 import subprocess
 import sys
 import zlib
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -26,7 +26,7 @@ from tests.store.conftest import own_postgres
 
 __all__ = ["own_postgres"]
 
-NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
 
 def event(seq: int) -> UsageEvent:

@@ -9,7 +9,7 @@ import threading
 import time
 import tracemalloc
 from contextlib import asynccontextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
@@ -36,7 +36,7 @@ from tests.store.conftest import databases, folder, kind, newest_database, newes
 
 __all__ = ["databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
 
-BY = AuditContext("cli:tester", datetime.now(timezone.utc))
+BY = AuditContext("cli:tester", datetime.now(UTC))
 #: Callers whose tokens must not notice what another caller sends.
 OTHERS = scaled(20, 60)
 

@@ -11,7 +11,7 @@ import sys
 import zlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import UUID, uuid4
 
@@ -51,7 +51,7 @@ from tests.store.conftest import by, databases, folder, kind, newest_database, n
 __all__ = ["by", "databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
 
 KEY, OTHER = "0123456789abcdef" * 2, "fedcba9876543210" * 2
-NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 #: Megabytes that one compressed record unpacks to, and by which it may raise the memory of the ledger's process.
 BOMB_MIB, BOMB_BOUND_MIB = scaled(96, 700), 48
 

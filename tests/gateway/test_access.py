@@ -11,7 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 
 import anthropic
@@ -74,7 +74,7 @@ class Accounts:
             await delete_tenant(connection, tenant, self.by())
 
     def by(self, at: datetime | None = None) -> AuditContext:
-        return AuditContext("cli:tester", at or datetime.now(timezone.utc))
+        return AuditContext("cli:tester", at or datetime.now(UTC))
 
 
 @pytest.fixture
@@ -217,7 +217,7 @@ async def test_a_key_passes_where_its_scopes_reach(accounts):
 
 # -- bad keys --------------------------------------------------------------------------------------------------------
 
-PAST = datetime.now(timezone.utc) - timedelta(days=2)
+PAST = datetime.now(UTC) - timedelta(days=2)
 FOREIGN = "What was sent is not an API key of this gateway; such a key is sk-llmops- and 32 letters or digits."
 UNKNOWN = "This API key is not known here; it is mistyped, or of another deployment."
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry.access_log import AccessLogFile, format_line
 from llmops.gateway.telemetry.request_timeline import FinishedRequest
 
-AT = datetime(2026, 3, 1, 12, 30, 0, 250_000, timezone.utc).timestamp()
+AT = datetime(2026, 3, 1, 12, 30, 0, 250_000, UTC).timestamp()
 
 
 @pytest.fixture(autouse=True)
@@ -59,7 +59,7 @@ async def test_each_answer_is_a_line_that_says_how_it_went(card, tokenizer, tmp_
     duration, ttft, tpot = (good.pop(name) for name in ("duration_ms", "ttft_ms", "tpot_ms"))
     assert 10 <= ttft <= duration
     assert 0 < tpot * (len(ids) - 1) <= duration - ttft + 0.1
-    assert datetime.fromisoformat(good.pop("time")).tzinfo == timezone.utc
+    assert datetime.fromisoformat(good.pop("time")).tzinfo == UTC
     assert good == {
         "request_id": "mine",
         "trace_id": None,

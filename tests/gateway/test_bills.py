@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
@@ -55,7 +55,7 @@ class Account:
             return (await connection.execute(wanted)).mappings().all()
 
     async def used(self, key: str, micros: int) -> None:
-        now, self.seq = datetime.now(timezone.utc), self.seq + 1
+        now, self.seq = datetime.now(UTC), self.seq + 1
         record = UsageRecord(str(uuid4()), "g", self.seq, now, "r", self.user, "tiny", 1, 1, micros, key_id=key)
         async with self.store.write() as connection:
             await insert_usage(connection, [record])
@@ -65,7 +65,7 @@ class Account:
 async def account(tmp_path):
     url, by = (
         f"sqlite:///{tmp_path}/store.db",
-        AuditContext("cli:tester", datetime.now(timezone.utc) - timedelta(seconds=1)),
+        AuditContext("cli:tester", datetime.now(UTC) - timedelta(seconds=1)),
     )
     async with await open_store(url) as store:
         async with store.write() as connection:

@@ -7,7 +7,7 @@ import json
 import threading
 import time
 from contextlib import asynccontextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import httpx
@@ -320,7 +320,7 @@ def bearer(token: str) -> dict[str, str]:
 
 async def test_tokens_beside_keys_with_tenants_of_the_store(issuer, tmp_path, caplog):
 
-    url, by = f"sqlite:///{tmp_path}/store.db", AuditContext("cli:tester", datetime.now(timezone.utc))
+    url, by = f"sqlite:///{tmp_path}/store.db", AuditContext("cli:tester", datetime.now(UTC))
     async with await open_store(url) as store:
         async with store.write() as connection:
             await create_tenant(connection, "acme", Limits(rpm=2), by)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import count
 from types import SimpleNamespace
 
@@ -33,7 +33,7 @@ from llmops.gateway.schemas.rerank_request import RerankRequest
 from llmops.gateway.settings import GatewaySettings, Quotas, RequestLimits, load_settings
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
-NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 PRICE = 7  # micros for a token of the prompt, and twice that for one of the answer
 BODIES = {
     CHAT: {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]},
@@ -467,15 +467,15 @@ async def test_litellm_25374_budgets_come_from_the_ledger(bounded):
     bounded.quota(budget=Budget(1000, "day"))
     bounded.stack.say("Hello")
     assert (await bounded.post(CHAT, json=BODIES[CHAT])).json()["error"]["code"] == "insufficient_quota"
-    assert bounded.ledger.asked == [("key-a", datetime(2026, 11, 22, tzinfo=timezone.utc))]
+    assert bounded.ledger.asked == [("key-a", datetime(2026, 11, 22, tzinfo=UTC))]
 
 
 def test_periods():
     month, week, day = (Budget(1, period) for period in ("month", "week", "day"))
-    at = datetime(2026, 12, 31, 23, 59, tzinfo=timezone.utc)  # a Thursday
-    assert (month.begins(at).day, month.ends(at)) == (1, datetime(2027, 1, 1, tzinfo=timezone.utc))
-    assert (week.begins(at).day, week.ends(at)) == (28, datetime(2027, 1, 4, tzinfo=timezone.utc))
-    assert (day.begins(at).day, day.ends(at)) == (31, datetime(2027, 1, 1, tzinfo=timezone.utc))
+    at = datetime(2026, 12, 31, 23, 59, tzinfo=UTC)  # a Thursday
+    assert (month.begins(at).day, month.ends(at)) == (1, datetime(2027, 1, 1, tzinfo=UTC))
+    assert (week.begins(at).day, week.ends(at)) == (28, datetime(2027, 1, 4, tzinfo=UTC))
+    assert (day.begins(at).day, day.ends(at)) == (31, datetime(2027, 1, 1, tzinfo=UTC))
 
 
 # -- who, and in whose terms -----------------------------------------------------------------------------------------

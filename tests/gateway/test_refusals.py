@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -13,7 +13,7 @@ from llmops.gateway.http.anonymous_caller import anonymous_caller
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller, Outcome
 
-NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
 
 class Written(AuditLog):

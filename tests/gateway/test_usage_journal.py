@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import resource
 from contextlib import contextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from uuid import UUID
@@ -33,7 +33,7 @@ from llmops.gateway.usage.outbox_folders import claim, lock_abandoned_folders
 from llmops.gateway.usage.outbox_writer import OutboxWriter
 from llmops.gateway.usage.sink import NoPrices, UsageSink
 
-NOON = datetime(2026, 11, 22, 12, 0, 0, 123456, tzinfo=timezone.utc)
+NOON = datetime(2026, 11, 22, 12, 0, 0, 123456, tzinfo=UTC)
 ANN = Caller("acme", str(UUID(int=7)), "key-a", tier="pro")
 
 
@@ -67,7 +67,7 @@ async def all_of(journal: UsageOutbox, since: int = 0) -> list[UsageEvent]:
 texts = st.text(max_size=40)
 counts = st.integers(0, 2**31)
 # the times and costs that a bill takes; tests/attacks/test_usage_topic.py has the others
-moments = st.datetimes(datetime(1971, 1, 1), datetime(2199, 12, 31), timezones=st.just(timezone.utc))
+moments = st.datetimes(datetime(1971, 1, 1), datetime(2199, 12, 31), timezones=st.just(UTC))
 events = st.builds(
     UsageEvent, st.uuids().map(str), st.just("gw-1"), counts, moments, texts, texts, texts, texts, texts,
     counts, counts, counts, counts, st.integers(0, 10**12), st.none() | texts,

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
@@ -40,7 +40,7 @@ class Clock:
 
 @pytest.fixture
 def noon() -> datetime:
-    return datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+    return datetime(2026, 11, 22, 12, tzinfo=UTC)
 
 
 class Valkey:

@@ -15,7 +15,7 @@ import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
 
@@ -27,7 +27,7 @@ from llmops.store.database import Store
 from llmops.store.factory import open_store
 from llmops.store.tables import metadata
 
-NOW = datetime(2026, 11, 22, 13, 30, tzinfo=timezone.utc)
+NOW = datetime(2026, 11, 22, 13, 30, tzinfo=UTC)
 PASSWORD = "not-a-secret"
 
 

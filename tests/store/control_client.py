@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 import httpx
 
@@ -18,7 +18,7 @@ from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
 
 # before all that a test does
-BY = AuditContext("cli:tester", datetime(2026, 1, 1, tzinfo=timezone.utc))
+BY = AuditContext("cli:tester", datetime(2026, 1, 1, tzinfo=UTC))
 
 
 async def make_key(url: str, tenant: str = "ops", limits: Limits = Limits(), **spec) -> tuple[str, str, str]:

@@ -20,7 +20,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from uuid import UUID
 
@@ -142,7 +142,7 @@ def test_a_key_is_made_and_printed_once(acme, url):
     assert (spec.limits.rpm, spec.limits.tpm, spec.limits.concurrent) == (60, 90_000, None)
     assert vars(spec.limits.budget) == {"micros": 50_000_000, "period": "month"}
     assert (spec.tier, spec.scopes, spec.models) == ("pro", ("inference",), ("smollm2", "llama"))
-    assert timedelta(days=89, hours=23) < spec.expires_at - datetime.now(timezone.utc) <= timedelta(days=90)
+    assert timedelta(days=89, hours=23) < spec.expires_at - datetime.now(UTC) <= timedelta(days=90)
     for command in (("key", "list", "--json"), ("key", "list"), ("key", "show", key.id), ("key", "show", secret)):
         shown = acme(*command)
         assert key.id in shown.out
@@ -177,12 +177,12 @@ def test_update_changes_what_is_named_and_none_takes_away(acme):
 @pytest.mark.parametrize("kind", ["sqlite"])
 def test_rotate_and_revoke(acme, url):
     first = acme(*CREATE).out.strip()
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     second = acme("key", "rotate", first, "--overlap", "1h").out.strip()
     assert [found(url, one).state(now) for one in (first, second)] == ["active", "active"]
     third = acme("key", "rotate", second, "--overlap", "0").out.strip()
     assert found(url, first) is None
-    assert [found(url, one).state(datetime.now(timezone.utc)) for one in (second, third)] == ["rotated", "active"]
+    assert [found(url, one).state(datetime.now(UTC)) for one in (second, third)] == ["rotated", "active"]
     assert "is revoked; its usage stays on the bill" in acme("key", "revoke", third).out
     assert "was revoked" in acme("key", "revoke", third).err
     assert acme("key", "list").err.startswith("No keys. Make one:")
@@ -232,7 +232,7 @@ def test_prices(llmops):
 def test_usage_in_every_form(acme, url):
     key = acme(*CREATE, "--budget", "1/month", "--json").json
     user_id = found(url, key["key"]).user_id
-    day = datetime(2026, 11, 5, 12, tzinfo=timezone.utc)
+    day = datetime(2026, 11, 5, 12, tzinfo=UTC)
 
     async def fill():
         async with await open_store(url) as store, store.write() as connection:

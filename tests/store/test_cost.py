@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 
 import pytest
@@ -109,7 +109,7 @@ async def test_what_was_spent_is_the_keys_or_the_tenants_own(url, store, by):
                 key_id=key,
             )  # fmt: skip
             await insert_usage(connection, [record])
-    midnight = datetime.combine(date(2026, 11, 22), datetime.min.time(), timezone.utc)
+    midnight = datetime.combine(date(2026, 11, 22), datetime.min.time(), UTC)
     async with billing_on(url, Now(by.at)) as billing:
         assert await billing.spent("key-a", midnight) == 5
         assert await billing.spent("key-a", midnight - timedelta(days=2)) == 35

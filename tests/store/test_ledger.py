@@ -6,7 +6,7 @@ import asyncio
 import os
 from collections.abc import Iterator
 from contextlib import asynccontextmanager
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from uuid import UUID, uuid4
 
 import pytest
@@ -32,7 +32,7 @@ from llmops.store.tables import usage_records
 from llmops.store.usage_queries import UsageFilter, UsageSum, high_water_mark, sum_usage
 
 KEY = "0123456789abcdef" * 2
-NOON = datetime(2026, 11, 22, 12, tzinfo=timezone.utc)
+NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
 
 def event(seq: int, gateway: str = "gw-1", **changes) -> UsageEvent:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pytest
 
@@ -31,7 +31,7 @@ class Clock:
         return self.seconds
 
     def now(self) -> datetime:
-        return datetime(2026, 11, 23, tzinfo=timezone.utc) + timedelta(seconds=self())
+        return datetime(2026, 11, 23, tzinfo=UTC) + timedelta(seconds=self())
 
 
 @pytest.fixture(params=["memory", "sqlite", "postgresql"])

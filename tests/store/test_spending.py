@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 import pytest
@@ -17,7 +17,7 @@ from llmops.store.factory import open_store
 from llmops.store.usage_writes import UsageRecord, insert_usage
 from tests.store.control_client import BY, bearer, control, make_key
 
-NOW = datetime(2026, 9, 10, 12, tzinfo=timezone.utc)
+NOW = datetime(2026, 9, 10, 12, tzinfo=UTC)
 
 
 def record(number: int, user: str, cost: int, day: int = 3, model: str = "tiny") -> UsageRecord:
@@ -114,7 +114,7 @@ async def test_the_store_is_asked_once_a_minute_and_may_be_away(url, kind, caplo
 async def test_prometheus_finds_it_at_control(url, kind):
     secret, _, user = await make_key(url, "acme", scopes=("metrics",))
     today = record(0, user, 10**6)
-    await insert(url, today._replace(created_at=datetime.now(timezone.utc)))
+    await insert(url, today._replace(created_at=datetime.now(UTC)))
     async with control(url) as client:
         page = (await client.get("/metrics", headers=bearer(secret))).text
         assert (await client.get("/metrics")).status_code == 401

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta
 from uuid import UUID
 
 import httpx
@@ -20,7 +20,7 @@ from llmops.store.usage_writes import UsageRecord, insert_usage
 from tests.store.control_client import BY, bearer, control, make_key
 
 ONLY_SQLITE = pytest.mark.parametrize("kind", ["sqlite"])
-MIDNIGHT = datetime(2026, 9, 10, tzinfo=timezone.utc)
+MIDNIGHT = datetime(2026, 9, 10, tzinfo=UTC)
 COUNTS = ("input_tokens", "cached_tokens", "output_tokens", "cost_micros")
 
 
@@ -140,7 +140,7 @@ async def test_who_comes_without_a_key_sees_its_own_and_nobody_elses(url, monkey
 async def test_budgets_are_told_with_what_is_left_of_them(url):
     budget = Budget(5_000_000, "day")
     secret, key, user = await make_key(url, "acme", Limits(budget=budget), scopes=("inference",))
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     used = [UsageRecord(str(UUID(int=1)), "g1", 0, now, "r", user, "m", 9, 9, 1_250_000, key_id=key)]
     used.append(used[0]._replace(id=str(UUID(int=2)), seq=1, created_at=now - timedelta(days=1)))
     async with await open_store(url) as store, store.write() as connection:
@@ -156,7 +156,7 @@ async def test_models_are_those_of_the_gateway_with_their_prices(url, by):
     narrow, _, _ = await make_key(url, models=("priced",), scopes=("inference",))
     async with await open_store(url) as store, store.write() as connection:
         await set_price(connection, Price("priced", BY.at, 600_000, 300_000, 900_000), BY)
-        await set_price(connection, Price("later", datetime(2100, 1, 1, tzinfo=timezone.utc), 1, 1, 1), by)
+        await set_price(connection, Price("later", datetime(2100, 1, 1, tzinfo=UTC), 1, 1, 1), by)
         await set_price(connection, Price("gone", BY.at, 1, 1, 1), BY)
     price = {"input": 0.6, "cached": 0.3, "output": 0.9, "currency": "usd"}
     asked = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 from llmops.gateway.errors import InvalidRequestError
@@ -18,7 +18,7 @@ def anthropic_model(model: Mapping[str, Any]) -> dict[str, Any]:
         "type": "model",
         "id": model["id"],
         "display_name": model["id"],
-        "created_at": datetime.fromtimestamp(model["created"], timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "created_at": datetime.fromtimestamp(model["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "lifecycle": "active",
         "max_input_tokens": length,
         "max_tokens": length,

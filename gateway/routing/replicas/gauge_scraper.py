@@ -64,7 +64,7 @@ class GaugeScraper:
         try:
             body = await asyncio.wait_for(fetch_bounded(self._client, url, MAX_PAGE_BYTES), SCRAPE_TIMEOUT)
             found = parse_metrics_page(body.decode())
-        except (httpx.HTTPError, ValueError, LookupError, asyncio.TimeoutError) as error:
+        except (TimeoutError, httpx.HTTPError, ValueError, LookupError) as error:
             self._tell(url, error)
             for replica in replicas:
                 replica.gauges_unavailable()

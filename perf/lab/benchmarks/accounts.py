@@ -12,7 +12,7 @@ import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -145,7 +145,7 @@ async def account(url: str) -> str:
     from llmops.store.factory import open_store
     from llmops.store.prices import Price, set_price
 
-    by, budget = AuditContext("bench", datetime.now(timezone.utc)), Budget(10**14, "month")
+    by, budget = AuditContext("bench", datetime.now(UTC)), Budget(10**14, "month")
     async with await open_store(url, pool_size=1) as store, store.write() as connection:
         await create_tenant(connection, "bench", Limits(MANY, MANY, None, budget), by)
         user = await ensure_user(connection, "bench", "bench@localhost", by)

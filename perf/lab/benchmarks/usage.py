@@ -13,7 +13,7 @@ import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -185,7 +185,7 @@ def _request(meter: OutboxWriter, context: RequestContext) -> None:
 
 def _event(seq: int) -> UsageEvent:
     user = f"00000000-0000-0000-0000-{seq % 50:012x}"
-    one, at = f"{seq:08x}-0000-7000-8000-000000000000", datetime.now(timezone.utc)
+    one, at = f"{seq:08x}-0000-7000-8000-000000000000", datetime.now(UTC)
     made = UsageEvent(one, "gw-1", seq, at, f"chatcmpl-{seq:024x}", "acme", user, "key-1", "smollm2", 37)
     return made._replace(output_tokens=7, cost_micros=12, price_id="m@2026-11-01T00:00:00Z", finish_reason="stop")
 

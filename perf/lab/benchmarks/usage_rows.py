@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from uuid import UUID
 
 from sqlalchemy import Connection, text
@@ -63,7 +63,7 @@ _MARKS = "INSERT INTO gateways SELECT gateway_id, max(seq) + 1 FROM usage_record
 async def fill(store: Store, rows: int) -> list[str]:
     """`rows` requests of the last DAYS days, with their sums and the gateways' marks. Returns the secrets of USERS
     keys, each of a user of its own; they have all scopes."""
-    begun, now = time.monotonic(), datetime.now(timezone.utc)
+    begun, now = time.monotonic(), datetime.now(UTC)
     async with store.write() as connection:
         secrets = await _accounts(connection, now)
         dialect = connection.dialect.name

@@ -15,7 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -169,7 +169,7 @@ async def _accounts(url: str, model: str) -> list[str]:
     from llmops.store.factory import open_store
     from llmops.store.prices import Price, set_price
 
-    by, secrets = AuditContext("chaos", datetime.now(timezone.utc)), []
+    by, secrets = AuditContext("chaos", datetime.now(UTC)), []
     async with await open_store(url) as store, store.write() as connection:
         for tenant in ("acme", "umbrella"):
             await create_tenant(connection, tenant, Limits(), by)

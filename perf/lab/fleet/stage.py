@@ -11,7 +11,7 @@ import tempfile
 import urllib.request
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ async def _keys(url: str, tiers: Iterable[str]) -> dict[str, str]:
     from llmops.store.audit import AuditContext
     from llmops.store.factory import open_store
 
-    by, keys = AuditContext("lab", datetime.now(timezone.utc)), {}
+    by, keys = AuditContext("lab", datetime.now(UTC)), {}
     async with await open_store(url, pool_size=1) as store, store.write() as connection:
         for tier in tiers:
             await create_tenant(connection, tier, Limits(), by)

@@ -53,7 +53,7 @@ async def _send(client: httpx.AsyncClient, case: Case, findings: Findings) -> No
     findings.sent += 1
     try:
         answer = await asyncio.wait_for(case.send(client), PATIENCE)
-    except asyncio.TimeoutError:
+    except TimeoutError:
         # a body without a token limit is valid and its answer takes minutes; meanwhile the gateway is checked
         findings.left += 1
         return

@@ -95,7 +95,7 @@ class Subscriber:
         """None when nothing came in time."""
         try:
             return await asyncio.wait_for(self._steps.get(), patience)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return None
 
     async def stored(self, patience: float) -> int:

@@ -26,12 +26,8 @@ from llmops.gateway.generation.structured.grammar.regular_language import (
 )
 from llmops.gateway.generation.structured.grammar.work_budget import spend_steps
 
-if sys.version_info >= (3, 11):
-    from re import _constants as sre
-    from re import _parser as parser
-else:
-    import sre_constants as sre
-    import sre_parse as parser
+from re import _constants as sre
+from re import _parser as parser
 
 Ranges = Sequence[tuple[int, int]]
 # what a character of the pattern is in the text: itself, or its form in a JSON string

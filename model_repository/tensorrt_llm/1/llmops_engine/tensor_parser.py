@@ -202,7 +202,9 @@ def _guide(tensors: Tensors, limits: EngineCapabilities) -> tuple[str, str] | No
             raise RequestRejectedError(f"{contract.GUIDE_TYPE}: is needed with {contract.GUIDE}")
         return None
     if kind not in contract.GUIDE_KINDS:
-        raise RequestRejectedError(f"{contract.GUIDE_TYPE}: must be one of {', '.join(contract.GUIDE_KINDS)}, got {kind}")
+        raise RequestRejectedError(
+            f"{contract.GUIDE_TYPE}: must be one of {', '.join(contract.GUIDE_KINDS)}, got {kind}"
+        )
     if kind not in limits.guides:
         raise RequestRejectedError(
             f"{contract.GUIDE_TYPE}: {kind} is not supported by this engine of target {limits.target}"

@@ -64,7 +64,7 @@ async def _first_answer(reader: asyncio.StreamReader, has_body: bool) -> httpx.R
         # behind the header of an answer to HEAD stands the next answer
         size = int(headers.get("content-length", 0)) if has_body else 0
         body = await asyncio.wait_for(reader.readexactly(size), PATIENCE) if size else b"{}"
-    except (asyncio.TimeoutError, asyncio.IncompleteReadError, ConnectionError):
+    except (TimeoutError, asyncio.IncompleteReadError, ConnectionError):
         return None
     status = int(first.split()[1])
     if status == 100 or headers.get("transfer-encoding") == "chunked" or (not has_body and status < 500):

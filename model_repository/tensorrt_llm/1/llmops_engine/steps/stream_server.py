@@ -23,9 +23,7 @@ if TYPE_CHECKING:
 # how often broken streams are looked for while nothing is generated (s)
 IDLE_CHECK = 0.1
 DRAINING_MESSAGE = f"{contract.DRAINING_PREFIX}: the engine is shutting down and takes no new requests"
-CUT_OFF_MESSAGE = (
-    f"{contract.DRAINING_PREFIX}: the engine is shutting down, and its exit timeout ended before this answer was complete"
-)
+CUT_OFF_MESSAGE = f"{contract.DRAINING_PREFIX}: the engine is shutting down, and its exit timeout ended before this answer was complete"
 
 
 class StepSink:
