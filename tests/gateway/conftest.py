@@ -44,8 +44,8 @@ TEMPLATE = (
 @pytest.fixture(autouse=True)
 def patient_with_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still is no store and no provider that is away."""
-    for place in ("access.sql.PATIENCE_SECONDS", "access.jwks.PATIENCE", "usage.cost.PATIENCE", "usage.check.LAST"):
-        monkeypatch.setattr(f"llmops.gateway.callers.{place}", GENEROUS)
+    for place in ("auth.keys.STORE_TIMEOUT", "auth.jwks.FETCH_TIMEOUT", "usage.billing.STORE_TIMEOUT", "usage.usage_check.DRAIN_TIMEOUT"):
+        monkeypatch.setattr(f"llmops.gateway.{place}", GENEROUS)
 
 
 @pytest.fixture(autouse=True)

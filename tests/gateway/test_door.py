@@ -342,7 +342,7 @@ async def test_requests_without_an_answer(stack, watch, monkeypatch):
     assert await outcome("GET", "/v1/responses/none?stream=true&starting_after=x") == Outcome(404, "error")
     assert await outcome("GET", "/v1/models/none") == Outcome(404, "error")
     assert await outcome("POST", "/v1/completions", content=b"{") == Outcome(400, "error")
-    monkeypatch.setattr("llmops.gateway.api.chat_completions.check_chat", None)
+    monkeypatch.setattr("llmops.gateway.api.chat_completions.validate_chat", None)
     assert await outcome("POST", CHAT, json=BODIES[CHAT]) == Outcome(500, "error")
     monkeypatch.setattr("llmops.gateway.api.models.describe_model", None)
     assert await outcome("GET", "/v1/models/tiny") == Outcome(500, "error")

@@ -34,8 +34,8 @@ PASSWORD = "not-a-secret"
 @pytest.fixture(autouse=True)
 def patient_with_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still is no store that is away."""
-    for place in ("access.sql.PATIENCE_SECONDS", "usage.cost.PATIENCE"):
-        monkeypatch.setattr(f"llmops.gateway.callers.{place}", 90.0)
+    for place in ("auth.keys.STORE_TIMEOUT", "usage.billing.STORE_TIMEOUT"):
+        monkeypatch.setattr(f"llmops.gateway.{place}", 90.0)
 
 
 def _memory() -> str | None:
