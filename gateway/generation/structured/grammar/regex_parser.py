@@ -6,9 +6,10 @@ The pattern is parsed by Python's own parser and read by ECMA's rules (JSON Sche
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from re import _constants as sre
+from re import _parser as parser
 from typing import Any
 
 from llmops.gateway.generation.structured.grammar.errors import NotEnforceableError
@@ -25,9 +26,6 @@ from llmops.gateway.generation.structured.grammar.regular_language import (
     subtract_ranges,
 )
 from llmops.gateway.generation.structured.grammar.work_budget import spend_steps
-
-from re import _constants as sre
-from re import _parser as parser
 
 Ranges = Sequence[tuple[int, int]]
 # what a character of the pattern is in the text: itself, or its form in a JSON string
