@@ -44,7 +44,12 @@ TEMPLATE = (
 @pytest.fixture(autouse=True)
 def patient_with_stores(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine that stands still is no store and no provider that is away."""
-    for place in ("auth.keys.STORE_TIMEOUT", "auth.jwks.FETCH_TIMEOUT", "usage.billing.STORE_TIMEOUT", "usage.usage_check.DRAIN_TIMEOUT"):
+    for place in (
+        "auth.keys.STORE_TIMEOUT",
+        "auth.jwks.FETCH_TIMEOUT",
+        "usage.billing.STORE_TIMEOUT",
+        "usage.usage_check.DRAIN_TIMEOUT",
+    ):
         monkeypatch.setattr(f"llmops.gateway.{place}", GENEROUS)
 
 
