@@ -11,7 +11,7 @@ from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.choice import Choice, TokenLogprob
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta, ToolCallDelta
 
-DONE_EVENT = b"data: [DONE_EVENT]\n\n"
+DONE_EVENT = b"data: [DONE]\n\n"
 
 
 def usage_counts(answer: Answer) -> dict[str, Any]:
