@@ -11,14 +11,14 @@ PIP    := .ci/quietly $(LOG) $(BIN)/python -m pip --disable-pip-version-check --
 MODEL  ?= smollm2
 # mypy and import-linter read the installed layout (llmops.build …) from a copy: neither follows the package-dir mapping
 # what the generated parts of pages may name
-COG    := import cog; from llmops.perf.lab import pages
+COG    := import cog; import generated_docs as pages
 FOLDERS := build store model_repository gateway control cli perf
 
 # Byte-compiling every installed file costs minutes and saves milliseconds.
 export PIP_NO_COMPILE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test attacks matrix test312 mutate lint fmt bench docs clean
+.PHONY: help install serve test attacks matrix test312 lint fmt bench docs clean
 
 help: ## This list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -43,9 +43,6 @@ test312: $(STAMPS)/test ## The start as in our TensorRT-LLM 1.3 image: Python 3.
 	LLMOPS_OTHER_PYTHON=$(CURDIR)/.cache/py312/llmops/bin/python LLMOPS_LIBRARY_PYTHON=$(CURDIR)/.cache/py312/library/bin/python \
 	  $(BIN)/python -m pytest tests/trtllm/test_other_python.py
 
-mutate: $(STAMPS)/mutate ## Faults that the pure modules' tests must notice; MODULE=gateway/text/stop_strings.py, ALL=1 for more than a sample
-	nice -n 15 $(BIN)/python -m llmops.perf.lab.mutation $(MODULE) $(if $(ALL),--all)
-
 lint: $(STAMPS)/lint ## ruff, mypy, import contract, docs that must match the code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -54,7 +51,7 @@ lint: $(STAMPS)/lint ## ruff, mypy, import contract, docs that must match the co
 	$(BIN)/python .ci/models .cache/inside
 	for model in .cache/inside/*; do (cd $$model && $(abspath $(BIN))/mypy --config-file $(CURDIR)/stubs/mypy.ini --cache-dir ../../mypy .) || exit 1; done
 	cd .cache/lint && PYTHONPATH=. $(abspath $(BIN))/lint-imports --config $(CURDIR)/pyproject.toml --no-logo
-	$(BIN)/cog --check -p '$(COG)' docs/*.md README.md
+	$(BIN)/cog --check -I .ci -p '$(COG)' docs/*.md README.md
 	$(BIN)/llmops chart --schema-only | cmp - $(SCHEMA) || { echo "$(SCHEMA) is old: make docs"; exit 1; }
 
 audit: ## Known vulnerabilities of the pinned dependencies; needs https://pypi.org
@@ -70,11 +67,11 @@ fmt: $(STAMPS)/lint ## Format and fix what can be fixed
 	$(BIN)/ruff format .
 
 docs: $(STAMPS)/lint ## Rewrite the parts of docs/, and the schema of the chart's values, that come from the code
-	$(BIN)/cog -r -p '$(COG)' docs/*.md README.md
+	$(BIN)/cog -r -I .ci -p '$(COG)' docs/*.md README.md
 	$(BIN)/llmops chart --schema-only -o $(SCHEMA)
 
 bench: $(STAMPS)/test ## All benchmarks; writes docs/performance.md
-	$(BIN)/python -m llmops.perf.lab.suite
+	$(BIN)/python -m llmops.perf.lab
 
 clean: ## Remove the virtual environment and all that was built
 	rm -rf $(VENV) .cache
@@ -94,10 +91,6 @@ $(STAMPS)/test: $(STAMPS)/embedded
 	@echo "Installing what the tests need into $(VENV) …"
 	@$(PIP) install -q -c constraints.txt -e '.[embedded,kafka,oidc,otel,quantize,redis,store,test]'
 	@$(PIP) install -q -c constraints.txt --no-deps aiconfigurator
-	@mkdir -p $(STAMPS) && touch $@
-
-$(STAMPS)/mutate: $(STAMPS)/test
-	@$(PIP) install -q -c constraints.txt -e '.[mutate]'
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/lint: pyproject.toml constraints.txt | $(VENV)/bin/python

@@ -31,7 +31,7 @@ from llmops.gateway.interfaces import Guide
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.text import text_thread_pool
 from llmops.gateway.text.text_thread_pool import INLINE_CHARACTERS, TextThreadPool
-from llmops.perf.lab.fuzz.families.grammars import OPENINGS
+from tests.faults.fuzz.families.grammars import OPENINGS
 
 ENDLESS = 10**12
 EVIL = "^(a+)+$"

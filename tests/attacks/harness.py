@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 import yaml
 
 from llmops.model_repository.server.processes import with_parent_death_signal
-from llmops.perf.lab.harness.processes import cpu_seconds, descendants
+from tests.support.processes import cpu_seconds, descendants
 
 T = TypeVar("T")
 

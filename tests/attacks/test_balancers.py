@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from llmops.errors import ServerError
-from llmops.perf.lab.harness import balancers
 from tests.attacks.harness import GENEROUS, Gateway, eventually, record
+from tests.support import balancers
 
 LAST = b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 HIDDEN = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"

@@ -34,7 +34,6 @@ from llmops.gateway.usage.ledger_sink import LedgerSink
 from llmops.gateway.usage.outbox import UsageOutbox
 from llmops.gateway.usage.signing import SIGNATURE_HEADER, signature, signing_keys
 from llmops.gateway.usage.usage_check import create_usage_check
-from llmops.perf.lab.harness.servers import Broker
 from llmops.store.accounts.keys import KeySpec, create_key
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant
@@ -47,6 +46,7 @@ from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, high_wat
 from llmops.store.usage_writes import MAX_SUM
 from tests.attacks.harness import MIB, scaled
 from tests.store.conftest import by, databases, folder, kind, newest_database, newest_file, postgres, store, url
+from tests.support.servers import Broker
 
 __all__ = ["by", "databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
 

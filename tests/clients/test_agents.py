@@ -12,10 +12,10 @@ from itertools import pairwise
 import pytest
 
 from llmops.model_repository.launch import Ports, start_triton
-from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from tests.clients.agents import CONTEXT, DONE, PATCH, TASK, ClaudeCode, Codex
 from tests.clients.conftest import HERE, MODEL, locked, needs
 from tests.clients.recording import no_way_out, recorded_gateway
+from tests.support.mock_engine.repository import make_mock_engine
 
 # the first test installs the agents
 pytestmark = pytest.mark.timeout(900)

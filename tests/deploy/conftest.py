@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from llmops.errors import ServerError
-from llmops.perf.lab.harness.debian import program
 from tests.gateway.conftest import card, tokenizer, tokenizer_dir
+from tests.support.debian_packages import program
 
 __all__ = ["card", "tokenizer", "tokenizer_dir"]
 

@@ -14,10 +14,10 @@ import httpx
 import pytest
 
 from llmops.errors import ServerError
-from llmops.perf.lab.harness import balancers
-from llmops.perf.lab.harness.balancers import Balancer, envoy, haproxy
-from llmops.perf.lab.harness.stack import gateway
 from tests.gateway.scripted_triton import ScriptedTriton, Step
+from tests.support import balancers
+from tests.support.balancers import Balancer, envoy, haproxy
+from tests.support.stack import gateway
 
 STREAMS = 200
 # seconds that a test waits for what is to come: only those that fail take it

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from llmops.gateway.telemetry.metric_definitions import GATEWAY_METRICS, OPTIONAL_METRICS
-from llmops.perf.lab.prometheus.pictures import picture
+from tests.support.dashboard_screenshots import picture
 
 ROOT = Path(__file__).parents[2]
 DASHBOARDS = ROOT / "deploy" / "dashboards"

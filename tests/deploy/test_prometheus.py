@@ -1,6 +1,6 @@
 """A real Prometheus scrapes the real Triton and a gateway: each panel of the dashboards shows something.
 
-That each alert fires under its fault and goes when it is mended is for `python -m llmops.perf.lab.prometheus` to show:
+That each alert fires under its fault and goes when it is mended is for `python -m tests.faults.alerts` to show:
 how soon depends on how busy the machine is.
 """
 
@@ -29,7 +29,7 @@ def queries() -> set[str]:
 
 
 def test_no_panel_is_empty(promtool, engine_dir, monkeypatch):
-    from llmops.perf.lab.prometheus.faults import PLAYED, watched
+    from tests.faults.alerts.stack import PLAYED, watched
 
     monkeypatch.chdir(Path(__file__).parents[2])
     silent = queries()

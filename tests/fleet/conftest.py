@@ -15,4 +15,4 @@ sys.modules.setdefault("triton_python_backend_utils", types.SimpleNamespace(TRIT
 
 import llmops_engine.runtimes  # noqa: E402
 
-llmops_engine.runtimes.__path__.append(str(ROOT / "perf" / "lab" / "mock_engine" / "llmops_engine" / "runtimes"))
+llmops_engine.runtimes.__path__.append(str(ROOT / "tests" / "support" / "mock_engine" / "llmops_engine" / "runtimes"))

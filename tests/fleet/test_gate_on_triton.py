@@ -17,9 +17,9 @@ from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import GatewaySettings
-from llmops.perf.lab.fleet.stage import Engines, engines
-from llmops.perf.lab.mock_engine.planned import constant
 from tests.fleet.served import eventually, eventually_async, serving
+from tests.support.mock_engine.planned import constant
+from tests.support.mock_engine.replicas import Engines, engines
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

@@ -14,11 +14,11 @@ import httpx
 import pytest
 
 from llmops.gateway.settings import GatewaySettings
-from llmops.perf.lab.harness.processes import descendants
-from llmops.perf.lab.mock_engine.planned import constant
-from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from tests.fleet.served import eventually_async, serving
 from tests.steps.test_drain import Serve
+from tests.support.mock_engine.planned import constant
+from tests.support.mock_engine.repository import make_mock_engine
+from tests.support.processes import descendants
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

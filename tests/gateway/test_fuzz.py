@@ -1,4 +1,4 @@
-"""Mutated bodies never break the gateway: a 4xx in OpenAI's envelope or a right answer. See perf/lab/fuzz."""
+"""Mutated bodies never break the gateway: a 4xx in OpenAI's envelope or a right answer. See tests/faults/fuzz."""
 
 import asyncio
 import os
@@ -7,9 +7,9 @@ import sys
 import pytest
 from click.testing import CliRunner
 
-from llmops.perf.lab.fuzz import FAMILIES, Target, fuzz, some
-from llmops.perf.lab.fuzz.__main__ import main
-from llmops.perf.lab.fuzz.watch import HealthWatch, memory_of
+from tests.faults.fuzz import FAMILIES, Target, fuzz, some
+from tests.faults.fuzz.__main__ import main
+from tests.faults.fuzz.watch import HealthWatch, memory_of
 
 COUNT = int(os.environ.get("LLMOPS_FUZZ_COUNT", "1500"))
 SEED = int(os.environ.get("LLMOPS_FUZZ_SEED", "7"))

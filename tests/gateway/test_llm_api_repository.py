@@ -32,7 +32,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.launch import Ports, start_triton
 from llmops.model_repository.repository import compatibility
-from llmops.perf.lab.harness.processes import commands, descendants
+from tests.support.processes import commands, descendants
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

@@ -8,7 +8,7 @@ from otlp_receiver import covered, receiving
 
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.launch import Ports, start_triton
-from llmops.perf.lab.mock_engine.repository import make_mock_engine
+from tests.support.mock_engine.repository import make_mock_engine
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

@@ -1,6 +1,6 @@
 """Usage under fire, a short run: gateways, ledger, broker, PostgreSQL and Valkey are killed, and the books are right.
 
-`python -m llmops.perf.lab.chaos ENGINE` is the long one, on the mock engine.
+`python -m tests.faults.chaos ENGINE` is the long one, on the mock engine.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ import asyncio
 
 from scripted_triton import ScriptedTriton, Step
 
-from llmops.perf.lab.chaos.books import errors
-from llmops.perf.lab.chaos.clients import Asked
-from llmops.perf.lab.chaos.run import chaos
+from tests.faults.chaos.clients import Asked
+from tests.faults.chaos.ledger_audit import errors
+from tests.faults.chaos.run import chaos
 
 
 async def test_the_books_are_right(card, tokenizer):

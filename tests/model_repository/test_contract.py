@@ -40,7 +40,7 @@ NAMES = {tensor.name for table in TABLES for tensor in table} | {
 # where a contract's name can only mean the contract; elsewhere `seed` is a field of OpenAI, `input_ids` of transformers
 SPEAKS = (
     "gateway/triton", "gateway/fleet", "model_repository", "perf/verify/contract", "perf/verify/probe.py",
-    "perf/verify/engine_context.py", "perf/clients/triton.py", "perf/lab/mock_engine",
+    "perf/verify/engine_context.py", "perf/clients/triton.py", "tests/support/mock_engine",
 )  # fmt: skip
 # the same words in another language: file, words, whose they are
 OTHERS = {
@@ -211,7 +211,7 @@ def test_what_runs_inside_triton_imports_only_what_is_there(package: str) -> Non
     known = sys.stdlib_module_names | {"numpy", "triton_python_backend_utils"} | ALLOWED[package]
     paths = [*(MODELS / package / "1").rglob("*.py")]
     if package == "tensorrt_llm":
-        paths += (ROOT / "perf" / "lab" / "mock_engine" / "llmops_engine").rglob("*.py")
+        paths += (ROOT / "tests" / "support" / "mock_engine" / "llmops_engine").rglob("*.py")
     for path in paths:
         for node in ast.walk(ast.parse(path.read_text())):
             names = [one.name for one in node.names] if isinstance(node, ast.Import) else []

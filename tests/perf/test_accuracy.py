@@ -6,11 +6,11 @@ from statistics import mean, median
 import pytest
 
 from llmops.perf.bench import bench
-from llmops.perf.lab.delay_server import Delays, DelayServer
 from llmops.perf.load.objectives import parse_objective
 from llmops.perf.options import BenchOptions
 from llmops.perf.report.document import read_document
 from llmops.perf.workloads.lengths import parse_lengths
+from tests.support.delay_server import Delays, DelayServer
 
 
 def options(url, **given):

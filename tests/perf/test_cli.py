@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from llmops.perf.lab.delay_server import Delays, DelayServer
 from llmops.perf.load.event_loop import run_async
+from tests.support.delay_server import Delays, DelayServer
 
 LLMOPS = Path(sys.executable).parent / "llmops"
 

@@ -8,10 +8,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.errors import ServerError
 from llmops.perf.bench import bench
-from llmops.perf.lab.harness.load import options
-from llmops.perf.lab.harness.stack import triton
-from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from llmops.perf.load.event_loop import run_async
+from tests.support.load import options
+from tests.support.mock_engine.repository import make_mock_engine
+from tests.support.stack import triton
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

@@ -9,7 +9,7 @@ import pytest
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.plan.timing.silicon import package_root
 from llmops.build.plan.timing.timing_source import timing_source
-from llmops.perf.lab.benchmarks.plan_accuracy import Row, predict, published
+from llmops.perf.lab.plan_accuracy import Row, predict, published
 
 needs_tables = pytest.mark.skipif(package_root() is None, reason="the silicon extra is not installed")
 ROWS = {"h100-sxm": 149, "h200-sxm": 67, "a100-sxm": 27}

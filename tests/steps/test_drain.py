@@ -15,8 +15,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from tests.steps.test_faults import Proxy
+from tests.support.mock_engine.repository import make_mock_engine
 
 pytestmark = pytest.mark.xdist_group("stack")
 

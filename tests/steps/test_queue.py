@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
-from llmops.perf.lab.mock_engine.repository import make_mock_engine
+from tests.support.mock_engine.repository import make_mock_engine
 
 pytestmark = pytest.mark.xdist_group("stack")
 

@@ -13,8 +13,8 @@ import urllib.request
 
 import pytest
 
-from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from tests.steps.test_faults import GENEROUS, until_active
+from tests.support.mock_engine.repository import make_mock_engine
 
 pytestmark = pytest.mark.xdist_group("stack")
 

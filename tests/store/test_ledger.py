@@ -25,11 +25,11 @@ from llmops.gateway.usage.kafka import Kafka, connection
 from llmops.gateway.usage.ledger_sink import ANONYMOUS_USER_ID, LedgerSink
 from llmops.gateway.usage.outbox import UsageOutbox
 from llmops.gateway.usage.usage_check import create_usage_check
-from llmops.perf.lab.harness.servers import Broker
 from llmops.store.dead_letters import count_dead_letters
 from llmops.store.prices import Price, set_price
 from llmops.store.tables import usage_records
 from llmops.store.usage_queries import UsageFilter, UsageSum, high_water_mark, sum_usage
+from tests.support.servers import Broker
 
 KEY = "0123456789abcdef" * 2
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)

@@ -25,7 +25,7 @@ from llmops.build.targets import tensorrt
 from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.trtllm.image_selection import image_of
 from llmops.errors import BuildError, InputError, MissingDependencyError, VersionMismatchError
-from llmops.perf.lab.harness.processes import commands
+from tests.support.processes import commands
 
 PROGRAM = """#!{python}
 import argparse, os, pathlib, signal, sys, time

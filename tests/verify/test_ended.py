@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.perf.lab.mock_engine.repository import make_mock_engine
+from tests.support.mock_engine.repository import make_mock_engine
 from tests.verify.conftest import pointing_at, triton_on
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]

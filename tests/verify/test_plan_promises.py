@@ -10,7 +10,7 @@ import pytest
 
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.plan.speed.measured_steps import MeasuredSteps
-from llmops.perf.lab.mock_engine.repository import make_mock_engine
+from tests.support.mock_engine.repository import make_mock_engine
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
 

@@ -14,10 +14,10 @@ from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.model_repository.generate import generate_repository, read_engines
-from llmops.perf.lab.mock_engine.repository import make_mock_engine
 from llmops.perf.verify.findings import CheckOutcome
 from llmops.perf.verify.run import VerifyOptions
 from llmops.perf.verify.run import verify as verified
+from tests.support.mock_engine.repository import make_mock_engine
 from tests.verify.conftest import load
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]

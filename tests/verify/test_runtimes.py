@@ -11,7 +11,7 @@ from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository import compatibility
-from llmops.perf.lab.mock_engine.repository import make_mock_engine
+from tests.support.mock_engine.repository import make_mock_engine
 from tests.verify.conftest import load
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
@@ -86,7 +86,7 @@ def test_our_model_over_the_llm_api(verify, serve, llm_api: Path) -> None:
 
 
 def test_through_a_gateway(verify, engine_dir: Path, triton) -> None:
-    from llmops.perf.lab.harness.stack import gateway
+    from tests.support.stack import gateway
 
     with gateway(triton.grpc_address) as front:
         found = verify("--url", front.address, "--engine", engine_dir)

@@ -1,0 +1,149 @@
+"""Checkpoints so large that a build's memory goes to the weights, not to the interpreter.
+
+Made in a separate process: Linux counts the memory of a process's parent at the fork into its peak.
+`python -m llmops.perf.lab.checkpoints OUTPUT [TOKENIZER]`: GGUF, or safetensors with a tokenizer folder.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llmops.build.checkpoint.bundled_models import bundled_path
+
+HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 1536, 4096, 16, 24, 8
+GGUF_HIDDEN, GGUF_INTERMEDIATE, GGUF_LAYERS, GGUF_HEADS, GGUF_KV_HEADS = 2048, 5632, 12, 32, 8
+GGUF_FIELDS = {
+    "llama.block_count": GGUF_LAYERS,
+    "llama.embedding_length": GGUF_HIDDEN,
+    "llama.feed_forward_length": GGUF_INTERMEDIATE,
+    "llama.attention.head_count": GGUF_HEADS,
+    "llama.attention.head_count_kv": GGUF_KV_HEADS,
+    "llama.rope.dimension_count": GGUF_HIDDEN // GGUF_HEADS,
+}
+
+
+def make_checkpoint(output: Path, tokenizer: Path | None = None) -> Path:
+    """`output`, made in another process."""
+    arguments = [str(output), *([str(tokenizer)] if tokenizer else [])]
+    subprocess.run([sys.executable, "-m", "llmops.perf.lab.checkpoints", *arguments], check=True)
+    return output
+
+
+def safetensors_checkpoint(folder: Path, tokenizer: Path) -> Path:
+    """A Llama of random float16 weights, about 1 GiB, with the tokenizer files of `tokenizer`."""
+    from safetensors.numpy import save_file
+
+    shutil.copytree(tokenizer, folder)
+    vocabulary = max(json.loads((folder / "tokenizer.json").read_text())["model"]["vocab"].values()) + 1
+    (folder / "config.json").write_text(json.dumps(_config(vocabulary)))
+    rng = np.random.default_rng(0)
+    parts = [_layer(rng, index) for index in range(LAYERS)] + [_ends(rng, vocabulary)]
+    for number, tensors in enumerate(parts):
+        save_file(tensors, folder / f"model-{number:05}.safetensors", {"format": "pt"})
+    index = {name: f"model-{number:05}.safetensors" for number, tensors in enumerate(parts) for name in tensors}
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": index}))
+    return folder
+
+
+def _config(vocabulary: int) -> dict[str, Any]:
+    return {
+        "architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": HIDDEN, "vocab_size": vocabulary,
+        "intermediate_size": INTERMEDIATE, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS, "max_position_embeddings": 2048, "rms_norm_eps": 1e-5, "rope_theta": 10000.0,
+        "hidden_act": "silu", "tie_word_embeddings": False, "torch_dtype": "float16", "bos_token_id": 1,
+        "eos_token_id": 2,
+    }  # fmt: skip
+
+
+def _layer(rng: np.random.Generator, index: int) -> dict[str, Any]:
+    kv = HIDDEN // HEADS * KV_HEADS
+    shapes = {
+        "self_attn.q_proj": (HIDDEN, HIDDEN), "self_attn.k_proj": (kv, HIDDEN), "self_attn.v_proj": (kv, HIDDEN),
+        "self_attn.o_proj": (HIDDEN, HIDDEN), "mlp.gate_proj": (INTERMEDIATE, HIDDEN),
+        "mlp.up_proj": (INTERMEDIATE, HIDDEN), "mlp.down_proj": (HIDDEN, INTERMEDIATE),
+        "input_layernorm": (HIDDEN,), "post_attention_layernorm": (HIDDEN,),
+    }  # fmt: skip
+    return {f"model.layers.{index}.{name}.weight": _random(rng, shape) for name, shape in shapes.items()}
+
+
+def _ends(rng: np.random.Generator, vocabulary: int) -> dict[str, Any]:
+    return {
+        "model.embed_tokens.weight": _random(rng, (vocabulary, HIDDEN)),
+        "model.norm.weight": _random(rng, (HIDDEN,)),
+        "lm_head.weight": _random(rng, (vocabulary, HIDDEN)),
+    }
+
+
+def _random(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
+    """±0.016 to ±0.031: random signs and mantissas, which is far quicker than a normal distribution."""
+    bits = np.frombuffer(rng.bytes(2 * int(np.prod(shape))), np.uint16)
+    return ((bits & 0x83FF) | 0x2400).view(np.float16).reshape(shape)
+
+
+def gguf_checkpoint(path: Path) -> Path:
+    """The bundled model's vocabulary under a wider Llama of random Q4_1 blocks, about 400 MiB."""
+    from gguf import GGUFReader, GGUFWriter
+
+    reader, rng = GGUFReader(bundled_path("smollm2")), np.random.default_rng(0)
+    writer = GGUFWriter(path, "llama")
+    _copy_fields(reader, writer)
+    vocabulary = len(reader.fields["tokenizer.ggml.tokens"].data)
+    _add_matrix(writer, rng, "token_embd", vocabulary, GGUF_HIDDEN)
+    writer.add_tensor("output_norm.weight", np.ones(GGUF_HIDDEN, np.float32))
+    for layer in range(GGUF_LAYERS):
+        _add_layer(writer, rng, f"blk.{layer}")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path
+
+
+def _add_layer(writer: Any, rng: np.random.Generator, block: str) -> None:
+    hidden, inner, kv = GGUF_HIDDEN, GGUF_INTERMEDIATE, GGUF_HIDDEN // GGUF_HEADS * GGUF_KV_HEADS
+    shapes = {
+        "attn_q": (hidden, hidden), "attn_k": (kv, hidden), "attn_v": (kv, hidden), "attn_output": (hidden, hidden),
+        "ffn_gate": (inner, hidden), "ffn_up": (inner, hidden), "ffn_down": (hidden, inner),
+    }  # fmt: skip
+    for name, (rows, columns) in shapes.items():
+        _add_matrix(writer, rng, f"{block}.{name}", rows, columns)
+    for name in ("attn_norm", "ffn_norm"):
+        writer.add_tensor(f"{block}.{name}.weight", np.ones(hidden, np.float32))
+
+
+def _add_matrix(writer: Any, rng: np.random.Generator, name: str, rows: int, columns: int) -> None:
+    from gguf import GGMLQuantizationType
+
+    block = np.dtype([("step", "<f2"), ("lowest", "<f2"), ("values", "u1", 16)])
+    blocks = np.empty((rows, columns // 32), block)
+    blocks["step"], blocks["lowest"] = 0.004, -0.03
+    blocks["values"] = np.frombuffer(rng.bytes(blocks.size * 16), np.uint8).reshape(*blocks.shape, 16)
+    data = blocks.view(np.uint8).reshape(rows, -1)
+    writer.add_tensor(f"{name}.weight", data, raw_dtype=GGMLQuantizationType.Q4_1)
+
+
+def _copy_fields(reader: Any, writer: Any) -> None:
+    from gguf import GGUFValueType
+
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name == "general.architecture":
+            continue
+        value = GGUF_FIELDS.get(field.name, field.contents())
+        kind = field.types[0]
+        sub = field.types[-1] if kind == GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, value, kind, sub_type=sub)
+
+
+if __name__ == "__main__":
+    output, *tokenizer = map(Path, sys.argv[1:])
+    if tokenizer:
+        safetensors_checkpoint(output, tokenizer[0])
+    else:
+        gguf_checkpoint(output)

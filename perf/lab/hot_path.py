@@ -1,0 +1,132 @@
+"""What the path around the engine costs: `python -m llmops.perf.lab.hot_path ENGINE`.
+
+The mock engine on the real Triton; CPU is the processes' own (utime + stime), not the wall clock.
+ENGINE is any engine folder; only its tokenizer and chat template are used.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from llmops.perf.lab.figures import Section
+from llmops.perf.lab.script import script
+from llmops.perf.load.event_loop import run_async
+from llmops.perf.report.document import Document
+from llmops.perf.report.summary import Distribution
+from tests.support.load import options, run, window
+from tests.support.mock_engine.repository import PLAIN
+from tests.support.mock_engine.served import mock_engine
+from tests.support.processes import CpuMeter, difference
+from tests.support.stack import Service
+
+PERIOD = 0.02  # seconds between two tokens of a stream
+STOPS = ["\n\nUser:", "###"]
+SETTLE, WINDOW = 3.0, 6.0  # seconds: until all streams are open, and over which CPU is read
+
+
+def cpu_per_token(triton_: Service, gateway_: Service, section: Section, streams: int = 128) -> None:
+    """CPU per streamed token of gateway and Triton while `streams` answers run."""
+    used, tokens, document = streamed(gateway_.address, triton_, gateway_, streams)
+    section.add(f"gateway, {streams} streams", 1e6 * used["gateway"] / tokens, "µs/token", 25)
+    section.add(f"Triton and its Python backend, {streams} streams", 1e6 * used["triton"] / tokens, "µs/token", 15)
+    section.add("load generator", document.summary.own_cpu_us_per_token or 0.0, "µs/token")
+    rate = tokens / used["wall"]
+    section.add(
+        "tokens/s meanwhile (the mock engine's pace asks for all)", rate, "tokens/s", 0.98 * streams / PERIOD, "least"
+    )
+    direct, tokens, _ = streamed(f"grpc://{triton_.address}", triton_, gateway_, streams)
+    section.add(f"Triton, same load straight over gRPC, {streams} streams", 1e6 * direct["triton"] / tokens, "µs/token")
+
+
+def per_request_streams(triton_: Service, gateway_: Service, section: Section, streams: int = 32) -> None:
+    """The same with one gRPC stream per request; fewer streams, or two cores cannot keep up."""
+    used, tokens, _ = streamed(gateway_.address, triton_, gateway_, streams)
+    section.add(f"per-request streams: gateway, {streams} streams", 1e6 * used["gateway"] / tokens, "µs/token")
+    section.add(f"per-request streams: Triton, {streams} streams", 1e6 * used["triton"] / tokens, "µs/token")
+
+
+def streamed(url: str, triton_: Service, gateway_: Service, streams: int) -> tuple[dict[str, float], int, Document]:
+    """(CPU seconds of each side, tokens, the run) while `streams` answers run."""
+    meter = CpuMeter({"gateway": gateway_.pids, "triton": triton_.pids})
+    output = int((SETTLE + WINDOW + 1.0) / PERIOD)
+    # a stop string that never occurs: looking for one is part of what a gateway does
+    extra = {} if url.startswith("grpc://") else {"stop": STOPS}
+    load = options(url, output=output, concurrency=streams, requests=streams, warmup=0, extra=extra)
+    return run_async(window(load, meter, settle=SETTLE, seconds=WINDOW))
+
+
+def cpu_per_request(gateway_: Service, section: Section) -> None:
+    """Gateway CPU for 64 tokens in, 1 out, nothing streamed."""
+    section.add("gateway, 64 tokens in, 1 out", answered(gateway_), "ms/request", 1.0)
+
+
+def answered(gateway_: Service, requests: int = 1000) -> float:
+    """Gateway CPU in ms per request that is answered at once."""
+    meter = CpuMeter({"gateway": gateway_.pids})
+    run(gateway_.address, output=1, concurrency=16, requests=64, stream=False)
+    before = meter.read()
+    run(gateway_.address, output=1, concurrency=16, requests=requests, warmup=0, stream=False)
+    return 1e3 * difference(before, meter.read())["gateway"] / requests
+
+
+def added_latency(triton_: Service, gateway_: Service, section: Section, streams: int = 64, rounds: int = 2) -> None:
+    """TTFT and ITL through the gateway against the same requests straight over gRPC, by turns."""
+    runs: dict[str, list[Document]] = {"gateway": [], "direct": []}
+    for _ in range(rounds):
+        for name, url in (("gateway", gateway_.address), ("direct", f"grpc://{triton_.address}")):
+            # an open loop staggers them: all at once would measure the queue in front of one Python thread
+            load: dict[str, Any] = {"rate": streams / 2.0, "arrival": "poisson", "requests": max(64, streams * 4)}
+            runs[name].append(run(url, output=int(2.0 / PERIOD), warmup=8, **load))
+    ttft, itl = _pooled(runs, "ttft"), _pooled(runs, "itl")
+    section.add(f"added TTFT p50, {streams} streams", ttft["gateway"].p50 - ttft["direct"].p50, "ms", 3)
+    section.add(f"added TTFT p99, {streams} streams", ttft["gateway"].p99 - ttft["direct"].p99, "ms", 10)
+    section.add(f"added ITL p99, {streams} streams", itl["gateway"].p99 - itl["direct"].p99, "ms", 5)
+    for name, where in (("direct", "straight over gRPC"), ("gateway", "through the gateway")):
+        section.add(f"TTFT p50 {where}, {streams} streams", ttft[name].p50, "ms")
+        section.add(f"TTFT p99 {where}, {streams} streams", ttft[name].p99, "ms")
+    # many streams straight over gRPC are at Triton's own limit, so that the difference says little
+    late = itl["gateway"].p99 - 1e3 * PERIOD
+    section.add(f"ITL p99 through the gateway, over the mock engine's pace, {streams} streams", late, "ms")
+    overhead = runs["gateway"][-1].summary.overhead
+    if overhead is not None:
+        section.add(f"x-llmops-overhead-ms p50, {streams} streams", overhead.p50, "ms")
+        section.add(f"x-llmops-overhead-ms p99, {streams} streams", overhead.p99, "ms")
+
+
+def _pooled(runs: dict[str, list[Document]], metric: str) -> dict[str, Distribution]:
+    found = {}
+    for name, documents in runs.items():
+        values = [value for document in documents for value in _values(document, metric)]
+        distribution = Distribution.of(values)
+        assert distribution is not None, f"no answers through {name}"
+        found[name] = distribution
+    return found
+
+
+def _values(document: Document, metric: str) -> list[float]:
+    done = [r for r in document.records if r["error"] is None and r["first"] is not None]
+    if metric == "ttft":
+        return [r["first"] - r["start"] for r in done]
+    return [b - a for r in done for a, b in zip(r["chunks"], r["chunks"][1:], strict=False)]
+
+
+def measure(engine: Path) -> Section:
+    """All figures of this script."""
+    text = "Mock engine at 20 ms per token on the real Triton, gateway and load generator on the same machine."
+    section = Section("Hot path", "python -m llmops.perf.lab.hot_path ENGINE", text)
+    with section:
+        with mock_engine(engine, PERIOD) as (triton_, gateway_):
+            cpu_per_token(triton_, gateway_, section)
+            cpu_per_request(gateway_, section)
+        with mock_engine(engine, PERIOD, transports=["request"]) as (triton_, gateway_):
+            per_request_streams(triton_, gateway_, section)
+        # first tokens on a grid of 1 ms, so that waiting for the clock does not hide what the path adds
+        with mock_engine(engine, PERIOD, first=0.001, text=PLAIN) as (triton_, gateway_):
+            added_latency(triton_, gateway_, section)
+            added_latency(triton_, gateway_, section, streams=8, rounds=1)
+    return section
+
+
+if __name__ == "__main__":
+    script(measure, "ENGINE", "Measure the hot path with the tokenizer of ENGINE.")()

@@ -1,0 +1,202 @@
+"""The gate on the real Triton with more than it can answer: `python -m llmops.perf.lab.overload ENGINE`.
+
+Two mock engines, scaled to what two cores carry; requests come by chance, whatever became of those before them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import re
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from llmops.perf.lab.figures import Section
+from llmops.perf.lab.replay import Seen, Went, replay
+from llmops.perf.lab.script import script
+from llmops.perf.lab.trace import Asked, Talks, words_of
+from llmops.perf.percentiles import percentile
+from tests.support.mock_engine.planned import constant
+from tests.support.mock_engine.replicas import Engines, engines, front, keys_of
+from tests.support.stack import Service
+
+REPLICAS, BLOCKS, SIZE, PLACES, CHUNK = 2, 2048, 16, 16, 1024
+STEP, SEQUENCE, TOKEN = 0.04, 0.002, 0.0001
+TTFT, TPOT = 0.5, 0.1
+# requests per second that both answer in time, about
+FULL = 5.0
+SECONDS = 30.0
+# … of the few requests of those beside one who floods
+FLOOD_SECONDS = 60.0
+# what is asked for, of that
+BEST = (0.8, 1.0, 1.2)
+ONE = Talks(rate=FULL, sessions=1, turns=1)
+SLO = {"slo": {"ttft_p95": f"{1000 * TTFT:g}ms", "tpot_p95": f"{1000 * TPOT:g}ms"}}
+TIERS = {"tiers": {"interactive": {"weight": 4}, "batch": {"max_wait": "5s"}}}
+LOOK = 0.1
+
+
+def measure(engine: Path) -> Section:
+    text = (
+        f"{REPLICAS} mock engines of {PLACES} sequences on the real Triton: a step takes {1000 * STEP:g} ms, "
+        f"{1000 * SEQUENCE:g} ms more per sequence and {1000 * TOKEN:g} ms per prompt token. Objectives: "
+        f"{1000 * TTFT:g} ms to the first token, {1000 * TPOT:g} ms for each after it. {SECONDS:g} s of each load."
+    )
+    section = Section("More than can be answered", "python -m llmops.perf.lab.overload ENGINE", text)
+    with section:
+        paged = constant(STEP, TOKEN, BLOCKS, SEQUENCE, max_batch_size=PLACES, max_num_tokens=CHUNK)
+        with engines(engine, replace(paged, tokens_per_block=SIZE), REPLICAS) as stage:
+            words = words_of(engine)
+            best = _best(stage, words, section)
+            for times in (2, 10):
+                _overloaded(stage, words, section, times, best)
+            _without(stage, words, section, best)
+            _tiers(stage, words, section)
+            _flood(stage, words, section)
+    return section
+
+
+def _best(stage: Engines, words: Sequence[int], section: Section) -> float:
+    found = []
+    for share in BEST:
+        went, _ = _run(stage, _load(words, share), SLO)
+        found.append(_goodput(went))
+        section.add(f"goodput at {share:g} x of {FULL:g} requests/s", found[-1], "/s")
+    return max(found)
+
+
+def _overloaded(stage: Engines, words: Sequence[int], section: Section, times: int, best: float) -> None:
+    went, queue = _run(stage, _load(words, times), SLO)
+    name = f"{times} x"
+    section.add(f"{name}: goodput of the best there is", 100 * _goodput(went) / best, "%", 90.0, "least")
+    section.add(
+        f"{name}: TTFT p95 of those who are answered", 1000 * went.of(lambda one: one.ttft, 95), "ms", 1000 * TTFT
+    )
+    section.add(f"{name}: most that waited in an engine", queue.waiting, "")
+    section.add(f"{name}: most prompt tokens in an engine without a first token, in steps", queue.steps, "", 2.0)
+    section.add(f"{name}: most memory of the gateway, more than before", queue.memory, "MiB")
+    _refusals(section, name, went)
+
+
+def _refusals(section: Section, name: str, went: Went) -> None:
+    refused = [one for one in went.seen if one.status == 503]
+    other = [one for one in went.seen if not one.ok and one.status != 503]
+    section.add(f"{name}: refused, of all", 100 * len(refused) / len(went.seen), "%")
+    section.add(f"{name}: neither answered nor refused", len(other), "", 0)
+    if refused:
+        at_once = sorted(one.last - one.sent for one in refused)
+        section.add(f"{name}: a refusal takes, median", 1000 * percentile(at_once, 50), "ms", 10.0)
+        section.add(
+            f"{name}: told to come back after, median", percentile(sorted(one.told for one in refused), 50), "s"
+        )
+        section.add(f"{name}: refused without a time to come back", sum(one.told <= 0 for one in refused), "", 0)
+    for one in other[:3]:
+        section.note(f"{name}: {one.status} {one.error[:200]}")
+
+
+def _without(stage: Engines, words: Sequence[int], section: Section, best: float) -> None:
+    went, queue = _run(stage, _load(words, 2), {})
+    section.add("2 x without a gate: goodput of the best there is", 100 * _goodput(went) / best, "%")
+    section.add("2 x without a gate: TTFT p95", 1000 * went.of(lambda one: one.ttft, 95), "ms")
+    section.add("2 x without a gate: most that waited in an engine", queue.waiting, "")
+
+
+def _tiers(stage: Engines, words: Sequence[int], section: Section) -> None:
+    """Interactive requests alone are 0.6 of what can be answered; the rest is batch."""
+    went, _ = _run(stage, _load(words, 2, (("interactive", 0.3), ("batch", 0.7))), {**SLO, **TIERS})
+    of = {tier: Went([one for one in went.seen if one.asked.tier == tier]) for tier in ("interactive", "batch")}
+    late = of["interactive"].of(lambda one: one.ttft, 95)
+    section.add("2 x in two tiers: TTFT p95 of interactive requests", 1000 * late, "ms", 1000 * TTFT)
+    for tier, some in of.items():
+        section.add(f"2 x in two tiers: {tier} requests that are answered", 100 * len(some.ok) / len(some.seen), "%")
+
+
+def _flood(stage: Engines, words: Sequence[int], section: Section) -> None:
+    """Three of four tenants ask for half of their share, the fourth for ten times as much as each of them."""
+    others = [(tenant, 1.0) for tenant in ("one", "two", "three")]
+    alone, _ = _run(stage, _load(words, 3 / 8, others, FLOOD_SECONDS), SLO)
+    flooded, _ = _run(stage, _load(words, 13 / 8, [*others, ("flood", 10.0)], FLOOD_SECONDS), SLO)
+    beside = Went([one for one in flooded.seen if one.asked.tier != "flood"])
+    before, now = (one.of(lambda seen: seen.ttft, 95) for one in (alone, beside))
+    section.add("others' TTFT p95 alone", 1000 * before, "ms")
+    section.add("others' TTFT p95 of what it is alone, one tenant floods 10 x", now / before, "", 1.3)
+    # whoever is next at once waits for what is left of a step, and for its own: both are longer in full batches
+    longer = 2 * (beside.of(lambda seen: seen.tpot, 50) - alone.of(lambda seen: seen.tpot, 50))
+    section.add("… if only steps were longer, as batches are full", 1 + longer / before, "")
+    section.add("… others' requests that are answered", 100 * len(beside.ok) / len(beside.seen), "%")
+
+
+def _load(
+    words: Sequence[int],
+    times: float,
+    tiers: Sequence[tuple[str, float]] = (("", 1.0),),
+    seconds: float = SECONDS,
+) -> list[Asked]:
+    rate = times * FULL
+    return replace(ONE, rate=rate, sessions=round(rate * seconds), tiers=tuple(tiers)).asked(words)
+
+
+def _run(stage: Engines, trace: Sequence[Asked], settings: Mapping[str, Any]) -> tuple[Went, Queue]:
+    with tempfile.TemporaryDirectory() as folder:
+        keys = None
+        if named := sorted({one.tier for one in trace} - {""}):
+            keys = keys_of(f"sqlite:///{folder}/store.db", named)
+            settings = {**settings, "store": f"sqlite:///{folder}/store.db", "usage": {"journal": f"{folder}/usage"}}
+        with front(stage.replicas, settings) as gateway, _watched(stage) as queue:
+            before = _memory(gateway)
+            went = asyncio.run(replay(gateway.address, trace, keys=keys))
+            queue.memory = _memory(gateway) - before
+            return went, queue
+
+
+def _memory(gateway: Service) -> float:
+    """The most that its processes had resident until now (MiB)."""
+    pages = [Path(f"/proc/{pid}/status").read_text() for pid in gateway.pids]
+    return sum(int(found[1]) for page in pages if (found := re.search(r"VmHWM:\s+(\d+) kB", page))) / 1024
+
+
+def _goodput(went: Went) -> float:
+    """Answers in time, per second in which requests came."""
+    return sum(one.keeps(TTFT, TPOT) for one in went.seen) / _last(went.seen)
+
+
+def _last(seen: Sequence[Seen]) -> float:
+    return max(one.asked.at for one in seen)
+
+
+@dataclass
+class Queue:
+    """The most that was seen in an engine: sequences that wait, and prompt tokens that are still to be read, in steps
+    of a full batch; `memory`: by how much the gateway's grew (MiB)."""
+
+    waiting: int = 0
+    steps: float = 0.0
+    memory: float = 0.0
+
+
+@contextlib.contextmanager
+def _watched(stage: Engines) -> Iterator[Queue]:
+    queue, over = Queue(), threading.Event()
+    step = STEP + PLACES * SEQUENCE
+
+    def look() -> None:
+        while not over.wait(LOOK):
+            queue.waiting = max(queue.waiting, stage.most("nv_trt_llm_request_metrics", "waiting"))
+            tokens = stage.most("nv_trt_llm_inflight_batcher_metrics", "total_context_tokens")
+            queue.steps = max(queue.steps, tokens * TOKEN / step)
+
+    watch = threading.Thread(target=look)
+    watch.start()
+    try:
+        yield queue
+    finally:
+        over.set()
+        watch.join()
+
+
+if __name__ == "__main__":
+    script(measure, "ENGINE", "Ask two mock engines for more than they can answer, with the tokenizer of ENGINE.")()

@@ -1,0 +1,255 @@
+"""What the fleet's policies cost and what they are good for, as a section of docs/performance.md.
+
+`python -m llmops.perf.lab.policies`. Times are the fastest of many runs, which a busy machine disturbs
+least; everything else is simulated and the same on every machine.
+"""
+
+from __future__ import annotations
+
+import random
+import struct
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+
+from llmops.gateway.interfaces import QueuedRequest, ReplicaView, RoutingRequest
+from llmops.gateway.routing.admission.admission_controller import AdmissionController
+from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
+from llmops.gateway.routing.cost_model import time_to_first_token
+from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
+from llmops.gateway.routing.placement.prefix_index import PrefixIndex
+from llmops.perf.lab.figures import Section
+from llmops.perf.percentiles import percentile
+from llmops.perf.simulate.arrivals import ConversationArrivals
+from llmops.perf.simulate.fleet import FleetSpec, SimulatedFleet, SimulationOutcome
+from llmops.perf.simulate.replica import EngineSpec
+from llmops.perf.simulate.simulated_request import SimulatedRequest
+from llmops.perf.simulate.step_times import LinearStepTimes
+from llmops.perf.simulate.totals import sum_up
+from llmops.perf.workloads.lengths import parse_lengths
+
+TOKENS, REPLICAS, SHARED = 3000, 16, 2000
+TTFT, TPOT = 0.5, 0.05
+# a replica of about 20,000 prompt tokens/s and, when it is full, 30 ms a step
+ENGINE = EngineSpec(LinearStepTimes(0.01, 0.0003, 0.00005), blocks=4000, block_tokens=100, max_batch_size=64)
+# conversations of 5 turns with system prompts of 2,000 tokens
+TALK = ConversationArrivals(rate=40.0, seconds=120.0, system=2000, apps=12, think=5.0, block_tokens=100)
+# single requests, so that what is asked for does not depend on what was answered, refused or late
+ONCE = replace(TALK, turns=parse_lengths("1"), message=parse_lengths("lognormal:800,0.6"))
+# what 8 such replicas answer in time, about
+FULL = 38.0
+# conversations as those on which Dynamo's router and SMG's were measured: 4 workers of 2,048 blocks of 16 tokens and 8
+# sequences. In the first minute engines are hardly at work, and nothing is gained by spreading it
+MOCKER = EngineSpec(LinearStepTimes(0.01, 0.0006, 0.000032), 2048, 16, max_batch_size=8, max_num_tokens=2048)
+PEERS = ConversationArrivals(
+    15.0, 300.0, parse_lengths("6"), 600, 8, parse_lengths("uniform:90,150"), parse_lengths("uniform:48,80"), 3.0,
+    block_tokens=16,
+)  # fmt: skip
+WARM = 60.0
+
+
+def measure() -> Section:
+    """All figures of this script."""
+    text = "The choice of a replica, the queue, and what both make of a fleet in simulated time (`llmops simulate`)."
+    section = Section("Fleet policies", "python -m llmops.perf.lab.policies", text)
+    with section:
+        _times(section)
+        _caches(section)
+        _overload(section)
+        _flood(section)
+        _predictions(section)
+    return section
+
+
+def _times(section: Section) -> None:
+    for size in (32, 64):
+        cost = 1e6 * _choice(size)
+        section.add(f"choice of {REPLICAS} replicas, {TOKENS} tokens in blocks of {size}", cost, "µs", 40.0)
+    section.add("admission when nothing waits, with its end", 1e6 * _admission(), "µs", 15.0)
+    section.add("requests simulated per second of CPU", max(_simulated() for _ in range(3)), "", 10_000.0, "least")
+
+
+def _simulated() -> float:
+    """Requests per second of CPU."""
+    began = time.process_time()
+    done = _fleet(TALK)
+    return len(done.jobs) / (time.process_time() - began)
+
+
+def _choice(block_tokens: int) -> float:
+    """Seconds of one: the mean over 100 prompts of the least that each takes."""
+    rng = random.Random(1)
+    views = [
+        ReplicaView(f"10.0.0.{at}:8001", state="ready", running=rng.randrange(30), free_blocks=900, blocks=1000,
+                    tokens_per_block=block_tokens, prefill_rate=2e4, step_seconds=0.02, max_batch_size=64)
+        for at in range(REPLICAS)
+    ]  # fmt: skip
+    heads = [[rng.randrange(1 << 17) for _ in range(SHARED)] for _ in range(20)]
+    prompts = [heads[at % 20] + [rng.randrange(1 << 17) for _ in range(TOKENS - SHARED)] for at in range(200)]
+    wanted = [RoutingRequest(TOKENS, struct.pack(f"{TOKENS}i", *ids), 400) for ids in prompts]
+    policy = LeastCostPolicy(PrefixIndex(), rng)
+    for one in wanted[:100]:
+        place = policy.choose(one, views, 0.0)
+        assert place is not None
+        policy.sent(one, views[place])
+    rest = wanted[100:]
+    return sum(_fastest(lambda one=one: policy.choose(one, views, 0.0)) for one in rest) / len(rest)  # type: ignore[misc]
+
+
+def _fastest(what: Callable[[], object], times: int = 20) -> float:
+    found = []
+    for _ in range(times):
+        began = time.perf_counter()
+        what()
+        found.append(time.perf_counter() - began)
+    return min(found)
+
+
+class _First:
+    """A policy that costs nothing."""
+
+    def choose(self, *_: object) -> int:
+        return 0
+
+    def cached(self, *_: object) -> int:
+        return 0
+
+    def sent(self, *_: object) -> None: ...
+
+
+def _admission() -> float:
+    view = ReplicaView("a", state="ready", blocks=1000, free_blocks=900, prefill_rate=2e4, step_seconds=0.02)
+    gate = AdmissionController(
+        TieredQueue([PriorityTier("interactive"), PriorityTier("standard"), PriorityTier("batch")]),
+        _First(),  # type: ignore[arg-type]
+    )
+
+    def once() -> None:
+        ticket = QueuedRequest("tenant", RoutingRequest(TOKENS, answer=400), 0.0, "standard")
+        gate.at_once(ticket, [view], 0.0)
+        gate.ended(ticket, 300)
+        view.unseen = view.in_flight_tokens = 0
+
+    return _fastest(once, 2000)
+
+
+def _fleet(
+    work: ConversationArrivals, engine: EngineSpec = ENGINE, replicas: int = 8, **fields: object
+) -> SimulationOutcome:
+    spec = FleetSpec(engine, replicas, **{"tiers": (PriorityTier("standard", max_wait=TTFT),), **fields})  # type: ignore[arg-type]
+    return SimulatedFleet(spec).run(work.arrivals())
+
+
+def _caches(section: Section) -> None:
+    names = {"cheapest": "ours", "least-loaded": "least loaded", "affinity": "affinity alone"}
+    for policy, name in names.items():
+        outcome = _fleet(PEERS, MOCKER, 4, policy=policy, tiers=())
+        found = sum_up(outcome, WARM)
+        aims = (90.0, 1.3) if policy == "cheapest" else (None, None)
+        section.add(
+            f"hit rate of an endless cache's, {name}", 100 * found.hit_rate / found.ceiling, "%", aims[0], "least"
+        )
+        section.add(f"requests of the busiest of 4 replicas over the mean, {name}", found.imbalance, "", aims[1])
+        if policy == "cheapest":
+            section.add("… were whole conversations dealt out by lot", _by_lot(outcome), "")
+    one, two = (sum_up(_fleet(TALK, gateways=count)).hit_rate for count in (1, 2))
+    section.add("hit rate lost with two gateways", 100 * (1 - two / one), "%", 2.0)
+
+
+def _by_lot(outcome: SimulationOutcome, times: int = 100) -> float:
+    """The mean of so many deals."""
+    own = PEERS.system // PEERS.block_tokens
+    lengths = Counter(job.hashes[own] for job in outcome.jobs if job.arrived >= WARM).values()
+    rng, found = random.Random(1), 0.0
+    for _ in range(times):
+        counts = [0] * 4
+        for length in lengths:
+            counts[rng.randrange(4)] += length
+        found += max(counts) * 4 / sum(counts) / times
+    return found
+
+
+def _overload(section: Section) -> None:
+    tiers = (PriorityTier("interactive", max_wait=TTFT), PriorityTier("batch", max_wait=600.0))
+    best = max(_goodput(_fleet(replace(ONCE, rate=FULL * share, seconds=60.0))) for share in (0.6, 0.8, 0.9, 1.0, 1.2))
+    for times in (2, 10):
+        work = replace(ONCE, rate=times * FULL, seconds=60.0, tiers=(("interactive", 0.4), ("batch", times - 0.4)))
+        with_gate, without = _fleet(work, tiers=tiers), _fleet(work, tiers=())
+        chats = sorted(
+            job.first - job.arrived for job in with_gate.jobs if job.tier == "interactive" and job.first >= 0
+        )
+        section.add(f"TTFT p95 of interactive requests, {times} x overload", 1000 * percentile(chats, 95), "ms", 500.0)
+        section.add(f"… longest queue inside an engine, {times} x", max(with_gate.queues.values()), "", 2)
+        even = replace(work, tiers=(("", 1.0),))
+        section.add(
+            f"… goodput of the best there is, one tier, {times} x",
+            100 * _goodput(_fleet(even)) / best,
+            "%",
+            90.0,
+            "least",
+        )
+        section.add(f"… without a gate, {times} x", 100 * _goodput(without) / best, "%")
+
+
+def _goodput(outcome: SimulationOutcome) -> float:
+    """Answers in time, per second during which requests came."""
+    last = max(job.arrived for job in outcome.jobs)
+    return sum(map(_is_good, outcome.jobs)) / last
+
+
+def _is_good(job: SimulatedRequest) -> bool:
+    return 0 <= job.first <= job.arrived + TTFT and job.end - job.first <= TPOT * (job.answer - 1)
+
+
+def _flood(section: Section) -> None:
+    """Three of four tenants ask for half of their share, the fourth for ten times as much as each of them."""
+    alone = _fleet(replace(TALK, rate=FULL * 3 / 8, tenants=3))
+    with_flood = _fleet(replace(TALK, rate=FULL * 13 / 8, tenants=4, flood=10.0))
+    late = _late([job for job in with_flood.jobs if job.tenant != "tenant-0"])
+    section.add("others' TTFT p95 of what it is alone, one tenant floods 10 x", late / _late(alone.jobs), "", 1.3)
+    others = [job for job in with_flood.jobs if job.tenant != "tenant-0"]
+    # whoever is next at once waits for what is left of a step, and for its own: both are longer in full batches
+    longer = 2 * (_step(others) - _step(alone.jobs))
+    section.add("… if only steps were longer, as batches are full", 1 + longer / _late(alone.jobs), "")
+    section.add("… others' requests refused", 100 * sum(job.refused >= 0 for job in others) / len(others), "%")
+    greedy = _fleet(replace(TALK, rate=FULL * 4, tenants=4, flood=2.0), tiers=(PriorityTier("standard", max_wait=5.0),))
+    section.add("Jain's index of tokens, all tenants ask for more than their share, one for twice as much",
+                sum_up(greedy).jain, "", 0.95, "least")  # fmt: skip
+
+
+def _step(jobs: list[SimulatedRequest]) -> float:
+    """What a token takes after the first, median."""
+    return percentile(sorted((job.end - job.first) / (job.answer - 1) for job in jobs if job.end > job.first >= 0), 50)
+
+
+def _late(jobs: list[SimulatedRequest]) -> float:
+    return percentile(sorted(job.first - job.arrived for job in jobs if job.first >= 0), 95)
+
+
+class _Predicting(SimulatedFleet):
+    """Notes, for each request that arrives, when its first token was predicted."""
+
+    def __init__(self, spec: FleetSpec) -> None:
+        super().__init__(spec)
+        self.said: list[tuple[SimulatedRequest, float]] = []
+
+    def _enter(self, job: SimulatedRequest) -> None:
+        gateway = self._gateways[0]
+        place = gateway.policy.choose(job.ticket.wanted, gateway.views, self.clock.now)
+        if place is not None:
+            view = gateway.views[place]
+            uncached = max(job.tokens - gateway.policy.cached(job.ticket.wanted, view), 1)
+            self.said.append((job, time_to_first_token(view, uncached, job.answer)))
+        super()._enter(job)
+
+
+def _predictions(section: Section) -> None:
+    fleet = _Predicting(FleetSpec(ENGINE, 8, tiers=(PriorityTier("standard", max_wait=TTFT),)))
+    fleet.run(replace(TALK, rate=0.8 * FULL).arrivals())
+    near = [abs(said / (job.first - job.arrived) - 1) <= 0.3 for job, said in fleet.said if job.first >= 0]
+    section.add("predictions of TTFT within 30 %, load 0.8", 100 * sum(near) / len(near), "%", 80.0, "least")
+
+
+if __name__ == "__main__":
+    measure()

@@ -1,0 +1,189 @@
+"""Sends a trace at its times, whatever becomes of what was sent before, and notes how each request went."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlsplit
+
+from llmops.perf.lab.trace import Asked
+from llmops.perf.percentiles import percentile
+from tests.support.mock_engine.repository import NAME
+
+
+@dataclass
+class Seen:
+    """One request. Seconds from the start of the trace; `told`: after how many to come back, of one that was refused;
+    `cached` of the prompt's tokens, as usage has it."""
+
+    asked: Asked
+    sent: float
+    status: int = 0
+    first: float = -1.0
+    last: float = -1.0
+    prompt: int = 0
+    cached: int = 0
+    made: int = 0
+    told: float = 0.0
+    text: str = ""
+    error: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.status == 200 and not self.error and self.made == self.asked.answer
+
+    @property
+    def ttft(self) -> float:
+        return self.first - self.sent
+
+    @property
+    def tpot(self) -> float:
+        return (self.last - self.first) / max(self.made - 1, 1)
+
+    def keeps(self, ttft: float, tpot: float) -> bool:
+        """Whether it was answered in time."""
+        return self.ok and self.ttft <= ttft and self.tpot <= tpot
+
+
+@dataclass
+class Went:
+    """A whole trace."""
+
+    seen: list[Seen] = field(default_factory=list)
+
+    @property
+    def ok(self) -> list[Seen]:
+        return [one for one in self.seen if one.ok]
+
+    @property
+    def hit_rate(self) -> float:
+        return sum(one.cached for one in self.ok) / max(sum(one.prompt for one in self.ok), 1)
+
+    def of(self, what: Callable[[Seen], float], q: float) -> float:
+        """A percentile, of those that were answered."""
+        return percentile(sorted(map(what, self.ok)), q)
+
+
+# the body of a request, beside what all have
+Body = Callable[[Asked], dict[str, Any]]
+
+
+def of_ids(asked: Asked) -> dict[str, Any]:
+    return {"prompt": list(asked.ids)}
+
+
+async def replay(url: str, trace: Sequence[Asked], body: Body = of_ids, keys: dict[str, str] | None = None) -> Went:
+    """`url` ends in /v1; `keys`: what to send as a key, by tier. Every answer has as many tokens as are asked for.
+
+    What is sent is made before the first request leaves, and a connection is used by one after another: a sender that
+    shares its processor with who is asked takes little of it.
+    """
+    went, door = Went(), _Door(url)
+    requests = [door.request({**_same(one), **body(one)}, keys[one.tier] if keys else "") for one in trace]
+    begun = time.perf_counter()
+    tasks = []
+    for one, request in zip(trace, requests, strict=True):
+        await asyncio.sleep(max(one.at - (time.perf_counter() - begun), 0))
+        seen = Seen(one, time.perf_counter() - begun)
+        went.seen.append(seen)
+        tasks.append(asyncio.create_task(_ask(door, request, seen, begun)))
+    await asyncio.gather(*tasks)
+    door.close()
+    return went
+
+
+def _same(asked: Asked) -> dict[str, Any]:
+    return {
+        "model": NAME,
+        "max_tokens": asked.answer,
+        "temperature": 0,
+        "ignore_eos": True,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+    }
+
+
+class _Door:
+    """HTTP/1.1 to one server, on connections that are kept."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._host, self._port, self._path = parts.hostname, parts.port, f"{parts.path}/completions"
+        self._idle: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+
+    def request(self, body: dict[str, Any], key: str) -> bytes:
+        data = json.dumps(body).encode()
+        lines = [f"POST {self._path} HTTP/1.1", f"host: {self._host}:{self._port}", "content-type: application/json"]
+        lines += [f"authorization: Bearer {key}"] if key else []
+        return "\r\n".join([*lines, f"content-length: {len(data)}", "", ""]).encode() + data
+
+    async def send(self, request: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        while self._idle and self._idle[-1][0].at_eof():
+            self._idle.pop()[1].close()
+        reader, writer = self._idle.pop() if self._idle else await asyncio.open_connection(self._host, self._port)
+        writer.write(request)
+        return reader, writer
+
+    def keep(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Its answer is read to the end."""
+        self._idle.append((reader, writer))
+
+    def close(self) -> None:
+        for _, writer in self._idle:
+            writer.close()
+
+
+async def _ask(door: _Door, request: bytes, seen: Seen, begun: float) -> None:
+    data, times = bytearray(), []
+    try:
+        reader, writer = await door.send(request)
+        status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().splitlines()
+        headers = dict(line.split(": ", 1) for line in lines if line)
+        seen.status, seen.told = int(status.split()[1]), float(headers.get("retry-after-ms", 0)) / 1000
+        async for some in _pieces(reader, headers):
+            times.append((time.perf_counter() - begun, len(data)))
+            data += some
+        if headers.get("connection") == "close":
+            writer.close()
+        else:
+            door.keep(reader, writer)
+    except (OSError, EOFError) as error:
+        seen.error = repr(error)
+    seen.last = time.perf_counter() - begun
+    if seen.status == 200:
+        _read(bytes(data), times, seen)
+    elif not seen.error:
+        seen.error = data.decode(errors="replace")
+
+
+async def _pieces(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
+    """A body as it comes. Raises EOFError where it ends too early."""
+    if "content-length" in headers:
+        yield await reader.readexactly(int(headers["content-length"]))
+        return
+    while size := int(await reader.readuntil(b"\r\n"), 16):
+        yield (await reader.readexactly(size + 2))[:-2]
+    await reader.readexactly(2)
+
+
+def _read(data: bytes, times: Sequence[tuple[float, int]], seen: Seen) -> None:
+    """When the first and the last event with text had begun to come, and what usage says."""
+    at, texts = 0, []
+    for line in data.split(b"\n"):
+        if line.startswith(b"data: {"):
+            event = json.loads(line[6:])
+            seen.error = str(event.get("error", "")) or seen.error
+            text = "".join(choice.get("text") or "" for choice in event.get("choices", ()))
+            if text:
+                seen.last = next(when for when, place in reversed(times) if place <= at)
+                seen.first = seen.last if seen.first < 0 else seen.first
+                texts.append(text)
+            if usage := event.get("usage"):
+                seen.prompt, seen.made = usage["prompt_tokens"], usage["completion_tokens"]
+                seen.cached = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+        at += len(line) + 1
+    seen.text = "".join(texts)

@@ -1,0 +1,92 @@
+"""The command line's start and cold builds: `python -m llmops.perf.lab.start_up`."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+from llmops.perf.lab.checkpoints import make_checkpoint
+from llmops.perf.lab.figures import Section
+from llmops.perf.lab.script import script
+
+PEAK_AIM = 1.6  # × the checkpoint's size
+# a build that finds too little memory for golden answers, which it only records where there is enough of it
+_LITTLE_MEMORY = """
+from llmops.build.targets.openvino import golden
+from llmops.cli.main import main
+golden.available_memory = lambda: 0
+main()
+"""
+
+
+def program() -> str:
+    """The `llmops` of this environment."""
+    return str(Path(sys.executable).parent / "llmops")
+
+
+def build_command(checkpoint: str, output: Path, quant: str = "int8") -> list[str]:
+    """A build for the embedded engine."""
+    return [program(), "build", checkpoint, "--quant", quant, "-o", str(output)]
+
+
+class Usage(NamedTuple):
+    """Wall clock, largest resident set and CPU seconds of a process."""
+
+    seconds: float
+    peak_mib: float
+    cpu: float
+
+
+def usage(command: list[str], cache: Path | None = None) -> Usage:
+    """Run `command` to its end, with caches of its own under `cache`. Raises CalledProcessError."""
+    own = {"LLMOPS_CACHE": str(cache), "XDG_CACHE_HOME": f"{cache}-xdg"} if cache else {}
+    quiet = subprocess.DEVNULL
+    begun = time.perf_counter()
+    child = subprocess.Popen(command, stdout=quiet, stderr=quiet, env={**os.environ, **own})
+    _, status, used = os.wait4(child.pid, 0)
+    seconds = time.perf_counter() - begun
+    child.returncode = os.waitstatus_to_exitcode(status)
+    if child.returncode:
+        raise subprocess.CalledProcessError(child.returncode, command)
+    return Usage(seconds, used.ru_maxrss / 1024, used.ru_utime + used.ru_stime)
+
+
+def measure(tokenizer: Path) -> Section:
+    """All figures. `tokenizer`: a folder with tokenizer files, for checkpoints made up here."""
+    section = Section("Start-up and build", "python -m llmops.perf.lab.start_up TOKENIZER", "")
+    section.text = "Wall clock and largest resident set of the processes; weights of the larger checkpoints are random."
+    with section, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        usage([program(), "--help"])
+        best = min(usage([program(), "--help"]).seconds for _ in range(5))
+        section.add("llmops --help, best of 5", 1000 * best, "ms", 200)
+        cold = usage(build_command("smollm2", folder / "engine"), folder / "cache")
+        section.add("llmops build smollm2 --quant int8, cold", cold.seconds, "s", 25)
+        section.add("its peak memory", cold.peak_mib, "MiB")
+        again = usage(build_command("smollm2", folder / "engine"), folder / "cache")
+        section.add("the same build again", again.seconds, "s", 1)
+        _memory("safetensors, float16", make_checkpoint(folder / "hf", tokenizer), "int8", folder, section)
+        _memory("GGUF, Q4_1", make_checkpoint(folder / "large.gguf"), "int4", folder, section)
+    return section
+
+
+def _memory(name: str, checkpoint: Path, quant: str, folder: Path, section: Section) -> None:
+    """A checkpoint must never be held twice, but for golden answers, which run it as it is."""
+    files = [checkpoint] if checkpoint.is_file() else list(checkpoint.glob("*.safetensors"))
+    size = sum(file.stat().st_size for file in files) / 2**20
+    _, *arguments = build_command(str(checkpoint), folder / f"engine-{quant}", quant)
+    cost = usage([sys.executable, "-c", _LITTLE_MEMORY, *arguments], folder / "cache")
+    section.add(f"{name}, {size:,.0f} MiB to {quant}", cost.seconds, "s")
+    section.add(f"{name}: peak memory / its size", cost.peak_mib / size, "×", PEAK_AIM)
+    whole = usage(build_command(str(checkpoint), folder / f"golden-{quant}", quant), folder / "cache-golden")
+    section.add(f"{name}: with golden answers", whole.seconds, "s")
+    section.add(f"{name}: with golden answers, peak memory / its size", whole.peak_mib / size, "×")
+
+
+if __name__ == "__main__":
+    script(measure, "TOKENIZER", "Measure `llmops --help` and builds; TOKENIZER is a folder with tokenizer.json.")()

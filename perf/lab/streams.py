@@ -1,0 +1,103 @@
+"""Many streams, and long prompts beside short ones: `python -m llmops.perf.lab.streams ENGINE`.
+
+On the mock engine, like hot_path. ENGINE is any engine folder; only its tokenizer and chat template are used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from llmops.perf.bench import bench
+from llmops.perf.lab.figures import Section
+from llmops.perf.lab.script import script
+from llmops.perf.load.event_loop import run_async
+from llmops.perf.report.document import Document
+from tests.support.load import options, run
+from tests.support.mock_engine.repository import PLAIN
+from tests.support.mock_engine.served import mock_engine
+from tests.support.processes import Footprint, footprint
+from tests.support.stack import Service
+
+SLOW = 0.2  # seconds per token where streams, not tokens, are to be counted
+PERIOD = 0.02
+LONG = 32_000  # tokens
+
+
+def many_streams(front: Service, section: Section, streams: int = 1000) -> None:
+    """Memory that `streams` open answers take in the gateway, and whether all of them end well."""
+    run(front.address, output=4, concurrency=50, requests=200)
+    before = footprint(front.pids)
+    during, document = run_async(_peak(front, streams))
+    section.add(f"errors, {streams:,} streams", document.summary.failed, "requests", 0)
+    section.add("of them open at the same time", _most_open(document), "streams", 0.99 * streams, "least")
+    section.add("gateway memory per open stream", (during.memory - before.memory) / streams / 1024, "KiB", 64)
+    section.add("gateway memory before", before.memory / 2**20, "MiB")
+
+
+async def _peak(front: Service, streams: int) -> tuple[Footprint, Document]:
+    # all streams are open for about half of the run; opening them one after another spares the listen queue
+    load = options(front.address, output=100, rate=100.0, arrival="constant", requests=streams, warmup=0, timeout=120.0)
+    task = asyncio.create_task(bench(load))
+    peak = footprint(front.pids)
+    while not task.done():
+        await asyncio.sleep(1.0)
+        peak = max(peak, footprint(front.pids), key=lambda seen: seen.memory)
+    return peak, await task
+
+
+def _most_open(document: Document) -> int:
+    """The most answers between their first and their last token at one moment."""
+    moments = [(record["first"], 1) for record in document.records if record["first"] is not None]
+    moments += [(record["end"], -1) for record in document.records if record["first"] is not None]
+    most = now = 0
+    for _, step in sorted(moments):
+        now += step
+        most = max(most, now)
+    return most
+
+
+def long_prompt(front: Service, section: Section, streams: int = 64) -> None:
+    """ITL p99 of short streams alone, and while long prompts come in."""
+    run(front.address, output=8, concurrency=streams, requests=2 * streams)
+    alone, _ = run_async(_beside(front, streams, 0.0))
+    beside, ttfts = run_async(_beside(front, streams, 5.0))
+    assert alone.summary.itl is not None
+    assert beside.summary.itl is not None
+    section.add(f"ITL p99, {streams} streams, a token each {1e3 * PERIOD:g} ms", alone.summary.itl.p99, "ms")
+    aim = 2 * alone.summary.itl.p99
+    section.add(f"ITL p99 while {LONG:,}-token prompts come", beside.summary.itl.p99, "ms", aim)
+    section.add("longest gap then", beside.summary.itl.maximum, "ms")
+    section.add(f"TTFT of the {LONG:,}-token prompts, one after another, longest of {len(ttfts)}", max(ttfts), "ms")
+
+
+async def _beside(front: Service, streams: int, seconds: float) -> tuple[Document, list[float]]:
+    """Short streams for six seconds; long prompts one after another for `seconds` of them."""
+    load = options(front.address, output=int(6.0 / PERIOD), concurrency=streams, requests=streams, warmup=0)
+    short = asyncio.create_task(bench(load))
+    await asyncio.sleep(0.5)
+    ttfts: list[float] = []
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        seed = len(ttfts)
+        long = await bench(options(front.address, LONG, 1, concurrency=1, requests=1, warmup=0, seed=seed))
+        assert long.summary.ttft is not None, long.summary.errors
+        ttfts.append(long.summary.ttft.p50)
+    return await short, ttfts
+
+
+def measure(engine: Path) -> Section:
+    """All figures of this script."""
+    text = "Mock engine on the real Triton, gateway and load generator on the same machine."
+    section = Section("Many streams, long prompts", "python -m llmops.perf.lab.streams ENGINE", text)
+    with section:
+        with mock_engine(engine, SLOW) as (_, front):
+            many_streams(front, section)
+        with mock_engine(engine, PERIOD, text=PLAIN) as (_, front):
+            long_prompt(front, section)
+    return section
+
+
+if __name__ == "__main__":
+    script(measure, "ENGINE", "Measure what many streams and long prompts do to the gateway.")()

@@ -1,0 +1,211 @@
+"""What it costs to record usage: `python -m llmops.perf.lab.usage`.
+
+In one process, without a gateway around it: CPU is this process's own. The databases are on memory disks where there is
+room, so that the disk does not count.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager, suppress
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import click
+
+from llmops.control.ledger import Ledger
+from llmops.errors import LlmopsError
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Caller, Outcome, Usage, UsageEvent, UsageRecorder
+from llmops.gateway.settings import KafkaSettings
+from llmops.gateway.usage.delivery import UsageDelivery
+from llmops.gateway.usage.event_formats import from_cloud_event, to_cloud_event
+from llmops.gateway.usage.kafka import Kafka
+from llmops.gateway.usage.ledger_sink import LedgerSink, write_events
+from llmops.gateway.usage.outbox import UsageOutbox
+from llmops.gateway.usage.outbox_writer import OutboxWriter
+from llmops.gateway.usage.sink import NoPrices
+from llmops.perf.lab.figures import Section
+from llmops.store.factory import open_store
+from llmops.store.usage_queries import UsageFilter, sum_usage
+from tests.support.processes import cpu_seconds, descendants
+from tests.support.servers import Broker, Postgres
+
+ROUNDS, EVENTS, TOKENS = 5, 5_000, 500_000
+BATCH, BATCHES = 1_000, 10
+# ten minutes of 500 requests a second
+AWAY = 300_000
+ANN = Caller("acme", "00000000-0000-0000-0000-000000000007", "key-1", tier="pro")
+
+
+def measure(away: int = AWAY) -> Section:
+    """All figures of this script."""
+    text = "One process, without HTTP; CPU is its own. The ledger's batches are of 1,000 events of 50 users."
+    section = Section("Usage", "python -m llmops.perf.lab.usage", text)
+    with section, tempfile.TemporaryDirectory() as folder:
+        asyncio.run(_measure(Path(folder), section, away))
+    return section
+
+
+async def _measure(folder: Path, section: Section, away: int) -> None:
+    _metering(folder, section)
+    await _shipping(folder, section)
+    await _ledger(f"sqlite:///{folder}/store.db", "SQLite", section, lambda: 0.0)
+    with Postgres() as server:
+        await _ledger(server.url, "PostgreSQL", section, lambda: cpu_seconds(descendants(server.pid)))
+    await _kafka_away(folder, section, away)
+
+
+def _metering(folder: Path, section: Section) -> None:
+    meter, context = _meter(folder / "gw-1"), RequestContext("req_1", caller=ANN)
+    costs, per_token = [], []
+    for _ in range(ROUNDS):
+        costs.append(_cpu(lambda: _requests(meter, context, EVENTS)) / EVENTS)
+        tally = meter.tally(context)
+        tally.begin("smollm2", "chatcmpl-8beb6e669f618ec87e5d28e7", 37)
+        loop = _cpu(lambda: [None for _ in range(TOKENS)])
+        per_token.append((_cpu(partial(_grow, tally)) - loop) / TOKENS)
+        tally.end(Outcome(200, "stop", Usage(37, TOKENS)))
+    section.add("page and journal, of a request", 1e6 * statistics.median(costs), "µs/event", 20)
+    section.add("page, of a message of the engine", 1e6 * statistics.median(per_token), "µs/token", 0.2)
+    meter.journal.close()
+
+
+async def _shipping(folder: Path, section: Section) -> None:
+    journal = UsageOutbox(folder / "gw-1")
+    began, seen = time.process_time(), 0
+    while seen < journal.next_seq:
+        found = await journal.read(seen, 500)
+        for event in found:
+            to_cloud_event(event)
+        seen = found[-1].seq + 1
+    section.add("reading the journal, making CloudEvents", 1e6 * (time.process_time() - began) / seen, "µs/event")
+    journal.close()
+
+
+async def _ledger(url: str, name: str, section: Section, server: Callable[[], float]) -> None:
+    """From the message to the committed row."""
+    async with await open_store(url) as store:
+        own, others, events = [], [], 0
+        for batch in range(BATCHES + 1):
+            messages = [to_cloud_event(_event(batch * BATCH + at)) for at in range(BATCH)]
+            before, theirs = time.process_time(), server()
+            found = [from_cloud_event(message) for message in messages]
+            await store.transact(partial(write_events, events=found))
+            # the first one compiles the statements
+            if batch:
+                own.append(time.process_time() - before)
+                others.append(server() - theirs)
+                events += BATCH
+    section.add(f"ledger, {name}", BATCH / statistics.median(own), "events/s of its CPU", 5_000, "least")
+    if sum(others):
+        section.add(f"ledger, {name}'s own processes", events / sum(others), "events/s of their CPU")
+
+
+async def _kafka_away(folder: Path, section: Section, count: int) -> None:
+    """The events of ten minutes, as fast as they can be made; then the broker comes up."""
+    meter, context = _meter(folder / "gw-2"), RequestContext("req_1", caller=ANN)
+    broker = Broker()
+    kafka, url = (
+        KafkaSettings(servers=f"127.0.0.1:{broker.port}", signing_keys="0123456789abcdef" * 2),
+        f"sqlite:///{folder}/away.db",
+    )
+    sink = Kafka(kafka, LedgerSink(url))
+    shipper = UsageDelivery(meter.journal, sink)
+    async with _going(shipper.run()):
+        await _make(meter, context, shipper, count // 100)
+        # the client that tries to reach it, and its threads, included
+        while not shipper.trouble:
+            await asyncio.sleep(0.05)
+        before = _resident()
+        await _make(meter, context, shipper, count)
+        section.add(f"Kafka away for {count:,} requests: memory", (_resident() - before) / 2**20, "MiB", 8)
+        section.add(f"Kafka away for {count:,} requests: journal", meter.journal.size / 2**20, "MiB")
+        section.progress(0.5)
+        began = time.monotonic()
+        with broker:
+            async with _going(Ledger(kafka, url).run()):
+                await shipper.drained.wait()
+        section.add("until the ledger has them, by way of Kafka", time.monotonic() - began, "s")
+    await sink.close()
+    async with await open_store(url) as store, store.read() as connection:
+        (total,) = await sum_usage(connection, UsageFilter())
+    section.add("of them lost", count + count // 100 - total.requests, "events", 0)
+
+
+async def _make(meter: OutboxWriter, context: RequestContext, shipper: UsageDelivery, count: int) -> None:
+    for at in range(count):
+        _request(meter, context)
+        if at % 1000 == 999:
+            await meter.journal.sync()
+            shipper.synced()
+            await asyncio.sleep(0)
+    await meter.journal.sync()
+    shipper.synced()
+
+
+@asynccontextmanager
+async def _going(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError, LlmopsError):
+            await task
+
+
+def _meter(folder: Path) -> OutboxWriter:
+    folder.mkdir()
+    return OutboxWriter(folder, UsageOutbox(folder), NoPrices())
+
+
+def _requests(meter: OutboxWriter, context: RequestContext, count: int) -> None:
+    for _ in range(count):
+        _request(meter, context)
+
+
+def _grow(tally: UsageRecorder) -> None:
+    for at in range(TOKENS):
+        tally.count(at)
+
+
+def _request(meter: OutboxWriter, context: RequestContext) -> None:
+    tally = meter.tally(context)
+    tally.begin("smollm2", "chatcmpl-8beb6e669f618ec87e5d28e7", 37)
+    tally.end(Outcome(200, "stop", Usage(37, 7)), context.started)
+
+
+def _event(seq: int) -> UsageEvent:
+    user = f"00000000-0000-0000-0000-{seq % 50:012x}"
+    one, at = f"{seq:08x}-0000-7000-8000-000000000000", datetime.now(UTC)
+    made = UsageEvent(one, "gw-1", seq, at, f"chatcmpl-{seq:024x}", "acme", user, "key-1", "smollm2", 37)
+    return made._replace(output_tokens=7, cost_micros=12, price_id="m@2026-11-01T00:00:00Z", finish_reason="stop")
+
+
+def _cpu(work: Callable[[], object]) -> float:
+    began = time.process_time()
+    work()
+    return time.process_time() - began
+
+
+def _resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@click.command()
+@click.option("--away", default=AWAY, show_default=True, help="Requests that are made while Kafka is away.")
+def main(away: int) -> None:
+    """Measure meter, journal, ledger, and a broker that is away."""
+    measure(away)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,10 @@
+"""Hostile and mutated requests against a running gateway: python -m tests.faults.fuzz URL --model NAME.
+
+A family of requests is one module of `families/` with a function `cases(target, chance)`; new modules are discovered.
+"""
+
+from tests.faults.fuzz.base import Case, Family, Target
+from tests.faults.fuzz.families import FAMILIES
+from tests.faults.fuzz.runner import Findings, fuzz, some
+
+__all__ = ["FAMILIES", "Case", "Family", "Findings", "Target", "fuzz", "some"]
