@@ -194,11 +194,11 @@ def _write_rules(plan: PlanResult, folder: Path, name: str) -> Path:
 
 
 def make_plan(source: str, flags: dict[str, Any]) -> PlanResult:
-    from llmops.build.job.plan_check import build_problem
+    from llmops.build.job.dry_run import build_problem
     from llmops.build.plan.model_lookup import look_up_model
     from llmops.build.plan.search.layout_search import search
     from llmops.build.plan.search.plan_summary import engine_plan
-    from llmops.build.plan.timing.timing_source import timing_source
+    from llmops.build.plan.timing.silicon import timing_source
 
     name, checkpoint = look_up_model(source, flags["online"])
     request = _request(name, checkpoint, flags)
@@ -216,9 +216,9 @@ def make_plan(source: str, flags: dict[str, Any]) -> PlanResult:
 
 
 def _request(name: str, checkpoint: Checkpoint, flags: dict[str, Any]) -> PlanRequest:
-    from llmops.build.job.plan_check import gpu_target
-    from llmops.build.plan.precision import find_kv, find_precision
-    from llmops.build.plan.search.plan_request import PlanRequest
+    from llmops.build.job.dry_run import gpu_target
+    from llmops.build.plan.memory.kv_sizes import find_kv
+    from llmops.build.plan.search.plan_request import PlanRequest, find_precision
     from llmops.build.plan.speed.measured_steps import MeasuredSteps
     from llmops.build.plan.speed.workload import PlanWorkload
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from llmops.build.checkpoint.bundled_models import BUNDLED
+from llmops.build.checkpoint.known_models import BUNDLED
 from llmops.build.target_facts import NAMES, TargetName
 from llmops.cli.options import reject_other_options, serving_option
 from llmops.cli.service.command_defaults import up_defaults

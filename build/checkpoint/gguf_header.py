@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.description import TensorInfo
+from llmops.build.checkpoint.file_checks import check_tensor_ranges
 from llmops.build.checkpoint.gguf_metadata import check_metadata
-from llmops.build.checkpoint.tensor_ranges import check_tensor_ranges
 from llmops.distribution import missing_extra
 from llmops.errors import CheckpointError
 

@@ -1,4 +1,4 @@
-"""A Hugging Face folder -> Checkpoint."""
+"""Open a Hugging Face folder as a `Checkpoint`, and recognise how its weights are quantised."""
 
 from __future__ import annotations
 
@@ -7,13 +7,18 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import safetensors_header
-from llmops.build.checkpoint.description import Checkpoint, CheckpointFile, SpecialTokens, TensorInfo
-from llmops.build.checkpoint.json_file import read_json
-from llmops.build.checkpoint.quantization_config import MODELOPT_FILE, detect_quantisation
-from llmops.build.checkpoint.symlinks import reject_outside_symlinks
+from llmops.build.checkpoint.description import (
+    Checkpoint,
+    CheckpointFile,
+    ExistingQuantisation,
+    SpecialTokens,
+    TensorInfo,
+)
+from llmops.build.checkpoint.file_checks import read_json, reject_outside_symlinks
 from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError
 
+MODELOPT_FILE = "hf_quant_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
@@ -139,3 +144,47 @@ class _TokenIds:
         return {
             item["content"]: item["id"] for item in entries if isinstance(item, dict) and {"content", "id"} <= set(item)
         }
+
+
+_BITS_OF_METHOD = {"fp8": 8, "awq": 4, "gptq": 4, "mxfp4": 4}
+
+
+def detect_quantisation(folder: Path, config: dict[str, Any]) -> ExistingQuantisation | None:
+    """From config.json's `quantization_config`, or ModelOpt's hf_quant_config.json. None: full precision."""
+    modelopt = folder / MODELOPT_FILE
+    if modelopt.is_file():
+        return _modelopt_quantisation(modelopt)
+    quantised = config.get("quantization_config")
+    if not isinstance(quantised, dict):
+        return None
+    method = str(quantised.get("quant_method", "other")).lower()
+    known = method in ("fp8", "awq", "gptq", "compressed-tensors", "modelopt", "bitsandbytes", "mxfp4")
+    return ExistingQuantisation(
+        method=method if known else "other",  # type: ignore[arg-type]  # narrowed by `known`
+        bits=_bits_per_weight(method, quantised),
+        detail=quantised,
+    )
+
+
+def _modelopt_quantisation(path: Path) -> ExistingQuantisation:
+    content = read_json(path)
+    # ModelOpt 1.x writes the fields themselves, without the object around them
+    detail = content if "quantization" not in content and "quant_algo" in content else content.get("quantization", {})
+    if not isinstance(detail, dict):
+        raise CheckpointError(f"{path} has no object `quantization`; export the checkpoint again.")
+    algorithm = str(detail.get("quant_algo") or "")
+    bits = 4 if algorithm.startswith(("W4", "NVFP4")) else 8 if algorithm else None
+    return ExistingQuantisation("modelopt", bits, detail)
+
+
+def _bits_per_weight(method: str, quantised: dict[str, Any]) -> int | None:
+    for field in ("bits", "w_bit"):
+        if isinstance(quantised.get(field), int):
+            return int(quantised[field])
+    if method == "bitsandbytes":
+        return 4 if quantised.get("load_in_4bit") else 8
+    if method == "compressed-tensors":
+        groups = quantised.get("config_groups") or {}
+        bits = [(group.get("weights") or {}).get("num_bits") for group in groups.values() if isinstance(group, dict)]
+        return min((b for b in bits if isinstance(b, int)), default=None)
+    return _BITS_OF_METHOD.get(method)

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmops.build.checkpoint.file_checks import reject_outside_symlinks
 from llmops.build.checkpoint.hashing import sha256_of
 from llmops.build.checkpoint.safetensors_header import read_header
-from llmops.build.checkpoint.symlinks import reject_outside_symlinks
 from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError, InputError
 

@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from llmops.build.checkpoint.bundled_models import BUNDLED, BUNDLED_GENERATION, bundled_path
 from llmops.build.checkpoint.description import Checkpoint, SpecialTokens
-from llmops.build.checkpoint.known_models import known_model
-from llmops.build.checkpoint.quantization_config import detect_quantisation
+from llmops.build.checkpoint.huggingface_folder import detect_quantisation
+from llmops.build.checkpoint.known_models import BUNDLED, BUNDLED_GENERATION, bundled_path, known_model
 from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError
 

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.description import TensorInfo
-from llmops.build.checkpoint.json_file import parse_json, read_json
-from llmops.build.checkpoint.tensor_ranges import check_tensor_ranges
+from llmops.build.checkpoint.file_checks import check_tensor_ranges, parse_json, read_json
 from llmops.errors import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"

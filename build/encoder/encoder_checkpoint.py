@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import CheckpointFile, TensorInfo
-from llmops.build.checkpoint.bundled_models import bundled_file
 from llmops.build.checkpoint.description import hashed_source
-from llmops.build.checkpoint.json_file import read_value
+from llmops.build.checkpoint.file_checks import read_value, reject_outside_symlinks
+from llmops.build.checkpoint.known_models import bundled_file
 from llmops.build.checkpoint.safetensors_header import read_header, shard_files
-from llmops.build.checkpoint.symlinks import reject_outside_symlinks
 from llmops.build.engine_folder.manifest import Source
 from llmops.errors import CheckpointError
 

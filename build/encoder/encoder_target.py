@@ -14,7 +14,7 @@ from llmops.build.engine_folder.manifest_extras import (
     ManifestExtra,
     ScoreInfo,
 )
-from llmops.build.installed_versions import installed_version
+from llmops.build.environment import installed_version
 from llmops.build.progress import Progress
 from llmops.build.spec import BuildSpec
 from llmops.build.target_facts import TargetName

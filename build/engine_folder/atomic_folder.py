@@ -1,4 +1,4 @@
-"""A folder that appears whole or not at all, and the space it needs."""
+"""Publish a folder atomically after checking that the disk has room, and create temporary folders."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import errno
 import os
 import re
 import shutil
+import subprocess
+import tempfile
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -186,3 +188,24 @@ def _sync(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+# waits until nobody holds the other end of its input, which the kernel closes even after `kill -9`
+_REMOVER = 'cat > /dev/null; rm -rf -- "$1"'
+
+
+@contextlib.contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """Removed by a process of its own when this one is gone: `finally` does not run after SIGKILL."""
+    folder = Path(tempfile.mkdtemp(prefix=prefix))
+    # of its own session, so that neither Ctrl-C nor a signal to the process group reaches it
+    remover = subprocess.Popen(
+        ["/bin/sh", "-c", _REMOVER, "sh", str(folder)],
+        stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,
+    )  # fmt: skip
+    try:
+        yield folder
+    finally:
+        assert remover.stdin is not None
+        remover.stdin.close()
+        remover.wait()

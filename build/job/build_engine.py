@@ -29,8 +29,7 @@ from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, Sourc
 from llmops.build.plan.build_plan import BuildPlan
 from llmops.build.progress import Progress, SilentProgress
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.build_target import TargetJob
-from llmops.build.targets.target_registry import get_target
+from llmops.build.targets.build_target import TargetJob, get_target
 from llmops.errors import InputError
 
 # Raised when the same inputs give another engine than before.

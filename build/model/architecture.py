@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmops.build.model.families import FAMILIES, Family, family_of
-from llmops.errors import CheckpointError
+from llmops.errors import CheckpointError, InputError
 
 DTYPES = ("bfloat16", "float16", "float32")
+_STORED_DTYPES = ("float16", "bfloat16")
 # what TensorRT-LLM's 32-bit shapes hold; lists with an entry per layer are made before anything else is known
 _MOST, _MOST_LAYERS = 2**31 - 1, 10_000
 
@@ -96,6 +97,21 @@ class Architecture:
         if family is None:
             raise CheckpointError(_unsupported(hf_class))
         return _ConfigReader(hf_class, family, config).architecture()
+
+
+def stored_dtype(arch: Architecture, requested: object = None) -> str:
+    """Return the dtype (float16 or bfloat16) in which weights that are not quantised are stored.
+
+    Args:
+        arch: The architecture; float32 sources are stored as float16.
+        requested: The value of `--set dtype`, or None.
+
+    Raises:
+        InputError: The requested dtype is neither of the two.
+    """
+    if requested is not None and requested not in _STORED_DTYPES:
+        raise InputError(f"--set dtype={requested}: weights are stored in {' or '.join(_STORED_DTYPES)}.")
+    return str(requested) if requested else arch.dtype if arch.dtype in _STORED_DTYPES else "float16"
 
 
 def _short(value: Any) -> str:

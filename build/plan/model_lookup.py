@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmops.build.checkpoint import Checkpoint, describe, open_checkpoint
-from llmops.build.checkpoint.bundled_models import BUNDLED
 from llmops.build.checkpoint.hub_download import HUB_ID, cached_config, fetch_config
-from llmops.build.checkpoint.known_models import KnownModel, known_model, known_models, model_suggestion
+from llmops.build.checkpoint.known_models import BUNDLED, KnownModel, known_model, known_models, model_suggestion
 from llmops.errors import CheckpointError
 
 

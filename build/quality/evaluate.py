@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmops.build.engine_folder.atomic_folder import scratch_folder
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
-from llmops.build.engine_folder.scratch import scratch_folder
 from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
 from llmops.errors import InputError
 
@@ -71,8 +71,8 @@ def _measure(weights: Path, target: str, against: str, progress: Progress) -> Qu
 
 
 def _record(checkpoint: Checkpoint, scratch: Path, progress: Progress) -> ReferenceAnswers:
+    from llmops.build.quality.checkpoint_models import open_source
     from llmops.build.quality.reference_answers import ReferenceAnswers
-    from llmops.build.quality.source_model import open_source
     from llmops.build.quantize.model_loading import load_tokenizer
 
     end = set(checkpoint.special_tokens.end)

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 
 from llmops.build.quantize import number_formats
+from llmops.build.quantize.calibration import CACHED_LAYERS_BYTES
 from llmops.build.quantize.embedding_tables import EMBEDDING, HEAD, EmbeddingTable
 from llmops.build.quantize.exported_weights import ExportedModel, InputRounding
-from llmops.build.quantize.memory_limits import CACHED_LAYERS_BYTES
 from llmops.build.quantize.model_loading import has_gpu, silence_libraries
 
 _LAYERS = "model.layers."

@@ -12,14 +12,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.chat_template import fixed_date
 from llmops.build.checkpoint.golden_prompts import TOKENS, GoldenPrompt, golden_record, golden_texts, truncate_at_end
 from llmops.build.engine_folder.manifest import Golden
-from llmops.build.installed_versions import installed_version
+from llmops.build.environment import installed_version
 from llmops.build.progress import Progress, SilentProgress
-from llmops.build.quality.calibration_ranges import input_ranges
 from llmops.build.quality.layerwise_model import LayerwiseModel
-from llmops.build.quality.weight_sketches import sketch, sketch_table
+from llmops.build.quality.measures import input_ranges, sketch, sketch_table
 from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
 from llmops.build.quantize.forward_progress import layer_progress, work
 from llmops.build.quantize.model_loading import silence_libraries
@@ -154,3 +154,21 @@ def golden_agreement(candidates: Iterable[Tensor], reference: ReferenceAnswers) 
         same += int((predicted == torch.tensor(answer)).sum())
         total += len(answer)
     return same / total if total else 1.0
+
+
+def golden_of_checkpoint(checkpoint: Checkpoint, progress: Progress) -> Golden:
+    """Needs torch and transformers, and the memory of the unquantised model."""
+    from llmops.build.quality.reference_answers import golden_ids, greedy_decode
+    from llmops.build.quantize.model_loading import load_model, load_tokenizer, release_memory
+
+    with progress.stage("Recording golden answers"):
+        model, tokenizer = load_model(checkpoint), load_tokenizer(checkpoint)
+        prompts, texts = golden_ids(tokenizer), golden_texts()
+        answers, scores = greedy_decode(model, model.device, prompts, TOKENS, set(checkpoint.special_tokens.end))
+        source = f"transformers {installed_version('transformers')}, {str(model.dtype).removeprefix('torch.')}"
+        del model
+        release_memory()
+    found = [
+        GoldenPrompt(text, ids, list(tokenizer(text)["input_ids"])) for text, ids in zip(texts, prompts, strict=True)
+    ]
+    return golden_record(source, found, answers, scores)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 BUNDLED = "bundled"
 # tokens of a text that the quality gate reads
 EVALUATION_LENGTH = 256
+#: Bytes of float32 that the quality gate keeps in memory instead of reading again: all decoder
+#: layers together, and each of embedding and output matrix. Small models fit as a whole.
+CACHED_LAYERS_BYTES, CACHED_TABLE_BYTES = 512 << 20, 256 << 20
 _TEXT_FIELDS = ("text", "prompt", "content", "article", "instruction")
 
 

@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from llmops.build.model.architecture import Architecture
+from llmops.build.model.architecture import Architecture, stored_dtype
 from llmops.build.quant_formats import QuantFormat
-from llmops.build.quantize.fused_mlp import interleave_gate_up
 from llmops.build.quantize.hf_config import rewrite_config
 from llmops.build.quantize.model_loading import silence_libraries
+from llmops.build.quantize.module_fixes import interleave_gate_up
 from llmops.build.quantize.trtllm_config import DECODER_TYPES, trtllm_checkpoint_config
-from llmops.build.quantize.weight_dtype import stored_dtype
 from llmops.errors import BuildError
 
 _SCALES = ("weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale")

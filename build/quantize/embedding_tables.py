@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from llmops.build.checkpoint.weight_sources import SafetensorsFile, Weight
-from llmops.build.quantize.memory_limits import CACHED_TABLE_BYTES
+from llmops.build.quantize.calibration import CACHED_TABLE_BYTES
 
 EMBEDDING, HEAD = TABLES = ("model.embed_tokens.weight", "lm_head.weight")
 BLOCK = 8192

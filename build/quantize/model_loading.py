@@ -14,7 +14,7 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.weight_sources import open_weights
-from llmops.build.installed_versions import installed_version
+from llmops.build.environment import installed_version
 from llmops.build.tokenizer import write_tokenizer
 from llmops.distribution import missing_extra
 from llmops.errors import CheckpointError

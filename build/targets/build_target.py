@@ -1,7 +1,12 @@
-"""What a target is: one way to make an engine folder from a checkpoint. `BuildTarget.prepare` refuses, or gives a `TargetJob`."""
+"""Interface of build targets.
+
+`BuildTarget.prepare` checks a spec and returns the `TargetJob` that builds it. `get_target` imports
+the module of a target when it is first used.
+"""
 
 from __future__ import annotations
 
+import importlib
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
@@ -9,8 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
 
+from pydantic import ValidationError
+
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.checkpoint.generation_config import sampling_defaults
 from llmops.build.engine_folder.manifest import (
     EngineLimits,
     Golden,
@@ -25,6 +31,8 @@ from llmops.build.progress import Progress
 from llmops.build.spec import BuildSpec
 from llmops.build.target_facts import TargetName
 from llmops.build.tokenizer import check_tokenizer, write_tokenizer
+from llmops.errors import CheckpointError
+from llmops.validation_errors import explain_error
 
 _GIB = 2**30
 
@@ -151,6 +159,24 @@ class TargetJob(ABC, Generic[C]):
         """
 
 
+def sampling_defaults(checkpoint: Checkpoint) -> RecommendedSampling:
+    """The sampling fields of generation_config.json; as in vLLM its `do_sample` is not looked at.
+
+    Raises CheckpointError for a value that no engine could take.
+    """
+    given = {name: checkpoint.generation_config.get(name) for name in RecommendedSampling.model_fields}
+    if given["top_k"] == -1:
+        given["top_k"] = 0
+    try:
+        return RecommendedSampling.model_validate(given)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise CheckpointError(
+            f"{checkpoint.ref}: generation_config.json: {first['loc'][0]} is {first['input']!r} ({explain_error(first)}); "
+            "correct it or remove the line."
+        ) from error
+
+
 class GeneratorJob(TargetJob[Checkpoint]):
     """The job of a model that generates text."""
 
@@ -182,3 +208,9 @@ class BuildTarget(ABC, Generic[C_contra]):
 
         Raises InputError, CheckpointError, VersionMismatchError or MissingDependencyError.
         """
+
+
+def get_target(name: TargetName) -> BuildTarget[Checkpoint]:
+    """The target of that name; each module exports it as `target`."""
+    target: BuildTarget[Checkpoint] = importlib.import_module(f"llmops.build.targets.{name}").target
+    return target

@@ -25,9 +25,9 @@ from llmops.build.targets.nvidia.build_request import (
 from llmops.build.targets.nvidia.gpu_checks import check_gpu
 from llmops.build.targets.nvidia.nvidia_job import NvidiaJob
 from llmops.build.targets.nvidia.quantize_stages import quantised_checkpoint
+from llmops.build.trtllm.backend_files import copy_adapters
 from llmops.build.trtllm.extra_llm_options import contradiction
 from llmops.build.trtllm.llm_args import LlmParallelism, ServingOptions, make_llm_args
-from llmops.build.trtllm.lora_prefetch import copy_adapters
 from llmops.build.trtllm.release_profiles import profile_of_release
 from llmops.errors import InputError
 

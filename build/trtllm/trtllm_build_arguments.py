@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llmops.build.quant_formats import FORMATS
-from llmops.build.trtllm.flag_overrides import FlagContext, flag_overrides
-from llmops.build.trtllm.flag_rules import check_arguments
+from llmops.build.trtllm.flag_rules import FlagContext, check_arguments, flag_overrides
 from llmops.build.trtllm.trtllm_build_flags import Value
 from llmops.errors import InputError
 

@@ -45,7 +45,7 @@ def estimate_sizes(spec: BuildSpec) -> ModelSizes | None:
     """
     from llmops.build.job.dry_run import prepare_dry_run
     from llmops.build.targets.nvidia.nvidia_job import NvidiaJob
-    from llmops.build.targets.nvidia.resource_estimates import stage_needs, stored_bytes
+    from llmops.build.targets.nvidia.stage_estimates import stage_needs, stored_bytes
 
     try:
         job = prepare_dry_run(replace(spec, output=Path("engine")))

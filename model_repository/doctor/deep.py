@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from llmops.build.installed_versions import installed_version
+from llmops.build.environment import installed_version
 from llmops.build.trtllm.container_images import IMAGES, TrtllmImage
 from llmops.errors import LlmopsError
 from llmops.model_repository.doctor import library_probe, probe_cases, sample_models

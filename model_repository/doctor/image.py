@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from llmops.build.installed_versions import installed_version
+from llmops.build.environment import installed_version
 from llmops.build.trtllm.container_images import DEFAULT_TAG, IMAGES, TrtllmImage
 from llmops.model_repository.doctor.results import CheckResult
 

@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from llmops import __version__
-from llmops.build.installed_versions import installed_version
+from llmops.build.environment import installed_version
 from llmops.distribution import DISTRIBUTION_NAME, PACKAGE_DIR, foreign_distributions, install_command, repair_command
 from llmops.errors import LlmopsError
 from llmops.model_repository.doctor import collectives, image

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from llmops.build.installed_versions import installed_version
+from llmops.build.environment import installed_version
 from llmops.build.target_facts import TARGETS
 from llmops.build.trtllm.container_images import DEFAULT_TAG, IMAGES, TrtllmImage
 from llmops.build.trtllm.image_selection import check_image, check_trtllm_installed, image_for

@@ -15,7 +15,7 @@ import sysconfig
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmops.build.installed_versions import installed_version
+from llmops.build.environment import installed_version
 from llmops.cache import cache_dir
 from llmops.distribution import missing_extra
 from llmops.errors import MissingDependencyError

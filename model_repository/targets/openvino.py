@@ -8,7 +8,7 @@ from typing import Any
 
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.engine_folder.manifest_extras import OpenVinoExtra
-from llmops.build.installed_versions import installed_version
+from llmops.build.environment import installed_version
 from llmops.contract import GUIDE_KINDS, PYTHON_ENGINE_INPUTS, PYTHON_ENGINE_OUTPUTS, RUNTIME_PARAMETER
 from llmops.distribution import missing_extra
 from llmops.errors import InputError, VersionMismatchError

@@ -12,8 +12,8 @@ from typing import Any
 
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.engine_folder.manifest_extras import TensorrtExtra
+from llmops.build.trtllm.backend_files import FILE_NAME
 from llmops.build.trtllm.backend_parameters import NVIDIA_ONLY, PARAMETERS, checked_parameters
-from llmops.build.trtllm.xgrammar_info import FILE_NAME
 from llmops.contract import (
     GUIDE_KINDS,
     PYTHON_ENGINE_INPUTS,

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from llmops.build.checkpoint.bundled_models import bundled_path
+from llmops.build.checkpoint.known_models import bundled_path
 
 HIDDEN, INTERMEDIATE, LAYERS, HEADS, KV_HEADS = 1536, 4096, 16, 24, 8
 GGUF_HIDDEN, GGUF_INTERMEDIATE, GGUF_LAYERS, GGUF_HEADS, GGUF_KV_HEADS = 2048, 5632, 12, 32, 8

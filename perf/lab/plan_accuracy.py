@@ -26,7 +26,7 @@ from llmops.build.plan.speed.replica_model import ReplicaModel
 from llmops.build.plan.speed.step_time import Prefill
 from llmops.build.plan.speed.workload import PlanWorkload
 from llmops.build.plan.timing.operation_times import OperationTimes
-from llmops.build.plan.timing.timing_source import timing_source
+from llmops.build.plan.timing.silicon import timing_source
 from llmops.build.quant_formats import FORMATS
 
 DATA = Path(__file__).parent / "published"

@@ -9,7 +9,7 @@ from llmops.build.plan.memory.memory_budget import PlannedLimits, plan_memory
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.model_lookup import look_up_model
 from llmops.build.plan.speed.step_time import StepModel
-from llmops.build.plan.timing.timing_source import timing_source
+from llmops.build.plan.timing.silicon import timing_source
 from llmops.build.quant_formats import FORMATS
 from llmops.errors import InputError
 from llmops.perf.simulate.replica import EngineSpec

@@ -21,7 +21,7 @@ def main() -> None:
     import torch
     import transformers
 
-    from llmops.build.checkpoint.bundled_models import bundled_path
+    from llmops.build.checkpoint.known_models import bundled_path
 
     file = bundled_path("smollm2")
     folder = file.parent

@@ -16,9 +16,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmops.build.checkpoint.chat_template import render_messages
+from llmops.build.checkpoint.file_checks import reject_outside_symlinks
 from llmops.build.checkpoint.gguf_header import read_header
 from llmops.build.checkpoint.huggingface_folder import open_folder
-from llmops.build.checkpoint.symlinks import reject_outside_symlinks
 from llmops.build.tokenizer.gguf_tokenizer import tokenizer_from_gguf
 from llmops.errors import CheckpointError
 from tests.attacks.harness import MIB, record, scaled

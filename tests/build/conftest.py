@@ -102,7 +102,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session")
 def smollm2() -> Path:
-    from llmops.build.checkpoint.bundled_models import bundled_path
+    from llmops.build.checkpoint.known_models import bundled_path
     from llmops.errors import MissingDependencyError
 
     try:

@@ -10,8 +10,8 @@ import pytest
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint import safetensors_header as headers
-from llmops.build.checkpoint.generation_config import sampling_defaults
 from llmops.build.checkpoint.gguf_header import read_header
+from llmops.build.targets.build_target import sampling_defaults
 from llmops.errors import CheckpointError, MissingDependencyError, ResourceError
 
 

@@ -81,8 +81,8 @@ def test_prompts_are_rendered_as_transformers_does_on_any_day(tiny: Path) -> Non
 
 
 def test_the_quality_gate_records_the_same(tiny: Path, tmp_path: Path) -> None:
+    from llmops.build.quality.checkpoint_models import open_source
     from llmops.build.quality.reference_answers import ReferenceAnswers
-    from llmops.build.quality.source_model import open_source
     from llmops.build.quantize.model_loading import load_tokenizer
 
     pytest.importorskip("openvino")

@@ -9,10 +9,11 @@ from click.testing import CliRunner
 
 from llmops.build.checkpoint.known_models import known_model
 from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.plan.memory.kv_sizes import find_kv
 from llmops.build.plan.memory.memory_budget import PlannedLimits, plan_memory
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.model_lookup import look_up_model
-from llmops.build.plan.precision import find_kv, find_precision
+from llmops.build.plan.search.plan_request import find_precision
 from llmops.build.recipes.catalog import UNSUPPORTED, recipes
 from llmops.cli.main import cli
 from llmops.errors import InputError

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.engine_folder.scratch import scratch_folder
+from llmops.build.engine_folder.atomic_folder import scratch_folder
 
 HOLDER = """
 import sys
-from llmops.build.engine_folder.scratch import scratch_folder
+from llmops.build.engine_folder.atomic_folder import scratch_folder
 with scratch_folder("held-") as folder:
     (folder / "deep").mkdir()
     (folder / "deep" / "file").write_text("x" * 100000)

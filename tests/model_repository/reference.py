@@ -11,7 +11,7 @@ def load_model() -> Any:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from llmops.build.checkpoint.bundled_models import bundled_path
+    from llmops.build.checkpoint.known_models import bundled_path
 
     file = bundled_path("smollm2")
     return AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32).eval()

@@ -19,7 +19,7 @@ from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.model_lookup import look_up_model
 from llmops.build.plan.speed.step_time import Prefill, StepModel
-from llmops.build.plan.timing.timing_source import timing_source
+from llmops.build.plan.timing.silicon import timing_source
 from llmops.build.quant_formats import FORMATS
 from llmops.cli.main import cli
 from llmops.gateway.routing.admission.admission_controller import AdmissionLimits

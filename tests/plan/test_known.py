@@ -10,8 +10,7 @@ from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint.known_models import TABLE, KnownModel, known_model, known_models, model_suggestion
 from llmops.build.model.architecture import Architecture
 from llmops.build.model.families import FAMILIES
-from llmops.build.plan.memory.weight_bytes import checkpoint_weights
-from llmops.build.plan.precision import DTYPE_BYTES
+from llmops.build.plan.memory.weight_bytes import DTYPE_BYTES, checkpoint_weights
 from llmops.build.plan.timing.silicon import package_root
 from llmops.build.quant_formats import FORMATS
 

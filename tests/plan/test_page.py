@@ -9,8 +9,8 @@ from html.parser import HTMLParser
 import pytest
 
 from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.plan.report.curves import cost_by_rate
 from llmops.build.plan.report.html_report import render_page
-from llmops.build.plan.report.rate_costs import cost_by_rate
 from llmops.build.plan.search.layout_search import PlanResult, search
 from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.search.serving_cost import ApiPrice

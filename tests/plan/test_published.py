@@ -7,8 +7,7 @@ from statistics import median
 import pytest
 
 from llmops.build.plan.gpu_specs import find_gpu
-from llmops.build.plan.timing.silicon import package_root
-from llmops.build.plan.timing.timing_source import timing_source
+from llmops.build.plan.timing.silicon import package_root, timing_source
 from llmops.perf.lab.plan_accuracy import Row, predict, published
 
 needs_tables = pytest.mark.skipif(package_root() is None, reason="the silicon extra is not installed")

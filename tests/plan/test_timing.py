@@ -14,8 +14,7 @@ from llmops.build.plan.speed.step_time import Prefill, StepModel
 from llmops.build.plan.timing.interpolation import InterpolationGrid
 from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape
 from llmops.build.plan.timing.roofline import RooflineTimes, prefill_work
-from llmops.build.plan.timing.silicon import package_root, table_folder
-from llmops.build.plan.timing.timing_source import timing_source
+from llmops.build.plan.timing.silicon import package_root, table_folder, timing_source
 from llmops.build.quant_formats import FORMATS
 from llmops.errors import InputError
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.memory.weight_bytes import checkpoint_weights, rank_weights, stage_weights
-from llmops.build.plan.precision import find_precision
+from llmops.build.plan.search.plan_request import find_precision
 from llmops.build.quant_formats import FORMATS, PLANNED
 
 # `metadata.total_size` of the models' model.safetensors.index.json on the Hugging Face hub

@@ -36,8 +36,8 @@ def export(checkpoint, tmp_path):
     from llmops.build.quant_formats import format_of
     from llmops.build.quantize.calibration import CalibrationSettings
     from llmops.build.quantize.checkpoint_export import export_engine_checkpoint, export_hf_checkpoint
-    from llmops.build.quantize.expert_split import split_experts
     from llmops.build.quantize.model_loading import load_model, load_tokenizer
+    from llmops.build.quantize.module_fixes import split_experts
     from llmops.build.quantize.quantizer import quantize
 
     def run(family, quant, target="tensorrt", tp=1, pp=1, kv="auto", group=None, **overrides):

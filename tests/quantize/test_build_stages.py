@@ -12,18 +12,17 @@ import pytest
 from llmops.build.engine_folder.manifest import EngineManifest, Quantisation
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
 from llmops.build.progress import SilentProgress
+from llmops.build.quality.checkpoint_models import load_exported, open_source
 from llmops.build.quality.export_comparison import compare_export
-from llmops.build.quality.exported_model import load_exported
 from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
 from llmops.build.quality.reference_answers import ReferenceAnswers
-from llmops.build.quality.source_model import open_source
 from llmops.build.quant_formats import FORMATS
 from llmops.build.quantize.calibration import CalibrationSettings
 from llmops.build.quantize.model_loading import load_model, load_tokenizer
 from llmops.build.quantize.quantizer import quantize
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.build_request import make_request
-from llmops.build.targets.nvidia.resource_estimates import stage_needs
+from llmops.build.targets.nvidia.stage_estimates import stage_needs
 from llmops.cli.quality import quality_lines
 from llmops.errors import BuildError
 

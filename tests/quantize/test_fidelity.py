@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from llmops.build.quality.weight_sketches import largest_difference, sketch
+from llmops.build.quality.measures import largest_difference, sketch
 
 NORM = "model.layers.1.input_layernorm.weight"
 FED = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv"]

@@ -9,7 +9,7 @@ import pytest
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.quant_formats import FORMATS, QuantFormat, buildable_formats
 from llmops.build.target_facts import NAMES, TARGETS
-from llmops.build.targets.target_registry import get_target
+from llmops.build.targets.build_target import get_target
 from llmops.model_repository.targets import find_target
 
 

@@ -9,9 +9,8 @@ import torch
 
 from llmops.build.job.dry_run import dry_run
 from llmops.build.quality import layerwise_model
-from llmops.build.quality.exported_model import load_exported
+from llmops.build.quality.checkpoint_models import load_exported, open_source
 from llmops.build.quality.reference_answers import greedy_decode
-from llmops.build.quality.source_model import open_source
 from llmops.build.quantize import embedding_tables
 from llmops.build.quantize.embedding_tables import DenseTable, StoredTable, cache_if_small
 from llmops.build.quantize.model_loading import load_model

@@ -10,12 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from llmops.build.quality.comparison import Comparison
+from llmops.build.quality.checkpoint_models import load_exported, open_source
 from llmops.build.quality.export_comparison import compare_export
-from llmops.build.quality.exported_model import load_exported
+from llmops.build.quality.measures import Comparison
 from llmops.build.quality.quality_gates import QualityGates
 from llmops.build.quality.reference_answers import ReferenceAnswers
-from llmops.build.quality.source_model import open_source
 from llmops.build.quantize.model_loading import load_tokenizer
 from llmops.errors import BuildError, InputError
 

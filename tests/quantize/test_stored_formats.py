@@ -103,7 +103,7 @@ def test_compressed_floats_and_integers_by_hand():
 @given(st.data(), st.sampled_from([2, 4, 8]), st.integers(1, 3), st.integers(1, 40))
 def test_what_was_packed_comes_back(data, bits, rows, columns):
     """Against the definition: value i of a row lies at bit i * bits."""
-    from llmops.build.quantize.layer_readers.reader_interface import unpack_words
+    from llmops.build.quantize.layer_readers import unpack_words
 
     row = st.lists(st.integers(0, 2**bits - 1), min_size=columns, max_size=columns)
     values = data.draw(st.lists(row, min_size=rows, max_size=rows))

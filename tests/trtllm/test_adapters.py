@@ -14,7 +14,7 @@ from click.testing import CliRunner
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.checkpoint.lora_adapters import adapters_digest, read_adapters
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.build.trtllm.lora_prefetch import convert_adapter
+from llmops.build.trtllm.backend_files import convert_adapter
 from llmops.cli.main import cli
 from llmops.errors import CheckpointError, InputError, LlmopsError
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.build.trtllm.flag_overrides import FlagContext
+from llmops.build.trtllm.flag_rules import FlagContext
 from llmops.build.trtllm.trtllm_build_arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
 from llmops.build.trtllm.trtllm_build_flags import FLAGS, effective_flags, from_argv, to_argv
 from llmops.errors import InputError

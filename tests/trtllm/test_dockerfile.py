@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from llmops.build.installed_versions import TRTLLM_PYTHON
+from llmops.build.environment import TRTLLM_PYTHON
 from llmops.build.trtllm.container_images import DEFAULT_TAG, IMAGES, OWN_TAG
 from llmops.cli.main import cli
 from llmops.model_repository.doctor import deep

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from llmops.build.targets.nvidia import resource_estimates
+from llmops.build.targets.nvidia import stage_estimates
 from llmops.cli.main import cli
 from llmops.errors import InputError
 
@@ -37,7 +37,7 @@ def dry_run(checkpoint: Path, *words: str) -> str:
 
 
 def test_a_70b_engine_is_planned_on_a_laptop(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resource_estimates, "available_memory", lambda: 16 << 30)
+    monkeypatch.setattr(stage_estimates, "available_memory", lambda: 16 << 30)
     text = dry_run(checkpoint, "--target", "tensorrt", "--quant", "fp8", "--kv-cache", "fp8", "--gpu", "h100-sxm")
     assert "70.55 billion parameters" in text
     assert re.search(

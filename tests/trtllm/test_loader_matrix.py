@@ -23,7 +23,7 @@ from llmops.build.model.families import FAMILIES
 from llmops.build.quant_formats import FORMATS, buildable_formats, dropped, format_of
 from llmops.build.spec import BuildSpec
 from llmops.build.target_facts import TARGETS
-from llmops.build.targets.target_registry import get_target
+from llmops.build.targets.build_target import get_target
 from llmops.build.trtllm.unsupported_checkpoints import UNSUPPORTED_CHECKPOINTS
 from llmops.errors import LlmopsError
 
@@ -138,8 +138,8 @@ def export(sources, tmp_path):
     from llmops.build.progress import SilentProgress
     from llmops.build.quantize.calibration import CalibrationSettings
     from llmops.build.quantize.checkpoint_export import export_engine_checkpoint, export_hf_checkpoint
-    from llmops.build.quantize.expert_split import split_experts
     from llmops.build.quantize.model_loading import load_model, load_tokenizer
+    from llmops.build.quantize.module_fixes import split_experts
     from llmops.build.quantize.quantizer import quantize
 
     def run(family, quant, kv="auto", tp=2, pp=1, dtype=None, target="tensorrt", form=None):

@@ -24,7 +24,7 @@ from llmops.build.engine_folder.manifest import EngineManifest, Parallelism, Qua
 from llmops.build.model.families import FAMILIES
 from llmops.build.quant_formats import FORMATS
 from llmops.build.spec import BuildSpec
-from llmops.build.targets.target_registry import get_target as build_target
+from llmops.build.targets.build_target import get_target as build_target
 from llmops.build.targets.tensorrt.tensorrt_options import lookahead_sizes
 from llmops.errors import LlmopsError
 from llmops.model_repository.generate import EngineEntry, model_folders, model_metadata

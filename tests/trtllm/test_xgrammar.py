@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.trtllm.xgrammar_info import tokenizer_info
+from llmops.build.trtllm.backend_files import tokenizer_info
 
 
 def nvidias(folder: Path) -> dict:

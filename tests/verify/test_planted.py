@@ -87,7 +87,7 @@ def as_read(checkpoint: Path, exported: Path, folder: Path) -> Path:
     from safetensors.torch import save_file
 
     from llmops.build.checkpoint import open_checkpoint
-    from llmops.build.quality.exported_model import load_exported
+    from llmops.build.quality.checkpoint_models import load_exported
 
     read = load_exported(exported, "tensorrt", open_checkpoint(str(checkpoint)))
     weights = {name: value.contiguous() for name, value in read.outer.items()}

@@ -4,9 +4,24 @@ from __future__ import annotations
 
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.memory.parallel_layout import ParallelLayout, local_kv_heads
-from llmops.build.plan.precision import KV_BYTES
+from llmops.build.quant_formats import QuantFormat
+from llmops.errors import InputError
 
 BLOCK_TOKENS = 32
+#: Bytes of one value by the cache's dtype.
+KV_BYTES = {"bf16": 2, "fp8": 1, "int8": 1}
+
+
+def find_kv(name: str, precision: QuantFormat) -> str:
+    """Return the KV cache's dtype (bf16, fp8 or int8) for `--kv-dtype`; `auto` follows the weights.
+
+    Raises:
+        InputError: The name is unknown.
+    """
+    key = {"auto": precision.kv, "fp16": "bf16"}.get(name.lower(), name.lower())
+    if key not in KV_BYTES:
+        raise InputError(f"The KV cache dtype {name!r} is unknown; choose one of auto, {', '.join(KV_BYTES)}.")
+    return key
 
 
 def token_bytes(model: Architecture, kv: str, layout: ParallelLayout = ParallelLayout()) -> int:

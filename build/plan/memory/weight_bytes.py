@@ -9,8 +9,10 @@ from llmops.build.model.architecture import Architecture
 from llmops.build.plan.memory import rank_matrices
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.memory.rank_matrices import RankLinear
-from llmops.build.plan.precision import DTYPE_BYTES
 from llmops.build.quant_formats import QuantFormat
+
+#: Bytes of one weight by the dtype of an unquantised checkpoint.
+DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def rank_weights(model: Architecture, precision: QuantFormat, layout: ParallelLayout) -> dict[str, int]:

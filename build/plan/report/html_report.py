@@ -6,8 +6,7 @@ import time
 from html import escape
 
 from llmops.build.plan.report import figures
-from llmops.build.plan.report.pareto_frontier import frontiers
-from llmops.build.plan.report.rate_costs import cost_by_rate
+from llmops.build.plan.report.curves import cost_by_rate, frontiers
 from llmops.build.plan.search.candidate import Candidate
 from llmops.build.plan.search.layout_search import PlanResult
 from llmops.build.plan.search.plan_summary import caution

@@ -8,7 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llmops.build.plan.report import figures
-from llmops.build.plan.report.pareto_frontier import MARKS, character_plot, frontiers
+from llmops.build.plan.report.curves import MARKS, character_plot, frontiers
 from llmops.build.plan.search.candidate import Candidate
 from llmops.build.plan.search.layout_search import PlanResult
 from llmops.build.plan.search.plan_summary import caution

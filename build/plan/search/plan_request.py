@@ -11,9 +11,9 @@ from llmops.build.plan.memory.memory_budget import DEFAULT_KV_FRACTION
 from llmops.build.plan.search.serving_cost import ApiPrice
 from llmops.build.plan.speed.measured_steps import MeasuredSteps
 from llmops.build.plan.speed.workload import PlanWorkload
-from llmops.build.quant_formats import QuantFormat
+from llmops.build.quant_formats import FORMATS, PLANNED, QuantFormat, format_of_method, planned_format
 from llmops.build.target_facts import GPU_TARGETS, TARGETS
-from llmops.build.trtllm.flag_overrides import paged_context
+from llmops.build.trtllm.flag_rules import paged_context
 from llmops.errors import InputError
 
 DEFAULT_NUM_TOKENS = 8192
@@ -37,6 +37,21 @@ def default_target(model: Architecture, precision: QuantFormat, kv: str, ep: int
         return TORCH
     only = _only(precision.targets) or _only_for_cache(kv)
     return only or (ENGINE if ENGINE in model.targets else TORCH)
+
+
+def find_precision(name: str, model: Architecture) -> QuantFormat:
+    """Return the format for `llmops plan --quant`; `auto` is the format that the checkpoint is stored in.
+
+    Raises:
+        InputError: The name is unknown. The message lists the known ones.
+    """
+    if name.lower() == "auto":
+        return format_of_method(model.quant_method) or FORMATS["none"]
+    found = planned_format(name)
+    if found is None:
+        known = ", ".join(quant_format.label for quant_format in PLANNED.values())
+        raise InputError(f"The quantisation {name!r} is unknown; choose one of auto, {known}.")
+    return found
 
 
 SEQ_LEN_STEP = 1024

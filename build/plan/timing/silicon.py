@@ -15,13 +15,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from llmops.build.installed_versions import installed_version
+from llmops.build.environment import installed_version
 from llmops.build.plan.gpu_specs import GpuSpec
 from llmops.build.plan.timing import roofline
 from llmops.build.plan.timing.interpolation import InterpolationGrid
-from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape
+from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape, OperationTimes
 from llmops.build.plan.timing.roofline import RooflineTimes
 from llmops.build.quant_formats import FORMATS
+from llmops.distribution import missing_extra
+from llmops.errors import InputError
 
 _MS = 1e-3
 # The KV cache's and the arithmetic's dtype -> the tables'.
@@ -271,3 +273,37 @@ def _nearest(rows: list[dict[str, Any]], names: tuple[str, ...], wanted: tuple[i
     shapes = {tuple(row[name] for name in names) for row in rows}
     best = min(sorted(shapes), key=distance)
     return [row for row in rows if tuple(row[name] for name in names) == best]
+
+
+CHOICES = ("auto", "silicon", "roofline")
+
+
+def timing_source(gpu: GpuSpec, choice: str = "auto") -> OperationTimes:
+    """Return the source of times for a GPU.
+
+    Args:
+        gpu: The GPU.
+        choice: `silicon` asks for AIConfigurator's measured tables, `roofline` for none; `auto` takes the tables where
+            they can be read, and names the cause in the label of the roofline where installed ones cannot.
+
+    Raises:
+        InputError: The choice is unknown, or silicon was asked for and AIConfigurator has no tables for the GPU.
+        MissingDependencyError: Silicon was asked for, and a library is missing or cannot be imported.
+    """
+    if choice not in CHOICES:
+        raise InputError(f"--timing {choice!r} is unknown; choose one of {', '.join(CHOICES)}.")
+    if choice == "roofline" or (choice == "auto" and (package_root() is None or gpu.silicon is None)):
+        return RooflineTimes(gpu)
+    if package_root() is None:
+        raise missing_extra("--timing silicon needs AIConfigurator's tables, which are not installed", "silicon")
+    folder, unreadable = table_folder(gpu), pyarrow_problem()
+    if folder is not None and not unreadable:
+        return SiliconTimes(gpu, folder)
+    cause = unreadable or f"AIConfigurator {installed_version('aiconfigurator')} has no TensorRT-LLM tables for it"
+    if choice == "silicon":
+        if unreadable:
+            raise missing_extra(f"--timing silicon cannot read the tables: {unreadable}", "silicon")
+        raise InputError(f"--timing silicon cannot plan for {gpu.name}: {cause}; take --timing roofline.")
+    roofline = RooflineTimes(gpu)
+    roofline.label += f", as {cause}"
+    return roofline

@@ -7,13 +7,12 @@ from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.engine_folder.manifest import EngineLimits, Parallelism, Quantisation
-from llmops.build.model.architecture import Architecture
+from llmops.build.model.architecture import Architecture, stored_dtype
 from llmops.build.model.families import FAMILIES
 from llmops.build.quality.quality_gates import GATES, QualityGates
 from llmops.build.quant_formats import QuantFormat, buildable_formats, check_kv_cache, format_of
 from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, check_data
 from llmops.build.quantize.sharding import check_sharding, choose_group_size
-from llmops.build.quantize.weight_dtype import stored_dtype
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.prequantized import is_prequantized
 from llmops.build.trtllm.container_images import DEFAULT_TAG, TrtllmImage

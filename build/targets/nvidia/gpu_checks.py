@@ -5,7 +5,7 @@ from __future__ import annotations
 from llmops.build.plan.gpu_specs import GpuSpec, find_gpu
 from llmops.build.quant_formats import FORMATS
 from llmops.build.targets.nvidia.build_request import BuildRequest, allowed_formats
-from llmops.build.targets.nvidia.resource_estimates import stored_bytes
+from llmops.build.targets.nvidia.stage_estimates import stored_bytes
 from llmops.errors import InputError
 
 _GIB = 2**30

@@ -13,7 +13,7 @@ from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.targets.build_target import HEADER, BuildResult, GeneratorJob, StageRequirements
 from llmops.build.targets.nvidia.build_request import BuildRequest
 from llmops.build.targets.nvidia.quantize_stages import kept_bytes, library_versions
-from llmops.build.targets.nvidia.resource_estimates import (
+from llmops.build.targets.nvidia.stage_estimates import (
     OTHER_FILES,
     check_memory,
     planned_on_gpu,

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.description import ExistingQuantisation, compressed_tensors_algorithm
-from llmops.build.checkpoint.quantization_config import MODELOPT_FILE
+from llmops.build.checkpoint.huggingface_folder import MODELOPT_FILE
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.spec import BuildSpec
 from llmops.build.trtllm.unsupported_checkpoints import unsupported_reason

@@ -11,7 +11,7 @@ from typing import Any
 from llmops.build.checkpoint.hashing import digest_if_file
 from llmops.build.engine_folder.build_stages import finished_stage, stage
 from llmops.build.engine_folder.manifest import Golden
-from llmops.build.installed_versions import installed_version
+from llmops.build.environment import installed_version
 from llmops.build.progress import Progress
 from llmops.build.quality.quality_gates import QualityMetrics
 from llmops.build.targets.nvidia.build_request import BuildRequest
@@ -118,8 +118,8 @@ class _QuantizeStages:
         return self._stage("source", "the source's answers", self._record)
 
     def _record(self, part: Path) -> None:
+        from llmops.build.quality.checkpoint_models import open_source
         from llmops.build.quality.reference_answers import ReferenceAnswers
-        from llmops.build.quality.source_model import open_source
         from llmops.build.quantize.model_loading import load_tokenizer, release_memory
 
         source, tokenizer = open_source(self.checkpoint), load_tokenizer(self.checkpoint, self.tokenizer_dir)

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from llmops.build.engine_folder.manifest import FILE_NAME
-from llmops.build.installed_versions import installed_version as distribution_version
+from llmops.build.environment import installed_version as distribution_version
 from llmops.build.progress import Progress
 from llmops.build.targets.nvidia import process_guard
 from llmops.build.trtllm.container_images import TrtllmImage

@@ -17,7 +17,7 @@ from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.weight_sources import WeightSource, open_weights
 from llmops.build.progress import Progress
 from llmops.build.targets.openvino.decoder_graph import DecoderShape, build_decoder
-from llmops.build.targets.openvino.rope_frequencies import inverse_frequencies
+from llmops.build.targets.openvino.rope import inverse_frequencies
 from llmops.build.targets.openvino.weight_compression import (
     Int4Storage,
     Int8Storage,

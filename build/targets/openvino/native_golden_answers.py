@@ -15,8 +15,7 @@ import openvino as ov
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.golden_prompts import TOKENS, GoldenPrompt, golden_prompts, golden_record, truncate_at_end
 from llmops.build.engine_folder.manifest import Golden
-from llmops.build.host_memory import available_memory
-from llmops.build.installed_versions import installed_version
+from llmops.build.environment import available_memory, installed_version
 from llmops.build.progress import Progress
 from llmops.build.targets.openvino.native_export import float_model
 

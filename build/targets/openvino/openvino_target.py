@@ -9,14 +9,14 @@ from pathlib import Path
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.engine_folder.manifest import EngineLimits, Golden, Quantisation
 from llmops.build.engine_folder.manifest_extras import OpenVinoExtra, OpenVinoRuntime
-from llmops.build.installed_versions import installed_version
+from llmops.build.environment import installed_version
 from llmops.build.model.families import FAMILIES
 from llmops.build.progress import Progress
 from llmops.build.quant_formats import buildable_formats
 from llmops.build.spec import BuildSpec
 from llmops.build.target_facts import TARGETS, TargetName
 from llmops.build.targets.build_target import BuildResult, BuildTarget, GeneratorJob
-from llmops.build.targets.openvino.rope_config import ROPE_KINDS, rope_kind
+from llmops.build.targets.openvino.rope import ROPE_KINDS, rope_kind
 from llmops.distribution import missing_extra
 from llmops.errors import CheckpointError, InputError
 
@@ -79,7 +79,7 @@ def _golden(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progress) -> 
         from llmops.build.targets.openvino.native_golden_answers import golden_answers
 
         return golden_answers(checkpoint, tokenizer_dir, progress)
-    from llmops.build.quality.golden_answers import golden_of_checkpoint
+    from llmops.build.quality.reference_answers import golden_of_checkpoint
 
     return golden_of_checkpoint(checkpoint, progress)
 

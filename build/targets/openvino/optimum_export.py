@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.installed_versions import installed_version
+from llmops.build.environment import installed_version
 from llmops.build.progress import Progress
 from llmops.distribution import missing_extra
 from llmops.errors import BuildError, MissingDependencyError

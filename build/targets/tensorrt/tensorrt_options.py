@@ -7,7 +7,7 @@ from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.targets.nvidia.build_request import COMMON_OPTIONS, BuildRequest, positive_option
 from llmops.build.trtllm.backend_parameters import checked_parameters
-from llmops.build.trtllm.flag_overrides import FlagContext, paged_context
+from llmops.build.trtllm.flag_rules import FlagContext, paged_context
 from llmops.build.trtllm.trtllm_build_arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
 from llmops.build.trtllm.trtllm_build_flags import Value, effective_flags, from_argv, to_argv
 from llmops.errors import InputError

@@ -27,8 +27,7 @@ from llmops.build.targets.nvidia.gpu_checks import check_gpu
 from llmops.build.targets.nvidia.nvidia_job import NvidiaJob
 from llmops.build.targets.nvidia.quantize_stages import quantised_checkpoint
 from llmops.build.targets.tensorrt import tensorrt_options
-from llmops.build.trtllm.lora_prefetch import copy_adapters, write_prefetch
-from llmops.build.trtllm.xgrammar_info import write_tokenizer_info
+from llmops.build.trtllm.backend_files import copy_adapters, write_prefetch, write_tokenizer_info
 from llmops.errors import InputError
 
 TOKENIZER_DIR = "tokenizer"

@@ -15,7 +15,7 @@ from llmops.build.plan.search.candidate import fit_layout
 from llmops.build.plan.search.plan_request import DEFAULT_NUM_TOKENS, PlanRequest
 from llmops.build.plan.speed.step_time import Prefill, StepModel
 from llmops.build.plan.speed.workload import PlanWorkload
-from llmops.build.plan.timing.timing_source import timing_source
+from llmops.build.plan.timing.silicon import timing_source
 from llmops.build.quant_formats import FORMATS
 from tests.support.mock_engine.llmops_engine.runtimes.step_times import StepTable
 

@@ -1,19 +1,18 @@
-"""What each stage needs of disk, memory and GPU; checked before anything starts."""
+"""Estimates of memory, disk space and time per build stage, checked before anything starts."""
 
 from __future__ import annotations
 
 import math
+import os
 
 from llmops.build.checkpoint import Checkpoint
-from llmops.build.checkpoint.golden_prompts import golden_texts
-from llmops.build.host_memory import available_memory
+from llmops.build.checkpoint.golden_prompts import TOKENS, golden_texts
+from llmops.build.environment import available_memory
 from llmops.build.model.architecture import Architecture
-from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
-from llmops.build.quantize.memory_limits import CACHED_LAYERS_BYTES, CACHED_TABLE_BYTES
+from llmops.build.quantize.calibration import CACHED_LAYERS_BYTES, CACHED_TABLE_BYTES, EVALUATION_LENGTH, bundled_texts
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.build_target import StageRequirements
 from llmops.build.targets.nvidia.build_request import BuildRequest
-from llmops.build.targets.nvidia.duration_estimates import DurationEstimate
 from llmops.errors import ResourceError
 
 _GIB = 2**30
@@ -135,3 +134,44 @@ def gpu_memory() -> int:
     import torch
 
     return sum(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
+
+
+_DISK, _TO_GPU, _ON_CPU = 1.0e9, 4e9, 1e9
+_GPU_RATE, _CORE_RATE = 330e12, 40e9
+# AWQ quantises and compares eleven times
+_AWQ_PASSES = 12
+_LIBRARIES = 20.0
+# trtllm-build beside its files: graph, kernels, timing
+_COMPILE = 120.0
+
+
+class DurationEstimate:
+    """Of one build; `stored` is the size of the quantised weights in bytes."""
+
+    def __init__(self, request: BuildRequest, stored: int, gpu: bool) -> None:
+        self.checkpoint, self.request, self.stored, self.gpu = request.checkpoint, request, stored, gpu
+        self.rate = _GPU_RATE if gpu else _CORE_RATE * (os.cpu_count() or 1)
+
+    def quantise(self) -> float:
+        size, _ = self.request.calibration.resolved(self.gpu, self.request.form.calib_limit)
+        tokens = size * self.request.calibration.seq_len if self.request.form.calibrated else 0
+        passes = _AWQ_PASSES if self.request.form.grouped else 1
+        seconds = (self.checkpoint.weight_bytes + self.stored) / _DISK + self._compute(tokens * passes)
+        return (_LIBRARIES + seconds) / 60
+
+    def gate(self) -> float:
+        """The source once for the texts and once per token of the golden answers, the export once."""
+        texts = len(bundled_texts("evaluation")) + len(golden_texts())
+        reads = 1 + (TOKENS if self.checkpoint.parameters * 4 > CACHED_LAYERS_BYTES else 1)
+        bandwidth = _TO_GPU if self.gpu else _ON_CPU
+        traffic = (self.checkpoint.weight_bytes * reads + self.stored) / bandwidth
+        first = (self.checkpoint.weight_bytes + self.stored) / _DISK
+        return (traffic + first + self._compute(2 * texts * EVALUATION_LENGTH) * (4 if self.gpu else 1)) / 60
+
+    def engine(self) -> float:
+        """Every rank reads its file and writes its engine."""
+        return (_COMPILE + 2 * self.stored / _DISK) / 60
+
+    def _compute(self, tokens: int) -> float:
+        """Seconds of forward passes over so many tokens."""
+        return 2 * self.checkpoint.parameters * tokens / self.rate

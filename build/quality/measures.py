@@ -1,18 +1,105 @@
-"""Does every exported weight do to a few fixed vectors what the source's does?
-
-A fault in one layer of many may hardly move the answers; here it stands out, whatever the size of the model, and
-without a forward pass: rounding to E4M3 moves a weight by 3%, a wrong scale or a swapped shard by 50% and more.
-"""
+"""Measures of an export against its source: log-probabilities, input ranges and weights."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from llmops.build.quantize.embedding_tables import EmbeddingTable
+from llmops.build.quantize.exported_weights import InputRounding
+
+
+@dataclass
+class Comparison:
+    """Sums over tokens of reference p and candidate q; `add` may be called text by text.
+
+    `perplexity_ratio` is exp(mean NLL of q - mean NLL of p); KL is KL(p || q) in nats per token.
+    """
+
+    tokens: int = 0
+    nll_reference: float = 0.0
+    nll_candidate: float = 0.0
+    agreeing: int = 0
+    kl_sum: float = 0.0
+    kl_worst: float = 0.0
+
+    def add(self, reference: Tensor, candidate: Tensor, targets: Tensor) -> None:
+        """Log-probabilities (tokens, vocabulary) and the tokens that really came next, (tokens,)."""
+        p, q = reference.float(), candidate.float()
+        if not torch.isfinite(q).all():
+            self._broken(len(targets))
+            return
+        kl = (p.exp() * (p - q)).sum(-1).clamp(min=0)
+        self.tokens += len(targets)
+        self.nll_reference -= float(p.gather(-1, targets[:, None]).sum())
+        self.nll_candidate -= float(q.gather(-1, targets[:, None]).sum())
+        self.agreeing += int((p.argmax(-1) == q.argmax(-1)).sum())
+        self.kl_sum += float(kl.sum())
+        self.kl_worst = max(self.kl_worst, float(kl.max()))
+
+    def _broken(self, tokens: int) -> None:
+        """NaN or infinity: as bad as can be, and JSON can still hold it."""
+        self.tokens += tokens
+        self.nll_candidate += 100.0 * tokens
+        self.kl_sum += 100.0 * tokens
+        self.kl_worst = 100.0
+
+    @property
+    def perplexity(self) -> float:
+        return float(np.exp(self.nll_reference / self.tokens))
+
+    @property
+    def perplexity_ratio(self) -> float:
+        return float(np.exp((self.nll_candidate - self.nll_reference) / self.tokens))
+
+    @property
+    def top1_agreement(self) -> float:
+        return self.agreeing / self.tokens
+
+    @property
+    def mean_kl(self) -> float:
+        return self.kl_sum / self.tokens
+
+
+@contextmanager
+def input_ranges(model: Any) -> Iterator[dict[str, Tensor]]:
+    """While it is open, collects the largest magnitude of each input of every linear layer, float32 (in,)."""
+    found: dict[str, Tensor] = {}
+
+    def watch(name: str) -> Any:
+        def hook(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+            value = inputs[0].detach().flatten(0, -2)
+            if len(value):
+                largest = value.abs().amax(dim=0).float().cpu()
+                found[name] = torch.maximum(found[name], largest) if name in found else largest
+
+        return hook
+
+    linears = [(name, module) for name, module in model.named_modules() if isinstance(module, nn.Linear)]
+    handles = [module.register_forward_pre_hook(watch(name)) for name, module in linears]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def range_coverage(inputs: dict[str, InputRounding], ranges: dict[str, Tensor]) -> dict[str, float]:
+    """Per layer with a calibrated range: that range over what the evaluation texts reach. Below 1 it clips."""
+    ratios = {}
+    for name, rounding in inputs.items():
+        largest = rounding.largest()
+        if largest is not None and name in ranges:
+            reached = float((ranges[name] / largest).max())
+            ratios[name] = 1 / reached if reached > 0 else 1.0
+    return ratios
+
 
 _VECTORS = 8
 _ROWS = 8192

@@ -1,18 +1,40 @@
-"""Adapters in the form that the C++ backend loads: `lora_prefetch_dir` with a folder per task id.
+"""xgrammar_tokenizer_info.json: what the C++ backend must know of the tokenizer to hold output to a grammar.
 
-Format: NVIDIA/TensorRT-LLM `examples/hf_lora_convert.py` and `cpp/…/peftCacheManager.cpp` (prefetchLoraWeights). For
-each adapted module one row: A (rank, in) and B (out, rank), flattened one after the other, B scaled, float16 (their
-reader of .npy files knows no bfloat16); rows are padded to the longest. `model.lora_config.npy` INT32 [1, modules, 3]
-has (module id, layer, rank) of each row.
+Format: NVIDIA/TensorRT-LLM `examples/generate_xgrammar_tokenizer_info.py` (`_xgrammar_tokenizer_info` of
+`tensorrt_llm/llmapi/tokenizer.py`): `encoded_vocab`, the token texts by id as the vocabulary spells them;
+`tokenizer_str`, the whole tokenizer.json; `stop_token_ids`, which may follow a complete text.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.lora_adapters import CONFIG, MODULES, TENSOR, WEIGHTS, AdapterCheckpoint
+
+TOKENIZER_INFO = "xgrammar_tokenizer_info.json"
+
+
+def tokenizer_info(tokenizer_json: Path, stop_token_ids: Sequence[int]) -> dict[str, Any]:
+    """The file's content. An id that the vocabulary leaves out gets an empty text, so that positions stay ids."""
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(tokenizer_json))
+    vocabulary = tokenizer.get_vocab(with_added_tokens=True)
+    texts = [""] * (max(vocabulary.values()) + 1)
+    for text, token_id in vocabulary.items():
+        texts[token_id] = text
+    return {"encoded_vocab": texts, "tokenizer_str": tokenizer.to_str(), "stop_token_ids": list(stop_token_ids)}
+
+
+def write_tokenizer_info(engine: Path, tokenizer_dir: str, stop_token_ids: Sequence[int]) -> None:
+    """Write the file beside engine.json; `tokenizer_dir` is relative to the engine folder."""
+    info = tokenizer_info(engine / tokenizer_dir / "tokenizer.json", stop_token_ids)
+    (engine / TOKENIZER_INFO).write_text(json.dumps(info))
+
 
 # tensorrt_llm/lora_manager.py, LoraManager.LORA_MODULE_IDS
 MODULE_IDS = {

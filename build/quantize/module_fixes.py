@@ -1,7 +1,4 @@
-"""transformers 5 keeps a layer's experts in two 3-D tensors; ModelOpt 0.47 exports separate Linears.
-
-Replacing the fused module by a list of small ones (same arithmetic) makes Mixtral and Qwen3-MoE exportable.
-"""
+"""Corrections of fused modules that ModelOpt 0.47 exports wrongly: stacked experts and Phi-3's gate_up matrix."""
 
 from __future__ import annotations
 
@@ -68,3 +65,33 @@ def _linear(weight: torch.Tensor) -> nn.Linear:
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta", dtype=weight.dtype)
     linear.weight = nn.Parameter(weight.clone(), requires_grad=False)
     return linear
+
+
+def interleave_gate_up(model: Any, tp: int) -> None:
+    """Reorder rows (and their scales) so that what ModelOpt writes is [up_t; gate_t] on rank t. For export only: the
+    model computes nonsense afterwards."""
+    import torch
+
+    if tp == 1:
+        return
+    for name, module in model.named_modules():
+        if name.endswith(".gate_up_proj"):
+            with torch.no_grad():
+                _reorder(module, tp)
+
+
+def _reorder(module: Any, tp: int) -> None:
+    import torch
+
+    rows = module.weight.shape[0]
+    gate, up = torch.arange(rows).chunk(2)
+    shares = [part for pair in zip(up.chunk(tp), gate.chunk(tp), strict=True) for part in pair]
+    # ModelOpt will swap the halves once more
+    second, first = torch.cat(shares).chunk(2)
+    order = torch.cat([first, second]).to(module.weight.device)
+    module.weight.data = module.weight.data[order]
+    quantizers = getattr(module, "weight_quantizer", None)
+    for quantizer in quantizers if isinstance(quantizers, torch.nn.Sequential) else [quantizers]:
+        amax = getattr(quantizer, "_amax", None)
+        if quantizer is not None and amax is not None and amax.numel() > 1:
+            quantizer._amax = amax.reshape(rows, -1)[order].reshape(amax.shape)

@@ -1,4 +1,7 @@
-"""Which versions of other distributions are installed, without importing them."""
+"""Facts about this machine: versions of installed distributions and available memory.
+
+Nothing here imports the libraries that it asks about.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,7 @@ import functools
 import os
 import subprocess
 from importlib import metadata
+from pathlib import Path
 
 # TensorRT-LLM may have a Python of its own (Dockerfile.trtllm): the name of its interpreter
 TRTLLM_PYTHON = "LLMOPS_TRTLLM_PYTHON"
@@ -30,3 +34,22 @@ def _version_there(python: str, name: str) -> str:
     except (OSError, subprocess.SubprocessError):
         return ""
     return found.stdout.strip()
+
+
+def available_memory() -> int | None:
+    """What can be had without swapping, within this container's limit; None where /proc does not say."""
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    return min(free, _cgroup_free())
+
+
+def _cgroup_free() -> int:
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(Path("/sys/fs/cgroup/memory.current").read_text())
+        return int(limit) - used if limit != "max" else 2**62
+    except (OSError, ValueError):
+        return 2**62

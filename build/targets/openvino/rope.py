@@ -1,21 +1,36 @@
-"""Rotary position embedding: the inverse frequencies, scaled as the checkpoint's config asks."""
+"""Rotary position embedding: the scalings that can be built, and their inverse frequencies."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from llmops.build.targets.openvino.rope_config import ROPE_KINDS, rope_parameters
 from llmops.errors import CheckpointError
 
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import NDArray
+
+
+ROPE_KINDS = ("default", "linear", "llama3")
+
+
+def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
+    """`rope_theta`, `rope_type` and the latter's factors, from the spelling of any transformers version."""
+    nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
+    kind = nested.get("rope_type") or nested.get("type") or "default"
+    theta = config.get("rope_theta") or nested.get("rope_theta") or 10000.0
+    return {**nested, "rope_type": kind, "rope_theta": float(theta)}
+
+
+def rope_kind(config: dict[str, Any]) -> str:
+    return str(rope_parameters(config)["rope_type"])
 
 
 def inverse_frequencies(config: dict[str, Any], head_dim: int) -> NDArray[np.float32]:
     """Shape (head_dim / 2,). Raises CheckpointError for a scaling that is not in `ROPE_KINDS`."""
+    import numpy as np
+
     parameters = rope_parameters(config)
     kind = parameters["rope_type"]
     exponents = np.arange(0, head_dim, 2, dtype=np.int64).astype(np.float32) / np.float32(head_dim)
@@ -34,6 +49,8 @@ def inverse_frequencies(config: dict[str, Any], head_dim: int) -> NDArray[np.flo
 
 def _llama3(plain: NDArray[np.float32], parameters: dict[str, Any]) -> NDArray[np.float32]:
     """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+    import numpy as np
+
     factor, context = parameters["factor"], parameters["original_max_position_embeddings"]
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     wavelength = 2 * math.pi / plain

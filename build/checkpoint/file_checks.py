@@ -1,0 +1,76 @@
+"""Checks of files that somebody else made: JSON errors, links that lead outside, tensor ranges.
+
+Every fault becomes a CheckpointError that names the file.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from llmops.build.checkpoint.description import TensorInfo
+from llmops.errors import CheckpointError
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object that the file holds. Raises CheckpointError when it cannot be read or holds something else."""
+    content = read_value(path)
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{path} does not hold a JSON object; download it again.")
+    return content
+
+
+def read_value(path: Path) -> Any:
+    """The JSON value that the file holds. Raises CheckpointError when it cannot be read."""
+    try:
+        return parse_json(path.read_bytes())
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"{path} cannot be read as JSON ({error}); download it again.") from error
+
+
+def parse_json(raw: bytes) -> Any:
+    """As json.loads, but ValueError is all that it raises."""
+    try:
+        return json.loads(raw)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
+def reject_outside_symlinks(folder: Path) -> None:
+    """Check that each file and folder in `folder` lies in it, or where the hub's cache keeps contents.
+
+    Raises:
+        CheckpointError: A link leads out of the folder. The message names the link and not its target.
+    """
+    real = folder.resolve()
+    allowed = [real]
+    # the hub's cache: models--OWNER--NAME/snapshots/REVISION/FILE is a link to ../../blobs/DIGEST
+    if real.parent.name == "snapshots":
+        allowed.append(real.parents[1] / "blobs")
+    for root, folders, files in os.walk(real):
+        for name in (*folders, *files):
+            path = Path(root, name)
+            if path.is_symlink() and not any(path.resolve().is_relative_to(one) for one in allowed):
+                raise CheckpointError(
+                    f"{folder} has a link {path.relative_to(real)} that leads out of the folder, so a build would read "
+                    "another file of this machine. Copy the file there if it belongs to the checkpoint."
+                )
+
+
+def check_tensor_ranges(path: Path, tensors: Iterable[TensorInfo], size: int) -> None:
+    """Raises CheckpointError when a tensor reaches past the file's `size` bytes or into another tensor."""
+    placed = sorted(tensors, key=lambda tensor: (tensor.offset, tensor.nbytes))
+    end = max((tensor.offset + tensor.nbytes for tensor in placed), default=0)
+    if end > size:
+        raise CheckpointError(
+            f"{path} is truncated: it has {size:,} bytes, its tensors need {end:,}; download it again."
+        )
+    for before, after in pairwise(placed):
+        if before.offset + before.nbytes > after.offset:
+            raise CheckpointError(
+                f"{path} is damaged: {before.name} and {after.name} overlap in it; download it again."
+            )

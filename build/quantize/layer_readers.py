@@ -1,0 +1,244 @@
+"""Read linear layers of quantised Hugging Face checkpoints as float32, one reader per format."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from llmops.build.quant_formats import buildable_formats, format_of_algorithm
+from llmops.build.quantize.exported_weights import InputRounding, Part, QuantizedLinear
+from llmops.errors import InputError
+
+# the layer's tensors by the last part of their name: weight, weight_scale, qzeros, …
+Stored = Mapping[str, Tensor]
+
+
+class LayerReader(Protocol):
+    """A format. `names` are the tensors that belong to a quantised layer beside `weight`."""
+
+    names: frozenset[str]
+
+    def quantised(self, stored: Stored) -> bool:
+        """Whether this layer is: checkpoints leave some as they were."""
+
+    def part(self, stored: Stored, bounds: bool) -> Part:
+        """float32 (out, in) and, where asked for and known, how far rounding may have moved each value."""
+
+    def rounding(self, stored: Stored) -> InputRounding | None:
+        """None where inputs stay as they are."""
+
+
+def unpack_words(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
+    """int32 (rows, words) -> int32 (rows, words * 32 / bits), unsigned values, the lowest bits first. `order` says at
+    which place of a word the next value lies, where that is another."""
+    places = order or tuple(range(32 // bits))
+    shifts = torch.tensor([place * bits for place in places], dtype=torch.int64)
+    values = (words.to(torch.int64).unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
+    return values.flatten(-2).to(torch.int32)
+
+
+def expand_scales(scales: Tensor, size: int, dim: int) -> Tensor:
+    """Each scale for its share of `size` values along `dim`; the last block may be cut short."""
+    block = -(-size // scales.shape[dim])
+    return scales.repeat_interleave(block, dim).narrow(dim, 0, size)
+
+
+# at which place of a word the values 0, 1, … 7 lie
+_PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
+
+
+class AwqReader:
+    names = frozenset({"qweight", "qzeros", "scales"})
+
+    def quantised(self, stored: Stored) -> bool:
+        return "qweight" in stored
+
+    def part(self, stored: Stored, bounds: bool) -> Part:
+        values = unpack_words(stored["qweight"], 4, _PLACES)
+        zeros = expand_scales(unpack_words(stored["qzeros"], 4, _PLACES), len(values), 0)
+        scales = expand_scales(stored["scales"].float(), len(values), 0)
+        return ((values - zeros).float() * scales).T.contiguous(), None
+
+    def rounding(self, stored: Stored) -> InputRounding | None:
+        return None
+
+
+class GptqReader:
+    names = frozenset({"qweight", "qzeros", "scales", "g_idx"})
+
+    def __init__(self, bits: int, zero_offset: int) -> None:
+        self.bits, self.zero_offset = bits, zero_offset
+
+    def quantised(self, stored: Stored) -> bool:
+        return "qweight" in stored
+
+    def part(self, stored: Stored, bounds: bool) -> Part:
+        values = unpack_words(stored["qweight"].T.contiguous(), self.bits)  # (out, in)
+        scales = stored["scales"].float()
+        zeros = unpack_words(stored["qzeros"], self.bits) + self.zero_offset
+        size, groups = values.shape[1], len(scales)
+        group = stored["g_idx"].long() if "g_idx" in stored else torch.arange(size) // -(-size // groups)
+        return (values - zeros[group].T).float() * scales[group].T, None
+
+    def rounding(self, stored: Stored) -> InputRounding | None:
+        return None
+
+
+class BlockFp8Reader:
+    names = frozenset({"weight_scale_inv", "activation_scale", "input_scale"})
+
+    def __init__(self, block: tuple[int, int], static: bool) -> None:
+        self.block, self.static = block, static
+
+    def quantised(self, stored: Stored) -> bool:
+        return "weight_scale_inv" in stored
+
+    def part(self, stored: Stored, bounds: bool) -> Part:
+        weight, scale = stored["weight"].float(), stored["weight_scale_inv"].float()
+        (rows, columns), (high, wide) = weight.shape, self.block
+        whole = scale.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
+        return weight * whole, None
+
+    def rounding(self, stored: Stored) -> InputRounding | None:
+        if self.static:
+            scale = stored.get("activation_scale", stored.get("input_scale"))
+            return InputRounding("e4m3", None if scale is None else scale.float())
+        return InputRounding("e4m3_block", block=self.block[1])
+
+
+class CompressedTensorsReader:
+    names = frozenset({
+        "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "input_scale",
+        "input_zero_point", "k_scale", "v_scale",
+    })  # fmt: skip
+
+    def __init__(self, bits: int, input_kind: str | None) -> None:
+        self.bits, self.input_kind = bits, input_kind
+
+    def quantised(self, stored: Stored) -> bool:
+        return "weight_scale" in stored
+
+    def part(self, stored: Stored, bounds: bool) -> Part:
+        values, zeros = self._values(stored)
+        scales = self._whole(stored["weight_scale"].float(), values, stored)
+        if zeros is not None:
+            values = values - self._whole(zeros.float(), values, stored)
+        return values * scales, None
+
+    def _values(self, stored: Stored) -> tuple[Tensor, Tensor | None]:
+        """(float32 (out, in), zero points as many as there are scales)."""
+        zeros = stored.get("weight_zero_point")
+        if "weight_packed" not in stored:
+            return stored["weight"].float(), zeros
+        rows, columns = (int(size) for size in stored["weight_shape"])
+        half = 1 << (self.bits - 1)
+        values = unpack_words(stored["weight_packed"], self.bits)[:rows, :columns] - half
+        if zeros is not None:  # packed along the outputs
+            zeros = unpack_words(zeros.T.contiguous(), self.bits).T[:rows] - half
+        return values.float(), zeros
+
+    @staticmethod
+    def _whole(scale: Tensor, values: Tensor, stored: Stored) -> Tensor:
+        if scale.dim() < 2:
+            return scale.reshape(-1, 1) if scale.numel() > 1 else scale.reshape(())
+        if "weight_g_idx" in stored:
+            return scale[:, stored["weight_g_idx"].long()]
+        return expand_scales(expand_scales(scale, values.shape[0], 0), values.shape[1], 1)
+
+    def rounding(self, stored: Stored) -> InputRounding | None:
+        if self.input_kind is None:
+            return None
+        scale = stored.get("input_scale")
+        return InputRounding(self.input_kind, None if scale is None else scale.float().reshape(()))
+
+
+# those that a Hugging Face folder can have
+ALGORITHMS = frozenset(form.algorithm for form in buildable_formats("pytorch").values() if form.algorithm)
+
+
+class ModelOptReader:
+    names = frozenset({"weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale", "k_scale", "v_scale"})
+
+    def __init__(self, algorithm: str) -> None:
+        form = format_of_algorithm(algorithm)
+        self.kind = form.inputs if form else None
+
+    def quantised(self, stored: Stored) -> bool:
+        return "weight_scale" in stored
+
+    def part(self, stored: Stored, bounds: bool) -> Part:
+        return QuantizedLinear(stored["weight"], stored["weight_scale"], stored.get("pre_quant_scale")).part(bounds)
+
+    def rounding(self, stored: Stored) -> InputRounding | None:
+        if self.kind is None:
+            return None
+        return InputRounding(self.kind, stored.get("input_scale"), stored.get("pre_quant_scale"))
+
+
+_COMPRESSED = ("float-quantized", "naive-quantized", "int-quantized", "pack-quantized")
+_INSTEAD = "measure the served model instead (`llmops bench`, your own evaluation)"
+
+
+def reader_of(config: dict[str, Any], modelopt: dict[str, Any]) -> LayerReader:
+    """`modelopt` is the "quantization" of hf_quant_config.json, empty where there is none. Raises InputError for what
+    cannot be read."""
+    quantised = config.get("quantization_config")
+    if modelopt or not isinstance(quantised, dict):
+        return _modelopt(str(modelopt.get("quant_algo") or ""))
+    method = str(quantised.get("quant_method", "")).lower()
+    if method == "modelopt":
+        return _modelopt(str(quantised.get("quant_algo") or ""))
+    makers = {"fp8": _fp8, "awq": _awq, "gptq": _gptq, "compressed-tensors": _compressed}
+    if method not in makers:
+        raise _unreadable(f"{method or 'unknown'} weights")
+    return makers[method](quantised)
+
+
+def _unreadable(what: str) -> InputError:
+    return InputError(f"{what} cannot be read back, so they cannot be compared with a source; {_INSTEAD}.")
+
+
+def _modelopt(algorithm: str) -> LayerReader:
+    if algorithm and algorithm not in ALGORITHMS:
+        raise _unreadable(f"ModelOpt's {algorithm} weights")
+    return ModelOptReader(algorithm)
+
+
+def _fp8(quantised: dict[str, Any]) -> LayerReader:
+    block = quantised.get("weight_block_size") or (1 << 30, 1 << 30)  # one scale for all
+    return BlockFp8Reader((int(block[0]), int(block[1])), quantised.get("activation_scheme") == "static")
+
+
+def _awq(quantised: dict[str, Any]) -> LayerReader:
+    version, bits = str(quantised.get("version", "gemm")).lower(), quantised.get("bits", quantised.get("w_bit", 4))
+    if version != "gemm" or bits != 4:
+        raise _unreadable(f"AWQ weights of version {version} with {bits} bits")
+    return AwqReader()
+
+
+def _gptq(quantised: dict[str, Any]) -> LayerReader:
+    bits, layout = quantised.get("bits"), str(quantised.get("checkpoint_format", "gptq"))
+    if bits not in (2, 4, 8) or layout not in ("gptq", "gptq_v2"):
+        raise _unreadable(f"GPTQ weights of format {layout} with {bits} bits")
+    return GptqReader(bits, 1 if layout == "gptq" else 0)
+
+
+def _compressed(quantised: dict[str, Any]) -> LayerReader:
+    groups = [group for group in (quantised.get("config_groups") or {}).values() if isinstance(group, dict)]
+    layouts = {str(group.get("format") or quantised.get("format")) for group in groups}
+    weights = {(group.get("weights") or {}).get("num_bits") for group in groups}
+    plain = not quantised.get("sparsity_config") and not quantised.get("transform_config")
+    if not plain or len(weights) != 1 or not layouts <= set(_COMPRESSED):
+        raise _unreadable(f"compressed-tensors weights in {', '.join(sorted(layouts)) or 'no format'}")
+    inputs = [group.get("input_activations") or {} for group in groups]
+    return CompressedTensorsReader(int(weights.pop() or 0), _input_kind(inputs[0]))
+
+
+def _input_kind(inputs: dict[str, Any]) -> str | None:
+    if inputs.get("num_bits") != 8:
+        return None
+    kind = "e4m3" if inputs.get("type") == "float" else "int8"
+    return f"{kind}_token" if inputs.get("dynamic") else kind
