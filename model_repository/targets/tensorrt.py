@@ -12,7 +12,7 @@ from typing import Any
 
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.engine_folder.manifest_extras import TensorrtExtra
-from llmops.build.trtllm.backend_files import FILE_NAME
+from llmops.build.trtllm.backend_files import TOKENIZER_INFO
 from llmops.build.trtllm.backend_parameters import NVIDIA_ONLY, PARAMETERS, checked_parameters
 from llmops.contract import (
     GUIDE_KINDS,
@@ -45,8 +45,8 @@ class TensorrtRepositoryTarget(RepositoryTarget):
         missing = [name for name in wanted if not (directory / manifest.model_dir / name).is_file()]
         if missing:
             raise InputError(f"{directory} is damaged: {manifest.model_dir}/{missing[0]} is missing. Build it again.")
-        if _built(manifest).guided and not (directory / FILE_NAME).is_file():
-            raise InputError(f"{directory} is damaged: {FILE_NAME} is missing. Build it again.")
+        if _built(manifest).guided and not (directory / TOKENIZER_INFO).is_file():
+            raise InputError(f"{directory} is damaged: {TOKENIZER_INFO} is missing. Build it again.")
         backend_settings(manifest, directory)
         given = _built(manifest).serve
         foreign = next((name for name in NVIDIA_ONLY if given.get(name)), None)
@@ -174,7 +174,7 @@ def _guided(directory: Path, manifest: EngineManifest) -> dict[str, str]:
     guided = _built(manifest).guided
     return {
         "guided_decoding_backend": "xgrammar" if guided else "",
-        "xgrammar_tokenizer_info_path": str((directory / FILE_NAME).resolve()) if guided else "",
+        "xgrammar_tokenizer_info_path": str((directory / TOKENIZER_INFO).resolve()) if guided else "",
     }
 
 
