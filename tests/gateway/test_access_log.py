@@ -143,7 +143,11 @@ async def test_a_full_disk_costs_lines_and_nothing_else(card, tokenizer):
 
         def dropped() -> float:
             app = stack.server.config.app
-            return app.state.metrics.numbers(exporters.metric_definitions.TELEMETRY_EXPORTS).labels("access_log", "dropped").read()
+            return (
+                app.state.metrics.numbers(exporters.metric_definitions.TELEMETRY_EXPORTS)
+                .labels("access_log", "dropped")
+                .read()
+            )
 
         await eventually(lambda: dropped() == 1)
         assert (await stack.chat()).status_code == 200
