@@ -1,6 +1,6 @@
-"""What is in a checkpoint, without loading a weight: `open_checkpoint(ref)` -> `Checkpoint`.
+"""Checkpoints, described without loading a weight: `open_checkpoint(ref)` returns a `Checkpoint`.
 
-What a model of that architecture is belongs to `model/`; reading quantised weights to `quantize/`.
+Architectures belong to `model/`, quantised weights to `quantize/`.
 """
 
 from llmops.build.checkpoint.description import (
