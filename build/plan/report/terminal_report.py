@@ -1,4 +1,4 @@
-"""The plan in the terminal."""
+"""The plan as text in the terminal."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from llmops.build.plan.search.candidate import Candidate
 from llmops.build.plan.search.layout_search import PlanResult
 from llmops.build.plan.search.plan_summary import caution
 
+#: Width in columns from which facts and memory stand side by side.
 WIDE_COLUMNS = 100
 
 
 def print_plan(plan: PlanResult, console: Console, top: int = 8) -> None:
-    """Print the ranking, the best layout with its memory, the Pareto picture and what was rejected."""
+    """Print the ranking, the best layout with its memory, the Pareto plot and the rejected layouts."""
     console.print(Text(figures.title(plan), style="bold"))
     console.print(_ranking(plan, console.width >= WIDE_COLUMNS, top))
     apart = figures.cheaper_apart(plan)
