@@ -106,8 +106,8 @@ class QuantFormat:
     parts: frozenset[str] = frozenset({"attention", "mlp", "experts"})
     table_bits: int = 16
     method: str = ""
-    rounds_like: str = ""
-    dropped: FormatRemoval | None = None
+    equivalent_rounding: str = ""
+    removal_reason: FormatRemoval | None = None
     aliases: tuple[str, ...] = ()
     gemm_plugin: bool = False
     fp8_attention: bool = False
@@ -235,7 +235,7 @@ _ALL = (
         "int8_wo", "INT8 weights per channel", _GPU, 8, "bf16", mixtures=_ENGINE, algorithm="W8A16",
         modelopt=ModelOptSettings("INT8_WEIGHT_ONLY_CFG", calibrated=False, quantized_by_builder=True), gemm="int8_wo", moe=None,
         loss=QualityLimits(max_ppl_ratio=1.02, min_top1=0.92, max_mean_kl=0.01, max_weight_error=0.15), group=PER_CHANNEL,
-        scale_bytes=2, dropped=FormatRemoval((1, 3), "INT8 weight-only"), aliases=("int8",), gemm_plugin=True,
+        scale_bytes=2, removal_reason=FormatRemoval((1, 3), "INT8 weight-only"), aliases=("int8",), gemm_plugin=True,
     ),
     QuantFormat(
         "int4_wo", "4-bit weights per channel", _ENGINE, 4, "bf16", mixtures=_ENGINE,
@@ -251,22 +251,26 @@ _ALL = (
     # OpenVINO's: a float16 scale and an integer zero point, embedding and head in 8 bits
     QuantFormat(
         "int8", "unsigned 8 bits per channel", _OPENVINO, 8, "bf16", algorithm=None, modelopt=None, gemm=None, moe=None,
-        loss=None, rounds_like="int8_wo", group=PER_CHANNEL, scale_bytes=3, table_bits=8,
+        loss=None, equivalent_rounding="int8_wo", group=PER_CHANNEL, scale_bytes=3, table_bits=8,
     ),
     QuantFormat(
         "int4", "unsigned 4 bits in groups", _OPENVINO, 4, "bf16", algorithm=None, modelopt=None, gemm=None, moe=None,
-        loss=None, rounds_like="int4_wo", group=128, scale_bytes=2.5, table_bits=8,
+        loss=None, equivalent_rounding="int4_wo", group=128, scale_bytes=2.5, table_bits=8,
     ),
 )  # fmt: skip
-FORMATS: dict[str, QuantFormat] = {form.name: form for form in _ALL}
+FORMATS: dict[str, QuantFormat] = {quant_format.name: quant_format for quant_format in _ALL}
 #: The formats that `llmops plan` can plan for.
-PLANNED = {name: form for name, form in FORMATS.items() if not form.targets <= _OPENVINO}
-_ALIASES = {alias: form.name for form in _ALL for alias in form.aliases}
+PLANNED = {name: quant_format for name, quant_format in FORMATS.items() if not quant_format.targets <= _OPENVINO}
+_ALIASES = {alias: quant_format.name for quant_format in _ALL for alias in quant_format.aliases}
 
 
 def buildable_formats(target: str) -> dict[str, QuantFormat]:
     """Return the values of `--quant` for a target."""
-    return {name: form for name, form in FORMATS.items() if target in form.targets and not form.as_stored}
+    return {
+        name: quant_format
+        for name, quant_format in FORMATS.items()
+        if target in quant_format.targets and not quant_format.as_stored
+    }
 
 
 def format_of(name: str, target: str) -> QuantFormat:
@@ -292,19 +296,23 @@ def planned_format(name: str) -> QuantFormat | None:
 
 def format_of_algorithm(algorithm: str) -> QuantFormat | None:
     """Return the format of a TensorRT-LLM QuantAlgo, or None."""
-    return next((form for form in _ALL if form.algorithm == algorithm), None) if algorithm else None
+    return (
+        next((quant_format for quant_format in _ALL if quant_format.algorithm == algorithm), None)
+        if algorithm
+        else None
+    )
 
 
 def format_of_method(method: str | None) -> QuantFormat | None:
     """Return the format of a checkpoint's `quant_method`, or None."""
-    return next((form for form in _ALL if form.method == method), None) if method else None
+    return next((quant_format for quant_format in _ALL if quant_format.method == method), None) if method else None
 
 
-def dropped(name: str, release: tuple[int, int]) -> str | None:
+def removal_reason(name: str, release: tuple[int, int]) -> str | None:
     """Return NVIDIA's name for a format that the TensorRT-LLM release no longer loads, or None if
     it does.
     """
-    gone = FORMATS[name].dropped if name in FORMATS else None
+    gone = FORMATS[name].removal if name in FORMATS else None
     return gone.what if gone and release >= gone.since else None
 
 
@@ -318,7 +326,7 @@ def check_kv_cache(kv_cache: str, target: TargetName) -> None:
         raise InputError(f"--kv-cache {kv_cache} does not run on target {target}; use one of {', '.join(known)}.")
 
 
-if _missing := [one.name for one in _ALL if one.rounds_like and one.rounds_like not in FORMATS]:
+if _missing := [one.name for one in _ALL if one.equivalent_rounding and one.equivalent_rounding not in FORMATS]:
     raise ImportError(f"rounds_like of {', '.join(_missing)} is not a format.")
 if len(FORMATS) != len(_ALL) or FORMATS.keys() & _ALIASES.keys() - {"int8", "int4"}:
     raise ImportError("two formats have the same name.")

@@ -10,7 +10,7 @@ from llmops.build.checkpoint.description import (
     SpecialTokens,
     TensorInfo,
 )
-from llmops.build.checkpoint.opening import describe, open_checkpoint
+from llmops.build.checkpoint.opening import describe_config, open_checkpoint
 
 __all__ = [
     "Checkpoint",
@@ -18,6 +18,6 @@ __all__ = [
     "ExistingQuantisation",
     "SpecialTokens",
     "TensorInfo",
-    "describe",
+    "describe_config",
     "open_checkpoint",
 ]

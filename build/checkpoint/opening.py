@@ -87,12 +87,12 @@ def _open_hub(ref: str, weights: bool) -> Checkpoint:
         raise CheckpointError(_not_a_checkpoint(Path(ref), "there is no such file or folder"))
     known = known_model(ref)
     if known and not weights:
-        return describe(known.id, known.config, Path(known.id))
+        return describe_config(known.id, known.config, Path(known.id))
     checkpoint = _open_path(fetch_snapshot(ref, weights), ref, weights)
     return replace(checkpoint, name=match["repo"].split("/")[1].lower())
 
 
-def describe(ref: str, config: dict[str, Any], folder: Path) -> Checkpoint:
+def describe_config(ref: str, config: dict[str, Any], folder: Path) -> Checkpoint:
     """Return the checkpoint that a config.json alone describes. `folder` is its place and need not
     exist.
     """

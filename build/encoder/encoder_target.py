@@ -63,7 +63,7 @@ class EncoderJob(TargetJob[EncoderCheckpoint]):
         return 4 * self.checkpoint.parameters + (16 << 20)
 
     @property
-    def lines(self) -> list[str]:
+    def dry_run_lines(self) -> list[str]:
         limits = self._limits
         gives = "scores for pairs of texts" if self.checkpoint.head else "vectors"
         return [

@@ -77,7 +77,7 @@ def dry_run(spec: BuildSpec) -> DryRun:
         output=str(spec.output),
         disk_bytes=job.disk_bytes,
         missing=_missing(job),
-        steps=job.lines,
+        steps=job.dry_run_lines,
     )
 
 

@@ -14,7 +14,7 @@ from llmops.build.engine_folder.atomic_folder import write_text_atomically
 from llmops.build.engine_folder.build_lock import exclusive_build
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
-from llmops.build.quant_formats import buildable_formats, dropped
+from llmops.build.quant_formats import buildable_formats, removal_reason
 from llmops.build.target_facts import TARGETS
 from llmops.build.targets.pytorch import ARGS_FILE
 from llmops.build.trtllm.container_images import TrtllmImage
@@ -58,7 +58,7 @@ def plan_upgrade(directory: Path, to: str) -> Upgrade:
             f"{directory} is a TensorRT engine: it runs on TensorRT-LLM {manifest.tensorrt_llm} only, and 1.3 "
             f"no longer has engines. Build the model again for the PyTorch backend:\n  {_rebuild_command(manifest, directory)}"
         )
-    if gone := dropped(manifest.quantisation.weights, release_of(version)):
+    if gone := removal_reason(manifest.quantisation.weights, release_of(version)):
         raise InputError(
             f"{directory} has {gone} weights, which TensorRT-LLM 1.3 does not load. Build it again:\n"
             f"  {_rebuild_command(manifest, directory)}"
@@ -165,8 +165,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 def _rebuild_command(manifest: EngineManifest, directory: Path) -> str:
     """Return the command that builds the same model for the PyTorch backend."""
     quant = manifest.quantisation.weights
-    form = buildable_formats("pytorch").get(quant)
-    if form is None or form.dropped:
+    quant_format = buildable_formats("pytorch").get(quant)
+    if quant_format is None or quant_format.removal:
         quant = "fp8"
     cache, parallel, limits = manifest.quantisation.kv_cache, manifest.parallelism, manifest.limits
     words = [

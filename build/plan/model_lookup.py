@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmops.build.checkpoint import Checkpoint, describe, open_checkpoint
+from llmops.build.checkpoint import Checkpoint, describe_config, open_checkpoint
 from llmops.build.checkpoint.hub_download import HUB_ID, cached_config, fetch_config
 from llmops.build.checkpoint.known_models import BUNDLED, KnownModel, known_model, known_models, model_suggestion
 from llmops.errors import CheckpointError
@@ -54,7 +54,7 @@ def _look_up_hub_id(source: str, online: bool) -> NamedModel:
         return NamedModel(source, _described(source, fetch_config(source)))
     known = known_model(source)
     if known:
-        return NamedModel(known.id, describe(known.id, _decoder_config(known), Path(known.id)))
+        return NamedModel(known.id, describe_config(known.id, _decoder_config(known), Path(known.id)))
     cached = cached_config(source)
     if cached:
         return NamedModel(source, _described(source, cached))
@@ -93,7 +93,7 @@ def _look_up_file(path: Path) -> NamedModel:
 
 
 def _described(ref: str, path: Path) -> Checkpoint:
-    return describe(ref, _read(path), path.parent)
+    return describe_config(ref, _read(path), path.parent)
 
 
 def _read(path: Path) -> dict[str, Any]:

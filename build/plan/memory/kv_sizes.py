@@ -58,7 +58,7 @@ def sequence_bytes(model: Architecture, kv: str, layout: ParallelLayout, length:
     return _blocks(length) * token_bytes(model, kv, layout)
 
 
-def sequences(pool: int, model: Architecture, kv: str, layout: ParallelLayout, length: int) -> int:
+def sequences_that_fit(pool: int, model: Architecture, kv: str, layout: ParallelLayout, length: int) -> int:
     """Return the number of sequences of `length` tokens that a pool of bytes per rank holds."""
     return pool // sequence_bytes(model, kv, layout, length)
 

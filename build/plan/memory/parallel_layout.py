@@ -54,7 +54,7 @@ def local_kv_heads(model: Architecture, tp: int) -> int:
     return -(-model.num_kv_heads // tp)
 
 
-def candidates(model: Architecture, tp: int | None, pp: int | None, ep: int | None) -> Iterator[ParallelLayout]:
+def candidate_layouts(model: Architecture, tp: int | None, pp: int | None, ep: int | None) -> Iterator[ParallelLayout]:
     """Yield every layout to try. A size that the user pinned is the only one tried."""
     for tensor in [tp] if tp else SIZES:
         for stages in [pp] if pp else SIZES:

@@ -32,10 +32,10 @@ def dollars(amount: float) -> str:
 
 def title(plan: PlanResult) -> str:
     """Return the model's name and the request in one line."""
-    return f"{plan.request.name} · {asked(plan)}"
+    return f"{plan.request.name} · {request_summary(plan)}"
 
 
-def asked(plan: PlanResult) -> str:
+def request_summary(plan: PlanResult) -> str:
     """Return the request in one line, without the model's name."""
     request = plan.request
     load = request.workload
@@ -55,7 +55,7 @@ def asked(plan: PlanResult) -> str:
     return f"{request.precision.label} weights, {request.kv} KV · {', '.join(parts)}"
 
 
-def answer(plan: PlanResult) -> str:
+def recommendation(plan: PlanResult) -> str:
     """Return the recommendation in one sentence."""
     best, load = plan.best, plan.request.workload
     rate = load.qps or best.capacity
@@ -98,7 +98,7 @@ def memory_rows(candidate: Candidate) -> list[tuple[str, str, int]]:
     return [(name, gigabytes(bytes_), bytes_) for name, bytes_ in rows]
 
 
-def facts(plan: PlanResult) -> list[tuple[str, str]]:
+def best_layout_rows(plan: PlanResult) -> list[tuple[str, str]]:
     """Return the best layout as (name, value) rows."""
     best, load = plan.best, plan.request.workload
     point, cost = best.point, best.cost
@@ -132,9 +132,9 @@ def build_limits(best: Candidate) -> str:
     )
 
 
-def cheaper_apart(plan: PlanResult) -> str | None:
+def disaggregated_saving(plan: PlanResult) -> str | None:
     """Return what separate prefill and decode workers would save, in a sentence, or None."""
-    other, best = plan.cheaper_apart, plan.best
+    other, best = plan.cheaper_disaggregated, plan.best
     if other is None:
         return None
     rate = bool(plan.request.workload.qps)

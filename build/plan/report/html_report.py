@@ -11,7 +11,7 @@ from llmops.build.plan.report import figures
 from llmops.build.plan.report.curves import cost_by_rate, frontiers
 from llmops.build.plan.search.candidate import Candidate
 from llmops.build.plan.search.layout_search import PlanResult
-from llmops.build.plan.search.plan_summary import caution
+from llmops.build.plan.search.plan_summary import accuracy_warning
 from llmops.html_pages.elements import collapsible, data_table, key_figures, key_value_table, note
 from llmops.html_pages.elements import render_page as whole
 from llmops.html_pages.plots import Plot, Series, stacked_bar
@@ -29,13 +29,13 @@ def render_page(plan: PlanResult) -> str:
     body = [
         f"<h1>{escape(name)}</h1>",
         f'<p class="soft">llmops plan · {escape(figures.rate(plan))} · {time.strftime("%Y-%m-%d", time.gmtime())}</p>',
-        f'<p class="answer">{escape(figures.answer(plan))}</p>',
+        f'<p class="answer">{escape(figures.recommendation(plan))}</p>',
         key_figures(figures.key_figures(plan)),
-        *(note(said) for said in (figures.cheaper_apart(plan), caution(plan)) if said),
+        *(note(said) for said in (figures.disaggregated_saving(plan), accuracy_warning(plan)) if said),
         f"<h2>Memory of one GPU</h2>{_memory(best)}",
         f'<h2>Plots</h2><div class="plots">{_pareto(plan)}{_cost(plan)}</div>',
         f"<h2>Layouts that hold the targets, by cost</h2>{_ranking(plan)}",
-        f"<h2>The first in full</h2>{key_value_table(figures.facts(plan), words=True)}",
+        f"<h2>The first in full</h2>{key_value_table(figures.best_layout_rows(plan), words=True)}",
         _rejected(plan),
         f"<h2>Where the times are from</h2>{key_value_table(plan.timing.items(), words=True)}",
     ]

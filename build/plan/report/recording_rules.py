@@ -15,7 +15,7 @@ from llmops.build.plan.speed.step_work import WorkAmount, step_work
 from llmops.contract import ENGINE_SUFFIX
 
 
-def rules(plan: PlanResult, name: str) -> dict[str, Any]:
+def render_rules(plan: PlanResult, name: str) -> dict[str, Any]:
     """Return a rules file for the model served as `name`, on replicas of the best layout."""
     best, request = plan.best, plan.request
     batch = round(best.best.concurrency)

@@ -89,7 +89,7 @@ class Candidate:
         if self.workers is None:
             return str(self.layout)
         pair = self.workers
-        return f"{pair.prefills}x {pair.prefill.layout} prefill + {pair.decodes}x {pair.decode.layout} decode"
+        return f"{pair.prefill_count}x {pair.prefill.layout} prefill + {pair.decode_count}x {pair.decode.layout} decode"
 
 
 @dataclass(frozen=True)
@@ -126,13 +126,15 @@ def fit_layout(
     for _ in range(3):
         limits = PlannedLimits(batch, request.num_tokens, request.seq_len, request.kv_fraction)
         memory = plan_memory(request.model, request.precision, request.kv, layout, gpu, limits)
-        fitting = kv_sizes.sequences(memory.kv_cache, request.model, request.kv, layout, request.workload.length)
+        fitting = kv_sizes.sequences_that_fit(
+            memory.kv_cache, request.model, request.kv, layout, request.workload.length
+        )
         if 1 <= fitting < batch:
             batch = fitting
     if memory is None or not memory.fits:
         raise LayoutRejected(_too_large(memory, gpu), memory=memory)
-    paged = kv_sizes.sequences(memory.kv_cache, request.model, request.kv, layout, request.workload.length)
-    contiguous = kv_sizes.sequences(memory.kv_cache, request.model, request.kv, layout, request.seq_len)
+    paged = kv_sizes.sequences_that_fit(memory.kv_cache, request.model, request.kv, layout, request.workload.length)
+    contiguous = kv_sizes.sequences_that_fit(memory.kv_cache, request.model, request.kv, layout, request.seq_len)
     if not contiguous:
         raise LayoutRejected(
             f"the cache of {memory.kv_cache / GB:.1f} GB does not hold one sequence of {request.seq_len} tokens"

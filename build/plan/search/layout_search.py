@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from llmops.build.plan.gpu_specs import GPUS, GpuSpec
 from llmops.build.plan.memory import kv_sizes
-from llmops.build.plan.memory.parallel_layout import ParallelLayout, candidates
+from llmops.build.plan.memory.parallel_layout import ParallelLayout, candidate_layouts
 from llmops.build.plan.search.candidate import (
     Candidate,
     FittingLayout,
@@ -61,11 +61,11 @@ class PlanResult:
     """
 
     request: PlanRequest
-    candidates: tuple[Candidate, ...]
+    candidate_layouts: tuple[Candidate, ...]
     rejections: tuple[RejectedLayout, ...]
     timing: dict[str, str] = field(default_factory=dict)
     curves: tuple[BatchCurve, ...] = ()
-    apart: tuple[Candidate, ...] = ()
+    disaggregated: tuple[Candidate, ...] = ()
 
     @property
     def best(self) -> Candidate:
@@ -73,18 +73,18 @@ class PlanResult:
         return self.candidates[0]
 
     @property
-    def cheaper_apart(self) -> Candidate | None:
+    def cheaper_disaggregated(self) -> Candidate | None:
         """Return disaggregated workers that would cost less than the best candidate, or None."""
         rank = _rank(self.request)
-        return next((candidate for candidate in self.apart if rank(candidate)[0] < rank(self.best)[0]), None)
+        return next((candidate for candidate in self.disaggregated if rank(candidate)[0] < rank(self.best)[0]), None)
 
 
 @dataclass
 class _SearchResults:
     """The lists that a search fills."""
 
-    candidates: list[Candidate] = field(default_factory=list)
-    apart: list[Candidate] = field(default_factory=list)
+    candidate_layouts: list[Candidate] = field(default_factory=list)
+    disaggregated: list[Candidate] = field(default_factory=list)
     rejections: list[RejectedLayout] = field(default_factory=list)
     tried: list[TriedLayout] = field(default_factory=list)
     curves: list[BatchCurve] = field(default_factory=list)
@@ -94,7 +94,7 @@ class _SearchResults:
         self.tried.append(TriedLayout(gpu, layout, rejection))
 
 
-def search(
+def search_layouts(
     request: PlanRequest,
     times_of: Callable[[GpuSpec], OperationTimes],
     progress: Callable[[str], None] = lambda _: None,
@@ -116,7 +116,7 @@ def search(
         times = times_of(gpu)
         corrected = _correction(request, gpu, times)
         fitted = []
-        for layout in candidates(request.model, request.tp, request.pp, request.expert_split):
+        for layout in candidate_layouts(request.model, request.tp, request.pp, request.expert_split):
             progress(f"{gpu.name} {layout}")
             try:
                 fitted.append(fit_layout(request, gpu, layout, times, corrected))
@@ -131,15 +131,21 @@ def search(
                 found.reject(gpu, layout, rejection)
         if request.disaggregated:
             progress(f"{gpu.name} disaggregated")
-            found.apart += _disaggregated(request, gpu, fitted, times)
+            found.disaggregated += _disaggregated(request, gpu, fitted, times)
         timing[gpu.name] = describe_times(times) + (f"; {corrected.label}" if corrected else "")
     if not found.candidates:
-        only = min(found.apart, key=_rank(request)) if found.apart and request.workload.has_targets else None
+        only = (
+            min(found.disaggregated, key=_rank(request))
+            if found.disaggregated and request.workload.has_targets
+            else None
+        )
         raise InputError(
             explain_infeasible(request, found.tried, only, lambda: _alternative(request, times_of, refusal))
         )
-    ranked, apart = (tuple(sorted(some, key=_rank(request))) for some in (found.candidates, found.apart))
-    return PlanResult(request, ranked, tuple(found.rejections), timing, tuple(found.curves), apart)
+    ranked, disaggregated = (
+        tuple(sorted(some, key=_rank(request))) for some in (found.candidates, found.disaggregated)
+    )
+    return PlanResult(request, ranked, tuple(found.rejections), timing, tuple(found.curves), disaggregated)
 
 
 def _alternative(
@@ -167,7 +173,7 @@ def _cheapest(
         asked = replace(request, gpus=(gpu,), max_gpus=count, measured=None)
         # The search itself reports problems with the times of the requested GPUs.
         times = times_of(gpu) if gpu in request.gpus else RooflineTimes(gpu)
-        for layout in candidates(request.model, request.tp, request.pp, request.expert_split):
+        for layout in candidate_layouts(request.model, request.tp, request.pp, request.expert_split):
             with suppress(LayoutRejected):
                 candidate = evaluate_layout(asked, gpu, fit_layout(asked, gpu, layout, times))
                 if not refusal(candidate):

@@ -46,7 +46,7 @@ def engine_plan(request: PlanRequest, chosen: Candidate, predicted: dict[str, An
         max_seq_len=chosen.limits.max_seq_len,
         kv_cache_fraction=chosen.limits.kv_fraction,
         chunked_prefill=request.workload.chunked_prefill,
-        replicas=chosen.workers.decodes if chosen.workers else chosen.replicas,
+        replicas=chosen.workers.decode_count if chosen.workers else chosen.replicas,
         predicted=predicted or {},
     )
 
@@ -55,7 +55,7 @@ def batch_limit(candidate: Candidate) -> int:
     """Return the batch with room for random peaks at the highest rate that meets the targets, in
     steps of 8, within what fits.
     """
-    replicas = candidate.workers.decodes if candidate.workers else 1
+    replicas = candidate.workers.decode_count if candidate.workers else 1
     mean = candidate.best.concurrency / replicas
     peak = math.ceil((mean + Z95 * math.sqrt(mean)) / 8) * 8
     return max(1, min(peak, candidate.paged, candidate.limits.max_batch_size))
@@ -80,7 +80,7 @@ def _predicted(candidate: Candidate, plan: PlanResult) -> dict[str, Any]:
     }
     if candidate.workers:
         data["prefill_layout"] = asdict(candidate.workers.prefill.layout)
-        data["prefill_workers"] = candidate.workers.prefills
+        data["prefill_workers"] = candidate.workers.prefill_count
     return data
 
 
@@ -108,7 +108,7 @@ def memory_data(memory: MemoryBudget) -> dict[str, Any]:
 _VALIDATED_FAMILIES = ("llama", "mistral", "mixtral", "gpt_oss")
 
 
-def caution(plan: PlanResult) -> str | None:
+def accuracy_warning(plan: PlanResult) -> str | None:
     """Return what a reader must know before trusting the ranking or the speeds, or None."""
     return " ".join(filter(None, (_targets_warning(plan), _speed_warning(plan)))) or None
 
@@ -140,10 +140,10 @@ def plan_data(plan: PlanResult) -> dict[str, Any]:
         "kv_cache_dtype": request.kv,
         "workload": asdict(request.workload),
         "timing": plan.timing,
-        "caution": caution(plan),
+        "caution": accuracy_warning(plan),
         "plan": build_plan(plan).to_dict(),
         "candidates": [candidate_data(candidate) for candidate in plan.candidates],
-        "disaggregated": [candidate_data(candidate) for candidate in plan.apart],
+        "disaggregated": [candidate_data(candidate) for candidate in plan.disaggregated],
         "curves": [
             {"gpu": curve.gpu, "layout": curve.layout, "points": [point_data(point) for point in curve.points]}
             for curve in plan.curves
@@ -174,7 +174,7 @@ def candidate_data(candidate: Candidate) -> dict[str, Any]:
     if candidate.workers:
         pair = candidate.workers
         data["workers"] = {
-            "prefill": {"count": pair.prefills, **asdict(pair.prefill)},
-            "decode": {"count": pair.decodes, **asdict(pair.decode)},
+            "prefill": {"count": pair.prefill_count, **asdict(pair.prefill)},
+            "decode": {"count": pair.decode_count, **asdict(pair.decode)},
         }
     return data
