@@ -107,7 +107,7 @@ class QuantFormat:
     table_bits: int = 16
     method: str = ""
     equivalent_rounding: str = ""
-    removal_reason: FormatRemoval | None = None
+    removal: FormatRemoval | None = None
     aliases: tuple[str, ...] = ()
     gemm_plugin: bool = False
     fp8_attention: bool = False
@@ -235,7 +235,7 @@ _ALL = (
         "int8_wo", "INT8 weights per channel", _GPU, 8, "bf16", mixtures=_ENGINE, algorithm="W8A16",
         modelopt=ModelOptSettings("INT8_WEIGHT_ONLY_CFG", calibrated=False, quantized_by_builder=True), gemm="int8_wo", moe=None,
         loss=QualityLimits(max_ppl_ratio=1.02, min_top1=0.92, max_mean_kl=0.01, max_weight_error=0.15), group=PER_CHANNEL,
-        scale_bytes=2, removal_reason=FormatRemoval((1, 3), "INT8 weight-only"), aliases=("int8",), gemm_plugin=True,
+        scale_bytes=2, removal=FormatRemoval((1, 3), "INT8 weight-only"), aliases=("int8",), gemm_plugin=True,
     ),
     QuantFormat(
         "int4_wo", "4-bit weights per channel", _ENGINE, 4, "bf16", mixtures=_ENGINE,

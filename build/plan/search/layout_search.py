@@ -61,7 +61,7 @@ class PlanResult:
     """
 
     request: PlanRequest
-    candidate_layouts: tuple[Candidate, ...]
+    candidates: tuple[Candidate, ...]
     rejections: tuple[RejectedLayout, ...]
     timing: dict[str, str] = field(default_factory=dict)
     curves: tuple[BatchCurve, ...] = ()
@@ -83,7 +83,7 @@ class PlanResult:
 class _SearchResults:
     """The lists that a search fills."""
 
-    candidate_layouts: list[Candidate] = field(default_factory=list)
+    candidates: list[Candidate] = field(default_factory=list)
     disaggregated: list[Candidate] = field(default_factory=list)
     rejections: list[RejectedLayout] = field(default_factory=list)
     tried: list[TriedLayout] = field(default_factory=list)
