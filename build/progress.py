@@ -1,4 +1,4 @@
-"""Interface through which a build reports its progress. `cli/progress.py` shows it in the terminal."""
+"""Where a build says how far it is. `cli/progress.py` shows it."""
 
 from __future__ import annotations
 
@@ -8,27 +8,23 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """A receiver of stages, warnings and notes."""
+    """How far a build is, and what it has to tell."""
 
     def stage(self, title: str, total: float | None = None) -> AbstractContextManager[None]:
-        """Begin a stage that ends with the `with` block. `total` is in the unit of `advance`, None
-        if unknown.
-        """
+        """One step of the work; `total` in whatever unit `advance` counts, None when it cannot be known."""
 
     def advance(self, amount: float = 1) -> None:
-        """Move the current stage forward by `amount`."""
+        """The current stage got on by `amount`."""
 
     def warn(self, sentence: str) -> None:
-        """Show a sentence that the user must see but that does not stop the build."""
+        """Something the user must see but that does not stop the build."""
 
     def note(self, sentence: str) -> None:
-        """Show a sentence that is good to know."""
+        """Something good to know."""
 
 
 class SilentProgress:
-    """A receiver without output, for library use and tests. `warnings` and `notes` keep what was
-    reported.
-    """
+    """No output; for library use and tests. `warnings` and `notes` keep what was said."""
 
     def __init__(self) -> None:
         self.warnings: list[str] = []

@@ -46,6 +46,9 @@ SECTIONS = {
         "bench": "Load-test an OpenAI endpoint or Triton itself.",
         "top": "Watch gateways, models and replicas live.",
     },
+    "Safety": {
+        "safety": "Test and train the filters of prompts and answers.",
+    },
     "Accounts": {
         "tenant": "Manage tenants: who pays, and their limits.",
         "key": "Manage API keys, their limits and budgets.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import httpx
@@ -73,6 +73,28 @@ class ChatClient:
                     yield from _deltas(line)
         except httpx.HTTPError as error:
             raise http_connection_error(self.url, error) from error
+
+    def post(self, path: str, body: Mapping[str, Any], *, accept: Collection[int] = ()) -> Any:
+        """Send `body` to `path` below /v1 and return the JSON of the answer.
+
+        Args:
+            path: Such as `/embeddings`.
+            body: The request.
+            accept: Statuses beside 2xx whose JSON is returned instead of raised.
+
+        Raises:
+            ServerError: The server refuses, or the connection breaks.
+        """
+        try:
+            response = self._http.post(path, json=body)
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise http_connection_error(self.url, error) from error
+        if response.status_code not in accept:
+            self._raise_for(response)
+        try:
+            return response.json()
+        except ValueError as error:
+            raise ServerError(f"{self.url} does not answer like an OpenAI endpoint; check the URL.") from error
 
     def close(self) -> None:
         self._http.close()

@@ -1,1 +1,4 @@
-"""Administration, usage reports and the billing ledger. Nothing in this package runs during a request for an answer."""
+"""The slow side: who administers, what was used and what it cost.
+
+Nothing here is in the way of an answer; queries belong to `store/`.
+"""

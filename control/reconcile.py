@@ -1,7 +1,7 @@
-"""The hourly reconciliation of the ledger with gateways and engines, and the token counts of engines.
+"""Does the ledger have everything? What gateways wrote and has not come, and what engines say that they served.
 
-Missing events need not be requested: a gateway keeps an event until the ledger has it, and sends it again. A gap that
-remains belongs to a gateway that has not come back, or that lost its outbox.
+Nothing has to be asked for again: a gateway keeps an event until the ledger's mark has passed it, and sends again what
+the mark stands before. A gap that stays is one whose gateway has not come back, or has lost its journal.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from datetime import UTC, datetime
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmops.background import every
 from llmops.contract import ENGINE_SUFFIX
-from llmops.control.admin.reconcile import reconcile
+from llmops.control.admin.handlers.reconcile import reconcile
 from llmops.control.admin.schemas import ReconciliationRequest
 from llmops.control.leader_jobs import LeaderJob
 from llmops.errors import ResourceError
@@ -26,66 +25,54 @@ from llmops.store.factory import open_store
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two reports.
 REPORT_INTERVAL = 3600.0
-
-#: Triton's histogram of the output lengths of all answers that an engine finished.
+# Triton's own page: the lengths of all answers that an engine ended
 SERVED_TOKENS_METRIC = "nv_llm_output_token_len"
-
-#: Bytes of a metrics page. A longer page is rejected before it is parsed.
+#: Bytes of a metrics page: a longer one is refused before it is parsed.
 MAX_PAGE_BYTES = 8 * 2**20
-
 #: Seconds for one metrics page, from the connection to its last byte.
 PAGE_TIMEOUT = 10.0
 
 
 async def served_tokens(pages: Sequence[str]) -> dict[str, int]:
-    """Return the output tokens of all answers that engines finished, by model.
+    """Tokens of all answers that the engines behind these Triton metrics pages have ended, by model.
 
-    Args:
-        pages: URLs of the metrics pages of Triton servers.
-
-    Raises:
-        ResourceError: A page cannot be read.
+    Raises ResourceError for one that does not answer.
     """
-    tokens: dict[str, int] = {}
+    found: dict[str, int] = {}
     async with httpx.AsyncClient(timeout=PAGE_TIMEOUT) as client:
         for page in pages:
             try:
-                async with asyncio.timeout(PAGE_TIMEOUT):
-                    body = await fetch_bounded(client, page, MAX_PAGE_BYTES)
+                body = await asyncio.wait_for(fetch_bounded(client, page, MAX_PAGE_BYTES), PAGE_TIMEOUT)
                 families = list(text_string_to_metric_families(body.decode()))
             except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
                 raise ResourceError(f"The metrics page {page} cannot be read ({type(error).__name__}).") from error
-            for sample in (sample for family in families for sample in family.samples):
+            for sample in (one for family in families for one in family.samples):
                 if sample.name == f"{SERVED_TOKENS_METRIC}_sum":
                     model = sample.labels.get("model", "").removesuffix(ENGINE_SUFFIX)
-                    tokens[model] = tokens.get(model, 0) + round(sample.value)
-    return tokens
+                    found[model] = found.get(model, 0) + round(sample.value)
+    return found
 
 
 class Reconciler(LeaderJob):
-    """A job that makes a report every hour, and logs a warning if events are missing."""
+    """A report each hour, and a line in the log where something is missing."""
 
     name = "The reconciler"
 
-    def __init__(self, store: str, engines: Sequence[str] = (), interval: float = REPORT_INTERVAL) -> None:
-        self._store, self._engines, self._interval = store, engines, interval
+    def __init__(self, store: str, engines: Sequence[str] = (), every: float = REPORT_INTERVAL) -> None:
+        self._url, self._engines, self._every = store, engines, every
 
     async def run(self) -> None:
-        """Make reports until cancelled. Raises ResourceError if an engine or the store does not answer."""
-        await every(self._interval, self._report)
-
-    async def _report(self) -> None:
-        served = await served_tokens(self._engines)
-        by = AuditContext("control", datetime.now(UTC))
-        async with await open_store(self._store, pool_size=1) as store, store.write() as connection:
-            report = await reconcile(connection, by, ReconciliationRequest(served=served))
-        if report.missing:
-            gap = report.gaps[0]
-            log.warning(
-                "%d usage events have not arrived, the first of gateway %s with number %d.",
-                report.missing,
-                gap.gateway,
-                gap.first,
-            )
+        while True:
+            await asyncio.sleep(self._every)
+            served = await served_tokens(self._engines)
+            by = AuditContext("control", datetime.now(UTC))
+            async with await open_store(self._url, pool_size=1) as store, store.write() as connection:
+                report = await reconcile(connection, by, ReconciliationRequest(served=served))
+            if report.missing:
+                log.warning(
+                    "%d events of usage have not arrived, the first of gateway %s with number %d.",
+                    report.missing,
+                    report.gaps[0].gateway,
+                    report.gaps[0].first,
+                )

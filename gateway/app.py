@@ -30,6 +30,7 @@ from llmops.gateway.api.conversation_routes import ConversationRoutes
 from llmops.gateway.api.embeddings import EmbeddingsEndpoint
 from llmops.gateway.api.health import HealthEndpoints
 from llmops.gateway.api.models import ModelsEndpoint
+from llmops.gateway.api.moderations import ModerationsEndpoint, text_embedder
 from llmops.gateway.api.replicas import ReplicasEndpoint
 from llmops.gateway.api.rerank import RerankEndpoint
 from llmops.gateway.api.responses import ResponsesEndpoints
@@ -56,9 +57,11 @@ from llmops.gateway.routing.replicas.encoder_registry import create_encoder_regi
 from llmops.gateway.routing.replicas.pool_registry import PoolRegistry, create_pool_registry
 from llmops.gateway.routing.replicas.replica_metrics import ReplicaMetricsCollector
 from llmops.gateway.routing.served_models import EmbeddingModel, EncoderModel, GenerativeModel
+from llmops.gateway.safety.policy import create_safety
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.schemas.completion_request import CompletionRequest
 from llmops.gateway.schemas.embedding_request import EmbeddingRequest
+from llmops.gateway.schemas.moderation_request import ModerationRequest
 from llmops.gateway.schemas.rerank_request import RerankRequest
 from llmops.gateway.schemas.response_schemas import (
     ChatCompletion,
@@ -71,6 +74,7 @@ from llmops.gateway.schemas.response_schemas import (
     InputItems,
     ModelEntries,
     ModelEntry,
+    ModerationResponse,
     RerankResponse,
     ResponseObject,
     TokenizeResponse,
@@ -154,6 +158,8 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
         finally:
             lag.close()
             await responses.close()
+            if safety is not None:
+                await safety.close()
             if usage is not None:
                 await usage.close()
             if access is not None:
@@ -193,6 +199,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     )
     add_exception_handlers(app)
     generating = catalogue.of(GenerativeModel)
+    safety = create_safety(settings.safety, metrics, text_embedder(catalogue.of(EmbeddingModel)))
     service = AppState(
         models=generating,
         limits=settings.limits,
@@ -204,6 +211,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
         default_tokens=settings.sampling.max_tokens,
         strict_fields=settings.strict_fields,
         cache_scope=settings.cache_scope or ("tenant" if settings.store else ""),
+        safety=safety,
     )
     health = HealthEndpoints(catalogue, metrics)
     app.state.health, app.state.metrics, app.state.service = health, metrics, service
@@ -215,6 +223,9 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     conversations.add_to(app)
     _add_openai_routes(app, service, catalogue, fleets, responses)
     _add_anthropic_routes(app, service)
+    if safety is not None:
+        moderations = _openai_route_docs("Judge texts", ModerationResponse, tag="openai", body=ModerationRequest)
+        app.router.post("/v1/moderations", **moderations)(ModerationsEndpoint(service, safety).handle)
     app.express = dict(_fast_routes(app.router, app.exception_handlers))
     live = _openai_route_docs("Say that the gateway runs", HealthResponse, tag="health")
     ready = _openai_route_docs("Say whether models can be used", HealthResponse, tag="health")

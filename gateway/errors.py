@@ -173,6 +173,27 @@ class ModelNotPricedError(ForbiddenError):
         )
 
 
+class ContentPolicyError(InvalidRequestError):
+    """400: a safety filter found something in the prompt."""
+
+    code = "content_policy_violation"
+
+    def __init__(self, category: str) -> None:
+        """Name the `category` that was found, and nothing of the text."""
+        super().__init__(f"The request was refused by a safety filter ({category}); change its text and send it again.")
+
+
+class SafetyUnavailableError(ApiError):
+    """503: a safety filter could not judge, and the policy lets nothing pass that was not judged."""
+
+    status = 503
+    code = "safety_unavailable"
+    should_retry = True
+
+    def __init__(self) -> None:
+        super().__init__("A safety filter cannot be reached; send the request again later.", retry_after=1.0)
+
+
 class NotFoundError(ApiError):
     """404: no such route or object."""
 

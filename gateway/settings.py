@@ -20,6 +20,7 @@ from pydantic import (
     Field,
     ImportString,
     ValidationError,
+    model_validator,
 )
 from pydantic_settings import (
     BaseSettings,
@@ -241,6 +242,109 @@ class WebSettings(_Section):
     hosts: list[str] = Field(default_factory=list)
 
 
+def _https(url: str | None) -> str | None:
+    if url is None:
+        return None
+    parts = urlsplit(url)
+    if not parts.hostname or parts.scheme not in ("http", "https"):
+        raise ValueError("this is not a URL, such as https://login.example/realms/acme")
+    if not is_secure_url(url):
+        raise ValueError("keys that are read without https may be anybody's; name an https URL")
+    return url
+
+
+_Url = Annotated[str, AfterValidator(_https)]
+
+
+class RulesFilterSettings(_Section):
+    """A safety filter of regular expressions in RE2's syntax, with a bounded width, and of whole words.
+
+    Attributes:
+        words_file: A text file with one word or phrase a line.
+    """
+
+    kind: Literal["rules"]
+    category: str | None = None
+    patterns: list[str] = Field(default_factory=list)
+    words: list[str] = Field(default_factory=list)
+    words_file: Path | None = None
+    ignore_case: bool = True
+
+
+class LanguageFilterSettings(_Section):
+    """A safety filter that finds letters of other writing systems than `scripts`, such as latin or thai."""
+
+    kind: Literal["language"]
+    category: str | None = None
+    scripts: list[str]
+
+
+class ModelFilterSettings(_Section):
+    """A safety filter that judges the vector of an embedding model with a `head` of `llmops safety train`."""
+
+    kind: Literal["model"]
+    category: str | None = None
+    head: Path
+
+
+class HttpFilterSettings(_Section):
+    """A safety filter that asks any server for OpenAI's `POST /v1/moderations`.
+
+    Attributes:
+        url: The whole URL.
+        key_env: The environment variable that has the server's key; no key where it is None.
+    """
+
+    kind: Literal["http"]
+    category: str | None = None
+    url: _Url
+    model: str | None = None
+    key_env: str | None = None
+    timeout: _PositiveDuration = Seconds(2)
+
+
+FilterSettings = Annotated[
+    RulesFilterSettings | LanguageFilterSettings | ModelFilterSettings | HttpFilterSettings, Field(discriminator="kind")
+]
+
+
+class SafetyPolicy(_Section):
+    """The safety filters that the requests of a tenant meet.
+
+    Attributes:
+        prompt: Filters of prompts; the first that finds something refuses the request.
+        answer: Filters of answers and their modes: `hold`, `cut` or `observe`.
+        fail: `closed` lets nothing pass that a filter could not judge, `open` lets everything pass.
+    """
+
+    prompt: list[str] = Field(default_factory=list)
+    answer: dict[str, Literal["hold", "cut", "observe"]] = Field(default_factory=dict)
+    fail: Literal["open", "closed"] = "closed"
+
+
+class SafetySettings(_Section):
+    """Safety filters by name, and who meets them.
+
+    Attributes:
+        policy: The policy of every tenant without one of its own.
+        tenants: Policies by tenant.
+        window: Characters of an answer that a filter with a model or service judges at once.
+    """
+
+    filters: dict[str, FilterSettings] = Field(default_factory=dict)
+    policy: SafetyPolicy = SafetyPolicy()
+    tenants: dict[str, SafetyPolicy] = Field(default_factory=dict)
+    window: Annotated[int, Field(ge=16, le=4096)] = 200
+
+    @model_validator(mode="after")
+    def _names_its_filters(self) -> SafetySettings:
+        for policy in (self.policy, *self.tenants.values()):
+            unknown = {*policy.prompt, *policy.answer} - set(self.filters)
+            if unknown:
+                raise ValueError(f"a policy names the filter {sorted(unknown)[0]}, which `filters` does not describe")
+        return self
+
+
 class KeyCacheSettings(_Section):
     """The time for which a key that was looked up counts as it was: `fresh`, and `stale` while its store is away."""
 
@@ -276,18 +380,6 @@ class ClaimSettings(_Section):
     scopes: str = "scope"
 
 
-def _https(url: str | None) -> str | None:
-    if url is None:
-        return None
-    parts = urlsplit(url)
-    if not parts.hostname or parts.scheme not in ("http", "https"):
-        raise ValueError("this is not a URL, such as https://login.example/realms/acme")
-    if not is_secure_url(url):
-        raise ValueError("keys that are read without https may be anybody's; name an https URL")
-    return url
-
-
-_Url = Annotated[str, AfterValidator(_https)]
 _Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA"]
 
 
@@ -424,6 +516,7 @@ class GatewaySettings(BaseSettings):
     responses: ResponseStoreSettings = ResponseStoreSettings()
     conversations: ConversationSettings = ConversationSettings()
     web: WebSettings = WebSettings()
+    safety: SafetySettings = SafetySettings()
     # it can hold a password
     store: str | None = Field(default=None, repr=False)
     open: bool = False

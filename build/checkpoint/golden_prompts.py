@@ -1,4 +1,4 @@
-"""The golden prompts: bundled texts whose greedy answers are recorded with an engine, as token ids."""
+"""The golden prompts as token ids."""
 
 from __future__ import annotations
 
@@ -9,14 +9,12 @@ from typing import NamedTuple
 from llmops.build.checkpoint.chat_template import render_messages
 from llmops.build.engine_folder.manifest import Golden, GoldenAnswer
 
-#: Greedy tokens per answer.
+# greedy tokens per answer
 TOKENS = 24
 
 
 class GoldenPrompt(NamedTuple):
-    """A prompt. `ids` is what the model reads, through the chat template where there is one;
-    `text_ids` is the text alone.
-    """
+    """`ids`: what the model reads, through the chat template where there is one. `text_ids`: the text alone."""
 
     text: str
     ids: list[int]
@@ -24,7 +22,7 @@ class GoldenPrompt(NamedTuple):
 
 
 def golden_texts() -> list[str]:
-    """Return the bundled prompts."""
+    """The bundled prompts."""
     raw = resources.files("llmops.build.quantize").joinpath("data/golden_prompts.txt").read_text(encoding="utf-8")
     return [passage.strip() for passage in raw.split("\n%\n") if passage.strip()]
 
@@ -32,9 +30,7 @@ def golden_texts() -> list[str]:
 def golden_record(
     source: str, prompts: list[GoldenPrompt], tokens: list[list[int]], scores: list[list[float]]
 ) -> Golden:
-    """Return the answers as engine.json keeps them. Rows of `scores` may be longer than their
-    tokens.
-    """
+    """What engine.json keeps; `scores` may be longer than the tokens."""
     rows = zip(prompts, tokens, scores, strict=True)
     return Golden(
         source=source,
@@ -46,7 +42,7 @@ def golden_record(
 
 
 def truncate_at_end(tokens: list[int], end: set[int]) -> list[int]:
-    """Return the tokens up to and including the first one that ends the answer."""
+    """Up to the first token that ends the answer, it included."""
     first = next((at for at, token in enumerate(tokens) if token in end), len(tokens))
     return tokens[: first + 1]
 

@@ -1,6 +1,4 @@
-"""Read weights one at a time by their Hugging Face name, from any kind of file. Nothing is held
-after `get`.
-"""
+"""Weights by their Hugging Face name, one at a time, whatever file they lie in. Nothing is held after `get`."""
 
 from __future__ import annotations
 
@@ -25,10 +23,8 @@ _FLOATS = {"F32": ("f32", np.float32), "F16": ("f16", np.float16), "BF16": ("bf1
 
 @dataclass(frozen=True)
 class Weight:
-    """A tensor as it is stored.
-
-    `data` is float32 or float16, the upper halves of float32 as uint16 if `element` is bf16, or the
-    bytes of each row's blocks in a GGML block format, which `blocks` names.
+    """One tensor as it is stored. `data` is float32, float16, for `element` bf16 the upper halves of float32 as uint16,
+    and for a GGML block format (`blocks` names it) the bytes of each row's blocks.
     """
 
     data: NDArray[Any]
@@ -38,11 +34,11 @@ class Weight:
 
     @property
     def block_bits(self) -> int | None:
-        """Return the bits per value of a block format, or None for plain numbers."""
+        """Bits per value where the values lie on the grid of a block format."""
         return block_bits(self.blocks) if self.blocks else None
 
     def float32(self, rows: slice | NDArray[np.int64] = slice(None)) -> NDArray[np.float32]:
-        """Return some rows in float32, exactly for every stored form."""
+        """Some rows in float32; exact for every stored form."""
         data = self.data[rows]
         if self.blocks:
             return _dequantised(data, self.blocks)
@@ -65,28 +61,22 @@ def _dequantised(data: NDArray[np.uint8], blocks: str) -> NDArray[np.float32]:
 
 
 class WeightSource(Protocol):
-    """The weights of one checkpoint. `get` raises CheckpointError for a tensor that is missing or
-    not float.
-    """
+    """The weights of one checkpoint. `get` raises CheckpointError for a tensor that is missing or not float."""
 
     def get(self, name: str) -> Weight: ...
 
     def has(self, name: str) -> bool: ...
 
     def forget(self) -> None:
-        """Return pages that were read to the system. Pages still in use are read again when
-        touched.
-        """
+        """Give the pages that were read back to the system; those still in use are read again when they are touched."""
 
 
 def open_weights(checkpoint: Checkpoint) -> WeightSource:
-    """Return the weight source for the checkpoint's format."""
+    """The source that fits the checkpoint's format."""
     return GgufWeights(checkpoint) if checkpoint.format == "gguf" else SafetensorsWeights(checkpoint)
 
 
 class _MappedFile:
-    """A memory-mapped file."""
-
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -100,21 +90,19 @@ class _MappedFile:
 
 
 class SafetensorsFile:
-    """A memory-mapped safetensors file."""
+    """One memory-mapped file, by itself."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.tensors, self.map = path, read_header(path, path.name), _MappedFile(path)
 
     def get(self, name: str) -> Weight | None:
-        """Return a tensor, or None if the file has no such tensor in float32, float16 or bfloat16."""
+        """None where the file has no such tensor, or not as one of float32, float16 and bfloat16."""
         info = self.tensors.get(name)
         return _plain(info, self.map) if info is not None and info.dtype in _FLOATS else None
 
 
 class SafetensorsWeights:
-    """The weights of a Hugging Face folder, memory-mapped: a weight passed on unchanged never
-    leaves the page cache.
-    """
+    """Memory-mapped: a weight that is passed on unchanged never leaves the page cache."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -141,14 +129,12 @@ def _plain(info: TensorInfo, file: _MappedFile) -> Weight:
     element, dtype = _FLOATS[info.dtype]
     raw = file.bytes(info)
     if info.offset % np.dtype(dtype).itemsize:
-        raw = np.array(raw)  # older writers do not align the data section, so copy the bytes
+        raw = np.array(raw)  # older writers do not align the data section
     return Weight(raw.view(dtype).reshape(info.shape), info.shape, element)
 
 
 class GgufWeights:
-    """The weights of a GGUF file, memory-mapped: block formats stay packed until their rows are
-    read.
-    """
+    """Also memory-mapped; block formats stay packed until their rows are asked for."""
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -175,9 +161,7 @@ class GgufWeights:
         return Weight(raw.reshape(*info.shape[:-1], -1), info.shape, "f32", info.dtype)
 
     def _rotary_heads(self, name: str) -> int:
-        """Return the heads whose rotary halves are interleaved: GGUF does so for q and k of the
-        llama family only.
-        """
+        """GGUF stores q and k of the llama family with interleaved rotary halves; other families as in Hugging Face."""
         if self.checkpoint.metadata.get("general.architecture") != "llama":
             return 0
         if ".q_proj." in name:
@@ -186,7 +170,7 @@ class GgufWeights:
 
 
 def _unpermute(data: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Undo the interleaving of rotary halves. Whole rows move, so packed rows work too."""
+    """Whole rows move, so it works on packed rows too."""
     half = data.shape[0] // heads // 2
     split = data.reshape(heads, half, 2, *data.shape[1:])
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(data.shape)
@@ -209,10 +193,10 @@ def _gguf_name(name: str) -> str:
     return f"{_GGUF_NAMES[module]}.{kind}" if module in _GGUF_NAMES else name
 
 
-def _find(checkpoint: Checkpoint, stored: str, requested: str) -> TensorInfo:
+def _find(checkpoint: Checkpoint, stored: str, wanted: str) -> TensorInfo:
     if stored not in checkpoint.tensors:
         raise CheckpointError(
-            f"{checkpoint.ref} has no tensor {requested}: it is incomplete or not a plain decoder; download it again, or "
+            f"{checkpoint.ref} has no tensor {wanted}: it is incomplete or not a plain decoder; download it again, or "
             "use another checkpoint."
         )
     return checkpoint.tensors[stored]

@@ -1,4 +1,4 @@
-"""`llmops build --resume DIR`: finish an engine folder whose last step needed other hardware."""
+"""`llmops build --resume DIR`: the step that was left because it needs other hardware."""
 
 from __future__ import annotations
 
@@ -17,15 +17,10 @@ from llmops.errors import BuildError, InputError, MissingDependencyError
 
 
 def resume(folder: Path, in_container: bool = False, progress: Progress | None = None) -> tuple[EngineManifest, bool]:
-    """Finish an engine folder.
+    """Finish an engine folder. Returns its manifest and whether it was finished already.
 
-    Returns:
-        The manifest, and True if the engine was finished already.
-
-    Raises:
-        InputError: The folder is not an unfinished engine folder.
-        MissingDependencyError, VersionMismatchError, BuildError: The step cannot run here or
-            failed. The folder stays as it was, except for the log.
+    Raises InputError (not such a folder), MissingDependencyError, VersionMismatchError or BuildError; the folder then
+    stays as it was, but for the log.
     """
     progress = progress or SilentProgress()
     EngineManifest.load(folder)
@@ -37,11 +32,11 @@ def resume(folder: Path, in_container: bool = False, progress: Progress | None =
 
 
 def _finish(manifest: EngineManifest, folder: Path, in_container: bool, progress: Progress) -> EngineManifest:
-    extra = manifest.extra if isinstance(manifest.extra, TensorrtExtra) else None
-    if extra is None or not extra.trtllm_build:
+    left = manifest.extra if isinstance(manifest.extra, TensorrtExtra) else None
+    if left is None or not left.trtllm_build:
         raise InputError(f"{folder} is not complete, but nothing can be resumed in it; build it again.")
-    image = image_of(extra.image)
-    argv = extra.trtllm_build
+    image = image_of(left.image)
+    argv = left.trtllm_build
     if in_container:
         _require_docker()
         argv = trtllm_build.docker_command(folder, image)
@@ -60,7 +55,7 @@ def _require_docker() -> None:
 
 
 def _clear(engine_dir: Path) -> None:
-    """Empty the engine's folder: a rank file that a killed run cut short would look finished."""
+    """What a run that was killed left: a rank file cut short would look finished."""
     try:
         shutil.rmtree(engine_dir, ignore_errors=True)
         engine_dir.mkdir()
@@ -69,9 +64,7 @@ def _clear(engine_dir: Path) -> None:
 
 
 def _save(manifest: EngineManifest, folder: Path) -> None:
-    """Write engine.json in one step after the engine is on the disk, so that `complete` is never
-    true too early.
-    """
+    """engine.json says `complete` only when it is; the rename makes that one step."""
     sync_tree(folder / trtllm_build.ENGINE_DIR)
     part = folder / f".{FILE_NAME}.part"
     part.write_text(manifest.text())

@@ -1,4 +1,4 @@
-"""Architectures of models, read from config.json without weights, and the supported families.
+"""What a model is: its architecture, read from a config without loading weights, and the families that are known.
 
-The files of a checkpoint belong to `checkpoint/`.
+Which files a checkpoint has belongs to `checkpoint/`.
 """

@@ -1,7 +1,4 @@
-"""Option types of `key`, `tenant`, `price` and `usage`: limits, budgets, times and amounts.
-
-An invalid value is rejected in one sentence with an example.
-"""
+"""Option types of `key`, `tenant`, `price` and `usage`: limits, budgets, expiry, amounts. Errors are one sentence."""
 
 from __future__ import annotations
 
@@ -13,25 +10,23 @@ from typing import Any, NoReturn
 import click
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
-
-#: The longest accepted duration: longer ones are probably typing errors, and dates have an end.
 MAX_DURATION = timedelta(days=3650)
 
 
 class NoLimit:
-    """The value of `none`, `all` or `never`, which removes a limit. An absent option is None."""
+    """`none` on the command line: take the limit away. What was not given at all is None."""
 
 
 NO_LIMIT = NoLimit()
 
 
 def typed_values(options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that were given. None stands for a limit to remove."""
+    """Those that were typed; None for what is to be taken away."""
     return {name: None if value is NO_LIMIT else value for name, value in options.items() if value is not None}
 
 
 class _ExampleParamType(click.ParamType):
-    """A type that rejects a value with an example of a valid one."""
+    """A type whose values are refused with an example of a right one."""
 
     example = ""
 
@@ -43,7 +38,7 @@ class _ExampleParamType(click.ParamType):
 
 
 class LimitType(_ExampleParamType):
-    """A whole number, or `none`. The store checks its bounds."""
+    """A whole number, or `none`. Its bounds are the store's."""
 
     name = "n"
     example = "a limit; write a whole number, or none for no limit"
@@ -57,7 +52,7 @@ class LimitType(_ExampleParamType):
 
 
 class BudgetType(_ExampleParamType):
-    """US dollars per day, week or month, such as `50/month` or `$0.5/day`, or `none`."""
+    """`50/month`, `$0.5/day`: US dollars per day, week or month."""
 
     name = "$/period"
     example = "a budget; write US dollars per day, week or month, e.g. 50/month, or none"
@@ -75,7 +70,7 @@ class BudgetType(_ExampleParamType):
 
 
 class DollarsType(_ExampleParamType):
-    """An exact amount of US dollars."""
+    """US dollars, exact."""
 
     name = "$"
     example = "an amount; write US dollars with at most six decimals, e.g. 0.6"
@@ -88,7 +83,7 @@ class DollarsType(_ExampleParamType):
 
 
 class DurationType(_ExampleParamType):
-    """A duration such as `90d`, `12h`, `30m`, `2w` or `0`."""
+    """`90d`, `12h`, `30m`, `2w`; `0`."""
 
     name = "duration"
     example = "a duration of at most ten years; write 30m, 12h, 90d or 2w"
@@ -101,7 +96,7 @@ class DurationType(_ExampleParamType):
 
 
 class TimestampType(_ExampleParamType):
-    """A time from now (`90d`) or a UTC date (`2027-01-31`, `2027-01-31T12:00`), or `never` if that is allowed."""
+    """From now on (`90d`) or a date of UTC (`2027-01-31`, `2027-01-31T12:00`); `never` where that can be."""
 
     name = "when"
     example = "a time; write 90d or 12h from now, or a date (UTC) such as 2027-01-31"
@@ -124,7 +119,7 @@ class TimestampType(_ExampleParamType):
 
 
 class DayType(_ExampleParamType):
-    """A UTC day."""
+    """A day of UTC."""
 
     name = "day"
     example = "a day; write 2026-11-30"
@@ -137,7 +132,7 @@ class DayType(_ExampleParamType):
 
 
 class NamesType(_ExampleParamType):
-    """Names separated by commas, or `all` if that is allowed."""
+    """Names with commas between them; `all` where that can be."""
 
     name = "name,…"
     example = "a list of names; write them with commas between them"
@@ -159,7 +154,7 @@ class NamesType(_ExampleParamType):
 
 
 def micro_dollars(text: str) -> int | None:
-    """Return an amount of US dollars in micro-dollars, or None if the text is not an amount with at most six decimals."""
+    """Exact; None if the text is not an amount, is negative, or has more decimals than are kept."""
     if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or len(text) > 20:
         return None
     try:

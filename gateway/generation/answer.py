@@ -120,8 +120,12 @@ class Answer:
         return delta
 
     def attach(self, sink: TokenSink) -> None:
-        """Offer tokens to `sink` first; the ones it takes, with `take`, do not come from `next`."""
-        self._stream.attach(sink)
+        """Offer tokens to `sink` first; the ones it takes, with `take`, do not come from `next`.
+
+        An answer whose filters have to be awaited offers none.
+        """
+        if not any(choice.guard is not None and choice.guard.waits for choice in self.choices):
+            self._stream.attach(sink)
 
     def cancel(self) -> None:
         """The client has left, or was dropped."""
@@ -136,6 +140,9 @@ class Answer:
         self._clock.stop()
         self._stream.cancel()
         self._leave()
+        for choice in self.choices:
+            if choice.guard is not None:
+                choice.guard.close()
         if not self._complete:
             self._tell(CancelledStreamError.status if self.finish == "cancelled" else 500 if self.broken else 200)
         self.meter.end(self._context.usage or self.usage, self._context.finish)
@@ -154,6 +161,17 @@ class Answer:
             self._tally.end(outcome, self.meter.first, context.replica, sum(stream.splices.values()))
 
     async def _next_delta(self) -> ChoiceDelta | None:
+        delta = await self._receive()
+        if delta is None or delta.choice.guard is None or not delta.choice.guard.waits:
+            return delta
+        choice = delta.choice
+        was_done = choice.done and not delta.ended
+        text = await choice.judge(delta.text)
+        if choice.done and not was_done and not delta.ended:
+            self._count_ended()
+        return ChoiceDelta(choice, text, choice.done and not was_done)
+
+    async def _receive(self) -> ChoiceDelta | None:
         if self._over:
             return self._next_ended()
         asked = perf_counter()
@@ -191,12 +209,17 @@ class Answer:
         if self._tally is not None:
             self._tally.count(self.meter.total)
         if choice.done and not was_done:
-            self._open -= 1
-            if self._open == 0 and any(isinstance(one.stop_reason, str) for one in self.choices):
-                # stop strings are the gateway's own: the engine would go on to max_tokens
-                self._over = True
-                self._stream.cancel()
+            self._count_ended()
         return ChoiceDelta(choice, text, choice.done and not was_done)
+
+    def _count_ended(self) -> None:
+        self._open -= 1
+        # stop strings and filters are the gateway's own: the engine would go on to max_tokens
+        if self._open == 0 and any(
+            isinstance(one.stop_reason, str) or one.finish_reason == "content_filter" for one in self.choices
+        ):
+            self._over = True
+            self._stream.cancel()
 
     def _replace_choice(self, choice: Choice) -> Choice:
         """The one in its place. One that has ended needs nothing more."""

@@ -15,6 +15,7 @@ from llmops.gateway.routing.merged_stream import MergedStream
 from llmops.gateway.routing.model_registry import ModelLookup
 from llmops.gateway.routing.placement.prefix_index import tenant_cache_salt
 from llmops.gateway.routing.served_models import GenerativeModel
+from llmops.gateway.safety.policy import Safety
 from llmops.gateway.settings import RequestLimits, Timeouts
 from llmops.gateway.telemetry.goodput import GoodputOutcome
 from llmops.gateway.telemetry.metrics import AnswerMeter, GatewayMetrics
@@ -42,6 +43,8 @@ class AppState:
     strict_fields: bool = False
     # who shares cached prefixes: `tenant`, or everybody
     cache_scope: str = ""
+    # filters of prompts and answers; None without any
+    safety: Safety | None = None
 
     def cache_salt(self, caller: str) -> int:
         """Return the number that keeps a caller's cached prefixes apart from other tenants'; 0 if they are shared."""

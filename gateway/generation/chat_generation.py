@@ -10,7 +10,7 @@ from typing import NamedTuple
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.app_state import AppState, admit, open_streams
-from llmops.gateway.generation.chat_messages import render_chat
+from llmops.gateway.generation.chat_messages import message_texts, render_chat
 from llmops.gateway.generation.choice import Choice, LogprobBuffer, TokenOffsets
 from llmops.gateway.generation.parsers.harmony import FINAL_CHANNEL, HarmonyParser, is_harmony
 from llmops.gateway.generation.parsers.output_processor import OutputProcessor
@@ -129,6 +129,8 @@ async def _submit_chat(
     leave: Callable[[], None],
     meter: AnswerMeter,
 ) -> Answer:
+    if service.safety is not None:
+        await service.safety.check_prompt(message_texts(body.messages), context.caller)
     plan = await prepare_chat_in_thread(service, body, model, context)
     wanted, field = _requested_max_tokens(body)
     default = service.default_tokens
@@ -169,6 +171,7 @@ async def _submit_chat(
             processor=plan.processor() if plan.processor else None,
             logprobs=LogprobBuffer(model.tokenizer.token_bytes) if body.logprobs else None,
             starts=TokenOffsets(plan.marker_ids) if plan.marker_ids is not None else None,
+            guard=service.safety.guard(context.caller) if service.safety is not None else None,
         )
 
     stream = await open_streams(model.engine, [request])

@@ -49,6 +49,17 @@ def render_chat(
     return _without_turn_end(prompt, messages[-1]) if body.continue_final_message else prompt
 
 
+def message_texts(messages: Sequence[RequestMessage]) -> list[str]:
+    """Return every text of the messages that a model would read: contents, thinking, and arguments of calls."""
+    texts: list[str] = []
+    for message in messages:
+        parts = [message.content] if isinstance(message.content, str) else message.content or ()
+        texts.extend(part if isinstance(part, str) else part.text or "" for part in parts)
+        texts.extend(call.function.arguments or "" for call in message.tool_calls or ())
+        texts.append(message.reasoning_content or "")
+    return [text for text in texts if text]
+
+
 def _without_turn_end(prompt: RenderedPrompt, last: dict[str, Any]) -> RenderedPrompt:
     """The prompt without what the template writes after the last message, which the answer then goes on with."""
     text = last["content"].strip()

@@ -6,8 +6,14 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, OutputProcessor
+from llmops.gateway.generation.parsers.output_processor import (
+    ContentDelta,
+    OutputDelta,
+    OutputProcessor,
+    ToolCallDelta,
+)
 from llmops.gateway.interfaces import FinishReason, TokenBatch, TopLogprobs
+from llmops.gateway.safety.stream_guard import StreamGuard
 from llmops.gateway.text.detokenizer import Detokenizer
 from llmops.gateway.text.stop_strings import StopStringMatcher
 
@@ -39,6 +45,8 @@ class Choice:
         "completion_tokens",
         "done",
         "finish_reason",
+        "guard",
+        "held_calls",
         "index",
         "logprobs",
         "stop_reason",
@@ -55,6 +63,7 @@ class Choice:
         processor: OutputProcessor | None = None,
         logprobs: LogprobBuffer | None = None,
         starts: TokenOffsets | None = None,
+        guard: StreamGuard | None = None,
     ) -> None:
         """`starts` is needed where the processor may find thinking, to count its tokens."""
         self.index = index
@@ -68,6 +77,8 @@ class Choice:
         self._starts = starts
         self._sorted = False  # the processor has seen the end
         self.logprobs = logprobs
+        self.guard = guard
+        self.held_calls: list[OutputDelta] = []
         self.completion_tokens = 0
         self.done = False
         self.finish_reason: FinishReason = "length"
@@ -98,21 +109,30 @@ class Choice:
         self.completion_tokens += len(tokens)
         text = self._decode(tokens, batch.logprobs, batch.tops)
         if self.done or (self._stop is not None and self._stop.matched is not None):
-            return text + self._end("stop")
-        return text
+            text += self._end("stop")
+        return self._filter(text)
 
     def finish(self) -> str:
         """The rest of the text, once the engine's stream is over."""
         if self.done:
             return ""
         # the engine may not send the end token: then it stopped before the length was reached
-        return self._end("stop" if self._received < self._max_tokens else "length")
+        return self._filter(self._end("stop" if self._received < self._max_tokens else "length"))
+
+    async def judge(self, text: str) -> str:
+        """Return the part of `text` that filters let pass which have to be awaited."""
+        assert self.guard is not None
+        text = await self.guard.judge(text, self.done)
+        self._end_if_filtered()
+        return text
 
     def take_logprobs(self, text: str) -> list[TokenLogprob] | None:
         """The logprobs of `text`, which `feed` or `finish` just returned; None unless requested."""
         if self.logprobs is None:
             return None
-        return self.logprobs.take(text, ended=self.done, cut=isinstance(self.stop_reason, str))
+        return self.logprobs.take(
+            text, ended=self.done, cut=isinstance(self.stop_reason, str) or self.finish_reason == "content_filter"
+        )
 
     def sort(self, text: str) -> list[OutputDelta]:
         """Run text through the processor; at the end, flush it too."""
@@ -124,7 +144,28 @@ class Choice:
             pieces.extend(self._processor.finish())
             if self.finish_reason == "stop" and self._processor.made_tool_calls:
                 self.finish_reason = "tool_calls"
-        return pieces
+        return self._whole_calls(pieces) if self.guard is not None and self.guard.holds else pieces
+
+    def _whole_calls(self, pieces: list[OutputDelta]) -> list[OutputDelta]:
+        """Hold tool calls back until the whole answer was judged; of an answer that was cut none leaves."""
+        calls = [piece for piece in pieces if isinstance(piece, ToolCallDelta)]
+        passed: list[OutputDelta] = [piece for piece in pieces if not isinstance(piece, ToolCallDelta)]
+        self.held_calls.extend(calls)
+        if not self.done or self.finish_reason == "content_filter":
+            return passed
+        held, self.held_calls = self.held_calls, []
+        return passed + held
+
+    def _filter(self, text: str) -> str:
+        if self.guard is None or self.guard.waits:
+            return text
+        text = self.guard.feed(text, self.done)
+        self._end_if_filtered()
+        return text
+
+    def _end_if_filtered(self) -> None:
+        if self.guard is not None and self.guard.finding is not None:
+            self.done, self.finish_reason, self.stop_reason = True, "content_filter", None
 
     def _decode(
         self, tokens: Sequence[int], logprobs: Sequence[float] | None, tops: Sequence[TopLogprobs] | None

@@ -108,6 +108,9 @@ async def _submit_completion(
     leave: Callable[[], None],
     meter: AnswerMeter,
 ) -> Answer:
+    if service.safety is not None:
+        await service.safety.check_prompt([_echoed_prompt(model, one) for one in prompts], context.caller)
+
     def prepare() -> tuple[list[list[int]], Guide | None]:
         return [encode(model, one, body) for one in prompts], _completion_guide(body, model, service)
 
@@ -127,6 +130,7 @@ async def _submit_completion(
             end_ids=frozenset(endings.end_ids),
             stops=endings.stops,
             logprobs=LogprobBuffer(model.tokenizer.token_bytes) if request.logprobs else None,
+            guard=service.safety.guard(context.caller) if service.safety is not None else None,
         )
 
     choices = [choice(index) for index in range(len(requests) * requests[0].n)]

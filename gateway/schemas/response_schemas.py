@@ -25,6 +25,22 @@ class ErrorObject(ResponseModel):
     code: str | None
 
 
+class ModerationResult(ResponseModel):
+    """The verdict of the safety filters on one text."""
+
+    flagged: bool
+    categories: dict[str, bool]
+    category_scores: dict[str, float]
+
+
+class ModerationResponse(ResponseModel):
+    """One result for each text."""
+
+    id: str
+    model: str
+    results: list[ModerationResult]
+
+
 class ErrorResponse(ResponseModel):
     """OpenAI's envelope of an error."""
 

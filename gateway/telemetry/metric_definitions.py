@@ -94,6 +94,17 @@ FAILOVERS = _g.counter(
     "reason",
 )
 IGNORED_FIELDS = _g.counter("llmops_ignored_fields_total", "Request fields accepted and ignored.", "field")
+SAFETY_FINDINGS = _g.counter(
+    "llmops_safety_findings_total",
+    "Texts in which a safety filter found something: prompt or answer, and what was done (refused, hold, cut, observe).",
+    "filter",
+    "side",
+    "action",
+)
+SAFETY_FAILURES = _g.counter("llmops_safety_failures_total", "Times a safety filter could not judge a text.", "filter")
+SAFETY_SECONDS = _g.histogram(
+    "llmops_safety_seconds", "Time that a safety filter took for a prompt or a window of an answer.", "filter"
+)
 REFUSED_CONNECTIONS = _g.counter(
     "llmops_refused_connections_total",
     "Connections closed at a limit: client (answer not read), connections, header, header_bytes, invalid, pipeline "

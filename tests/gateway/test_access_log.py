@@ -27,7 +27,7 @@ AT = datetime(2026, 3, 1, 12, 30, 0, 250_000, UTC).timestamp()
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
-    monkeypatch.setattr(exporters, "LOG_FLUSH_INTERVAL", 0.01)
+    monkeypatch.setattr(exporters, "LINES_EVERY", 0.01)
 
 
 class Acme(Check):
@@ -143,11 +143,7 @@ async def test_a_full_disk_costs_lines_and_nothing_else(card, tokenizer):
 
         def dropped() -> float:
             app = stack.server.config.app
-            return (
-                app.state.metrics.numbers(exporters.metric_definitions.TELEMETRY_EXPORTS)
-                .labels("access_log", "dropped")
-                .read()
-            )
+            return app.state.metrics.numbers(exporters.names.TOLD).labels("access_log", "dropped").read()
 
         await eventually(lambda: dropped() == 1)
         assert (await stack.chat()).status_code == 200

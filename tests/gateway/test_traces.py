@@ -36,7 +36,7 @@ STAGES = ["route", "queue", "template", "tokenise", "schedule"]
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
-    monkeypatch.setattr(exporters, "TRACE_EXPORT_INTERVAL", 0.01)
+    monkeypatch.setattr(exporters, "TRACES_EVERY", 0.01)
 
 
 @pytest.fixture
@@ -312,10 +312,7 @@ async def test_a_receiver_that_is_away_costs_traces_and_nothing_else(card, token
 
         async def counted() -> dict[str, float]:
             text = (await stack.client.get("/metrics")).text
-            return {
-                how: float(n)
-                for how, n in re.findall(r'_telemetry_exports_total\{result="(\w+)",signal="trace"\} (\S+)', text)
-            }
+            return {how: float(n) for how, n in re.findall(r'_told_total\{result="(\w+)",signal="trace"\} (\S+)', text)}
 
         receiver.status = 503
         stack.say("Hello")
@@ -335,7 +332,7 @@ async def test_a_receiver_that_is_away_costs_traces_and_nothing_else(card, token
 
 
 async def test_what_waits_is_told_when_the_gateway_ends(card, tokenizer, receiver, monkeypatch):
-    monkeypatch.setattr(exporters, "TRACE_EXPORT_INTERVAL", 3600)
+    monkeypatch.setattr(exporters, "TRACES_EVERY", 3600)
     async with tracing(receiver, card, tokenizer) as stack:
         stack.say("Hello")
         assert (await stack.chat()).status_code == 200

@@ -20,7 +20,7 @@ import pytest
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.model.families import FAMILIES
-from llmops.build.quant_formats import FORMATS, buildable_formats, format_of, removal_reason
+from llmops.build.quant_formats import FORMATS, buildable_formats, dropped, format_of
 from llmops.build.spec import BuildSpec
 from llmops.build.target_facts import TARGETS
 from llmops.build.targets.build_target import get_target
@@ -304,7 +304,7 @@ def marks(sources, target, minor):
     table = {}
     for family, quant, kv in offered(target):
         said = refusal(sources(family), target, quant, kv)
-        takes = said is None and removal_reason(quant, minor) is None
+        takes = said is None and dropped(quant, minor) is None
         table.setdefault(family, {}).setdefault(quant, []).extend([kv] if takes else [])
     for family, row in table.items():
         for quant, caches in row.items():

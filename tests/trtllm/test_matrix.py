@@ -84,9 +84,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def cells(target: str) -> Any:
     """(weights, KV cache, tp, grammars, adapters, speculation); two GPUs for each kind of weights and cache."""
     plain = (GUIDED[target][0], False, SPECULATION[target][0])
-    for quant, kv_cache in itertools.product(
-        (q for q, quant_format in FORMATS.items() if target in quant_format.targets), KV_CACHES
-    ):
+    for quant, kv_cache in itertools.product((q for q, form in FORMATS.items() if target in form.targets), KV_CACHES):
         for cell in itertools.product(GUIDED[target], (False, True), SPECULATION[target]):
             yield quant, kv_cache, 1, *cell
         yield quant, kv_cache, 2, *plain
@@ -103,7 +101,7 @@ def manifest_of(job: Any) -> EngineManifest:
     return EngineManifest(
         key="k", name="tiny", target=spec.target, architecture=checkpoint.architecture.hf_class, versions={},
         source=Source(checkpoint="x", format="huggingface", files=[]), limits=request.limits,
-        quantisation=Quantisation(weights=request.quant_format.name, kv_cache=request.kv_cache),
+        quantisation=Quantisation(weights=request.form.name, kv_cache=request.kv_cache),
         parallelism=Parallelism(tp_size=spec.tp, pp_size=spec.pp, ep_size=spec.ep),
         tokenizer=TokenizerInfo(vocab_size=512, bos_id=1, end_ids=[2], pad_id=None, chat_template=True),
         extra={"tensorrt_llm": request.image.tensorrt_llm, "adapters": adapters, **extra},

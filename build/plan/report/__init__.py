@@ -1,4 +1,4 @@
-"""Reports of a plan: terminal, HTML page and recording rules.
+"""What the planner found, in the terminal and as a page.
 
-The choice of the best candidate belongs to `search/`.
+Which candidates there are, and which is best, belongs to `search/`.
 """

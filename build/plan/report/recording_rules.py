@@ -1,9 +1,7 @@
-"""Prometheus recording rules of a planned model: arithmetic intensity and memory bandwidth without
-DCGM.
+"""Recording rules for a planned model: arithmetic intensity and memory bandwidth without DCGM, by the planner's model.
 
-The engines' own metrics count the tokens of steps (deploy/alerts/recording.yaml has
-`llmops_step_tokens`, `llmops_step_cached_tokens` and `llmops_steps_per_second`); the plan knows the
-work per token.
+What steps are about comes from the engines' own metrics (deploy/alerts/recording.yaml has `llmops_step_tokens`,
+`llmops_step_cached_tokens` and `llmops_steps_per_second`), what that takes from the plan.
 """
 
 from __future__ import annotations
@@ -15,13 +13,13 @@ from llmops.build.plan.speed.step_work import WorkAmount, step_work
 from llmops.contract import ENGINE_SUFFIX
 
 
-def render_rules(plan: PlanResult, name: str) -> dict[str, Any]:
-    """Return a rules file for the model served as `name`, on replicas of the best layout."""
+def rules(plan: PlanResult, name: str) -> dict[str, Any]:
+    """A rules file for the model served as `name`, on replicas as the best layout has them."""
     best, request = plan.best, plan.request
     batch = round(best.best.concurrency)
     work = step_work(request.model, request.precision, request.kv, best.layout, batch)
     series = f'{{model="{name}{ENGINE_SUFFIX}"}}'
-    flops, bytes_ = _expression(work.flops, series), _expression(work.bytes, series)
+    flops, bytes_ = _said(work.flops, series), _said(work.bytes, series)
     bandwidth = best.layout.gpus * best.gpu.bandwidth
     recorded = {
         "gpu_arithmetic_intensity": f"({flops}) / ({bytes_})",
@@ -38,7 +36,7 @@ def render_rules(plan: PlanResult, name: str) -> dict[str, Any]:
     return {"groups": [group]}
 
 
-def _expression(amount: WorkAmount, series: str) -> str:
+def _said(amount: WorkAmount, series: str) -> str:
     return (
         f"{amount.step:.6g} + {amount.token:.6g} * llmops_step_tokens{series}"
         f" + {amount.cached:.6g} * llmops_step_cached_tokens{series}"

@@ -1,4 +1,4 @@
-"""The search for the cheapest deployment that meets a request.
+"""What was asked for, and which of the candidates answers it at the least cost.
 
-The speed of one candidate belongs to `speed/`.
+How fast one candidate is belongs to `speed/`.
 """

@@ -1,5 +1,4 @@
-"""Durations of engine steps, and the latency and throughput of replicas: batches, queues,
-disaggregation.
+"""How long a step takes and what a server makes of it: batches, queues, prefill apart from decode.
 
-The duration of a single GPU operation belongs to `timing/`.
+How long a single operation takes on a GPU belongs to `timing/`.
 """

@@ -1,6 +1,4 @@
-"""Step times of one host: what `llmops verify --calibrate FILE` writes and `llmops plan --measured
-FILE` reads.
-"""
+"""Step times of one host: what `llmops verify --calibrate FILE` writes and `llmops plan --measured FILE` reads."""
 
 from __future__ import annotations
 
@@ -22,12 +20,9 @@ class _MeasuredModel(BaseModel):
 
 
 class StepTime(_MeasuredModel):
-    """One kind of engine step.
-
-    `batch_size` sequences process `tokens` new tokens together (decode: one each), each with
-    `context` tokens in the KV cache before it. `seconds` is the median of `samples` measurements at
-    the engine's Triton model, without gateway and HTTP.
-    """
+    """One kind of engine step: `batch_size` sequences that process `tokens` new tokens together (decode: one each),
+    each with `context` tokens in the KV cache before it. `seconds` is the median of `samples` measurements at the
+    engine's Triton model, without gateway and HTTP."""
 
     phase: Phase
     batch_size: int = Field(ge=1)
@@ -46,12 +41,9 @@ class MeasuredLayout(_MeasuredModel):
 
 
 class MeasuredSteps(_MeasuredModel):
-    """Step times of one engine on one kind of device.
-
-    `device` is the driver's name of a GPU (`NVIDIA H100 80GB HBM3`) or the CPU's; `gpu` is the
-    planner's name (`h100-sxm`) where an engine's plan has it. `architecture` is the Hugging Face
-    class; `quantisation` and `kv_cache_dtype` are the names in engine.json.
-    """
+    """Step times of one engine on one kind of device. `device` is the driver's name of a GPU (`NVIDIA H100 80GB HBM3`)
+    or the CPU's; `gpu` the planner's name of it (`h100-sxm`) where an engine's plan says so. `architecture` is the
+    Hugging Face class; `quantisation` and `kv_cache_dtype` are the names in engine.json."""
 
     format: Literal[1] = FORMAT
     device: str
@@ -66,21 +58,17 @@ class MeasuredSteps(_MeasuredModel):
     steps: list[StepTime] = Field(min_length=1)
 
     def of_phase(self, phase: Phase) -> list[StepTime]:
-        """Return the steps of one phase by batch size, tokens and context."""
+        """The steps of one phase by batch size, tokens and context."""
         found = (step for step in self.steps if step.phase == phase)
         return sorted(found, key=lambda step: (step.batch_size, step.tokens, step.context))
 
     def save(self, path: Path) -> None:
-        """Write the file. Raises InputError if it cannot be written."""
+        """Raises InputError when the file cannot be written."""
         write_text(path, self.model_dump_json(indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> MeasuredSteps:
-        """Read a file.
-
-        Raises:
-            InputError: The file is missing or wrong. The message names the field.
-        """
+        """Raises InputError that names the field which is wrong."""
         advice = f"measure a host with `llmops verify --calibrate {path.name}`."
         try:
             return cls.model_validate(json.loads(path.read_text(encoding="utf-8")))

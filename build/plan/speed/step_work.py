@@ -1,4 +1,4 @@
-"""The work of a step: the operations of StepModel counted in FLOPs and bytes instead of timed."""
+"""What a step computes and reads: the operations of StepModel, counted instead of timed."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShap
 from llmops.build.plan.timing.roofline import decode_work, gemm_work, moe_work, prefill_work
 from llmops.build.quant_formats import QuantFormat
 
-#: Cache lengths whose difference gives the cost of a cached token.
+# lengths between which what a cached token costs is taken
 SHORT, LONG = 1, 1025
 
 
 @dataclass(frozen=True)
 class WorkAmount:
-    """An amount of FLOPs or bytes: `step` per step, `token` per token read or generated, `cached`
-    per token in the cache of the step's sequences.
-    """
+    """Of FLOPs, or bytes of GPU memory: `step` whatever it does, `token` for each that it reads or makes, `cached` for
+    each token in the cache of the sequences that it is about."""
 
     step: float
     token: float
@@ -29,16 +28,14 @@ class WorkAmount:
 
 @dataclass(frozen=True)
 class StepWork:
-    """The work of a step on all GPUs of a replica together."""
+    """All GPUs of a replica together."""
 
     flops: WorkAmount
     bytes: WorkAmount
 
 
 def step_work(model: Architecture, precision: QuantFormat, kv: str, layout: ParallelLayout, batch: int) -> StepWork:
-    """Return the work of a step with `batch` sequences. The batch decides how many experts are
-    read.
-    """
+    """About a step with `batch` sequences: how many experts are read depends on it, all else does not."""
 
     def amount(counted: int) -> WorkAmount:
         steps = StepModel(model, precision, kv, layout, _CountingTimes(counted))
@@ -48,21 +45,19 @@ def step_work(model: Architecture, precision: QuantFormat, kv: str, layout: Para
 
 
 def _fitted(total: Callable[[int, int], float], batch: int) -> WorkAmount:
-    """Return the amounts, which are linear in sequences and cached tokens, from three points."""
+    """What is linear in sequences and in their cached tokens, from three points."""
     once, twice, longer = total(batch, SHORT), total(2 * batch, SHORT), total(batch, LONG)
     cached = (longer - once) / ((LONG - SHORT) * batch)
     each = (twice - once) / batch
     return WorkAmount(once - each * batch, each - SHORT * cached, cached)
 
 
-#: Positions of FLOPs and bytes in the roofline's amounts of work.
+# where the roofline's amounts of work have them
 _FLOPS, _BYTES = 0, 1
 
 
 class _CountingTimes:
-    """Operation "times" that are FLOPs or bytes. Links cost nothing: they are neither arithmetic
-    nor memory traffic.
-    """
+    """OpTimes that give FLOPs or bytes for seconds. Links are neither arithmetic nor memory: they cost nothing."""
 
     label = "work"
 

@@ -1,6 +1,4 @@
-"""Interpolation in measured tables: between points of a logarithmic grid, and at the border beyond
-it.
-"""
+"""Interpolation in measured tables: between points on a logarithmic grid, at the border beyond it."""
 
 from __future__ import annotations
 
@@ -11,11 +9,8 @@ from itertools import product
 
 
 class InterpolationGrid:
-    """Values at the points of a mostly full grid.
-
-    `at` interpolates the logarithm of values linearly in the logarithms of the coordinates. Outside
-    the grid the border's value holds, and holes take their neighbours' values.
-    """
+    """Values at points of a (mostly full) grid. `at` interpolates their logarithm linearly in the logarithms of the
+    coordinates; outside the grid the border's value holds, and holes take what their neighbours have."""
 
     def __init__(self, points: Mapping[tuple[int, ...], float]) -> None:
         axes = len(next(iter(points)))
@@ -24,9 +19,7 @@ class InterpolationGrid:
         self._values = {point: math.log(value) for point, value in points.items()}
 
     def at(self, *coordinates: float) -> float:
-        """Return the interpolated value, or the nearest point's value if no surrounding point was
-        measured.
-        """
+        """The interpolated value; where none of the surrounding points was measured, the nearest point's."""
         corners = [self._bracket(axis, value) for axis, value in enumerate(coordinates)]
         total = weight_sum = 0.0
         for corner in product(*corners):

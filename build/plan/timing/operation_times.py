@@ -1,6 +1,4 @@
-"""Interface for the duration of single GPU operations, implemented by the roofline model and by
-measured tables.
-"""
+"""How long one operation takes on one GPU: the border between the planner and whatever knows the hardware."""
 
 from __future__ import annotations
 
@@ -10,11 +8,8 @@ from typing import Protocol
 
 @dataclass(frozen=True)
 class AttentionShape:
-    """The attention heads of one rank.
-
-    `latent` > 0 is MLA: keys and values of all heads are one vector of that many values. `window` >
-    0 limits a token to that many tokens before it.
-    """
+    """Heads of one rank. `latent` > 0 is MLA: keys and values of all heads are one vector of that many values;
+    `window` > 0: a token sees only that many before it."""
 
     heads: int
     kv_heads: int
@@ -26,14 +21,14 @@ class AttentionShape:
 
     @property
     def kv_bytes(self) -> float:
-        """Return the bytes of one token's keys and values."""
+        """Bytes of one token's keys and values."""
         width = 1 if self.kv in ("fp8", "int8") else 2
         return (self.latent if self.latent else 2 * self.kv_heads * self.head_dim) * width
 
 
 @dataclass(frozen=True)
 class ExpertsShape:
-    """One MoE layer: sizes of the whole layer, split over `tp` × `ep` ranks."""
+    """One MoE layer: sizes of the whole layer, split over `tp` * `ep` ranks."""
 
     hidden: int
     intermediate: int
@@ -44,40 +39,34 @@ class ExpertsShape:
 
 
 class OperationTimes(Protocol):
-    """Durations in seconds per call. Sizes are those of one rank."""
+    """Seconds per call. `bits` are per weight, `compute` is bf16, fp8 or int8, sizes are those of one rank."""
 
     label: str
 
     def gemm(self, m: int, n: int, k: int, precision: str) -> float:
-        """Return the seconds of [m, k] times a weight of [n, k], including quantising the input."""
+        """[m, k] times a weight of [n, k], with what it takes to quantise the input."""
         ...
 
     def prefill(self, prompts: int, tokens: int, prefix: int, attention: AttentionShape) -> float:
-        """Return the seconds of causal attention of `prompts` prompts with `tokens` new tokens
-        each, after `prefix` cached ones.
-        """
+        """`prompts` prompts of `tokens` new tokens each, after `prefix` cached ones; causal."""
         ...
 
     def decode(self, batch: int, length: int, attention: AttentionShape) -> float:
-        """Return the seconds of attention of one new token for each of `batch` sequences with
-        `length` cached tokens.
-        """
+        """One new token for each of `batch` sequences that have `length` tokens in the cache."""
         ...
 
     def moe(self, tokens: int, experts: ExpertsShape, precision: str) -> float:
-        """Return the seconds of one layer's experts for `tokens` tokens, without routing."""
+        """The experts of one layer for `tokens` tokens, routing not counted."""
         ...
 
     def all_reduce(self, values: int, ranks: int) -> float:
-        """Return the seconds to sum `values` 16-bit values over the ranks of one node."""
+        """Sum of `values` 16-bit values over the ranks of one node."""
         ...
 
     def memory(self, bytes_: float) -> float:
-        """Return the seconds of an element-wise kernel that moves this many bytes."""
+        """An element-wise kernel that moves this many bytes."""
         ...
 
     def send(self, bytes_: float, nodes: bool) -> float:
-        """Return the seconds of a point-to-point transfer within the node, or over the network if
-        `nodes`.
-        """
+        """Point to point, within the node or over the network."""
         ...

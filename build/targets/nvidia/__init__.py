@@ -1,4 +1,4 @@
-"""Parts shared by the targets tensorrt and pytorch: request, quantising, stages and estimates.
+"""What the tensorrt and the pytorch target share: the request, quantising, stages, resources.
 
-NVIDIA's facts about TensorRT-LLM belong to `build/trtllm/`.
+What TensorRT-LLM accepts belongs to `build/trtllm/`.
 """

@@ -1,6 +1,6 @@
-"""Target openvino: OpenVINO IR for GenAI's continuous batching on any x86 CPU.
+"""The openvino target: OpenVINO IR for GenAI's continuous batching, on any x86 CPU.
 
-The runtime inside Triton belongs to the engine model's `runtimes/`.
+How it is run inside Triton belongs to the engine model's `runtimes/`.
 """
 
 from llmops.build.targets.openvino.openvino_target import OpenVinoTarget

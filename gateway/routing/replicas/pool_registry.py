@@ -11,7 +11,7 @@ from typing import Any
 from llmops.contract import RECONNECT_GRACE_PERIOD
 from llmops.gateway.interfaces import Engine, EngineRequest, ModelMetadata
 from llmops.gateway.routing.admission.request_queue import create_admission_controller
-from llmops.gateway.routing.failover import FailoverEngine, FailoverReason
+from llmops.gateway.routing.failover import FailoverReason
 from llmops.gateway.routing.model_registry import ModelReplica, first_ready
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex, tenant_cache_salt
@@ -21,6 +21,7 @@ from llmops.gateway.routing.replicas.gauge_scraper import SCRAPE_INTERVAL, Gauge
 from llmops.gateway.routing.replicas.replica import Replica
 from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
 from llmops.gateway.routing.replicas.replica_status import describe_replicas
+from llmops.gateway.routing.resilient_engine import FailoverEngine
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry import metric_definitions
@@ -147,7 +148,7 @@ class PoolRegistry:
         def changed() -> None:
             engine = self._engines.get(fleet.name)
             if engine is not None and replica.view.state == "draining":
-                engine.leave(replica.replica_id, FailoverReason.DRAINING)
+                engine.leave(replica.replica_id, "drain")
             fleet.changed()
 
         def others() -> bool:

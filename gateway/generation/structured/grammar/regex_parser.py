@@ -8,8 +8,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from re import _constants as sre
-from re import _parser as parser
+from re import _constants as sre  # type: ignore[attr-defined]
+from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
 from llmops.gateway.generation.structured.grammar.errors import NotEnforceableError

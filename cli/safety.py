@@ -1,0 +1,176 @@
+"""`llmops safety`: test filters, train a classifier's head, and run a red-team list through a deployment."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmops.cli.openai_client import ChatClient
+from llmops.cli.options import OutputFile
+from llmops.errors import ServerError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+#: Texts that are embedded with one request.
+EMBEDDING_BATCH = 64
+
+
+@click.group("safety")
+def command() -> None:
+    """Test and train the safety filters of a gateway."""
+
+
+@command.command("test")
+@click.argument("examples", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option(
+    "--config",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    required=True,
+    help="The gateway's settings, which describe the filters.",
+)
+@click.option("--url", metavar="URL", help="A gateway with the embedding model that filters of kind `model` need.")
+@click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
+def check(examples: Path, config: Path, url: str | None, as_json: bool) -> None:
+    """Print recall, false positives and leaked characters of each filter on the labelled texts in FILE.
+
+    FILE has one JSON object a line: {"text": "…", "category": "hate"}, without a category for a clean text. A filter is
+    held to the examples that have one of its categories. Exits 1 if a character of a match left a stream in `hold`.
+    """
+    from llmops.cli.progress import make_progress
+    from llmops.errors import InputError, LlmopsError
+    from llmops.gateway.safety.evaluation import evaluate, read_examples
+    from llmops.gateway.safety.filters import FilterUnavailableError
+    from llmops.gateway.safety.policy import create_filter
+    from llmops.gateway.settings import load_settings
+
+    settings = load_settings(config).safety
+    if not settings.filters:
+        raise InputError(f"{config} describes no safety filters; see docs/safety.md.")
+    texts = read_examples(examples)
+
+    async def embed(model: str, batch: Sequence[str]) -> Any:
+        if url is None:
+            raise InputError("Filters of kind model need --url, a gateway that serves the embedding model.")
+        return _embed(ChatClient(url), model, batch)
+
+    filters = {name: create_filter(name, one, embed) for name, one in settings.filters.items()}
+    progress = make_progress()
+    with progress.stage("Judging", len(texts)):
+        try:
+            reports = asyncio.run(evaluate(filters, texts, progress.advance))
+        except FilterUnavailableError as error:
+            raise LlmopsError(f"A filter could not judge: {error}") from error
+    if as_json:
+        click.echo(json.dumps({name: report.as_dict() for name, report in reports.items()}, indent=2))
+    else:
+        for name, report in reports.items():
+            click.echo(
+                f"{name:<20} recall {_share(report.found, report.expected)}  "
+                f"false positives {_share(report.false_positives, report.clean)}  leaked {report.leaks} characters"
+            )
+            for text in report.missed:
+                click.echo(f"  missed: {text[:80]!r}")
+    if any(report.leaks for report in reports.values()):
+        raise SystemExit(1)
+
+
+@command.command("train")
+@click.argument("examples", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--url", metavar="URL", required=True, help="A gateway that serves the embedding model.")
+@click.option("--model", metavar="NAME", required=True, help="The embedding model, such as minilm.")
+@click.option("-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="The head to write.")
+@click.option(
+    "--max-false-positives",
+    type=click.FloatRange(0, 0.5),
+    default=0.02,
+    show_default=True,
+    help="Share of clean texts that may be found; the thresholds follow from it.",
+)
+def train(examples: Path, url: str, model: str, output: Path, max_false_positives: float) -> None:
+    """Train a classifier on the labelled texts in FILE, for a filter of kind `model`.
+
+    A quarter of the texts is held back: thresholds and the printed figures come from them.
+    """
+    from llmops.gateway.safety.evaluation import read_examples, train_head
+    from llmops.output_files import write_text
+
+    async def embed(texts: Sequence[str]) -> NDArray[np.float32]:
+        import numpy as np
+
+        client, starts = ChatClient(url), range(0, len(texts), EMBEDDING_BATCH)
+        return np.concatenate([_embed(client, model, texts[at : at + EMBEDDING_BATCH]) for at in starts])
+
+    head = asyncio.run(train_head(read_examples(examples), model, embed, max_false_positives=max_false_positives))
+    write_text(output, json.dumps(head))
+    for category in head["weights"]:
+        recall, wrong = head["recall"][category], head["false_positives"][category]
+        click.echo(
+            f"{category:<20} recall {recall:.0%}  false positives {wrong:.0%}  threshold {head['thresholds'][category]:.2f}"
+        )
+    click.echo(f"Wrote {output}.")
+
+
+@command.command("redteam")
+@click.option("--url", metavar="URL", default="http://127.0.0.1:9000", show_default=True, help="The gateway.")
+@click.option("--model", metavar="NAME", required=True, help="The model to ask.")
+@click.option(
+    "--list",
+    "listed",
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+    help="Prompts of your own, as for test.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print one object for each prompt.")
+def redteam(url: str, model: str, listed: Path | None, as_json: bool) -> None:
+    """Send a list of adversarial prompts through a running deployment and print what became of each.
+
+    The key is read from LLMOPS_API_KEY. Exits 1 if a prompt with a category was answered in full.
+    """
+    from importlib.resources import as_file, files
+
+    from llmops.gateway.safety.evaluation import read_examples
+
+    with as_file(files("llmops.gateway.safety") / "redteam.jsonl") as shipped:
+        prompts = read_examples(listed or shipped)
+    client, answered = ChatClient(url), 0
+    for prompt in prompts:
+        outcome = _ask(client, model, prompt.text)
+        answered += bool(prompt.category) and outcome == "answered"
+        if as_json:
+            click.echo(json.dumps({"text": prompt.text, "category": prompt.category, "outcome": outcome}))
+        else:
+            click.echo(f"{outcome:<10} {prompt.category or 'clean':<18} {prompt.text[:70]}")
+    total = sum(bool(one.category) for one in prompts)
+    click.echo(f"{total - answered} of {total} adversarial prompts were refused or cut.", err=as_json)
+    if answered:
+        raise SystemExit(1)
+
+
+def _ask(client: ChatClient, model: str, text: str) -> str:
+    """Return what became of a prompt: `refused`, `cut` or `answered`."""
+    body = {"model": model, "messages": [{"role": "user", "content": text}], "max_tokens": 64}
+    answer = client.post("/chat/completions", body, accept=(400,))
+    if "error" in answer:
+        if answer["error"].get("code") == "content_policy_violation":
+            return "refused"
+        raise ServerError(f"The server refused: {answer['error'].get('message')}")
+    return "cut" if answer["choices"][0]["finish_reason"] == "content_filter" else "answered"
+
+
+def _embed(client: ChatClient, model: str, texts: Sequence[str]) -> NDArray[np.float32]:
+    """Return the vectors FP32 [len(texts), dimensions] of a gateway's embedding model."""
+    import numpy as np
+
+    answer = client.post("/embeddings", {"model": model, "input": list(texts)})
+    return np.array([one["embedding"] for one in answer["data"]], dtype=np.float32)
+
+
+def _share(count: int, total: int) -> str:
+    return f"{count}/{total} ({count / total:.0%})" if total else "no examples"

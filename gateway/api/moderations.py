@@ -1,0 +1,71 @@
+"""POST /v1/moderations, answered by the gateway's own safety filters."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from llmops.gateway.api.generation_response import json_response
+from llmops.gateway.errors import InvalidRequestError, UnsupportedError
+from llmops.gateway.generation.app_state import AppState
+from llmops.gateway.generation.prompt_limits import check_prompt_characters
+from llmops.gateway.http.request_context import UNKNOWN_CALLER
+from llmops.gateway.routing.model_registry import ModelLookup
+from llmops.gateway.routing.served_models import EmbeddingModel
+from llmops.gateway.safety.policy import Safety
+from llmops.gateway.safety.services import Embed
+from llmops.gateway.schemas.moderation_request import ModerationRequest
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+class ModerationsEndpoint:
+    """Judge texts with every filter of the settings."""
+
+    def __init__(self, service: AppState, safety: Safety) -> None:
+        self._service, self._safety = service, safety
+
+    async def handle(self, request: Request) -> Response:
+        """Answer with one result for each text, in order."""
+        body = await self._service.intake.load(ModerationRequest, request)
+        texts = [body.input] if isinstance(body.input, str) else [_text(one, at) for at, one in enumerate(body.input)]
+        check_prompt_characters(sum(map(len, texts)), self._service.limits, "input")
+        results = [await self._result(text) for text in texts]
+        return json_response({"id": f"modr-{secrets.token_hex(12)}", "model": "llmops-safety", "results": results})
+
+    async def _result(self, text: str) -> dict[str, Any]:
+        scores = {category: 0.0 for one in self._safety.filters.values() for category in one.categories}
+        findings = await self._safety.moderate(text)
+        flagged = {found.category for found in findings}
+        for found in findings:
+            scores[found.category] = max(scores.get(found.category, 0.0), found.score)
+        categories = {category: category in flagged for category in scores}
+        return {"flagged": bool(findings), "categories": categories, "category_scores": scores}
+
+
+def text_embedder(models: ModelLookup[EmbeddingModel]) -> Embed:
+    """Return what turns texts into vectors with the embedding models that are served here."""
+
+    async def embed(name: str, texts: Sequence[str]) -> NDArray[np.float32]:
+        model = models.get(name, UNKNOWN_CALLER)
+        room = model.card.max_seq_len - model.tokenizer.frame.size
+        ids = [model.tokenizer.encode_beginning(text, room, add_special_tokens=False) for text in texts]
+        return await model.embed([model.tokenizer.frame.ids(row) for row in ids])
+
+    return embed
+
+
+def _text(part: str | dict[str, Any], at: int) -> str:
+    if isinstance(part, str):
+        return part
+    if part.get("type") != "text":
+        raise UnsupportedError("Only text can be judged; leave images out.", param=f"input[{at}]")
+    if not isinstance(part.get("text"), str):
+        raise InvalidRequestError(f"input[{at}].text must be a text.", param=f"input[{at}].text")
+    return str(part["text"])

@@ -1,0 +1,145 @@
+"""Policies: which filters the requests of a tenant meet, what follows from a finding, and how findings are recorded."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from llmops.errors import InputError
+from llmops.gateway.errors import ContentPolicyError, SafetyUnavailableError
+from llmops.gateway.interfaces import Caller
+from llmops.gateway.safety.filters import FilterUnavailableError, Finding, StreamMode, TextFilter
+from llmops.gateway.safety.rules import RuleFilter, rule_filter, script_filter
+from llmops.gateway.safety.services import ClassifierFilter, Embed, ModerationFilter, read_head
+from llmops.gateway.safety.stream_guard import RuleStage, StreamGuard, WindowStage
+from llmops.gateway.settings import FilterSettings, SafetyPolicy, SafetySettings
+from llmops.gateway.telemetry import metric_definitions
+from llmops.gateway.telemetry.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+
+class Safety:
+    """The filters of a gateway and the policies of its tenants."""
+
+    def __init__(self, settings: SafetySettings, filters: Mapping[str, TextFilter], metrics: GatewayMetrics) -> None:
+        self._settings, self.filters = settings, dict(filters)
+        self._findings = metrics.numbers(metric_definitions.SAFETY_FINDINGS)
+        self._failures = metrics.numbers(metric_definitions.SAFETY_FAILURES)
+        self._seconds = metrics.histogram(metric_definitions.SAFETY_SECONDS)
+
+    async def check_prompt(self, texts: Sequence[str], caller: Caller) -> None:
+        """Judge the texts of a request.
+
+        Raises:
+            ContentPolicyError: A filter found something.
+            SafetyUnavailableError: A filter could not judge, and the policy fails closed.
+        """
+        policy = self._policy(caller)
+        text = "\n".join(texts)
+        if not policy.prompt or not text:
+            return
+        finding = await self._first(text, [self.filters[name] for name in policy.prompt], policy)
+        if finding is not None:
+            self._record(finding, "prompt", "refused", caller, text)
+            raise ContentPolicyError(finding.category)
+
+    def guard(self, caller: Caller) -> StreamGuard | None:
+        """Return the guard of one choice of an answer; None for callers whose answers are not filtered."""
+        policy = self._policy(caller)
+        if not policy.answer:
+            return None
+        stages = [self._stage(self.filters[name], mode, policy) for name, mode in policy.answer.items()]
+        return StreamGuard(stages, lambda found, mode: self._record(found, "answer", mode, caller))
+
+    async def moderate(self, text: str) -> list[Finding]:
+        """Return what each filter finds in a text, for `/v1/moderations`. Raises SafetyUnavailableError."""
+        verdicts = await asyncio.gather(
+            *(self._judge(one, text) for one in self.filters.values()), return_exceptions=True
+        )
+        for one in verdicts:
+            if isinstance(one, FilterUnavailableError):
+                raise SafetyUnavailableError from one
+            if isinstance(one, BaseException):
+                raise one
+        return [one for one in verdicts if isinstance(one, Finding)]
+
+    async def close(self) -> None:
+        await asyncio.gather(*(one.close() for one in self.filters.values()))
+
+    def _policy(self, caller: Caller) -> SafetyPolicy:
+        return self._settings.tenants.get(caller.tenant_id, self._settings.policy)
+
+    def _stage(self, one: TextFilter, mode: StreamMode, policy: SafetyPolicy) -> RuleStage | WindowStage:
+        if isinstance(one, RuleFilter):
+            return RuleStage(one, mode)
+        return WindowStage(one, mode, self._settings.window, fail_open=policy.fail == "open")
+
+    async def _first(self, text: str, filters: Iterable[TextFilter], policy: SafetyPolicy) -> Finding | None:
+        for one in filters:
+            try:
+                finding = await self._judge(one, text)
+            except FilterUnavailableError:
+                if policy.fail == "closed":
+                    raise SafetyUnavailableError from None
+                continue
+            if finding is not None:
+                return finding
+        return None
+
+    async def _judge(self, one: TextFilter, text: str) -> Finding | None:
+        started = time.perf_counter()
+        try:
+            return await one.judge(text)
+        except FilterUnavailableError as error:
+            self._failures.labels(one.name).inc()
+            log.warning("the safety filter %s could not judge: %s", one.name, error)
+            raise
+        finally:
+            self._seconds.labels(one.name).observe(time.perf_counter() - started)
+
+    def _record(self, finding: Finding, side: str, action: str, caller: Caller, text: str = "") -> None:
+        self._findings.labels(finding.filter, side, action).inc()
+        digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16] if text else "-"
+        log.warning(
+            "safety: filter %s found %s in the %s (%s, tenant %s, sha256 %s)",
+            finding.filter, finding.category, side, action, caller.tenant_id or "-", digest,
+        )  # fmt: skip
+
+
+def create_safety(settings: SafetySettings, metrics: GatewayMetrics, embed: Embed) -> Safety | None:
+    """Return the filters that the settings describe; None where they describe none. Raises InputError."""
+    if not settings.filters:
+        return None
+    filters = {name: create_filter(name, one, embed) for name, one in settings.filters.items()}
+    return Safety(settings, filters, metrics)
+
+
+def create_filter(name: str, settings: FilterSettings, embed: Embed) -> TextFilter:
+    """Return one filter. Raises InputError for a pattern, file or key that cannot be used."""
+    category = settings.category or name
+    match settings.kind:
+        case "rules":
+            words = [*settings.words, *_lines(settings.words_file)]
+            return rule_filter(name, category, settings.patterns, words, settings.ignore_case)
+        case "language":
+            return script_filter(name, category, settings.scripts)
+        case "model":
+            return ClassifierFilter(name, read_head(settings.head), embed)
+        case "http":
+            return ModerationFilter(
+                name, settings.url, model=settings.model, key_env=settings.key_env, timeout=settings.timeout
+            )
+
+
+def _lines(path: Path | None) -> list[str]:
+    if path is None:
+        return []
+    try:
+        return path.read_text().splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"The word list {path} cannot be read ({error}); name a text file in UTF-8.") from None

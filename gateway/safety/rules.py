@@ -1,0 +1,159 @@
+"""Filters of regular expressions, word lists and writing systems, matched in linear time by RE2.
+
+A match has a maximum width, which makes a stream safe to filter: a character may leave when the text goes on for longer
+than the widest match could, because a match that began there would have been seen whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from re import _parser as sre_parser  # type: ignore[attr-defined]
+from typing import NamedTuple
+
+from llmops.distribution import missing_extra
+from llmops.errors import InputError
+from llmops.gateway.safety.filters import Finding, TextFilter
+
+#: Widest match of a rule, in characters. The text of an answer is held back by the widest rule of its policy.
+MAX_WIDTH = 256
+
+#: Writing systems by RE2's names; what belongs to all of them, such as digits and spaces, is always allowed.
+SCRIPTS = frozenset(
+    [
+        "Arabic",
+        "Armenian",
+        "Bengali",
+        "Bopomofo",
+        "Cyrillic",
+        "Devanagari",
+        "Ethiopic",
+        "Georgian",
+        "Greek",
+        "Gujarati",
+        "Gurmukhi",
+        "Han",
+        "Hangul",
+        "Hebrew",
+        "Hiragana",
+        "Kannada",
+        "Katakana",
+        "Khmer",
+        "Lao",
+        "Latin",
+        "Malayalam",
+        "Mongolian",
+        "Myanmar",
+        "Oriya",
+        "Sinhala",
+        "Tamil",
+        "Telugu",
+        "Thai",
+        "Tibetan",
+    ]
+)
+
+#: Letters of another writing system in a row, with at most three other characters between two of them, that are found.
+FOREIGN_LETTERS = 8
+
+
+class Span(NamedTuple):
+    """A match in a text: characters `start` to `end`."""
+
+    start: int
+    end: int
+
+
+class RuleFilter(TextFilter):
+    """A filter whose categories are found by one regular expression."""
+
+    def __init__(self, name: str, category: str, pattern: str, width: int, *, ignore_case: bool = False) -> None:
+        """Compile `pattern`, whose matches have at most `width` characters. Raises InputError for a bad pattern."""
+        self.name, self.categories, self.width = name, (category,), width
+        self._finding = Finding(name, category)
+        self._pattern = _compile(name, pattern, ignore_case)
+
+    async def judge(self, text: str) -> Finding | None:
+        return self.finding if self.search(text) else None
+
+    @property
+    def finding(self) -> Finding:
+        return self._finding
+
+    def search(self, text: str, start: int = 0) -> Span | None:
+        """Return the first match in `text` from character `start` on; the character before it counts as context."""
+        found = self._pattern.search(text, start)
+        return Span(*found.span()) if found is not None else None
+
+
+def rule_filter(
+    name: str, category: str, patterns: Sequence[str], words: Sequence[str], ignore_case: bool
+) -> RuleFilter:
+    """Return the filter of regular expressions and whole words.
+
+    Raises:
+        InputError: A pattern does not compile, can match nothing, or has no bounded width.
+    """
+    parts = [_checked(name, pattern) for pattern in patterns]
+    width = max((width for _, width in parts), default=0)
+    alternatives = [f"(?:{pattern})" for pattern, _ in parts]
+    listed = [word.strip() for word in words if word.strip()]
+    if listed:
+        width = max(width, *map(len, listed))
+        alternatives.append(rf"(?:\b(?:{'|'.join(map(re.escape, sorted(listed, key=len, reverse=True)))})\b)")
+    if not alternatives:
+        raise InputError(f"The safety filter {name} has neither patterns nor words; give it some.")
+    if width > MAX_WIDTH:
+        raise InputError(
+            f"The safety filter {name} has a match of {width} characters; at most {MAX_WIDTH} are possible."
+        )
+    return RuleFilter(name, category, "|".join(alternatives), width, ignore_case=ignore_case)
+
+
+def script_filter(name: str, category: str, scripts: Sequence[str]) -> RuleFilter:
+    """Return the filter that finds a run of letters of other writing systems than `scripts`. Raises InputError."""
+    unknown = [script for script in scripts if script.capitalize() not in SCRIPTS]
+    if unknown or not scripts:
+        known = ", ".join(sorted(SCRIPTS))
+        raise InputError(
+            f"The safety filter {name} needs scripts among {known}; it has {', '.join(unknown) or 'none'}."
+        )
+    allowed = "".join(rf"\p{{{script.capitalize()}}}" for script in scripts)
+    foreign = rf"[^\P{{L}}{allowed}\p{{Common}}\p{{Inherited}}]"
+    # between two letters: marks, spaces and punctuation
+    pattern = rf"(?:{foreign}\P{{L}}{{0,3}}){{{FOREIGN_LETTERS - 1}}}{foreign}"
+    return RuleFilter(name, category, pattern, 4 * FOREIGN_LETTERS)
+
+
+def _checked(name: str, pattern: str) -> tuple[str, int]:
+    """Return the pattern and the most characters that it matches."""
+    try:
+        narrowest, widest = sre_parser.parse(pattern).getwidth()
+    except (re.error, OverflowError, RecursionError) as error:
+        raise InputError(
+            f"The safety filter {name} has a pattern that does not compile: {pattern!r} ({error})."
+        ) from None
+    if narrowest == 0:
+        raise InputError(
+            f"The safety filter {name} has a pattern that matches an empty text: {pattern!r}; make it longer."
+        )
+    if widest > MAX_WIDTH:
+        raise InputError(
+            f"The safety filter {name} has a pattern without a bound: {pattern!r} may match more than {MAX_WIDTH} "
+            "characters; write {1,N} instead of + and *."
+        )
+    return pattern, int(widest)
+
+
+def _compile(name: str, pattern: str, ignore_case: bool):  # type: ignore[no-untyped-def]  # noqa: ANN202 re2 has no types
+    try:
+        import re2
+    except ImportError as error:
+        raise missing_extra("safety rules", "safety") from error
+    options = re2.Options()
+    options.log_errors = False
+    options.case_sensitive = not ignore_case
+    try:
+        return re2.compile(pattern, options=options)
+    except re2.error as error:
+        raise InputError(f"The safety filter {name} has a pattern that RE2 does not take: {error}.") from None

@@ -1,0 +1,122 @@
+"""Filters that ask a model or another server: an embedding model with a trained head, and `/v1/moderations`."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import httpx
+
+from llmops.errors import InputError
+from llmops.gateway.errors import ApiError
+from llmops.gateway.safety.filters import FilterUnavailableError, Finding, TextFilter
+
+#: Bytes of a moderation service's answer: one result has a few kilobytes.
+MAX_ANSWER_BYTES = 1 << 20
+
+#: Characters of a passage, and those that it shares with the next: embedding models read about 256 tokens.
+PASSAGE, PASSAGE_OVERLAP = 800, 100
+
+#: Turns texts into vectors FP32 [len(texts), dimensions]; given the model's name.
+Embed = Callable[[str, Sequence[str]], Awaitable[Any]]
+
+
+class ClassifierHead(NamedTuple):
+    """A logistic regression for each category on a text's vector, as `llmops safety train` writes it.
+
+    Attributes:
+        model: The embedding model whose vectors the head was trained on.
+        weights: By category: the weights [dimensions], then the bias.
+        thresholds: By category: the score from which on a text is found.
+    """
+
+    model: str
+    weights: dict[str, list[float]]
+    thresholds: dict[str, float]
+
+    def scores(self, vector: Sequence[float]) -> dict[str, float]:
+        """Return the probability of each category for a vector FP32 [dimensions]."""
+        return {
+            category: 1 / (1 + math.exp(-min(50.0, max(-50.0, sum(map(float.__mul__, weights, vector)) + weights[-1]))))
+            for category, weights in self.weights.items()
+        }
+
+
+def read_head(path: Path) -> ClassifierHead:
+    """Read a head that `llmops safety train` wrote. Raises InputError."""
+    try:
+        found = json.loads(path.read_text())
+        head = ClassifierHead(str(found["model"]), dict(found["weights"]), dict(found["thresholds"]))
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(f"{path} is not a safety head ({error}); make one with `llmops safety train`.") from None
+    if not head.weights or len({len(weights) for weights in head.weights.values()}) > 1:
+        raise InputError(f"{path} is not a safety head: its weights do not fit together. Make it again.")
+    return head
+
+
+class ClassifierFilter(TextFilter):
+    """A filter that judges a text by its embedding."""
+
+    def __init__(self, name: str, head: ClassifierHead, embed: Embed) -> None:
+        self.name, self.categories = name, tuple(head.weights)
+        self._head, self._embed = head, embed
+
+    async def judge(self, text: str) -> Finding | None:
+        try:
+            vectors = await self._embed(self._head.model, _passages(text))
+        except ApiError as error:
+            raise FilterUnavailableError(str(error)) from error
+        each = [self._head.scores([float(value) for value in vector]) for vector in vectors]
+        scores = {category: max(one[category] for one in each) for category in self.categories}
+        over = {name: score for name, score in scores.items() if score >= self._head.thresholds.get(name, 0.5)}
+        return Finding(self.name, max(over, key=over.__getitem__), max(over.values())) if over else None
+
+
+class ModerationFilter(TextFilter):
+    """A filter that asks a server for `POST /v1/moderations`, OpenAI's or any that speaks it."""
+
+    categories = ("flagged",)
+
+    def __init__(self, name: str, url: str, *, model: str | None, key_env: str | None, timeout: float) -> None:
+        """Ask `url`; the key is read from the environment variable `key_env`. Raises InputError if that is not set."""
+        self.name, self._url, self._model = name, url, model
+        key = os.environ.get(key_env) if key_env else None
+        if key_env and not key:
+            raise InputError(f"The safety filter {name} needs a key in the environment variable {key_env}; set it.")
+        headers = {"authorization": f"Bearer {key}"} if key else {}
+        self._client = httpx.AsyncClient(timeout=timeout, headers={**headers, "accept-encoding": "identity"})
+
+    async def judge(self, text: str) -> Finding | None:
+        body = {"input": text, **({"model": self._model} if self._model else {})}
+        try:
+            async with self._client.stream("POST", self._url, json=body) as response:
+                response.raise_for_status()
+                answer = bytearray()
+                async for chunk in response.aiter_raw():
+                    answer += chunk
+                    if len(answer) > MAX_ANSWER_BYTES:
+                        raise ValueError("the answer is too long")
+            return self._finding(json.loads(answer))
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, LookupError) as error:
+            raise FilterUnavailableError(f"{self._url}: {error or type(error).__name__}") from error
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def _finding(self, answer: Any) -> Finding | None:
+        result = answer["results"][0]
+        if not result["flagged"]:
+            return None
+        scores = result.get("category_scores") or {}
+        found = [name for name, flagged in (result.get("categories") or {}).items() if flagged] or ["flagged"]
+        category = max(found, key=lambda name: float(scores.get(name) or 0.0))
+        return Finding(self.name, category[:64], float(scores.get(category) or 1.0))
+
+
+def _passages(text: str) -> list[str]:
+    """Return overlapping passages that an embedding model reads whole."""
+    return [text[at : at + PASSAGE] for at in range(0, max(1, len(text) - PASSAGE_OVERLAP), PASSAGE - PASSAGE_OVERLAP)]

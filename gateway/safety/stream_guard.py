@@ -1,0 +1,146 @@
+"""Filters on the text of a running answer: one guard per choice, between the stop strings and the parsers.
+
+Rules are matched as the text arrives. Filters that have to ask a model or a service judge windows of text:
+
+    hold      [ window 1 ] judged, then released   [ window 2 ] judged, then released   …
+    cut       released at once; the verdict on a window is waited for at most two tokens after the window's end
+    observe   released at once; verdicts are counted
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+
+from llmops.gateway.safety.filters import UNAVAILABLE, FilterUnavailableError, Finding, StreamMode, TextFilter
+from llmops.gateway.safety.rules import RuleFilter
+
+#: Tokens that leave in mode `cut` while the window before them is judged.
+TOKENS_IN_FLIGHT = 2
+
+#: New characters after which the text is searched again: a search costs microseconds however short the text is.
+SEARCH_STEP = 32
+
+
+class RuleStage:
+    """A rule on a stream of text."""
+
+    def __init__(self, rule: RuleFilter, mode: StreamMode) -> None:
+        self._rule, self.mode = rule, mode
+        # text that may still be part of a match, after `_context` characters that have left (for \b)
+        self._text, self._context = "", 0
+        self._searched = 0
+
+    def feed(self, text: str, final: bool) -> tuple[str, Finding | None]:
+        """Return the text that may leave, and what was found behind it."""
+        self._text += text
+        holds = self.mode == "hold"
+        if not final and len(self._text) - self._searched < SEARCH_STEP:
+            return "" if holds else text, None
+        found = self._rule.search(self._text, self._context)
+        # a match at the very end may go on, and what follows decides whether a word ends there
+        if found is not None and (final or found.end < len(self._text)):
+            released = self._text[self._context : found.start] if holds else text if self.mode == "observe" else ""
+            return released, self._rule.finding
+        boundary = max(self._context, len(self._text) - (0 if final else self._rule.width + 1))
+        released = self._text[self._context : boundary] if holds else text
+        start = max(0, boundary - 1)
+        self._text, self._context = self._text[start:], boundary - start
+        self._searched = len(self._text)
+        return released, None
+
+
+class WindowStage:
+    """A filter that has to be awaited, on a stream of text. Windows overlap by a quarter."""
+
+    def __init__(self, judge: TextFilter, mode: StreamMode, window: int, *, fail_open: bool) -> None:
+        """Judge `window` characters at a time; a filter that cannot judge ends the answer unless it may `fail_open`."""
+        self._filter, self.mode, self._window, self._fail_open = judge, mode, window, fail_open
+        self._pending = self._overlap = ""
+        self._verdict: asyncio.Task[Finding | None] | None = None
+        self._tokens = 0
+
+    async def feed(self, text: str, final: bool) -> tuple[str, Finding | None]:
+        """Return the text that may leave, and what was found behind it."""
+        self._pending += text
+        full = bool(self._pending) and (final or len(self._pending) >= self._window)
+        if self.mode == "hold":
+            if not full:
+                return "", None
+            window = self._pending
+            finding = await self._judge()
+            return ("", finding) if finding is not None else (window, None)
+        self._tokens += 1
+        finding = None
+        if self._verdict is not None and (full or self._verdict.done() or self._tokens > TOKENS_IN_FLIGHT):
+            finding, self._verdict = await self._verdict, None
+        if finding is None and full:
+            self._verdict, self._tokens = asyncio.create_task(self._judge()), 0
+            if final:
+                finding, self._verdict = await self._verdict, None
+        return ("" if finding is not None and self.mode == "cut" else text), finding
+
+    def close(self) -> None:
+        if self._verdict is not None:
+            self._verdict.cancel()
+
+    def _judge(self) -> Coroutine[None, None, Finding | None]:
+        window, self._pending = self._overlap + self._pending, ""
+        self._overlap = window[-(self._window // 4) :]
+        return self._verdict_on(window)
+
+    async def _verdict_on(self, text: str) -> Finding | None:
+        try:
+            return await self._filter.judge(text)
+        except FilterUnavailableError:
+            return None if self._fail_open else Finding(self._filter.name, UNAVAILABLE)
+
+
+class StreamGuard:
+    """All filters of a policy on the text of one choice.
+
+    Attributes:
+        finding: What ended the answer; None while nothing has.
+        holds: True if no byte of a match may leave, so that tool calls are sent whole.
+        waits: True if a filter has to be awaited, so that tokens cannot be pushed to the client.
+    """
+
+    def __init__(
+        self, stages: Sequence[RuleStage | WindowStage], notify: Callable[[Finding, StreamMode], None]
+    ) -> None:
+        """Apply `stages` in their order; `notify` is called with each finding and with what is done about it."""
+        self._stages, self._notify = list(stages), notify
+        self.finding: Finding | None = None
+        self.holds = any(stage.mode == "hold" for stage in stages)
+        self.waits = any(isinstance(stage, WindowStage) for stage in stages)
+
+    def feed(self, text: str, final: bool) -> str:
+        """Return the text that may leave now; only for guards without filters that have to be awaited."""
+        for stage in tuple(self._stages):
+            assert isinstance(stage, RuleStage)
+            text, found = stage.feed(text, final or self.finding is not None)
+            if found is not None:
+                self._act_on(found, stage)
+        return text
+
+    async def judge(self, text: str, final: bool) -> str:
+        """Return the text that may leave now."""
+        for stage in tuple(self._stages):
+            ending = final or self.finding is not None
+            text, found = stage.feed(text, ending) if isinstance(stage, RuleStage) else await stage.feed(text, ending)
+            if found is not None:
+                self._act_on(found, stage)
+        return text
+
+    def close(self) -> None:
+        """Drop verdicts that are still awaited."""
+        for stage in self._stages:
+            if isinstance(stage, WindowStage):
+                stage.close()
+
+    def _act_on(self, found: Finding, stage: RuleStage | WindowStage) -> None:
+        self._notify(found, stage.mode)
+        if stage.mode == "observe":
+            self._stages.remove(stage)
+        elif self.finding is None:
+            self.finding = found

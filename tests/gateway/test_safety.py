@@ -1,0 +1,236 @@
+"""Safety filters over HTTP: prompts refused, answers held, cut and observed, policies per tenant, filters that are away."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+
+import pytest
+import uvicorn
+from gateway_conftest import running, text_of
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+
+from llmops.gateway.http.server import bind
+
+pytest.importorskip("re2")
+
+SECRET = "The key is sk-00112233, keep it."
+RULE = {"kind": "rules", "patterns": [r"sk-[0-9a-f]{4,16}"], "category": "secrets"}
+
+
+def safety(mode: str = "hold", **policy):
+    return {"filters": {"keys": RULE}, "policy": {"answer": {"keys": mode}, **policy}}
+
+
+async def finish_of(stack, **fields) -> tuple[str, str]:
+    events = await stack.events(**fields)
+    chunks = [event for event in events if isinstance(event, dict) and event["choices"]]
+    assert events[-1] == "[DONE]"
+    return text_of(events), chunks[-1]["choices"][0]["finish_reason"]
+
+
+async def test_hold_lets_no_byte_of_a_match_out_and_frees_the_engine(card, tokenizer):
+    async with running(card, tokenizer, safety=safety()) as stack:
+        stack.say(SECRET + " And so on. " * 40, end=False)
+        assert await finish_of(stack) == ("The key is ", "content_filter")
+        await stack.idle()
+        answer = (await stack.chat()).json()["choices"][0]
+        assert (answer["message"]["content"], answer["finish_reason"]) == ("The key is ", "content_filter")
+        stack.say("Nothing to see here, and it is a long answer with many words in it.")
+        assert await finish_of(stack) == (
+            "Nothing to see here, and it is a long answer with many words in it.",
+            "stop",
+        )
+        page = (await stack.client.get("/metrics")).text
+        assert 'llmops_safety_findings_total{action="hold",filter="keys",side="answer"} 2.0' in page
+
+
+async def test_cut_ends_the_answer_and_observe_only_counts(card, tokenizer):
+    async with running(card, tokenizer, safety=safety("cut")) as stack:
+        stack.say(SECRET + " And so on. " * 40, end=False)
+        text, finish = await finish_of(stack)
+        assert finish == "content_filter"
+        assert len(text) <= len(SECRET) + 40
+        await stack.idle()
+    async with running(card, tokenizer, safety=safety("observe")) as stack:
+        stack.say(SECRET)
+        assert await finish_of(stack) == (SECRET, "stop")
+        page = (await stack.client.get("/metrics")).text
+        assert 'llmops_safety_findings_total{action="observe",filter="keys",side="answer"} 1.0' in page
+
+
+async def test_usage_counts_what_the_engine_generated_for_the_text(card, tokenizer):
+    async with running(card, tokenizer, safety=safety()) as stack:
+        stack.say(SECRET)
+        usage = (await stack.chat()).json()["usage"]
+        assert 0 < usage["completion_tokens"] <= len(tokenizer.encode(SECRET))
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": SECRET}]}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "text", "text": SECRET}]}]}),
+        ("/v1/completions", {"prompt": SECRET}),
+        ("/v1/responses", {"input": SECRET}),
+        ("/v1/messages", {"max_tokens": 5, "messages": [{"role": "user", "content": SECRET}]}),
+    ],
+)
+async def test_a_prompt_is_refused_by_every_api(card, tokenizer, path, body):
+    async with running(card, tokenizer, safety=safety(prompt=["keys"])) as stack:
+        stack.say("Hello")
+        answer = await stack.client.post(path, json={"model": "tiny", **body})
+        assert answer.status_code == 400, answer.text
+        assert "secrets" in answer.json()["error"]["message"]
+        assert "sk-0011" not in answer.text
+        if path != "/v1/messages":
+            assert answer.json()["error"]["code"] == "content_policy_violation"
+        assert stack.triton.active == 0
+
+
+async def test_the_prompt_given_as_token_ids_is_read_too(card, tokenizer):
+    async with running(card, tokenizer, safety=safety(prompt=["keys"])) as stack:
+        stack.say("Hello")
+        answer = await stack.client.post("/v1/completions", json={"model": "tiny", "prompt": tokenizer.encode(SECRET)})
+        assert answer.status_code == 400
+
+
+async def test_tool_calls_leave_whole_or_not_at_all(card, tokenizer):
+    tools = [{"type": "function", "function": {"name": "send", "parameters": {"type": "object"}}}]
+    ask = {"tools": tools, "tool_choice": {"type": "function", "function": {"name": "send"}}}
+    async with running({**card, "max_seq_len": 1024}, tokenizer, safety=safety()) as stack:
+        stack.say('{"text": "the key is sk-00112233 and some more text that is long enough to flush everything"}')
+        events = await stack.events(**ask)
+        assert not any(
+            choice["delta"].get("tool_calls")
+            for event in events
+            if isinstance(event, dict)
+            for choice in event["choices"]
+        )
+        assert events[-2]["choices"][0]["finish_reason"] == "content_filter"
+        stack.say('{"text": "nothing"}')
+        answer = (await stack.chat(**ask)).json()["choices"][0]
+        assert json.loads(answer["message"]["tool_calls"][0]["function"]["arguments"]) == {"text": "nothing"}
+
+
+@contextlib.asynccontextmanager
+async def moderation_server(verdict):
+    """A server of `/v1/moderations` on a free port; `verdict` makes the response to a text."""
+
+    async def moderations(request):
+        return await verdict((await request.json())["input"])
+
+    listener = bind("127.0.0.1", 0)
+    app = Starlette(routes=[Route("/v1/moderations", moderations, methods=["POST"])])
+    server = uvicorn.Server(uvicorn.Config(app, log_config=None, lifespan="off"))
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    try:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1/moderations"
+    finally:
+        server.should_exit = True
+        await task
+
+
+def verdict_of(text: str) -> JSONResponse:
+    flagged = "forbidden" in text
+    result = {"flagged": flagged, "categories": {"violence": flagged}, "category_scores": {"violence": float(flagged)}}
+    return JSONResponse({"id": "modr-1", "model": "m", "results": [result]})
+
+
+def http_safety(url: str, mode: str, fail: str = "closed"):
+    filters = {"remote": {"kind": "http", "url": url, "timeout": "2s"}}
+    return {
+        "filters": filters,
+        "window": 32,
+        "policy": {"prompt": ["remote"], "answer": {"remote": mode}, "fail": fail},
+    }
+
+
+async def test_a_service_judges_windows_of_the_answer(card, tokenizer):
+    async def judge(text):
+        return verdict_of(text)
+
+    clean = "one two three four five six seven eight nine ten " * 3
+    async with moderation_server(judge) as url:
+        async with running(card, tokenizer, safety=http_safety(url, "hold")) as stack:
+            stack.say(clean + "then the forbidden word" + clean)
+            text, finish = await finish_of(stack)
+            assert finish == "content_filter"
+            assert (clean + "then the forbidden word").startswith(text)
+            assert "forbidden" not in text
+            assert len(text) >= len(clean) - 32
+            stack.say(clean)
+            assert await finish_of(stack) == (clean, "stop")
+            refused = await stack.chat(messages=[{"role": "user", "content": "a forbidden question"}])
+            assert refused.json()["error"]["code"] == "content_policy_violation"
+        async with running(card, tokenizer, safety=http_safety(url, "cut")) as stack:
+            stack.say(clean + "then the forbidden word" + clean + clean)
+            text, finish = await finish_of(stack)
+            assert finish == "content_filter"
+            longest = max(len(tokenizer.decode([one])) for one in tokenizer.encode(clean))
+            # the window, two tokens beside it, and the token that was on its way
+            assert len(text) <= text.index("forbidden") + len("forbidden") + 32 + 3 * longest
+
+
+@pytest.mark.parametrize("fail", ["open", "closed"])
+async def test_a_service_that_dies_in_the_middle_obeys_fail(card, tokenizer, fail):
+    calls = []
+
+    async def judge(text):
+        calls.append(text)
+        # the prompt is judged, and the first window of the answer
+        return verdict_of(text) if len(calls) <= 2 else JSONResponse({"error": "boom"}, 500)
+
+    text = "one two three four five six seven eight nine ten " * 3
+    async with (
+        moderation_server(judge) as url,
+        running(card, tokenizer, safety=http_safety(url, "hold", fail)) as stack,
+    ):
+        stack.say(text)
+        got, finish = await finish_of(stack)
+        if fail == "open":
+            assert (got, finish) == (text, "stop")
+        else:
+            assert finish == "content_filter"
+            assert 0 < len(got) < len(text)
+        prompt = await stack.chat()
+        assert prompt.status_code == (200 if fail == "open" else 503), prompt.text
+        if fail == "closed":
+            assert prompt.json()["error"]["code"] == "safety_unavailable"
+            assert int(prompt.headers["retry-after"]) >= 1
+        page = (await stack.client.get("/metrics")).text
+        assert 'llmops_safety_failures_total{filter="remote"}' in page
+
+
+@pytest.mark.parametrize("answer", [b"<html>no</html>", b"[]", b'{"results": []}', b'{"results": [{"flagged": "x"'])
+async def test_a_service_that_answers_nonsense_is_a_filter_that_is_away(card, tokenizer, answer):
+    from starlette.responses import Response
+
+    async def judge(text):
+        return Response(answer, media_type="application/json")
+
+    async with moderation_server(judge) as url, running(card, tokenizer, safety=http_safety(url, "hold")) as stack:
+        stack.say("Hello")
+        assert (await stack.chat()).status_code == 503
+
+
+async def test_moderations_speak_openais_api(card, tokenizer):
+    filters = {"keys": RULE, "script": {"kind": "language", "scripts": ["latin"]}}
+    async with running(card, tokenizer, safety={"filters": filters}) as stack:
+        answer = await stack.client.post("/v1/moderations", json={"input": [SECRET, "Hello", "это совсем другой язык"]})
+        assert answer.status_code == 200, answer.text
+        results = answer.json()["results"]
+        assert [one["flagged"] for one in results] == [True, False, True]
+        assert results[0]["categories"] == {"secrets": True, "script": False}
+        assert results[2]["category_scores"] == {"secrets": 0.0, "script": 1.0}
+        import openai
+
+        client = openai.AsyncOpenAI(base_url=f"{stack.client.base_url}/v1", api_key="none")
+        assert (await client.moderations.create(input=SECRET)).results[0].flagged
+
+
+async def test_without_filters_there_is_no_such_route(stack):
+    assert (await stack.client.post("/v1/moderations", json={"input": "x"})).status_code == 404
