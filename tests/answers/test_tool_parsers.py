@@ -6,12 +6,28 @@ import re
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tool_texts import ARGUMENTS, FRAGMENTS, PROSE, TAGGED, TOOLS, WRITERS, calls_of, cut, parse, run, shape, text_of
 
 from llmops.gateway.generation.parsers.families import PARSERS, detect_family
-from llmops.gateway.generation.parsers.forced_calls import NamedCallProcessor, RequiredCallsProcessor
+from llmops.gateway.generation.parsers.forced_calls import (
+    NamedCallProcessor,
+    RequiredCallsProcessor,
+)
 from llmops.gateway.generation.parsers.output_processor import ToolCallDelta
 from llmops.gateway.generation.parsers.tool_parser import new_mistral_call_id
+from tests.support.tool_texts import (
+    ARGUMENTS,
+    FRAGMENTS,
+    PROSE,
+    TAGGED,
+    TOOLS,
+    WRITERS,
+    calls_of,
+    cut,
+    parse,
+    run,
+    shape,
+    text_of,
+)
 
 PARIS = {"city": "Paris"}
 CASES = [

@@ -5,11 +5,22 @@ import json
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from tool_texts import ARGUMENTS, FRAGMENTS, PROSE, TAGGED, WRITERS, calls_of, cut, run, shape, text_of
 
 from llmops.gateway.generation.parsers.families import PARSERS
 from llmops.gateway.generation.parsers.harmony import HarmonyParser
 from llmops.gateway.generation.parsers.output_processor import ReasoningDelta
+from tests.support.tool_texts import (
+    ARGUMENTS,
+    FRAGMENTS,
+    PROSE,
+    TAGGED,
+    WRITERS,
+    calls_of,
+    cut,
+    run,
+    shape,
+    text_of,
+)
 
 PARIS = {"city": "Paris"}
 KINDS = {

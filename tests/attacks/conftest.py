@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
@@ -15,19 +12,6 @@ from tests.attacks.harness import Engine, Gateway
 from tests.gateway.conftest import card, tokenizer, tokenizer_dir
 
 __all__ = ["card", "tokenizer", "tokenizer_dir"]
-
-
-@pytest.fixture(scope="session")
-def engine_client() -> ModuleType:
-    """The client of the tensor contract that the tests of the engine use: it speaks to Triton directly."""
-    path = Path(__file__).parents[1] / "model_repository" / "engine_client.py"
-    spec = importlib.util.spec_from_file_location("attacks_engine_client", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture

@@ -15,7 +15,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlsplit
@@ -24,30 +23,19 @@ import yaml
 
 from llmops.model_repository.server.processes import with_parent_death_signal
 from tests.support.processes import cpu_seconds, descendants
+from tests.support.waiting import GENEROUS, wait_until
 
 T = TypeVar("T")
 
 FULL = os.environ.get("LLMOPS_ATTACKS") == "full"
 
-#: Seconds that an attack waits for something that always comes. Only tests that fail take so long.
-GENEROUS = 90.0
-
 MIB = 2**20
 LIVE = b"GET /health/live HTTP/1.1\r\nhost: x\r\n\r\n"
-_ENGINE = Path(__file__).with_name("scripted_engine.py")
 
 
 def scaled(small: T, full: T) -> T:
     """Return the size of an attack: `small` in `make test`, `full` in `make attacks`."""
     return full if FULL else small
-
-
-def eventually(holds: Callable[[], object], what: str, seconds: float = GENEROUS) -> None:
-    """Wait until `holds()` is true. Fails with `what` after `seconds`."""
-    deadline = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < deadline, f"not within {seconds} s: {what}"
-        time.sleep(0.02)
 
 
 class Program:
@@ -73,7 +61,7 @@ class Program:
             assert self.alive, f"{self._child.args} ended: {self.log[-2000:]}"
             return compiled.search(self.log) is not None
 
-        eventually(there, f"{pattern} in {self._log}")
+        wait_until(there, f"{pattern} in {self._log}")
         match = compiled.search(self.log)
         assert match is not None
         return match[1]
@@ -126,7 +114,7 @@ class Gateway(Program):
 
     def ready(self) -> None:
         """Wait until a model is ready."""
-        eventually(lambda: status(self, b"GET /health/ready HTTP/1.1\r\nhost: x\r\n\r\n") == 200, "a ready gateway")
+        wait_until(lambda: status(self, b"GET /health/ready HTTP/1.1\r\nhost: x\r\n\r\n") == 200, "a ready gateway")
 
     def metric(self, pattern: str) -> float:
         """Return the sum of the samples whose lines start with `pattern`, a regular expression."""
@@ -143,7 +131,7 @@ class Engine(Program):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "card.json").write_text(json.dumps(card))
         given = [str(folder / "card.json"), str(tokens), str(seconds_per_token)]
-        super().__init__([sys.executable, str(_ENGINE), *given], folder / "engine.log")
+        super().__init__([sys.executable, "-m", "tests.attacks.scripted_engine", *given], folder / "engine.log")
         self.address = "127.0.0.1:" + self.found(r"listens on (\d+)")
 
     @property
@@ -212,7 +200,7 @@ class Neighbour(threading.Thread):
         return self
 
     def __exit__(self, *_: object) -> None:
-        eventually(lambda: len(self.seconds) + self.failures > 9, "ten requests of a neighbour")
+        wait_until(lambda: len(self.seconds) + self.failures > 9, "ten requests of a neighbour")
         self._over.set()
         self.join()
 

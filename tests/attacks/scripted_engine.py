@@ -1,4 +1,4 @@
-"""A scripted Triton as a program: `scripted_engine.py CARD TOKENS SECONDS_PER_TOKEN`.
+"""A scripted Triton as a program: `python -m tests.attacks.scripted_engine CARD TOKENS SECONDS_PER_TOKEN`.
 
 Writes its port, and one line per request, to the standard output.
 """
@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "gateway"))
 
-from scripted_triton import ScriptedTriton, Step
+from tests.support.scripted_triton import ScriptedTriton, Step
 
 
 async def main(card: str, tokens: int, seconds: float) -> None:

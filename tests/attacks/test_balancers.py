@@ -14,8 +14,9 @@ from pathlib import Path
 import pytest
 
 from llmops.errors import ServerError
-from tests.attacks.harness import GENEROUS, Gateway, eventually, record
+from tests.attacks.harness import Gateway, record
 from tests.support import balancers
+from tests.support.waiting import GENEROUS, wait_until
 
 LAST = b"GET /health/live HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
 HIDDEN = b"GET /v1/models HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -76,7 +77,7 @@ def proxied(request, start, engine, tmp_path: Path, programs):
     except ServerError as error:
         pytest.skip(str(error))
     port = int(url.rpartition(":")[2])
-    eventually(lambda: is_ready(port), "a ready proxy")
+    wait_until(lambda: is_ready(port), "a ready proxy")
     return gateway, port
 
 

@@ -16,7 +16,7 @@ from llmops.gateway.app import create_app
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.settings import GatewaySettings
 from tests.attacks.harness import record, scaled
-from tests.model_code import version_folder
+from tests.support.model_code import version_folder
 
 pytest.importorskip("openvino_genai")
 

@@ -12,11 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.generation.structured.grammar import choice_grammar, json_schema_grammar, regex_grammar
+from llmops.gateway.generation.structured.grammar import (
+    choice_grammar,
+    json_schema_grammar,
+    regex_grammar,
+)
 from llmops.gateway.generation.structured.grammar.ambiguity import find_ambiguity
 from llmops.gateway.generation.structured.request_guide import parse_guide
 from llmops.gateway.schemas.chat_request import ChatRequest
 from tests.attacks.harness import record, scaled
+from tests.support.engine_client import EngineClient, generation
 
 #: Ambiguous without end: 4.3 s per token after 50 tokens where nothing watches it.
 NESTED = "(([A-Za-z .,]* [A-Za-z .,]*)* ([A-Za-z .,]+ [A-Za-z .,]*)*)*"
@@ -33,8 +38,8 @@ class TestOnTheEngine:
     """Grammars that reach the real engine without passing the gateway's rules."""
 
     @pytest.fixture
-    def client(self, triton: Any, engine_client: Any) -> Iterator[Any]:
-        client = engine_client.EngineClient(triton.grpc_address)
+    def client(self, triton: Any) -> Iterator[Any]:
+        client = EngineClient(triton.grpc_address)
         yield client
         client.close(cancel=True)
 
@@ -49,12 +54,12 @@ class TestOnTheEngine:
         return ids
 
     def test_a_grammar_that_was_cheap_when_it_was_tried_is_ended_and_remembered(
-        self, client: Any, engine_client: Any, prompt: list[int]
+        self, client: Any, prompt: list[int]
     ) -> None:
         guide = {"guided_decoding_guide_type": "ebnf_grammar", "guided_decoding_guide": HIDDEN}
         tokens = scaled(400, 4000)
-        client.send("neighbour", **engine_client.generation(prompt, tokens, end_id=-1))
-        client.send("attack", **engine_client.generation(prompt, tokens, end_id=-1, **guide))
+        client.send("neighbour", **generation(prompt, tokens, end_id=-1))
+        client.send("attack", **generation(prompt, tokens, end_id=-1, **guide))
         told, gaps, last = "", [], time.monotonic()
         received = 0
         while not told:
@@ -70,7 +75,7 @@ class TestOnTheEngine:
         assert told.startswith("guided_decoding_guide: the grammar takes ")
         assert received > 0, "it was found out while it ran"
         assert max(gaps[1:]) < LONGEST_GAP
-        client.send("again", **engine_client.generation(prompt, 8, **guide))
+        client.send("again", **generation(prompt, 8, **guide))
         while not (again := client.receive())[3]:
             assert again[0] == "neighbour"
         assert again[3] == told

@@ -14,6 +14,7 @@ import pytest
 from llmops.model_repository.server.processes import descendants
 from llmops.model_repository.server.shared_memory import SHM_DIR
 from tests.attacks.harness import record
+from tests.support.engine_client import EngineClient, generation
 
 #: The text of the victim's prompt, as tokens: all of them go through shared memory.
 IDS = list(range(700, 900))
@@ -33,10 +34,10 @@ def shared_files(pid: int) -> list[Path]:
 
 @pytest.mark.stack
 @pytest.mark.xdist_group("stack")
-def test_no_file_of_a_server_can_be_read_by_other_users(triton: Any, engine_client: Any) -> None:
-    client = engine_client.EngineClient(triton.grpc_address)
+def test_no_file_of_a_server_can_be_read_by_other_users(triton: Any) -> None:
+    client = EngineClient(triton.grpc_address)
     try:
-        client.send("victim", **engine_client.generation(IDS, 200, end_id=-1))
+        client.send("victim", **generation(IDS, 200, end_id=-1))
         while "output_ids" not in client.receive()[1]:
             pass
         segments = [path for path in SHM_DIR.glob(f"{triton.shm_prefix}*") if path.is_file()]

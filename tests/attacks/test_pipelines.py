@@ -13,7 +13,8 @@ import time
 
 import pytest
 
-from tests.attacks.harness import GENEROUS, LIVE, MIB, Engine, Neighbour, connect, record, scaled
+from tests.attacks.harness import LIVE, MIB, Engine, Neighbour, connect, record, scaled
+from tests.support.waiting import GENEROUS
 
 #: Bytes that one connection may make the gateway hold, whatever it sends.
 MEMORY = 16 * MIB

@@ -9,7 +9,8 @@ import time
 
 import pytest
 
-from tests.attacks.harness import Engine, connect, eventually, record, scaled
+from tests.attacks.harness import Engine, connect, record, scaled
+from tests.support.waiting import wait_until
 
 #: Seconds after `llmops key revoke --now` within which the key's running answers end.
 BOUND = 30.0
@@ -36,7 +37,7 @@ def begun(start, programs, tmp_path, card):
         body = json.dumps({"model": "tiny", "prompt": "Hello", "max_tokens": 200, "stream": True}).encode()
         head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {key}\r\n"
         sent = f"{head}content-length: {len(body)}\r\n\r\n".encode() + body
-        eventually(lambda: gateway.alive, "a gateway")
+        wait_until(lambda: gateway.alive, "a gateway")
         made = programs.enter_context(connect(gateway))
         made.sendall(sent)
         assert made.recv(12) == b"HTTP/1.1 200"

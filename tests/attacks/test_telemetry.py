@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from llmops.gateway.telemetry.access_log import AccessLogFile
-from tests.attacks.harness import MIB, eventually, exchange, record, scaled
+from tests.attacks.harness import MIB, exchange, record, scaled
+from tests.support.waiting import wait_until
 
 MEMORY = 24 * MIB
 
@@ -81,7 +82,7 @@ def test_trace_headers_cost_what_others_do(start, engine, receiver):
             answer = exchange(gateway, post(headers))
             assert answer.startswith(b"HTTP/1.1 200"), (kind, answer[:300])
             sent += 1
-    eventually(lambda: receiver.requests > 0, "a delivery of traces")
+    wait_until(lambda: receiver.requests > 0, "a delivery of traces")
     grown = gateway.peak() - before
     record(
         f"{sent} requests, {grown / MIB:.1f} MiB grown, {receiver.bytes / sent:.0f} bytes per request to the receiver"
@@ -104,7 +105,7 @@ def test_lines_lost_on_a_full_disk_are_counted(start, engine):
     def lost() -> float:
         return gateway.metric(r'llmops_telemetry_exports_total\{result="dropped",signal="access_log"\}')
 
-    eventually(lambda: lost() >= count, f"{count} lost lines counted")
+    wait_until(lambda: lost() >= count, f"{count} lost lines counted")
     record(f"{count} requests, {lost():.0f} lost lines counted, {gateway.log_bytes} bytes of log")
     assert lost() == count
     assert gateway.log_bytes < 4096

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.model_repository.engine_client import GENEROUS, wait_until
+from tests.support.waiting import GENEROUS, wait_until
 
 pytestmark = pytest.mark.xdist_group("stack")
 

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from tests.clients.documented import MARKS, PAGES, ROOT, TYPED, blocks_of, script_of
-from tests.quantize.models import AWQ, write_checkpoint
+from tests.support.tiny_models import AWQ, write_checkpoint
 
 pytestmark = pytest.mark.timeout(600)
 RUN = [page for page in PAGES if any(block.info == "console" for block in blocks_of(page))]

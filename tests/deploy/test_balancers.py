@@ -14,9 +14,9 @@ import httpx
 import pytest
 
 from llmops.errors import ServerError
-from tests.gateway.scripted_triton import ScriptedTriton, Step
 from tests.support import balancers
 from tests.support.balancers import Balancer, envoy, haproxy
+from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.stack import gateway
 
 STREAMS = 200

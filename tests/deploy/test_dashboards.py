@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import re
 import subprocess
-import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 import yaml
 
-from llmops.gateway.telemetry.metric_definitions import GATEWAY_METRICS, OPTIONAL_METRICS
+from llmops.gateway.telemetry.metric_definitions import (
+    GATEWAY_METRICS,
+    OPTIONAL_METRICS,
+)
 from tests.support.dashboard_screenshots import picture
 
 ROOT = Path(__file__).parents[2]
@@ -22,10 +24,7 @@ NVIDIA = ROOT / "model_repository" / "tensorrt_llm" / "1" / "llmops_engine" / "m
 
 
 def make():
-    spec = importlib.util.spec_from_file_location("make_dashboards", DASHBOARDS / "make.py")
-    module = sys.modules["make_dashboards"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return importlib.import_module("deploy.dashboards.make")
 
 
 def panels() -> list[tuple[str, str, str]]:

@@ -6,7 +6,7 @@ import sys
 import types
 from pathlib import Path
 
-from tests.model_code import version_folder
+from tests.support.model_code import version_folder
 
 ROOT = Path(__file__).parents[2]
 

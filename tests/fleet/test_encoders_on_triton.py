@@ -14,9 +14,10 @@ import pytest
 
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import generate_repository, read_engines
-from tests.fleet.served import eventually_async, serving
 from tests.fleet.test_real_replicas import tell
 from tests.steps.test_drain import Serve
+from tests.support.gateway_stack import serving
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
@@ -65,7 +66,7 @@ async def become(client: httpx.AsyncClient, *wanted: str) -> None:
     async def holds() -> bool:
         return [one["state"] for one in (await lines(client)).values()] == list(wanted)
 
-    await eventually_async(holds)
+    await eventually(holds)
 
 
 async def busy(client: httpx.AsyncClient) -> asyncio.Task[np.ndarray]:

@@ -17,9 +17,10 @@ from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import GatewaySettings
-from tests.fleet.served import eventually, eventually_async, serving
+from tests.support.gateway_stack import serving
 from tests.support.mock_engine.planned import constant
 from tests.support.mock_engine.replicas import Engines, engines
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
@@ -80,7 +81,7 @@ async def ask(two: Engines):
                 (gateway,) = (await client.get("/replicas")).json()["gateways"]
                 return [one["state"] for one in gateway["models"].get("mock", [])] == ["ready"] * len(replicas)
 
-            await eventually_async(ready)
+            await eventually(ready)
             return Asker(client)
 
         yield make

@@ -14,11 +14,12 @@ import httpx
 import pytest
 
 from llmops.gateway.settings import GatewaySettings
-from tests.fleet.served import eventually_async, serving
 from tests.steps.test_drain import Serve
+from tests.support.gateway_stack import serving
 from tests.support.mock_engine.planned import constant
 from tests.support.mock_engine.repository import make_mock_engine
 from tests.support.processes import descendants
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
@@ -67,7 +68,7 @@ async def become(client: httpx.AsyncClient, wanted: dict[str, str]) -> None:
     async def holds() -> bool:
         return await states(client) == wanted
 
-    await eventually_async(holds)
+    await eventually(holds)
 
 
 async def model(client: httpx.AsyncClient) -> dict[str, Any]:
@@ -89,7 +90,7 @@ async def answering(client: httpx.AsyncClient, count: int, where: set[str]) -> l
         sent = sum(one["own"] for one in busy) + sum(task.done() for task in tasks)
         return sent == count and {one["replica"] for one in busy} >= where and not any(one["waiting"] for one in busy)
 
-    await eventually_async(begun)
+    await eventually(begun)
     return tasks
 
 

@@ -18,7 +18,6 @@ import anthropic
 import httpx
 import openai
 import pytest
-from gateway_conftest import GENEROUS, Step, running
 from starlette.responses import PlainTextResponse
 
 from llmops.gateway.app import create_app
@@ -27,13 +26,22 @@ from llmops.gateway.auth.keys import KeyDirectory
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts import keys as key_queries
 from llmops.store.accounts.key_secrets import new_secret
-from llmops.store.accounts.keys import KeySpec, create_key, require_key, revoke_key, rotate_key
+from llmops.store.accounts.keys import (
+    KeySpec,
+    create_key,
+    require_key,
+    revoke_key,
+    rotate_key,
+)
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant, delete_tenant, find_tenant
 from llmops.store.accounts.users import ensure_user
 from llmops.store.audit import AuditContext, AuditLogEntry, list_audit_entries
 from llmops.store.database import Store
 from llmops.store.factory import open_store
+from tests.support.gateway_stack import running
+from tests.support.scripted_triton import Step
+from tests.support.waiting import GENEROUS
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
 ALL_SCOPES = ("inference", "usage", "metrics", "admin")

@@ -8,10 +8,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
-from gateway_conftest import eventually, running
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_triton import Step
 
 from llmops.errors import ResourceError
 from llmops.gateway.app import create_app
@@ -21,6 +19,9 @@ from llmops.gateway.interfaces import Caller, Outcome, Usage
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry.access_log import AccessLogFile, format_line
 from llmops.gateway.telemetry.request_timeline import FinishedRequest
+from tests.support.gateway_stack import running
+from tests.support.scripted_triton import Step
+from tests.support.waiting import eventually
 
 AT = datetime(2026, 3, 1, 12, 30, 0, 250_000, UTC).timestamp()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-from gateway_conftest import Step, running
+
+from tests.support.gateway_stack import running
+from tests.support.scripted_triton import Step
 
 CHAT = "/v1/chat/completions"
 TOLD = {"role": "tool", "content": "18 degrees"}

@@ -9,7 +9,6 @@ from datetime import UTC, datetime, timedelta
 from uuid import uuid4
 
 import pytest
-from gateway_conftest import Step, running
 from sqlalchemy import event, select
 from sqlalchemy.engine import Engine
 
@@ -22,6 +21,8 @@ from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
 from llmops.store.tables import usage_records
 from llmops.store.usage_writes import UsageRecord, insert_usage
+from tests.support.gateway_stack import running
+from tests.support.scripted_triton import Step
 
 CHAT = "/v1/chat/completions"
 # micro-dollars a token: $1,000 per million, and $2,000 per million

@@ -9,11 +9,13 @@ import shutil
 
 import httpx
 import pytest
-from gateway_conftest import TEMPLATE, eventually_async, serving
-from scripted_triton import ScriptedTriton, Step
 from tritonclient.grpc import service_pb2
 
 from llmops.gateway.settings import GatewaySettings
+from tests.support.gateway_stack import serving
+from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.tokenizer_files import TEMPLATE
+from tests.support.waiting import eventually
 
 
 class TwoModels(ScriptedTriton):
@@ -167,7 +169,7 @@ async def test_a_model_that_is_mended_is_served_and_one_that_breaks_is_not(card,
         async def degraded() -> bool:
             return await standing() == "degraded"
 
-        await eventually_async(degraded)
+        await eventually(degraded)
         body = {"model": "other", "messages": [{"role": "user", "content": "Hello"}]}
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 503
         (folder / "chat_template.jinja").write_text(TEMPLATE)
@@ -176,7 +178,7 @@ async def test_a_model_that_is_mended_is_served_and_one_that_breaks_is_not(card,
         async def mended() -> bool:
             return await standing() == "ready"
 
-        await eventually_async(mended)
+        await eventually(mended)
         assert (await client.post("/v1/chat/completions", json=body)).status_code == 200
 
 

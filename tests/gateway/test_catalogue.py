@@ -8,7 +8,6 @@ import logging
 from dataclasses import dataclass, field
 
 import pytest
-from scripted_triton import ScriptedTriton, Step
 from tritonclient.grpc import service_pb2
 
 from llmops.durations import Seconds
@@ -19,6 +18,7 @@ from llmops.gateway.routing.model_registry import ModelRegistry, create_model_re
 from llmops.gateway.routing.served_models import EmbeddingModel, GenerativeModel, Model
 from llmops.gateway.routing.triton_server import ModelServer
 from llmops.gateway.settings import GatewaySettings
+from tests.support.scripted_triton import ScriptedTriton, Step
 
 NEVER = 3600.0
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from gateway_conftest import END, Step, running, text_of
 
 from llmops.gateway.api import ignored_fields
+from tests.support.gateway_stack import END, running, text_of
+from tests.support.scripted_triton import Step
 
 CHAT = "/v1/chat/completions"
 

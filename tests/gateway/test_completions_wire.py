@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 
 import pytest
-from scripted_triton import Step
+
+from tests.support.gateway_stack import running
+from tests.support.scripted_triton import Step
 
 PATH = "/v1/completions"
 
@@ -15,7 +16,7 @@ PATH = "/v1/completions"
 async def able(card, tokenizer):
     """A model that can do all that a target may announce."""
     can = {"logprobs": True, "n": 4, "seed": True, "guided": ["regex"], "bad_words": True, "logit_bias": True}
-    async with sys.modules["gateway_conftest"].running({**card, "capabilities": can}, tokenizer) as stack:
+    async with running({**card, "capabilities": can}, tokenizer) as stack:
         yield stack
 
 
@@ -98,6 +99,6 @@ async def test_refused_with_its_param(stack, fields, param):
 
 
 async def test_best_of_needs_log_probabilities(card, tokenizer):
-    async with sys.modules["gateway_conftest"].running({**card, "capabilities": {"n": 4}}, tokenizer) as stack:
+    async with running({**card, "capabilities": {"n": 4}}, tokenizer) as stack:
         answer = await complete(stack, best_of=2)
         assert (answer.status_code, answer.json()["error"]["param"]) == (400, "best_of")

@@ -5,15 +5,25 @@ from __future__ import annotations
 import json
 
 import pytest
-from gateway_conftest import eventually, running
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenizers import (
+    AddedToken,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import PreTrainedTokenizerFast
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
+from tests.support.gateway_stack import running
+from tests.support.waiting import eventually
 
 CORPUS = ["The capital of France is Paris. <|im_end|> user assistant system", "Hello  world!\n\nHow are <s> you?"] * 4
 SPECIAL = [

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 
 import openai
 import pytest
-from gateway_conftest import serving
-from scripted_triton import ScriptedTriton, Step
 from sqlalchemy.exc import OperationalError
 
 from llmops.gateway.settings import GatewaySettings
+from tests.support.gateway_stack import serving
+from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.waiting import GENEROUS, eventually
 
-eventually, GENEROUS = sys.modules["gateway_conftest"].eventually, sys.modules["gateway_conftest"].GENEROUS
 CHAT, CHATS = "/api/chat/completions", "/api/conversations"
 
 

@@ -6,7 +6,8 @@ import asyncio
 import sys
 
 import pytest
-from gateway_conftest import running
+
+from tests.support.gateway_stack import running
 
 
 async def chat(stack, *arguments: str) -> tuple[str, str]:

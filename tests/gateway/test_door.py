@@ -12,7 +12,6 @@ from types import SimpleNamespace
 import httpx
 import pytest
 from fastapi import FastAPI
-from gateway_conftest import Step, eventually, running
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
@@ -24,6 +23,9 @@ from llmops.gateway.errors import ApiError
 from llmops.gateway.http.middleware import Check, RequestMiddleware
 from llmops.gateway.interfaces import Caller, Outcome, Usage
 from llmops.gateway.settings import GatewaySettings, load_settings
+from tests.support.gateway_stack import running
+from tests.support.scripted_triton import Step
+from tests.support.waiting import eventually
 
 CHAT, RESPONSES = "/v1/chat/completions", "/v1/responses"
 

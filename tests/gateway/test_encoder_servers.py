@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
-from gateway_conftest import eventually, eventually_async, serving
-from scripted_triton import ScriptedTriton
 from tritonclient.grpc import service_pb2
 
 from llmops.gateway.routing.replicas import encoder_registry
 from llmops.gateway.settings import GatewaySettings
+from tests.support.gateway_stack import serving
+from tests.support.scripted_triton import ScriptedTriton
+from tests.support.waiting import eventually
 
 BATCH = 4
 
@@ -164,7 +165,7 @@ async def test_what_a_hanging_server_keeps_another_gets_too(card, caplog, monkey
         async def both() -> bool:
             return {vectors(await embed(client, "Hello"))[0][2] for _ in range(2)} == {0, 1}
 
-        await eventually_async(both)
+        await eventually(both)
         assert await states(client) == ["ready", "ready"]
 
 
@@ -185,14 +186,14 @@ async def test_a_batch_stays_where_it_is_while_no_other_server_answers(card) -> 
         async def gone() -> bool:
             return await states(client) == ["ready", "gone"]
 
-        await eventually_async(gone)
+        await eventually(gone)
         asked = await held_batch(client, first)
         first.engine_ready = False
 
         async def both_gone() -> bool:
             return await states(client) == ["gone", "gone"]
 
-        await eventually_async(both_gone)
+        await eventually(both_gone)
         first.freed.set()
         assert vectors(await asked)[0][2] == 0
         assert not second.came
@@ -206,14 +207,14 @@ async def test_a_server_that_comes_back_is_used_again(card) -> None:
         async def only_second() -> bool:
             return {vectors(await embed(client, "Hello"))[0][2] for _ in range(4)} == {1}
 
-        await eventually_async(only_second)
+        await eventually(only_second)
         assert json.loads((await client.get("/v1/models/vectors")).text)["ready"] is True
         first.engine_ready = True
 
         async def both() -> bool:
             return {vectors(await embed(client, "Hello"))[0][2] for _ in range(2)} == {0, 1}
 
-        await eventually_async(both)
+        await eventually(both)
 
 
 async def test_encoders_that_differ_are_not_mixed(card, caplog) -> None:

@@ -14,13 +14,19 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from gateway_conftest import serving
 
-from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Parallelism, Source, TokenizerInfo
+from llmops.build.engine_folder.manifest import (
+    EngineLimits,
+    EngineManifest,
+    Parallelism,
+    Source,
+    TokenizerInfo,
+)
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.launch import Ports, start_triton
 from llmops.model_repository.repository import compatibility
+from tests.support.gateway_stack import serving
 from tests.support.processes import commands, descendants
 from tests.trtllm.test_executor_runtime import MPIRUN
 
@@ -31,7 +37,7 @@ TESTS = Path(__file__).parents[1]
 
 def write_repository(root: Path) -> Path:
     """`llmops repo --serving llmops` of an engine without weights, and the library where Triton looks first."""
-    from tests.quantize import models
+    from tests.support import tiny_models as models
 
     engine = root / "engine"
     (engine / "model").mkdir(parents=True)

@@ -9,9 +9,11 @@ import time
 
 import httpx
 import pytest
-from gateway_conftest import END, Step, eventually, eventually_async, running, text_of
 
 from llmops.gateway.telemetry.event_loop_lag import PROCESS_STALL_THRESHOLD
+from tests.support.gateway_stack import END, running, text_of
+from tests.support.scripted_triton import Step
+from tests.support.waiting import eventually
 
 CHAT = "/v1/chat/completions"
 
@@ -143,7 +145,7 @@ async def test_triton_down_is_503_and_comes_back_without_a_restart(stack):
     async def answers() -> bool:
         return (await stack.chat()).status_code == 200
 
-    await eventually_async(answers)
+    await eventually(answers)
     assert (await stack.chat()).json()["choices"][0]["message"]["content"] == "Hello"
 
 
@@ -200,7 +202,7 @@ async def test_ready_with_a_real_generation(stack):
         response = await stack.client.get("/health/ready?generate=true")
         return response.status_code == 503
 
-    await eventually_async(refused)  # a trial counts for the second in which it began
+    await eventually(refused)  # a trial counts for the second in which it began
     assert response.json()["error"]["message"].startswith("The model tiny cannot generate: The engine failed")
 
 

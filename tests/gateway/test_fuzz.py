@@ -2,7 +2,6 @@
 
 import asyncio
 import os
-import sys
 
 import pytest
 from click.testing import CliRunner
@@ -10,6 +9,7 @@ from click.testing import CliRunner
 from tests.faults.fuzz import FAMILIES, Target, fuzz, some
 from tests.faults.fuzz.__main__ import main
 from tests.faults.fuzz.watch import HealthWatch, memory_of
+from tests.support.gateway_stack import running
 
 COUNT = int(os.environ.get("LLMOPS_FUZZ_COUNT", "1500"))
 SEED = int(os.environ.get("LLMOPS_FUZZ_SEED", "7"))
@@ -22,7 +22,7 @@ TARGET = Target("tiny")
 async def able_stack(card, tokenizer):
     """A model that refuses as little as possible, so that bodies get far."""
     able = {**card, "max_seq_len": 32_768, "capabilities": {**EVERYTHING, "guided": GUIDED}}
-    async with sys.modules["gateway_conftest"].running(able, tokenizer) as one:
+    async with running(able, tokenizer) as one:
         yield one
 
 

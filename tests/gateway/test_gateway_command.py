@@ -12,7 +12,10 @@ import sys
 
 import httpx
 import pytest
-from gateway_conftest import GENEROUS, Step, eventually, eventually_async, running
+
+from tests.support.gateway_stack import running
+from tests.support.scripted_triton import Step
+from tests.support.waiting import GENEROUS, eventually
 
 LLMOPS = [sys.executable, "-c", "from llmops.cli.main import main; main()"]
 
@@ -58,14 +61,14 @@ async def test_a_second_signal_waits_for_no_answer_and_says_nothing_but_that(sta
     url = re.search(r"http://127\.0\.0\.1:\d+", line).group()
     stack.steps(Step((9,)), Step(hang=True))
     async with httpx.AsyncClient(base_url=url, timeout=GENEROUS) as client:
-        await eventually_async(lambda: ready(client))
+        await eventually(lambda: ready(client))
         body = {**stack.chat_body, "stream": True}
         async with client.stream("POST", "/v1/chat/completions", json=body) as answer:
             lines = answer.aiter_lines()
             await anext(lines)
             process.send_signal(signal.SIGTERM)
             # it has heard of the first signal when it takes no connection any more
-            await eventually_async(lambda: refuses(int(url.rpartition(":")[2])))
+            await eventually(lambda: refuses(int(url.rpartition(":")[2])))
             process.send_signal(signal.SIGTERM)
             with pytest.raises(httpx.RemoteProtocolError):
                 [line async for line in lines]
@@ -110,7 +113,7 @@ async def test_a_gateway_outlives_what_would_take_its_threads_for_ever(card, tok
             line = (await asyncio.wait_for(process.stdout.readline(), GENEROUS)).decode()
             url = re.search(r"http://127\.0\.0\.1:\d+", line).group()
             async with httpx.AsyncClient(base_url=url, timeout=GENEROUS) as client:
-                await eventually_async(lambda: ready(client))
+                await eventually(lambda: ready(client))
                 bodies = [{**stack.chat_body, **fields, "seed": seed} for seed in range(2)]
                 answers = await asyncio.gather(*(client.post("/v1/chat/completions", json=body) for body in bodies))
                 assert [answer.status_code for answer in answers] == [status, status]

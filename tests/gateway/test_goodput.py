@@ -8,14 +8,15 @@ from time import perf_counter
 
 import httpx
 import pytest
-from gateway_conftest import END, eventually, eventually_async, running
 from hypothesis import given
 from hypothesis import strategies as st
-from scripted_triton import Step
 
 from llmops.gateway.interfaces import Usage
 from llmops.gateway.telemetry.goodput import GOODPUT_OUTCOMES, LatencyObjectives
 from llmops.gateway.telemetry.metrics import GatewayMetrics
+from tests.support.gateway_stack import END, running
+from tests.support.scripted_triton import Step
+from tests.support.waiting import eventually
 
 STRICT = LatencyObjectives(ttft=0.5, tpot=0.05)
 
@@ -51,7 +52,7 @@ async def counted(stack, **expected: float) -> None:
     async def are_told() -> bool:
         return answers((await stack.client.get("/metrics")).text) == expected
 
-    await eventually_async(are_told)
+    await eventually(are_told)
 
 
 def waiting(text: str) -> dict[str, float]:

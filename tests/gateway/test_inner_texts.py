@@ -6,7 +6,8 @@ import json
 import logging
 
 import pytest
-from scripted_triton import Step
+
+from tests.support.scripted_triton import Step
 
 SECRETS = [
     "Failed to initialize Python stub: /dev/shm/llmops_4711_region: No space left on device",

@@ -13,7 +13,6 @@ from types import SimpleNamespace
 import httpx
 import openai
 import pytest
-from gateway_conftest import GENEROUS, Step, eventually, eventually_async, running, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,6 +26,9 @@ from llmops.gateway.interfaces import Caller, Outcome
 from llmops.gateway.ratelimit.buffered_bytes import BufferedBytes
 from llmops.gateway.schemas.request_fields import RequestModel
 from llmops.gateway.settings import RequestLimits
+from tests.support.gateway_stack import running, text_of
+from tests.support.scripted_triton import Step
+from tests.support.waiting import GENEROUS, eventually
 
 CHAT = "/v1/chat/completions"
 
@@ -404,7 +406,7 @@ async def eventually_answered(stack, status: int, body: bytes) -> httpx.Response
         answers.append(await stack.client.post(CHAT, content=body))
         return answers[-1].status_code == status
 
-    await eventually_async(answered)
+    await eventually(answered)
     return answers[-1]
 
 
@@ -483,7 +485,7 @@ async def eventually_counted(stack, metric: str, least: float) -> None:
         lines = (await stack.client.get("/metrics")).text.splitlines()
         return any(metric in line and float(line.rsplit(None, 1)[1]) >= least for line in lines)
 
-    await eventually_async(counted)
+    await eventually(counted)
 
 
 async def test_one_client_leaves_places_in_the_queue_for_others(card, tokenizer):

@@ -7,7 +7,6 @@ with an adapter prompt+2, +4, ….
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import json
 import os
 import shutil
@@ -20,11 +19,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from gateway_conftest import serving
 
 from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
-from llmops.build.trtllm.release_profiles import profiles_per_release as release_profiles
+from llmops.build.trtllm.release_profiles import (
+    profiles_per_release as release_profiles,
+)
 from llmops.errors import ServerError
 from llmops.gateway.api.openai_chunks import chat_logprob_entry
 from llmops.gateway.generation.choice import TokenLogprob
@@ -32,18 +32,14 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.launch import Ports, start_triton
 from llmops.model_repository.repository import compatibility
+from tests.support.gateway_stack import serving
 from tests.support.processes import commands, descendants
+from tests.support.tiny_models import write_checkpoint
+from tests.trtllm.test_adapters import write_adapter
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
 TESTS = Path(__file__).parents[1]
-
-
-def load(path: Path):
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
@@ -51,8 +47,8 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """`llmops build --target pytorch --adapter …` and `llmops repo`."""
     pytest.importorskip("torch")
     root = tmp_path_factory.mktemp("llm-api")
-    checkpoint = load(TESTS / "quantize" / "models.py").write_checkpoint(root / "checkpoint", "llama")
-    adapter = load(TESTS / "trtllm" / "test_adapters.py").write_adapter(root / "adapter")
+    checkpoint = write_checkpoint(root / "checkpoint", "llama")
+    adapter = write_adapter(root / "adapter")
     options = {"adapters": {"tiny-sql": str(adapter)}}
     build(BuildSpec(str(checkpoint), root / "engine", "pytorch", "tiny", tp=2, max_batch_size=8, options=options))
     generate_repository(read_engines([str(root / "engine")]), root / "repository")

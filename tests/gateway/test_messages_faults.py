@@ -5,9 +5,10 @@ import json
 
 import anthropic
 import pytest
-from anthropic_sdk import HELLO, ask, raw_events, sdk_of, streamed
-from gateway_conftest import running
-from scripted_triton import Step
+
+from tests.support.anthropic_sdk import HELLO, ask, raw_events, sdk_of, streamed
+from tests.support.gateway_stack import running
+from tests.support.scripted_triton import Step
 
 BODY = {"model": "tiny", "max_tokens": 5, "messages": HELLO, "stream": True}
 

@@ -3,14 +3,23 @@
 import json
 import re
 import shutil
-import sys
 from contextlib import asynccontextmanager
 
 import anthropic
 import pytest
 import pytest_asyncio
-from anthropic_sdk import HELLO, ask, prompt_of, raw_events, sdk_of, streamed, told
-from scripted_triton import Step
+
+from tests.support.anthropic_sdk import (
+    HELLO,
+    ask,
+    prompt_of,
+    raw_events,
+    sdk_of,
+    streamed,
+    told,
+)
+from tests.support.gateway_stack import card_of, running
+from tests.support.scripted_triton import Step
 
 WEATHER = {
     "name": "get_weather",
@@ -34,7 +43,6 @@ DEGREES = "{{ reasoning_effort }}{% for m in messages %}{{ m.content }}{% endfor
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 shared = pytest_asyncio.fixture(scope="module", loop_scope="module")
-stacks = sys.modules["gateway_conftest"]
 
 
 @asynccontextmanager
@@ -43,10 +51,10 @@ async def served(tokenizer_dir, tokenizer, directory, template=None):
     shutil.copytree(tokenizer_dir, directory)
     if template is not None:
         (directory / "chat_template.jinja").write_text(template)
-    card = stacks.card_of(directory, tokenizer)
+    card = card_of(directory, tokenizer)
     if template is not None:
         card["max_seq_len"] = 2048
-    async with stacks.running(card, tokenizer) as stack, sdk_of(stack) as stack.sdk:
+    async with running(card, tokenizer) as stack, sdk_of(stack) as stack.sdk:
         yield stack
 
 

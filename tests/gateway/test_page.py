@@ -8,17 +8,16 @@ import json
 import os
 import re
 import shutil
-import sys
 
 import httpx
 import pytest
-from gateway_conftest import serving
-from scripted_triton import ScriptedTriton, Step
 
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.web.chat_page import ASSETS, assets
+from tests.support.gateway_stack import serving
+from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.waiting import GENEROUS
 
-GENEROUS = sys.modules["gateway_conftest"].GENEROUS
 ANSWER = ".turn.assistant:not([aria-busy])"
 LIVE = ".turn.assistant[aria-busy] .body"
 # what a model, or a text that it repeats, may write to have a page run or fetch something

@@ -11,7 +11,6 @@ import anthropic
 import numpy as np
 import openai
 import pytest
-from gateway_conftest import END, Step, eventually, running
 from starlette.requests import Request
 
 from llmops.errors import InputError
@@ -30,7 +29,15 @@ from llmops.gateway.ratelimit.quotas import CallerLimits
 from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck
 from llmops.gateway.schemas.embedding_request import EmbeddingRequest
 from llmops.gateway.schemas.rerank_request import RerankRequest
-from llmops.gateway.settings import GatewaySettings, Quotas, RequestLimits, load_settings
+from llmops.gateway.settings import (
+    GatewaySettings,
+    Quotas,
+    RequestLimits,
+    load_settings,
+)
+from tests.support.gateway_stack import END, running
+from tests.support.scripted_triton import Step
+from tests.support.waiting import eventually
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
@@ -345,7 +352,7 @@ async def test_a_longer_answer_is_owed_while_it_grows(bounded):
     bounded.stack.steps(*[Step((9,))] * 50, Step(hang=True))
     async with bounded.stack.client.stream("POST", CHAT, json={**BODIES[CHAT], "stream": True}) as response:
         assert response.status_code == 200
-        await eventually(lambda: bounded.left("tpm", 5000) <= 5000 - 50, 20 * GROWTH_INTERVAL)
+        await eventually(lambda: bounded.left("tpm", 5000) <= 5000 - 50, seconds=20 * GROWTH_INTERVAL)
     await bounded.over()
 
 

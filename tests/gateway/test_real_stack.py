@@ -8,9 +8,10 @@ import re
 
 import httpx
 import pytest
-from gateway_conftest import eventually_async, serving
 
 from llmops.gateway.settings import GatewaySettings
+from tests.support.gateway_stack import serving
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
@@ -107,15 +108,15 @@ async def test_clients_that_leave_free_the_engine(client, triton, streaming):
     async with httpx.AsyncClient(base_url=client.base_url, timeout=120) as leaving:
         going = [asyncio.create_task(consume(leaving, body)) for _ in range(14)]
         staying = [asyncio.create_task(consume(client, body)) for _ in range(2)]
-        await eventually_async(lambda: active(triton, 16))
+        await eventually(lambda: active(triton, 16))
         for task in going:
             task.cancel()
         await asyncio.gather(*going, return_exceptions=True)
-        await eventually_async(lambda: active(triton, 2))
+        await eventually(lambda: active(triton, 2))
     for task in staying:
         task.cancel()
     await asyncio.gather(*staying, return_exceptions=True)
-    await eventually_async(lambda: active(triton, 0))
+    await eventually(lambda: active(triton, 0))
 
 
 async def consume(client: httpx.AsyncClient, body: dict) -> None:

@@ -6,12 +6,13 @@ import contextlib
 import logging
 
 import pytest
-from gateway_conftest import END, card_of, eventually_async, serving
 from prometheus_client.parser import text_string_to_metric_families
-from scripted_triton import ScriptedTriton, Step
 
 from llmops.gateway.routing.replicas.replica_metrics import REPLICA_STATES
 from llmops.gateway.settings import GatewaySettings
+from tests.support.gateway_stack import END, card_of, serving
+from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.waiting import eventually
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
 
@@ -52,7 +53,7 @@ async def become(client, **wanted: str) -> None:
     async def holds() -> bool:
         return {port: line["state"] for port, line in (await replicas(client)).items()} == wanted
 
-    await eventually_async(holds)
+    await eventually(holds)
 
 
 async def counted(client) -> dict[str, float]:
@@ -90,7 +91,7 @@ async def test_readiness_and_capacity_are_sums(card):
             (one,) = (await client.get("/replicas")).json()["gateways"]
             return one["unreached"] == {f"127.0.0.1:{second.port}": "Triton cannot be reached. Try again later."}
 
-        await eventually_async(told)
+        await eventually(told)
 
 
 @pytest.mark.parametrize("text", ["drain: the engine is shutting down", "queue: as many wait", "engine: it has ended"])

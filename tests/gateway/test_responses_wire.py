@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sys
 
 import openai
 import pytest
 
+from tests.support.gateway_stack import running
+from tests.support.scripted_triton import Step
+from tests.support.waiting import GENEROUS, eventually
+
 PATH = "/v1/responses"
-eventually_async, GENEROUS = sys.modules["gateway_conftest"].eventually_async, sys.modules["gateway_conftest"].GENEROUS
 
 
 def endless(stack, text: str) -> None:
     """This is said, and the answer does not end."""
-    from scripted_triton import Step
 
     stack.steps(*(Step((one,)) for one in stack.tokenizer.encode(text)), Step(hang=True))
 
@@ -93,7 +94,7 @@ async def test_what_is_generated_can_be_read_meanwhile(stack):
     async def has_text():
         return (await so_far())["output"]
 
-    await eventually_async(has_text)
+    await eventually(has_text)
     now = await so_far()
     assert (now["status"], now["usage"]) == ("in_progress", None)
     assert "Hello world! How".startswith(now["output"][0]["content"][0]["text"][:16])
@@ -120,7 +121,6 @@ async def test_cancel_ends_every_reader(stack):
 
 
 async def test_an_engine_that_refuses_fails_a_background_response(stack):
-    from scripted_triton import Step
 
     stack.steps(Step(error="embedding_bias: not supported by target openvino", final=True))
     running = (await create(stack, background=True)).json()
@@ -128,7 +128,7 @@ async def test_an_engine_that_refuses_fails_a_background_response(stack):
     async def over():
         return (await stack.client.get(f"{PATH}/{running['id']}")).json()["status"] != "in_progress"
 
-    await eventually_async(over)
+    await eventually(over)
     failed = (await stack.client.get(f"{PATH}/{running['id']}")).json()
     assert failed["status"] == "failed"
     assert "logit_bias" in failed["error"]["message"]
@@ -186,7 +186,7 @@ async def test_the_python_client_comes_back_to_its_stream(stack):
 
 
 async def test_the_gateway_leaves_nothing_running(card, tokenizer):
-    async with sys.modules["gateway_conftest"].running(card, tokenizer) as stack:
+    async with running(card, tokenizer) as stack:
         stack.say("Hello world! How are you? " * 9, wait=0.1)
         await create(stack, background=True)
         triton = stack.triton

@@ -6,10 +6,11 @@ import contextlib
 import json
 
 import pytest
-from gateway_conftest import END, card_of, eventually_async, serving
-from scripted_triton import ScriptedTriton, Step
 
 from llmops.gateway.settings import GatewaySettings
+from tests.support.gateway_stack import END, card_of, serving
+from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.waiting import eventually
 
 CHAT = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
 TEXT = "The capital of France is Paris. <answer>42</answer> How are you? 你好 🙂"
@@ -48,7 +49,7 @@ async def two(card, engine):
                 (one,) = (await client.get("/replicas")).json()["gateways"]
                 return [line["state"] for line in one["models"].get("tiny", [])] == ["ready", "ready"]
 
-            await eventually_async(ready)
+            await eventually(ready)
             yield client
     finally:
         for triton in tritons:

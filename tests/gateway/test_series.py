@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import sys
 
 from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 
 from llmops.gateway.telemetry.metric_series import HistogramSeries
+from tests.support.waiting import eventually
 
-eventually = sys.modules["gateway_conftest"].eventually
 BOUNDS = (0.1, 1.0, 2.5)
 
 

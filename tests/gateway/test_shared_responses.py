@@ -5,18 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import sqlite3
-import sys
 
 import httpx
 import pytest
-from gateway_conftest import serving
-from scripted_triton import ScriptedTriton, Step
 from sqlalchemy.exc import OperationalError
 
 from llmops.gateway.settings import GatewaySettings
+from tests.support.gateway_stack import serving
+from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.waiting import GENEROUS, eventually
 
 PATH = "/v1/responses"
-eventually, GENEROUS = sys.modules["gateway_conftest"].eventually, sys.modules["gateway_conftest"].GENEROUS
 
 
 class Pair:

@@ -7,7 +7,6 @@ loads, it reads its parameters as that backend does, and throws where it would (
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import shutil
@@ -15,14 +14,19 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from gateway_conftest import serving
 
 from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import ServerError
 from llmops.gateway.settings import GatewaySettings
-from llmops.model_repository.generate import copy_model_code, generate_repository, read_engines
+from llmops.model_repository.generate import (
+    copy_model_code,
+    generate_repository,
+    read_engines,
+)
 from llmops.model_repository.launch import Ports, start_triton
+from tests.support.gateway_stack import serving
+from tests.support.tiny_models import write_checkpoint
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
@@ -50,10 +54,7 @@ echo '{}' > model/config.json && echo engine > model/rank0.engine && echo 'Seria
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama, trained for a moment so that its greedy text is no single byte."""
     pytest.importorskip("modelopt")
-    spec = importlib.util.spec_from_file_location("tiny_models", ROOT / "tests" / "quantize" / "models.py")
-    models = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(models)
-    return models.write_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", train_steps=40)
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", train_steps=40)
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ import threading
 import weakref
 
 import pytest
-from gateway_conftest import eventually
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,6 +25,7 @@ from llmops.gateway.text.text_thread_pool import (
     TextThreadPool,
     thread_cpu_limit,
 )
+from tests.support.waiting import eventually
 
 LONG = INLINE_CHARACTERS + 1
 PATIENCE = 60
@@ -325,6 +325,6 @@ async def test_what_work_had_made_goes_with_its_error(workers):
         with contextlib.suppress(ValueError):
             await workers.run(refused, 1)
         assert len(made) == 3, "on the loop, in the lane for brief work, in that for long work"
-        await eventually(lambda: not any(grammar() for grammar in made), PATIENCE)
+        await eventually(lambda: not any(grammar() for grammar in made), seconds=PATIENCE)
     finally:
         gc.enable()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gateway_conftest import eventually_async
+from tests.support.waiting import eventually
 
 
 async def test_a_prompt_there_and_back(stack):
@@ -41,5 +41,5 @@ async def test_readiness_of_a_model(stack):
     async def says_so() -> bool:
         return (await stack.client.get("/v1/models/tiny")).json()["ready"] is False
 
-    await eventually_async(says_so)
+    await eventually(says_so)
     assert (await stack.client.get("/health/ready")).status_code == 503

@@ -2,11 +2,13 @@
 
 import json
 import shutil
-import sys
 from pathlib import Path
 
 import pytest
-from scripted_triton import Step
+
+from tests.support.gateway_stack import running
+from tests.support.scripted_triton import Step
+from tests.support.waiting import eventually
 
 TOOLS = [
     {"type": "function", "function": {"name": "get_weather", "parameters": {"type": "object", "properties": {}}}},
@@ -54,7 +56,7 @@ async def model(card, tokenizer, tokenizer_dir, tmp_path, request):
     shutil.copytree(tokenizer_dir, directory)
     (directory / "chat_template.jinja").write_text(TEMPLATES[request.param])
     changed = {**card, "tokenizer_dir": str(directory), "max_seq_len": 8192}
-    async with sys.modules["gateway_conftest"].running(changed, tokenizer) as stack:
+    async with running(changed, tokenizer) as stack:
         yield stack
 
 
@@ -192,7 +194,7 @@ async def test_thinking_tokens_are_counted(model, one_token, think_tokens, tmp_p
         model.triton.card["built"] += 1
         model.tokenizer = TextTokenizer(Path(model.triton.card["tokenizer_dir"]))
         model.triton.card["vocab_size"] = model.tokenizer.vocab_size
-        await sys.modules["gateway_conftest"].eventually_async(lambda: sees(model, model.triton.card["built"]))
+        await eventually(lambda: sees(model, model.triton.card["built"]))
     think = "" if prompt_opens_the_thinking(model) else "<think>"
     thought, answer = "Hello world! 你好 🙂 é", "The capital of France is Paris."
     parts = [model.tokenizer.encode(text) for text in (think, thought, "</think>", answer)]

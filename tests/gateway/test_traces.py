@@ -9,13 +9,10 @@ import sys
 from types import SimpleNamespace
 
 import pytest
-from gateway_conftest import card_of, eventually, eventually_async, running, serving
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry import trace as otel
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
-from otlp_receiver import Receiver, Told, covered, receiving
-from scripted_triton import ScriptedTriton, Step
 from tritonclient.grpc import service_pb2
 
 from llmops.distribution import install_command
@@ -28,6 +25,10 @@ from llmops.gateway.telemetry.export_queue import ExportQueue
 from llmops.gateway.telemetry.request_timeline import FinishedRequest, build_timeline
 from llmops.gateway.telemetry.trace_context import TraceContext, parse_traceparent
 from llmops.gateway.triton.encoder_client import EncoderMetadata, TritonEncoder
+from tests.support.gateway_stack import card_of, running, serving
+from tests.support.otlp_receiver import Receiver, Told, covered, receiving
+from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.waiting import eventually
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
 SAMPLED, UNSAMPLED = f"00-{TRACE}-{SPAN}-01", f"00-{TRACE}-{SPAN}-00"
@@ -262,7 +263,7 @@ async def test_an_answer_that_went_on_elsewhere_is_told_with_where_and_why(token
             (one,) = (await client.get("/replicas")).json()["gateways"]
             return [line["state"] for line in one["models"].get("tiny", [])] == ["ready", "ready"]
 
-        await eventually_async(ready)
+        await eventually(ready)
         chat = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "temperature": 0}
         answer = await client.post("/v1/chat/completions", json=chat)
         assert answer.headers["x-llmops-continued"] == "exact"
@@ -322,7 +323,7 @@ async def test_a_receiver_that_is_away_costs_traces_and_nothing_else(card, token
         async def dropped() -> bool:
             return await counted() == {"sent": 0.0, "dropped": 3.0}
 
-        await eventually_async(dropped)
+        await eventually(dropped)
         receiver.status = 200
         assert (await stack.chat()).status_code == 200
         await eventually(lambda: receiver.spans)

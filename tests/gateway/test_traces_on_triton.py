@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
-from gateway_conftest import eventually, serving
-from otlp_receiver import covered, receiving
 
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.launch import Ports, start_triton
+from tests.support.gateway_stack import serving
 from tests.support.mock_engine.repository import make_mock_engine
+from tests.support.otlp_receiver import covered, receiving
+from tests.support.waiting import eventually
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 
-from scripted_triton import ScriptedTriton, Step
-
 from tests.faults.chaos.clients import Asked
 from tests.faults.chaos.ledger_audit import errors
 from tests.faults.chaos.run import chaos
+from tests.support.scripted_triton import ScriptedTriton, Step
 
 
 async def test_the_books_are_right(card, tokenizer):

@@ -9,7 +9,6 @@ from uuid import UUID
 
 import numpy as np
 import pytest
-from gateway_conftest import END, Step, eventually, eventually_async, running
 from sqlalchemy import select
 from starlette.requests import Request
 
@@ -25,6 +24,9 @@ from llmops.gateway.usage.sink import NoPrices, UsageSink
 from llmops.gateway.usage.usage_check import UsageCheck, create_usage_check
 from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
+from tests.support.gateway_stack import END, running
+from tests.support.scripted_triton import Step
+from tests.support.waiting import eventually
 
 CHAT, COMPLETIONS, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages"
 BODIES = {
@@ -199,7 +201,7 @@ async def test_a_background_response_is_one_event_when_it_is_done(metered):
     async def done():
         return (await metered.stack.client.get(f"{RESPONSES}/{begun['id']}")).json()["status"] == "completed"
 
-    await eventually_async(done)
+    await eventually(done)
     answer = (await metered.stack.client.get(f"{RESPONSES}/{begun['id']}")).json()
     assert (event.request_id, tokens(event)) == (begun["id"], used(answer))
 
@@ -309,7 +311,7 @@ async def test_rows_of_a_store_anonymous_and_priced_by_the_ledger(card, tokenize
                 async with store.read() as connection:
                     return (await connection.execute(select(usage_records))).mappings().all()
 
-            await eventually_async(rows)
+            await eventually(rows)
             (row,) = await rows()
     assert row["user_id"] == str(UUID(int=0))
     assert (row["input_tokens"], row["output_tokens"]) == used(answer)

@@ -13,12 +13,12 @@ from pathlib import Path
 
 import httpx
 import pytest
-from gateway_conftest import GENEROUS, Step, eventually, eventually_async
-from scripted_triton import ScriptedTriton
 from sqlalchemy import select
 
 from llmops.store.factory import open_store
 from llmops.store.tables import usage_records
+from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.waiting import GENEROUS, eventually
 
 BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "stream": True}
 
@@ -47,7 +47,7 @@ class Gateway:
             except httpx.TransportError:
                 return False
 
-        await eventually_async(is_ready)
+        await eventually(is_ready)
         return client
 
     async def rows(self):

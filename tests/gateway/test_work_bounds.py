@@ -6,7 +6,6 @@ import asyncio
 import base64
 import contextlib
 import json
-import sys
 import threading
 
 import numpy as np
@@ -21,8 +20,8 @@ from llmops.gateway.generation.choice import TokenLogprob
 from llmops.gateway.interfaces import Usage
 from llmops.gateway.schemas.embedding_request import EmbeddingRequest
 from llmops.gateway.text.tokenizer import TextTokenizer
+from tests.support.gateway_stack import running
 
-running = sys.modules["gateway_conftest"].running
 WORDS = "The capital of France is Paris. "
 
 

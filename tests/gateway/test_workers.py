@@ -17,12 +17,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from gateway_conftest import GENEROUS
-from scripted_triton import ScriptedTriton
 
 from llmops.errors import InputError
 from llmops.gateway.launcher import run
 from llmops.gateway.settings import GatewaySettings
+from tests.support.scripted_triton import ScriptedTriton
+from tests.support.waiting import GENEROUS
 
 
 @contextlib.contextmanager

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 import json
 import subprocess
 import sys
@@ -8,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tiny_models import write_checkpoint
+
 _HERE = Path(__file__).parent
-_spec = importlib.util.spec_from_file_location("tiny_models", _HERE.parent / "quantize" / "models.py")
-_models = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_models)
 
 SIZES = {"hidden_size": 64, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2}
 
@@ -50,4 +48,4 @@ def builder(source, tmp_path_factory):
 @pytest.fixture(scope="session")
 def source(tmp_path_factory):
     """A Llama of two layers whose quality figures pass the gates."""
-    return _models.write_checkpoint(tmp_path_factory.mktemp("source") / "tiny", "llama", fitted=True, **SIZES)
+    return write_checkpoint(tmp_path_factory.mktemp("source") / "tiny", "llama", fitted=True, **SIZES)

@@ -7,10 +7,9 @@ import importlib.util
 import os
 import signal
 import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -19,13 +18,10 @@ from uuid import uuid4
 import pytest
 
 from llmops.gateway.ratelimit.redis import RedisLimiter
-
-sys.modules["limits_conftest"] = sys.modules[__name__]  # for the helpers that tests import
+from tests.support.waiting import GENEROUS
 
 # seconds for which a Valkey may be silent where that is what a test is about
 PATIENCE = 4.0
-# seconds that a test waits for what is to come, a machine that stands still included: only those that fail take it
-GENEROUS = 60.0
 
 
 class Clock:
@@ -135,11 +131,3 @@ async def shared(
 
 async def until_up(limiter: RedisLimiter) -> None:
     await asyncio.wait_for(limiter.up.wait(), GENEROUS)
-
-
-async def eventually(holds: Callable[[], Awaitable[bool]]) -> None:
-    for _ in range(int(GENEROUS * 50)):
-        if await holds():
-            return
-        await asyncio.sleep(0.02)
-    raise AssertionError(f"not within {GENEROUS} s")

@@ -12,7 +12,6 @@ import numpy
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from limits_conftest import Clock, shared
 
 from llmops.gateway.ratelimit.buckets import (
     NO_WAIT_HELPS,
@@ -24,9 +23,15 @@ from llmops.gateway.ratelimit.buckets import (
     advance_bucket,
     decide,
 )
-from llmops.gateway.ratelimit.headers import anthropic_headers, format_duration, openai_headers, tightest_levels
+from llmops.gateway.ratelimit.headers import (
+    anthropic_headers,
+    format_duration,
+    openai_headers,
+    tightest_levels,
+)
 from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.ratelimit.output_length import OutputLengthEstimate
+from tests.limits.conftest import Clock, shared
 
 FREE = UNLIMITED
 

@@ -8,7 +8,6 @@ import time
 from contextlib import AsyncExitStack, suppress
 
 import pytest
-from limits_conftest import PATIENCE, Clock, eventually, shared, until_up
 
 from llmops.gateway.errors import RateLimitError
 from llmops.gateway.interfaces import Budget, Outcome, Quota, Usage
@@ -20,6 +19,8 @@ from llmops.gateway.ratelimit.rate_limit_check import create_limit_check
 from llmops.gateway.ratelimit.redis import RedisLimiter
 from llmops.gateway.ratelimit.rejection_cache import RejectionCache
 from llmops.gateway.settings import GatewaySettings, Quotas
+from tests.limits.conftest import PATIENCE, Clock, shared, until_up
+from tests.support.waiting import eventually
 
 ATTEMPTS = 10_000
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import sys
 import types
 
-from tests.model_code import version_folder
+from tests.support.model_code import version_folder
 
 # the models' own code, as Triton's stub finds it
 for name in ("preprocessing", "tensorrt_llm", "postprocessing"):

@@ -15,8 +15,8 @@ from llmops import contract
 from llmops.gateway.interfaces import Capabilities, ModelMetadata
 from llmops.model_repository.repository.pbtxt import parse_config
 from llmops.model_repository.targets import find_target
-from tests.model_code import version_folder
 from tests.model_repository.test_generate import make_engine
+from tests.support.model_code import version_folder
 
 ROOT = Path(__file__).parents[2]
 MODELS = ROOT / "model_repository"

@@ -16,9 +16,12 @@ from tritonclient.utils import InferenceServerException
 
 from llmops.cli.main import cli
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
-from llmops.model_repository.server.exposure import describe_exposure, describe_stack_exposure
-from tests.model_repository.engine_client import GENEROUS
+from llmops.model_repository.server.exposure import (
+    describe_exposure,
+    describe_stack_exposure,
+)
 from tests.model_repository.test_launch import echo_repository, infer, segments
+from tests.support.waiting import GENEROUS
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

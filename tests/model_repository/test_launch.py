@@ -25,7 +25,8 @@ from llmops.model_repository.server import installation
 from llmops.model_repository.server.installation import Installation, find_installation
 from llmops.model_repository.server.shared_memory import SHM_DIR, remove_stale_segments
 from llmops.model_repository.server.triton_log import LogLine
-from tests.model_repository.engine_client import GENEROUS, EngineClient, wait_until
+from tests.support.engine_client import EngineClient
+from tests.support.waiting import GENEROUS, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

@@ -29,8 +29,8 @@ from llmops.model_repository.repository.validation import check_repository
 from llmops.model_repository.server.command import Ports, ServerOptions
 from llmops.model_repository.server.processes import descendants
 from llmops.model_repository.server.shared_memory import SHM_DIR
-from tests.model_repository.engine_client import GENEROUS, wait_until
 from tests.model_repository.test_launch import CONFIG, infer
+from tests.support.waiting import GENEROUS, wait_until
 
 SERVER = "/opt/tritonserver/bin/tritonserver"
 

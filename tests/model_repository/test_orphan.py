@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 
-from tests.model_code import version_folder
+from tests.support.model_code import version_folder
 
 STUB = """
 import threading

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
+import runpy
 from pathlib import Path
 
 import numpy as np
@@ -12,21 +12,19 @@ from llmops_engine.tensor_parser import word_list
 from tokenizers import Tokenizer, models
 
 from llmops import contract
-from tests.model_code import version_folder
+from tests.support.model_code import version_folder
 
 
 def load(folder: Path, ours: bool):
     """The model as Triton initialises it, with `end_ids` 2, 8 and 9."""
-    spec = importlib.util.spec_from_file_location("preprocessing_model", version_folder("preprocessing") / "model.py")
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    model = runpy.run_path(str(version_folder("preprocessing") / "model.py"))
     Tokenizer(models.WordLevel({"a": 0, "b": 1}, unk_token="a")).save(str(folder / "tokenizer.json"))
     parameters = {"tokenizer_dir": str(folder), "add_special_tokens": "true", "end_ids": "[2, 8, 9]", "pad_id": "2",
                   "vocab_size": "10"}  # fmt: skip
     outputs = [contract.PRE_OUT_IDS, *([contract.PRE_OUT_RETURN_CONTEXT] if ours else [])]
     config = {"parameters": {name: {"string_value": value} for name, value in parameters.items()},
               "output": [{"name": one.name} for one in outputs]}  # fmt: skip
-    made = module.TritonPythonModel()
+    made = model["TritonPythonModel"]()
     made.initialize({"model_config": json.dumps(config)})
     return made
 

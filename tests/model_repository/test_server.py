@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 from tokenizers import Tokenizer
 
-from tests.model_repository.engine_client import GENEROUS, EngineClient, generation, metrics, wait_until
 from tests.model_repository.reference import load_model
+from tests.support.engine_client import EngineClient, generation, metrics
+from tests.support.waiting import GENEROUS, wait_until
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

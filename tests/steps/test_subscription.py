@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.model_code import version_folder
+from tests.support.model_code import version_folder
 
 ENGINE = version_folder("tensorrt_llm")
 

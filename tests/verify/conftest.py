@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -67,11 +65,3 @@ def triton_on(repository: Path) -> TritonServer:
 
 def pointing_at(server: TritonServer) -> list[str]:
     return ["--triton", server.grpc_address, "--metrics", str(server.metrics_url)]
-
-
-def load(path: Path) -> ModuleType:
-    """A helper of another folder of tests."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    module = sys.modules[path.stem] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module

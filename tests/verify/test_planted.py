@@ -17,8 +17,8 @@ from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.perf.verify.findings import CheckOutcome
 from llmops.perf.verify.run import VerifyOptions
 from llmops.perf.verify.run import verify as verified
+from tests.support import tiny_models as models
 from tests.support.mock_engine.repository import make_mock_engine
-from tests.verify.conftest import load
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
 
@@ -30,7 +30,6 @@ TEMPLATE = "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ 
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny Llama that expects some bytes and not others, with a chat template."""
     pytest.importorskip("modelopt")
-    models = load(TESTS / "quantize" / "models.py")
     folder = models.write_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", fitted=True)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder

@@ -12,7 +12,8 @@ from llmops.build.spec import BuildSpec
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.repository import compatibility
 from tests.support.mock_engine.repository import make_mock_engine
-from tests.verify.conftest import load
+from tests.support.tiny_models import write_checkpoint
+from tests.trtllm.test_adapters import write_adapter
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
 
@@ -58,8 +59,8 @@ def llm_api(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A `pytorch` engine's repository with two adapters, the stand-in in the place of the tensorrt_llm library."""
     pytest.importorskip("torch")
     root = tmp_path_factory.mktemp("llm-api")
-    checkpoint = load(TESTS / "quantize" / "models.py").write_checkpoint(root / "checkpoint", "llama")
-    adapter = load(TESTS / "trtllm" / "test_adapters.py").write_adapter(root / "adapter")
+    checkpoint = write_checkpoint(root / "checkpoint", "llama")
+    adapter = write_adapter(root / "adapter")
     options = {"adapters": {"tiny-sql": str(adapter)}, "llm.guided_decoding_backend": "null"}
     build(BuildSpec(str(checkpoint), root / "engine", "pytorch", "tiny", max_batch_size=8, options=options))
     generate_repository(read_engines([str(root / "engine")]), root / "repository")

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import queue
-import threading
-import time
 import urllib.request
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,9 +11,9 @@ import numpy as np
 import tritonclient.grpc as grpc
 from tritonclient.utils import np_to_triton_dtype
 
+from tests.support.waiting import GENEROUS
+
 ENGINE = "smollm2-tensorrt_llm"
-# seconds that a test waits for what is to come: only those that fail take it
-GENEROUS = 120.0
 DTYPES = {
     "seed": np.uint64,
     "streaming": np.bool_,
@@ -122,14 +120,6 @@ def metrics(url: str, family: str) -> dict[str, float]:
                 (category,) = [value for key, value in sample.labels.items() if key not in ("model", "version")]
                 found[category] = sample.value
     return found
-
-
-def wait_until(condition: Any) -> None:
-    """Until `condition()` is true. Raises AssertionError when a busy machine would have come to it long ago."""
-    deadline = time.monotonic() + GENEROUS
-    while not condition():
-        assert time.monotonic() < deadline, f"it did not happen within {GENEROUS:.0f} s"
-        threading.Event().wait(0.01)
 
 
 def _add(answer: Answer, tensors: dict[str, np.ndarray]) -> None:

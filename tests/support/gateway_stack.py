@@ -1,0 +1,118 @@
+"""A gateway over HTTP in front of a scripted Triton: for faults and exact token sequences."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import time
+from dataclasses import dataclass, field
+
+import httpx
+import uvicorn
+
+from llmops.gateway.app import create_app
+from llmops.gateway.http.server import bind, uvicorn_config
+from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.text.tokenizer import TextTokenizer
+from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.waiting import GENEROUS, eventually
+
+#: The token that ends a text.
+END = 0
+
+
+def card_of(tokenizer_dir, tokenizer):
+    return {
+        "contract": 2,
+        "name": "tiny",
+        "target": "openvino",
+        "tokenizer_dir": str(tokenizer_dir),
+        "max_seq_len": 256,
+        "vocab_size": tokenizer.vocab_size,
+        "end_ids": [END],
+        "capabilities": {"logprobs": True, "n": 4, "seed": True, "guided": ["json_schema"]},
+        "built": 1790000000,
+    }
+
+
+@dataclass
+class Stack:
+    """A running pair; `say` sets what every request is answered with, token by token."""
+
+    triton: ScriptedTriton
+    client: httpx.AsyncClient
+    tokenizer: TextTokenizer
+    server: uvicorn.Server
+    chat_body: dict = field(
+        default_factory=lambda: {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]}
+    )
+
+    def say(self, text: str, *, end: bool = True, wait: float = 0.0) -> list[int]:
+        ids = self.tokenizer.encode(text)
+        steps = [Step((i,), wait=wait) for i in ids]
+        self.triton.script = lambda tensors: [*steps, *([Step((END,))] if end else []), Step(final=True)]
+        return ids
+
+    def steps(self, *steps: Step) -> None:
+        self.triton.script = lambda tensors: list(steps)
+
+    async def chat(self, **fields) -> httpx.Response:
+        return await self.client.post("/v1/chat/completions", json={**self.chat_body, **fields})
+
+    async def events(self, path: str = "/v1/chat/completions", **fields) -> list[dict | str]:
+        """The data of all events of a streamed answer."""
+        body = {**self.chat_body, "stream": True, **fields}
+        async with self.client.stream("POST", path, json=body) as response:
+            assert response.status_code == 200, await response.aread()
+            lines = [line.removeprefix("data: ") async for line in response.aiter_lines() if line]
+        return [line if line == "[DONE]" else json.loads(line) for line in lines]
+
+    async def idle(self, seconds: float = GENEROUS) -> None:
+        """Wait until the engine has no request left."""
+        await eventually(lambda: self.triton.active == 0, seconds=seconds)
+
+
+def text_of(events: list) -> str:
+    chunks = [event for event in events if isinstance(event, dict) and event.get("choices")]
+    return "".join(chunk["choices"][0]["delta"].get("content") or "" for chunk in chunks)
+
+
+@contextlib.asynccontextmanager
+async def serving(settings: GatewaySettings, checks=()):
+    """A gateway on a free port, as soon as it is ready: its client and server."""
+    listener = bind("127.0.0.1", 0)
+    url = f"http://127.0.0.1:{listener.getsockname()[1]}"
+    config = uvicorn_config(create_app(settings, checks=checks), settings)
+    config.timeout_graceful_shutdown = 2
+    server = uvicorn.Server(config)
+    task = asyncio.create_task(server.serve(sockets=[listener]))
+    async with httpx.AsyncClient(base_url=url, timeout=60) as client:
+        try:
+            await _ready(client)
+            yield client, server
+        finally:
+            server.should_exit = True
+            await task
+
+
+@contextlib.asynccontextmanager
+async def running(card: dict, tokenizer: TextTokenizer, checks=(), **settings):
+    triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
+    await triton.start()
+    try:
+        given = GatewaySettings(triton=f"127.0.0.1:{triton.port}", refresh="0.1s", **settings)
+        async with serving(given, checks) as (client, server):
+            yield Stack(triton, client, tokenizer, server)
+    finally:
+        await triton.stop()
+
+
+async def _ready(client: httpx.AsyncClient) -> None:
+    deadline = time.monotonic() + GENEROUS
+    while time.monotonic() < deadline:
+        with contextlib.suppress(httpx.ConnectError):
+            if (await client.get("/health/ready")).status_code == 200:
+                return
+        await asyncio.sleep(0.02)
+    raise AssertionError("the gateway did not become ready")
