@@ -19,24 +19,10 @@ from llmops.gateway.generation.structured.grammar import (
     work_budget,
 )
 from llmops.gateway.generation.structured.grammar.errors import GrammarTooComplexError
-from llmops.gateway.generation.structured.grammar.number_rules import (
-    NumberRange,
-    integer,
-    number,
-)
-from llmops.gateway.generation.structured.grammar.regex_parser import (
-    raw_character,
-    regex_language,
-)
-from llmops.gateway.generation.structured.grammar.regular_language import (
-    LAST_CODE_POINT,
-    any_word,
-    contains,
-)
-from llmops.gateway.generation.structured.grammar.string_rules import (
-    json_character,
-    quoted,
-)
+from llmops.gateway.generation.structured.grammar.number_rules import NumberRange, integer, number
+from llmops.gateway.generation.structured.grammar.regex_parser import raw_character, regex_language
+from llmops.gateway.generation.structured.grammar.regular_language import LAST_CODE_POINT, any_word, contains
+from llmops.gateway.generation.structured.grammar.string_rules import json_character, quoted
 from llmops.gateway.generation.structured.request_guide import enforced
 from llmops.gateway.interfaces import Guide
 

@@ -10,21 +10,12 @@ from anthropic.lib.streaming._messages import accumulate_event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.api.anthropic.content_blocks import (
-    content_blocks,
-    message_usage,
-    stop_fields,
-    tool_input,
-)
+from llmops.gateway.api.anthropic.content_blocks import content_blocks, message_usage, stop_fields, tool_input
 from llmops.gateway.api.anthropic.model_list import model_page
 from llmops.gateway.api.anthropic.stream_events import MessageEvents
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.answer import ChoiceDelta
-from llmops.gateway.generation.parsers.output_processor import (
-    ContentDelta,
-    ReasoningDelta,
-    ToolCallDelta,
-)
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, ReasoningDelta, ToolCallDelta
 from llmops.gateway.interfaces import Usage
 
 HEAD = {"id": "msg_1", "type": "message", "role": "assistant", "model": "tiny", "content": [], "stop_reason": None}

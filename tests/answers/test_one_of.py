@@ -8,10 +8,7 @@ import json
 import jsonschema
 import pytest
 
-from llmops.gateway.generation.structured.grammar import (
-    NotEnforceableError,
-    json_schema_grammar,
-)
+from llmops.gateway.generation.structured.grammar import NotEnforceableError, json_schema_grammar
 from llmops.gateway.generation.structured.grammar.one_of_overlap import may_overlap
 from llmops.gateway.generation.structured.grammar.work_budget import step_budget
 

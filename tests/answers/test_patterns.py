@@ -8,15 +8,8 @@ import re
 import pytest
 
 from llmops.gateway.generation.structured.grammar import NotEnforceableError
-from llmops.gateway.generation.structured.grammar.regex_parser import (
-    finds,
-    raw_character,
-    regex_language,
-)
-from llmops.gateway.generation.structured.grammar.regular_language import (
-    LAST_CODE_POINT,
-    contains,
-)
+from llmops.gateway.generation.structured.grammar.regex_parser import finds, raw_character, regex_language
+from llmops.gateway.generation.structured.grammar.regular_language import LAST_CODE_POINT, contains
 
 CODES = [*range(0x180), 0x2027, 0xD7FF, 0xE000, 0xFFFF, 0x10000, LAST_CODE_POINT]
 SETS = [r"\d", r"\D", r"\w", r"\W", r"\s", r"\S", "a", "[^a]", "[^a-c_]", r"[\d.]", r"[^\d.]", r"[\D5]", r"[^\W_]"]

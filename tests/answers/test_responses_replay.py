@@ -6,18 +6,9 @@ from types import SimpleNamespace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.conversations.response_builder import (
-    ResponseBuilder,
-    TokenCounts,
-    new_response,
-    replay_events,
-)
+from llmops.gateway.conversations.response_builder import ResponseBuilder, TokenCounts, new_response, replay_events
 from llmops.gateway.errors import EngineError
-from llmops.gateway.generation.parsers.output_processor import (
-    ContentDelta,
-    ReasoningDelta,
-    ToolCallDelta,
-)
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, ReasoningDelta, ToolCallDelta
 from llmops.gateway.interfaces import SamplingDefaults
 from llmops.gateway.schemas.responses_request import ResponsesRequest
 

@@ -8,10 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.gateway.generation.parsers.families import PARSERS, detect_family
-from llmops.gateway.generation.parsers.forced_calls import (
-    NamedCallProcessor,
-    RequiredCallsProcessor,
-)
+from llmops.gateway.generation.parsers.forced_calls import NamedCallProcessor, RequiredCallsProcessor
 from llmops.gateway.generation.parsers.output_processor import ToolCallDelta
 from llmops.gateway.generation.parsers.tool_parser import new_mistral_call_id
 from tests.support.tool_texts import (

@@ -9,18 +9,7 @@ from hypothesis import strategies as st
 from llmops.gateway.generation.parsers.families import PARSERS
 from llmops.gateway.generation.parsers.harmony import HarmonyParser
 from llmops.gateway.generation.parsers.output_processor import ReasoningDelta
-from tests.support.tool_texts import (
-    ARGUMENTS,
-    FRAGMENTS,
-    PROSE,
-    TAGGED,
-    WRITERS,
-    calls_of,
-    cut,
-    run,
-    shape,
-    text_of,
-)
+from tests.support.tool_texts import ARGUMENTS, FRAGMENTS, PROSE, TAGGED, WRITERS, calls_of, cut, run, shape, text_of
 
 PARIS = {"city": "Paris"}
 KINDS = {

@@ -32,16 +32,7 @@ from llmops.store.accounts.tenants import create_tenant, delete_tenant
 from llmops.store.audit import AuditContext
 from tests.attacks.harness import MIB, scaled
 from tests.gateway.test_oidc import Issuer
-from tests.store.conftest import (
-    databases,
-    folder,
-    kind,
-    newest_database,
-    newest_file,
-    postgres,
-    store,
-    url,
-)
+from tests.store.conftest import databases, folder, kind, newest_database, newest_file, postgres, store, url
 
 __all__ = ["databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
 

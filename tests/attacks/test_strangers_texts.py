@@ -31,25 +31,9 @@ from llmops.gateway.logging_setup import MAX_LOG_MESSAGE_CHARACTERS, SafeFormatt
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant
 from llmops.store.accounts.users import ensure_user
-from llmops.untrusted_text import (
-    UNSAFE_CHARACTERS,
-    escape_unsafe,
-    is_safe_text,
-    json_escape_unsafe,
-    strip_unsafe,
-)
+from llmops.untrusted_text import UNSAFE_CHARACTERS, escape_unsafe, is_safe_text, json_escape_unsafe, strip_unsafe
 from tests.attacks.harness import MIB, scaled
-from tests.store.conftest import (
-    by,
-    databases,
-    folder,
-    kind,
-    newest_database,
-    newest_file,
-    postgres,
-    store,
-    url,
-)
+from tests.store.conftest import by, databases, folder, kind, newest_database, newest_file, postgres, store, url
 
 __all__ = ["by", "databases", "folder", "kind", "newest_database", "newest_file", "postgres", "store", "url"]
 

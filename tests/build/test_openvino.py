@@ -186,10 +186,7 @@ def matrix_from(storage: Any, values: np.ndarray, blocks: str | None = None, dat
 )
 def test_compressed_weights_are_within_one_step(seed: int, shift: float, size: float, levels: int) -> None:
     """Rounding a value costs half a step, rounding the zero point another half."""
-    from llmops.build.targets.openvino.weight_compression import (
-        Int4Storage,
-        Int8Storage,
-    )
+    from llmops.build.targets.openvino.weight_compression import Int4Storage, Int8Storage
 
     values = ((np.random.default_rng(seed).standard_normal((6, 64)) + shift) * size).astype(np.float32)
     group = 32 if levels == 15 else 64
@@ -222,10 +219,7 @@ def test_a_quantised_engine_computes_with_its_rounded_weights(quant: str, tiny: 
     import torch
     from transformers import AutoModelForCausalLM
 
-    from llmops.build.targets.openvino.weight_compression import (
-        Int4Storage,
-        Int8Storage,
-    )
+    from llmops.build.targets.openvino.weight_compression import Int4Storage, Int8Storage
 
     manifest, _ = build(BuildSpec(checkpoint=str(tiny), output=tmp_path / "engine", quant=quant))
     assert (manifest.quantisation.weights, manifest.quantisation.group_size) == (quant, {"int4": 32}.get(quant))

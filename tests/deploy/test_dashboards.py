@@ -12,10 +12,7 @@ from xml.etree import ElementTree
 import pytest
 import yaml
 
-from llmops.gateway.telemetry.metric_definitions import (
-    GATEWAY_METRICS,
-    OPTIONAL_METRICS,
-)
+from llmops.gateway.telemetry.metric_definitions import GATEWAY_METRICS, OPTIONAL_METRICS
 from tests.support.dashboard_screenshots import picture
 
 ROOT = Path(__file__).parents[2]

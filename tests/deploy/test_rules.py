@@ -11,10 +11,7 @@ import pytest
 import yaml
 
 from llmops.build.plan.gpu_specs import GPUS
-from llmops.gateway.telemetry.metric_definitions import (
-    GATEWAY_METRICS,
-    OPTIONAL_METRICS,
-)
+from llmops.gateway.telemetry.metric_definitions import GATEWAY_METRICS, OPTIONAL_METRICS
 
 DEPLOY = Path(__file__).parents[2] / "deploy"
 ALERTS = DEPLOY / "alerts"

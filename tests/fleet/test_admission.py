@@ -9,16 +9,8 @@ import pytest
 
 from llmops.gateway.errors import InvalidRequestError, UnavailableError
 from llmops.gateway.http.request_context import RequestContext
-from llmops.gateway.interfaces import (
-    Caller,
-    ReplicaView,
-    RoutingRequest,
-    SchedulingParams,
-)
-from llmops.gateway.routing.admission.admission_controller import (
-    AdmissionController,
-    AdmissionLimits,
-)
+from llmops.gateway.interfaces import Caller, ReplicaView, RoutingRequest, SchedulingParams
+from llmops.gateway.routing.admission.admission_controller import AdmissionController, AdmissionLimits
 from llmops.gateway.routing.admission.request_queue import (
     RequestQueue,
     create_admission_controller,

@@ -10,12 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.gateway.interfaces import ReplicaView
-from llmops.gateway.routing.cost_model import (
-    PrefillRate,
-    kv_cache_load,
-    routing_cost,
-    time_to_first_token,
-)
+from llmops.gateway.routing.cost_model import PrefillRate, kv_cache_load, routing_cost, time_to_first_token
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 from tests.fleet.views import view, wanted

@@ -15,28 +15,13 @@ from hypothesis import strategies as st
 from llmops_engine.runtimes.script import Mixed
 
 from llmops.gateway import interfaces
-from llmops.gateway.errors import (
-    CancelledStreamError,
-    DrainingError,
-    EngineError,
-    PreemptedError,
-    UnavailableError,
-)
+from llmops.gateway.errors import CancelledStreamError, DrainingError, EngineError, PreemptedError, UnavailableError
 from llmops.gateway.generation.answer import StreamWatchdog
-from llmops.gateway.interfaces import (
-    EngineRequest,
-    Guide,
-    SamplingParams,
-    TokenBatch,
-    TokenStream,
-)
+from llmops.gateway.interfaces import EngineRequest, Guide, SamplingParams, TokenBatch, TokenStream
 from llmops.gateway.routing import failover, resilient_engine
 from llmops.gateway.routing.failover import MAX_FAILOVERS, FailoverStream
 from llmops.gateway.routing.resilient_engine import FailoverEngine
-from llmops.gateway.routing.resubmission import (
-    remaining_request,
-    single_sequence_request,
-)
+from llmops.gateway.routing.resubmission import remaining_request, single_sequence_request
 from llmops.gateway.settings import Timeouts
 from tests.fleet.views import settled
 

@@ -9,16 +9,8 @@ from types import SimpleNamespace
 import pytest
 
 from llmops.gateway.errors import CancelledStreamError, PreemptedError, UnavailableError
-from llmops.gateway.interfaces import (
-    EngineRequest,
-    SchedulingParams,
-    TokenBatch,
-    TokenStream,
-)
-from llmops.gateway.routing.admission.admission_controller import (
-    AdmissionController,
-    AdmissionLimits,
-)
+from llmops.gateway.interfaces import EngineRequest, SchedulingParams, TokenBatch, TokenStream
+from llmops.gateway.routing.admission.admission_controller import AdmissionController, AdmissionLimits
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex

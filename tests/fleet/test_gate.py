@@ -11,10 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmops.gateway.interfaces import QueuedRequest, ReplicaView, RoutingRequest
-from llmops.gateway.routing.admission.admission_controller import (
-    AdmissionController,
-    AdmissionLimits,
-)
+from llmops.gateway.routing.admission.admission_controller import AdmissionController, AdmissionLimits
 from llmops.gateway.routing.admission.slow_start import SlowStart
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
 from llmops.gateway.routing.admission.wait_prediction import QueueThroughput

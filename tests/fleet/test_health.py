@@ -13,11 +13,7 @@ from hypothesis import strategies as st
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.interfaces import EngineRequest
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
-from llmops.gateway.routing.replicas.health_check import (
-    FAILURE_COOLDOWN,
-    SUSPECT_TIMEOUT,
-    HealthCheck,
-)
+from llmops.gateway.routing.replicas.health_check import FAILURE_COOLDOWN, SUSPECT_TIMEOUT, HealthCheck
 from llmops.gateway.routing.replicas.replica import Replica
 from llmops.gateway.triton.engine_observer import EngineState
 from llmops.gateway.triton.step_stream import StepStreamTransport

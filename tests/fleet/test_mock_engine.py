@@ -20,13 +20,7 @@ from llmops_engine.runtimes.script import Cycle, Mixed
 from llmops_engine.runtimes.step_times import StepTable
 
 from llmops.kv_blocks import block_hashes
-from tests.support.mock_engine.planned import (
-    BATCHES,
-    CHUNKS,
-    LENGTHS,
-    PREFIXES,
-    tabulated,
-)
+from tests.support.mock_engine.planned import BATCHES, CHUNKS, LENGTHS, PREFIXES, tabulated
 
 TOKENS = st.integers(0, 3)
 NO_TIME = StepTable((1,), (1,), [[0.0]], (1,), (0,), [[0.0]], [[0.0]])

@@ -9,11 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from llmops.gateway.interfaces import QueuedRequest, ReplicaCapacity
-from llmops.gateway.routing.admission.fair_queue import (
-    FairQueue,
-    expected_service_cost,
-    service_cost,
-)
+from llmops.gateway.routing.admission.fair_queue import FairQueue, expected_service_cost, service_cost
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
 from tests.fleet.views import ticket
 

@@ -10,18 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.errors import InputError
-from llmops.gateway.replica_address import (
-    DnsAddress,
-    ReplicaAddress,
-    format_address,
-    parse_replica,
-)
-from llmops.gateway.routing.discovery import (
-    ADDRESS_HOLD_TIME,
-    MAX_ADDRESSES_PER_NAME,
-    AddressResolver,
-    StableAddresses,
-)
+from llmops.gateway.replica_address import DnsAddress, ReplicaAddress, format_address, parse_replica
+from llmops.gateway.routing.discovery import ADDRESS_HOLD_TIME, MAX_ADDRESSES_PER_NAME, AddressResolver, StableAddresses
 from llmops.gateway.settings import GatewaySettings, load_settings
 
 

@@ -8,10 +8,7 @@ from types import SimpleNamespace
 
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.replicas import gauge_scraper
-from llmops.gateway.routing.replicas.gauge_scraper import (
-    GaugeScraper,
-    parse_metrics_page,
-)
+from llmops.gateway.routing.replicas.gauge_scraper import GaugeScraper, parse_metrics_page
 from llmops.gateway.routing.replicas.replica import Replica
 
 # as the backend writes it (TensorRT-LLM's inflight_batcher_llm, custom_metrics_reporter)

@@ -5,10 +5,7 @@ from __future__ import annotations
 import random
 import struct
 
-from llmops.gateway.routing.placement.unstable_prompts import (
-    UnstablePromptDetector,
-    divergence_point,
-)
+from llmops.gateway.routing.placement.unstable_prompts import UnstablePromptDetector, divergence_point
 
 HEAD, BODY = list(range(12)), list(range(5000, 6000))
 

@@ -16,10 +16,7 @@ from tritonclient.grpc import service_pb2
 
 from llmops.contract import FIRST_OF_SLOT, LAST_OF_SEQUENCE, LAST_OF_SLOT
 from llmops.gateway.interfaces import EngineRequest, SchedulingParams, TokenStream
-from llmops.gateway.routing.admission.admission_controller import (
-    AdmissionController,
-    AdmissionLimits,
-)
+from llmops.gateway.routing.admission.admission_controller import AdmissionController, AdmissionLimits
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex

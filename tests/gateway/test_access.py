@@ -26,13 +26,7 @@ from llmops.gateway.auth.keys import KeyDirectory
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.accounts import keys as key_queries
 from llmops.store.accounts.key_secrets import new_secret
-from llmops.store.accounts.keys import (
-    KeySpec,
-    create_key,
-    require_key,
-    revoke_key,
-    rotate_key,
-)
+from llmops.store.accounts.keys import KeySpec, create_key, require_key, revoke_key, rotate_key
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant, delete_tenant, find_tenant
 from llmops.store.accounts.users import ensure_user

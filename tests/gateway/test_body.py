@@ -16,11 +16,7 @@ from llmops.control.admin.schemas import KeyCreate, KeyUpdate
 from llmops.control.openai_usage import OrganizationUsageQuery
 from llmops.control.usage_api import CallerUsageQuery
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.http.json_limits import (
-    check_json_size,
-    may_have_non_finite_number,
-    reject_non_finite_numbers,
-)
+from llmops.gateway.http.json_limits import check_json_size, may_have_non_finite_number, reject_non_finite_numbers
 from llmops.gateway.http.request_body import parse_body
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.settings import RequestLimits

@@ -9,22 +9,9 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import (
-    AddedToken,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    trainers,
-)
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from llmops.gateway.text.detokenizer import (
-    BYTE_OF,
-    ByteLevelDetokenizer,
-    DetokenizerFactory,
-    WindowDetokenizer,
-)
+from llmops.gateway.text.detokenizer import BYTE_OF, ByteLevelDetokenizer, DetokenizerFactory, WindowDetokenizer
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",

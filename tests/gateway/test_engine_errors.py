@@ -4,12 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmops.gateway.errors import (
-    DrainingError,
-    EngineError,
-    UnavailableError,
-    UnsupportedError,
-)
+from llmops.gateway.errors import DrainingError, EngineError, UnavailableError, UnsupportedError
 from llmops.gateway.triton.response_reader import error_from_message
 
 

@@ -15,13 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.engine_folder.manifest import (
-    EngineLimits,
-    EngineManifest,
-    Parallelism,
-    Source,
-    TokenizerInfo,
-)
+from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Parallelism, Source, TokenizerInfo
 from llmops.gateway.settings import GatewaySettings
 from llmops.model_repository.generate import generate_repository, read_engines
 from llmops.model_repository.launch import Ports, start_triton

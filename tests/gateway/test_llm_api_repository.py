@@ -22,9 +22,7 @@ import pytest
 
 from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
-from llmops.build.trtllm.release_profiles import (
-    profiles_per_release as release_profiles,
-)
+from llmops.build.trtllm.release_profiles import profiles_per_release as release_profiles
 from llmops.errors import ServerError
 from llmops.gateway.api.openai_chunks import chat_logprob_entry
 from llmops.gateway.generation.choice import TokenLogprob

@@ -9,15 +9,7 @@ import anthropic
 import pytest
 import pytest_asyncio
 
-from tests.support.anthropic_sdk import (
-    HELLO,
-    ask,
-    prompt_of,
-    raw_events,
-    sdk_of,
-    streamed,
-    told,
-)
+from tests.support.anthropic_sdk import HELLO, ask, prompt_of, raw_events, sdk_of, streamed, told
 from tests.support.gateway_stack import card_of, running
 from tests.support.scripted_triton import Step
 

@@ -9,10 +9,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from uvicorn.protocols.http.httptools_impl import (
-    HttpToolsProtocol,
-    RequestResponseCycle,
-)
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from llmops.errors import ResourceError
 from llmops.gateway.http import uvicorn_internals

@@ -29,12 +29,7 @@ from llmops.gateway.ratelimit.quotas import CallerLimits
 from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck
 from llmops.gateway.schemas.embedding_request import EmbeddingRequest
 from llmops.gateway.schemas.rerank_request import RerankRequest
-from llmops.gateway.settings import (
-    GatewaySettings,
-    Quotas,
-    RequestLimits,
-    load_settings,
-)
+from llmops.gateway.settings import GatewaySettings, Quotas, RequestLimits, load_settings
 from tests.support.gateway_stack import END, running
 from tests.support.scripted_triton import Step
 from tests.support.waiting import eventually

@@ -19,11 +19,7 @@ from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import ServerError
 from llmops.gateway.settings import GatewaySettings
-from llmops.model_repository.generate import (
-    copy_model_code,
-    generate_repository,
-    read_engines,
-)
+from llmops.model_repository.generate import copy_model_code, generate_repository, read_engines
 from llmops.model_repository.launch import Ports, start_triton
 from tests.support.gateway_stack import serving
 from tests.support.tiny_models import write_checkpoint

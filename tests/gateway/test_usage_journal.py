@@ -27,11 +27,7 @@ from llmops.gateway.usage.event_formats import (
     to_cloud_event,
     to_journal_line,
 )
-from llmops.gateway.usage.open_answers import (
-    SLOTS_PER_CHUNK,
-    OpenAnswers,
-    read_unfinished,
-)
+from llmops.gateway.usage.open_answers import SLOTS_PER_CHUNK, OpenAnswers, read_unfinished
 from llmops.gateway.usage.outbox import UsageOutbox
 from llmops.gateway.usage.outbox_folders import claim, lock_abandoned_folders
 from llmops.gateway.usage.outbox_writer import OutboxWriter

@@ -23,12 +23,7 @@ from llmops.gateway.ratelimit.buckets import (
     advance_bucket,
     decide,
 )
-from llmops.gateway.ratelimit.headers import (
-    anthropic_headers,
-    format_duration,
-    openai_headers,
-    tightest_levels,
-)
+from llmops.gateway.ratelimit.headers import anthropic_headers, format_duration, openai_headers, tightest_levels
 from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.ratelimit.output_length import OutputLengthEstimate
 from tests.limits.conftest import Clock, shared

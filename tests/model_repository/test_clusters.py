@@ -29,13 +29,7 @@ from llmops.model_repository.multi_gpu.multi_node import plan_multi_node
 from llmops.model_repository.server.command import SHM_PREFIX, Ports
 from llmops.model_repository.server.installation import find_installation
 from llmops.model_repository.server.shared_memory import remove_segments
-from tests.model_repository.test_multi_gpu import (
-    SERVER,
-    engine,
-    marker,
-    mpirun_or_skip,
-    parking_repository,
-)
+from tests.model_repository.test_multi_gpu import SERVER, engine, marker, mpirun_or_skip, parking_repository
 from tests.support.waiting import GENEROUS, wait_until
 
 

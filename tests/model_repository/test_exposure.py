@@ -16,10 +16,7 @@ from tritonclient.utils import InferenceServerException
 
 from llmops.cli.main import cli
 from llmops.model_repository.launch import Ports, TritonServer, start_triton
-from llmops.model_repository.server.exposure import (
-    describe_exposure,
-    describe_stack_exposure,
-)
+from llmops.model_repository.server.exposure import describe_exposure, describe_stack_exposure
 from tests.model_repository.test_launch import echo_repository, infer, segments
 from tests.support.waiting import GENEROUS
 

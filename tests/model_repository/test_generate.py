@@ -11,12 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.build.engine_folder.manifest import (
-    EngineLimits,
-    EngineManifest,
-    Source,
-    TokenizerInfo,
-)
+from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Source, TokenizerInfo
 from llmops.build.engine_folder.manifest_extras import TensorrtExtra
 from llmops.errors import InputError, VersionMismatchError
 from llmops.model_repository.generate import generate_repository, read_engines

@@ -8,12 +8,7 @@ import pytest
 
 from llmops.errors import InputError, ResourceError
 from llmops.model_repository import gpu_assignment
-from llmops.model_repository.gpu_assignment import (
-    GpuRequirement,
-    assign_gpus,
-    check_gpu_count,
-    parse_gpus,
-)
+from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus, check_gpu_count, parse_gpus
 from llmops.model_repository.multi_gpu.allocation import without_slurm_variables
 
 

@@ -8,14 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from llmops_engine.engine_runtime import (
-    FAILED,
-    LENGTH,
-    DeadEngineError,
-    EngineRuntime,
-    EngineStats,
-    StepOutput,
-)
+from llmops_engine.engine_runtime import FAILED, LENGTH, DeadEngineError, EngineRuntime, EngineStats, StepOutput
 from llmops_engine.loop import QUEUE_FULL_MESSAGE, ActiveRequest, EngineLoop
 from llmops_engine.request import RequestRejectedError, RuntimeRequest
 

@@ -20,11 +20,7 @@ from tokenizers import Tokenizer
 pytest.importorskip("openvino_genai")
 
 from llmops_engine.engine_runtime import EngineRuntime
-from llmops_engine.guided.sandbox import (
-    GrammarLimits,
-    GrammarMeasurement,
-    GrammarSandbox,
-)
+from llmops_engine.guided.sandbox import GrammarLimits, GrammarMeasurement, GrammarSandbox
 from llmops_engine.loop import ActiveRequest, EngineLoop
 from llmops_engine.request import RuntimeRequest, RuntimeSamplingParams
 from llmops_engine.runtimes import openvino as runtime_module

@@ -7,12 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from llmops_engine.request import RequestRejectedError
-from llmops_engine.tensor_parser import (
-    NEUTRAL_VALUES,
-    SUPPORTED_INPUTS,
-    EngineCapabilities,
-    parse_request,
-)
+from llmops_engine.tensor_parser import NEUTRAL_VALUES, SUPPORTED_INPUTS, EngineCapabilities, parse_request
 
 from llmops.contract import ENGINE_INPUTS, EXTENSION_INPUTS
 

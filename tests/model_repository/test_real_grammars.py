@@ -17,11 +17,7 @@ import jsonschema
 import openvino_genai as genai
 from llmops_engine.guided.openvino import GrammarPipeline, _prompt, _sampling
 
-from llmops.gateway.generation.structured.grammar import (
-    choice_grammar,
-    json_schema_grammar,
-    regex_grammar,
-)
+from llmops.gateway.generation.structured.grammar import choice_grammar, json_schema_grammar, regex_grammar
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 

@@ -14,11 +14,7 @@ from pathlib import Path
 import pytest
 
 from llmops.model_repository.server.command import SHM_PREFIX
-from llmops.model_repository.server.shared_memory import (
-    SHM_DIR,
-    SharedMemory,
-    remove_stale_segments,
-)
+from llmops.model_repository.server.shared_memory import SHM_DIR, SharedMemory, remove_stale_segments
 from tests.model_repository.test_launch import echo_repository, processes
 from tests.support.waiting import wait_until
 

@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-from llmops.model_repository.server.triton_log import (
-    explain_failure,
-    last_error,
-    parse_line,
-)
+from llmops.model_repository.server.triton_log import explain_failure, last_error, parse_line
 
 LOADED = "I1121 09:34:19.123456 2475 model_lifecycle.cc:849] \"successfully loaded 'smollm2'\""
 TABLE = "+------------------+------+"

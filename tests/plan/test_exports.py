@@ -10,11 +10,7 @@ from click.testing import CliRunner
 
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
-from llmops.build.plan.memory.weight_bytes import (
-    checkpoint_weights,
-    rank_weights,
-    stage_weights,
-)
+from llmops.build.plan.memory.weight_bytes import checkpoint_weights, rank_weights, stage_weights
 from llmops.build.quant_formats import FORMATS
 from llmops.errors import InputError
 

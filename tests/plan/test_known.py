@@ -7,13 +7,7 @@ import json
 import pytest
 
 from llmops.build.checkpoint import open_checkpoint
-from llmops.build.checkpoint.known_models import (
-    TABLE,
-    KnownModel,
-    known_model,
-    known_models,
-    model_suggestion,
-)
+from llmops.build.checkpoint.known_models import TABLE, KnownModel, known_model, known_models, model_suggestion
 from llmops.build.model.architecture import Architecture
 from llmops.build.model.families import FAMILIES
 from llmops.build.plan.memory.weight_bytes import DTYPE_BYTES, checkpoint_weights

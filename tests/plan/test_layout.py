@@ -7,11 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llmops.build.plan.gpu_specs import find_gpu
-from llmops.build.plan.memory.parallel_layout import (
-    ParallelLayout,
-    candidates,
-    layout_problem,
-)
+from llmops.build.plan.memory.parallel_layout import ParallelLayout, candidates, layout_problem
 from llmops.build.quant_formats import FORMATS
 
 H100 = find_gpu("h100-sxm")

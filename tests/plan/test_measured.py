@@ -12,11 +12,7 @@ from llmops.build.plan.search.candidate import fit_layout, step_model
 from llmops.build.plan.search.layout_search import search
 from llmops.build.plan.search.measured_correction import measured_correction
 from llmops.build.plan.search.plan_request import PlanRequest
-from llmops.build.plan.speed.measured_steps import (
-    MeasuredLayout,
-    MeasuredSteps,
-    StepTime,
-)
+from llmops.build.plan.speed.measured_steps import MeasuredLayout, MeasuredSteps, StepTime
 from llmops.build.plan.speed.step_time import Prefill
 from llmops.build.plan.speed.workload import PlanWorkload
 from llmops.build.plan.timing.roofline import RooflineTimes

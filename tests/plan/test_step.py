@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
-from llmops.build.plan.speed.step_time import (
-    SEQUENCE_OVERHEAD,
-    STEP_OVERHEAD,
-    Prefill,
-    StepModel,
-)
+from llmops.build.plan.speed.step_time import SEQUENCE_OVERHEAD, STEP_OVERHEAD, Prefill, StepModel
 from llmops.build.quant_formats import FORMATS
 
 # of Llama 3.1 8B: safetensors' `total_size` in 2-byte values, less embedding and 65 norms

@@ -12,11 +12,7 @@ from llmops.build.quality import layerwise_model
 from llmops.build.quality.checkpoint_models import load_exported, open_source
 from llmops.build.quality.reference_answers import greedy_decode
 from llmops.build.quantize import embedding_tables
-from llmops.build.quantize.embedding_tables import (
-    DenseTable,
-    StoredTable,
-    cache_if_small,
-)
+from llmops.build.quantize.embedding_tables import DenseTable, StoredTable, cache_if_small
 from llmops.build.quantize.model_loading import load_model
 from llmops.build.spec import BuildSpec
 

@@ -12,13 +12,7 @@ from llmops.build.checkpoint import ExistingQuantisation, open_checkpoint
 from llmops.build.plan.timing.silicon import package_root
 from llmops.build.progress import SilentProgress
 from llmops.build.quant_formats import FORMATS
-from llmops.build.quantize.calibration import (
-    CalibrationSettings,
-    batches,
-    bundled_texts,
-    load_texts,
-    pack_sequences,
-)
+from llmops.build.quantize.calibration import CalibrationSettings, batches, bundled_texts, load_texts, pack_sequences
 from llmops.build.spec import BuildSpec
 from llmops.build.targets import pytorch, tensorrt
 from llmops.build.targets.nvidia.build_request import make_request

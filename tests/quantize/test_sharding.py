@@ -9,12 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.build.model.architecture import Architecture
-from llmops.build.quantize.sharding import (
-    check_sharding,
-    choose_group_size,
-    linears,
-    sharding_problem,
-)
+from llmops.build.quantize.sharding import check_sharding, choose_group_size, linears, sharding_problem
 from llmops.errors import InputError
 
 BASE = {"architectures": ["LlamaForCausalLM"], "hidden_size": 8192, "num_hidden_layers": 80, "num_attention_heads": 64,

@@ -13,12 +13,7 @@ from tritonclient.grpc import service_pb2
 
 from llmops.contract import RECONNECT_GRACE_PERIOD
 from llmops.gateway.errors import UnavailableError, UnsupportedError
-from llmops.gateway.interfaces import (
-    Capabilities,
-    EngineRequest,
-    ModelMetadata,
-    TokenStream,
-)
+from llmops.gateway.interfaces import Capabilities, EngineRequest, ModelMetadata, TokenStream
 from llmops.gateway.triton import step_stream
 from llmops.gateway.triton.grpc_client import TritonClient
 from llmops.gateway.triton.step_stream import StepStreamTransport

@@ -14,11 +14,7 @@ from click.testing import CliRunner
 
 from llmops.cli.main import cli
 from llmops.control.admin.handlers.reconcile import ACTION, reconcile
-from llmops.control.admin.schemas import (
-    EngineTokens,
-    MissingEvents,
-    ReconciliationRequest,
-)
+from llmops.control.admin.schemas import EngineTokens, MissingEvents, ReconciliationRequest
 from llmops.control.reconcile import Reconciler, served_tokens
 from llmops.errors import ResourceError
 from llmops.gateway.interfaces import UsageEvent

@@ -9,12 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmops.control.shared_store import SharedStore
-from llmops.control.spending_collector import (
-    CACHE_SECONDS,
-    MAX_SERIES,
-    OTHERS_LABEL,
-    SpendingCollector,
-)
+from llmops.control.spending_collector import CACHE_SECONDS, MAX_SERIES, OTHERS_LABEL, SpendingCollector
 from llmops.gateway.errors import UnavailableError
 from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.accounts.tenants import update_tenant

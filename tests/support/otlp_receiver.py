@@ -53,9 +53,7 @@ class Receiver:
 
 def _spans(kind: str, body: bytes) -> Iterator[Told]:
     # only tests of traces need it: this file is read by all of the gateway's
-    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import (
-        ExportTraceServiceRequest,
-    )
+    from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
     if "json" in kind:
         message = json_format.ParseDict(

@@ -174,10 +174,7 @@ def test_the_real_builder(checkpoint, adapters, monkeypatch, family, quant):
     """`commands/build.py` parses the arguments, and `builder.build` is stopped where it has settled its options."""
     import tensorrt_llm.builder as builder
     from tensorrt_llm.commands.build import parse_arguments
-    from tensorrt_llm.models.modeling_utils import (
-        PretrainedConfig,
-        SpeculativeDecodingMode,
-    )
+    from tensorrt_llm.models.modeling_utils import PretrainedConfig, SpeculativeDecodingMode
     from tensorrt_llm.plugin import PluginConfig
 
     class Settled(Exception):

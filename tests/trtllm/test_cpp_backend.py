@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 
 from llmops import contract
-from llmops.build.engine_folder.manifest import (
-    EngineLimits,
-    EngineManifest,
-    Parallelism,
-    Source,
-    TokenizerInfo,
-)
+from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Parallelism, Source, TokenizerInfo
 from llmops.build.trtllm.backend_parameters import PARAMETERS, checked_parameters
 from llmops.errors import InputError
 from llmops.gateway.interfaces import EngineRequest, SamplingParams

@@ -16,13 +16,7 @@ import pytest
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.engine_folder.build_lock import exclusive_build, exclusive_replacement
-from llmops.build.engine_folder.manifest import (
-    EngineLimits,
-    EngineManifest,
-    Parallelism,
-    Source,
-    TokenizerInfo,
-)
+from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Parallelism, Source, TokenizerInfo
 from llmops.build.job.dry_run import dry_run
 from llmops.build.job.resume import resume
 from llmops.build.progress import SilentProgress
@@ -30,12 +24,7 @@ from llmops.build.spec import BuildSpec
 from llmops.build.targets import tensorrt
 from llmops.build.targets.nvidia import trtllm_build
 from llmops.build.trtllm.image_selection import image_of
-from llmops.errors import (
-    BuildError,
-    InputError,
-    MissingDependencyError,
-    VersionMismatchError,
-)
+from llmops.errors import BuildError, InputError, MissingDependencyError, VersionMismatchError
 from tests.support.processes import commands
 
 PROGRAM = """#!{python}

@@ -20,13 +20,7 @@ from typing import Any
 import pytest
 
 from llmops.build.checkpoint import open_checkpoint
-from llmops.build.engine_folder.manifest import (
-    EngineManifest,
-    Parallelism,
-    Quantisation,
-    Source,
-    TokenizerInfo,
-)
+from llmops.build.engine_folder.manifest import EngineManifest, Parallelism, Quantisation, Source, TokenizerInfo
 from llmops.build.model.families import FAMILIES
 from llmops.build.quant_formats import FORMATS
 from llmops.build.spec import BuildSpec

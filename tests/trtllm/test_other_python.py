@@ -18,12 +18,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.build.engine_folder.manifest import (
-    EngineLimits,
-    EngineManifest,
-    Source,
-    TokenizerInfo,
-)
+from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Source, TokenizerInfo
 from tests.support import tiny_models
 
 PYTHON, LIBRARY = (os.environ.get(f"LLMOPS_{name}_PYTHON", "") for name in ("OTHER", "LIBRARY"))

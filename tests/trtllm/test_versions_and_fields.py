@@ -5,12 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmops.build.engine_folder.manifest import EngineLimits
-from llmops.build.trtllm.image_selection import (
-    check_image,
-    check_trtllm_installed,
-    image_for,
-    image_of,
-)
+from llmops.build.trtllm.image_selection import check_image, check_trtllm_installed, image_for, image_of
 from llmops.build.trtllm.llm_args import (
     LlmParallelism,
     ServingOptions,
@@ -18,11 +13,7 @@ from llmops.build.trtllm.llm_args import (
     check_llm_args,
     make_llm_args,
 )
-from llmops.build.trtllm.release_profiles import (
-    SamplerSupport,
-    profile_of_release,
-    profiles_per_release,
-)
+from llmops.build.trtllm.release_profiles import SamplerSupport, profile_of_release, profiles_per_release
 from llmops.errors import InputError, VersionMismatchError
 
 LIMITS = EngineLimits(max_batch_size=64, max_seq_len=4096, max_num_tokens=8192)

@@ -7,15 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import llmops_contract as contract
 
-from ..engine_runtime import (
-    LENGTH,
-    RUNNING,
-    STOP,
-    DeadEngineError,
-    EngineRuntime,
-    EngineStats,
-    StepOutput,
-)
+from ..engine_runtime import LENGTH, RUNNING, STOP, DeadEngineError, EngineRuntime, EngineStats, StepOutput
 from ..request import RequestRejectedError, RuntimeRequest
 from .faults import FaultFile
 from .script import Script

@@ -12,13 +12,7 @@ from dataclasses import dataclass
 import llmops_contract as contract
 from llmops_kv_blocks import adapter_salt, block_hashes
 
-from ..engine_runtime import (
-    DeadEngineError,
-    EngineRuntime,
-    EngineStats,
-    KvCacheEvent,
-    StepOutput,
-)
+from ..engine_runtime import DeadEngineError, EngineRuntime, EngineStats, KvCacheEvent, StepOutput
 from ..request import RequestRejectedError, RuntimeRequest
 from .faults import FaultFile
 from .kv_cache import KvCache
