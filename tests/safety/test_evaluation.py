@@ -1,0 +1,91 @@
+"""Figures of filters on labelled texts, and a classifier trained on vectors whose classes are known."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from llmops.cli.main import cli
+from llmops.errors import InputError
+from llmops.gateway.safety.evaluation import Example, evaluate, read_examples, train_head
+from llmops.gateway.safety.rules import RuleFilter, rule_filter
+from llmops.gateway.safety.services import ClassifierFilter, read_head
+
+pytest.importorskip("re2")
+
+
+def test_the_command_counts_recall_false_positives_and_leaks(tmp_path):
+    (tmp_path / "gateway.yaml").write_text(
+        "safety: {filters: {keys: {kind: rules, words: [swordfish], category: secrets}}}"
+    )
+    rows = [
+        ("the word is swordfish", "secrets"),
+        ("SWORDFISH!", "secrets"),
+        ("sword fish", "secrets"),
+        ("swordfish?", ""),
+    ]
+    lines = [json.dumps({"text": text, "category": category or None}) for text, category in rows]
+    (tmp_path / "examples.jsonl").write_text("\n".join([*lines, json.dumps({"text": "nothing"})]))
+    words = ["safety", "test", str(tmp_path / "examples.jsonl"), "--config", str(tmp_path / "gateway.yaml")]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output
+    assert "recall 2/3 (67%)  false positives 1/2 (50%)  leaked 0 characters" in result.output
+    assert "missed: 'sword fish'" in result.output
+    printed = CliRunner().invoke(cli, [*words, "--json"]).stdout
+    (report,) = json.loads(printed[printed.index("{") :]).values()
+    assert (report["found"], report["expected"], report["leaked_characters"]) == (2, 3, 0)
+
+
+async def test_a_guard_that_leaks_is_noticed(monkeypatch):
+    rule = rule_filter("keys", "secrets", ["a{4,40}b"], [], ignore_case=False)
+    # as if the author of a rule had promised narrower matches than it has
+    monkeypatch.setattr(rule, "width", 2)
+    text = "x" * 100 + "a" * 40 + "b" + "x" * 100
+    (report,) = (await evaluate({"keys": rule}, [Example(text, "secrets")])).values()
+    assert isinstance(rule, RuleFilter)
+    assert report.leaks > 0
+
+
+@pytest.mark.parametrize("line", ["{", "[]", '{"text": 5}', '{"category": "x"}', '{"text": "x", "category": 5}'])
+def test_a_line_that_is_no_example(tmp_path, line):
+    path = tmp_path / "examples.jsonl"
+    path.write_text('{"text": "fine"}\n' + line)
+    with pytest.raises(InputError, match="line 2 is not an example"):
+        read_examples(path)
+
+
+async def test_a_trained_head_separates_what_vectors_separate(tmp_path):
+    np = pytest.importorskip("numpy")
+    random = np.random.default_rng(7)
+    centres = {"": np.zeros(16), "hate": np.eye(16)[0] * 4, "fraud": np.eye(16)[1] * 4}
+    vectors = {f"{category}-{n}": random.normal(centre, 1.0) for category, centre in centres.items() for n in range(80)}
+
+    async def embed(texts):
+        return np.array([vectors[text] for text in texts], dtype=np.float32)
+
+    examples = [Example(text, text.split("-")[0]) for text in vectors]
+    head = await train_head(examples, "minilm", embed, max_false_positives=0.05)
+    assert min(head["recall"].values()) >= 0.8
+    assert max(head["false_positives"].values()) <= 0.05 + 1 / 20
+    (tmp_path / "head.json").write_text(json.dumps(head))
+
+    async def embed_model(model, texts):
+        assert model == "minilm"
+        return np.array([centres["fraud" if "fraud" in text else ""] for text in texts])
+
+    judge = ClassifierFilter("abuse", read_head(tmp_path / "head.json"), embed_model)
+    # found in the last of several passages
+    found = await judge.judge("a long and harmless text " * 60 + "fraud")
+    assert found is not None
+    assert found.category == "fraud"
+    assert await judge.judge("a harmless text") is None
+
+
+async def test_too_few_examples_are_refused():
+    async def embed(texts):
+        raise AssertionError
+
+    with pytest.raises(InputError, match="3 examples of hate; at least 8"):
+        await train_head([Example("x")] * 9 + [Example("y", "hate")] * 3, "m", embed, max_false_positives=0.02)
