@@ -59,6 +59,8 @@ CHANGES = {
     },
     "openai.md": {r"--count 20000": "--count 200"},
     "operate.md": {r"gateway-\d:9000": "127.0.0.1:9000", r"llmops top": "llmops top --once -i 1s"},
+    # without filters the shipped prompts are answered
+    "safety.md": {r"--model smollm2": "--model smollm2 --list clean.jsonl"},
     # tests/verify/test_runtimes.py checks all parts of the embedded engine: each takes half a minute
     "verify.md": {
         r"llmops verify +#": "llmops verify --only capacity #",
@@ -72,6 +74,12 @@ CHANGES = {
 }
 # pages that need a file that no command of theirs makes
 BEFORE = {
+    "safety.md": (
+        "for n in 1 2 3 4 5 6 7 8 9; do\n"
+        """echo '{"text": "you are a fool '$n'", "category": "abuse"}'; echo '{"text": "bread '$n'"}'\n"""
+        'done > examples.jsonl; echo \'{"text": "Hello"}\' > clean.jsonl\n'
+        "echo 'safety: {filters: {abuse: {kind: model, head: abuse.json}}}' > gateway.yaml\n"
+    ),
     "tensorrt-llm.md": "echo 'kv_cache_config: {free_gpu_memory_fractoin: 0.9}' > options.yaml\n",
     "scale.md": (
         "llmops plan meta-llama/Llama-3.1-8B --gpu h100-sxm --quant fp8 --isl 1000 --osl 200 --qps 1 --save plan.json\n"
