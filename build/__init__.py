@@ -1,4 +1,5 @@
-"""Checkpoint -> engine: read the checkpoint, plan, quantise, build, write engine.json.
+"""Build engine folders from checkpoints: read the checkpoint, plan, quantise, build, write
+engine.json.
 
-Putting engines before Triton and serving them belongs to `model_repository/`.
+Serving engines with Triton belongs to `model_repository/`.
 """

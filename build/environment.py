@@ -11,15 +11,16 @@ import subprocess
 from importlib import metadata
 from pathlib import Path
 
-# TensorRT-LLM may have a Python of its own (Dockerfile.trtllm): the name of its interpreter
+#: Environment variable with the interpreter that has TensorRT-LLM, if it has one of its own
+#: (Dockerfile.trtllm).
 TRTLLM_PYTHON = "LLMOPS_TRTLLM_PYTHON"
 
 
 def installed_version(name: str) -> str:
-    """The version of the distribution `name`; empty where it is not installed."""
+    """Return the version of the distribution `name`, or an empty text if it is not installed."""
     python = os.environ.get(TRTLLM_PYTHON)
     if name == "tensorrt_llm" and python:
-        return _version_there(python, name)
+        return version_in(python, name)
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -27,7 +28,10 @@ def installed_version(name: str) -> str:
 
 
 @functools.cache
-def _version_there(python: str, name: str) -> str:
+def version_in(python: str, name: str) -> str:
+    """Return the version of a distribution in another interpreter, or an empty text if it is not
+    installed there.
+    """
     code = f"from importlib.metadata import version; print(version({name!r}))"
     try:
         found = subprocess.run([python, "-c", code], capture_output=True, text=True, timeout=60, check=True)
@@ -37,7 +41,9 @@ def _version_there(python: str, name: str) -> str:
 
 
 def available_memory() -> int | None:
-    """What can be had without swapping, within this container's limit; None where /proc does not say."""
+    """Return the bytes available without swapping within this container's limit, or None if /proc
+    does not say.
+    """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()
         free = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
@@ -47,6 +53,7 @@ def available_memory() -> int | None:
 
 
 def _cgroup_free() -> int:
+    """Return the bytes left within the container's memory limit."""
     try:
         limit = Path("/sys/fs/cgroup/memory.max").read_text().strip()
         used = int(Path("/sys/fs/cgroup/memory.current").read_text())

@@ -1,4 +1,4 @@
-"""Where a build says how far it is. `cli/progress.py` shows it."""
+"""Interface through which a build reports its progress. `cli/progress.py` shows it in the terminal."""
 
 from __future__ import annotations
 
@@ -8,23 +8,27 @@ from typing import Protocol
 
 
 class Progress(Protocol):
-    """How far a build is, and what it has to tell."""
+    """A receiver of stages, warnings and notes."""
 
     def stage(self, title: str, total: float | None = None) -> AbstractContextManager[None]:
-        """One step of the work; `total` in whatever unit `advance` counts, None when it cannot be known."""
+        """Begin a stage that ends with the `with` block. `total` is in the unit of `advance`, None
+        if unknown.
+        """
 
     def advance(self, amount: float = 1) -> None:
-        """The current stage got on by `amount`."""
+        """Move the current stage forward by `amount`."""
 
     def warn(self, sentence: str) -> None:
-        """Something the user must see but that does not stop the build."""
+        """Show a sentence that the user must see but that does not stop the build."""
 
     def note(self, sentence: str) -> None:
-        """Something good to know."""
+        """Show a sentence that is good to know."""
 
 
 class SilentProgress:
-    """No output; for library use and tests. `warnings` and `notes` keep what was said."""
+    """A receiver without output, for library use and tests. `warnings` and `notes` keep what was
+    reported.
+    """
 
     def __init__(self) -> None:
         self.warnings: list[str] = []

@@ -1,8 +1,9 @@
-"""The quantisation formats, each once, with everything that any part of llmops knows about it.
+"""The table of quantization formats, with everything that any part of llmops knows about each.
 
-A row that leaves something out cannot be constructed. Sources: TensorRT-LLM `examples/quantization/quantize.py`,
-`tensorrt_llm/quantization/mode.py`, `docs/source/features/quantization.md`; ModelOptSettings 0.47
-`modelopt.torch.quantization.config`; the tables of NVIDIA's AIConfigurator.
+A row that leaves something out cannot be constructed. Sources: TensorRT-LLM
+`examples/quantization/quantize.py`, `tensorrt_llm/quantization/mode.py`,
+`docs/source/features/quantization.md`; ModelOpt 0.47 `modelopt.torch.quantization.config`; the
+tables of NVIDIA's AIConfigurator.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from llmops.build.target_facts import TARGETS, TargetName
 from llmops.errors import InputError
 
-# "group" of a format with one scale per output channel
+#: The `group` of a format with one scale per output channel: larger than any row.
 PER_CHANNEL = 1 << 30
 _ENGINE: frozenset[TargetName] = frozenset({"tensorrt"})
 _TORCH: frozenset[TargetName] = frozenset({"pytorch"})
@@ -22,7 +23,7 @@ _GPU = _ENGINE | _TORCH
 
 @dataclass(frozen=True)
 class QualityLimits:
-    """What quantising may cost at most (build/quality/quality_gates.py); None leaves a limit out."""
+    """The largest accepted quality loss (build/quality/quality_gates.py). None disables a limit."""
 
     max_ppl_ratio: float | None = None
     min_top1: float | None = None
@@ -33,11 +34,15 @@ class QualityLimits:
 
 @dataclass(frozen=True)
 class ModelOptSettings:
-    """How ModelOptSettings makes it: `preset` is its configuration, None where nothing is quantised before the export;
-    `groups` are how many inputs may share a scale, and must divide every sharded input; `inputs` is how the inputs of
-    a layer are rounded, None where they are not; `calib_limit` caps the number of calibration texts, as NVIDIA's
-    quantize.py does for AWQ; `quantized_by_builder`: trtllm-build quantises the 16-bit weights of an engine, and skips those that
-    are narrow already (1.2.1 `tensorrt_llm/models/convert_utils.py`, weight_only_quantize_dict)."""
+    """The ModelOpt configuration of a format.
+
+    `preset` names ModelOpt's configuration, None if nothing is quantised before the export.
+    `groups` are the numbers of inputs that may share a scale; each must divide every sharded input.
+    `inputs` is the rounding of a layer's inputs, None for none. `calib_limit` caps the number of
+    calibration texts, as NVIDIA's quantize.py does for AWQ. `quantized_by_builder`: trtllm-build
+    quantises the 16-bit weights of an engine, and skips those that are narrow already (1.2.1
+    `tensorrt_llm/models/convert_utils.py`, weight_only_quantize_dict).
+    """
 
     preset: str | None
     calibrated: bool
@@ -49,7 +54,7 @@ class ModelOptSettings:
 
 @dataclass(frozen=True)
 class FormatRemoval:
-    """By the release `since`; `what` is NVIDIA's name for it."""
+    """The removal of a format in release `since`; `what` is NVIDIA's name for the format."""
 
     since: tuple[int, int]
     what: str
@@ -57,20 +62,27 @@ class FormatRemoval:
 
 @dataclass(frozen=True)
 class QuantFormat:
-    """`name` is `--quant`, and what engine.json says. `targets` run it; `mixtures` are those that run it for mixtures
-    of experts.
+    """A quantization format. `name` is the value of `--quant` and in engine.json.
 
-    How weights are stored: `bits` each; `group` weights of an output channel share `scale_bytes`, `block` x `block`
-    weights likewise, otherwise the tensor has them once; `pre_scale`: one 2-byte factor per input channel (AWQ);
-    `parts`: which linear layers are quantised; `table_bits`: bits of embedding and output head.
-    How they are multiplied: `compute` is the dtype, `sm` the oldest GPU that can, `kv` the KV cache's dtype by default,
-    `gemm` and `moe` the names in AIConfigurator's tables, None where nobody measured.
+    `targets` run the format; `mixtures` run it for mixtures of experts.
 
-    `algorithm` is TensorRT-LLM's QuantAlgo. `modelopt` is None for formats that ModelOptSettings does not make here: they come
-    with the checkpoint, which transformers calls `method`, or are OpenVINO's own. `loss`: the default limits of the
-    quality gate, `rounds_like` the format whose limits those without any may be held to. `dropped`: the release of
-    TensorRT-LLM that no longer loads it. `aliases`: other names that `llmops plan` takes.
-    For trtllm-build: whether the 16-bit `gemm_plugin` helps, attention over the prompt can be FP8, Blackwell runs it.
+    Storage: `bits` per weight. `group` weights of an output channel share `scale_bytes`, or `block`
+    × `block` weights do; otherwise the tensor has the scale once. `pre_scale` adds a 2-byte factor
+    per input channel (AWQ). `parts` lists the quantised linear layers, `table_bits` the bits of
+    embedding and output head.
+
+    Arithmetic: `compute` is the dtype, `sm` the oldest GPU that has it, `kv` the default dtype of
+    the KV cache. `gemm` and `moe` are the names in AIConfigurator's tables, None if nobody
+    measured.
+
+    `algorithm` is TensorRT-LLM's QuantAlgo. `modelopt` is None for formats that are not made here:
+    they come with the checkpoint, which transformers calls `method`, or are OpenVINO's own. `loss`
+    holds the default limits of the quality gate; `equivalent_rounding` names the format whose
+    limits apply to a format without any. `removal` is the TensorRT-LLM release that no longer loads
+    it. `aliases` are other names for `llmops plan`.
+
+    For trtllm-build: whether the 16-bit `gemm_plugin` helps, attention over the prompt can be FP8,
+    and Blackwell runs it.
     """
 
     name: str
@@ -94,8 +106,8 @@ class QuantFormat:
     parts: frozenset[str] = frozenset({"attention", "mlp", "experts"})
     table_bits: int = 16
     method: str = ""
-    rounds_like: str = ""
-    dropped: FormatRemoval | None = None
+    equivalent_rounding: str = ""
+    removal: FormatRemoval | None = None
     aliases: tuple[str, ...] = ()
     gemm_plugin: bool = False
     fp8_attention: bool = False
@@ -103,54 +115,62 @@ class QuantFormat:
 
     @property
     def label(self) -> str:
-        """As a user of the planner writes it."""
+        """Return the name that users of the planner write."""
         return "bf16" if self.name == "none" else self.name
 
     @property
     def as_stored(self) -> bool:
-        """Whether it comes with the checkpoint only, and is built as it is."""
+        """Return True for a format that only comes with a checkpoint and is built unchanged."""
         return self.modelopt is None and bool(self.method)
 
     @property
     def groups(self) -> tuple[int, ...]:
-        """What --group-size takes on GPUs."""
+        """Return the values of --group-size on GPUs."""
         return self.modelopt.groups if self.modelopt else ()
 
     @property
     def grouped(self) -> bool:
+        """Return True if groups of inputs share a scale that --group-size selects."""
         return bool(self.groups)
 
     @property
     def calibrated(self) -> bool:
+        """Return True if ModelOpt calibrates the format."""
         return self.modelopt is not None and self.modelopt.calibrated
 
     @property
     def preset(self) -> str | None:
+        """Return ModelOpt's configuration name, or None."""
         return self.modelopt.preset if self.modelopt else None
 
     @property
     def inputs(self) -> str | None:
-        """How ModelOptSettings has the inputs of a layer rounded."""
+        """Return how ModelOpt rounds the inputs of a layer, or None."""
         return self.modelopt.inputs if self.modelopt else None
 
     @property
     def quantized_by_builder(self) -> bool:
-        """Whether an engine's weights are quantised by trtllm-build."""
+        """Return True if trtllm-build quantises an engine's weights."""
         return self.modelopt is not None and self.modelopt.quantized_by_builder
 
     @property
     def calib_limit(self) -> int:
+        """Return the maximum number of calibration texts."""
         return self.modelopt.calib_limit if self.modelopt else 0
 
     def linear_bytes(self, inputs: int, outputs: int, part: str, dtype_bytes: int) -> int:
-        """Bytes of one weight matrix with its scales; parts that stay unquantised take `dtype_bytes` per weight."""
+        """Return the bytes of a weight matrix with its scales; unquantised parts take `dtype_bytes`
+        per weight.
+        """
         if part not in self.parts or self.bits == 16:
             return inputs * outputs * dtype_bytes
         weights = inputs * outputs * self.bits // 8
         return weights + self._scales(inputs, outputs) + (2 * inputs if self.pre_scale else 0)
 
     def table_bytes(self, rows: int, width: int, dtype_bytes: int) -> int:
-        """Bytes of `rows` rows of the embedding or the output head; in 8 bits each row has a scale and a zero point."""
+        """Return the bytes of `rows` rows of the embedding or the output head. In 8 bits, each row
+        has a scale and a zero point.
+        """
         return rows * width * dtype_bytes if self.table_bits == 16 else rows * (width + 3)
 
     def _scales(self, inputs: int, outputs: int) -> int:
@@ -161,8 +181,8 @@ class QuantFormat:
         return int(self.scale_bytes)
 
 
-# The limits: the smallest model that comes with llmops, SmolLM2-135M, loses the most; it passes with half as much again
-# to spare (docs/quantisation.md has its figures). Larger models lose less.
+#: Limits leave half as much again as SmolLM2-135M loses, the smallest model that comes with llmops
+#: (docs/quantisation.md has its figures). Larger models lose less.
 _FP8_LOSS = QualityLimits(max_ppl_ratio=1.08, min_top1=0.81, max_mean_kl=0.10, max_weight_error=0.1)
 # Sizes of groups: `cpp/tensorrt_llm/kernels/cutlass_kernels/fpA_intB_gemm/fpA_intB_gemm_template.h`, and for W4A8
 # `validate_group_size` of `tensorrt_llm/quantization/functional.py`.
@@ -203,8 +223,8 @@ _ALL = (
         loss=QualityLimits(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35, min_range=0.09), sm=89,
         group=128, scale_bytes=2, pre_scale=True, kv="fp8", gemm_plugin=True, fp8_attention=True,
     ),
-    # smoothing moves the outliers of the inputs into the weights, whose other columns then round coarsely, and gives
-    # every input a range of its own, of which there is always one that the calibration texts hardly used
+    # Smoothing moves the outliers of the inputs into the weights, whose other columns then round coarsely. It gives
+    # every input a range of its own, and the calibration texts hardly use some of them.
     QuantFormat(
         "int8_sq", "SmoothQuant: INT8 weights and activations", _ENGINE, 8, "int8", algorithm="W8A8_SQ_PER_CHANNEL",
         modelopt=ModelOptSettings("INT8_SMOOTHQUANT_CFG", calibrated=True, inputs="int8"), gemm="sq", moe=None,
@@ -215,7 +235,7 @@ _ALL = (
         "int8_wo", "INT8 weights per channel", _GPU, 8, "bf16", mixtures=_ENGINE, algorithm="W8A16",
         modelopt=ModelOptSettings("INT8_WEIGHT_ONLY_CFG", calibrated=False, quantized_by_builder=True), gemm="int8_wo", moe=None,
         loss=QualityLimits(max_ppl_ratio=1.02, min_top1=0.92, max_mean_kl=0.01, max_weight_error=0.15), group=PER_CHANNEL,
-        scale_bytes=2, dropped=FormatRemoval((1, 3), "INT8 weight-only"), aliases=("int8",), gemm_plugin=True,
+        scale_bytes=2, removal=FormatRemoval((1, 3), "INT8 weight-only"), aliases=("int8",), gemm_plugin=True,
     ),
     QuantFormat(
         "int4_wo", "4-bit weights per channel", _ENGINE, 4, "bf16", mixtures=_ENGINE,
@@ -231,26 +251,34 @@ _ALL = (
     # OpenVINO's: a float16 scale and an integer zero point, embedding and head in 8 bits
     QuantFormat(
         "int8", "unsigned 8 bits per channel", _OPENVINO, 8, "bf16", algorithm=None, modelopt=None, gemm=None, moe=None,
-        loss=None, rounds_like="int8_wo", group=PER_CHANNEL, scale_bytes=3, table_bits=8,
+        loss=None, equivalent_rounding="int8_wo", group=PER_CHANNEL, scale_bytes=3, table_bits=8,
     ),
     QuantFormat(
         "int4", "unsigned 4 bits in groups", _OPENVINO, 4, "bf16", algorithm=None, modelopt=None, gemm=None, moe=None,
-        loss=None, rounds_like="int4_wo", group=128, scale_bytes=2.5, table_bits=8,
+        loss=None, equivalent_rounding="int4_wo", group=128, scale_bytes=2.5, table_bits=8,
     ),
 )  # fmt: skip
-FORMATS: dict[str, QuantFormat] = {form.name: form for form in _ALL}
-# what `llmops plan` can plan for, and what else it calls them
-PLANNED = {name: form for name, form in FORMATS.items() if not form.targets <= _OPENVINO}
-_ALIASES = {alias: form.name for form in _ALL for alias in form.aliases}
+FORMATS: dict[str, QuantFormat] = {quant_format.name: quant_format for quant_format in _ALL}
+#: The formats that `llmops plan` can plan for.
+PLANNED = {name: quant_format for name, quant_format in FORMATS.items() if not quant_format.targets <= _OPENVINO}
+_ALIASES = {alias: quant_format.name for quant_format in _ALL for alias in quant_format.aliases}
 
 
 def buildable_formats(target: str) -> dict[str, QuantFormat]:
-    """What `--quant` takes for a target."""
-    return {name: form for name, form in FORMATS.items() if target in form.targets and not form.as_stored}
+    """Return the values of `--quant` for a target."""
+    return {
+        name: quant_format
+        for name, quant_format in FORMATS.items()
+        if target in quant_format.targets and not quant_format.as_stored
+    }
 
 
 def format_of(name: str, target: str) -> QuantFormat:
-    """The format as the target builds it, or InputError naming those that the target has."""
+    """Return the format as the target builds it.
+
+    Raises:
+        InputError: The target does not have the format. The message lists those it has.
+    """
     found = FORMATS.get(name)
     if found is None or name not in buildable_formats(target):
         reason = "is unknown" if found is None or found.as_stored else f"does not run on target {target}"
@@ -261,35 +289,44 @@ def format_of(name: str, target: str) -> QuantFormat:
 
 
 def planned_format(name: str) -> QuantFormat | None:
-    """By the name that `llmops plan --quant` is given, in any case, or None."""
+    """Return the format for `llmops plan --quant`, ignoring case, or None."""
     key = name.lower()
     return PLANNED.get(_ALIASES.get(key, key))
 
 
 def format_of_algorithm(algorithm: str) -> QuantFormat | None:
-    """By TensorRT-LLM's QuantAlgo."""
-    return next((form for form in _ALL if form.algorithm == algorithm), None) if algorithm else None
+    """Return the format of a TensorRT-LLM QuantAlgo, or None."""
+    return (
+        next((quant_format for quant_format in _ALL if quant_format.algorithm == algorithm), None)
+        if algorithm
+        else None
+    )
 
 
 def format_of_method(method: str | None) -> QuantFormat | None:
-    """By `quant_method` of a checkpoint's config.json."""
-    return next((form for form in _ALL if form.method == method), None) if method else None
+    """Return the format of a checkpoint's `quant_method`, or None."""
+    return next((quant_format for quant_format in _ALL if quant_format.method == method), None) if method else None
 
 
-def dropped(name: str, release: tuple[int, int]) -> str | None:
-    """What the release of TensorRT-LLM no longer loads, in NVIDIA's words; None where it does."""
-    gone = FORMATS[name].dropped if name in FORMATS else None
+def removal_reason(name: str, release: tuple[int, int]) -> str | None:
+    """Return NVIDIA's name for a format that the TensorRT-LLM release no longer loads, or None if
+    it does.
+    """
+    gone = FORMATS[name].removal if name in FORMATS else None
     return gone.what if gone and release >= gone.since else None
 
 
 def check_kv_cache(kv_cache: str, target: TargetName) -> None:
-    """`auto` keeps the model's dtype. INT8 caches exist in TensorRT engines only."""
+    """Raise InputError if the target does not have the KV cache dtype.
+
+    `auto` keeps the model's dtype. INT8 caches exist in TensorRT engines only.
+    """
     known = TARGETS[target].kv_caches
     if kv_cache not in known:
         raise InputError(f"--kv-cache {kv_cache} does not run on target {target}; use one of {', '.join(known)}.")
 
 
-if _missing := [one.name for one in _ALL if one.rounds_like and one.rounds_like not in FORMATS]:
+if _missing := [one.name for one in _ALL if one.equivalent_rounding and one.equivalent_rounding not in FORMATS]:
     raise ImportError(f"rounds_like of {', '.join(_missing)} is not a format.")
 if len(FORMATS) != len(_ALL) or FORMATS.keys() & _ALIASES.keys() - {"int8", "int4"}:
     raise ImportError("two formats have the same name.")

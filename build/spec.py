@@ -1,4 +1,6 @@
-"""BuildSpec: what the user asks `llmops build` for. Each error prints the line that fixes it."""
+"""The build specification: the options of `llmops build`, checked. Each error names the option and
+the fix.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,12 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class BuildSpec:
-    """One build. Lengths in tokens; None leaves the choice to the target (its limits, the model's context).
+    """The options of one build. Lengths are in tokens; None leaves the choice to the target.
 
-    `checkpoint` is what the user typed, `quant` and `kv_cache` are checked by the target, `options` are the
-    target's own settings (`--set KEY=VALUE`), `plan` is the BuildPlan that set the fields. `deterministic`: a greedy
-    answer must not depend on what else is in the batch.
-    GPUs = tp * pp; ep divides tp.
+    `checkpoint` is what the user typed. The target checks `quant` and `kv_cache`. `options` holds
+    the target's own settings (`--set KEY=VALUE`), `plan` the BuildPlan that set the fields. With
+    `deterministic`, a greedy answer must not depend on what else is in the batch. The engine uses
+    `tp` × `pp` GPUs; `ep` divides `tp`.
     """
 
     checkpoint: str
@@ -68,13 +70,13 @@ class BuildSpec:
             )
 
     def key_fields(self) -> dict[str, Any]:
-        """What of the spec decides the engine: all but where it comes from and where it goes."""
+        """Return the fields that decide the engine: all but where it comes from and where it goes."""
         fields = asdict(self)
         del fields["checkpoint"], fields["output"]
-        # adapters are known by what is in them, like the checkpoint
+        # The build key identifies adapters by their content, as it does the checkpoint.
         fields["options"].pop("adapters", None)
         if not self.deterministic:
             del fields["deterministic"]
-        if self.plan:  # what it predicts decides nothing
+        if self.plan:  # predictions do not change the engine
             fields["plan"] = {name: value for name, value in self.plan.items() if name not in ("predicted", "model")}
         return fields

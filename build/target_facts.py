@@ -1,6 +1,6 @@
-"""The targets of `llmops build`, each once: what others must know of a target without importing it.
+"""Facts about the build targets that other packages may know without importing them.
 
-A target's code is `llmops.build.targets.NAME` and `llmops.model_repository.targets.NAME`.
+A target's code is in `llmops.build.targets.NAME` and `llmops.model_repository.targets.NAME`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,11 @@ TargetName = Literal["openvino", "tensorrt", "pytorch"]
 
 @dataclass(frozen=True)
 class TargetFacts:
-    """`library` runs its engines, and has to be installed where they are served; `kv_caches` are the values of
-    --kv-cache; `quant` is the format that `llmops up` builds."""
+    """The facts of one target.
+
+    `library` runs its engines and must be installed where they are served. `kv_caches` are the
+    values of --kv-cache; `quant` is the format that `llmops up` builds.
+    """
 
     library: str
     gpus: bool

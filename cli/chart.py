@@ -80,7 +80,7 @@ def _write(text: str, output: Path | None) -> None:
 
 def _planned(described: LoadedService, model: str) -> PlannedReplicas:
     """Return the plan's replicas for the layout that the file has, and the rate that each keeps up with."""
-    from llmops.build.plan.report.recording_rules import rules
+    from llmops.build.plan.report.recording_rules import render_rules
     from llmops.cli import plan
     from llmops.cli.service.command_defaults import plan_defaults
     from llmops.cli.service.helm_values import PlannedReplicas
@@ -88,5 +88,5 @@ def _planned(described: LoadedService, model: str) -> PlannedReplicas:
     with plan.command.make_context("chart", [], default_map=plan_defaults(described, model)) as context:
         found = plan.make_plan(context.params.pop("checkpoint"), context.params)
     return PlannedReplicas(
-        found.best.replicas, found.best.capacity / found.best.replicas, rules(found, model)["groups"]
+        found.best.replicas, found.best.capacity / found.best.replicas, render_rules(found, model)["groups"]
     )

@@ -185,18 +185,18 @@ def _named(checkpoint: str) -> str:
 def _write_rules(plan: PlanResult, folder: Path, name: str) -> Path:
     import yaml
 
-    from llmops.build.plan.report.recording_rules import rules
+    from llmops.build.plan.report.recording_rules import render_rules
     from llmops.output_files import write_text
 
     path = folder / f"{name}.yaml"
-    write_text(path, yaml.safe_dump(rules(plan, name), sort_keys=False, width=200))
+    write_text(path, yaml.safe_dump(render_rules(plan, name), sort_keys=False, width=200))
     return path
 
 
 def make_plan(source: str, flags: dict[str, Any]) -> PlanResult:
     from llmops.build.job.dry_run import build_problem
     from llmops.build.plan.model_lookup import look_up_model
-    from llmops.build.plan.search.layout_search import search
+    from llmops.build.plan.search.layout_search import search_layouts
     from llmops.build.plan.search.plan_summary import engine_plan
     from llmops.build.plan.timing.silicon import timing_source
 
@@ -207,7 +207,7 @@ def make_plan(source: str, flags: dict[str, Any]) -> PlanResult:
         return build_problem(checkpoint, engine_plan(request, candidate))
 
     with console(stderr=True).status("planning …") as status:
-        return search(
+        return search_layouts(
             request,
             lambda gpu: timing_source(gpu, flags["timing"]),
             lambda what: status.update(f"planning … {what}"),

@@ -1,6 +1,6 @@
-"""What is in a checkpoint, without loading a weight: `open_checkpoint(ref)` -> `Checkpoint`.
+"""Checkpoints, described without loading a weight: `open_checkpoint(ref)` returns a `Checkpoint`.
 
-What a model of that architecture is belongs to `model/`; reading quantised weights to `quantize/`.
+Architectures belong to `model/`, quantised weights to `quantize/`.
 """
 
 from llmops.build.checkpoint.description import (
@@ -10,7 +10,7 @@ from llmops.build.checkpoint.description import (
     SpecialTokens,
     TensorInfo,
 )
-from llmops.build.checkpoint.opening import describe, open_checkpoint
+from llmops.build.checkpoint.opening import describe_config, open_checkpoint
 
 __all__ = [
     "Checkpoint",
@@ -18,6 +18,6 @@ __all__ = [
     "ExistingQuantisation",
     "SpecialTokens",
     "TensorInfo",
-    "describe",
+    "describe_config",
     "open_checkpoint",
 ]

@@ -1,8 +1,9 @@
-"""Render a checkpoint's chat template in a process of its own: a template is a program from somebody else.
+"""Render a checkpoint's chat template in its own process, because a template is a program by
+somebody else.
 
-`python -m llmops.build.checkpoint.chat_template TOKENIZER_FOLDER` reads a JSON list of user messages
-from its input and writes the list of renderings, or `{"error": …}`. Jinja's sandbox keeps a template
-from files and from Python's internals; limits of the process bound its time and memory.
+`python -m llmops.build.checkpoint.chat_template TOKENIZER_FOLDER` reads a JSON list of user
+messages from its input and writes the list of renderings, or `{"error": …}`. Jinja's sandbox keeps
+a template from files and from Python's internals; limits of the process bound its time and memory.
 """
 
 from __future__ import annotations
@@ -19,17 +20,18 @@ from typing import Any
 from llmops.errors import CheckpointError
 
 TEMPLATE = "chat_template.jinja"
-#: CPU seconds and bytes of memory that a template may take. Those in use take milliseconds and kilobytes.
-_SECONDS, _MEMORY = 3, 1 << 30
-#: Seconds of the wall, for a machine with other work.
-_PATIENCE = 120.0
-#: Characters of one rendering.
-_LONGEST = 1 << 20
+#: CPU seconds and bytes of memory that a template may use. Published ones take milliseconds and kilobytes.
+_MAX_SECONDS, _MAX_MEMORY = 3, 1 << 30
+#: Seconds of wall-clock time, enough for a machine that is busy with other work.
+_TIMEOUT = 120.0
+#: Longest rendering in characters.
+_MAX_CHARACTERS = 1 << 20
+#: The date that templates see, so that golden prompts are the same on every day.
 _DAY = datetime(2025, 1, 1)
 
 
 def fixed_date() -> dict[str, Callable[[str], str]]:
-    """Return the variables for a chat template that asks for the date: the same prompt on every day."""
+    """Return the template variables for the date, which always give the same day."""
     return {"strftime_now": lambda form: _DAY.strftime(form)}
 
 
@@ -46,13 +48,13 @@ def render_messages(folder: Path, texts: Sequence[str]) -> list[str] | None:
     if not (folder / TEMPLATE).is_file():
         return None
     too_much = CheckpointError(
-        f"the chat template takes more than {_SECONDS} s or {_MEMORY >> 20} MiB to render a short message; "
+        f"the chat template takes more than {_MAX_SECONDS} s or {_MAX_MEMORY >> 20} MiB to render a short message; "
         "use another template or checkpoint."
     )
     command = [sys.executable, "-m", "llmops.build.checkpoint.chat_template", str(folder)]
     try:
         process = subprocess.run(
-            command, input=json.dumps(list(texts)), capture_output=True, text=True, timeout=_PATIENCE, check=False
+            command, input=json.dumps(list(texts)), capture_output=True, text=True, timeout=_TIMEOUT, check=False
         )
         answer = json.loads(process.stdout) if process.returncode == 0 else None
     except (subprocess.TimeoutExpired, ValueError):
@@ -64,22 +66,22 @@ def render_messages(folder: Path, texts: Sequence[str]) -> list[str] | None:
     return [str(text) for text in answer]
 
 
-def _rendered(folder: Path, texts: list[str]) -> list[str] | dict[str, str]:
+def _render(folder: Path, texts: list[str]) -> list[str] | dict[str, str]:
     from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
 
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     names = {**_special_tokens(folder), **fixed_date()}
-    _limit()
+    _limit_process()
     found = []
     try:
         template = environment.from_string((folder / TEMPLATE).read_text(encoding="utf-8"))
         for text in texts:
             messages = [{"role": "user", "content": text}]
             found.append(template.render(messages=messages, add_generation_prompt=True, **names))
-            if len(found[-1]) > _LONGEST:
-                return {"error": f"it makes more than {_LONGEST:,} characters of it"}
+            if len(found[-1]) > _MAX_CHARACTERS:
+                return {"error": f"it makes more than {_MAX_CHARACTERS:,} characters of it"}
     except MemoryError:
         raise
     except Exception as error:  # noqa: BLE001 - a template can fail with whatever its expressions raise
@@ -88,6 +90,7 @@ def _rendered(folder: Path, texts: list[str]) -> list[str] | dict[str, str]:
 
 
 def _special_tokens(folder: Path) -> dict[str, str]:
+    """Return the texts of the special tokens in tokenizer_config.json."""
     path = folder / "tokenizer_config.json"
     config: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
     tokens = {name: value for name, value in config.items() if name.endswith("_token")}
@@ -95,11 +98,12 @@ def _special_tokens(folder: Path) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _limit() -> None:
-    resource.setrlimit(resource.RLIMIT_CPU, (_SECONDS, _SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, _MEMORY))
+def _limit_process() -> None:
+    """Limit CPU time and memory of this process, and write no core dump."""
+    resource.setrlimit(resource.RLIMIT_CPU, (_MAX_SECONDS, _MAX_SECONDS))
+    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":
-    print(json.dumps(_rendered(Path(sys.argv[1]), json.load(sys.stdin))))
+    print(json.dumps(_render(Path(sys.argv[1]), json.load(sys.stdin))))

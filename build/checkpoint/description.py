@@ -1,4 +1,6 @@
-"""The types that describe a checkpoint; every source (folder, GGUF, hub) ends in one `Checkpoint`."""
+"""The description of a checkpoint. Every source (folder, GGUF file, hub) is opened as a
+`Checkpoint`.
+"""
 
 from __future__ import annotations
 
@@ -21,10 +23,10 @@ CheckpointFormat = Literal["huggingface", "gguf"]
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """One stored tensor. `shape` is row-major (out_features, in_features), also for GGUF.
+    """A stored tensor. `shape` is row-major (out_features, in_features), also for GGUF.
 
-    `dtype` is the file's own name for it: F32, BF16, F8_E4M3 … (safetensors), Q4_1, Q6_K … (GGUF).
-    `offset` counts from the start of `file`, which is relative to the checkpoint.
+    `dtype` is the file's own name: F32, BF16, F8_E4M3 … (safetensors), Q4_1, Q6_K … (GGUF).
+    `offset` counts bytes from the start of `file`, which is relative to the checkpoint.
     """
 
     name: str
@@ -36,12 +38,15 @@ class TensorInfo:
 
     @property
     def numel(self) -> int:
+        """Return the number of values."""
         return math.prod(self.shape)
 
 
 @dataclass(frozen=True)
 class CheckpointFile:
-    """A file that the build reads; `path` is relative to the checkpoint, `location` is where it lies."""
+    """A file that the build reads. `path` is relative to the checkpoint, `location` the path on
+    this machine.
+    """
 
     path: str
     location: Path
@@ -49,13 +54,13 @@ class CheckpointFile:
 
     @property
     def sha256(self) -> str:
-        """Streamed once, then remembered for as long as size and modification time stay the same."""
+        """Return the digest, cached for as long as size and modification time stay the same."""
         return sha256_of(self.location)
 
 
 @dataclass(frozen=True)
 class ExistingQuantisation:
-    """How the checkpoint's weights are already quantised; `detail` is the file's own description."""
+    """The quantisation that a checkpoint already has. `detail` is the file's own description."""
 
     method: Literal["fp8", "awq", "gptq", "compressed-tensors", "modelopt", "bitsandbytes", "mxfp4", "gguf", "other"]
     bits: int | None
@@ -63,7 +68,7 @@ class ExistingQuantisation:
 
     @property
     def format(self) -> QuantFormat | None:
-        """Its name here, where it has one."""
+        """Return the format in llmops' table, or None if the table has none."""
         if self.method == "modelopt":
             return format_of_algorithm(str(self.detail.get("quant_algo") or ""))
         if self.method == "compressed-tensors":
@@ -71,13 +76,15 @@ class ExistingQuantisation:
         return format_of_method(self.method)
 
 
-def compressed_tensors_algorithm(quantised: Mapping[str, Any]) -> str | None:
-    """Return TensorRT-LLM's QuantAlgo for a compressed-tensors description of FP8 weights, or None for any other.
+def compressed_tensors_algorithm(description: Mapping[str, Any]) -> str | None:
+    """Return TensorRT-LLM's QuantAlgo for a compressed-tensors description of FP8 weights, or None
+    for any other.
 
-    One group of layers, weights per output channel with inputs per token, or both in blocks of 128: what
-    `update_quant_config_from_compressed_tensors` of `tensorrt_llm/models/quant_config_utils.py` takes.
+    One group of layers, weights per output channel with inputs per token, or both in blocks of 128:
+    what `update_quant_config_from_compressed_tensors` of
+    `tensorrt_llm/models/quant_config_utils.py` takes.
     """
-    groups = [group for group in (quantised.get("config_groups") or {}).values() if isinstance(group, Mapping)]
+    groups = [group for group in (description.get("config_groups") or {}).values() if isinstance(group, Mapping)]
     if len(groups) != 1:
         return None
     weights, inputs = groups[0].get("weights") or {}, groups[0].get("input_activations") or {}
@@ -91,7 +98,7 @@ def compressed_tensors_algorithm(quantised: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Token ids; any of `end` ends a generation."""
+    """Token ids. Each of `end` ends a generation."""
 
     bos: int | None
     end: tuple[int, ...]
@@ -100,10 +107,10 @@ class SpecialTokens:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What `build`, `plan` and `quantize` know of a checkpoint before they touch a weight.
+    """A checkpoint as `build`, `plan` and `quantize` know it before they read a weight.
 
-    `path` is the folder, or the GGUF file itself. `config` is the Hugging Face config.json (for GGUF: the same
-    keys, from its metadata). `weight_files` are relative to the checkpoint.
+    `path` is the folder, or the GGUF file itself. `config` is the Hugging Face config.json (for
+    GGUF the same keys, from its metadata). `weight_files` are relative to the checkpoint.
     """
 
     ref: str
@@ -124,32 +131,37 @@ class Checkpoint:
 
     @property
     def hf_class(self) -> str:
+        """Return the architecture's Hugging Face class."""
         return self.architecture.hf_class
 
     @property
     def dtype(self) -> str:
+        """Return the dtype of unquantised weights."""
         return self.architecture.dtype
 
     @cached_property
     def weight_bytes(self) -> int:
-        """Stored size of all tensors."""
+        """Return the stored size of all tensors."""
         return sum(tensor.nbytes for tensor in self.tensors.values())
 
     @cached_property
     def parameters(self) -> int:
+        """Return the number of weights."""
         return sum(tensor.numel for tensor in self.tensors.values())
 
     def location(self, relative: str) -> Path:
-        """Where the checkpoint's file `relative` lies. Raises KeyError when it has none of that name."""
+        """Return the path of the checkpoint's file `relative` on this machine."""
         return next(file.location for file in self.files if file.path == relative)
 
     def source(self) -> Source:
-        """The manifest's record of this checkpoint. Hashes every file (once; see `CheckpointFile.sha256`)."""
+        """Return the manifest's record of this checkpoint. Hashes every file, once (see
+        `CheckpointFile.sha256`).
+        """
         return hashed_source(self.ref, self.format, self.files)
 
 
 def hashed_source(ref: str, form: CheckpointFormat, files: Iterable[CheckpointFile]) -> Source:
-    """Hashes every file."""
+    """Return the manifest's record of these files, with their digests."""
     from llmops.build.engine_folder.manifest import Source, SourceFile
 
     hashed = [SourceFile(path=f.path, bytes=f.bytes, sha256=f.sha256) for f in files]

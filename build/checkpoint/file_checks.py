@@ -17,7 +17,11 @@ from llmops.errors import CheckpointError
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object that the file holds. Raises CheckpointError when it cannot be read or holds something else."""
+    """Return the JSON object in a file.
+
+    Raises:
+        CheckpointError: The file cannot be read or holds another kind of value.
+    """
     content = read_value(path)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object; download it again.")
@@ -25,7 +29,11 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def read_value(path: Path) -> Any:
-    """The JSON value that the file holds. Raises CheckpointError when it cannot be read."""
+    """Return the JSON value in a file.
+
+    Raises:
+        CheckpointError: The file cannot be read.
+    """
     try:
         return parse_json(path.read_bytes())
     except (ValueError, OSError) as error:
@@ -33,7 +41,7 @@ def read_value(path: Path) -> Any:
 
 
 def parse_json(raw: bytes) -> Any:
-    """As json.loads, but ValueError is all that it raises."""
+    """Parse JSON like `json.loads`, with ValueError as the only exception."""
     try:
         return json.loads(raw)
     except RecursionError:
@@ -41,14 +49,17 @@ def parse_json(raw: bytes) -> Any:
 
 
 def reject_outside_symlinks(folder: Path) -> None:
-    """Check that each file and folder in `folder` lies in it, or where the hub's cache keeps contents.
+    """Check that no link in `folder` leads out of it, except to the blobs of the hub's cache.
+
+    A build would copy the files that a link leads to into the engine.
 
     Raises:
-        CheckpointError: A link leads out of the folder. The message names the link and not its target.
+        CheckpointError: A link leads out of the folder. The message names the link and not its
+            target.
     """
     real = folder.resolve()
     allowed = [real]
-    # the hub's cache: models--OWNER--NAME/snapshots/REVISION/FILE is a link to ../../blobs/DIGEST
+    # In the hub's cache, models--OWNER--NAME/snapshots/REVISION/FILE is a link to ../../blobs/DIGEST.
     if real.parent.name == "snapshots":
         allowed.append(real.parents[1] / "blobs")
     for root, folders, files in os.walk(real):
@@ -62,7 +73,11 @@ def reject_outside_symlinks(folder: Path) -> None:
 
 
 def check_tensor_ranges(path: Path, tensors: Iterable[TensorInfo], size: int) -> None:
-    """Raises CheckpointError when a tensor reaches past the file's `size` bytes or into another tensor."""
+    """Check that the tensors of a file lie within its `size` bytes and do not overlap.
+
+    Raises:
+        CheckpointError: A tensor reaches past the end of the file or into another tensor.
+    """
     placed = sorted(tensors, key=lambda tensor: (tensor.offset, tensor.nbytes))
     end = max((tensor.offset + tensor.nbytes for tensor in placed), default=0)
     if end > size:

@@ -1,4 +1,4 @@
-"""A GGUF file -> Checkpoint: its metadata in the keys of a Hugging Face config.json."""
+"""Open a GGUF file as a `Checkpoint`: its metadata in the keys of a Hugging Face config.json."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmops.build.checkpoint.description import Checkpoint, CheckpointFile, Exis
 from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError
 
-# ggml's name of an architecture -> the Hugging Face class with the same graph
+#: ggml's name of an architecture -> the Hugging Face class with the same graph.
 ARCHITECTURES = {"llama": "LlamaForCausalLM", "qwen2": "Qwen2ForCausalLM", "qwen3": "Qwen3ForCausalLM"}
 _FIELDS = {
     "hidden_size": "embedding_length",
@@ -28,7 +28,12 @@ _BLOCK_FORMAT = re.compile(r"I?Q(\d)")
 
 
 def open_gguf(path: Path, ref: str) -> Checkpoint:
-    """Raises CheckpointError for damaged files and architectures that are not in `ARCHITECTURES`."""
+    """Open a GGUF file.
+
+    Raises:
+        CheckpointError: The file is damaged, holds no weights, or has an architecture outside
+            `ARCHITECTURES`.
+    """
     header = gguf_header.read_header(path)
     if not header.tensors:
         raise CheckpointError(f"{path} holds no tensors (a vocabulary-only GGUF); take the file with the weights.")
@@ -46,7 +51,7 @@ def open_gguf(path: Path, ref: str) -> Checkpoint:
         weight_files=(path.name,),
         tokenizer_files=(path.name,) if "tokenizer.ggml.tokens" in metadata else (),
         special_tokens=_special_tokens(metadata),
-        name=_name(path),
+        name=path.stem.lower(),
         chat_template=template if isinstance(template, str) and template.strip() else None,
         quantisation=_quantisation(header),
         metadata=metadata,
@@ -96,7 +101,7 @@ def _special_tokens(metadata: dict[str, Any]) -> SpecialTokens:
 
 
 def _quantisation(header: gguf_header.GgufHeader) -> ExistingQuantisation | None:
-    """The format that most weights are in; norms are always F32."""
+    """Return the block format that most weights are in. Norms are always F32."""
     by_dtype: dict[str, int] = {}
     for tensor in header.tensors.values():
         by_dtype[tensor.dtype] = by_dtype.get(tensor.dtype, 0) + tensor.numel
@@ -106,10 +111,8 @@ def _quantisation(header: gguf_header.GgufHeader) -> ExistingQuantisation | None
 
 
 def block_bits(dtype: str) -> int | None:
-    """Bits per weight of a GGML block format (Q4_1 -> 4); None for F32, F16 and BF16."""
+    """Return the bits per weight of a GGML block format (4 for Q4_1), or None for F32, F16 and
+    BF16.
+    """
     match = _BLOCK_FORMAT.match(dtype)
     return int(match.group(1)) if match else None
-
-
-def _name(path: Path) -> str:
-    return path.stem.lower()

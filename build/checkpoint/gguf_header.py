@@ -1,7 +1,7 @@
-"""Reads a GGUF file's header: metadata and tensor table, without its weights.
+"""Parse a GGUF file's header: metadata and tensor table, without weights.
 
-The `gguf` package's own reader takes seconds for a tokenizer of 50,000 entries and does not notice a file that was
-cut off, so the header is read here; block sizes and dequantisation stay with the package. Layout: ggml's gguf.md.
+The `gguf` package's own reader takes seconds for a tokenizer of 50,000 entries and does not notice
+a truncated file. Block sizes and dequantisation stay with the package. Layout: ggml's gguf.md.
 """
 
 from __future__ import annotations
@@ -19,37 +19,45 @@ from llmops.build.checkpoint.gguf_metadata import check_metadata
 from llmops.distribution import missing_extra
 from llmops.errors import CheckpointError
 
-# shape (row-major), GGML type, offset from the start of the data
+#: Shape (row-major), GGML type, offset in bytes from the start of the data.
 _TensorRow = tuple[tuple[int, ...], int, int]
 
 MAGIC = b"GGUF"
 _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
 _STRING, _ARRAY = 8, 9
-# GGML_MAX_DIMS
+#: GGML_MAX_DIMS.
 _MAX_DIMS = 4
-#: Lists that a build reads; all others are skipped. A file with holes has hundreds of megabytes of them in a few KiB.
-_READ = frozenset(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "scores", "merges"))
-#: Entries of the metadata, tensors, and entries of a list. The largest vocabularies have 262,144 tokens.
+#: Lists that a build reads; all others are skipped, because a sparse file can claim hundreds of megabytes.
+_LISTS_READ = frozenset(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "scores", "merges"))
+#: Largest numbers of metadata entries, of tensors, and of entries in a list. The largest vocabularies
+#: have 262,144 tokens.
 _MAX_PAIRS, _MAX_TENSORS, _MAX_ENTRIES = 1 << 14, 1 << 20, 1 << 22
-#: Bytes of one text (chat templates have up to 30,000), and of all texts that are kept or skipped.
+#: Largest size in bytes of one text (chat templates have up to 30,000), and of all texts read or skipped.
 _MAX_TEXT, _MAX_TEXTS = 1 << 24, 1 << 27
 
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """`metadata` as in the file (`llama.block_count`, `tokenizer.ggml.tokens`, …)."""
+    """The header's content. `metadata` has the file's own keys (`llama.block_count`,
+    `tokenizer.ggml.tokens`, …).
+    """
 
     metadata: dict[str, Any]
     tensors: dict[str, TensorInfo]
 
 
 def is_gguf(path: Path) -> bool:
+    """Return True if the file starts with the GGUF magic number."""
     with path.open("rb") as file:
         return file.read(4) == MAGIC
 
 
 def read_header(path: Path) -> GgufHeader:
-    """Raises CheckpointError when the file is damaged, cut off or of another GGUF version."""
+    """Parse the header of a GGUF file.
+
+    Raises:
+        CheckpointError: The file is damaged, truncated or of another GGUF version.
+    """
     size = path.stat().st_size
     if size < 24:
         raise CheckpointError(f"{path} is truncated: {size} bytes are too few for a GGUF header. Download it again.")
@@ -61,15 +69,15 @@ def read_header(path: Path) -> GgufHeader:
 
 
 class _GgufReader:
-    """A cursor over the file."""
+    """A cursor over the memory-mapped file."""
 
     def __init__(self, path: Path, data: mmap.mmap) -> None:
-        self.path, self.data, self.at = path, data, 0
-        self.texts = 0
+        self.path, self.data, self.position = path, data, 0
+        self.text_bytes = 0
 
     def header(self) -> GgufHeader:
         magic, version, tensor_count, pair_count = struct.unpack_from("<4sIQQ", self.data, 0)
-        self.at = 24
+        self.position = 24
         if magic != MAGIC:
             raise CheckpointError(f"{self.path} is not a GGUF file: it starts with {magic!r}.")
         if version not in (2, 3):
@@ -84,33 +92,33 @@ class _GgufReader:
             if key in metadata:
                 raise IndexError(f"{key} occurs twice")
             kind = self.scalar("<I")
-            metadata[key] = self.array(key in _READ) if kind == _ARRAY else self.value(kind)
+            metadata[key] = self.array(key in _LISTS_READ) if kind == _ARRAY else self.value(kind)
         check_metadata(self.path, metadata)
         rows = self.tensor_rows(tensor_count)
         return GgufHeader(metadata, self.place(rows, metadata.get("general.alignment", 32)))
 
     def scalar(self, layout: str) -> Any:
-        (value,) = struct.unpack_from(layout, self.data, self.at)
-        self.at += struct.calcsize(layout)
+        (value,) = struct.unpack_from(layout, self.data, self.position)
+        self.position += struct.calcsize(layout)
         return value
 
-    def bound(self, count: int, most: int, what: str) -> None:
-        """Raise CheckpointError if the file has more than `most` of something."""
-        if count > most:
+    def bound(self, count: int, limit: int, what: str) -> None:
+        """Raise CheckpointError if the file has more than `limit` of something."""
+        if count > limit:
             raise CheckpointError(
-                f"{self.path} is damaged: it has {count:,} {what}, and {most:,} are the most that a model has. "
+                f"{self.path} is damaged: it has {count:,} {what}, and {limit:,} are the most that a model has. "
                 "Download it again."
             )
 
     def string(self) -> str:
         length = self.scalar("<Q")
         self.bound(length, _MAX_TEXT, "bytes in one text")
-        self.texts += length
-        self.bound(self.texts, _MAX_TEXTS, "bytes in its texts")
-        start, self.at = self.at, self.at + length
-        if self.at > len(self.data):
+        self.text_bytes += length
+        self.bound(self.text_bytes, _MAX_TEXTS, "bytes in its texts")
+        start, self.position = self.position, self.position + length
+        if self.position > len(self.data):
             raise IndexError("string reaches past the end of the file")
-        return self.data[start : self.at].decode("utf-8")
+        return self.data[start : self.position].decode("utf-8")
 
     def value(self, kind: int) -> Any:
         if kind == _STRING:
@@ -120,20 +128,20 @@ class _GgufReader:
         return self.scalar(_SCALARS[kind])
 
     def array(self, kept: bool) -> list[Any]:
-        """Return the entries of a list, or an empty list for one that is not `kept`."""
+        """Return the entries of a list, or an empty list if it is not `kept`."""
         kind, count = self.scalar("<I"), self.scalar("<Q")
-        if count > len(self.data) - self.at:
+        if count > len(self.data) - self.position:
             raise IndexError("array reaches past the end of the file")
         if kind == _ARRAY:
             raise IndexError("arrays of arrays are not part of any model's metadata")
         if kind in _SCALARS and not kept:
-            self.at += count * struct.calcsize(_SCALARS[kind])
+            self.position += count * struct.calcsize(_SCALARS[kind])
             return []
         self.bound(count, _MAX_ENTRIES, "entries in one list")
         if kind in _SCALARS:
             layout = f"<{count}{_SCALARS[kind][1]}"
-            values = list(struct.unpack_from(layout, self.data, self.at))
-            self.at += struct.calcsize(layout)
+            values = list(struct.unpack_from(layout, self.data, self.position))
+            self.position += struct.calcsize(layout)
             return values
         values = [self.value(kind) for _ in range(count)]
         return values if kept else []
@@ -155,8 +163,10 @@ class _GgufReader:
         return tuple(reversed(shape)), self.scalar("<I"), self.scalar("<Q")
 
     def place(self, rows: dict[str, _TensorRow], alignment: int) -> dict[str, TensorInfo]:
-        start = -(-self.at // alignment) * alignment
-        tensors = {name: self.tensor(name, shape, kind, start + at) for name, (shape, kind, at) in rows.items()}
+        start = -(-self.position // alignment) * alignment
+        tensors = {
+            name: self.tensor(name, shape, kind, start + position) for name, (shape, kind, position) in rows.items()
+        }
         check_tensor_ranges(self.path, tensors.values(), len(self.data))
         return tensors
 

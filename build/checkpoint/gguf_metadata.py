@@ -1,4 +1,6 @@
-"""Which type each GGUF metadata key has that a build reads (ggml's gguf.md), checked before anything relies on it."""
+"""Type checks for the GGUF metadata that a build reads (ggml's gguf.md), before anything relies on
+it.
+"""
 
 from __future__ import annotations
 
@@ -49,8 +51,8 @@ _KEYS: dict[str, tuple[TypeCheck, str]] = {
     "tokenizer.ggml.add_eos_token": (_flag, "true or false"),
     "tokenizer.ggml.add_space_prefix": (_flag, "true or false"),
 }
-# below the architecture's own name: llama.block_count
-_OF_ARCHITECTURE: dict[str, tuple[TypeCheck, str]] = {
+#: Keys below the architecture's own name, such as llama.block_count.
+_ARCHITECTURE_KEYS: dict[str, tuple[TypeCheck, str]] = {
     "embedding_length": (_whole, "a whole number"),
     "block_count": (_whole, "a whole number"),
     "attention.head_count": (_whole, "a whole number"),
@@ -67,12 +69,16 @@ _OF_ARCHITECTURE: dict[str, tuple[TypeCheck, str]] = {
 
 
 def check_metadata(path: Path, metadata: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for a key whose value is of another type, and for token ids beyond the vocabulary."""
+    """Check the types of known keys, and token ids against the vocabulary.
+
+    Raises:
+        CheckpointError: A value has another type, or a token id lies beyond the vocabulary.
+    """
     architecture = metadata.get("general.architecture")
-    keys = _KEYS | {f"{architecture}.{key}": check for key, check in _OF_ARCHITECTURE.items()}
-    for key, (check, wanted) in keys.items():
+    keys = _KEYS | {f"{architecture}.{key}": check for key, check in _ARCHITECTURE_KEYS.items()}
+    for key, (check, expected) in keys.items():
         if key in metadata and not check(metadata[key]):
-            raise _damaged(path, f"{key} is {_short(metadata[key])} where {wanted} belongs")
+            raise _damaged(path, f"{key} is {_short(metadata[key])} where {expected} belongs")
     _check_vocabulary(path, metadata)
 
 

@@ -1,4 +1,4 @@
-"""The golden prompts as token ids."""
+"""The golden prompts: bundled texts whose greedy answers are recorded with an engine, as token ids."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from typing import NamedTuple
 from llmops.build.checkpoint.chat_template import render_messages
 from llmops.build.engine_folder.manifest import Golden, GoldenAnswer
 
-# greedy tokens per answer
+#: Greedy tokens per answer.
 TOKENS = 24
 
 
 class GoldenPrompt(NamedTuple):
-    """`ids`: what the model reads, through the chat template where there is one. `text_ids`: the text alone."""
+    """A prompt. `ids` is what the model reads, through the chat template where there is one;
+    `text_ids` is the text alone.
+    """
 
     text: str
     ids: list[int]
@@ -22,7 +24,7 @@ class GoldenPrompt(NamedTuple):
 
 
 def golden_texts() -> list[str]:
-    """The bundled prompts."""
+    """Return the bundled prompts."""
     raw = resources.files("llmops.build.quantize").joinpath("data/golden_prompts.txt").read_text(encoding="utf-8")
     return [passage.strip() for passage in raw.split("\n%\n") if passage.strip()]
 
@@ -30,7 +32,9 @@ def golden_texts() -> list[str]:
 def golden_record(
     source: str, prompts: list[GoldenPrompt], tokens: list[list[int]], scores: list[list[float]]
 ) -> Golden:
-    """What engine.json keeps; `scores` may be longer than the tokens."""
+    """Return the answers as engine.json keeps them. Rows of `scores` may be longer than their
+    tokens.
+    """
     rows = zip(prompts, tokens, scores, strict=True)
     return Golden(
         source=source,
@@ -42,7 +46,7 @@ def golden_record(
 
 
 def truncate_at_end(tokens: list[int], end: set[int]) -> list[int]:
-    """Up to the first token that ends the answer, it included."""
+    """Return the tokens up to and including the first one that ends the answer."""
     first = next((at for at, token in enumerate(tokens) if token in end), len(tokens))
     return tokens[: first + 1]
 

@@ -1,4 +1,4 @@
-"""SHA-256 of large files, computed once: remembered by path, size, inode and modification time."""
+"""SHA-256 of large files, cached by path, size, inode and modification time."""
 
 from __future__ import annotations
 
@@ -12,11 +12,14 @@ from pathlib import Path
 
 from llmops.cache import cache_dir
 
+#: Bytes per read.
 _CHUNK = 4 << 20
 
 
 def sha256_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """Hex digest of a file. `on_bytes` is told how many bytes were read, for a progress bar."""
+    """Return the hex digest of a file. `on_bytes` receives the number of bytes read, for a progress
+    bar.
+    """
     real = path.resolve()
     stamp = _stamp(real)
     record = cache_dir() / "sha256" / hashlib.sha256(str(real).encode()).hexdigest()[:32]
@@ -24,14 +27,14 @@ def sha256_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
     if known is not None and known.get("stamp") == stamp:
         return str(known["sha256"])
     digest = _digest(real, on_bytes)
-    # A file that changed while it was read must not be remembered under its new time stamp.
+    # A file that changed while it was read must not be cached under its new time stamp.
     if _stamp(real) == stamp:
         _write(record, {"stamp": stamp, "sha256": digest})
     return digest
 
 
 def digest_if_file(name: str) -> str | None:
-    """Hex digest of what may be a file, may be a name for something else."""
+    """Return the hex digest of the file `name`, or None if there is no such file."""
     path = Path(name).expanduser()
     return sha256_of(path) if path.is_file() else None
 

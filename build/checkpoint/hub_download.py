@@ -1,4 +1,4 @@
-"""Hub ids: the snapshot in the local cache, or a download where there is a network."""
+"""Hugging Face hub ids: the snapshot in the local cache, or a download if the hub can be reached."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TypeVar
 from llmops.build.checkpoint.known_models import model_suggestion
 from llmops.errors import CheckpointError, ResourceError
 
-# owner/name, optionally @revision
+#: owner/name, optionally @revision.
 HUB_ID = re.compile(r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
 _FILE_PATTERNS = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt", "vocab.txt"]
 _WITHOUT_WEIGHTS = [pattern for pattern in _FILE_PATTERNS if pattern != "*.safetensors"]
@@ -19,22 +19,29 @@ _Found = TypeVar("_Found")
 
 
 def fetch_snapshot(ref: str, weights: bool = True) -> Path:
-    """Folder with the files of `owner/name[@revision]`. Raises CheckpointError, or ResourceError when offline."""
+    """Return the folder with the files of `owner/name[@revision]`.
+
+    Raises:
+        CheckpointError: The hub has no such model, or this user may not read it.
+        ResourceError: The hub cannot be reached, or the download failed.
+    """
     import huggingface_hub
 
     repo, revision = _split(ref)
-    wanted = _FILE_PATTERNS if weights else _WITHOUT_WEIGHTS
+    patterns = _FILE_PATTERNS if weights else _WITHOUT_WEIGHTS
 
     def download() -> str:
         return huggingface_hub.snapshot_download(
-            repo, revision=revision, allow_patterns=wanted, local_files_only=_unreachable()
+            repo, revision=revision, allow_patterns=patterns, local_files_only=_unreachable()
         )
 
     return Path(_call_hub(ref, download))
 
 
 def fetch_config(ref: str) -> Path:
-    """config.json of `owner/name[@revision]`, from the cache or the hub. Raises like `fetch_snapshot`."""
+    """Return config.json of `owner/name[@revision]`, from the cache or the hub. Errors are those of
+    `fetch_snapshot`.
+    """
     import huggingface_hub
 
     repo, revision = _split(ref)
@@ -46,7 +53,7 @@ def fetch_config(ref: str) -> Path:
 
 
 def cached_config(ref: str) -> Path | None:
-    """config.json of a hub id if an earlier download left it in the cache; asks nobody."""
+    """Return config.json of a hub id from the local cache, or None. Does not use the network."""
     import huggingface_hub
 
     repo, revision = _split(ref)
@@ -61,7 +68,7 @@ def _split(ref: str) -> tuple[str, str | None]:
 
 
 def _call_hub(ref: str, download: Callable[[], _Found]) -> _Found:
-    """What `download` returns, its errors as one sentence each."""
+    """Return what `download` returns, and convert its errors to one sentence each."""
     from huggingface_hub import errors
 
     repo, revision = _split(ref)
@@ -86,7 +93,7 @@ def _call_hub(ref: str, download: Callable[[], _Found]) -> _Found:
         raise ResourceError(_offline(repo)) from error
     except errors.DisabledRepoError as error:
         raise CheckpointError(f"{repo} is disabled on the Hugging Face hub; choose another model.") from error
-    # the library's own errors have no base, and those of its transfers are httpx's and its Rust client's
+    # The library's own errors have no common base, and transfers raise errors of httpx and of its Rust client.
     except Exception as error:
         why = next(iter(str(error).splitlines()), "").rstrip(".:") or type(error).__name__
         raise ResourceError(
@@ -102,7 +109,9 @@ def _offline(repo: str) -> str:
 
 
 def _unreachable() -> bool:
-    """Whether the hub's name does not even resolve: its client would try for half a minute."""
+    """Return True if the hub's name does not resolve, because the hub's client would retry for half
+    a minute.
+    """
     from urllib.parse import urlsplit
     from urllib.request import getproxies
 

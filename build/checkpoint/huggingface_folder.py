@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,11 @@ _CONFIG_FILES = ("config.json", "generation_config.json", safetensors_header.IND
 
 
 def open_folder(folder: Path, ref: str, weights: bool = True) -> Checkpoint:
-    """Raises CheckpointError for what is missing or damaged. `weights=False` accepts a folder without weight files."""
+    """Open a Hugging Face folder. With `weights=False`, a folder without weight files is accepted.
+
+    Raises:
+        CheckpointError: A file is missing or damaged, or a link leads out of the folder.
+    """
     reject_outside_symlinks(folder)
     config = read_json(folder / "config.json")
     architecture = Architecture.from_hf_config(config)
@@ -52,15 +55,11 @@ def open_folder(folder: Path, ref: str, weights: bool = True) -> Checkpoint:
         weight_files=tuple(shards),
         tokenizer_files=tuple(name for name in TOKENIZER_FILES if (folder / name).is_file()),
         special_tokens=_special_tokens(folder, config, generation, tokenizer),
-        name=_name(folder),
+        name=folder.resolve().name.lower() or "model",
         generation_config=generation,
         chat_template=_chat_template(folder, tokenizer),
         quantisation=detect_quantisation(folder, config),
     )
-
-
-def _name(folder: Path) -> str:
-    return folder.resolve().name.lower() or "model"
 
 
 def _no_weights(folder: Path) -> str:
@@ -78,7 +77,9 @@ def _optional_json(path: Path) -> dict[str, Any]:
 
 
 def _chat_template(folder: Path, tokenizer: dict[str, Any]) -> str | None:
-    """Newer checkpoints keep it in a file of its own, older ones in tokenizer_config.json."""
+    """Return the chat template. Newer checkpoints keep it in its own file, older ones in
+    tokenizer_config.json.
+    """
     own = folder / "chat_template.jinja"
     if own.is_file():
         return _text(own)
@@ -99,10 +100,11 @@ def _text(path: Path) -> str:
 def _special_tokens(
     folder: Path, config: dict[str, Any], generation: dict[str, Any], tokenizer: dict[str, Any]
 ) -> SpecialTokens:
-    """Return the special tokens as generation_config.json has them, the tokenizer's own eos first.
+    """Return the special tokens of generation_config.json, with the tokenizer's own eos first among
+    `end`.
 
-    It ends a chat turn, is often missing in generation_config.json, and is the one token that TensorRT-LLM withholds
-    until `min_tokens`.
+    That eos ends a chat turn, is often missing in generation_config.json, and is the one token that
+    TensorRT-LLM withholds until `min_tokens`.
     """
     lookup = _TokenIds(folder)
     text_config = config.get("text_config")
@@ -124,7 +126,9 @@ def _ids(value: Any) -> list[int]:
 
 
 class _TokenIds:
-    """Token text -> ids, from tokenizer.json's added tokens; the file is read on first use only."""
+    """A lookup of token ids by text in tokenizer.json's added tokens. The file is read on first
+    use.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -135,11 +139,11 @@ class _TokenIds:
         if not isinstance(text, str):
             return []
         if self.table is None:
-            self.table = self._read(_optional_json)
+            self.table = self._read()
         return [self.table[text]] if text in self.table else []
 
-    def _read(self, load: Callable[[Path], dict[str, Any]]) -> dict[str, int]:
-        added = load(self.folder / "tokenizer.json").get("added_tokens")
+    def _read(self) -> dict[str, int]:
+        added = _optional_json(self.folder / "tokenizer.json").get("added_tokens")
         entries = added if isinstance(added, list) else []
         return {
             item["content"]: item["id"] for item in entries if isinstance(item, dict) and {"content", "id"} <= set(item)
@@ -150,7 +154,9 @@ _BITS_OF_METHOD = {"fp8": 8, "awq": 4, "gptq": 4, "mxfp4": 4}
 
 
 def detect_quantisation(folder: Path, config: dict[str, Any]) -> ExistingQuantisation | None:
-    """From config.json's `quantization_config`, or ModelOpt's hf_quant_config.json. None: full precision."""
+    """Return the quantisation in config.json's `quantization_config` or ModelOpt's
+    hf_quant_config.json, or None for full precision.
+    """
     modelopt = folder / MODELOPT_FILE
     if modelopt.is_file():
         return _modelopt_quantisation(modelopt)
@@ -160,7 +166,7 @@ def detect_quantisation(folder: Path, config: dict[str, Any]) -> ExistingQuantis
     method = str(quantised.get("quant_method", "other")).lower()
     known = method in ("fp8", "awq", "gptq", "compressed-tensors", "modelopt", "bitsandbytes", "mxfp4")
     return ExistingQuantisation(
-        method=method if known else "other",  # type: ignore[arg-type]  # narrowed by `known`
+        method=method if known else "other",  # type: ignore[arg-type]
         bits=_bits_per_weight(method, quantised),
         detail=quantised,
     )
@@ -168,7 +174,7 @@ def detect_quantisation(folder: Path, config: dict[str, Any]) -> ExistingQuantis
 
 def _modelopt_quantisation(path: Path) -> ExistingQuantisation:
     content = read_json(path)
-    # ModelOpt 1.x writes the fields themselves, without the object around them
+    # ModelOpt 1.x writes the fields without the object around them.
     detail = content if "quantization" not in content and "quant_algo" in content else content.get("quantization", {})
     if not isinstance(detail, dict):
         raise CheckpointError(f"{path} has no object `quantization`; export the checkpoint again.")

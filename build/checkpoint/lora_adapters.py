@@ -1,7 +1,7 @@
-"""LoRA adapters that an engine serves beside its base model: what is in their folders, without loading weights.
+"""Read LoRA adapters, which an engine serves beside its base model, without loading their weights.
 
-Format: Hugging Face PEFT (`adapter_config.json`, `adapter_model.safetensors`). Module names on the engine's side are
-TensorRT-LLM's, source: NVIDIA/TensorRT-LLM `examples/hf_lora_convert.py`.
+Format: Hugging Face PEFT (`adapter_config.json`, `adapter_model.safetensors`). Module names on the
+engine's side are TensorRT-LLM's, source: NVIDIA/TensorRT-LLM `examples/hf_lora_convert.py`.
 """
 
 from __future__ import annotations
@@ -25,15 +25,18 @@ MODULES = {
     "gate_proj": "mlp_h_to_4h", "down_proj": "mlp_4h_to_h", "up_proj": "mlp_gate", "gate_up_proj": "mlp_h_to_4h",
 }  # fmt: skip
 TENSOR = re.compile(r".*\.layers\.(\d+)\.(?:self_attn|mlp)\.([a-z_]+)\.lora_([AB])\.weight")
-# these read the hidden state, so their A says which model an adapter is for
+#: Modules that read the hidden state: the width of their A shows which model an adapter was made for.
 _FROM_HIDDEN = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
 @dataclass(frozen=True)
 class AdapterCheckpoint:
-    """`name` is the model name it is served under, `task_id` its number in requests (from 1), `modules` in
-    TensorRT-LLM's names, `scale` what B is multiplied by."""
+    """A LoRA adapter.
+
+    `name` is the model name under which it is served, `task_id` its number in requests (from 1).
+    `modules` are in TensorRT-LLM's names; `scale` multiplies B.
+    """
 
     name: str
     task_id: int
@@ -44,28 +47,36 @@ class AdapterCheckpoint:
 
     @property
     def weights(self) -> Path:
+        """Return the path of the adapter's weights."""
         return self.folder / WEIGHTS
 
 
-def read_adapters(given: object, arch: Architecture) -> list[AdapterCheckpoint]:
-    """`given`: name -> folder, as `--adapter NAME=FOLDER` makes it; None for no adapters.
+def read_adapters(adapters: object, arch: Architecture) -> list[AdapterCheckpoint]:
+    """Return the adapters of `--adapter NAME=FOLDER`.
 
-    Raises InputError or CheckpointError for a name, a folder or a kind of adapter that cannot be served.
+    Args:
+        adapters: Name -> folder, or None for no adapters.
+        arch: The base model's architecture.
+
+    Raises:
+        InputError, CheckpointError: A name, a folder or a kind of adapter cannot be served.
     """
-    if given is None:
+    if adapters is None:
         return []
-    if not isinstance(given, Mapping):
+    if not isinstance(adapters, Mapping):
         raise InputError("An adapter has no name or no folder; write --adapter NAME=FOLDER, once for each.")
-    return [_read(str(name), i, Path(str(folder)), arch) for i, (name, folder) in enumerate(given.items(), start=1)]
+    return [_read(str(name), i, Path(str(folder)), arch) for i, (name, folder) in enumerate(adapters.items(), start=1)]
 
 
-def adapters_digest(given: object) -> list[list[str]]:
-    """[name, SHA-256 of its two files] of each: what of them decides the engine."""
-    if not isinstance(given, Mapping):
+def adapters_digest(adapters: object) -> list[list[str]]:
+    """Return [name, SHA-256 of config, SHA-256 of weights] of each adapter, which decide the
+    engine.
+    """
+    if not isinstance(adapters, Mapping):
         return []
     return [
         [str(name), *(sha256_of(Path(str(folder)) / file) for file in (CONFIG, WEIGHTS))]
-        for name, folder in given.items()
+        for name, folder in adapters.items()
     ]
 
 
@@ -74,7 +85,7 @@ def _read(name: str, task_id: int, folder: Path, arch: Architecture) -> AdapterC
         raise InputError(f"--adapter {name}: a model name has letters, digits, dot, dash and underscore, at most 63.")
     reject_outside_symlinks(folder)
     config = _config(folder)
-    _refuse(folder, config)
+    _reject_unsupported(folder, config)
     rank = int(config["r"])
     root = rank**0.5 if config.get("use_rslora") else rank
     modules = _modules(folder, arch)
@@ -95,8 +106,8 @@ def _config(folder: Path) -> dict[str, Any]:
     return config
 
 
-def _refuse(folder: Path, config: Mapping[str, Any]) -> None:
-    """What TensorRT-LLM's LoRA plugin has no place for."""
+def _reject_unsupported(folder: Path, config: Mapping[str, Any]) -> None:
+    """Raise CheckpointError for an adapter that TensorRT-LLM's LoRA plugin cannot represent."""
     reasons = {
         "DoRA": config.get("use_dora"),
         "trained biases": config.get("bias", "none") != "none",

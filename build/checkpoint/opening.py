@@ -1,4 +1,6 @@
-"""What the user typed -> Checkpoint: a folder, a GGUF file, a bundled name or a hub id, in this order."""
+"""Open what the user typed as a `Checkpoint`: a folder, a GGUF file, a bundled name or a hub id, in
+this order.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,16 @@ from llmops.errors import CheckpointError
 def open_checkpoint(ref: str, weights: bool = True) -> Checkpoint:
     """Describe a checkpoint without loading a weight.
 
-    `weights=False` is for planning: a folder with only config.json will do, a well-known hub id is described from the
-    table that ships with llmops, and of another only the small files are fetched. Raises CheckpointError (not a
-    checkpoint, damaged, unsupported), MissingDependencyError (a bundled model's package) or ResourceError (hub not
-    reachable).
+    Args:
+        ref: A path, a bundled name or a hub id.
+        weights: False for planning. A folder with only config.json is then accepted, a well-known
+            hub id is described from the table that ships with llmops, and of any other only the
+            small files are fetched.
+
+    Raises:
+        CheckpointError: `ref` is not a checkpoint, damaged or not supported.
+        MissingDependencyError: The package of a bundled model is not installed.
+        ResourceError: The hub cannot be reached.
     """
     path = Path(ref).expanduser()
     if path.exists():
@@ -79,13 +87,15 @@ def _open_hub(ref: str, weights: bool) -> Checkpoint:
         raise CheckpointError(_not_a_checkpoint(Path(ref), "there is no such file or folder"))
     known = known_model(ref)
     if known and not weights:
-        return describe(known.id, known.config, Path(known.id))
+        return describe_config(known.id, known.config, Path(known.id))
     checkpoint = _open_path(fetch_snapshot(ref, weights), ref, weights)
     return replace(checkpoint, name=match["repo"].split("/")[1].lower())
 
 
-def describe(ref: str, config: dict[str, Any], folder: Path) -> Checkpoint:
-    """What a config.json alone says; `folder` is where it lies, and need not exist. Raises CheckpointError."""
+def describe_config(ref: str, config: dict[str, Any], folder: Path) -> Checkpoint:
+    """Return the checkpoint that a config.json alone describes. `folder` is its place and need not
+    exist.
+    """
     return Checkpoint(
         ref=ref,
         path=folder,

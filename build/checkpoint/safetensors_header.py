@@ -1,4 +1,4 @@
-"""Reads safetensors headers: names, shapes, types and where the bytes lie. Finds truncated files."""
+"""Parse safetensors headers: names, shapes, types and byte ranges. Truncated files are detected."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmops.build.checkpoint.file_checks import check_tensor_ranges, parse_json,
 from llmops.errors import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"
-# The format's own limit; a larger number means that the file is something else.
+#: Longest header in bytes: the format's own limit. A larger number means that the file is something else.
 _MAX_HEADER = 100_000_000
 _BITS = {
     "F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,
@@ -20,7 +20,7 @@ _BITS = {
 
 
 def shard_files(folder: Path) -> list[str]:
-    """Weight files of a Hugging Face folder, in the order of its index. Empty when it has none."""
+    """Return the weight files of a Hugging Face folder in the order of its index, or an empty list."""
     index = folder / INDEX_NAME
     if index.is_file():
         return _indexed_shards(folder, index)
@@ -44,12 +44,16 @@ def _indexed_shards(folder: Path, index: Path) -> list[str]:
 
 
 def _is_file_name(value: Any) -> bool:
-    """In the folder itself: a path could lead anywhere."""
+    """Return True for a name without a path, which could lead anywhere."""
     return isinstance(value, str) and value not in ("", ".", "..") and "/" not in value and "\0" not in value
 
 
 def read_header(path: Path, relative: str) -> dict[str, TensorInfo]:
-    """Tensors of one file. Raises CheckpointError when the header is damaged or data is missing."""
+    """Return the tensors of one file.
+
+    Raises:
+        CheckpointError: The header is damaged, or data is missing.
+    """
     size = path.stat().st_size
     header, data_start = _header(path, size)
     tensors = {
@@ -101,7 +105,12 @@ def _tensor(path: Path, relative: str, name: str, entry: Any, data_start: int) -
 
 
 def _counts(values: Any) -> list[int]:
-    """Raises ValueError for anything but a list of whole numbers: JSON also has 1.5, 1e999, true and -1."""
+    """Return the values, which must be a list of whole numbers: JSON also has 1.5, 1e999, true and
+    -1.
+
+    Raises:
+        ValueError: The values are anything else.
+    """
     if not isinstance(values, list) or not all(type(value) is int and value >= 0 for value in values):
         raise ValueError(f"{str(values)[:40]} is not a list of whole numbers")
     return values

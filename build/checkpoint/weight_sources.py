@@ -1,4 +1,6 @@
-"""Weights by their Hugging Face name, one at a time, whatever file they lie in. Nothing is held after `get`."""
+"""Read weights one at a time by their Hugging Face name, from any kind of file. Nothing is held
+after `get`.
+"""
 
 from __future__ import annotations
 
@@ -23,8 +25,10 @@ _FLOATS = {"F32": ("f32", np.float32), "F16": ("f16", np.float16), "BF16": ("bf1
 
 @dataclass(frozen=True)
 class Weight:
-    """One tensor as it is stored. `data` is float32, float16, for `element` bf16 the upper halves of float32 as uint16,
-    and for a GGML block format (`blocks` names it) the bytes of each row's blocks.
+    """A tensor as it is stored.
+
+    `data` is float32 or float16, the upper halves of float32 as uint16 if `element` is bf16, or the
+    bytes of each row's blocks in a GGML block format, which `blocks` names.
     """
 
     data: NDArray[Any]
@@ -34,11 +38,11 @@ class Weight:
 
     @property
     def block_bits(self) -> int | None:
-        """Bits per value where the values lie on the grid of a block format."""
+        """Return the bits per value of a block format, or None for plain numbers."""
         return block_bits(self.blocks) if self.blocks else None
 
     def float32(self, rows: slice | NDArray[np.int64] = slice(None)) -> NDArray[np.float32]:
-        """Some rows in float32; exact for every stored form."""
+        """Return some rows in float32, exactly for every stored form."""
         data = self.data[rows]
         if self.blocks:
             return _dequantised(data, self.blocks)
@@ -61,22 +65,28 @@ def _dequantised(data: NDArray[np.uint8], blocks: str) -> NDArray[np.float32]:
 
 
 class WeightSource(Protocol):
-    """The weights of one checkpoint. `get` raises CheckpointError for a tensor that is missing or not float."""
+    """The weights of one checkpoint. `get` raises CheckpointError for a tensor that is missing or
+    not float.
+    """
 
     def get(self, name: str) -> Weight: ...
 
     def has(self, name: str) -> bool: ...
 
     def forget(self) -> None:
-        """Give the pages that were read back to the system; those still in use are read again when they are touched."""
+        """Return pages that were read to the system. Pages still in use are read again when
+        touched.
+        """
 
 
 def open_weights(checkpoint: Checkpoint) -> WeightSource:
-    """The source that fits the checkpoint's format."""
+    """Return the weight source for the checkpoint's format."""
     return GgufWeights(checkpoint) if checkpoint.format == "gguf" else SafetensorsWeights(checkpoint)
 
 
 class _MappedFile:
+    """A memory-mapped file."""
+
     def __init__(self, path: Path) -> None:
         with path.open("rb") as file:
             self.map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
@@ -90,19 +100,21 @@ class _MappedFile:
 
 
 class SafetensorsFile:
-    """One memory-mapped file, by itself."""
+    """A memory-mapped safetensors file."""
 
     def __init__(self, path: Path) -> None:
         self.path, self.tensors, self.map = path, read_header(path, path.name), _MappedFile(path)
 
     def get(self, name: str) -> Weight | None:
-        """None where the file has no such tensor, or not as one of float32, float16 and bfloat16."""
+        """Return a tensor, or None if the file has no such tensor in float32, float16 or bfloat16."""
         info = self.tensors.get(name)
         return _plain(info, self.map) if info is not None and info.dtype in _FLOATS else None
 
 
 class SafetensorsWeights:
-    """Memory-mapped: a weight that is passed on unchanged never leaves the page cache."""
+    """The weights of a Hugging Face folder, memory-mapped: a weight passed on unchanged never
+    leaves the page cache.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -129,12 +141,14 @@ def _plain(info: TensorInfo, file: _MappedFile) -> Weight:
     element, dtype = _FLOATS[info.dtype]
     raw = file.bytes(info)
     if info.offset % np.dtype(dtype).itemsize:
-        raw = np.array(raw)  # older writers do not align the data section
+        raw = np.array(raw)  # older writers do not align the data section, so copy the bytes
     return Weight(raw.view(dtype).reshape(info.shape), info.shape, element)
 
 
 class GgufWeights:
-    """Also memory-mapped; block formats stay packed until their rows are asked for."""
+    """The weights of a GGUF file, memory-mapped: block formats stay packed until their rows are
+    read.
+    """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
         self.checkpoint = checkpoint
@@ -161,7 +175,9 @@ class GgufWeights:
         return Weight(raw.reshape(*info.shape[:-1], -1), info.shape, "f32", info.dtype)
 
     def _rotary_heads(self, name: str) -> int:
-        """GGUF stores q and k of the llama family with interleaved rotary halves; other families as in Hugging Face."""
+        """Return the heads whose rotary halves are interleaved: GGUF does so for q and k of the
+        llama family only.
+        """
         if self.checkpoint.metadata.get("general.architecture") != "llama":
             return 0
         if ".q_proj." in name:
@@ -170,7 +186,7 @@ class GgufWeights:
 
 
 def _unpermute(data: NDArray[Any], heads: int) -> NDArray[Any]:
-    """Whole rows move, so it works on packed rows too."""
+    """Undo the interleaving of rotary halves. Whole rows move, so packed rows work too."""
     half = data.shape[0] // heads // 2
     split = data.reshape(heads, half, 2, *data.shape[1:])
     return np.ascontiguousarray(split.swapaxes(1, 2)).reshape(data.shape)
@@ -193,10 +209,10 @@ def _gguf_name(name: str) -> str:
     return f"{_GGUF_NAMES[module]}.{kind}" if module in _GGUF_NAMES else name
 
 
-def _find(checkpoint: Checkpoint, stored: str, wanted: str) -> TensorInfo:
+def _find(checkpoint: Checkpoint, stored: str, requested: str) -> TensorInfo:
     if stored not in checkpoint.tensors:
         raise CheckpointError(
-            f"{checkpoint.ref} has no tensor {wanted}: it is incomplete or not a plain decoder; download it again, or "
+            f"{checkpoint.ref} has no tensor {requested}: it is incomplete or not a plain decoder; download it again, or "
             "use another checkpoint."
         )
     return checkpoint.tensors[stored]

@@ -1,6 +1,7 @@
-"""Text encoders (BERT and its kin) -> an engine folder that gives vectors, or scores to pairs of texts.
+"""Text encoders (BERT and related models), built into engines that return vectors or scores of text
+pairs.
 
-Models that generate belong to `targets/`.
+Models that generate text belong to `targets/`.
 """
 
 from llmops.build.encoder.encoder_checkpoint import EncoderCheckpoint, open_encoder

@@ -1,4 +1,6 @@
-"""What is in an encoder checkpoint: shapes, pooling and files of a Hugging Face or sentence-transformers folder."""
+"""Open encoder checkpoints: shapes, pooling and files of a Hugging Face or sentence-transformers
+folder.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +20,15 @@ from llmops.errors import CheckpointError
 
 @dataclass(frozen=True)
 class EncoderFamily:
-    """`prefix`: what its weights' names may begin with. `head`: the layers between the first token's state and one
-    score, of a cross-encoder; none for a model that gives vectors."""
+    """A family of encoders. `prefix` may begin its weights' names. `head` lists the layers between
+    the first token's state and the score of a cross-encoder, None for a model that returns vectors.
+    """
 
     prefix: str
     head: tuple[str, str] | None = None
 
 
-# by architectures[0]
+#: Families by `architectures[0]` of config.json.
 ENCODERS = {
     "BertModel": EncoderFamily("bert."),
     "RobertaModel": EncoderFamily("roberta."),
@@ -41,8 +44,11 @@ _SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "speci
 
 @dataclass(frozen=True)
 class EncoderCheckpoint:
-    """`pooling` is mean or cls; `max_seq_len` counts the special tokens; `position_offset` is RoBERTa's. `head` names
-    the layers of a cross-encoder, which gives one score and no vector."""
+    """An encoder checkpoint.
+
+    `pooling` is mean or cls, `max_seq_len` counts the special tokens, `position_offset` is
+    RoBERTa's. `head` lists the layers of a cross-encoder, which returns one score and no vector.
+    """
 
     ref: str
     path: Path
@@ -59,28 +65,33 @@ class EncoderCheckpoint:
 
     @property
     def hf_class(self) -> str:
+        """Return the Hugging Face class."""
         return str(self.config["architectures"][0])
 
     @property
     def dtype(self) -> str:
-        """Of most of its numbers, as safetensors call it."""
+        """Return the dtype of the largest tensor."""
         largest = max(self.tensors.values(), key=lambda tensor: tensor.nbytes)
         return {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(largest.dtype, largest.dtype)
 
     @property
     def parameters(self) -> int:
-        # some checkpoints store the numbers of the positions, too
+        """Return the number of weights. Some checkpoints also store the numbers of the positions,
+        which do not count.
+        """
         return sum(tensor.numel for tensor in self.tensors.values() if not tensor.dtype.startswith("I"))
 
     def source(self) -> Source:
-        """The manifest's record of this checkpoint. Hashes every file."""
+        """Return the manifest's record of this checkpoint. Hashes every file."""
         return hashed_source(self.ref, "huggingface", self.files)
 
 
 def open_encoder(ref: str) -> EncoderCheckpoint | None:
-    """The encoder that `ref` names; None when it is something else, which is then another's business.
+    """Return the encoder that `ref` names, or None if `ref` names anything else.
 
-    Raises CheckpointError for an encoder that cannot be served, MissingDependencyError for the bundled one.
+    Raises:
+        CheckpointError: The encoder cannot be served.
+        MissingDependencyError: The package of the bundled encoder is not installed.
     """
     path = Path(ref).expanduser()
     if not path.exists() and ref in BUNDLED:
@@ -103,11 +114,11 @@ def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
     tensors: dict[str, TensorInfo] = {}
     for shard in shards:
         tensors |= read_header(path / shard, shard)
-    form = ENCODERS[config["architectures"][0]]
-    if form.head is not None:
-        _check_head(path, tensors, form.head)
-    offset = 0 if form.prefix == "bert." else int(config.get("pad_token_id") or 1) + 1
-    pooling, normalise = ("cls", False) if form.head is not None else _pooling(path)
+    family = ENCODERS[config["architectures"][0]]
+    if family.head is not None:
+        _check_head(path, tensors, family.head)
+    offset = 0 if family.prefix == "bert." else int(config.get("pad_token_id") or 1) + 1
+    pooling, normalise = ("cls", False) if family.head is not None else _pooling(path)
     extra = [str(p.relative_to(path)) for p in (path / "1_Pooling" / "config.json",) if p.is_file()]
     names = [*(n for n in _SMALL_FILES if (path / n).is_file()), *extra, *shards]
     return EncoderCheckpoint(
@@ -116,13 +127,13 @@ def _read(path: Path, ref: str, name: str) -> EncoderCheckpoint:
         name=name,
         config=config,
         tensors=tensors,
-        prefix=form.prefix if any(name.startswith(form.prefix) for name in tensors) else "",
+        prefix=family.prefix if any(name.startswith(family.prefix) for name in tensors) else "",
         files=tuple(CheckpointFile(name, path / name, (path / name).stat().st_size) for name in names),
         pooling=pooling,
         normalise=normalise,
         max_seq_len=_max_seq_len(path, config, offset),
         position_offset=offset,
-        head=form.head,
+        head=family.head,
     )
 
 
@@ -138,7 +149,9 @@ def _check_head(path: Path, tensors: Mapping[str, TensorInfo], head: tuple[str, 
 
 
 def _pooling(path: Path) -> tuple[str, bool]:
-    """From sentence-transformers' files; a plain Hugging Face encoder gets the mean, normalised."""
+    """Return pooling and normalisation from sentence-transformers' files. A plain Hugging Face
+    encoder gets the normalised mean.
+    """
     modules = _json(path / "modules.json")
     kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules] if isinstance(modules, list) else []
     unknown = next((kind for kind in kinds if kind not in ("Transformer", "Pooling", "Normalize")), None)

@@ -1,4 +1,6 @@
-"""The encoder as an OpenVINO graph in float32: BERT's layers, then pooling and normalisation, or a score."""
+"""Build the OpenVINO graph of an encoder in float32: BERT's layers, then pooling and normalisation,
+or a score.
+"""
 
 from __future__ import annotations
 
@@ -23,14 +25,18 @@ _ACTIVATIONS = ("gelu", "gelu_new", "relu")
 
 
 def build_graph(checkpoint: EncoderCheckpoint, on_layer: Callable[[], None] = lambda: None) -> ov.Model:
-    """Inputs input_ids and attention_mask INT64 [batch, length]; output embedding FP32 [batch, hidden_size].
+    """Return the graph of an encoder.
 
-    A cross-encoder has token_type_ids besides, and the output score FP32 [batch, 1] from 0 to 1.
+    Inputs are input_ids and attention_mask, INT64 [batch, length]; the output is embedding, FP32
+    [batch, hidden_size]. A cross-encoder also has the input token_type_ids, and the output score,
+    FP32 [batch, 1], from 0 to 1.
     """
     return _Encoder(checkpoint).model(on_layer)
 
 
 class _Encoder:
+    """The graph's builder: each method returns the node of one part."""
+
     def __init__(self, checkpoint: EncoderCheckpoint) -> None:
         self.checkpoint, config = checkpoint, checkpoint.config
         self.heads = int(config["num_attention_heads"])
@@ -43,7 +49,7 @@ class _Encoder:
             raise CheckpointError(f"{checkpoint.ref} has no absolute positions, which is not supported.")
         self.input_ids = _parameter("input_ids")
         self.attention_mask = _parameter("attention_mask")
-        # one text per row: every token is of the first type
+        # Without this input, every token is of the first type.
         self.token_type_ids = _parameter("token_type_ids") if checkpoint.head else None
 
     def model(self, on_layer: Callable[[], None]) -> ov.Model:
@@ -55,8 +61,8 @@ class _Encoder:
         head = self.checkpoint.head
         name, result = ("score", self.score(hidden, *head)) if head else ("embedding", self.vector(hidden))
         result.output(0).set_names({name})
-        given = (self.input_ids, self.attention_mask, self.token_type_ids)
-        return ov.Model([op.Result(result.output(0))], [one for one in given if one is not None], "encoder")
+        parameters = (self.input_ids, self.attention_mask, self.token_type_ids)
+        return ov.Model([op.Result(result.output(0))], [one for one in parameters if one is not None], "encoder")
 
     def vector(self, hidden: Node) -> Node:
         pooled = self.pooled(hidden)
@@ -67,8 +73,8 @@ class _Encoder:
 
     def embeddings(self) -> Node:
         words = ops.gather(self.weight("embeddings.word_embeddings.weight"), self.input_ids, _int(0))
-        places = ops.gather(self.weight("embeddings.position_embeddings.weight"), self.positions(), _int(0))
-        return self.norm(ops.add(ops.add(words, self.types()), places), "embeddings.LayerNorm")
+        position_vectors = ops.gather(self.weight("embeddings.position_embeddings.weight"), self.positions(), _int(0))
+        return self.norm(ops.add(ops.add(words, self.types()), position_vectors), "embeddings.LayerNorm")
 
     def types(self) -> Node:
         table = self.array("embeddings.token_type_embeddings.weight")
@@ -77,9 +83,9 @@ class _Encoder:
         return ops.gather(_float(table), self.token_type_ids, _int(0))
 
     def positions(self) -> Node:
-        counted = ops.cum_sum(self.attention_mask, _int(1))
+        positions = ops.cum_sum(self.attention_mask, _int(1))
         first = self.checkpoint.position_offset - 1
-        return ops.maximum(ops.add(counted, _int(first)), _int(0))
+        return ops.maximum(ops.add(positions, _int(first)), _int(0))
 
     def mask(self) -> Node:
         present = ops.unsqueeze(ops.convert(self.attention_mask, "boolean"), _int([1, 2]))
@@ -105,7 +111,7 @@ class _Encoder:
         return ops.reshape(ops.transpose(context, _int([0, 2, 1, 3])), _int([0, 0, -1]), True)
 
     def split(self, projected: Node) -> Node:
-        """[batch, length, heads * head_dim] -> [batch, heads, length, head_dim]."""
+        """Split heads: [batch, length, heads * head_dim] -> [batch, heads, length, head_dim]."""
         return ops.transpose(ops.reshape(projected, _int([0, 0, self.heads, self.head_dim]), True), _int([0, 2, 1, 3]))
 
     def pooled(self, hidden: Node) -> Node:

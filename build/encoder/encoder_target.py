@@ -1,4 +1,4 @@
-"""The target of encoders: one OpenVINO graph with all that stands between token ids and a vector or a score."""
+"""Build target of encoders: one OpenVINO graph from token ids to a vector or a score."""
 
 from __future__ import annotations
 
@@ -22,12 +22,15 @@ from llmops.build.targets.build_target import BuildResult, BuildTarget, TargetJo
 from llmops.distribution import missing_extra
 from llmops.errors import InputError
 
+#: Texts per batch by default.
 _DEFAULT_BATCH = 32
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 
 
 class EncoderTarget(BuildTarget[EncoderCheckpoint]):
-    """Float32 only: encoders are small, and vectors of other numbers are other vectors."""
+    """The target of encoders, in float32 only: encoders are small, and other numbers would give
+    other vectors.
+    """
 
     name: TargetName = "openvino"
 
@@ -48,7 +51,7 @@ class EncoderTarget(BuildTarget[EncoderCheckpoint]):
 
 
 class EncoderJob(TargetJob[EncoderCheckpoint]):
-    """Seconds; nothing of it is kept for a restart."""
+    """The build of an encoder. It takes seconds, so no stage is kept for a restart."""
 
     @property
     def versions(self) -> dict[str, str]:
@@ -56,11 +59,11 @@ class EncoderJob(TargetJob[EncoderCheckpoint]):
 
     @property
     def disk_bytes(self) -> int:
-        # float32, whatever the checkpoint has
+        # The graph is in float32, whatever the checkpoint has.
         return 4 * self.checkpoint.parameters + (16 << 20)
 
     @property
-    def lines(self) -> list[str]:
+    def dry_run_lines(self) -> list[str]:
         limits = self._limits
         gives = "scores for pairs of texts" if self.checkpoint.head else "vectors"
         return [

@@ -1,4 +1,4 @@
-"""The folder that a build writes: its manifest, whole or not at all, one builder at a time, stage by stage.
+"""The engine folder: its manifest, atomic publication, build lock and resumable stages.
 
-What a stage does belongs to `job/` and `targets/`.
+The work of each stage belongs to `job/` and `targets/`.
 """

@@ -16,12 +16,14 @@ from types import TracebackType
 
 from llmops.errors import BuildError, InputError, LlmopsError, ResourceError
 
+#: Suffix of a folder that a build fills, and of an old engine that was moved out of the way.
 _SUFFIX, _ASIDE = ".building", ".replaced"
+#: Bytes that stay free beside the estimate, for logs and the file system's own needs.
 _MARGIN = 64 << 20
 
 
 def check_space(output: Path, needed: int) -> None:
-    """Raises ResourceError when the file system of `output` has not `needed` bytes (plus a margin) free."""
+    """Raise ResourceError if the file system of `output` lacks `needed` bytes plus a margin."""
     parent = existing_parent(output)
     free = shutil.disk_usage(parent).free
     if free < needed + _MARGIN:
@@ -36,7 +38,7 @@ def _gib(size: int) -> str:
 
 
 def existing_parent(path: Path) -> Path:
-    """The nearest folder above `path` that exists."""
+    """Return the nearest existing folder above `path`."""
     parent = path.absolute().parent
     while not parent.is_dir():
         parent = parent.parent
@@ -44,9 +46,12 @@ def existing_parent(path: Path) -> Path:
 
 
 def resolve_output(output: Path) -> Path:
-    """Where a build for `output` writes: a symbolic link stays, and what it points to is made or replaced.
+    """Return the folder that a build for `output` writes.
 
-    Raises InputError for symlink loops.
+    A symbolic link is followed: the link stays, and the folder it points to is created or replaced.
+
+    Raises:
+        InputError: The link leads back to itself.
     """
     if not output.is_symlink():
         return output
@@ -57,9 +62,10 @@ def resolve_output(output: Path) -> Path:
     raise InputError(f"{output} is a symbolic link that leads back to itself; remove it or give -o another folder.")
 
 
-# too large for the disk, for the user's quota, for `ulimit -f`
+#: Error numbers of a full disk, an exhausted quota and a file size limit (`ulimit -f`).
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-# safetensors and torch say it in words only; numpy says how much it wrote
+#: Messages that mean the same: safetensors and torch raise without an error number, and numpy
+#: reports how many values it wrote of those requested.
 _FULL_TEXT = (
     *(f"os error {number})" for number in _FULL), *(os.strerror(number) for number in _FULL), " requested and ",
 )  # fmt: skip
@@ -67,7 +73,7 @@ _FULL_TEXT = (
 
 @contextlib.contextmanager
 def report_full_disk(output: Path) -> Iterator[None]:
-    """A write that found no room, in whatever library, becomes a ResourceError."""
+    """Convert any "no space left" error inside the block to a ResourceError that names `output`."""
     try:
         yield
     except LlmopsError:
@@ -82,14 +88,16 @@ def report_full_disk(output: Path) -> Iterator[None]:
 
 
 def _no_room(error: BaseException) -> bool:
+    """Return True if an error of any library means that the disk is full."""
     return getattr(error, "errno", None) in _FULL or any(text in str(error) for text in _FULL_TEXT)
 
 
 class StagingFolder:
-    """`with Workplace(output) as folder:` fills a hidden sibling of `output` and moves it there at the end.
+    """A hidden folder beside `output` that replaces it when the `with` block ends without an error.
 
-    On any exception, Ctrl-C and SIGTERM included, the sibling is removed and `output` stays as it was. One build at a
-    time (`sole_build`) works for an `output`, so what a killed one left is known for what it is.
+    On any exception, including KeyboardInterrupt and SIGTERM, the hidden folder is removed and
+    `output` stays as it was. The caller holds the build lock of `output`, so leftovers belong to
+    killed builds.
     """
 
     def __init__(self, output: Path) -> None:
@@ -126,9 +134,9 @@ def _sibling(output: Path, suffix: str) -> Path:
 
 
 def remove_leftovers(output: Path) -> None:
-    """Folders of builds for `output` that were killed; the caller holds its lock.
+    """Remove folders of killed builds for `output`. The caller holds the build lock.
 
-    An engine that was moved aside is put back when nothing has taken its place.
+    An old engine that was moved out of the way is moved back if no new one took its place.
     """
     for folder in _siblings(output):
         if folder.suffix == _ASIDE and not output.exists():
@@ -138,13 +146,15 @@ def remove_leftovers(output: Path) -> None:
 
 
 def _siblings(output: Path) -> list[Path]:
-    """What `_sibling` named for `output`, and not for an output whose name only begins alike (llama-3, llama-3.1)."""
+    """Return the staging folders of exactly this output, not of one whose name continues (llama-3,
+    llama-3.1).
+    """
     ours = re.compile(rf"\.{re.escape(output.name)}\.[0-9a-f]{{8}}\.(building|replaced)")
     return [path for path in output.parent.iterdir() if ours.fullmatch(path.name) and not path.is_symlink()]
 
 
 def replace_folder(new: Path, place: Path) -> None:
-    """Rename `new` to `place`; what was there goes aside first, and comes back if the second rename fails."""
+    """Rename `new` to `place`, keeping the old folder until the rename has succeeded."""
     aside = _sibling(place, _ASIDE)
     occupied = place.exists()
     if occupied:
@@ -157,14 +167,18 @@ def replace_folder(new: Path, place: Path) -> None:
         raise
     _sync(place.parent)
     if occupied:
-        # while it is being removed it must not look like an engine to put back
-        rubbish = aside.with_suffix(_SUFFIX)
-        os.rename(aside, rubbish)
-        shutil.rmtree(rubbish, ignore_errors=True)
+        # A half-removed engine must not look like one that `remove_leftovers` puts back.
+        discarded = aside.with_suffix(_SUFFIX)
+        os.rename(aside, discarded)
+        shutil.rmtree(discarded, ignore_errors=True)
 
 
 def write_text_atomically(path: Path, text: str) -> None:
-    """A file that is the old one or the new one, also after a crash. Raises InputError where it cannot be written."""
+    """Replace the text of a file, so that a crash leaves either the old or the new content.
+
+    Raises:
+        InputError: The file cannot be written.
+    """
     scratch = _sibling(path, _SUFFIX)
     try:
         scratch.write_text(text)
@@ -176,7 +190,7 @@ def write_text_atomically(path: Path, text: str) -> None:
 
 
 def sync_tree(folder: Path) -> None:
-    """All files and folders below are on the disk when this returns."""
+    """Flush all files and folders below `folder` to the disk."""
     for path in sorted(folder.rglob("*"), reverse=True):
         _sync(path)
     _sync(folder)
@@ -190,15 +204,20 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-# waits until nobody holds the other end of its input, which the kernel closes even after `kill -9`
+#: Shell program that removes a folder once its standard input closes. The kernel closes the other end
+#: of the pipe even after `kill -9`.
 _REMOVER = 'cat > /dev/null; rm -rf -- "$1"'
 
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str) -> Iterator[Path]:
-    """Removed by a process of its own when this one is gone: `finally` does not run after SIGKILL."""
+    """Yield a temporary folder that is removed when the block ends, also after SIGKILL of this
+    process.
+
+    `finally` does not run after SIGKILL, so a process of its own removes the folder.
+    """
     folder = Path(tempfile.mkdtemp(prefix=prefix))
-    # of its own session, so that neither Ctrl-C nor a signal to the process group reaches it
+    # A session of its own keeps Ctrl-C and signals for the process group away from the remover.
     remover = subprocess.Popen(
         ["/bin/sh", "-c", _REMOVER, "sh", str(folder)],
         stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True,

@@ -1,4 +1,6 @@
-"""One build at a time for one output: a second one waits and then finds the first one's engine."""
+"""Lock of an output folder: one build at a time. A second build waits and then finds the first
+one's engine.
+"""
 
 from __future__ import annotations
 
@@ -16,16 +18,29 @@ from types import FrameType
 from llmops.build.engine_folder.manifest import FILE_NAME
 from llmops.errors import InputError
 
-# a link, a directory, a socket, a pipe without a reader
+#: Errors of `open` for a link, a directory, a socket and a pipe without a reader.
 _NO_FILE = (errno.ELOOP, errno.EISDIR, errno.ENXIO)
+#: Longest content of a lock file: a process id.
 _PID_BYTES = 20
 
 
 @contextlib.contextmanager
 def exclusive_build(output: Path, say: Callable[[str], None], inside: bool = False) -> Iterator[None]:
-    """Holds `.NAME.lock` beside `output`, or `inside` it where that is all of a disk that can be written (a container's
-    mount). The file goes when the build ends; one that is killed leaves it there, locked by nobody. SIGTERM ends the
-    build as Ctrl-C does. Raises InputError where the folder cannot be written."""
+    """Hold the build lock of `output` inside the block.
+
+    The lock is the file `.NAME.lock`, which is removed at the end. A killed build leaves it behind
+    unlocked. SIGTERM unwinds the block as Ctrl-C does.
+
+    Args:
+        output: The engine folder.
+        say: Receives a sentence when the lock is held by another build.
+        inside: Put the lock inside `output` instead of beside it, where only that folder is
+            writable (a container's mount).
+
+    Raises:
+        InputError: The folder cannot be written, or the lock's name belongs to a file of somebody
+            else.
+    """
     output = output.absolute()
     name = f".{output.name}.lock"
     path = output / name if inside else output.with_name(name)
@@ -37,7 +52,7 @@ def exclusive_build(output: Path, say: Callable[[str], None], inside: bool = Fal
         raise InputError(f"{path.parent} cannot be written ({error.strerror}); {way}.") from error
     previous = _raise_on_sigterm()
     try:
-        with contextlib.suppress(OSError):  # a full disk has no room for a courtesy
+        with contextlib.suppress(OSError):  # the process id is a courtesy: a full disk must not end the build
             os.truncate(handle, 0)
             os.write(handle, str(os.getpid()).encode())
         yield
@@ -51,8 +66,10 @@ def exclusive_build(output: Path, say: Callable[[str], None], inside: bool = Fal
 
 @contextlib.contextmanager
 def exclusive_replacement(output: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """`exclusive_build` for what puts another folder in the place of `output`: it also keeps a `--resume` away, which locks
-    inside the folder."""
+    """Hold the locks that replacing the folder `output` needs.
+
+    The second lock keeps a `--resume` away, which locks inside the folder.
+    """
     with contextlib.ExitStack() as held:
         held.enter_context(exclusive_build(output, say))
         if (output / FILE_NAME).is_file() and os.access(output, os.W_OK):
@@ -61,7 +78,9 @@ def exclusive_replacement(output: Path, say: Callable[[str], None]) -> Iterator[
 
 
 def _raise_on_sigterm() -> signal.Handlers | None:
-    """SIGTERM would end Python without unwinding; a handler that is already there is somebody else's choice."""
+    """Raise SystemExit on SIGTERM so that `finally` blocks run. Leave a handler that the
+    application installed.
+    """
     on_main = threading.current_thread() is threading.main_thread()
     if not on_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return None
@@ -74,15 +93,21 @@ def _raise_exit(signum: int, frame: FrameType | None) -> None:
 
 
 def _locked(path: Path, on_wait: Callable[[], None]) -> int:
-    """The open and locked file. One that was unlinked while we waited for it locks nobody out: again."""
-    told = False
+    """Return the open, locked file.
+
+    Retry if another build unlinked the file while this one waited, because a lock on an unlinked
+    file excludes no other build.
+    """
+    noted = False
     while True:
         handle = _opened(path)
         try:
-            if not _try_lock(handle):
-                if not told:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not noted:
                     on_wait()
-                    told = True
+                    noted = True
                 fcntl.flock(handle, fcntl.LOCK_EX)
             if _is_at(handle, path):
                 return handle
@@ -93,8 +118,12 @@ def _locked(path: Path, on_wait: Callable[[], None]) -> int:
 
 
 def _opened(path: Path) -> int:
-    """The lock file, made if need be. A link, or a file that holds anything but a process id, is somebody else's and
-    would be lost if it were written to: InputError."""
+    """Open the lock file, creating it if needed.
+
+    Raises:
+        InputError: The path is a link, or a file that holds anything but a process id. Writing to
+            it would destroy somebody else's file.
+    """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)
     except OSError as error:
@@ -117,14 +146,6 @@ def _is_lock_file(handle: int) -> bool:
 
 def _not_ours(path: Path) -> InputError:
     return InputError(f"{path} is not a lock file that llmops wrote; move it away, or give -o another name.")
-
-
-def _try_lock(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _is_at(handle: int, path: Path) -> bool:

@@ -1,6 +1,8 @@
-"""Finished stages of a build that was stopped: kept next to the output under the hash of what went into them.
+"""Store finished stages of an interrupted build beside its output, keyed by the SHA-256 of their
+inputs.
 
-`sole_build` keeps other builds for the same output away, so whatever is unfinished here is a dead build's.
+The build lock keeps other builds for the same output away, so unfinished stages belong to killed
+builds.
 """
 
 from __future__ import annotations
@@ -20,23 +22,30 @@ _PART = ".part"
 
 
 def stages_folder(output: Path) -> Path:
-    """Hidden, on the same file system as the output, so that files move by hard link."""
+    """Return the hidden stages folder, on the same file system as the output so that files can be
+    hard-linked.
+    """
     output = output.absolute()
     return output.with_name(f".{output.name}.stages")
 
 
-def finished_stage(output: Path, name: str, content: dict[str, Any]) -> Path:
-    """Where the stage `name` made from `content` lies once it is finished."""
-    digest = hashlib.sha256(json.dumps(content, sort_keys=True, default=str).encode()).hexdigest()[:24]
+def finished_stage(output: Path, name: str, inputs: dict[str, Any]) -> Path:
+    """Return the path of stage `name` made from `inputs`, whether or not it exists."""
+    digest = hashlib.sha256(json.dumps(inputs, sort_keys=True, default=str).encode()).hexdigest()[:24]
     return stages_folder(output) / f"{name}-{digest}"
 
 
-def stage(output: Path, name: str, content: dict[str, Any], make: Callable[[Path], None]) -> tuple[Path, bool]:
-    """The folder of a finished stage and whether it was there. `make` fills a folder that appears whole or not.
+def stage(output: Path, name: str, inputs: dict[str, Any], make: Callable[[Path], None]) -> tuple[Path, bool]:
+    """Return the folder of a finished stage, and True if an earlier build had finished it.
 
-    The same stage made from something else is given up: at most one of each name is kept.
+    Args:
+        output: The engine folder of the build.
+        name: The stage's name. At most one stage of each name is kept.
+        inputs: Everything that decides the stage's files, as JSON values.
+        make: Fills the folder it receives. The folder appears under its final name only when
+            complete.
     """
-    done = finished_stage(output, name, content)
+    done = finished_stage(output, name, inputs)
     if done.is_dir():
         return done, True
     part = done.with_suffix(_PART)
@@ -54,7 +63,11 @@ def stage(output: Path, name: str, content: dict[str, Any], make: Callable[[Path
 
 
 def remove_unfinished_stages(output: Path) -> None:
-    """Remove what is not finished. Raises InputError when the folder is a link: what it leads to is not ours."""
+    """Remove stages that were interrupted.
+
+    Raises:
+        InputError: The stages folder is a symbolic link, which may lead to somebody else's files.
+    """
     root = stages_folder(output)
     if root.is_symlink():
         raise InputError(f"{root} is a symbolic link, where a build keeps its stages; remove it.")
@@ -65,7 +78,7 @@ def remove_unfinished_stages(output: Path) -> None:
 
 
 def remove_stages(output: Path) -> None:
-    """Called when the engine is in its place."""
+    """Remove all stages. Called once the engine is in its place."""
     root = stages_folder(output)
     if root.is_dir():
         for folder in (path for path in root.iterdir() if path.is_dir()):
@@ -74,7 +87,9 @@ def remove_stages(output: Path) -> None:
 
 
 def _discard(folder: Path) -> None:
-    """Under another name first: a kill in between must not leave half a stage that looks finished."""
+    """Rename the stage before deleting it, so that a process killed in between never leaves a
+    partial stage that looks finished.
+    """
     part = folder.with_suffix(_PART)
     if folder != part:
         os.rename(folder, part)
@@ -82,11 +97,12 @@ def _discard(folder: Path) -> None:
 
 
 def link_tree(source: Path, target: Path) -> None:
-    """Hard-link every file of `source` into `target`; copies where the file system cannot link."""
+    """Hard-link every file of `source` into `target`; copy where the file system cannot link."""
     shutil.copytree(source, target, copy_function=link_file, dirs_exist_ok=True)
 
 
 def link_file(source: str | Path, target: str | Path) -> None:
+    """Hard-link one file, following symbolic links; copy it where the file system cannot link."""
     real = os.path.realpath(source)
     try:
         os.link(real, target)

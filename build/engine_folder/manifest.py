@@ -1,4 +1,6 @@
-"""engine.json: what an engine folder is. The only thing that later stages read of a build."""
+"""engine.json: the description of an engine folder, and the only file of a build that later stages
+read.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +27,10 @@ from llmops.errors import InputError, first_validation_error
 E = TypeVar("E", bound=ManifestExtra)
 FILE_NAME = "engine.json"
 FORMAT: Literal[1] = 1
-#: Bytes of engine.json; golden answers of the largest models take some 100 KiB.
-_LARGEST = 16 << 20
-#: GPUs of one engine along one axis, tokens of one sequence or step, and entries of a vocabulary: ten times
-#: the largest in use.
+#: Largest engine.json in bytes. Golden answers of the largest models take some 100 KiB.
+_MAX_BYTES = 16 << 20
+#: Largest number of GPUs along one axis, of tokens in one sequence or step, and of vocabulary entries:
+#: ten times the largest in use.
 _MAX_GPUS, _MAX_TOKENS, _MAX_VOCABULARY = 4096, 1 << 27, 1 << 24
 _Gpus = Annotated[int, Field(ge=1, le=_MAX_GPUS)]
 _Tokens = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
@@ -51,7 +53,7 @@ class _ManifestModel(BaseModel):
 
 
 class SourceFile(_ManifestModel):
-    """One input file of the build; `path` is relative to the checkpoint."""
+    """An input file of the build. `path` is relative to the checkpoint."""
 
     path: str
     bytes: int
@@ -59,7 +61,7 @@ class SourceFile(_ManifestModel):
 
 
 class Source(_ManifestModel):
-    """Where the weights came from: what the user typed, and every file that was read."""
+    """The origin of the weights: the checkpoint as the user typed it, and every file that was read."""
 
     checkpoint: str
     format: Literal["huggingface", "gguf"]
@@ -67,7 +69,7 @@ class Source(_ManifestModel):
 
 
 class EngineLimits(_ManifestModel):
-    """What the engine was built for. Lengths in tokens."""
+    """The limits that the engine was built for. Lengths are in tokens."""
 
     max_batch_size: _Tokens
     max_seq_len: _Tokens
@@ -75,8 +77,11 @@ class EngineLimits(_ManifestModel):
 
 
 class TokenizerInfo(_ManifestModel):
-    """`directory` (relative to the engine) holds tokenizer.json, tokenizer_config.json and, for chat models,
-    chat_template.jinja. Ids are token ids; `end_ids` all end a generation."""
+    """The tokenizer of the engine.
+
+    `directory`, relative to the engine, holds tokenizer.json, tokenizer_config.json and, for chat
+    models, chat_template.jinja. Ids are token ids; each of `end_ids` ends a generation.
+    """
 
     directory: _Inside = "tokenizer"
     vocab_size: Annotated[int, Field(ge=1, le=_MAX_VOCABULARY)]
@@ -87,7 +92,11 @@ class TokenizerInfo(_ManifestModel):
 
 
 class Quantisation(_ManifestModel):
-    """`weights`: none, int8, int4, fp8, int4_awq, …; `kv_cache`: auto, fp8, int8; `group_size` for int4."""
+    """The number formats of the engine.
+
+    `weights` is none, int8, int4, fp8, int4_awq, …; `kv_cache` is auto, fp8 or int8; `group_size`
+    is set for formats with groups.
+    """
 
     weights: str = "none"
     kv_cache: str = "auto"
@@ -95,7 +104,9 @@ class Quantisation(_ManifestModel):
 
 
 class RecommendedSampling(_ManifestModel):
-    """How the model's makers want it sampled, for requests that do not say; unset fields are OpenAI's defaults."""
+    """The sampling that the model's makers recommend for requests without settings of their own.
+    Unset fields mean OpenAI's defaults.
+    """
 
     temperature: float | None = Field(default=None, ge=0)
     top_p: float | None = Field(default=None, gt=0, le=1)
@@ -105,7 +116,9 @@ class RecommendedSampling(_ManifestModel):
 
 
 class Parallelism(_ManifestModel):
-    """GPUs = tp_size * pp_size; ep_size divides tp_size (experts)."""
+    """The split over GPUs: `tp_size` × `pp_size` GPUs, of which `ep_size` (a divisor of `tp_size`)
+    share experts.
+    """
 
     tp_size: _Gpus = 1
     pp_size: _Gpus = 1
@@ -113,12 +126,16 @@ class Parallelism(_ManifestModel):
 
     @property
     def world_size(self) -> int:
+        """Return the number of GPUs."""
         return self.tp_size * self.pp_size
 
 
 class GoldenAnswer(_ManifestModel):
-    """What the source says to one prompt. `ids` is what the model reads (the chat template's rendering where there is
-    one), `text_ids` the text alone; `tokens` are its greedy ones, `log_probs` theirs (natural logarithm)."""
+    """The source model's greedy answer to one prompt.
+
+    `ids` is what the model reads (the chat template's rendering where there is one), `text_ids` the
+    text alone. `tokens` is the answer, `log_probs` the natural logarithms of its probabilities.
+    """
 
     text: str
     ids: list[int]
@@ -128,14 +145,16 @@ class GoldenAnswer(_ManifestModel):
 
 
 class Golden(_ManifestModel):
-    """The source checkpoint's answers to the golden prompts; `source` says what computed them."""
+    """The source checkpoint's answers to the golden prompts. `source` names the program that
+    computed them.
+    """
 
     source: str
     answers: list[GoldenAnswer]
 
 
 class EngineManifest(_ManifestModel):
-    """The contents of engine.json. `key` is the SHA-256 of all that went into the build."""
+    """The contents of engine.json. `key` is the SHA-256 of everything that went into the build."""
 
     format: Literal[1] = FORMAT
     key: str
@@ -159,7 +178,7 @@ class EngineManifest(_ManifestModel):
     @field_validator("extra", mode="before")
     @classmethod
     def _extra_of_target(cls, value: Any, info: ValidationInfo) -> Any:
-        """The model of the target, which is read before it."""
+        """Parse `extra` as the model of the target, which is validated before this field."""
         if isinstance(value, ManifestExtra) or not isinstance(value, dict) or "target" not in info.data:
             return value
         try:
@@ -172,40 +191,53 @@ class EngineManifest(_ManifestModel):
         return extra.model_dump(mode="json", exclude_unset=True)
 
     def extra_as(self, kind: type[E]) -> E:
-        """`extra` as the model of its target; TypeError where it is that of another."""
+        """Return `extra` as the model `kind`.
+
+        Raises:
+            TypeError: The engine is of another target.
+        """
         if not isinstance(self.extra, kind):
             raise TypeError(f"an engine of target {self.target} has no {kind.__name__}")
         return self.extra
 
     @property
     def tensorrt_llm(self) -> str:
-        """The TensorRT-LLM that the engine was made for; empty where it needs none."""
+        """Return the TensorRT-LLM version that the engine was made for, or an empty text if it
+        needs none.
+        """
         return self.extra.tensorrt_llm if isinstance(self.extra, NvidiaExtra) else ""
 
     @property
     def adapters(self) -> list[AdapterEntry]:
+        """Return the LoRA adapters that the engine serves."""
         return self.extra.adapters if isinstance(self.extra, NvidiaExtra) else []
 
     @property
     def quality_limits(self) -> dict[str, Any]:
-        """Limits of the quality gate that the user set."""
+        """Return the limits of the quality gate that the user set."""
         return self.extra.quality_limits if isinstance(self.extra, NvidiaExtra) else {}
 
     def save(self, directory: Path) -> None:
+        """Write engine.json into `directory`."""
         (directory / FILE_NAME).write_text(self.text())
 
     def text(self) -> str:
+        """Return the text of engine.json."""
         return self.model_dump_json(indent=2) + "\n"
 
     @classmethod
     def load(cls, directory: Path) -> EngineManifest:
-        """Read an engine folder's manifest. Raises InputError when it is not one, or not of this format."""
+        """Read the manifest of an engine folder.
+
+        Raises:
+            InputError: The folder is not an engine folder, or its engine.json is of another format.
+        """
         path = directory / FILE_NAME
         if not path.is_file():
             raise InputError(f"{directory} is not an engine folder (no {FILE_NAME}). Make one with `llmops build`.")
-        if path.stat().st_size > _LARGEST:
+        if path.stat().st_size > _MAX_BYTES:
             raise InputError(
-                f"{path} has more than {_LARGEST >> 20} MiB, so it is no engine's. Build the engine again."
+                f"{path} has more than {_MAX_BYTES >> 20} MiB, so it is no engine's. Build the engine again."
             )
         try:
             return cls.model_validate_json(path.read_bytes())

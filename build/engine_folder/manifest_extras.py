@@ -1,7 +1,7 @@
-"""What engine.json says of an engine beyond what all have: `extra`, one model per target.
+"""Target-specific fields of engine.json: one model of `extra` per target.
 
-A field that an engine.json leaves out has the value that its readers always took it for; one that none of the models
-has is refused. Only what was given is written again.
+Unknown fields are rejected. A field that engine.json leaves out has the value that its readers
+always assumed. Only fields that were set are written again.
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from llmops.build.target_facts import TargetName
 
 
 class ManifestExtra(BaseModel):
+    """The base of all extras: frozen, without unknown fields."""
+
     model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 class OpenVinoRuntime(ManifestExtra):
-    """Properties that the engine model hands to the pipeline, the sizes of its KV cache, and who made the graph.
+    """Settings of the OpenVINO pipeline, the sizes of its KV cache, and the origin of the graph.
 
-    `prefix_cache`: True keeps the prefix cache although tenants share it, False is without one. By default it is
-    given up with the first request of a tenant. `step_seconds` is the mean step that chunks of long prompts keep;
-    None: chunks have `max_num_tokens`.
+    `prefix_cache` True keeps the prefix cache although tenants share it, False disables it; by
+    default the engine gives it up at the first request of a tenant. `step_seconds` is the mean
+    duration of an engine step that chunks of long prompts keep; None means that chunks have
+    `max_num_tokens`.
     """
 
     device: str = "CPU"
@@ -36,11 +39,13 @@ class OpenVinoRuntime(ManifestExtra):
 
 
 class OpenVinoExtra(ManifestExtra):
+    """The extra of target openvino."""
+
     openvino: OpenVinoRuntime = Field(default_factory=OpenVinoRuntime)
 
 
 class EmbeddingInfo(ManifestExtra):
-    """`pooling` is mean or cls."""
+    """The vectors of an embedding model. `pooling` is mean or cls."""
 
     dimensions: int
     pooling: str
@@ -48,30 +53,39 @@ class EmbeddingInfo(ManifestExtra):
 
 
 class EncoderExtra(ManifestExtra):
+    """The extra of an embedding model."""
+
     embedding: EmbeddingInfo
 
 
 class ScoreInfo(ManifestExtra):
-    """`activation` makes the score of the head's output; `token_types` are those of the inputs."""
+    """The score of a cross-encoder: `activation` maps the head's output to the score, `token_types`
+    counts the input segments.
+    """
 
     activation: str
     token_types: int = 1
 
 
 class CrossEncoderExtra(ManifestExtra):
+    """The extra of a reranking model."""
+
     score: ScoreInfo
 
 
 class AdapterEntry(ManifestExtra):
-    """A LoRA adapter: the model name that it is served under, and its number in requests."""
+    """A LoRA adapter: the model name under which it is served, and its number in requests."""
 
     name: str
     id: int
 
 
 class NvidiaExtra(ManifestExtra):
-    """`tensorrt_llm` is the version that the engine was made for, `image` one that has it; `quality_limits` are those
-    that the user set."""
+    """The fields that both NVIDIA targets share.
+
+    `tensorrt_llm` is the version the engine was made for, `image` an image that has it,
+    `quality_limits` the limits that the user set.
+    """
 
     tensorrt_llm: str
     image: str = ""
@@ -81,8 +95,12 @@ class NvidiaExtra(ManifestExtra):
 
 
 class TensorrtExtra(NvidiaExtra):
-    """`trtllm_build` is the command that makes the engine; `speculative` are window, n-gram and verification set of
-    lookahead decoding, `serve` parameters of the C++ backend, `lora_bytes` the size of all adapters."""
+    """The extra of target tensorrt.
+
+    `trtllm_build` is the command that makes the engine. `speculative` holds window, n-gram and
+    verification set of lookahead decoding, `serve` parameters of the C++ backend, `lora_bytes` the
+    size of all adapters.
+    """
 
     trtllm_build: list[str] = Field(default_factory=list)
     max_input_len: int | None = None
@@ -93,12 +111,13 @@ class TensorrtExtra(NvidiaExtra):
 
 
 class PytorchExtra(NvidiaExtra):
-    """`llm_args` are the arguments of `tensorrt_llm.LLM`, in names that no release owns."""
+    """The extra of target pytorch. `llm_args` are the arguments of `tensorrt_llm.LLM` in names that
+    no release owns.
+    """
 
     llm_args: dict[str, Any]
 
 
-# a target that is not here has nothing beyond what all have
 _EXTRAS: dict[TargetName, type[ManifestExtra]] = {
     "openvino": OpenVinoExtra,
     "tensorrt": TensorrtExtra,
@@ -106,8 +125,10 @@ _EXTRAS: dict[TargetName, type[ManifestExtra]] = {
 }
 
 
-def extra_type(target: TargetName, given: Mapping[str, Any]) -> type[ManifestExtra]:
-    """Encoders are engines of target openvino with another pipeline."""
-    if target == "openvino" and ("embedding" in given or "score" in given):
-        return CrossEncoderExtra if "score" in given else EncoderExtra
+def extra_type(target: TargetName, fields: Mapping[str, Any]) -> type[ManifestExtra]:
+    """Return the model of `extra` for a target. Encoders are engines of target openvino with
+    another pipeline.
+    """
+    if target == "openvino" and ("embedding" in fields or "score" in fields):
+        return CrossEncoderExtra if "score" in fields else EncoderExtra
     return _EXTRAS.get(target, ManifestExtra)

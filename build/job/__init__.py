@@ -1,4 +1,4 @@
-"""One build from checkpoint to engine folder: started, resumed, looked at (--dry-run), upgraded.
+"""One build of an engine folder: start, resume, dry run and upgrade.
 
-How an engine is made belongs to `targets/` and `encoder/`.
+The work of each target belongs to `targets/` and `encoder/`.
 """

@@ -1,4 +1,4 @@
-"""build(spec): the whole way from a checkpoint to an engine folder, atomic and cached by content."""
+"""Build an engine folder from a checkpoint, atomically and cached by content."""
 
 from __future__ import annotations
 
@@ -32,39 +32,49 @@ from llmops.build.spec import BuildSpec
 from llmops.build.targets.build_target import TargetJob, get_target
 from llmops.errors import InputError
 
-# Raised when the same inputs give another engine than before.
+#: Version of the build itself. Increase it when the same inputs give another engine than before.
 _REVISION = 4
 
 
 def build(spec: BuildSpec, progress: Progress | None = None, force: bool = False) -> tuple[EngineManifest, bool]:
-    """Make the engine folder `spec.output`. Returns its manifest and whether it was there already, of the same inputs.
+    """Build the engine folder `spec.output`.
 
     Args:
-        spec: What to build.
-        progress: Hears of each stage.
-        force: Build also where inputs, options and versions are those of the engine that is there, and use no stage
-            that an earlier attempt finished.
+        spec: The build specification.
+        progress: Receives stages, warnings and notes.
+        force: Build even if the engine that is there has the same inputs, options and versions, and
+            use no finished stage of an earlier attempt.
 
-    Raises CheckpointError, InputError, MissingDependencyError, ResourceError or BuildError; then `spec.output` is as
-    it was before.
+    Returns:
+        The manifest, and True if an engine of the same inputs was there already.
+
+    Raises:
+        CheckpointError, InputError, MissingDependencyError, ResourceError, BuildError: The build is
+            not possible or failed. `spec.output` is then as it was before.
     """
     progress = progress or SilentProgress()
     spec = replace(spec, output=resolve_output(spec.output))
     job = prepare(spec, open_model(spec.checkpoint))
-    # for what it raises, before the work
+    # Damaged files beside the weights are reported before the work begins.
     job.inspect()
     with _exclusive_build(spec.output, progress):
         return _build(job, progress, force)
 
 
 def open_model(ref: str, weights: bool = True) -> Checkpoint | EncoderCheckpoint:
-    """What the user named, whatever kind of model it is; `weights` and errors as of `open_checkpoint`."""
+    """Open `ref` as an encoder or a decoder checkpoint. Arguments and errors are those of
+    `open_checkpoint`.
+    """
     return open_encoder(ref) or open_checkpoint(ref, weights)
 
 
 def prepare(spec: BuildSpec, checkpoint: Checkpoint | EncoderCheckpoint) -> TargetJob[Any]:
-    """What will be done. Raises what the target's `prepare` does, and InputError for a plan of another model and an
-    output that is something else."""
+    """Return the job of a build.
+
+    Raises:
+        InputError: The plan was made for another model, or the output is not an engine folder. All
+            errors of the target's `prepare` are raised too.
+    """
     if isinstance(checkpoint, EncoderCheckpoint):
         job: TargetJob[Any] = encoder.target.prepare(spec, checkpoint)
     else:
@@ -77,9 +87,9 @@ def prepare(spec: BuildSpec, checkpoint: Checkpoint | EncoderCheckpoint) -> Targ
 
 @contextlib.contextmanager
 def _exclusive_build(output: Path, progress: Progress) -> Iterator[None]:
-    """What a killed build left is cleared away first."""
+    """Hold the build lock of `output` and remove the leftovers of killed builds."""
     with report_full_disk(output), exclusive_replacement(output, progress.note):
-        # another build may have ended while this one waited
+        # Another build may have finished while this one waited for the lock.
         _check_output(output)
         remove_leftovers(output.absolute())
         remove_unfinished_stages(output)
@@ -89,7 +99,7 @@ def _exclusive_build(output: Path, progress: Progress) -> Iterator[None]:
 def _build(job: TargetJob[Any], progress: Progress, force: bool) -> tuple[EngineManifest, bool]:
     output = job.spec.output
     fresh = not (output / FILE_NAME).is_file()
-    if fresh:  # what cannot be is said before minutes of hashing
+    if fresh:  # a machine that cannot build is reported before minutes of hashing
         job.check()
     with progress.stage("Hashing the checkpoint"):
         source = job.checkpoint.source()
@@ -103,13 +113,13 @@ def _build(job: TargetJob[Any], progress: Progress, force: bool) -> tuple[Engine
         check_space(output, max(0, job.disk_bytes - job.kept_bytes))
         with StagingFolder(output) as workdir:
             manifest = _make(job, source, key, workdir, progress)
-    # the engine is in its place: what was kept for a restart is not needed any more
+    # The engine is in its place, so stages kept for a restart are not needed any longer.
     remove_stages(output)
     return (manifest, False) if present is None else (present, True)
 
 
 def build_key(job: TargetJob[Any], source: Source) -> str:
-    """SHA-256 over all that decides the engine: files, spec, versions."""
+    """Return the SHA-256 over everything that decides the engine: files, options and versions."""
     spec = job.spec
     content = {
         "revision": _REVISION,
@@ -160,6 +170,6 @@ def _up_to_date_manifest(output: Path, key: str) -> EngineManifest | None:
     try:
         manifest = EngineManifest.load(output)
     except InputError:
-        return None  # none there, or of another version: it is replaced
+        return None  # no engine, or one of another version, which is replaced
     complete = (output / manifest.model_dir).is_dir() and (output / manifest.tokenizer.directory).is_dir()
     return manifest if manifest.key == key and complete else None

@@ -1,4 +1,8 @@
-"""`llmops build --dry-run`: what would be done and what it needs; touches nothing, and config.json is enough."""
+"""`llmops build --dry-run`, and checks whether the build accepts a plan.
+
+Both ask the targets' own `prepare`, so the planner never recommends an engine that the build
+rejects. Neither touches weights or files: config.json is enough.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +24,9 @@ from llmops.errors import LlmopsError, MissingDependencyError, ResourceError, Ve
 
 
 class DryRun(NamedTuple):
-    """What would be done. `missing`: what only this machine lacks; `steps`: the target's own plan, line by line."""
+    """The work of a build. `missing` names what only this machine lacks, `steps` is the target's
+    own description, line by line.
+    """
 
     checkpoint: str
     architecture: str
@@ -37,6 +43,7 @@ class DryRun(NamedTuple):
     steps: list[str]
 
     def text(self) -> str:
+        """Return the description for the terminal."""
         lines = [
             f"{self.checkpoint}: {self.architecture}, {_count(self.parameters)} parameters, {self.dtype}",
             f"target {self.target}, weights {self.quant}, KV cache {self.kv_cache}, tp {self.tp}, pp {self.pp}",
@@ -48,9 +55,12 @@ class DryRun(NamedTuple):
 
 
 def dry_run(spec: BuildSpec) -> DryRun:
-    """Raises what the build itself would raise for a spec that does not fit; what only this machine lacks is said.
+    """Describe a build without starting it.
 
-    Tokenizer and weights are not looked at: config.json is enough (but not for an encoder).
+    Tokenizer and weights are not read: config.json is enough, except for an encoder.
+
+    Raises:
+        LlmopsError: The build itself would reject the specification or the checkpoint.
     """
     job = prepare_dry_run(spec)
     checkpoint = job.checkpoint
@@ -67,15 +77,16 @@ def dry_run(spec: BuildSpec) -> DryRun:
         output=str(spec.output),
         disk_bytes=job.disk_bytes,
         missing=_missing(job),
-        steps=job.lines,
+        steps=job.dry_run_lines,
     )
 
 
 def prepare_dry_run(spec: BuildSpec) -> TargetJob[Any]:
-    """Return the job of this build. It knows what its stages need; its checkpoint may be config.json alone.
+    """Return the job of a build whose checkpoint may be a config.json alone. The job knows what its
+    stages need.
 
     Raises:
-        LlmopsError: What the build itself would raise for a spec or a checkpoint that it refuses.
+        LlmopsError: The build itself would reject the specification or the checkpoint.
     """
     return prepare(spec, _with_size(open_model(spec.checkpoint, weights=False)))
 
@@ -85,7 +96,9 @@ def _count(parameters: int) -> str:
 
 
 def _with_size(checkpoint: Checkpoint | EncoderCheckpoint) -> Checkpoint | EncoderCheckpoint:
-    """Where there is no weight file, the number of parameters comes from the shapes in config.json."""
+    """Add the number of parameters, computed from config.json, to a checkpoint without weight
+    files.
+    """
     if checkpoint.tensors or isinstance(checkpoint, EncoderCheckpoint):
         return checkpoint
     arch = checkpoint.architecture
@@ -95,6 +108,7 @@ def _with_size(checkpoint: Checkpoint | EncoderCheckpoint) -> Checkpoint | Encod
 
 
 def _missing(job: TargetJob[Any]) -> list[str]:
+    """Return what only this machine lacks, in sentences."""
     try:
         job.check()
     except (MissingDependencyError, ResourceError, VersionMismatchError) as error:
@@ -102,25 +116,30 @@ def _missing(job: TargetJob[Any]) -> list[str]:
     return []
 
 
+#: Output of specifications that are only checked.
 _ANYWHERE = Path("engine")
 
 
 def build_problem(checkpoint: Checkpoint, plan: BuildPlan) -> str | None:
-    """The sentence with which a build of this plan would be refused, or None. Looks at no weights and no machine."""
-    return _refused(checkpoint, plan=plan.to_dict(), **plan.build_options())
+    """Return the sentence with which a build would reject this plan, or None. Reads no weights and
+    ignores this machine.
+    """
+    return _rejection(checkpoint, plan=plan.to_dict(), **plan.build_options())
 
 
 def gpu_target(checkpoint: Checkpoint, precision: QuantFormat, kv: str, ep: int = 1) -> str:
-    """The target that a plan is for when the user names none: the planner's choice, or pytorch where an engine of
-    this family and precision cannot be built."""
+    """Return the default target of a plan: the planner's choice, or pytorch if no engine of this
+    family and precision can be built.
+    """
     first, model = default_target(checkpoint.architecture, precision, kv, ep), checkpoint.architecture
     if first != ENGINE or TORCH not in model.targets:
         return first
     cache = "auto" if kv == "bf16" else kv
-    return TORCH if _refused(checkpoint, target=ENGINE, quant=precision.name, kv_cache=cache) else first
+    return TORCH if _rejection(checkpoint, target=ENGINE, quant=precision.name, kv_cache=cache) else first
 
 
-def _refused(checkpoint: Checkpoint, **options: Any) -> str | None:
+def _rejection(checkpoint: Checkpoint, **options: Any) -> str | None:
+    """Return the sentence with which a build with these options would be rejected, or None."""
     try:
         spec = BuildSpec(checkpoint.ref, _ANYWHERE, **{k: v for k, v in options.items() if v is not None})
         get_target(spec.target).prepare(spec, checkpoint)

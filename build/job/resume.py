@@ -1,4 +1,4 @@
-"""`llmops build --resume DIR`: the step that was left because it needs other hardware."""
+"""`llmops build --resume DIR`: finish an engine folder whose last step needed other hardware."""
 
 from __future__ import annotations
 
@@ -17,10 +17,15 @@ from llmops.errors import BuildError, InputError, MissingDependencyError
 
 
 def resume(folder: Path, in_container: bool = False, progress: Progress | None = None) -> tuple[EngineManifest, bool]:
-    """Finish an engine folder. Returns its manifest and whether it was finished already.
+    """Finish an engine folder.
 
-    Raises InputError (not such a folder), MissingDependencyError, VersionMismatchError or BuildError; the folder then
-    stays as it was, but for the log.
+    Returns:
+        The manifest, and True if the engine was finished already.
+
+    Raises:
+        InputError: The folder is not an unfinished engine folder.
+        MissingDependencyError, VersionMismatchError, BuildError: The step cannot run here or
+            failed. The folder stays as it was, except for the log.
     """
     progress = progress or SilentProgress()
     EngineManifest.load(folder)
@@ -32,11 +37,11 @@ def resume(folder: Path, in_container: bool = False, progress: Progress | None =
 
 
 def _finish(manifest: EngineManifest, folder: Path, in_container: bool, progress: Progress) -> EngineManifest:
-    left = manifest.extra if isinstance(manifest.extra, TensorrtExtra) else None
-    if left is None or not left.trtllm_build:
+    extra = manifest.extra if isinstance(manifest.extra, TensorrtExtra) else None
+    if extra is None or not extra.trtllm_build:
         raise InputError(f"{folder} is not complete, but nothing can be resumed in it; build it again.")
-    image = image_of(left.image)
-    argv = left.trtllm_build
+    image = image_of(extra.image)
+    argv = extra.trtllm_build
     if in_container:
         _require_docker()
         argv = trtllm_build.docker_command(folder, image)
@@ -55,7 +60,7 @@ def _require_docker() -> None:
 
 
 def _clear(engine_dir: Path) -> None:
-    """What a run that was killed left: a rank file cut short would look finished."""
+    """Empty the engine's folder: a rank file that a killed run cut short would look finished."""
     try:
         shutil.rmtree(engine_dir, ignore_errors=True)
         engine_dir.mkdir()
@@ -64,7 +69,9 @@ def _clear(engine_dir: Path) -> None:
 
 
 def _save(manifest: EngineManifest, folder: Path) -> None:
-    """engine.json says `complete` only when it is; the rename makes that one step."""
+    """Write engine.json in one step after the engine is on the disk, so that `complete` is never
+    true too early.
+    """
     sync_tree(folder / trtllm_build.ENGINE_DIR)
     part = folder / f".{FILE_NAME}.part"
     part.write_text(manifest.text())

@@ -1,4 +1,6 @@
-"""What an engine becomes on another release of TensorRT-LLM: what changes, what is lost, and what can be rewritten."""
+"""Upgrade an engine to another TensorRT-LLM release: what changes, what is lost, and which files to
+rewrite.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,7 @@ from llmops.build.engine_folder.atomic_folder import write_text_atomically
 from llmops.build.engine_folder.build_lock import exclusive_build
 from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
-from llmops.build.quant_formats import buildable_formats, dropped
+from llmops.build.quant_formats import buildable_formats, removal_reason
 from llmops.build.target_facts import TARGETS
 from llmops.build.targets.pytorch import ARGS_FILE
 from llmops.build.trtllm.container_images import TrtllmImage
@@ -21,13 +23,15 @@ from llmops.build.trtllm.llm_args import FieldError, arguments_for_release, rele
 from llmops.build.trtllm.release_profiles import CHECKED, profile_of_release
 from llmops.errors import InputError, VersionMismatchError
 
-# what means nothing without this field goes with it
+#: Fields without which their whole group has no meaning, and the group to remove with them.
 _WHOLE = {"speculative_config.decoding_type": "speculative_config"}
 
 
 @dataclass(frozen=True)
 class Upgrade:
-    """The engine as it would be; `changes` keep what it does, `lost` do not, `gained` it can do afterwards."""
+    """The engine after an upgrade. `changes` keep its behaviour, `lost` lists behaviour that ends,
+    `gained` new abilities.
+    """
 
     manifest: EngineManifest
     image: TrtllmImage
@@ -37,8 +41,12 @@ class Upgrade:
 
 
 def plan_upgrade(directory: Path, to: str) -> Upgrade:
-    """Look, change nothing. Raises InputError for an engine that has to be built anew, with the command, and
-    VersionMismatchError for a release that llmops does not know."""
+    """Compute an upgrade without changing files.
+
+    Raises:
+        InputError: The engine must be rebuilt. The message has the build command.
+        VersionMismatchError: The release is unknown to llmops.
+    """
     manifest = EngineManifest.load(directory)
     version = _known(to)
     if TARGETS[manifest.target].library != "tensorrt_llm":
@@ -50,7 +58,7 @@ def plan_upgrade(directory: Path, to: str) -> Upgrade:
             f"{directory} is a TensorRT engine: it runs on TensorRT-LLM {manifest.tensorrt_llm} only, and 1.3 "
             f"no longer has engines. Build the model again for the PyTorch backend:\n  {_rebuild_command(manifest, directory)}"
         )
-    if gone := dropped(manifest.quantisation.weights, release_of(version)):
+    if gone := removal_reason(manifest.quantisation.weights, release_of(version)):
         raise InputError(
             f"{directory} has {gone} weights, which TensorRT-LLM 1.3 does not load. Build it again:\n"
             f"  {_rebuild_command(manifest, directory)}"
@@ -59,8 +67,11 @@ def plan_upgrade(directory: Path, to: str) -> Upgrade:
 
 
 def apply_upgrade(directory: Path, to: str, say: Callable[[str], None]) -> Upgrade:
-    """Plan and rewrite while no build works in the folder: engine.json last, so that a crash leaves the old engine.
-    `say` tells of waiting. Raises what `plan_upgrade` does."""
+    """Rewrite an engine for another release while no build works in its folder.
+
+    engine.json is written last, so that a crash leaves the old engine. `say` receives a sentence
+    while this waits for another build. Errors are those of `plan_upgrade`.
+    """
     plan_upgrade(directory, to)
     with exclusive_build(directory, say, inside=True):
         upgrade = plan_upgrade(directory, to)
@@ -92,7 +103,7 @@ def _upgraded(manifest: EngineManifest, version: str) -> Upgrade:
         *(f"{name} = {value} is set at start" for name, value in newly),
     ]
     names = [field.name for field in fields(before.sampling)]
-    can = {name: (getattr(before.sampling, name), getattr(after.sampling, name)) for name in names}
+    support = {name: (getattr(before.sampling, name), getattr(after.sampling, name)) for name in names}
     image = image_for("pytorch", version)
     extra = built.model_copy(update={"tensorrt_llm": version, "image": image.serving("pytorch"), "llm_args": kept})
     return Upgrade(
@@ -101,14 +112,14 @@ def _upgraded(manifest: EngineManifest, version: str) -> Upgrade:
         changes,
         [
             *lost.values(),
-            *(f"requests with {name}: refused from then on" for name, (a, b) in can.items() if a and not b),
+            *(f"requests with {name}: refused from then on" for name, (a, b) in support.items() if a and not b),
         ],
-        [f"requests with {name}" for name, (a, b) in can.items() if b and not a],
+        [f"requests with {name}" for name, (a, b) in support.items() if b and not a],
     )
 
 
 def _without_lost(arguments: Mapping[str, Any], minor: tuple[int, int]) -> tuple[dict[str, Any], dict[str, str]]:
-    """Arguments that the release takes, and for each field that had to go why."""
+    """Return the arguments that a release accepts, and for each removed field the reason."""
     kept: dict[str, Any] = json.loads(json.dumps(arguments))
     lost: dict[str, str] = {}
     while True:
@@ -152,10 +163,10 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, An
 
 
 def _rebuild_command(manifest: EngineManifest, directory: Path) -> str:
-    """The command that builds what this engine was for the PyTorch backend."""
+    """Return the command that builds the same model for the PyTorch backend."""
     quant = manifest.quantisation.weights
-    form = buildable_formats("pytorch").get(quant)
-    if form is None or form.dropped:
+    quant_format = buildable_formats("pytorch").get(quant)
+    if quant_format is None or quant_format.removal:
         quant = "fp8"
     cache, parallel, limits = manifest.quantisation.kv_cache, manifest.parallelism, manifest.limits
     words = [

@@ -1,4 +1,4 @@
-"""What a model is: its architecture, read from a config without loading weights, and the families that are known.
+"""Architectures of models, read from config.json without weights, and the supported families.
 
-Which files a checkpoint has belongs to `checkpoint/`.
+The files of a checkpoint belong to `checkpoint/`.
 """

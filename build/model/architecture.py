@@ -1,4 +1,6 @@
-"""What a `config.json` says about a model: its family and its shapes. Reads no weights and needs no GPU."""
+"""The architecture of a model, read from config.json: its family and shapes. Needs neither weights
+nor a GPU.
+"""
 
 from __future__ import annotations
 
@@ -13,13 +15,17 @@ from llmops.errors import CheckpointError, InputError
 
 DTYPES = ("bfloat16", "float16", "float32")
 _STORED_DTYPES = ("float16", "bfloat16")
-# what TensorRT-LLM's 32-bit shapes hold; lists with an entry per layer are made before anything else is known
-_MOST, _MOST_LAYERS = 2**31 - 1, 10_000
+#: Largest number in config.json: what TensorRT-LLM's 32-bit shapes hold.
+_MAX_NUMBER = 2**31 - 1
+#: Largest number of layers, because lists with an entry per layer are made before other checks.
+_MAX_LAYERS = 10_000
 
 
 @dataclass(frozen=True)
 class MoeShape:
-    """Experts of one MoE layer, and `layers`, the indices of the layers that have them (the others are dense)."""
+    """The experts of an MoE layer. `layers` are the indices of the layers that have experts; the
+    others are dense.
+    """
 
     num_experts: int
     experts_per_token: int
@@ -31,9 +37,12 @@ class MoeShape:
 
 @dataclass(frozen=True)
 class MlaShape:
-    """Multi-head latent attention: the KV cache holds `kv_lora_rank + qk_rope_head_dim` values per token and layer.
-    `index_heads` and `index_head_dim` are those of the indexer that picks tokens in sparse attention (DeepSeek V3.2),
-    zero where there is none."""
+    """Multi-head latent attention: the KV cache holds `kv_lora_rank + qk_rope_head_dim` values per
+    token and layer.
+
+    `index_heads` and `index_head_dim` belong to the indexer that picks tokens in sparse attention
+    (DeepSeek V3.2), zero where there is none.
+    """
 
     q_lora_rank: int | None
     kv_lora_rank: int
@@ -46,7 +55,7 @@ class MlaShape:
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """`layers` (indices) see only the last `size` tokens; the others see all."""
+    """Sliding-window attention: `layers` (indices) see only the last `size` tokens, the others all."""
 
     size: int
     layers: tuple[int, ...]
@@ -54,10 +63,12 @@ class SlidingWindow:
 
 @dataclass(frozen=True)
 class Architecture:
-    """Shapes of a decoder-only transformer, in the names of TensorRT-LLM. `hf_class` is `architectures[0]`;
-    `dtype` is what the weights are stored in where they are not quantised; `quant_method` is set when the
-    checkpoint itself is quantised (fp8, mxfp4, awq, modelopt, …); `next_token_layers` are extra layers for
-    multi-token prediction that the checkpoint holds beside `num_layers`."""
+    """The shapes of a decoder-only transformer, in the names of TensorRT-LLM.
+
+    `hf_class` is `architectures[0]`; `dtype` is the dtype of unquantised weights; `quant_method` is
+    set when the checkpoint itself is quantised (fp8, mxfp4, awq, modelopt, …); `next_token_layers`
+    counts extra layers for multi-token prediction beside `num_layers`.
+    """
 
     family: str
     hf_class: str
@@ -85,13 +96,17 @@ class Architecture:
 
     @property
     def targets(self) -> frozenset[str]:
-        """Which of openvino, tensorrt and pytorch can serve it."""
+        """Return the targets (of openvino, tensorrt and pytorch) that can serve the model."""
         family: Family = FAMILIES[self.family]
         return family.targets
 
     @classmethod
     def from_hf_config(cls, config: Mapping[str, Any]) -> Architecture:
-        """Raises CheckpointError for an architecture that is not supported and for missing or senseless fields."""
+        """Read an architecture from the content of config.json.
+
+        Raises:
+            CheckpointError: The architecture is not supported, or a field is missing or senseless.
+        """
         hf_class = _hf_class(config)
         family = family_of(hf_class)
         if family is None:
@@ -114,8 +129,8 @@ def stored_dtype(arch: Architecture, requested: object = None) -> str:
     return str(requested) if requested else arch.dtype if arch.dtype in _STORED_DTYPES else "float16"
 
 
-def _short(value: Any) -> str:
-    """As Python writes it, cut to 40 characters."""
+def _shorten(value: Any) -> str:
+    """Return the value as Python writes it, cut to 40 characters."""
     text = reprlib.repr(value)
     return text if len(text) <= 40 else text[:39] + "…"
 
@@ -142,7 +157,7 @@ def _unsupported(hf_class: str) -> str:
 
 
 class _ConfigReader:
-    """Takes the fields out of one config; text models nested in a multimodal one live in `text_config`."""
+    """A reader of one config. Text models nested in a multimodal one are in `text_config`."""
 
     def __init__(self, hf_class: str, family: Family, config: Mapping[str, Any]) -> None:
         nested = config.get("text_config")
@@ -165,16 +180,16 @@ class _ConfigReader:
             raise CheckpointError(
                 f"config.json of {self.hf_class} has no `{names[0]}`; add the field or take a complete config.json."
             )
-        if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= _MOST:
+        if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= _MAX_NUMBER:
             raise CheckpointError(
-                f"config.json has `{names[0]}` = {_short(value)}; it must be a whole number from {at_least} to {_MOST}."
+                f"config.json has `{names[0]}` = {_shorten(value)}; it must be a whole number from {at_least} to {_MAX_NUMBER}."
             )
         return value
 
     def layers(self) -> int:
         count = self.integer("num_hidden_layers")
-        if count > _MOST_LAYERS:
-            raise CheckpointError(f"config.json has {count} layers; at most {_MOST_LAYERS} can be right.")
+        if count > _MAX_LAYERS:
+            raise CheckpointError(f"config.json has {count} layers; at most {_MAX_LAYERS} can be right.")
         return count
 
     def flag(self, name: str, default: bool = False) -> bool:
@@ -233,7 +248,7 @@ class _ConfigReader:
     def dtype(self) -> str:
         value = str(self.raw("dtype", "torch_dtype") or "bfloat16").removeprefix("torch.")
         if value not in DTYPES:
-            raise CheckpointError(f"config.json has the dtype {_short(value)}; known are {', '.join(DTYPES)}.")
+            raise CheckpointError(f"config.json has the dtype {_shorten(value)}; known are {', '.join(DTYPES)}.")
         return value
 
     def moe(self, layers: int) -> MoeShape | None:
@@ -244,7 +259,9 @@ class _ConfigReader:
         step = self.integer("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step", default=1)
         dense = self.raw("mlp_only_layers") or []
         if not isinstance(dense, list):
-            raise CheckpointError(f"config.json has `mlp_only_layers` = {_short(dense)}; it must be a list of layers.")
+            raise CheckpointError(
+                f"config.json has `mlp_only_layers` = {_shorten(dense)}; it must be a list of layers."
+            )
         moe_layers = tuple(i for i in range(first, layers) if self.is_moe(i, step) and i not in dense)
         return MoeShape(
             num_experts=self.integer(*fields.num_experts),
@@ -257,7 +274,7 @@ class _ConfigReader:
 
     @staticmethod
     def is_moe(layer: int, step: int) -> bool:
-        # Qwen and Llama 4 count from one, DeepSeek from zero, which publishes only step 1, where it is the same.
+        # Qwen and Llama 4 count from one. DeepSeek counts from zero but publishes only step 1, where both agree.
         return (layer + 1) % step == 0
 
     def mla(self) -> MlaShape | None:
@@ -285,7 +302,7 @@ class _ConfigReader:
         types = self.raw("layer_types")
         if isinstance(types, list) and len(types) == layers:
             return tuple(i for i, kind in enumerate(types) if kind == "sliding_attention")
-        # one global layer after every `pattern - 1` local ones; 0 = all local
+        # One global layer follows every `pattern - 1` local ones; 0 means that all are local.
         pattern = self.integer("sliding_window_pattern", default=self.family.window_pattern, at_least=0)
         first = self.integer("max_window_layers", default=0, at_least=0)
         return tuple(i for i in range(first, layers) if pattern == 0 or (i + 1) % pattern)

@@ -1,4 +1,4 @@
-"""The model families that can be planned and built, and what sets each apart."""
+"""The table of model families that can be planned and built."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ PYTORCH_ONLY = frozenset({"pytorch"})
 
 @dataclass(frozen=True)
 class MoeFields:
-    """Under which names (first found wins) a family's config keeps its MoE shape."""
+    """The config.json fields of a family's MoE shape. The first field found of each tuple wins."""
 
     num_experts: tuple[str, ...]
     experts_per_token: tuple[str, ...]
@@ -25,9 +25,15 @@ class MoeFields:
 
 @dataclass(frozen=True)
 class Family:
-    """`targets` are those that can serve it: `tensorrt` where ModelOpt exports a TensorRT-LLM checkpoint that
-    trtllm-build 1.2.1 takes, `pytorch` where TensorRT-LLM's PyTorch backend has the model, `openvino` where
-    optimum-intel exports it. `defaults` are the values its config.json leaves out on purpose."""
+    """A model family.
+
+    `targets` can serve it: `tensorrt` where ModelOpt exports a TensorRT-LLM checkpoint that
+    trtllm-build 1.2.1 takes, `pytorch` where TensorRT-LLM's PyTorch backend has the model,
+    `openvino` where optimum-intel exports it. `defaults` are values that its config.json leaves out
+    on purpose. A family `as_published` is passed on unchanged and never quantised here.
+    `dense_size` is the config.json field with the width of dense layers; `shared_experts` counts
+    experts that every token passes through where config.json does not.
+    """
 
     name: str
     hf_classes: tuple[str, ...]
@@ -39,17 +45,14 @@ class Family:
     norms_per_layer: int = 2
     mla: bool = False
     moe: MoeFields | None = None
-    #: Passed on as its owner published it, never quantised here.
     as_published: bool = False
-    #: The config.json field with the width of dense layers, and experts that every token passes through where
-    #: config.json does not count them.
     dense_size: str = "intermediate_size"
     shared_experts: int = 0
     window_pattern: int = 0
     defaults: Mapping[str, Any] = field(default_factory=dict)
 
 
-# transformers' Gemma3TextConfig: published Gemma 3 files hold only what differs from these
+#: transformers' Gemma3TextConfig: published Gemma 3 files hold only what differs from these values.
 _GEMMA3_DEFAULTS = {
     "num_attention_heads": 8,
     "num_key_value_heads": 4,
@@ -138,5 +141,5 @@ FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 
 
 def family_of(hf_class: str) -> Family | None:
-    """The family whose config names this class under `architectures`, or None."""
+    """Return the family whose config names this class under `architectures`, or None."""
     return next((family for family in _ALL if hf_class in family.hf_classes), None)

@@ -1,4 +1,5 @@
-"""Will it fit, how fast will it be, what will it cost: arithmetic on an architecture; nothing is loaded or run.
+"""Capacity planning: memory, speed and cost, computed from an architecture without loading or
+running it.
 
-`gpus` -> `memory/` -> `timing/` -> `speed/` -> `search/` -> `report/`: each knows those before it.
+`gpu_specs`, `memory`, `timing`, `speed`, `search` and `report` each know only those before them.
 """

@@ -1,4 +1,4 @@
-"""BuildPlan: what was planned, in the form that `llmops build --plan` obeys and `engine.json` keeps."""
+"""BuildPlan: a planned engine, in the form that `llmops build --plan` obeys and engine.json keeps."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ FORMAT: Literal[1] = 1
 
 
 class BuildPlan(BaseModel):
-    """One replica's engine and how many of it. Lengths in tokens; `quantisation` and `kv_cache_dtype` are the names of
-    `llmops plan --quant` and `--kv-dtype`; `predicted` is what the planner expects (seconds, requests/s, bytes);
-    `settings` are those of `build --set`, which a recipe has and which the command line may override."""
+    """The engine of one replica, and the number of replicas. Lengths are in tokens.
+
+    `quantisation` and `kv_cache_dtype` are the names of `llmops plan --quant` and `--kv-dtype`.
+    `predicted` holds the planner's expectations (seconds, requests/s, bytes). `settings` are those
+    of `build --set`, which a recipe has and the command line may override.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -49,24 +52,27 @@ class BuildPlan(BaseModel):
 
     @property
     def world_size(self) -> int:
+        """Return the number of GPUs of a replica."""
         return self.tp_size * self.pp_size
 
     def check(self, model: Architecture) -> None:
-        """Raises InputError when this plan was made for a model of other shapes."""
+        """Raise InputError if the plan was made for a model of other shapes."""
         planned = f"{self.architecture}, {self.num_layers} layers of {self.hidden_size}"
-        given = f"{model.hf_class}, {model.num_layers} layers of {model.hidden_size}"
-        if planned != given:
+        actual = f"{model.hf_class}, {model.num_layers} layers of {model.hidden_size}"
+        if planned != actual:
             raise InputError(
-                f"the plan is for {self.model} ({planned}), not for this checkpoint ({given}); make a plan for it."
+                f"the plan is for {self.model} ({planned}), not for this checkpoint ({actual}); make a plan for it."
             )
 
     def build_options(self) -> dict[str, Any]:
-        """The options of `llmops build` that this plan sets, by their names there. A checkpoint that is quantised
-        already (fp8_block, mxfp4) is built as it is."""
-        form = FORMATS.get(self.quantisation)
+        """Return the options of `llmops build` that this plan sets, by their names.
+
+        A checkpoint that is quantised already (fp8_block, mxfp4) is built unchanged.
+        """
+        quant_format = FORMATS.get(self.quantisation)
         return {
             "target": self.target,
-            "quant": "none" if form and form.as_stored else self.quantisation,
+            "quant": "none" if quant_format and quant_format.as_stored else self.quantisation,
             "kv_cache": "auto" if self.kv_cache_dtype == "bf16" else self.kv_cache_dtype,
             "group_size": self.group_size,
             "tp": self.tp_size,
@@ -79,11 +85,16 @@ class BuildPlan(BaseModel):
         }
 
     def to_dict(self) -> dict[str, Any]:
+        """Return the plan as JSON values."""
         return self.model_dump()
 
     @classmethod
     def from_dict(cls, data: Any, source: str = "the plan") -> BuildPlan:
-        """Raises InputError that names the field which is wrong."""
+        """Parse a plan. `source` names it in errors.
+
+        Raises:
+            InputError: A field is wrong. The message names the field.
+        """
         if isinstance(data, dict) and "plan" in data:
             data = data["plan"]
         try:
@@ -95,12 +106,20 @@ class BuildPlan(BaseModel):
             ) from error
 
     def save(self, path: Path) -> None:
-        """Write the plan as JSON. Raises InputError when `path` cannot be written."""
+        """Write the plan as JSON.
+
+        Raises:
+            InputError: The file cannot be written.
+        """
         write_text(path, json.dumps(self.to_dict(), indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> BuildPlan:
-        """Read a file that `llmops plan --save` or `--json` wrote. Raises InputError."""
+        """Read a file that `llmops plan --save` or `--json` wrote.
+
+        Raises:
+            InputError: The file is missing or not a plan.
+        """
         try:
             data = json.loads(path.read_text())
         except FileNotFoundError:

@@ -14,9 +14,13 @@ MIB = 2**20
 
 @dataclass(frozen=True)
 class GpuSpec:
-    """`memory`: bytes a process can use; `bandwidth`: HBM in B/s; `flops`: peak operations/s by compute dtype;
-    `link`: B/s to the other GPUs of the node in one direction; `network`: the same to other nodes;
-    `price`: $/h assumed when the user gives none; `silicon`: AIConfigurator's name of the system."""
+    """The data sheet of a GPU.
+
+    `memory` is in bytes that a process can use, `bandwidth` of HBM in B/s. `bf16`, `fp8` and `int8`
+    are peak operations/s, 0 if the GPU lacks the dtype. `link` is B/s to other GPUs of the node in
+    one direction, `network` to other nodes. `price` is the $/h assumed when the user gives none;
+    `silicon` is AIConfigurator's name of the system.
+    """
 
     name: str
     sm: int
@@ -32,11 +36,14 @@ class GpuSpec:
     silicon: str | None = None
 
     def flops(self, dtype: str) -> float:
-        """Peak of `bf16` (also fp16), `fp8` or `int8`; a dtype the GPU lacks computes in bf16."""
+        """Return the peak operations/s of `bf16` (also fp16), `fp8` or `int8`. A dtype that the GPU
+        lacks computes in bf16.
+        """
         peak = {"fp8": self.fp8, "int8": self.int8}.get(dtype, self.bf16)
         return peak or self.bf16
 
     def at_price(self, price: float) -> GpuSpec:
+        """Return the GPU at another price in $/h."""
         return replace(self, price=price)
 
 
@@ -88,7 +95,11 @@ _ALIASES = {"h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "a100": 
 
 
 def find_gpu(name: str) -> GpuSpec:
-    """The GPU of that name (`h100` is `h100-sxm`). Raises InputError that lists the known and names the nearest."""
+    """Return the GPU of that name; `h100` is `h100-sxm`.
+
+    Raises:
+        InputError: The GPU is unknown. The message lists the known ones and suggests the nearest.
+    """
     key = name.strip().lower().replace("_", "-")
     key = _ALIASES.get(key, key)
     if key in GPUS:

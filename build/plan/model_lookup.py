@@ -1,4 +1,6 @@
-"""Where a model's config.json comes from: a file, a folder, the table of well-known models, or the Hugging Face hub."""
+"""Find a model's config.json: a file, a folder, the table of well-known models, or the Hugging Face
+hub.
+"""
 
 from __future__ import annotations
 
@@ -6,23 +8,31 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from llmops.build.checkpoint import Checkpoint, describe, open_checkpoint
+from llmops.build.checkpoint import Checkpoint, describe_config, open_checkpoint
 from llmops.build.checkpoint.hub_download import HUB_ID, cached_config, fetch_config
 from llmops.build.checkpoint.known_models import BUNDLED, KnownModel, known_model, known_models, model_suggestion
 from llmops.errors import CheckpointError
 
 
 class NamedModel(NamedTuple):
-    """A model as its config.json describes it, and what to call it."""
+    """A model as its config.json describes it, and its display name."""
 
     name: str
     checkpoint: Checkpoint
 
 
 def look_up_model(source: str, online: bool = False) -> NamedModel:
-    """The model of a path (config.json, its folder or a GGUF file), of a bundled model, or of a hub id such as
-    meta-llama/Llama-3.1-70B: from the table of well-known models, or with `online` from the hub. Raises
-    CheckpointError when there is none, ResourceError when the hub cannot be reached."""
+    """Return the model that `source` names.
+
+    Args:
+        source: A path (config.json, its folder or a GGUF file), a bundled model, or a hub id such
+            as meta-llama/Llama-3.1-70B.
+        online: Ask the hub for a hub id instead of the table of well-known models.
+
+    Raises:
+        CheckpointError: There is no such model.
+        ResourceError: The hub cannot be reached.
+    """
     path = Path(source).expanduser()
     if path.suffix == ".gguf" or (source in BUNDLED and not path.exists()):
         return NamedModel(path.stem if path.suffix else source, open_checkpoint(source, weights=False))
@@ -33,18 +43,18 @@ def look_up_model(source: str, online: bool = False) -> NamedModel:
                 f"{source} has no config.json; name a Hugging Face checkpoint folder or its config.json."
             )
     if path.is_file():
-        return _of_file(path)
-    return _of_hub(source, online)
+        return _look_up_file(path)
+    return _look_up_hub_id(source, online)
 
 
-def _of_hub(source: str, online: bool) -> NamedModel:
+def _look_up_hub_id(source: str, online: bool) -> NamedModel:
     if source.endswith((".json", ".safetensors")) or not HUB_ID.fullmatch(source):
         raise CheckpointError(_unknown_model(source))
     if online:
         return NamedModel(source, _described(source, fetch_config(source)))
     known = known_model(source)
     if known:
-        return NamedModel(known.id, describe(known.id, _decoder(known), Path(known.id)))
+        return NamedModel(known.id, describe_config(known.id, _decoder_config(known), Path(known.id)))
     cached = cached_config(source)
     if cached:
         return NamedModel(source, _described(source, cached))
@@ -62,8 +72,8 @@ def _unknown_model(source: str) -> str:
     )
 
 
-def _decoder(known: KnownModel) -> dict[str, Any]:
-    """The config of a model that generates text. Raises CheckpointError for an encoder."""
+def _decoder_config(known: KnownModel) -> dict[str, Any]:
+    """Return the config of a model that generates text. Raises CheckpointError for an encoder."""
     if known.hf_class.endswith("ForCausalLM") or known.hf_class.endswith("ForConditionalGeneration"):
         return known.config
     size = f"{(known.parameters or 0) / 1e6:.0f} million parameters, {(known.parameters or 0) * 2e-9:.2f} GB in FP16"
@@ -73,15 +83,17 @@ def _decoder(known: KnownModel) -> dict[str, Any]:
     )
 
 
-def _of_file(path: Path) -> NamedModel:
-    """A checkpoint goes by its own name where it was saved with one, otherwise by its folder's."""
+def _look_up_file(path: Path) -> NamedModel:
+    """Return the model of a config.json. Its name is the one it was saved with, otherwise its
+    folder's.
+    """
     checkpoint = _described(str(path), path)
-    own = str(checkpoint.config.get("_name_or_path") or "").strip("/").split("/")[-1]
-    return NamedModel(own or (path.stem if path.stem != "config" else path.resolve().parent.name), checkpoint)
+    saved_name = str(checkpoint.config.get("_name_or_path") or "").strip("/").split("/")[-1]
+    return NamedModel(saved_name or (path.stem if path.stem != "config" else path.resolve().parent.name), checkpoint)
 
 
 def _described(ref: str, path: Path) -> Checkpoint:
-    return describe(ref, _read(path), path.parent)
+    return describe_config(ref, _read(path), path.parent)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How far a quantised model is from its source: metrics, gates, golden prompts.
+"""Quality of quantised models: measures against the source, gates and golden prompts.
 
 Quantising itself belongs to `quantize/`.
 """

@@ -34,7 +34,7 @@ def compare_export(
 ) -> QualityMetrics:
     """All figures of an export against the reference."""
     comparison, sketches, progress = Comparison(), SketchCollector(exported), progress or SilentProgress()
-    with progress.stage("Measuring quality", reference.work()), layer_progress(exported.module, progress):
+    with progress.stage("Measuring quality", reference.forward_cost()), layer_progress(exported.module, progress):
         found = exported.log_probs([*reference.texts, *reference.answered], sketches.add)
         for ids, expected in zip(reference.texts, reference.log_probs(), strict=True):
             comparison.add(expected, next(found)[:, : expected.shape[-1]], torch.tensor(ids[1:]))

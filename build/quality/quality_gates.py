@@ -107,7 +107,7 @@ class QualityGates(QualityLimits):
             ("mean KL at most {:g}", self.max_mean_kl),
             ("worst token's KL at most {:g}", self.max_token_kl),
         )
-        return ", ".join(form.format(limit) for form, limit in limits if limit is not None)
+        return ", ".join(text.format(limit) for text, limit in limits if limit is not None)
 
     def failures(self, quality: QualityMetrics) -> list[str]:
         """One clause per gate that is not met."""
@@ -135,8 +135,8 @@ WIDEST = 32.0
 
 
 def _loss(quant: str) -> QualityLimits:
-    form = FORMATS.get(quant)
-    return _OF_METHOD.get(quant) or (form.loss if form else None) or _UNKNOWN
+    quant_format = FORMATS.get(quant)
+    return _OF_METHOD.get(quant) or (quant_format.loss if quant_format else None) or _UNKNOWN
 
 
 def _with_cache(gates: QualityGates) -> QualityGates:

@@ -21,7 +21,7 @@ from llmops.build.progress import Progress, SilentProgress
 from llmops.build.quality.layerwise_model import LayerwiseModel
 from llmops.build.quality.measures import input_ranges, sketch, sketch_table
 from llmops.build.quantize.calibration import EVALUATION_LENGTH, bundled_texts
-from llmops.build.quantize.forward_progress import layer_progress, work
+from llmops.build.quantize.forward_progress import forward_cost, layer_progress
 from llmops.build.quantize.model_loading import silence_libraries
 
 
@@ -65,7 +65,7 @@ def _ids(encoded: Any) -> list[int]:
 def reference_work(texts: list[list[int]], prompts: list[list[int]]) -> int:
     """What `ReferenceAnswers.record` advances by: the texts one by one, the prompts as one batch, then token by token."""
     batch = len(prompts) * max(map(len, prompts), default=0)
-    return work([len(ids) for ids in texts] + [batch] + [len(prompts)] * (TOKENS - 1))
+    return forward_cost([len(ids) for ids in texts] + [batch] + [len(prompts)] * (TOKENS - 1))
 
 
 class SketchCollector:
@@ -100,9 +100,9 @@ class ReferenceAnswers:
         """Each prompt with its answer."""
         return [[*prompt, *answer] for prompt, answer in zip(self.prompts, self.answers, strict=True)]
 
-    def work(self) -> int:
+    def forward_cost(self) -> int:
         """What comparing a model with it advances by: texts and prompts with their answers, one by one."""
-        return work([len(ids) for ids in [*self.texts, *self.answered]])
+        return forward_cost([len(ids) for ids in [*self.texts, *self.answered]])
 
     def log_probs(self) -> Iterator[Tensor]:
         """Of each text."""

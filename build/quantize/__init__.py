@@ -1,4 +1,4 @@
-"""Quantisation with NVIDIA ModelOpt: calibration, export, and reading the export back.
+"""Quantisation with NVIDIA ModelOpt: calibration, export, and reading exports back.
 
-Which formats there are is the table in `build/quant_formats.py`; whether the result is good enough belongs to `quality/`.
+The table of formats is `build/quant_formats.py`; the quality gate belongs to `quality/`.
 """

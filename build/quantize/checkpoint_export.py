@@ -20,7 +20,7 @@ _SCALES = ("weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale"
 
 
 def export_engine_checkpoint(
-    model: Any, arch: Architecture, form: QuantFormat, folder: Path, tp: int, pp: int, dtype: str | None = None
+    model: Any, arch: Architecture, quant_format: QuantFormat, folder: Path, tp: int, pp: int, dtype: str | None = None
 ) -> dict[str, Any]:
     """Write config.json and rank0…rank{tp*pp-1}.safetensors; returns the config. `dtype` (float16, bfloat16) is that of
     weights that are not quantised, None for the source's."""
@@ -44,7 +44,7 @@ def export_engine_checkpoint(
         raise BuildError(f"ModelOpt could not export {arch.hf_class} for tp {tp}: {error}") from error
     if pp > 1:
         _add_output_matrix(folder, tp, pp)
-    return _complete_quantization(folder / "config.json", form)
+    return _complete_quantization(folder / "config.json", quant_format)
 
 
 def _add_output_matrix(folder: Path, tp: int, pp: int) -> None:
@@ -62,12 +62,12 @@ def _add_output_matrix(folder: Path, tp: int, pp: int) -> None:
             save_file(tensors, last)
 
 
-def _complete_quantization(path: Path, form: QuantFormat) -> dict[str, Any]:
+def _complete_quantization(path: Path, quant_format: QuantFormat) -> dict[str, Any]:
     """The exporter takes the algorithm from its own quantisers; where trtllm-build is to quantise there are none. Its
     list of excluded modules names lm_head only and replaces TensorRT-LLM's own, which has the routers and embeddings:
     without a list theirs holds (`tensorrt_llm/quantization/quantize.py`, quantize_layers)."""
     config: dict[str, Any] = json.loads(path.read_text())
-    config["quantization"]["quant_algo"] = form.algorithm
+    config["quantization"]["quant_algo"] = quant_format.algorithm
     config["quantization"].pop("exclude_modules", None)
     path.write_text(json.dumps(config, indent=4))
     return config
@@ -113,7 +113,7 @@ def _experts_unpadded() -> Iterator[None]:
 
 
 def export_hf_checkpoint(
-    model: Any, arch: Architecture, form: QuantFormat, folder: Path, dtype: str | None = None
+    model: Any, arch: Architecture, quant_format: QuantFormat, folder: Path, dtype: str | None = None
 ) -> dict[str, Any]:
     """Write a Hugging Face checkpoint with hf_quant_config.json; returns the latter ({} when nothing is quantised)."""
     import torch
@@ -121,7 +121,7 @@ def export_hf_checkpoint(
 
     dtype = dtype or stored_dtype(arch)
     try:
-        with silence_libraries(), torch.inference_mode(), _experts_of_two_steps(form):
+        with silence_libraries(), torch.inference_mode(), _experts_of_two_steps(quant_format):
             export(model, getattr(torch, dtype), folder)
     except (NotImplementedError, AssertionError, ValueError, TypeError, AttributeError) as error:
         raise BuildError(f"ModelOpt could not export {arch.hf_class} as a Hugging Face checkpoint: {error}") from error
@@ -133,7 +133,7 @@ def export_hf_checkpoint(
 
 
 @contextlib.contextmanager
-def _experts_of_two_steps(form: QuantFormat) -> Iterator[None]:
+def _experts_of_two_steps(quant_format: QuantFormat) -> Iterator[None]:
     """Let ModelOpt 0.47 export experts in W4A8, whose weights are rounded in two steps (INT4 groups, then FP8).
 
     Before it writes, it gives gate and up of an expert one largest value, which raises for the groups of the first
@@ -143,7 +143,7 @@ def _experts_of_two_steps(form: QuantFormat) -> Iterator[None]:
     import modelopt.torch.export.unified_export_hf as exporter
 
     original = exporter.sync_moe_gate_up_amax
-    if form.algorithm == "W4A8_AWQ":
+    if quant_format.algorithm == "W4A8_AWQ":
         exporter.sync_moe_gate_up_amax = lambda model: 0
     try:
         yield

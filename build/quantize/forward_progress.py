@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 PASS = 16
 
 
-def work(lengths: list[int]) -> int:
+def forward_cost(lengths: list[int]) -> int:
     """What passes over so many tokens each (all sequences of a batch together) amount to, in `advance`'s units."""
     return sum(lengths) + PASS * len(lengths)
 
@@ -33,7 +33,7 @@ def layer_progress(model: Any, progress: Progress) -> Iterator[ForwardMeter]:
     def advance(module: Any, inputs: Any, output: Any) -> None:
         hidden = output[0] if isinstance(output, tuple) else output
         tokens = hidden.numel() // hidden.shape[-1]
-        progress.advance(meter.cost * work([tokens]) / len(layers))
+        progress.advance(meter.cost * forward_cost([tokens]) / len(layers))
 
     handles = [layer.register_forward_hook(advance) for layer in layers]
     try:

@@ -156,15 +156,17 @@ class CompressedTensorsReader:
 
 
 # those that a Hugging Face folder can have
-ALGORITHMS = frozenset(form.algorithm for form in buildable_formats("pytorch").values() if form.algorithm)
+ALGORITHMS = frozenset(
+    quant_format.algorithm for quant_format in buildable_formats("pytorch").values() if quant_format.algorithm
+)
 
 
 class ModelOptReader:
     names = frozenset({"weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale", "k_scale", "v_scale"})
 
     def __init__(self, algorithm: str) -> None:
-        form = format_of_algorithm(algorithm)
-        self.kind = form.inputs if form else None
+        quant_format = format_of_algorithm(algorithm)
+        self.kind = quant_format.inputs if quant_format else None
 
     def quantised(self, stored: Stored) -> bool:
         return "weight_scale" in stored

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from llmops.build.quant_formats import QuantFormat
 from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, batches, load_texts, pack_sequences
-from llmops.build.quantize.forward_progress import ForwardMeter, layer_progress, work
+from llmops.build.quantize.forward_progress import ForwardMeter, forward_cost, layer_progress
 from llmops.build.quantize.model_loading import has_gpu, silence_libraries
 from llmops.build.quantize.module_fixes import split_experts
 from llmops.errors import BuildError
@@ -27,7 +27,7 @@ _AWQ_PASSES = (1, 12)
 def quantize(
     model: Any,
     tokenizer: Any,
-    form: QuantFormat,
+    quant_format: QuantFormat,
     kv_cache: str,
     group_size: int | None,
     settings: CalibrationSettings,
@@ -37,16 +37,16 @@ def quantize(
     import torch
 
     split_experts(model)
-    config = modelopt_config(form, kv_cache, group_size)
+    config = modelopt_config(quant_format, kv_cache, group_size)
     if config is None:
         return 0
-    size, batch_size = settings.resolved(has_gpu(), form.calib_limit)
+    size, batch_size = settings.resolved(has_gpu(), quant_format.calib_limit)
     found = pack_sequences(load_texts(settings), tokenizer, size, settings.seq_len)
     tokens = sum(len(ids) for ids in found)
-    passes = _AWQ_PASSES if form.grouped else (1,)
-    total = sum(passes) * work([ids.numel() for ids in batches(found, batch_size)])
+    passes = _AWQ_PASSES if quant_format.grouped else (1,)
+    total = sum(passes) * forward_cost([ids.numel() for ids in batches(found, batch_size)])
     with (
-        progress.stage(_title(form, len(found), tokens, settings), total), silence_libraries(), torch.inference_mode(),
+        progress.stage(_title(quant_format, len(found), tokens, settings), total), silence_libraries(), torch.inference_mode(),
         _bfloat16_products(), layer_progress(model, progress) as meter,
     ):  # fmt: skip
         _run(model, config, _forward_loop(meter, passes, lambda: batches(found, batch_size)))
@@ -69,9 +69,9 @@ def _forward_loop(
     return forward
 
 
-def _title(form: QuantFormat, count: int, tokens: int, settings: CalibrationSettings) -> str:
+def _title(quant_format: QuantFormat, count: int, tokens: int, settings: CalibrationSettings) -> str:
     source = "the bundled texts" if settings.dataset == BUNDLED else settings.dataset
-    return f"Calibrating {form.name} on {count} sequences ({tokens} tokens) of {source}"
+    return f"Calibrating {quant_format.name} on {count} sequences ({tokens} tokens) of {source}"
 
 
 @contextlib.contextmanager
@@ -109,16 +109,16 @@ def _check_finite(model: Any) -> None:
             )
 
 
-def modelopt_config(form: QuantFormat, kv_cache: str, group_size: int | None) -> dict[str, Any] | None:
+def modelopt_config(quant_format: QuantFormat, kv_cache: str, group_size: int | None) -> dict[str, Any] | None:
     """What `mtq.quantize` takes; None where nothing is quantised before the export."""
     import modelopt.torch.quantization as mtq
 
     entries = _kv_entries(kv_cache)
-    if form.preset is None:
+    if quant_format.preset is None:
         return (
             {"quant_cfg": [{"quantizer_name": "*", "enable": False}, *entries], "algorithm": "max"} if entries else None
         )
-    config: dict[str, Any] = copy.deepcopy(getattr(mtq, form.preset))
+    config: dict[str, Any] = copy.deepcopy(getattr(mtq, quant_format.preset))
     if group_size is not None:
         _set_group_size(config, group_size)
     config["quant_cfg"] = [*config["quant_cfg"], *entries]

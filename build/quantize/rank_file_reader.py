@@ -37,7 +37,7 @@ class RankFileReader:
         that differs where trtllm-build is still to quantise."""
         self.folder, self.family, self.bounds = folder, family, bounds
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
-        self.form = format_of_algorithm(str(self.config["quantization"].get("quant_algo") or ""))
+        self.quant_format = format_of_algorithm(str(self.config["quantization"].get("quant_algo") or ""))
         mapping = self.config["mapping"]
         self.tp, self.pp = int(mapping["tp_size"]), int(mapping["pp_size"])
         missing = [r for r in range(self.tp * self.pp) if not (folder / f"rank{r}.safetensors").is_file()]
@@ -114,7 +114,11 @@ class RankFileReader:
 
     def _linears(self, stage: int, name: str) -> list[QuantizedLinear]:
         """The layer as each rank has it."""
-        later = self.form.bits if self.form and self.form.quantized_by_builder and not self.bounds else None
+        later = (
+            self.quant_format.bits
+            if self.quant_format and self.quant_format.quantized_by_builder and not self.bounds
+            else None
+        )
         stored = self._stored(stage, name)
         return [QuantizedLinear(*tensors, later_bits=later if tensors[1] is None else None) for tensors in stored]
 
@@ -133,7 +137,7 @@ class RankFileReader:
         model.put(f"{name}.weight", [share.part(self.bounds) for share in shares], dim)
 
     def _input(self, model: ExportedModel, stage: int, source: str, targets: list[str], dim: int | None) -> None:
-        kind = self.form.inputs if self.form else None
+        kind = self.quant_format.inputs if self.quant_format else None
         if kind is None:
             return
         scales = self._parts(stage, f"{source}.activation_scaling_factor")

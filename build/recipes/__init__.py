@@ -1,4 +1,4 @@
-"""Recipes: ready plans for models that many people serve, each number with its source.
+"""Recipes: ready build plans for well-known models, each number with its source.
 
-A recipe is a file of `data/` that `llmops build --plan` takes as it is.
+A recipe is a file of `data/` that `llmops build --plan` accepts.
 """

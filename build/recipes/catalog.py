@@ -1,4 +1,4 @@
-"""The recipes that come with the package, and the models that none can be written for."""
+"""Recipes that ship with the package, and the models for which no recipe can be written."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ UNSUPPORTED = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """One model as it is served on one machine.
+    """A model with the settings to serve it on one machine.
 
-    `sources` names for each number of `plan` where it was read. `published` is a throughput to compare with
-    (`llmops bench --compare`), with its own source, or empty. `file` is what `llmops build --plan` takes.
+    `sources` names the origin of each number of `plan`. `published` is a throughput to compare with
+    (`llmops bench --compare`) and its source, or empty. `file` is the argument for `llmops build
+    --plan`.
     """
 
     name: str
@@ -53,7 +54,11 @@ def recipes() -> dict[str, Recipe]:
 
 
 def find_recipe(name: str) -> Recipe:
-    """Return the recipe of this name. Raises InputError that names the nearest one."""
+    """Return the recipe `name`.
+
+    Raises:
+        InputError: The recipe is unknown. The message suggests the nearest one.
+    """
     known = recipes()
     if name in known:
         return known[name]

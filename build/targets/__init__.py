@@ -1,4 +1,4 @@
-"""What `build` can make: one module per target behind `base.Target`.
+"""Build targets: one module per target, each with an instance of `build_target.BuildTarget`.
 
-What Triton needs to know of a target belongs to `model_repository/targets/`.
+Triton's view of a target belongs to `model_repository/targets/`.
 """

@@ -124,12 +124,12 @@ class TargetJob(ABC, Generic[C]):
         return 0
 
     @property
-    def needs(self) -> Sequence[StageRequirements]:
+    def stage_requirements(self) -> Sequence[StageRequirements]:
         """What each stage will need, where that is worth planning for."""
         return ()
 
     @property
-    def lines(self) -> list[str]:
+    def dry_run_lines(self) -> list[str]:
         """What --dry-run says of this job."""
         return []
 

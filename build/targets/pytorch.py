@@ -64,7 +64,7 @@ class PytorchJob(NvidiaJob):
     def build(self, workdir: Path, progress: Progress) -> BuildResult:
         record: dict[str, Any] = {"quality": None, "calibration_tokens": 0}
         model_dir = workdir / MODEL_DIR
-        if self.request.copied:
+        if self.request.exports_unchanged:
             with progress.stage("Taking the checkpoint over"):
                 _link_checkpoint(self.checkpoint, model_dir)
         else:

@@ -1,6 +1,6 @@
 """The tokenizer folder of an engine: tokenizer.json, tokenizer_config.json and the chat template.
 
-Tokenising and rendering belong to `gateway/text/`.
+Tokenising and rendering requests belong to `gateway/text/`.
 """
 
 from llmops.build.tokenizer.tokenizer_folder import check_tokenizer, write_tokenizer

@@ -1,7 +1,8 @@
-"""GGUF metadata -> a `tokenizers` tokenizer.
+"""Convert GGUF metadata to a `tokenizers` tokenizer.
 
-transformers converts GGUF tokenizers by architecture and loses the pre-tokenizer (digits of SmolLM2 come out merged)
-and the special tokens, so the conversion goes by `tokenizer.ggml.pre` here, as llama.cpp does.
+transformers converts GGUF tokenizers by architecture and loses the pre-tokenizer (digits of SmolLM2
+come out merged) and the special tokens. This conversion goes by `tokenizer.ggml.pre`, as llama.cpp
+does.
 """
 
 from __future__ import annotations
@@ -14,18 +15,18 @@ from llmops.errors import CheckpointError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
-# token_type of ggml: 3 is a control token, 4 a token the user added
+#: ggml's token_type of a control token, and of a token that the user added.
 _CONTROL, _USER_DEFINED = 3, 4
 _GPT2, _SPM = "gpt2", "llama"
-#: Sum of the squared lengths of all tokens, which is what looking for merges takes: some seconds. Llama's 32,000 tokens
-#: have 1.2 million; one token of 240,000 characters would take half a minute.
+#: Largest sum of squared token lengths: the search for merges takes time proportional to it, here some
+#: seconds. Llama's 32,000 tokens have 1.2 million; one token of 240,000 characters would take half a minute.
 _MAX_WORK = 200_000_000
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-# `tokenizer.ggml.pre` -> (regular expression before the bytes, digits one by one, merges may be skipped)
+#: `tokenizer.ggml.pre` -> (regular expression before the bytes, digits one by one, merges may be skipped).
 _PRE_TOKENIZERS: dict[str, tuple[str | None, bool, bool]] = {
     "smollm": (None, True, False),
     "starcoder": (None, True, False),
@@ -37,7 +38,11 @@ _PRE_TOKENIZERS: dict[str, tuple[str | None, bool, bool]] = {
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Raises CheckpointError for kinds of tokenizers that cannot be rebuilt exactly."""
+    """Build the tokenizer.
+
+    Raises:
+        CheckpointError: The tokenizer is damaged, or of a kind that cannot be rebuilt exactly.
+    """
     kind = metadata.get("tokenizer.ggml.model")
     if kind not in (_GPT2, _SPM):
         raise CheckpointError(
@@ -86,7 +91,9 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
-    """SentencePiece BPE: pairs merge in the order of the merged token's score; unknown characters become bytes."""
+    """Return a SentencePiece BPE tokenizer: pairs merge in the order of the merged token's score,
+    and unknown characters become bytes.
+    """
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     _require(metadata, "tokens", "scores")
@@ -134,7 +141,7 @@ def _add_special_tokens(tokenizer: Tokenizer, metadata: Mapping[str, Any]) -> No
 
 
 def _add_template(tokenizer: Tokenizer, metadata: Mapping[str, Any], default: bool) -> None:
-    """What goes before and after a text that is encoded with special tokens."""
+    """Add the tokens that surround a text encoded with special tokens."""
     from tokenizers.processors import TemplateProcessing
 
     bos, eos = (metadata.get(f"tokenizer.ggml.{key}_token_id") for key in ("bos", "eos"))

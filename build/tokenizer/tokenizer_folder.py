@@ -1,4 +1,4 @@
-"""Writes an engine's tokenizer folder; what is in it needs neither torch nor transformers to be read."""
+"""Write the tokenizer folder of an engine. Reading it needs neither torch nor transformers."""
 
 from __future__ import annotations
 
@@ -20,15 +20,19 @@ _SLOW = ("tokenizer.model", "vocab.json")
 
 
 def check_tokenizer(checkpoint: Checkpoint) -> None:
-    """Raises CheckpointError when there is no tokenizer; cheap, for use before the work."""
-    wanted = (checkpoint.path.name,) if checkpoint.format == "gguf" else (TOKENIZER, *_SLOW)
-    if not any(name in checkpoint.tokenizer_files for name in wanted):
+    """Raise CheckpointError if the checkpoint has no tokenizer. Reads no file."""
+    candidates = (checkpoint.path.name,) if checkpoint.format == "gguf" else (TOKENIZER, *_SLOW)
+    if not any(name in checkpoint.tokenizer_files for name in candidates):
         hint = "take a GGUF with its tokenizer inside" if checkpoint.format == "gguf" else "copy tokenizer.json to it"
         raise CheckpointError(f"{checkpoint.ref} has no tokenizer; {hint}.")
 
 
 def write_tokenizer(checkpoint: Checkpoint, directory: Path, warn: Callable[[str], None]) -> TokenizerInfo:
-    """Fills `directory`. Raises CheckpointError when the tokenizer is damaged or does not fit the model."""
+    """Write the tokenizer files into `directory`.
+
+    Raises:
+        CheckpointError: The tokenizer is damaged or does not fit the model.
+    """
     check_tokenizer(checkpoint)
     directory.mkdir(parents=True)
     if checkpoint.format == "gguf":
@@ -37,7 +41,8 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path, warn: Callable[[str
         _from_folder(checkpoint, directory)
     if checkpoint.chat_template is not None:
         (directory / TEMPLATE).write_text(checkpoint.chat_template, encoding="utf-8")
-        # a template that only refuses this message is for the user to judge; one without end would hang a later stage
+        # A template that rejects this message is for the user to judge. A template without end would hang a later
+        # stage, so it is found here.
         with contextlib.suppress(ValueError):
             render_messages(directory, ["a"])
     _check_written(checkpoint, directory, warn)
@@ -65,7 +70,7 @@ def _from_gguf(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _config_of_gguf(checkpoint: Checkpoint) -> dict[str, Any]:
-    """The part of tokenizer_config.json that chat templates and clients read."""
+    """Return the fields of tokenizer_config.json that chat templates and clients read."""
     tokens, special = checkpoint.metadata["tokenizer.ggml.tokens"], checkpoint.special_tokens
     ids = {"bos_token": special.bos, "eos_token": special.end[0] if special.end else None, "pad_token": special.pad}
     return {
@@ -88,7 +93,7 @@ def _from_folder(checkpoint: Checkpoint, directory: Path) -> None:
 
 
 def _convert_slow(checkpoint: Checkpoint, directory: Path) -> None:
-    """tokenizer.model or vocab.json + merges.txt only: transformers makes the fast form."""
+    """Let transformers convert tokenizer.model, or vocab.json with merges.txt, to the fast form."""
     try:
         from transformers import AutoTokenizer
     except ImportError as error:
@@ -96,7 +101,7 @@ def _convert_slow(checkpoint: Checkpoint, directory: Path) -> None:
         raise missing_extra(what, "quantize") from error
     try:
         AutoTokenizer.from_pretrained(checkpoint.path).save_pretrained(directory)
-    except Exception as error:  # whatever transformers raises, the user's way out is the same
+    except Exception as error:  # transformers raises errors of many kinds
         raise CheckpointError(
             f"the tokenizer of {checkpoint.ref} cannot be converted ({error}); add a {TOKENIZER} to the checkpoint."
         ) from error
@@ -128,7 +133,9 @@ def _check_written(checkpoint: Checkpoint, directory: Path, warn: Callable[[str]
 
 
 def _drop_tokens(path: Path, limit: int) -> None:
-    """Added tokens past the embedding (image placeholders of text-only models): the engine could only fail on them."""
+    """Remove added tokens beyond the embedding (image placeholders of text-only models), on which
+    the engine could only fail.
+    """
     content = json.loads(path.read_text())
     content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < limit]
     path.write_text(json.dumps(content, ensure_ascii=False))

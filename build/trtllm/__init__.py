@@ -1,4 +1,4 @@
-"""What TensorRT-LLM accepts, as data: `trtllm-build` flags, LLM-API fields, container images.
+"""Facts of TensorRT-LLM as data: `trtllm-build` flags, LLM-API fields and container images.
 
-Imports nothing of it; what is made of these belongs to `targets/` and to `model_repository/targets/`.
+The package imports nothing of TensorRT-LLM. Builds belong to `targets/`.
 """

@@ -14,7 +14,7 @@ from llmops.build.trtllm.trtllm_build_flags import Value, check_flag, effective_
 from llmops.errors import InputError
 
 # the algorithms that compute attention over the prompt in FP8: FP8 and W4A8_AWQ (NVFP4 is not made here)
-FP8_ATTENTION = frozenset(name for name, form in FORMATS.items() if form.fp8_attention)
+FP8_ATTENTION = frozenset(name for name, quant_format in FORMATS.items() if quant_format.fp8_attention)
 # LlamaForCausalLM and Gemma2ForCausalLM (and Medusa, which is not made here)
 REDUCE_FUSION = frozenset({"llama", "gemma2"})
 Flags = Mapping[str, Value | None]

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from llmops.build.quant_formats import dropped
+from llmops.build.quant_formats import removal_reason
 from llmops.build.trtllm.image_selection import release_of
 from llmops.build.trtllm.llm_args import arguments_for_release, release_neutral
 from llmops.errors import InputError
@@ -75,7 +75,7 @@ def profile_of_release(arguments: Mapping[str, Any], version: str, quant: str = 
 
 def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> ReleaseProfile:
     try:
-        if gone := dropped(quant, minor):
+        if gone := removal_reason(quant, minor):
             raise InputError(f"TensorRT-LLM 1.3 loads no {gone} checkpoint; build it again with fp8 or int4_awq.")
         resolved = arguments_for_release(arguments, minor)
     except InputError as error:

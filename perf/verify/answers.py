@@ -203,7 +203,7 @@ def _format(manifest: EngineManifest) -> str:
 def _alike(weights: str) -> str:
     """The format with limits that rounds like it."""
     form = FORMATS.get(weights)
-    return (form.rounds_like if form else "") or "int4_wo"
+    return (form.equivalent_rounding if form else "") or "int4_wo"
 
 
 def limits(manifest: EngineManifest, tokens: int) -> tuple[float, float]:

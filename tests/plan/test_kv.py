@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmops.build.plan.memory.kv_sizes import sequence_bytes, sequences, token_bytes
+from llmops.build.plan.memory.kv_sizes import sequence_bytes, sequences_that_fit, token_bytes
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 
 
@@ -28,7 +28,7 @@ def test_mla_keeps_one_latent_on_every_rank(models):
 
 
 def test_300_sequences_of_4k_in_400_gb(models):
-    assert sequences(400 * 10**9, models.LLAMA31_70B, "bf16", ParallelLayout(), 4096) == 298
+    assert sequences_that_fit(400 * 10**9, models.LLAMA31_70B, "bf16", ParallelLayout(), 4096) == 298
 
 
 def test_sequences_take_whole_blocks_of_32_tokens(models):

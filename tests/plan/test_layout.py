@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from llmops.build.plan.gpu_specs import find_gpu
-from llmops.build.plan.memory.parallel_layout import ParallelLayout, candidates, layout_problem
+from llmops.build.plan.memory.parallel_layout import ParallelLayout, candidate_layouts, layout_problem
 from llmops.build.quant_formats import FORMATS
 
 H100 = find_gpu("h100-sxm")
@@ -95,13 +95,13 @@ def test_the_dense_mlp_counts_where_a_layer_has_one(models):
 
 
 def test_what_is_tried(models):
-    dense = list(candidates(models.LLAMA31_8B, None, None, None))
+    dense = list(candidate_layouts(models.LLAMA31_8B, None, None, None))
     assert {(layout.tp, layout.pp) for layout in dense} == {(tp, pp) for tp in (1, 2, 4, 8) for pp in (1, 2, 4, 8)}
     assert {layout.ep for layout in dense} == {1}
-    experts = candidates(models.MIXTRAL_8X7B, 4, 2, None)
+    experts = candidate_layouts(models.MIXTRAL_8X7B, 4, 2, None)
     assert list(experts) == [ParallelLayout(4, 2, 1), ParallelLayout(4, 2, 4)]
-    assert list(candidates(models.MIXTRAL_8X7B, 1, 1, None)) == [ParallelLayout()]
-    assert list(candidates(models.MIXTRAL_8X7B, 8, 1, 2)) == [ParallelLayout(8, 1, 2)]
+    assert list(candidate_layouts(models.MIXTRAL_8X7B, 1, 1, None)) == [ParallelLayout()]
+    assert list(candidate_layouts(models.MIXTRAL_8X7B, 8, 1, 2)) == [ParallelLayout(8, 1, 2)]
 
 
 def test_names_and_shares():

@@ -9,7 +9,7 @@ import pytest
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.search.candidate import fit_layout, step_model
-from llmops.build.plan.search.layout_search import search
+from llmops.build.plan.search.layout_search import search_layouts
 from llmops.build.plan.search.measured_correction import measured_correction
 from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.speed.measured_steps import MeasuredLayout, MeasuredSteps, StepTime
@@ -72,12 +72,12 @@ def test_other_layouts_are_corrected_by_the_median(request_):
 
 def test_a_slower_host_needs_more(request_):
     def hourly(request: PlanRequest) -> float:
-        return search(request, RooflineTimes).best.cost.hourly
+        return search_layouts(request, RooflineTimes).best.cost.hourly
 
     loaded = replace(request_, workload=PlanWorkload(1000, 200, qps=20, ttft_p95=1.0, tpot_p95=0.05))
     slow = replace(loaded, measured=measured(loaded, 2.0, 2.0))
     assert hourly(slow) > hourly(loaded)
-    label = search(slow, RooflineTimes).timing["h100-sxm"]
+    label = search_layouts(slow, RooflineTimes).timing["h100-sxm"]
     assert "8 steps measured on NVIDIA H100 80GB HBM3, TP4 (decode x2.00, prefill x2.00)" in label
 
 
@@ -93,5 +93,5 @@ def test_a_slower_host_needs_more(request_):
 )
 def test_a_file_of_something_else_is_refused_in_one_sentence(request_, fields, words):
     with pytest.raises(InputError, match=words) as caught:
-        search(replace(request_, measured=measured(request_, 1.0, 1.0, **fields)), RooflineTimes)
+        search_layouts(replace(request_, measured=measured(request_, 1.0, 1.0, **fields)), RooflineTimes)
     assert "\n" not in caught.value.message

@@ -11,7 +11,7 @@ import pytest
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.plan.report.curves import cost_by_rate
 from llmops.build.plan.report.html_report import render_page
-from llmops.build.plan.search.layout_search import PlanResult, search
+from llmops.build.plan.search.layout_search import PlanResult, search_layouts
 from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.search.serving_cost import ApiPrice
 from llmops.build.plan.speed.workload import PlanWorkload
@@ -27,7 +27,7 @@ def plan(models) -> PlanResult:
     request = PlanRequest(
         "acme/seventy-b", models.LLAMA31_70B, FORMATS["fp8"], "fp8", load, gpus, api=ApiPrice(0.5, 2.0)
     )
-    return search(request, RooflineTimes)
+    return search_layouts(request, RooflineTimes)
 
 
 class Reader(HTMLParser):

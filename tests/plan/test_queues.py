@@ -131,18 +131,18 @@ def test_what_a_user_sees_of_a_set():
 def test_ratios():
     """3 and 2 requests/s: two prefill workers of 2 GPUs feed three decode workers of 4 without loss."""
     best = match_workers(PREFILL, DECODE, None, 64)
-    assert (best.prefills, best.decodes) == (2, 3)
+    assert (best.prefill_count, best.decode_count) == (2, 3)
     assert best.rate / best.gpus == pytest.approx(6 / 16)
     small = match_workers(PREFILL, DECODE, None, 6)
-    assert (small.prefills, small.decodes) == (1, 1)
+    assert (small.prefill_count, small.decode_count) == (1, 1)
     assert match_workers(PREFILL, DECODE, None, 5) is None
     asked = match_workers(PREFILL, DECODE, 7.0, 64)
-    assert (asked.prefills, asked.decodes, asked.gpus) == (3, 4, 22)
+    assert (asked.prefill_count, asked.decode_count, asked.gpus) == (3, 4, 22)
     assert match_workers(PREFILL, DECODE, 7.0, 22) is not None
     assert match_workers(PREFILL, DECODE, 7.0, 21) is None
     slow = replace(PREFILL, rate=0.25)
     # eight of a kind at most
-    assert match_workers(slow, DECODE, None, 64).prefills == 8
+    assert match_workers(slow, DECODE, None, 64).prefill_count == 8
 
 
 def test_a_batch_is_full_when_the_step_is(models):

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from llmops.build.plan.gpu_specs import find_gpu
-from llmops.build.plan.report.figures import asked
-from llmops.build.plan.search.layout_search import PlanResult, search
+from llmops.build.plan.report.figures import request_summary
+from llmops.build.plan.search.layout_search import PlanResult, search_layouts
 from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.search.plan_summary import batch_limit, build_plan
 from llmops.build.plan.speed.workload import PlanWorkload
@@ -29,7 +29,7 @@ def request(
 
 
 def plan(*args, **fields) -> PlanResult:
-    return search(request(*args, **fields), RooflineTimes)
+    return search_layouts(request(*args, **fields), RooflineTimes)
 
 
 @pytest.fixture(scope="module")
@@ -62,18 +62,18 @@ def test_the_cheapest_comes_first(seventy):
 
 def test_separate_workers_are_shown_beside_what_can_be_built(seventy):
     assert all(candidate.workers is None for candidate in seventy.candidates)
-    other = seventy.apart[0]
+    other = seventy.disaggregated[0]
     assert other.workers.rate >= 20
-    assert other.gpus == other.workers.prefills * other.workers.prefill.layout.gpus + (
-        other.workers.decodes * other.workers.decode.layout.gpus
+    assert other.gpus == other.workers.prefill_count * other.workers.prefill.layout.gpus + (
+        other.workers.decode_count * other.workers.decode.layout.gpus
     )
     cheaper = other.cost.hourly < seventy.best.cost.hourly
-    assert seventy.cheaper_apart == (other if cheaper else None)
+    assert seventy.cheaper_disaggregated == (other if cheaper else None)
 
 
 def test_separate_workers_that_cost_no_less_are_not_mentioned(seventy):
-    dearer = replace(seventy.apart[0], cost=replace(seventy.best.cost, hourly=seventy.best.cost.hourly + 1))
-    assert replace(seventy, apart=(dearer,)).cheaper_apart is None
+    dearer = replace(seventy.disaggregated[0], cost=replace(seventy.best.cost, hourly=seventy.best.cost.hourly + 1))
+    assert replace(seventy, disaggregated=(dearer,)).cheaper_disaggregated is None
 
 
 def test_the_build_plan_is_of_the_best(seventy):
@@ -83,12 +83,17 @@ def test_the_build_plan_is_of_the_best(seventy):
     assert built.predicted["single"]["concurrency"] == 1
     assert built.predicted["single"]["tpot"] < built.predicted["point"]["tpot"]
     assert built.predicted["point"]["concurrency"] == best.point.concurrency
-    assert build_plan(seventy, seventy.apart[0]).predicted["prefill_workers"] == seventy.apart[0].workers.prefills
+    assert (
+        build_plan(seventy, seventy.disaggregated[0]).predicted["prefill_workers"]
+        == seventy.disaggregated[0].workers.prefill_count
+    )
 
 
 def test_what_cannot_be_built_is_rejected_with_the_builds_own_reason(models, seventy):
     first = seventy.best.name
-    found = search(request(models), RooflineTimes, refusal=lambda one: "no such engine" if one.name == first else None)
+    found = search_layouts(
+        request(models), RooflineTimes, refusal=lambda one: "no such engine" if one.name == first else None
+    )
     assert found.best.name != first
     assert [one.reason for one in found.rejections if one.layout == first] == ["cannot be built: no such engine"]
 
@@ -112,7 +117,7 @@ def test_engines_that_cannot_read_pages_are_planned_without_chunked_prefill(mode
     assert build_plan(found).chunked_prefill is chunked
     # a prompt of the longest sequence is taken in one step
     assert build_plan(found).max_num_tokens == (8192 if chunked else 10240)
-    assert ("no chunked prefill" in asked(found)) is not chunked
+    assert ("no chunked prefill" in request_summary(found)) is not chunked
     given = plan(
         models, replace(load, chunked_prefill=False), tp=4, pp=1, precision=FORMATS[quant], kv=kv, target=target
     )
@@ -121,7 +126,7 @@ def test_engines_that_cannot_read_pages_are_planned_without_chunked_prefill(mode
 
 def test_targets_that_only_separate_workers_keep(models):
     with pytest.raises(InputError, match=r"^nothing can be built\.$"):
-        search(request(models), RooflineTimes, refusal=lambda _: "nothing can be built")
+        search_layouts(request(models), RooflineTimes, refusal=lambda _: "nothing can be built")
 
 
 def test_prices_decide_between_kinds(models):
@@ -129,7 +134,7 @@ def test_prices_decide_between_kinds(models):
     base = request(models, gpus=kinds)
     for cheap in kinds:
         priced = tuple(gpu.at_price(0.5 if gpu.name == cheap else 50) for gpu in base.gpus)
-        assert search(replace(base, gpus=priced), RooflineTimes).best.gpu.name == cheap
+        assert search_layouts(replace(base, gpus=priced), RooflineTimes).best.gpu.name == cheap
 
 
 @pytest.mark.parametrize(

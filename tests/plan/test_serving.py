@@ -141,10 +141,10 @@ def test_disaggregated_sides_match(models):
     assert prefill.unloaded < prefill.latency < prefill.latency_p95
     pair = match_workers(prefill, decode, 40.0, 64)
     assert pair is not None
-    assert pair.prefills == -(-40 // prefill.rate)
+    assert pair.prefill_count == -(-40 // prefill.rate)
     assert pair.rate >= 40
-    assert (pair.prefills - 1) * prefill.rate < 40
-    assert (pair.decodes - 1) * decode.rate < 40
+    assert (pair.prefill_count - 1) * prefill.rate < 40
+    assert (pair.decode_count - 1) * decode.rate < 40
     assert match_workers(prefill, decode, 40.0, pair.gpus - 1) is None
 
 

@@ -1,8 +1,15 @@
 from __future__ import annotations
 
+import importlib.util
+import sys
+from pathlib import Path
+
 import pytest
 
-from tests.support.tiny_models import write_checkpoint
+_spec = importlib.util.spec_from_file_location("quantize_models", Path(__file__).with_name("models.py"))
+_models = importlib.util.module_from_spec(_spec)
+sys.modules["quantize_models"] = _models
+_spec.loader.exec_module(_models)
 
 
 @pytest.fixture(scope="session")
@@ -16,7 +23,7 @@ def checkpoint(tmp_path_factory):
         key = (family, tuple(sorted(overrides.items())))
         if key not in made:
             folder = tmp_path_factory.mktemp(family)
-            made[key] = open_checkpoint(str(write_checkpoint(folder, family, **overrides)))
+            made[key] = open_checkpoint(str(_models.write_checkpoint(folder, family, **overrides)))
         return made[key]
 
     return get

@@ -131,7 +131,7 @@ def test_a_plain_checkpoint_with_an_fp8_cache_stays_as_it_is(checkpoint, tmp_pat
     """TensorRT-LLM refuses a quantisation file without an algorithm of the weights, so the arguments name the cache."""
     source = checkpoint("llama")
     job = pytorch.target.prepare(spec("pytorch", tmp_path / "e", kv_cache="fp8"), source)
-    assert job.request.copied
+    assert job.request.exports_unchanged
     assert not job.request.calibrates
     assert job.arguments["kv_cache_config"]["dtype"] == "fp8"
     (tmp_path / "work" / "tokenizer").mkdir(parents=True)
@@ -144,7 +144,7 @@ def test_a_plain_checkpoint_with_an_fp8_cache_stays_as_it_is(checkpoint, tmp_pat
 def test_a_gguf_with_an_fp8_cache_gets_no_quantisation_file(checkpoint, tmp_path):
     gguf = dataclasses.replace(checkpoint("llama"), format="gguf")
     request = make_request(spec("pytorch", tmp_path / "e", kv_cache="fp8"), gguf)
-    assert (request.kv_cache, request.stored_cache, request.copied) == ("fp8", "auto", False)
+    assert (request.kv_cache, request.stored_cache, request.exports_unchanged) == ("fp8", "auto", False)
     assert make_request(spec("tensorrt", tmp_path / "e", kv_cache="fp8"), gguf).stored_cache == "fp8"
 
 

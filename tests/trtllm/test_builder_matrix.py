@@ -153,7 +153,9 @@ def test_what_needs_pages_is_refused_where_there_are_none(checkpoint):
                      options={"flag.use_paged_context_fmha": "enable"})  # fmt: skip
     with pytest.raises(InputError, match="would change --use_paged_context_fmha to disable: an FP8 KV cache needs"):
         tensorrt.target.prepare(spec, source)
-    lines = "\n".join(tensorrt.target.prepare(BuildSpec("c", Path("e"), "tensorrt", kv_cache="int8"), source).lines)
+    lines = "\n".join(
+        tensorrt.target.prepare(BuildSpec("c", Path("e"), "tensorrt", kv_cache="int8"), source).dry_run_lines
+    )
     assert "no KV cache reuse, no chunked context" in lines
 
 

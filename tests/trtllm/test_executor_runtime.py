@@ -14,8 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.model_code import version_folder
-from tests.trtllm import standin_executor
+from tests.model_code import version_folder
 
 ENGINE = version_folder("tensorrt_llm")
 HERE = Path(__file__).parent
@@ -43,7 +42,11 @@ def engine():
 
 @pytest.fixture(scope="module")
 def standin():
-    return standin_executor
+    spec = importlib.util.spec_from_file_location("executor_standin", HERE / "standin_executor.py")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["executor_standin"] = module
+    spec.loader.exec_module(module)
+    return module
 
 
 @pytest.fixture

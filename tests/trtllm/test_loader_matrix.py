@@ -8,9 +8,11 @@ docs/tensorrt-llm.md. Where `tensorrt_llm` is installed its own classes load the
 
 from __future__ import annotations
 
+import importlib.util
 import itertools
 import json
 import os
+import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -18,20 +20,28 @@ import pytest
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.model.families import FAMILIES
-from llmops.build.quant_formats import FORMATS, buildable_formats, dropped, format_of
+from llmops.build.quant_formats import FORMATS, buildable_formats, format_of, removal_reason
 from llmops.build.spec import BuildSpec
 from llmops.build.target_facts import TARGETS
 from llmops.build.targets.build_target import get_target
 from llmops.build.trtllm.unsupported_checkpoints import UNSUPPORTED_CHECKPOINTS
 from llmops.errors import LlmopsError
-from tests.support import tiny_models as models
-from tests.trtllm import hf_required, required
 
 pytest.importorskip("modelopt")
 
 
+def _module(name: str, path: Path):
+    spec = importlib.util.spec_from_file_location(name, path)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 HERE = Path(__file__).parent
 DOC = HERE.parents[1] / "docs" / "tensorrt-llm.md"
+required = _module("trtllm_required", HERE / "required.py")
+hf_required = _module("trtllm_hf_required", HERE / "hf_required.py")
+models = _module("trtllm_models", HERE.parent / "quantize" / "models.py")
 
 SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 32}  # fmt: skip
@@ -294,7 +304,7 @@ def marks(sources, target, minor):
     table = {}
     for family, quant, kv in offered(target):
         said = refusal(sources(family), target, quant, kv)
-        takes = said is None and dropped(quant, minor) is None
+        takes = said is None and removal_reason(quant, minor) is None
         table.setdefault(family, {}).setdefault(quant, []).extend([kv] if takes else [])
     for family, row in table.items():
         for quant, caches in row.items():

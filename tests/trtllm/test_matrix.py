@@ -10,10 +10,10 @@ Which weights and caches a family can have is test_loader_matrix.py's; here each
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import itertools
 import json
 import sys
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +30,8 @@ from llmops.errors import LlmopsError
 from llmops.model_repository.generate import EngineEntry, model_folders, model_metadata
 from llmops.model_repository.repository.pbtxt import parse_config
 from llmops.model_repository.targets import find_target
-from tests.support import tiny_models as models
-from tests.support.model_code import version_folder
-from tests.trtllm import cpp_backend, standin
-from tests.trtllm import standin_executor as executor
-from tests.trtllm.test_adapters import write_adapter
+from tests.model_code import version_folder
+from tests.trtllm import cpp_backend
 
 TESTS = Path(__file__).parents[1]
 KV_CACHES = ("auto", "fp8", "int8")
@@ -54,9 +51,21 @@ GUIDED = {
 }
 
 
+def _load(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"matrix_{path.stem}", path)
+    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+standin = _load(TESTS / "trtllm" / "standin.py")
+executor = _load(TESTS / "trtllm" / "standin_executor.py")
+
+
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """family -> a checkpoint with a config.json alone, and one adapter for all."""
+    models = _load(TESTS / "quantize" / "models.py")
     transformers = pytest.importorskip("transformers")
     root = tmp_path_factory.mktemp("configs")
     for family, (name, extra) in models.CLASSES.items():
@@ -68,14 +77,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if quantised:
             path = root / family / "config.json"
             path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": quantised}))
-    write_adapter(root / "adapter")
+    _load(TESTS / "trtllm" / "test_adapters.py").write_adapter(root / "adapter")
     return root
 
 
 def cells(target: str) -> Any:
     """(weights, KV cache, tp, grammars, adapters, speculation); two GPUs for each kind of weights and cache."""
     plain = (GUIDED[target][0], False, SPECULATION[target][0])
-    for quant, kv_cache in itertools.product((q for q, form in FORMATS.items() if target in form.targets), KV_CACHES):
+    for quant, kv_cache in itertools.product(
+        (q for q, quant_format in FORMATS.items() if target in quant_format.targets), KV_CACHES
+    ):
         for cell in itertools.product(GUIDED[target], (False, True), SPECULATION[target]):
             yield quant, kv_cache, 1, *cell
         yield quant, kv_cache, 2, *plain
@@ -92,7 +103,7 @@ def manifest_of(job: Any) -> EngineManifest:
     return EngineManifest(
         key="k", name="tiny", target=spec.target, architecture=checkpoint.architecture.hf_class, versions={},
         source=Source(checkpoint="x", format="huggingface", files=[]), limits=request.limits,
-        quantisation=Quantisation(weights=request.form.name, kv_cache=request.kv_cache),
+        quantisation=Quantisation(weights=request.quant_format.name, kv_cache=request.kv_cache),
         parallelism=Parallelism(tp_size=spec.tp, pp_size=spec.pp, ep_size=spec.ep),
         tokenizer=TokenizerInfo(vocab_size=512, bos_id=1, end_ids=[2], pad_id=None, chat_template=True),
         extra={"tensorrt_llm": request.image.tensorrt_llm, "adapters": adapters, **extra},
@@ -147,7 +158,7 @@ def check_llm_api(config: Any, announced: dict[str, Any], manifest: EngineManife
         # the engines are built for 1.2.1
         assert [announced[name] for name in ("min_p", "seed", "penalties", "logit_bias")] == [plain] * 4
         assert announced["top_logprobs"] == 0
-    if find_spec("tensorrt_llm") is not None:
+    if importlib.util.find_spec("tensorrt_llm") is not None:
         library = engine.load_library()
         engine.final_arguments(library, engine.choose_profile(profiles, library.version), "model", "tokenizer")
 
@@ -175,7 +186,7 @@ def seen() -> set[str]:
 def test_all_that_build_accepts_is_what_the_other_side_takes(
     checkpoints: Path, engine: Any, seen: set[str], tmp_path: Path, family: str, target: str
 ) -> None:
-    assert (checkpoints / family).is_dir(), "tests/support/tiny_models.py knows every family"
+    assert (checkpoints / family).is_dir(), "tests/quantize/models.py knows every family"
     checkpoint = open_checkpoint(str(checkpoints / family), weights=False)
     builder, repository_target = build_target(target), find_target(target)
     adapters: dict[str, Any] = {"adapters": {"sql": str(checkpoints / "adapter")}}
@@ -202,7 +213,7 @@ def test_all_that_build_accepts_is_what_the_other_side_takes(
             check_cpp(config, announced, manifest)
             ours = EngineEntry("tiny", tmp_path / "e", manifest, find_target(target, "llmops"))
             text = next(one.config for one in model_folders(ours) if one.name == "tiny-tensorrt_llm")
-            runtime = importlib.import_module("llmops_engine.runtimes.executor")
+            runtime = sys.modules["llmops_engine.runtimes.executor"]
             check_executor(parse_config(text, "tiny"), model_metadata(ours)["capabilities"], manifest, runtime)
         else:
             check_llm_api(config, announced, manifest, engine)

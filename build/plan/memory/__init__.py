@@ -1,4 +1,4 @@
-"""How a model is laid out over GPUs, and how much of their memory its weights, cache and buffers take.
+"""Layouts of models over GPUs, and the memory of weights, KV cache and buffers.
 
-How long anything takes belongs to `timing/` and `speed/`.
+Durations belong to `timing/` and `speed/`.
 """

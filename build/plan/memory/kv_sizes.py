@@ -1,4 +1,4 @@
-"""Bytes of KV cache: per token, per sequence, and how many sequences fit."""
+"""Sizes of the KV cache in bytes: per token, per sequence, and the number of sequences that fit."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from llmops.build.plan.memory.parallel_layout import ParallelLayout, local_kv_he
 from llmops.build.quant_formats import QuantFormat
 from llmops.errors import InputError
 
+#: Tokens per block of the paged KV cache.
 BLOCK_TOKENS = 32
 #: Bytes of one value by the cache's dtype.
 KV_BYTES = {"bf16": 2, "fp8": 1, "int8": 1}
@@ -25,13 +26,15 @@ def find_kv(name: str, precision: QuantFormat) -> str:
 
 
 def token_bytes(model: Architecture, kv: str, layout: ParallelLayout = ParallelLayout()) -> int:
-    """Bytes that one token takes on one rank, in all layers of the rank with the most. MLA keeps one latent vector
-    per token, which every tensor-parallel rank holds whole."""
+    """Return the bytes of one token on the rank with the most layers.
+
+    MLA keeps one latent vector per token, which every tensor-parallel rank holds whole.
+    """
     return layout.stage_layers(model.num_layers, 0) * layer_bytes(model, kv, layout)
 
 
 def layer_bytes(model: Architecture, kv: str, layout: ParallelLayout) -> int:
-    """Bytes of one token in one layer on one rank."""
+    """Return the bytes of one token in one layer on one rank."""
     if model.mla:
         latent = (model.mla.kv_lora_rank + model.mla.qk_rope_head_dim) * KV_BYTES[kv]
         return latent + _index_bytes(model.mla.index_head_dim)
@@ -39,20 +42,24 @@ def layer_bytes(model: Architecture, kv: str, layout: ParallelLayout) -> int:
 
 
 def _index_bytes(width: int) -> int:
-    """Bytes of a token's key for the indexer: FP8, with a float32 scale for 128 values, whatever the cache's dtype
-    (NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/attention_backend/sparse/dsa.py`)."""
+    """Return the bytes of a token's key for the indexer: FP8, with a float32 scale for 128 values,
+    whatever the cache's dtype (NVIDIA/TensorRT-LLM
+    `tensorrt_llm/_torch/attention_backend/sparse/dsa.py`).
+    """
     return width + -(-width // 128) * 4
 
 
 def sequence_bytes(model: Architecture, kv: str, layout: ParallelLayout, length: int) -> int:
-    """Bytes of a sequence of `length` tokens on one rank, in whole blocks of 32 tokens. Layers with a sliding window
-    keep every token too: engines hold the whole sequence unless `max_attention_window` is set, which by default it
-    is not, here as in TensorRT-LLM."""
+    """Return the bytes of a sequence of `length` tokens on one rank, in whole blocks of 32 tokens.
+
+    Layers with a sliding window keep every token too: engines hold the whole sequence unless
+    `max_attention_window` is set, which by default it is not, here as in TensorRT-LLM.
+    """
     return _blocks(length) * token_bytes(model, kv, layout)
 
 
-def sequences(pool: int, model: Architecture, kv: str, layout: ParallelLayout, length: int) -> int:
-    """How many sequences of `length` tokens a pool of bytes per rank holds."""
+def sequences_that_fit(pool: int, model: Architecture, kv: str, layout: ParallelLayout, length: int) -> int:
+    """Return the number of sequences of `length` tokens that a pool of bytes per rank holds."""
     return pool // sequence_bytes(model, kv, layout, length)
 
 

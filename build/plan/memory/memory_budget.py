@@ -1,4 +1,4 @@
-"""What takes the memory of one GPU, byte by byte, and what is left for the KV cache."""
+"""The memory of one GPU: weights, buffers, and the rest for the KV cache."""
 
 from __future__ import annotations
 
@@ -11,21 +11,26 @@ from llmops.build.plan.memory.parallel_layout import ParallelLayout, local_kv_he
 from llmops.build.plan.memory.weight_bytes import rank_weights
 from llmops.build.quant_formats import QuantFormat
 
-# CUDA context, cuBLAS workspaces and the library's own code: AIConfigurator's measured figure before its safety margin.
+#: Bytes of CUDA context, cuBLAS workspaces and the library's own code: AIConfigurator's measured figure
+#: before its safety margin.
 RUNTIME = 551 * MIB
-# NCCL's buffers by number of ranks, measured by AIConfigurator on H100.
+#: Bytes of NCCL's buffers by number of ranks, measured by AIConfigurator on H100.
 NCCL = {1: 0, 2: 342 * MIB, 4: 392 * MIB, 8: 392 * MIB}
-# TensorRT-LLM's all-reduce workspace: buffers of this many bytes per peer, three of them.
+#: Bytes per peer of each of the three buffers in TensorRT-LLM's all-reduce workspace.
 ALL_REDUCE_BUFFER = 8_000_000
-# One captured kernel keeps its node and arguments; about a dozen kernels per layer.
+#: Bytes that a captured kernel keeps for its node and arguments.
 GRAPH_KERNEL = 8 * 1024
+#: Kernels of a decoder layer in a captured graph.
 KERNELS_PER_LAYER = 12
+#: Share of the free memory that becomes KV cache by default, as in TensorRT-LLM.
 DEFAULT_KV_FRACTION = 0.9
 
 
 @dataclass(frozen=True)
 class PlannedLimits:
-    """What an engine is built for; lengths in tokens. `kv_fraction` of what is free after load becomes KV cache."""
+    """The limits that an engine is built for. Lengths are in tokens; `kv_fraction` of the memory
+    that is free after loading becomes KV cache.
+    """
 
     max_batch_size: int
     max_num_tokens: int
@@ -35,8 +40,9 @@ class PlannedLimits:
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Bytes on the fullest GPU. `left` is what stays free beside the KV cache; negative `kv_cache` never happens:
-    a model that does not fit has `fits` false and `short` bytes missing."""
+    """Bytes on the fullest GPU. `left` stays free beside the KV cache and is negative for a model
+    that does not fit.
+    """
 
     total: int
     weights: dict[str, int]
@@ -49,14 +55,17 @@ class MemoryBudget:
 
     @property
     def weight_bytes(self) -> int:
+        """Return the bytes of all weights."""
         return sum(self.weights.values())
 
     @property
     def fits(self) -> bool:
+        """Return True if the model fits."""
         return self.left >= 0
 
     @property
     def short(self) -> int:
+        """Return the bytes that are missing."""
         return max(0, -self.left)
 
 
@@ -68,7 +77,9 @@ def plan_memory(
     gpu: GpuSpec,
     limits: PlannedLimits,
 ) -> MemoryBudget:
-    """The bytes on the fullest rank of `layout`; activations are sized for the limits, as the engine sizes them."""
+    """Return the memory of the fullest rank. Activations are sized for the limits, as the engine
+    sizes them.
+    """
     weights = rank_weights(model, precision, layout)
     fixed = {
         "activations": activation_bytes(model, precision, layout, limits),
@@ -83,8 +94,11 @@ def plan_memory(
 
 
 def activation_bytes(model: Architecture, precision: QuantFormat, layout: ParallelLayout, limits: PlannedLimits) -> int:
-    """Buffers that live at the same time at the peak of a step of `max_num_tokens`: the residual stream and the
-    normed input, beside them the larger of attention and MLP; and the logits of a full batch in FP32."""
+    """Return the bytes of buffers that live together at the peak of a step of `max_num_tokens`.
+
+    These are the residual stream and the normed input, the larger of attention and MLP, and the
+    logits of a full batch in FP32.
+    """
     wide = 1 if precision.compute == "fp8" else 2
     stream = 2 * model.hidden_size * 2 + model.hidden_size * wide
     per_token = stream + max(_attention_width(model, layout), _mlp_width(model, layout, wide))
@@ -100,7 +114,9 @@ def _attention_width(model: Architecture, layout: ParallelLayout) -> int:
 
 
 def _mlp_width(model: Architecture, layout: ParallelLayout, wide: int) -> int:
-    """gate_up's output, the activation's, and the projection's; an expert layer also permutes its tokens."""
+    """Return the bytes per token of gate_up's output, the activation's and the projection's. Expert
+    layers also permute their tokens.
+    """
     dense = model.intermediate_size // layout.tp * (2 * 2 + wide) + 2 * model.hidden_size
     if model.moe is None:
         return dense
@@ -110,19 +126,23 @@ def _mlp_width(model: Architecture, layout: ParallelLayout, wide: int) -> int:
 
 
 def graph_sizes(max_batch_size: int) -> list[int]:
-    """Batch sizes whose decode step is captured: powers of two and steps of 32 up to 256, then powers of two."""
+    """Return the batch sizes whose decode step is captured: powers of two and steps of 32 up to
+    256, then powers of two.
+    """
     small = [size for size in (1, 2, 4, 8, 16, *range(32, 257, 32)) if size <= max_batch_size]
     large = [size for size in (512, 1024, 2048, 4096) if size <= max_batch_size]
     return [*small, *large]
 
 
 def graph_bytes(model: Architecture, layout: ParallelLayout, max_batch_size: int) -> int:
-    """Nodes of the captured graphs; they share the activation buffers. An estimate: no table is published."""
+    """Estimate the bytes of the nodes of the captured graphs, which share the activation buffers.
+    No table is published.
+    """
     kernels = layout.stage_layers(model.num_layers, 0) * KERNELS_PER_LAYER
     return len(graph_sizes(max_batch_size)) * kernels * GRAPH_KERNEL
 
 
 def communication_bytes(layout: ParallelLayout) -> int:
-    """NCCL's buffers and the all-reduce workspace of tensor parallelism."""
+    """Return the bytes of NCCL's buffers and the all-reduce workspace of tensor parallelism."""
     buffers = NCCL.get(layout.gpus, NCCL[8]) if layout.gpus > 1 else 0
     return buffers + (3 * layout.tp * ALL_REDUCE_BUFFER if layout.tp > 1 else 0)

@@ -1,4 +1,4 @@
-"""How a model is spread over GPUs, and the rules that refuse what TensorRT-LLM cannot run."""
+"""Layouts of a model over GPUs, and the rules that reject layouts TensorRT-LLM cannot run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from llmops.build.model.architecture import Architecture
 from llmops.build.plan.gpu_specs import GpuSpec
 from llmops.build.quant_formats import PER_CHANNEL, QuantFormat
 
+#: Tensor- and pipeline-parallel sizes that the search tries.
 SIZES = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """One replica: `tp` ranks split each layer, `pp` stages split the layers, `ep` of the tp ranks split experts."""
+    """One replica: `tp` ranks split each layer, `pp` stages split the layers, `ep` of the tp ranks
+    split experts.
+    """
 
     tp: int = 1
     pp: int = 1
@@ -22,14 +25,18 @@ class ParallelLayout:
 
     @property
     def gpus(self) -> int:
+        """Return the number of GPUs."""
         return self.tp * self.pp
 
     @property
     def moe_tp(self) -> int:
+        """Return the number of ranks that split each expert."""
         return self.tp // self.ep
 
     def stage_layers(self, num_layers: int, stage: int) -> int:
-        """Layers of a pipeline stage; the remainder goes to the first stages, as in TensorRT-LLM's mapping."""
+        """Return the layers of a pipeline stage. The remainder goes to the first stages, as in
+        TensorRT-LLM's mapping.
+        """
         base, rest = divmod(num_layers, self.pp)
         return base + (stage < rest)
 
@@ -43,12 +50,12 @@ class ParallelLayout:
 
 
 def local_kv_heads(model: Architecture, tp: int) -> int:
-    """KV heads on one rank: replicated when there are more ranks than heads."""
+    """Return the KV heads on one rank, which are replicated when there are more ranks than heads."""
     return -(-model.num_kv_heads // tp)
 
 
-def candidates(model: Architecture, tp: int | None, pp: int | None, ep: int | None) -> Iterator[ParallelLayout]:
-    """Every layout to look at; a size the user pinned is the only one tried."""
+def candidate_layouts(model: Architecture, tp: int | None, pp: int | None, ep: int | None) -> Iterator[ParallelLayout]:
+    """Yield every layout to try. A size that the user pinned is the only one tried."""
     for tensor in [tp] if tp else SIZES:
         for stages in [pp] if pp else SIZES:
             experts = [ep] if ep else sorted({1, tensor}) if model.moe else [1]
@@ -57,7 +64,7 @@ def candidates(model: Architecture, tp: int | None, pp: int | None, ep: int | No
 
 
 def layout_problem(model: Architecture, precision: QuantFormat, gpu: GpuSpec, layout: ParallelLayout) -> str | None:
-    """Why this layout cannot run at all, or None."""
+    """Return the reason that the layout cannot run at all, or None."""
     return (
         _hardware(precision, gpu, layout)
         or _heads(model, layout)
@@ -106,7 +113,9 @@ def _experts(model: Architecture, layout: ParallelLayout) -> str | None:
 
 
 def _groups(model: Architecture, precision: QuantFormat, layout: ParallelLayout) -> str | None:
-    """Row-parallel inputs are cut across scale groups only where the group size divides the rank's share."""
+    """Return a reason if a group of weights that share a scale would cross ranks in a row-parallel
+    layer.
+    """
     size = precision.block or (precision.group if precision.group != PER_CHANNEL else None)
     if size is None:
         return None

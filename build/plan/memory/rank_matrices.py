@@ -1,4 +1,6 @@
-"""The matrices of one rank: from these come both the bytes of the weights and the time of a step."""
+"""The weight matrices of one rank, from which both the bytes of weights and the duration of a step
+follow.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,9 @@ from llmops.build.plan.memory.parallel_layout import ParallelLayout, local_kv_he
 
 @dataclass(frozen=True)
 class RankLinear:
-    """A weight matrix [outputs, inputs] as one rank holds it; `part`: attention, mlp, experts, router (the last is
-    never quantised)."""
+    """A weight matrix [outputs, inputs] as one rank holds it. `part` is attention, mlp, experts or
+    router (never quantised).
+    """
 
     name: str
     inputs: int
@@ -22,7 +25,9 @@ class RankLinear:
 
 
 def attention(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinear]:
-    """qkv (KV heads replicated when tp exceeds them) and dense; for MLA its down and up projections."""
+    """Yield qkv (KV heads replicated when tp exceeds them) and dense, or MLA's down and up
+    projections.
+    """
     heads = model.num_heads // layout.tp
     if model.mla is None:
         width = (heads + 2 * local_kv_heads(model, layout.tp)) * model.head_dim
@@ -40,19 +45,19 @@ def attention(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinea
     yield RankLinear("attention.kv_a", model.hidden_size, latent, "attention")
     yield RankLinear("attention.kv_b", mla.kv_lora_rank, heads * (mla.qk_nope_head_dim + mla.v_head_dim), "attention")
     yield RankLinear("attention.dense", heads * mla.v_head_dim, model.hidden_size, "attention")
-    if mla.index_heads:  # every rank has the whole indexer
+    if mla.index_heads:  # each rank holds the whole indexer
         yield RankLinear("attention.index_q", mla.q_lora_rank or 0, mla.index_heads * mla.index_head_dim, "attention")
         yield RankLinear("attention.index_k", model.hidden_size, mla.index_head_dim, "attention")
         yield RankLinear("attention.index_weights", model.hidden_size, mla.index_heads, "attention")
 
 
 def mlp(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinear]:
-    """The gated MLP of a dense layer, split over all tp ranks."""
+    """Yield the gated MLP of a dense layer, split over all tp ranks."""
     yield from _gated("mlp", model.hidden_size, model.intermediate_size // layout.tp, "mlp")
 
 
 def experts(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinear]:
-    """Router, the rank's experts and the shared ones of an MoE layer."""
+    """Yield the router, the rank's experts and the shared experts of an MoE layer."""
     moe = model.moe
     if moe is None:
         return
@@ -70,9 +75,10 @@ def _gated(name: str, hidden: int, width: int, part: str, count: int = 1) -> Ite
 
 
 def is_moe_layer(model: Architecture, layer: int) -> bool:
+    """Return True if the layer has experts."""
     return model.moe is not None and layer in model.moe.layers
 
 
 def padded_vocab(model: Architecture, tp: int) -> int:
-    """TensorRT-LLM pads the vocabulary to a multiple of tp."""
+    """Return the vocabulary size padded to a multiple of tp, as TensorRT-LLM pads it."""
     return -(-model.vocab_size // tp) * tp

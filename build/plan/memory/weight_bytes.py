@@ -16,14 +16,18 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def rank_weights(model: Architecture, precision: QuantFormat, layout: ParallelLayout) -> dict[str, int]:
-    """Bytes by part (attention, mlp, experts, router, norms, embedding, lm_head) on the rank that holds the most."""
+    """Return the bytes by part (attention, mlp, experts, router, norms, embedding, lm_head) on the
+    rank that holds the most.
+    """
     stages = [stage_weights(model, precision, layout, stage) for stage in range(layout.pp)]
     largest: Counter[str] = max(stages, key=lambda parts: parts.total())
     return dict(largest)
 
 
 def checkpoint_weights(model: Architecture, precision: QuantFormat) -> dict[str, int]:
-    """Bytes by part of the whole checkpoint, with the extra layers for multi-token prediction that it holds."""
+    """Return the bytes by part of the whole checkpoint, including extra layers for multi-token
+    prediction.
+    """
     total = stage_weights(model, precision, ParallelLayout(), 0)
     for _ in range(model.next_token_layers):
         total.update(_next_token_layer(model, precision))
@@ -31,7 +35,7 @@ def checkpoint_weights(model: Architecture, precision: QuantFormat) -> dict[str,
 
 
 def stage_weights(model: Architecture, precision: QuantFormat, layout: ParallelLayout, stage: int) -> Counter[str]:
-    """Bytes by part on each rank of one pipeline stage."""
+    """Return the bytes by part on each rank of one pipeline stage."""
     first = sum(layout.stage_layers(model.num_layers, earlier) for earlier in range(stage))
     total: Counter[str] = Counter()
     for layer in range(first, first + layout.stage_layers(model.num_layers, stage)):
@@ -49,7 +53,7 @@ def stage_weights(model: Architecture, precision: QuantFormat, layout: ParallelL
 
 
 def layer_weights(model: Architecture, precision: QuantFormat, layout: ParallelLayout, moe: bool) -> Counter[str]:
-    """Bytes by part of one decoder layer on one rank."""
+    """Return the bytes by part of one decoder layer on one rank."""
     linears: list[RankLinear] = list(rank_matrices.attention(model, layout))
     linears += rank_matrices.experts(model, layout) if moe else rank_matrices.mlp(model, layout)
     total: Counter[str] = Counter()
@@ -61,7 +65,9 @@ def layer_weights(model: Architecture, precision: QuantFormat, layout: ParallelL
 
 
 def _vectors(model: Architecture, layout: ParallelLayout, linears: Iterable[RankLinear], moe: bool) -> int:
-    """Values of norms, biases and sinks of one layer: never quantised."""
+    """Return the number of values in norms, biases and sinks of one layer, which are never
+    quantised.
+    """
     count = model.norms_per_layer * model.hidden_size
     if model.qk_norm:
         count += 2 * model.head_dim
@@ -81,7 +87,9 @@ def _has_bias(model: Architecture, linear: RankLinear, moe: bool) -> bool:
 
 
 def _next_token_layer(model: Architecture, precision: QuantFormat) -> Counter[str]:
-    """One MoE layer, the projection that joins hidden state and embedding, and its own embedding and head."""
+    """Return the bytes of a multi-token prediction layer: an MoE layer, the projection that joins
+    hidden state and embedding, and its own embedding and head.
+    """
     width = _dtype_bytes(model)
     layer = layer_weights(model, precision, ParallelLayout(), moe=model.moe is not None)
     layer["norms"] += 3 * model.hidden_size * width

@@ -1,4 +1,4 @@
-"""What the planner found, in the terminal and as a page.
+"""Reports of a plan: terminal, HTML page and recording rules.
 
-Which candidates there are, and which is best, belongs to `search/`.
+The choice of the best candidate belongs to `search/`.
 """

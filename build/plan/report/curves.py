@@ -14,7 +14,9 @@ MARKS = "●▲■◆"
 
 
 def frontiers(curves: Iterable[BatchCurve]) -> dict[str, list[tuple[OperatingPoint, str]]]:
-    """For each GPU kind the undominated (point, layout), from the fastest for a user to the most per GPU."""
+    """Return for each kind of GPU the undominated (point, layout), from the fastest per user to the
+    most per GPU.
+    """
     points: dict[str, list[tuple[OperatingPoint, str]]] = {}
     for curve in curves:
         points.setdefault(curve.gpu, []).extend((point, curve.layout) for point in curve.points)
@@ -31,7 +33,7 @@ def _frontier(points: list[tuple[OperatingPoint, str]]) -> list[tuple[OperatingP
 
 
 def character_plot(lines: dict[str, list[tuple[OperatingPoint, str]]], width: int, height: int = 12) -> list[str]:
-    """A plot in characters: tokens/s per user to the right, tokens/s per GPU upwards."""
+    """Return a plot in characters: tokens/s per user to the right, tokens/s per GPU upwards."""
     points = [point for line in lines.values() for point, _ in line]
     if not points:
         return []
@@ -58,16 +60,20 @@ def _tick(top: float, row: int, height: int) -> str:
     return f"{top * (height - 1 - row) / (height - 1):,.0f}" if row in (0, height // 2, height - 1) else ""
 
 
-# points along the axis, and how far it goes beyond what is asked, or beyond one replica's rate
-STEPS, BEYOND, REPLICAS = 200, 2.0, 4
+#: Points along the axis of rates.
+STEPS = 200
+#: End of the axis as a multiple of the requested rate, or in replicas if no rate was requested.
+BEYOND, REPLICAS = 2.0, 4
 
 
 def cost_by_rate(plan: PlanResult) -> dict[str, list[tuple[float, float]]]:
-    """(requests/s, $/h) for each kind of GPU, within the GPUs that are given; with an API's price, that too."""
+    """Return (requests/s, $/h) for each kind of GPU within the given GPUs, and for the API if its
+    price was given.
+    """
     kinds: dict[str, list[Candidate]] = {}
-    for one in plan.candidates:
-        kinds.setdefault(one.gpu.name, []).append(one)
-    last = _last(plan)
+    for candidate in plan.candidates:
+        kinds.setdefault(candidate.gpu.name, []).append(candidate)
+    last = _highest_rate(plan)
     rates = [last * step / STEPS for step in range(1, STEPS + 1)]
     lines = {name: _line(some, rates, plan.request.max_gpus) for name, some in kinds.items()}
     if plan.request.api:
@@ -76,13 +82,13 @@ def cost_by_rate(plan: PlanResult) -> dict[str, list[tuple[float, float]]]:
     return lines
 
 
-def _last(plan: PlanResult) -> float:
-    asked = plan.request.workload.qps
-    return BEYOND * asked if asked else REPLICAS * plan.best.best.rate
+def _highest_rate(plan: PlanResult) -> float:
+    requested = plan.request.workload.qps
+    return BEYOND * requested if requested else REPLICAS * plan.best.best.rate
 
 
 def _line(candidates: list[Candidate], rates: list[float], max_gpus: int) -> list[tuple[float, float]]:
-    """Stairs: the cost holds up to the rate at which another replica is needed."""
+    """Return stairs: the cost holds up to the rate at which another replica is needed."""
     points: list[tuple[float, float]] = []
     for rate in rates:
         cost = _cheapest(candidates, rate, max_gpus)
@@ -95,5 +101,7 @@ def _line(candidates: list[Candidate], rates: list[float], max_gpus: int) -> lis
 
 
 def _cheapest(candidates: list[Candidate], rate: float, max_gpus: int) -> float | None:
-    gpus = [(one, math.ceil(rate / one.best.rate - 1e-9) * one.layout.gpus) for one in candidates]
-    return min((one.gpu.price * count for one, count in gpus if count <= max_gpus), default=None)
+    gpus = [
+        (candidate, math.ceil(rate / candidate.best.rate - 1e-9) * candidate.layout.gpus) for candidate in candidates
+    ]
+    return min((candidate.gpu.price * count for candidate, count in gpus if count <= max_gpus), default=None)

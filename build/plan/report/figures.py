@@ -1,20 +1,21 @@
-"""How figures are written, the same in the terminal and in HTML."""
+"""Formats of figures and rows of tables, the same in the terminal and in HTML."""
 
 from __future__ import annotations
 
+from llmops.build.plan.gpu_specs import GB
 from llmops.build.plan.memory.memory_budget import MemoryBudget
 from llmops.build.plan.search.candidate import Candidate
 from llmops.build.plan.search.layout_search import PlanResult
 from llmops.build.plan.search.plan_summary import batch_limit
 
-GB = 1e9
-
 
 def gigabytes(bytes_: float) -> str:
+    """Return a size as text."""
     return f"{bytes_ / GB:.1f} GB" if bytes_ >= 0.05 * GB else f"{bytes_ / 1e6:.0f} MB"
 
 
 def milliseconds(seconds: float) -> str:
+    """Return a duration as text."""
     return (
         f"{seconds:.1f} s"
         if seconds >= 10
@@ -25,15 +26,17 @@ def milliseconds(seconds: float) -> str:
 
 
 def dollars(amount: float) -> str:
+    """Return a price as text."""
     return f"${amount:,.0f}" if amount >= 1000 else f"${amount:,.2f}" if amount >= 0.01 else f"${amount:.4f}"
 
 
 def title(plan: PlanResult) -> str:
-    return f"{plan.request.name} · {asked(plan)}"
+    """Return the model's name and the request in one line."""
+    return f"{plan.request.name} · {request_summary(plan)}"
 
 
-def asked(plan: PlanResult) -> str:
-    """What is planned for, without the model's name."""
+def request_summary(plan: PlanResult) -> str:
+    """Return the request in one line, without the model's name."""
     request = plan.request
     load = request.workload
     parts = [f"{load.isl} + {load.osl} tokens"]
@@ -52,8 +55,8 @@ def asked(plan: PlanResult) -> str:
     return f"{request.precision.label} weights, {request.kv} KV · {', '.join(parts)}"
 
 
-def answer(plan: PlanResult) -> str:
-    """The recommendation in one sentence."""
+def recommendation(plan: PlanResult) -> str:
+    """Return the recommendation in one sentence."""
     best, load = plan.best, plan.request.workload
     rate = load.qps or best.capacity
     fleet = f"{best.gpus} {best.gpu.name} GPU{'s' * (best.gpus > 1)}"
@@ -68,7 +71,7 @@ def answer(plan: PlanResult) -> str:
 
 
 def key_figures(plan: PlanResult) -> list[tuple[str, str]]:
-    """The six that most readers came for."""
+    """Return the six figures that most readers look for."""
     best = plan.best
     return [
         (f"GPUs, {best.gpu.name}", str(best.gpus)),
@@ -81,7 +84,7 @@ def key_figures(plan: PlanResult) -> list[tuple[str, str]]:
 
 
 def memory_rows(candidate: Candidate) -> list[tuple[str, str, int]]:
-    """(what, bytes as text, bytes) of the fullest GPU."""
+    """Return (name, size as text, bytes) of each part of the fullest GPU's memory."""
     memory: MemoryBudget = candidate.memory
     rows = [(f"weights: {part}", bytes_) for part, bytes_ in memory.weights.items() if bytes_]
     rows += [
@@ -95,8 +98,8 @@ def memory_rows(candidate: Candidate) -> list[tuple[str, str, int]]:
     return [(name, gigabytes(bytes_), bytes_) for name, bytes_ in rows]
 
 
-def facts(plan: PlanResult) -> list[tuple[str, str]]:
-    """The best layout in (name, value) lines."""
+def best_layout_rows(plan: PlanResult) -> list[tuple[str, str]]:
+    """Return the best layout as (name, value) rows."""
     best, load = plan.best, plan.request.workload
     point, cost = best.point, best.cost
     answer_rate = f"{best.capacity * load.osl:,.0f} output tokens/s"
@@ -121,6 +124,7 @@ def facts(plan: PlanResult) -> list[tuple[str, str]]:
 
 
 def build_limits(best: Candidate) -> str:
+    """Return the limits of the engine to build in one line."""
     limits = best.limits
     return (
         f"max_batch_size {batch_limit(best)}, max_num_tokens {limits.max_num_tokens}, max_seq_len "
@@ -128,9 +132,9 @@ def build_limits(best: Candidate) -> str:
     )
 
 
-def cheaper_apart(plan: PlanResult) -> str | None:
-    """What separate prefill and decode workers would save, in a sentence; None when nothing."""
-    other, best = plan.cheaper_apart, plan.best
+def disaggregated_saving(plan: PlanResult) -> str | None:
+    """Return what separate prefill and decode workers would save, in a sentence, or None."""
+    other, best = plan.cheaper_disaggregated, plan.best
     if other is None:
         return None
     rate = bool(plan.request.workload.qps)
@@ -144,6 +148,7 @@ def cheaper_apart(plan: PlanResult) -> str | None:
 
 
 def break_even(best: Candidate) -> str:
+    """Return from which volume the fleet is cheaper than the API."""
     if best.cost.break_even_rate is None:
         return f"never cheaper: even full, the fleet costs more than the API ({dollars(best.cost.request)} per request)"
     tokens = (best.cost.break_even_tokens_per_day or 0) / 1e6

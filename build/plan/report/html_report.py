@@ -1,4 +1,6 @@
-"""The plan as one HTML page: the answer first, then why, what else there is, and what is out."""
+"""The plan as one HTML page: the answer first, then its reasons, the alternatives and the rejected
+layouts.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +11,12 @@ from llmops.build.plan.report import figures
 from llmops.build.plan.report.curves import cost_by_rate, frontiers
 from llmops.build.plan.search.candidate import Candidate
 from llmops.build.plan.search.layout_search import PlanResult
-from llmops.build.plan.search.plan_summary import caution
+from llmops.build.plan.search.plan_summary import accuracy_warning
 from llmops.html_pages.elements import collapsible, data_table, key_figures, key_value_table, note
 from llmops.html_pages.elements import render_page as whole
 from llmops.html_pages.plots import Plot, Series, stacked_bar
 
-# layouts that are listed at once; the rest is folded away
+#: Layouts listed at once. The rest is folded away.
 LISTED_CANDIDATES = 8
 _HEAD = [
     "Layout", "GPU", "GPUs", "$/h", "$/M in", "$/M out", "TTFT p95", "TPOT p95", "max req/s", "tok/s/GPU", "tok/s/user",
@@ -22,18 +24,18 @@ _HEAD = [
 
 
 def render_page(plan: PlanResult) -> str:
-    """The whole document."""
+    """Return the whole document."""
     name, best = plan.request.name, plan.best
     body = [
         f"<h1>{escape(name)}</h1>",
-        f'<p class="soft">llmops plan · {escape(figures.asked(plan))} · {time.strftime("%Y-%m-%d", time.gmtime())}</p>',
-        f'<p class="answer">{escape(figures.answer(plan))}</p>',
+        f'<p class="soft">llmops plan · {escape(figures.request_summary(plan))} · {time.strftime("%Y-%m-%d", time.gmtime())}</p>',
+        f'<p class="answer">{escape(figures.recommendation(plan))}</p>',
         key_figures(figures.key_figures(plan)),
-        *(note(said) for said in (figures.cheaper_apart(plan), caution(plan)) if said),
+        *(note(said) for said in (figures.disaggregated_saving(plan), accuracy_warning(plan)) if said),
         f"<h2>Memory of one GPU</h2>{_memory(best)}",
         f'<h2>Plots</h2><div class="plots">{_pareto(plan)}{_cost(plan)}</div>',
         f"<h2>Layouts that hold the targets, by cost</h2>{_ranking(plan)}",
-        f"<h2>The first in full</h2>{key_value_table(figures.facts(plan), words=True)}",
+        f"<h2>The first in full</h2>{key_value_table(figures.best_layout_rows(plan), words=True)}",
         _rejected(plan),
         f"<h2>Where the times are from</h2>{key_value_table(plan.timing.items(), words=True)}",
     ]
@@ -41,7 +43,7 @@ def render_page(plan: PlanResult) -> str:
 
 
 def _memory(best: Candidate) -> str:
-    """The bar has no more parts than can be told apart; the table under it has them all."""
+    """Return a bar with few enough parts to tell apart, and a table with all of them."""
     memory, weights = best.memory, best.memory.weights
     large = weights.get("mlp", 0) + weights.get("experts", 0)
     attention = weights.get("attention", 0)
@@ -76,40 +78,40 @@ def _pareto(plan: PlanResult) -> str:
 
 
 def _cost(plan: PlanResult) -> str:
-    asked = plan.request.workload.qps
+    rate = plan.request.workload.qps
     lines = cost_by_rate(plan)
     series = [Series(name, points) for name, points in lines.items()]
-    marks = [(asked, "asked")] if asked else []
+    marks = [(rate, "asked")] if rate else []
     return Plot("What a rate costs, by the cheapest layout", "requests/s", "$/h", series, marks=marks).svg()
 
 
 def _ranking(plan: PlanResult) -> str:
-    rows = [_row(one) for one in plan.candidates]
+    rows = [_row(candidate) for candidate in plan.candidates]
     shown = data_table(_HEAD, rows[:LISTED_CANDIDATES], first=True)
     rest = rows[LISTED_CANDIDATES:]
     return shown + (collapsible(f"{len(rest)} more", data_table(_HEAD, rest)) if rest else "")
 
 
-def _row(one: Candidate) -> list[str]:
+def _row(candidate: Candidate) -> list[str]:
     return [
-        f"{one.replicas}x {one.name}",
-        one.gpu.name,
-        str(one.gpus),
-        f"{one.cost.hourly:,.2f}",
-        f"{one.cost.input_per_million:.3f}",
-        f"{one.cost.output_per_million:.3f}",
-        figures.milliseconds(one.point.ttft_p95),
-        figures.milliseconds(one.point.tpot_p95),
-        f"{one.capacity:.1f}",
-        f"{one.point.per_gpu:,.0f}",
-        f"{one.point.per_user:,.0f}",
+        f"{candidate.replicas}x {candidate.name}",
+        candidate.gpu.name,
+        str(candidate.gpus),
+        f"{candidate.cost.hourly:,.2f}",
+        f"{candidate.cost.input_per_million:.3f}",
+        f"{candidate.cost.output_per_million:.3f}",
+        figures.milliseconds(candidate.point.ttft_p95),
+        figures.milliseconds(candidate.point.tpot_p95),
+        f"{candidate.capacity:.1f}",
+        f"{candidate.point.per_gpu:,.0f}",
+        f"{candidate.point.per_user:,.0f}",
     ]
 
 
 def _rejected(plan: PlanResult) -> str:
     if not plan.rejections:
         return ""
-    rows = [[one.layout, one.gpu, one.reason] for one in plan.rejections]
+    rows = [[candidate.layout, candidate.gpu, candidate.reason] for candidate in plan.rejections]
     return "<h2>Layouts that are out</h2>" + collapsible(
         f"{len(rows)}, each with its reason", data_table(["Layout", "GPU", "Why"], rows, words=True)
     )

@@ -1,7 +1,9 @@
-"""Recording rules for a planned model: arithmetic intensity and memory bandwidth without DCGM, by the planner's model.
+"""Prometheus recording rules of a planned model: arithmetic intensity and memory bandwidth without
+DCGM.
 
-What steps are about comes from the engines' own metrics (deploy/alerts/recording.yaml has `llmops_step_tokens`,
-`llmops_step_cached_tokens` and `llmops_steps_per_second`), what that takes from the plan.
+The engines' own metrics count the tokens of steps (deploy/alerts/recording.yaml has
+`llmops_step_tokens`, `llmops_step_cached_tokens` and `llmops_steps_per_second`); the plan knows the
+work per token.
 """
 
 from __future__ import annotations
@@ -13,13 +15,13 @@ from llmops.build.plan.speed.step_work import WorkAmount, step_work
 from llmops.contract import ENGINE_SUFFIX
 
 
-def rules(plan: PlanResult, name: str) -> dict[str, Any]:
-    """A rules file for the model served as `name`, on replicas as the best layout has them."""
+def render_rules(plan: PlanResult, name: str) -> dict[str, Any]:
+    """Return a rules file for the model served as `name`, on replicas of the best layout."""
     best, request = plan.best, plan.request
     batch = round(best.best.concurrency)
     work = step_work(request.model, request.precision, request.kv, best.layout, batch)
     series = f'{{model="{name}{ENGINE_SUFFIX}"}}'
-    flops, bytes_ = _said(work.flops, series), _said(work.bytes, series)
+    flops, bytes_ = _expression(work.flops, series), _expression(work.bytes, series)
     bandwidth = best.layout.gpus * best.gpu.bandwidth
     recorded = {
         "gpu_arithmetic_intensity": f"({flops}) / ({bytes_})",
@@ -36,7 +38,7 @@ def rules(plan: PlanResult, name: str) -> dict[str, Any]:
     return {"groups": [group]}
 
 
-def _said(amount: WorkAmount, series: str) -> str:
+def _expression(amount: WorkAmount, series: str) -> str:
     return (
         f"{amount.step:.6g} + {amount.token:.6g} * llmops_step_tokens{series}"
         f" + {amount.cached:.6g} * llmops_step_cached_tokens{series}"

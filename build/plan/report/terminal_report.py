@@ -1,4 +1,4 @@
-"""The plan in the terminal."""
+"""The plan as text in the terminal."""
 
 from __future__ import annotations
 
@@ -11,23 +11,24 @@ from llmops.build.plan.report import figures
 from llmops.build.plan.report.curves import MARKS, character_plot, frontiers
 from llmops.build.plan.search.candidate import Candidate
 from llmops.build.plan.search.layout_search import PlanResult
-from llmops.build.plan.search.plan_summary import caution
+from llmops.build.plan.search.plan_summary import accuracy_warning
 
+#: Width in columns from which facts and memory stand side by side.
 WIDE_COLUMNS = 100
 
 
 def print_plan(plan: PlanResult, console: Console, top: int = 8) -> None:
-    """Print the ranking, the best layout with its memory, the Pareto picture and what was rejected."""
+    """Print the ranking, the best layout with its memory, the Pareto plot and the rejected layouts."""
     console.print(Text(figures.title(plan), style="bold"))
     console.print(_ranking(plan, console.width >= WIDE_COLUMNS, top))
-    apart = figures.cheaper_apart(plan)
-    if apart:
-        console.print(Text(apart, style="dim"))
+    disaggregated = figures.disaggregated_saving(plan)
+    if disaggregated:
+        console.print(Text(disaggregated, style="dim"))
     console.print(_best(plan, console.width))
     console.print(Group(*_pareto(plan, console.width)))
     if plan.rejections:
         console.print(_rejected(plan))
-    warning = caution(plan)
+    warning = accuracy_warning(plan)
     if warning:
         console.print(Text(warning, style="yellow"))
     for gpu, source in plan.timing.items():
@@ -66,7 +67,7 @@ def _best(plan: PlanResult, width: int) -> Panel:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="bold", no_wrap=True)
     facts.add_column()
-    for name, value in figures.facts(plan):
+    for name, value in figures.best_layout_rows(plan):
         facts.add_row(name, value)
     memory = _memory(plan.best, plan.best.memory.total)
     body: Group | Table

@@ -1,4 +1,4 @@
-"""What was asked for, and which of the candidates answers it at the least cost.
+"""The search for the cheapest deployment that meets a request.
 
-How fast one candidate is belongs to `speed/`.
+The speed of one candidate belongs to `speed/`.
 """

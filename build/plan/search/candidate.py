@@ -1,11 +1,13 @@
-"""One layout on one kind of GPU: does it fit, does it hold the targets, how many replicas, at what cost."""
+"""One layout on one kind of GPU: whether it fits, meets the targets, how many replicas it takes,
+and its cost.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-from llmops.build.plan.gpu_specs import GpuSpec
+from llmops.build.plan.gpu_specs import GB, GpuSpec
 from llmops.build.plan.memory import kv_sizes
 from llmops.build.plan.memory.memory_budget import MemoryBudget, PlannedLimits, plan_memory
 from llmops.build.plan.memory.parallel_layout import ParallelLayout, layout_problem
@@ -16,15 +18,20 @@ from llmops.build.plan.speed.replica_model import OperatingPoint, ReplicaModel, 
 from llmops.build.plan.speed.step_time import StepCorrection, StepModel
 from llmops.build.plan.timing.operation_times import OperationTimes
 
-# TensorRT-LLM's default for the largest batch.
+#: TensorRT-LLM's default for the largest batch.
 MAX_BATCH = 2048
-GB = 1e9
 
 
 class LayoutRejected(Exception):
-    """A layout that is out, with the reason in one line. `memory`: it does not fit; `missed`: the latency it reaches
-    where a target asks for less; `needs`: the GPUs it takes for the rate when there are fewer; `wider`: one replica
-    takes more GPUs than there are; `unbuildable`: the rule of the build that the layout breaks."""
+    """Raised when a layout cannot serve the request. The message is the reason in one line.
+
+    Attributes:
+        memory: The memory of a layout that does not fit.
+        missed: The latency that it reaches where a target is lower.
+        needs: The GPUs that the rate takes if there are fewer.
+        wider: True if one replica takes more GPUs than there are.
+        unbuildable: The rule of the build that the layout breaks.
+    """
 
     def __init__(
         self,
@@ -43,9 +50,13 @@ class LayoutRejected(Exception):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A way to serve. `point`: one replica (or the whole disaggregated set) at the rate asked for; `best`: at the
-    highest rate that keeps the targets; `capacity`: requests/s of all replicas at `best`; `paged` and `contiguous`:
-    sequences per replica that fit with and without paging; `kv_token`: bytes of a token's cache on a GPU."""
+    """A way to serve the request.
+
+    `point` is one replica (or the whole disaggregated set) at the requested rate, `best` at the
+    highest rate that meets the targets. `capacity` is the requests/s of all replicas at `best`.
+    `paged` and `contiguous` count sequences per replica that fit with and without paging;
+    `kv_token` is the bytes of a token's cache on a GPU.
+    """
 
     gpu: GpuSpec
     layout: ParallelLayout
@@ -64,23 +75,26 @@ class Candidate:
 
     @property
     def nodes(self) -> int:
+        """Return the number of nodes."""
         return -(-self.gpus // self.gpu.per_node)
 
     @property
     def kind(self) -> str:
+        """Return "disaggregated" or "aggregated"."""
         return "disaggregated" if self.workers else "aggregated"
 
     @property
     def name(self) -> str:
+        """Return the layout as text."""
         if self.workers is None:
             return str(self.layout)
         pair = self.workers
-        return f"{pair.prefills}x {pair.prefill.layout} prefill + {pair.decodes}x {pair.decode.layout} decode"
+        return f"{pair.prefill_count}x {pair.prefill.layout} prefill + {pair.decode_count}x {pair.decode.layout} decode"
 
 
 @dataclass(frozen=True)
 class FittingLayout:
-    """A layout that fits in memory: what it leaves, and the replica that would run."""
+    """A layout that fits in memory, with its limits and the replica that would run."""
 
     layout: ParallelLayout
     limits: PlannedLimits
@@ -97,24 +111,30 @@ def fit_layout(
     times: OperationTimes,
     correction: StepCorrection | None = None,
 ) -> FittingLayout:
-    """Raises Refused when TensorRT-LLM cannot run the layout or it does not fit."""
+    """Return the layout with its limits and memory.
+
+    Raises:
+        LayoutRejected: TensorRT-LLM cannot run the layout, or it does not fit.
+    """
     if layout.gpus > request.max_gpus:
         raise LayoutRejected(f"{layout.gpus} GPUs for one replica; {request.max_gpus} given", wider=True)
     reason = layout_problem(request.model, request.precision, gpu, layout)
     if reason:
         raise LayoutRejected(reason)
     batch, limits, memory = MAX_BATCH, PlannedLimits(1, 1, 1), None
-    # The logits of a larger batch take memory from the cache that would hold it: two rounds settle it.
+    # The logits of a larger batch take memory from the cache that would hold it. Two rounds settle both.
     for _ in range(3):
         limits = PlannedLimits(batch, request.num_tokens, request.seq_len, request.kv_fraction)
         memory = plan_memory(request.model, request.precision, request.kv, layout, gpu, limits)
-        held = kv_sizes.sequences(memory.kv_cache, request.model, request.kv, layout, request.workload.length)
-        if 1 <= held < batch:
-            batch = held
+        fitting = kv_sizes.sequences_that_fit(
+            memory.kv_cache, request.model, request.kv, layout, request.workload.length
+        )
+        if 1 <= fitting < batch:
+            batch = fitting
     if memory is None or not memory.fits:
         raise LayoutRejected(_too_large(memory, gpu), memory=memory)
-    paged = kv_sizes.sequences(memory.kv_cache, request.model, request.kv, layout, request.workload.length)
-    contiguous = kv_sizes.sequences(memory.kv_cache, request.model, request.kv, layout, request.seq_len)
+    paged = kv_sizes.sequences_that_fit(memory.kv_cache, request.model, request.kv, layout, request.workload.length)
+    contiguous = kv_sizes.sequences_that_fit(memory.kv_cache, request.model, request.kv, layout, request.seq_len)
     if not contiguous:
         raise LayoutRejected(
             f"the cache of {memory.kv_cache / GB:.1f} GB does not hold one sequence of {request.seq_len} tokens"
@@ -126,7 +146,7 @@ def fit_layout(
 
 
 def step_model(request: PlanRequest, gpu: GpuSpec, layout: ParallelLayout, times: OperationTimes) -> StepModel:
-    """The steps of one layout, as the tables or the roofline have them."""
+    """Return the step model of one layout, with the times of the tables or the roofline."""
     nodes = layout.gpus > gpu.per_node
     return StepModel(request.model, request.precision, request.kv, layout, times, nodes)
 
@@ -139,7 +159,7 @@ def _too_large(memory: MemoryBudget | None, gpu: GpuSpec) -> str:
 
 
 def meets_targets(request: PlanRequest, point: OperatingPoint) -> bool:
-    """Whether both latency targets are kept."""
+    """Return True if both latency targets are met."""
     load = request.workload
     return (load.ttft_p95 is None or point.ttft_p95 <= load.ttft_p95) and (
         load.tpot_p95 is None or point.tpot_p95 <= load.tpot_p95
@@ -147,7 +167,11 @@ def meets_targets(request: PlanRequest, point: OperatingPoint) -> bool:
 
 
 def evaluate_layout(request: PlanRequest, gpu: GpuSpec, fitted: FittingLayout) -> Candidate:
-    """The layout as a fleet of equal replicas. Raises Refused when it misses a target or needs too many GPUs."""
+    """Return the layout as a fleet of equal replicas.
+
+    Raises:
+        LayoutRejected: The layout misses a target or needs too many GPUs.
+    """
     replica, layout = fitted.replica, fitted.layout
     best = highest_point(replica.at, replica.steady_batch, lambda point: meets_targets(request, point))
     if best is None:
@@ -187,7 +211,7 @@ def _missed(request: PlanRequest, alone: OperatingPoint) -> str:
 
 
 def at_rate(replica: ReplicaModel, rate: float, best: OperatingPoint) -> OperatingPoint:
-    """The steady state at `rate` requests/s, which is at most that of `best`."""
+    """Return the steady state at `rate` requests/s, which is at most the rate of `best`."""
     low, high = 0.0, best.concurrency
     for _ in range(12):
         middle = (low + high) / 2
@@ -196,7 +220,7 @@ def at_rate(replica: ReplicaModel, rate: float, best: OperatingPoint) -> Operati
 
 
 def batch_curve(replica: ReplicaModel) -> tuple[OperatingPoint, ...]:
-    """Points from one sequence to a full batch, doubling."""
+    """Return points from one sequence to a full batch, doubling."""
     full = replica.full_batch
     batches = [2.0**step for step in range(int(math.log2(full)) + 1)]
     return tuple(replica.at(batch, bursts=False) for batch in dict.fromkeys([*batches, full]))

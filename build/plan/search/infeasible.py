@@ -1,78 +1,84 @@
-"""The sentence for a search without a result: the constraint that binds, its numbers, and what to change."""
+"""Explain a search without a result: the binding constraint, its numbers, and what to change."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from llmops.build.plan.gpu_specs import GpuSpec
+from llmops.build.plan.gpu_specs import GB, GpuSpec
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.search.candidate import Candidate, LayoutRejected
 from llmops.build.plan.search.plan_request import PlanRequest
 
-GB = 1e9
-
 
 @dataclass(frozen=True)
 class TriedLayout:
-    """A layout on a kind of GPU, and why it is out."""
+    """A layout on a kind of GPU, and why it was rejected."""
 
     gpu: GpuSpec
     layout: ParallelLayout
-    refused: LayoutRejected
+    rejection: LayoutRejected
 
 
 def explain_infeasible(
-    request: PlanRequest, tried: list[TriedLayout], apart: Candidate | None, alternative: Callable[[], Candidate | None]
+    request: PlanRequest,
+    rejected: list[TriedLayout],
+    disaggregated: Candidate | None,
+    alternative: Callable[[], Candidate | None],
 ) -> str:
     """Return one sentence for a search without a result.
 
-    Layouts are checked in a fixed order: structure, memory, targets, GPUs for the rate, rules of the build. The
-    layouts that came furthest say what binds.
+    Layouts are checked in a fixed order: structure, memory, targets, GPUs for the rate, rules of
+    the build. The layouts that came furthest show the binding constraint.
 
     Args:
-        request: What was asked for.
-        tried: All layouts with the reasons against them.
-        apart: Separate prefill and decode workers that would do, which llmops does not deploy.
+        request: The request.
+        rejected: All layouts with their rejections.
+        disaggregated: Separate prefill and decode workers that would do, which llmops does not
+            deploy.
         alternative: Searches for a deployment on other GPUs that would do.
     """
-    unbuildable = [one for one in tried if one.refused.unbuildable]
+    unbuildable = [attempt for attempt in rejected if attempt.rejection.unbuildable]
     if unbuildable:
         return _unbuildable(request, unbuildable, alternative)
-    needs = [one.refused.needs for one in tried if one.refused.needs]
+    needs = [attempt.rejection.needs for attempt in rejected if attempt.rejection.needs]
     load = request.workload
     if needs:
         return (
             f"{load.qps:g} requests/s need at least {min(needs)} GPUs, {request.max_gpus} are given; raise --gpus or "
             "lower --qps."
         )
-    missed = [one.refused.missed for one in tried if one.refused.missed]
+    missed = [attempt.rejection.missed for attempt in rejected if attempt.rejection.missed]
     if missed:
         ttft, tpot = min(point.ttft_p95 for point in missed), min(point.tpot_p95 for point in missed)
         also = ""
-        if apart is not None:
+        if disaggregated is not None:
             also = (
-                f" Only prefill and decode on separate workers keep the targets ({apart.name}, {apart.gpus} x "
-                f"{apart.gpu.name}), which llmops does not deploy."
+                f" Only prefill and decode on separate workers keep the targets ({disaggregated.name}, {disaggregated.gpus} x "
+                f"{disaggregated.gpu.name}), which llmops does not deploy."
             )
         return (
             f"no layout keeps the latency targets: the best reachable are TTFT p95 {1e3 * ttft:.0f} ms and TPOT "
             f"{1e3 * tpot:.1f} ms, not always by the same layout; raise the targets, allow more GPUs or take a smaller "
             f"--quant.{also}"
         )
-    if any(one.refused.memory for one in tried):
-        return _too_large(request, tried, alternative)
-    reasons = "; ".join(sorted({one.refused.reason for one in tried})[:3])
+    if any(attempt.rejection.memory for attempt in rejected):
+        return _too_large(request, rejected, alternative)
+    reasons = "; ".join(sorted({attempt.rejection.reason for attempt in rejected})[:3])
     return f"no layout of {request.name} can run: {reasons}."
 
 
-def _unbuildable(request: PlanRequest, tried: list[TriedLayout], alternative: Callable[[], Candidate | None]) -> str:
-    """A reason that all layouts share is about what the user asked for; others are about the smallest layout."""
-    smallest = min(tried, key=lambda one: one.layout.gpus)
-    reason = smallest.refused.unbuildable.rstrip(".")
+def _unbuildable(request: PlanRequest, rejected: list[TriedLayout], alternative: Callable[[], Candidate | None]) -> str:
+    """Return the sentence for layouts that break rules of the build.
+
+    A reason shared by all layouts concerns the user's request; other reasons concern the smallest
+    layout.
+    """
+    smallest = min(rejected, key=lambda attempt: attempt.layout.gpus)
+    reason = smallest.rejection.unbuildable.rstrip(".")
     sizes = {"--tp": request.tp, "--pp": request.pp, "--ep": request.ep}
     of_the_layout = sizes.get(reason.partition(" ")[0], 1) is None
-    if len({one.refused.unbuildable for one in tried}) == 1 and not of_the_layout:
+    if len({attempt.rejection.unbuildable for attempt in rejected}) == 1 and not of_the_layout:
         return f"{reason}."
     return (
         f"{request.name} fits on {smallest.layout.gpus} x {smallest.gpu.name} as {smallest.layout}, but cannot "
@@ -80,13 +86,13 @@ def _unbuildable(request: PlanRequest, tried: list[TriedLayout], alternative: Ca
     )
 
 
-def _too_large(request: PlanRequest, tried: list[TriedLayout], alternative: Callable[[], Candidate | None]) -> str:
-    short = [(one.refused.memory.short, one) for one in tried if one.refused.memory]
+def _too_large(request: PlanRequest, rejected: list[TriedLayout], alternative: Callable[[], Candidate | None]) -> str:
+    short = [(attempt.rejection.memory.short, attempt) for attempt in rejected if attempt.rejection.memory]
     least, best = min(short, key=lambda pair: (pair[0], pair[1].layout.gpus))
-    memory = best.refused.memory
+    memory = best.rejection.memory
     assert memory is not None
     rest = memory.total - memory.left - memory.kv_cache - memory.weight_bytes
-    wider = any(one.refused.wider for one in tried)
+    wider = any(attempt.rejection.wider for attempt in rejected)
     widest = "at the widest split on them" if wider else "at its widest split"
     fleet = f"{request.max_gpus} GPU{'s' * (request.max_gpus > 1)}"
     advice = _instead(request, alternative)

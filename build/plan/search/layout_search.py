@@ -1,4 +1,6 @@
-"""All layouts on all kinds of GPU: those that hold the targets ranked by cost, the others with the reason."""
+"""Search all layouts on all kinds of GPU: rank those that meet the targets by cost, explain the
+others.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 from llmops.build.plan.gpu_specs import GPUS, GpuSpec
 from llmops.build.plan.memory import kv_sizes
-from llmops.build.plan.memory.parallel_layout import ParallelLayout, candidates
+from llmops.build.plan.memory.parallel_layout import ParallelLayout, candidate_layouts
 from llmops.build.plan.search.candidate import (
     Candidate,
     FittingLayout,
@@ -31,7 +33,7 @@ from llmops.errors import InputError
 
 @dataclass(frozen=True)
 class RejectedLayout:
-    """A layout that is out, and why, in one line."""
+    """A rejected layout with the reason in one line."""
 
     gpu: str
     layout: str
@@ -40,7 +42,9 @@ class RejectedLayout:
 
 @dataclass(frozen=True)
 class BatchCurve:
-    """What a layout that fits gives from one sequence to a full batch, whether it holds the targets or not."""
+    """The operating points of a layout that fits, from one sequence to a full batch, whether or not
+    they meet the targets.
+    """
 
     gpu: str
     layout: str
@@ -49,54 +53,70 @@ class BatchCurve:
 
 @dataclass(frozen=True)
 class PlanResult:
-    """Everything the reports show. `candidates`: what can be built and deployed, by cost, the cheapest first; `apart`:
-    prefill and decode on separate workers, which is only shown; `timing`: each GPU's source of times."""
+    """The result of a search.
+
+    `candidates` can be built and deployed, in ascending order of cost. `disaggregated` holds
+    candidates with separate prefill and decode workers, which llmops only shows. `timing` maps each
+    GPU to the source of its times.
+    """
 
     request: PlanRequest
     candidates: tuple[Candidate, ...]
     rejections: tuple[RejectedLayout, ...]
     timing: dict[str, str] = field(default_factory=dict)
     curves: tuple[BatchCurve, ...] = ()
-    apart: tuple[Candidate, ...] = ()
+    disaggregated: tuple[Candidate, ...] = ()
 
     @property
     def best(self) -> Candidate:
+        """Return the cheapest candidate."""
         return self.candidates[0]
 
     @property
-    def cheaper_apart(self) -> Candidate | None:
-        """Separate workers that would cost less than the best."""
+    def cheaper_disaggregated(self) -> Candidate | None:
+        """Return disaggregated workers that would cost less than the best candidate, or None."""
         rank = _rank(self.request)
-        return next((one for one in self.apart if rank(one)[0] < rank(self.best)[0]), None)
+        return next((candidate for candidate in self.disaggregated if rank(candidate)[0] < rank(self.best)[0]), None)
 
 
 @dataclass
 class _SearchResults:
+    """The lists that a search fills."""
+
     candidates: list[Candidate] = field(default_factory=list)
-    apart: list[Candidate] = field(default_factory=list)
+    disaggregated: list[Candidate] = field(default_factory=list)
     rejections: list[RejectedLayout] = field(default_factory=list)
     tried: list[TriedLayout] = field(default_factory=list)
     curves: list[BatchCurve] = field(default_factory=list)
 
-    def refuse(self, gpu: GpuSpec, layout: ParallelLayout, refused: LayoutRejected) -> None:
-        self.rejections.append(RejectedLayout(gpu.name, str(layout), refused.reason))
-        self.tried.append(TriedLayout(gpu, layout, refused))
+    def reject(self, gpu: GpuSpec, layout: ParallelLayout, rejection: LayoutRejected) -> None:
+        self.rejections.append(RejectedLayout(gpu.name, str(layout), rejection.reason))
+        self.tried.append(TriedLayout(gpu, layout, rejection))
 
 
-def search(
+def search_layouts(
     request: PlanRequest,
     times_of: Callable[[GpuSpec], OperationTimes],
     progress: Callable[[str], None] = lambda _: None,
     refusal: Callable[[Candidate], str | None] = lambda _: None,
 ) -> PlanResult:
-    """Look at every layout on every GPU of the request. `refusal`: why a candidate cannot be built, or None. Raises
-    InputError when none can serve it."""
+    """Search every layout on every GPU of the request.
+
+    Args:
+        request: The request.
+        times_of: Returns the operation times of a GPU.
+        progress: Receives the layout that is evaluated.
+        refusal: Returns why a candidate cannot be built, or None.
+
+    Raises:
+        InputError: No layout can serve the request.
+    """
     found, timing = _SearchResults(), {}
     for gpu in request.gpus:
         times = times_of(gpu)
         corrected = _correction(request, gpu, times)
         fitted = []
-        for layout in candidates(request.model, request.tp, request.pp, request.expert_split):
+        for layout in candidate_layouts(request.model, request.tp, request.pp, request.expert_split):
             progress(f"{gpu.name} {layout}")
             try:
                 fitted.append(fit_layout(request, gpu, layout, times, corrected))
@@ -107,25 +127,33 @@ def search(
                     found.curves.pop()
                     raise LayoutRejected(f"cannot be built: {reason}", unbuildable=reason)
                 found.candidates.append(candidate)
-            except LayoutRejected as refused:
-                found.refuse(gpu, layout, refused)
+            except LayoutRejected as rejection:
+                found.reject(gpu, layout, rejection)
         if request.disaggregated:
             progress(f"{gpu.name} disaggregated")
-            found.apart += _disaggregated(request, gpu, fitted, times)
+            found.disaggregated += _disaggregated(request, gpu, fitted, times)
         timing[gpu.name] = describe_times(times) + (f"; {corrected.label}" if corrected else "")
     if not found.candidates:
-        only = min(found.apart, key=_rank(request)) if found.apart and request.workload.has_targets else None
+        only = (
+            min(found.disaggregated, key=_rank(request))
+            if found.disaggregated and request.workload.has_targets
+            else None
+        )
         raise InputError(
             explain_infeasible(request, found.tried, only, lambda: _alternative(request, times_of, refusal))
         )
-    ranked, apart = (tuple(sorted(some, key=_rank(request))) for some in (found.candidates, found.apart))
-    return PlanResult(request, ranked, tuple(found.rejections), timing, tuple(found.curves), apart)
+    ranked, disaggregated = (
+        tuple(sorted(some, key=_rank(request))) for some in (found.candidates, found.disaggregated)
+    )
+    return PlanResult(request, ranked, tuple(found.rejections), timing, tuple(found.curves), disaggregated)
 
 
 def _alternative(
     request: PlanRequest, times_of: Callable[[GpuSpec], OperationTimes], refusal: Callable[[Candidate], str | None]
 ) -> Candidate | None:
-    """Return the cheapest deployment on up to four times as many GPUs, or else on a kind with more memory."""
+    """Return the cheapest deployment on up to four times as many GPUs, or else on a kind with more
+    memory.
+    """
     largest = max(gpu.memory for gpu in request.gpus)
     larger = [gpu for gpu in GPUS.values() if gpu.memory > largest]
     return _cheapest(request, request.gpus, 4 * request.max_gpus, times_of, refusal) or _cheapest(
@@ -143,9 +171,9 @@ def _cheapest(
     found = []
     for gpu in gpus:
         asked = replace(request, gpus=(gpu,), max_gpus=count, measured=None)
-        # the search itself says what is wrong with the times of the GPUs that were asked for
+        # The search itself reports problems with the times of the requested GPUs.
         times = times_of(gpu) if gpu in request.gpus else RooflineTimes(gpu)
-        for layout in candidates(request.model, request.tp, request.pp, request.expert_split):
+        for layout in candidate_layouts(request.model, request.tp, request.pp, request.expert_split):
             with suppress(LayoutRejected):
                 candidate = evaluate_layout(asked, gpu, fit_layout(asked, gpu, layout, times))
                 if not refusal(candidate):
@@ -161,13 +189,15 @@ def _correction(request: PlanRequest, gpu: GpuSpec, times: OperationTimes) -> Me
 
 
 def describe_times(times: OperationTimes) -> str:
-    """Where the times come from, with what fell back to the roofline."""
+    """Return the source of the times, and the operations that fell back to the roofline."""
     missing = sorted(getattr(times, "missing", ()))
     return times.label + (f"; roofline for {', '.join(missing)}" if missing else "")
 
 
 def _rank(request: PlanRequest) -> Callable[[Candidate], tuple[float, int, float]]:
-    """By $/h for a given rate, otherwise by $ per request; ties go to fewer GPUs, then to more capacity."""
+    """Return the sort key: $/h for a given rate, otherwise $ per request; ties go to fewer GPUs,
+    then to more capacity.
+    """
 
     def key(candidate: Candidate) -> tuple[float, int, float]:
         money = candidate.cost.hourly if request.workload.qps else candidate.cost.request
@@ -179,40 +209,43 @@ def _rank(request: PlanRequest) -> Callable[[Candidate], tuple[float, int, float
 def _disaggregated(
     request: PlanRequest, gpu: GpuSpec, fitted: list[FittingLayout], times: OperationTimes
 ) -> list[Candidate]:
-    """The cheapest pairing of a prefill worker with a decode worker: fewest GPUs for a rate, otherwise fewest per
-    request/s."""
-    prefills = [worker for one in fitted if (worker := prefill_worker(one.replica, times))]
-    decodes = [(worker, one) for one in fitted if (worker := decode_worker(one.replica))]
+    """Return the cheapest pair of prefill and decode workers: fewest GPUs for a rate, otherwise
+    fewest per request/s.
+    """
+    prefills = [worker for fitting in fitted if (worker := prefill_worker(fitting.replica, times))]
+    decodes = [(worker, fitting) for fitting in fitted if (worker := decode_worker(fitting.replica))]
     qps = request.workload.qps
     pairs = [
-        (pair, one)
+        (pair, fitting)
         for prefill in prefills
-        for decode, one in decodes
+        for decode, fitting in decodes
         if (pair := match_workers(prefill, decode, qps, request.max_gpus))
     ]
     if not pairs:
         return []
-    pair, one = min(pairs, key=lambda found: (found[0].gpus if qps else found[0].gpus / found[0].rate, found[0].gpus))
-    return [_candidate(request, gpu, one, pair)]
+    pair, fitting = min(
+        pairs, key=lambda found: (found[0].gpus if qps else found[0].gpus / found[0].rate, found[0].gpus)
+    )
+    return [_candidate(request, gpu, fitting, pair)]
 
 
-def _candidate(request: PlanRequest, gpu: GpuSpec, one: FittingLayout, pair: Disaggregated) -> Candidate:
+def _candidate(request: PlanRequest, gpu: GpuSpec, fitting: FittingLayout, pair: Disaggregated) -> Candidate:
     load = request.workload
     rate = load.qps or pair.rate
     point, best = pair.point(load, rate), pair.point(load, pair.rate)
     return Candidate(
         gpu=gpu,
-        layout=one.layout,
-        limits=one.limits,
-        memory=one.memory,
+        layout=fitting.layout,
+        limits=fitting.limits,
+        memory=fitting.memory,
         replicas=1,
         gpus=pair.gpus,
         point=point,
         best=best,
         capacity=pair.rate,
         cost=fleet_cost(gpu.price, pair.gpus, rate, pair.rate, point, load, request.api),
-        paged=one.paged,
-        contiguous=one.contiguous,
-        kv_token=kv_sizes.token_bytes(request.model, request.kv, one.layout),
+        paged=fitting.paged,
+        contiguous=fitting.contiguous,
+        kv_token=kv_sizes.token_bytes(request.model, request.kv, fitting.layout),
         workers=pair,
     )

@@ -1,4 +1,4 @@
-"""What a host's own step times say about the model of a step: ratios by which its predictions are corrected."""
+"""Correct step predictions by a host's own step times: ratios of measured to predicted seconds."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from llmops.errors import InputError
 
 @dataclass(frozen=True)
 class MeasuredCorrection:
-    """Measured over predicted seconds of one engine: `decode` by (batch, context), `prefill` by (sequences, new tokens
-    of each), None where that phase was not measured; `layout` is the one measured. Other layouts get the medians."""
+    """Ratios of measured to predicted seconds of one engine.
+
+    `decode` is a grid by (batch, context), `prefill` by (sequences, new tokens of each), None if
+    the phase was not measured. `layout` is the measured one; other layouts get the medians.
+    """
 
     layout: ParallelLayout
     decode: InterpolationGrid | None
@@ -41,47 +44,57 @@ class MeasuredCorrection:
 def measured_correction(
     measured: MeasuredSteps, request: PlanRequest, steps_of: Callable[[ParallelLayout], StepModel]
 ) -> MeasuredCorrection:
-    """`steps_of` gives the uncorrected model of a layout on the measured GPU. Raises InputError for a file of another
-    model, precision or GPU than is planned."""
+    """Compute the correction.
+
+    Args:
+        measured: The step times of a host.
+        request: The plan request.
+        steps_of: Returns the uncorrected step model of a layout on the measured GPU.
+
+    Raises:
+        InputError: The file is of another model, precision or GPU than is planned.
+    """
     _check(measured, request)
     ranks = measured.layout
     layout = ParallelLayout(ranks.tp_size, ranks.pp_size, ranks.ep_size)
     steps = steps_of(layout)
     decode: dict[tuple[int, ...], float] = {
-        (s.batch_size, _about(s.context)): s.seconds / _decode(steps, s) for s in measured.of_phase("decode")
+        (s.batch_size, _nearest_power(s.context)): s.seconds / _decode(steps, s) for s in measured.of_phase("decode")
     }
     prefill: dict[tuple[int, ...], float] = {
-        (s.batch_size, _each(s)): s.seconds / _prefill(steps, s) for s in measured.of_phase("prefill")
+        (s.batch_size, _tokens_each(s)): s.seconds / _prefill(steps, s) for s in measured.of_phase("prefill")
     }
     by_decode, by_prefill = (median(ratios.values()) if ratios else None for ratios in (decode, prefill))
     usual = by_decode or by_prefill or 1.0
-    said = [f"{name} x{ratio:.2f}" for name, ratio in (("decode", by_decode), ("prefill", by_prefill)) if ratio]
+    factors = [f"{name} x{ratio:.2f}" for name, ratio in (("decode", by_decode), ("prefill", by_prefill)) if ratio]
     return MeasuredCorrection(
         layout,
         InterpolationGrid(decode) if decode else None,
         InterpolationGrid(prefill) if prefill else None,
         by_decode or usual,
         by_prefill or usual,
-        f"corrected by {len(measured.steps)} steps measured on {measured.device}, {layout} ({', '.join(said)})",
+        f"corrected by {len(measured.steps)} steps measured on {measured.device}, {layout} ({', '.join(factors)})",
     )
 
 
 def _decode(steps: StepModel, step: StepTime) -> float:
-    """With pipeline stages the batch is cut into as many micro-batches, which follow one another."""
+    """Return the predicted seconds of a decode step. Pipeline stages cut the batch into
+    micro-batches, one after the other.
+    """
     stages = steps.layout.pp
     return stages * steps.seconds(max(1, round(step.batch_size / stages)), max(1, step.context))
 
 
 def _prefill(steps: StepModel, step: StepTime) -> float:
-    return steps.layout.pp * steps.seconds(0, 0, Prefill(step.batch_size, _each(step), step.context))
+    return steps.layout.pp * steps.seconds(0, 0, Prefill(step.batch_size, _tokens_each(step), step.context))
 
 
-def _about(context: int) -> int:
-    """A power of two: contexts that differ a little from batch to batch are one column of the grid."""
+def _nearest_power(context: int) -> int:
+    """Return the nearest power of two: contexts that differ a little share a column of the grid."""
     return int(2 ** round(math.log2(max(1, context))))
 
 
-def _each(step: StepTime) -> int:
+def _tokens_each(step: StepTime) -> int:
     return max(1, step.tokens // step.batch_size)
 
 

@@ -1,4 +1,4 @@
-"""What a user asks of the planner, checked for contradictions before any work."""
+"""The request to the planner, checked for contradictions before any work."""
 
 from __future__ import annotations
 
@@ -16,13 +16,17 @@ from llmops.build.target_facts import GPU_TARGETS, TARGETS
 from llmops.build.trtllm.flag_rules import paged_context
 from llmops.errors import InputError
 
+#: Tokens of one step by default.
 DEFAULT_NUM_TOKENS = 8192
 ENGINE, TORCH = "tensorrt", "pytorch"
 
 
 def _only(targets: Iterable[str]) -> str | None:
-    """The one of the GPU targets that runs something, None where both do: trtllm-build has no block-scaled formats, the
-    PyTorch backend neither SmoothQuant nor per-channel INT4 nor an INT8 cache."""
+    """Return the only GPU target among `targets`, or None if both are.
+
+    trtllm-build has no block-scaled formats; the PyTorch backend has neither SmoothQuant nor
+    per-channel INT4 nor an INT8 cache.
+    """
     running = [name for name in GPU_TARGETS if name in targets]
     return running[0] if len(running) == 1 else None
 
@@ -32,11 +36,13 @@ def _only_for_cache(kv: str) -> str | None:
 
 
 def default_target(model: Architecture, precision: QuantFormat, kv: str, ep: int = 1) -> str:
-    """tensorrt where the family and the precision can and experts are not spread, else pytorch."""
+    """Return tensorrt if family and precision allow it and experts are not spread, otherwise
+    pytorch.
+    """
     if ep > 1:
         return TORCH
-    only = _only(precision.targets) or _only_for_cache(kv)
-    return only or (ENGINE if ENGINE in model.targets else TORCH)
+    sole_target = _only(precision.targets) or _only_for_cache(kv)
+    return sole_target or (ENGINE if ENGINE in model.targets else TORCH)
 
 
 def find_precision(name: str, model: Architecture) -> QuantFormat:
@@ -54,14 +60,19 @@ def find_precision(name: str, model: Architecture) -> QuantFormat:
     return found
 
 
+#: Default sequence lengths are multiples of this many tokens.
 SEQ_LEN_STEP = 1024
 
 
 @dataclass(frozen=True)
 class PlanRequest:
-    """`gpus`: the kinds to compare; `max_gpus`: the fleet; `tp`, `pp`, `ep` pin a size; `kv`: bf16, fp8 or int8;
-    `max_seq_len` and `max_num_tokens` in tokens, None lets the planner choose. An engine that cannot read its cache in
-    pages while it takes a prompt is planned without chunked prefill, whatever the workload says."""
+    """A request to the planner.
+
+    `gpus` are the kinds to compare, `max_gpus` the size of the fleet; `tp`, `pp` and `ep` pin a
+    size. `kv` is bf16, fp8 or int8. `max_seq_len` and `max_num_tokens` are in tokens, None lets the
+    planner choose. An engine that cannot read its cache in pages during prefill is planned without
+    chunked prefill, whatever the workload says.
+    """
 
     name: str
     model: Architecture
@@ -83,22 +94,22 @@ class PlanRequest:
 
     def __post_init__(self) -> None:
         self._check_sizes()
-        asked = self.workload.chunked_prefill
+        chunked_prefill = self.workload.chunked_prefill
         if self.target == ENGINE and not paged_context(self.precision.name, self.kv):
             self._leave_out_pages()
-        self._check_lengths("raise it or drop --no-chunked-prefill" if not asked else "raise it")
+        self._check_lengths("raise it or drop --no-chunked-prefill" if not chunked_prefill else "raise it")
         if self.target not in self.model.targets:
             others = sorted(self.model.targets.intersection(GPU_TARGETS))
             raise InputError(
                 f"{self.model.hf_class} cannot be built for --target {self.target}; "
-                f"take one of {', '.join(others) or 'none (only openvino)'}."
+                f"take one of {', '.join(others) or 'none (sole_target openvino)'}."
             )
-        for flag, name, only in (
+        for flag, name, sole_target in (
             ("quant", self.precision.name, _only(self.precision.targets)),
             ("kv-dtype", self.kv, _only_for_cache(self.kv)),
         ):
-            if only not in (None, self.target):
-                raise InputError(f"--{flag} {name} runs on --target {only} only; change one of them.")
+            if sole_target not in (None, self.target):
+                raise InputError(f"--{flag} {name} runs on --target {sole_target} only; change one of them.")
         if not 0 < self.kv_fraction <= 1:
             raise InputError(f"--kv-fraction {self.kv_fraction:g}: a share of the free memory, above 0 and at most 1.")
 
@@ -154,18 +165,24 @@ class PlanRequest:
 
     @property
     def expert_split(self) -> int | None:
-        """`ep` to try: what is pinned, 1 where the target has no other, None for every one."""
+        """Return the `ep` to try: the pinned one, 1 if the target has no other, or None for every
+        one.
+        """
         return self.ep or (1 if self.target == ENGINE else None)
 
     @property
     def seq_len(self) -> int:
-        """The longest sequence to build for: what was asked, or the mean lengths rounded up to whole thousands."""
+        """Return the longest sequence to build for: the requested one, or the mean lengths rounded
+        up.
+        """
         rounded = -(-self.workload.length // SEQ_LEN_STEP) * SEQ_LEN_STEP
         return self.max_seq_len or min(rounded, self.model.max_position_embeddings)
 
     @property
     def num_tokens(self) -> int:
-        """Tokens of one step. Without chunked prefill the longest prompt must fit in one."""
+        """Return the tokens of one step. Without chunked prefill the longest prompt must fit in one
+        step.
+        """
         if self.max_num_tokens:
             return self.max_num_tokens
         return DEFAULT_NUM_TOKENS if self.workload.chunked_prefill else max(DEFAULT_NUM_TOKENS, self.seq_len)

@@ -1,4 +1,4 @@
-"""A Plan as plain data: what --json prints, and the BuildPlan of its best layout."""
+"""A plan as plain data: the output of --json, and the BuildPlan of the best layout."""
 
 from __future__ import annotations
 
@@ -17,14 +17,17 @@ FORMAT = 1
 
 
 def build_plan(plan: PlanResult, candidate: Candidate | None = None) -> BuildPlan:
-    """The engine to build: of the best candidate unless one is given. For a disaggregated one it is the decode
-    worker's, with the prefill worker's layout under `predicted`."""
+    """Return the engine to build: that of `candidate`, or of the best one.
+
+    For a disaggregated candidate it is the decode worker's engine, with the prefill worker's layout
+    under `predicted`.
+    """
     chosen = candidate or plan.best
     return engine_plan(plan.request, chosen, _predicted(chosen, plan))
 
 
 def engine_plan(request: PlanRequest, chosen: Candidate, predicted: dict[str, Any] | None = None) -> BuildPlan:
-    """The engine of one candidate."""
+    """Return the engine of one candidate."""
     return BuildPlan(
         model=request.name,
         architecture=request.model.hf_class,
@@ -43,21 +46,25 @@ def engine_plan(request: PlanRequest, chosen: Candidate, predicted: dict[str, An
         max_seq_len=chosen.limits.max_seq_len,
         kv_cache_fraction=chosen.limits.kv_fraction,
         chunked_prefill=request.workload.chunked_prefill,
-        replicas=chosen.workers.decodes if chosen.workers else chosen.replicas,
+        replicas=chosen.workers.decode_count if chosen.workers else chosen.replicas,
         predicted=predicted or {},
     )
 
 
 def batch_limit(candidate: Candidate) -> int:
-    """Room for the random peaks of the highest rate that keeps the targets, in steps of 8, within what fits."""
-    replicas = candidate.workers.decodes if candidate.workers else 1
+    """Return the batch with room for random peaks at the highest rate that meets the targets, in
+    steps of 8, within what fits.
+    """
+    replicas = candidate.workers.decode_count if candidate.workers else 1
     mean = candidate.best.concurrency / replicas
     peak = math.ceil((mean + Z95 * math.sqrt(mean)) / 8) * 8
     return max(1, min(peak, candidate.paged, candidate.limits.max_batch_size))
 
 
 def _predicted(candidate: Candidate, plan: PlanResult) -> dict[str, Any]:
-    """`single`: one request at a time; `isl`, `osl`: the tokens that all points are about."""
+    """Return the predictions. `single` is one request at a time; `isl` and `osl` are the tokens
+    that all points assume.
+    """
     load = plan.request.workload
     data = {
         "timing": plan.timing[candidate.gpu.name],
@@ -73,7 +80,7 @@ def _predicted(candidate: Candidate, plan: PlanResult) -> dict[str, Any]:
     }
     if candidate.workers:
         data["prefill_layout"] = asdict(candidate.workers.prefill.layout)
-        data["prefill_workers"] = candidate.workers.prefills
+        data["prefill_workers"] = candidate.workers.prefill_count
     return data
 
 
@@ -88,25 +95,25 @@ def _single(candidate: Candidate, plan: PlanResult) -> dict[str, float] | None:
 
 
 def point_data(point: OperatingPoint) -> dict[str, float]:
-    """Requests/s, seconds and tokens/s of a steady state."""
+    """Return a steady state in requests/s, seconds and tokens/s."""
     return {**asdict(point), "per_gpu": point.per_gpu, "per_user": point.per_user}
 
 
 def memory_data(memory: MemoryBudget) -> dict[str, Any]:
-    """Bytes on the fullest GPU."""
+    """Return the bytes on the fullest GPU."""
     return {**asdict(memory), "weight_bytes": memory.weight_bytes}
 
 
-# Families whose planned throughput was compared with NVIDIA's published one and found within its error.
-_VALIDATED_GPUS = ("llama", "mistral", "mixtral", "gpt_oss")
+#: Families whose planned throughput was compared with NVIDIA's published one and found within its error.
+_VALIDATED_FAMILIES = ("llama", "mistral", "mixtral", "gpt_oss")
 
 
-def caution(plan: PlanResult) -> str | None:
-    """What a reader must know before believing the ranking or the speeds, or None."""
-    return " ".join(filter(None, (_about_targets(plan), _about_speed(plan)))) or None
+def accuracy_warning(plan: PlanResult) -> str | None:
+    """Return what a reader must know before trusting the ranking or the speeds, or None."""
+    return " ".join(filter(None, (_targets_warning(plan), _speed_warning(plan)))) or None
 
 
-def _about_targets(plan: PlanResult) -> str | None:
+def _targets_warning(plan: PlanResult) -> str | None:
     load = plan.request.workload
     if load.ttft_p95 is not None or load.tpot_p95 is not None:
         return None
@@ -116,15 +123,15 @@ def _about_targets(plan: PlanResult) -> str | None:
     )
 
 
-def _about_speed(plan: PlanResult) -> str | None:
+def _speed_warning(plan: PlanResult) -> str | None:
     family = plan.request.model.family
-    if family in _VALIDATED_GPUS:
+    if family in _VALIDATED_FAMILIES:
         return None
     return f"The speed of {family} models was not checked against published measurements."
 
 
 def plan_data(plan: PlanResult) -> dict[str, Any]:
-    """Everything, in bytes, seconds, requests/s and $."""
+    """Return the whole plan in bytes, seconds, requests/s and $."""
     request = plan.request
     return {
         "format": FORMAT,
@@ -133,20 +140,20 @@ def plan_data(plan: PlanResult) -> dict[str, Any]:
         "kv_cache_dtype": request.kv,
         "workload": asdict(request.workload),
         "timing": plan.timing,
-        "caution": caution(plan),
+        "caution": accuracy_warning(plan),
         "plan": build_plan(plan).to_dict(),
         "candidates": [candidate_data(candidate) for candidate in plan.candidates],
-        "disaggregated": [candidate_data(candidate) for candidate in plan.apart],
+        "disaggregated": [candidate_data(candidate) for candidate in plan.disaggregated],
         "curves": [
-            {"gpu": one.gpu, "layout": one.layout, "points": [point_data(point) for point in one.points]}
-            for one in plan.curves
+            {"gpu": curve.gpu, "layout": curve.layout, "points": [point_data(point) for point in curve.points]}
+            for curve in plan.curves
         ],
         "rejected": [asdict(rejection) for rejection in plan.rejections],
     }
 
 
 def candidate_data(candidate: Candidate) -> dict[str, Any]:
-    """One row of the ranking with all its figures."""
+    """Return one row of the ranking with all its figures."""
     data: dict[str, Any] = {
         "name": candidate.name,
         "kind": candidate.kind,
@@ -167,7 +174,7 @@ def candidate_data(candidate: Candidate) -> dict[str, Any]:
     if candidate.workers:
         pair = candidate.workers
         data["workers"] = {
-            "prefill": {"count": pair.prefills, **asdict(pair.prefill)},
-            "decode": {"count": pair.decodes, **asdict(pair.decode)},
+            "prefill": {"count": pair.prefill_count, **asdict(pair.prefill)},
+            "decode": {"count": pair.decode_count, **asdict(pair.decode)},
         }
     return data

@@ -1,4 +1,4 @@
-"""Money: what a fleet costs per token, and from which volume it beats an API's price."""
+"""The cost of a fleet per token, and the volume from which it is cheaper than an API."""
 
 from __future__ import annotations
 
@@ -13,19 +13,23 @@ DAY = 86400
 
 @dataclass(frozen=True)
 class ApiPrice:
-    """$ per million input and output tokens."""
+    """The price of an API in $ per million input and output tokens."""
 
     input: float
     output: float
 
     def request(self, load: PlanWorkload) -> float:
+        """Return the $ of a mean request."""
         return (load.isl * self.input + load.osl * self.output) / 1e6
 
 
 @dataclass(frozen=True)
 class FleetCost:
-    """$/h of the fleet; $ per million tokens, the GPU time split between prompts and answers as the engine spends it.
-    `break_even_*`: the volume above which the fleet is cheaper than the API; None when it can never be."""
+    """The cost of a fleet in $/h and in $ per million tokens, with GPU time split between prompts
+    and answers as the engine spends it.
+
+    `break_even_*` is the volume above which the fleet is cheaper than the API, None if it never is.
+    """
 
     hourly: float
     input_per_million: float
@@ -36,6 +40,7 @@ class FleetCost:
 
     @property
     def monthly(self) -> float:
+        """Return the $ per month of 730 hours."""
         return self.hourly * 730
 
 
@@ -48,7 +53,17 @@ def fleet_cost(
     load: PlanWorkload,
     api: ApiPrice | None,
 ) -> FleetCost:
-    """`price` $/h per GPU; `rate` and `capacity` are requests/s of the whole fleet."""
+    """Return the cost of a fleet.
+
+    Args:
+        price: $/h per GPU.
+        gpus: GPUs of the fleet.
+        rate: Requests/s that the fleet serves.
+        capacity: Requests/s that it can serve.
+        point: The operating point of a replica.
+        load: The workload.
+        api: The price of an API to compare with, or None.
+    """
     hourly = price * gpus
     per_second = hourly / HOUR
     break_even = per_second / api.request(load) if api else None

@@ -1,4 +1,5 @@
-"""How long a step takes and what a server makes of it: batches, queues, prefill apart from decode.
+"""Durations of engine steps, and the latency and throughput of replicas: batches, queues,
+disaggregation.
 
-How long a single operation takes on a GPU belongs to `timing/`.
+The duration of a single GPU operation belongs to `timing/`.
 """

@@ -1,4 +1,4 @@
-"""Prefill and decode on separate workers: each kind has its own layout, and the KV cache moves between them."""
+"""Disaggregated serving: prefill and decode on separate workers, between which the KV cache moves."""
 
 from __future__ import annotations
 
@@ -12,13 +12,17 @@ from llmops.build.plan.speed.step_time import Prefill
 from llmops.build.plan.speed.workload import PlanWorkload
 from llmops.build.plan.timing.operation_times import OperationTimes
 
+#: Largest number of workers of each kind in a set without a required rate.
 MAX_RATIO = 8
 
 
 @dataclass(frozen=True)
 class WorkerPool:
-    """One worker of a kind at the highest rate (requests/s) that keeps its target; seconds for the latency. A prefill
-    worker is busy for `service` seconds per request and answers in `unloaded` seconds when nothing waits."""
+    """One worker of a kind at the highest rate (requests/s) that keeps its target.
+
+    `latency` and `latency_p95` are in seconds. A prefill worker is busy for `service` seconds per
+    request and answers in `unloaded` seconds when no request waits.
+    """
 
     layout: ParallelLayout
     rate: float
@@ -30,8 +34,11 @@ class WorkerPool:
 
 
 def prefill_worker(replica: ReplicaModel, times: OperationTimes) -> WorkerPool | None:
-    """Prompts one at a time, arriving at random: M/D/1. The KV cache then goes over the network to the decoder, which
-    is counted to the TTFT: a user sees nothing more before it has arrived."""
+    """Return a prefill worker, or None if even an idle one misses the TTFT target.
+
+    Prompts arrive at random and are read one at a time (M/D/1). The transfer of the KV cache to the
+    decoder counts to the TTFT, because a user sees no token before it has arrived.
+    """
     load, steps = replica.workload, replica.steps
     layout = steps.layout
     stage = steps.seconds(0, 0, Prefill(1, load.new_tokens, load.isl - load.new_tokens))
@@ -44,25 +51,29 @@ def prefill_worker(replica: ReplicaModel, times: OperationTimes) -> WorkerPool |
 
 
 def prefill_latency(service: float, unloaded: float, rate: float) -> tuple[float, float]:
-    """Mean and 95th percentile (from the exponential tail) of an M/D/1 queue at `rate` requests/s."""
+    """Return mean and 95th percentile (from the exponential tail) of an M/D/1 queue at `rate`
+    requests/s.
+    """
     busy = rate * service
     wait = busy * service / (2 * (1 - busy))
     return unloaded + wait, unloaded + max(wait, _wait_p95(busy, service))
 
 
 def transfer_seconds(replica: ReplicaModel, times: OperationTimes) -> float:
-    """A prompt's KV cache from rank to rank; each rank sends its own part."""
+    """Return the seconds to send a prompt's KV cache from rank to rank; each rank sends its own
+    part.
+    """
     steps, load = replica.steps, replica.workload
     return times.send(kv_sizes.sequence_bytes(steps.model, steps.kv, steps.layout, load.isl), nodes=True)
 
 
 def _wait_p95(busy: float, service: float) -> float:
-    """95th percentile of the wait."""
+    """Return the 95th percentile of the wait in seconds."""
     return service / (2 * (1 - busy)) * math.log(busy / 0.05) if busy > 0.05 else 0.0
 
 
 def _busiest(service: float, total: float, target: float | None) -> float:
-    """The highest load whose waits keep the target; 90 % where there is none."""
+    """Return the highest load whose waits keep the target, 0.9 where there is none."""
     if target is None:
         return 0.9
     low, high = 0.01, 0.95
@@ -73,7 +84,9 @@ def _busiest(service: float, total: float, target: float | None) -> float:
 
 
 def decode_worker(replica: ReplicaModel) -> WorkerPool | None:
-    """Sequences that arrive with their KV cache and only decode."""
+    """Return a worker for sequences that arrive with their KV cache, or None if it misses the TPOT
+    target.
+    """
     load = replica.workload
     alone = ReplicaModel(replica.steps, load, replica.max_batch, replica.max_num_tokens, prompts=False)
     point = highest_point(alone.at, alone.full_batch, lambda at: load.tpot_p95 is None or at.tpot_p95 <= load.tpot_p95)
@@ -84,24 +97,30 @@ def decode_worker(replica: ReplicaModel) -> WorkerPool | None:
 
 @dataclass(frozen=True)
 class Disaggregated:
-    """`prefills` workers feed `decodes` workers; the slower side sets the rate."""
+    """A set of workers. `prefill_count` workers feed `decode_count` workers; the slower side sets
+    the rate.
+    """
 
     prefill: WorkerPool
     decode: WorkerPool
-    prefills: int
-    decodes: int
+    prefill_count: int
+    decode_count: int
 
     @property
     def gpus(self) -> int:
-        return self.prefills * self.prefill.gpus + self.decodes * self.decode.gpus
+        """Return the number of GPUs of the set."""
+        return self.prefill_count * self.prefill.gpus + self.decode_count * self.decode.gpus
 
     @property
     def rate(self) -> float:
-        return min(self.prefills * self.prefill.rate, self.decodes * self.decode.rate)
+        """Return the highest rate in requests/s."""
+        return min(self.prefill_count * self.prefill.rate, self.decode_count * self.decode.rate)
 
     def point(self, load: PlanWorkload, rate: float) -> OperatingPoint:
-        """What a user sees when the whole set serves `rate` requests/s; decoding as if it were at its limit."""
-        each = min(rate / self.prefills, self.prefill.rate)
+        """Return what users see when the whole set serves `rate` requests/s, with decoding as if at
+        its limit.
+        """
+        each = min(rate / self.prefill_count, self.prefill.rate)
         ttft, ttft_p95 = prefill_latency(self.prefill.service, self.prefill.unloaded, each)
         return OperatingPoint(
             concurrency=rate * load.osl * self.decode.latency,
@@ -110,7 +129,7 @@ class Disaggregated:
             ttft_p95=ttft_p95,
             tpot=self.decode.latency,
             tpot_p95=self.decode.latency_p95,
-            prefill_share=self.prefills * self.prefill.gpus / self.gpus,
+            prefill_share=self.prefill_count * self.prefill.gpus / self.gpus,
             tokens_per_second=rate * load.osl,
             gpus=self.gpus,
             pause=self.decode.latency_p95,
@@ -118,7 +137,11 @@ class Disaggregated:
 
 
 def match_workers(prefill: WorkerPool, decode: WorkerPool, qps: float | None, max_gpus: int) -> Disaggregated | None:
-    """The ratio of workers: for a rate as many of each as it takes, otherwise the most requests/s per GPU."""
+    """Return the best ratio of workers, or None if no set fits.
+
+    For a rate, each side gets as many workers as the rate takes; otherwise the set with the most
+    requests/s per GPU wins.
+    """
     if qps is not None:
         pair = Disaggregated(prefill, decode, math.ceil(qps / prefill.rate), math.ceil(qps / decode.rate))
         return pair if pair.gpus <= max_gpus else None

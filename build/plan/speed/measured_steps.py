@@ -1,4 +1,6 @@
-"""Step times of one host: what `llmops verify --calibrate FILE` writes and `llmops plan --measured FILE` reads."""
+"""Step times of one host: what `llmops verify --calibrate FILE` writes and `llmops plan --measured
+FILE` reads.
+"""
 
 from __future__ import annotations
 
@@ -20,9 +22,12 @@ class _MeasuredModel(BaseModel):
 
 
 class StepTime(_MeasuredModel):
-    """One kind of engine step: `batch_size` sequences that process `tokens` new tokens together (decode: one each),
-    each with `context` tokens in the KV cache before it. `seconds` is the median of `samples` measurements at the
-    engine's Triton model, without gateway and HTTP."""
+    """One kind of engine step.
+
+    `batch_size` sequences process `tokens` new tokens together (decode: one each), each with
+    `context` tokens in the KV cache before it. `seconds` is the median of `samples` measurements at
+    the engine's Triton model, without gateway and HTTP.
+    """
 
     phase: Phase
     batch_size: int = Field(ge=1)
@@ -41,9 +46,12 @@ class MeasuredLayout(_MeasuredModel):
 
 
 class MeasuredSteps(_MeasuredModel):
-    """Step times of one engine on one kind of device. `device` is the driver's name of a GPU (`NVIDIA H100 80GB HBM3`)
-    or the CPU's; `gpu` the planner's name of it (`h100-sxm`) where an engine's plan says so. `architecture` is the
-    Hugging Face class; `quantisation` and `kv_cache_dtype` are the names in engine.json."""
+    """Step times of one engine on one kind of device.
+
+    `device` is the driver's name of a GPU (`NVIDIA H100 80GB HBM3`) or the CPU's; `gpu` is the
+    planner's name (`h100-sxm`) where an engine's plan has it. `architecture` is the Hugging Face
+    class; `quantisation` and `kv_cache_dtype` are the names in engine.json.
+    """
 
     format: Literal[1] = FORMAT
     device: str
@@ -58,17 +66,21 @@ class MeasuredSteps(_MeasuredModel):
     steps: list[StepTime] = Field(min_length=1)
 
     def of_phase(self, phase: Phase) -> list[StepTime]:
-        """The steps of one phase by batch size, tokens and context."""
+        """Return the steps of one phase by batch size, tokens and context."""
         found = (step for step in self.steps if step.phase == phase)
         return sorted(found, key=lambda step: (step.batch_size, step.tokens, step.context))
 
     def save(self, path: Path) -> None:
-        """Raises InputError when the file cannot be written."""
+        """Write the file. Raises InputError if it cannot be written."""
         write_text(path, self.model_dump_json(indent=2) + "\n")
 
     @classmethod
     def load(cls, path: Path) -> MeasuredSteps:
-        """Raises InputError that names the field which is wrong."""
+        """Read a file.
+
+        Raises:
+            InputError: The file is missing or wrong. The message names the field.
+        """
         advice = f"measure a host with `llmops verify --calibrate {path.name}`."
         try:
             return cls.model_validate(json.loads(path.read_text(encoding="utf-8")))

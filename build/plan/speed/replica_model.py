@@ -1,4 +1,6 @@
-"""A replica at work: what rate, latency and throughput come of a number of sequences in flight."""
+"""The model of a replica in steady state: rate, latency and throughput at a number of sequences in
+flight.
+"""
 
 from __future__ import annotations
 
@@ -9,19 +11,23 @@ from dataclasses import dataclass
 from llmops.build.plan.speed.step_time import Prefill, StepModel
 from llmops.build.plan.speed.workload import PlanWorkload
 
-# 95 % of a normal distribution lie below the mean and this many standard deviations.
+#: 95th percentile of a normal distribution, in standard deviations above the mean.
 Z95 = 1.645
-# … and of an exponential tail, in standard deviations.
+#: 95th percentile of an exponential tail, in standard deviations.
 EXPONENTIAL_TAIL = math.log(20)
-# Share of a step's tokens that steady traffic may take; above it the queue of prompts grows steeply.
+#: Share of a step's tokens that steady traffic may take. Above it the queue of prompts grows steeply.
 PROMPT_LOAD = 0.85
 
 
 @dataclass(frozen=True)
 class OperatingPoint:
-    """One replica in steady state. `concurrency`: mean sequences that decode; `rate`: requests/s; seconds for
-    time to first token (TTFT) and per output token (TPOT); `pause`: the longest between two tokens, while a prompt
-    (or a chunk of one) is read; `prefill_share`: part of the time spent on prompts."""
+    """One replica in steady state.
+
+    `concurrency` is the mean number of decoding sequences, `rate` is in requests/s. Times are in
+    seconds: time to first token (TTFT), time per output token (TPOT), and `pause`, the longest time
+    between two tokens while a prompt or a chunk of one is read. `prefill_share` is the part of the
+    time spent on prompts.
+    """
 
     concurrency: float
     rate: float
@@ -36,17 +42,21 @@ class OperatingPoint:
 
     @property
     def per_gpu(self) -> float:
+        """Return the output tokens/s per GPU."""
         return self.tokens_per_second / self.gpus
 
     @property
     def per_user(self) -> float:
+        """Return the output tokens/s of one request."""
         return 1 / self.tpot
 
 
 class ReplicaModel:
-    """In-flight batching: each step gives every running sequence a token and reads as many prompts as come in.
+    """A replica with in-flight batching: each step gives every running sequence a token and reads
+    new prompts.
 
-    `max_batch` sequences fit; a step takes at most `max_num_tokens` tokens. Requests arrive at random (Poisson).
+    `max_batch` sequences fit; a step takes at most `max_num_tokens` tokens. Requests arrive at
+    random (Poisson).
     """
 
     def __init__(
@@ -54,35 +64,42 @@ class ReplicaModel:
     ) -> None:
         self.steps, self.workload = steps, workload
         self.max_batch, self.max_num_tokens = max_batch, max_num_tokens
-        # False: a decode worker, whose prompts were read elsewhere
+        # A decode worker does not read prompts.
         self.reads_prompts = prompts
 
     @property
     def full_batch(self) -> float:
-        """The batch that memory and the step's token limit allow."""
+        """Return the batch that memory and the step's token limit allow."""
         return max(1.0, min(self.max_batch, self._token_limit))
 
     @property
     def steady_batch(self) -> float:
-        """The mean batch that random arrivals can keep up: its peaks (95th percentile) still find a place, and
-        prompts find enough room in a step not to queue for long."""
+        """Return the mean batch that random arrivals can keep up.
+
+        Its peaks (95th percentile) still fit, and prompts find enough room in a step not to queue
+        for long.
+        """
         root = (-Z95 + math.sqrt(Z95 * Z95 + 4 * self.max_batch)) / 2
         return max(1.0, min(root * root, PROMPT_LOAD * self._token_limit))
 
     @property
     def _token_limit(self) -> float:
-        """Sequences whose tokens, with the prompts that take the place of those that end, fill a step."""
+        """Return the number of sequences whose tokens, with the prompts that replace finished ones,
+        fill a step.
+        """
         return self.max_num_tokens / (1 + self.workload.draft_tokens + self._prompt_tokens_per_sequence)
 
     @property
     def _prompt_tokens_per_sequence(self) -> float:
-        """Prompt tokens that a step reads for each running sequence, so that as many come as leave."""
+        """Return the prompt tokens that a step reads per running sequence, so that arrivals balance
+        departures.
+        """
         if not self.reads_prompts:
             return 0.0
         return self.workload.tokens_per_step * self.workload.new_tokens / self.workload.osl
 
     def at(self, concurrency: float, bursts: bool = True) -> OperatingPoint:
-        """The steady state with this many sequences in flight on average."""
+        """Return the steady state with this many sequences in flight on average."""
         load, pp = self.workload, self.steps.layout.pp
         mean, plain = self._cycle(concurrency)
         burst = self._burst(concurrency, mean) if bursts else concurrency
@@ -103,7 +120,9 @@ class ReplicaModel:
         )
 
     def _pause(self, concurrency: float) -> float:
-        """A step that reads a whole prompt, or with chunked prefill as much of it as a step has room for."""
+        """Return the seconds of a step that reads a whole prompt, or with chunked prefill as much
+        as a step has room for.
+        """
         load, pp = self.workload, self.steps.layout.pp
         batch = max(1, round(concurrency / pp))
         room = max(1, self.max_num_tokens - batch * (1 + load.draft_tokens))
@@ -112,14 +131,17 @@ class ReplicaModel:
         return pp * self.steps.seconds(batch, load.isl + load.osl // 2, prefill, load.draft_tokens)
 
     def _cycle(self, concurrency: float) -> tuple[float, float]:
-        """Mean seconds between two tokens of a sequence, and what it would be without prompts. With pipeline stages
-        the batch is cut into as many micro-batches, which pass through the stages one behind the other."""
+        """Return the mean seconds between two tokens of a sequence, with and without prompts.
+
+        With pipeline stages the batch is cut into as many micro-batches, which pass through the
+        stages one after the other.
+        """
         load, pp = self.workload, self.steps.layout.pp
         batch = max(1, round(concurrency / pp))
         admitted = concurrency / pp * self._prompt_tokens_per_sequence / load.new_tokens
         length = load.isl + load.osl // 2
         plain = self.steps.seconds(batch, length, None, load.draft_tokens)
-        # fewer than one prompt per step: some steps read one, the others none
+        # With fewer than one prompt per step, some steps read one and the others none.
         prompts = max(1, round(admitted))
         return pp * (plain + self._added(batch, length, prompts, plain) * admitted / prompts), pp * plain
 
@@ -134,8 +156,11 @@ class ReplicaModel:
         return max(0.0, mixed - plain)
 
     def _burst(self, concurrency: float, cycle: float) -> float:
-        """95th percentile of the sequences in flight. Random arrivals alone make their variance the mean; as a fuller
-        batch is slower and so grows fuller, it is larger by 1 / (1 - elasticity of the cycle)."""
+        """Return the 95th percentile of the sequences in flight.
+
+        Random arrivals make the variance equal to the mean. A fuller batch is slower and so grows
+        fuller, which multiplies the variance by 1 / (1 - elasticity of the cycle).
+        """
         elasticity = min(0.8, (self._cycle(1.25 * concurrency + 1)[0] / cycle - 1) / (0.25 + 1 / concurrency))
         return min(self.full_batch, concurrency + Z95 * math.sqrt(concurrency / (1 - max(0.0, elasticity))))
 
@@ -143,9 +168,13 @@ class ReplicaModel:
         return Prefill(count, self.workload.new_tokens, self.workload.isl - self.workload.new_tokens)
 
     def _first_token(self, concurrency: float, rate: float, cycle: float, plain: float) -> tuple[float, float]:
-        """Mean and 95th percentile of the TTFT. A request waits for the end of the step it falls into (more likely a
-        long one), then goes through all stages with the other prompts that came meanwhile; and where a step has no
-        more room, waits for the steps before. Prompts arrive at random, so a step's length varies with their number."""
+        """Return mean and 95th percentile of the TTFT.
+
+        A request waits for the end of the step it falls into (more likely a long one), then goes
+        through all stages with the other prompts that arrived meanwhile; where a step has no room,
+        it waits for the steps before. Prompts arrive at random, so a step's length varies with
+        their number.
+        """
         load, pp = self.workload, self.steps.layout.pp
         batch = max(1, round(concurrency / pp))
         length = load.isl + load.osl // 2
@@ -161,8 +190,11 @@ class ReplicaModel:
         return mean + queue, mean + EXPONENTIAL_TAIL * spread + tail
 
     def _queue(self, concurrency: float, step: float) -> tuple[float, float]:
-        """Mean and 95th percentile of the wait for room in a step: a queue of as many servers as prompts fit, each
-        taking a step (Sakasegawa's formula, constant service); a prompt longer than the room takes several steps."""
+        """Return mean and 95th percentile of the wait for room in a step.
+
+        The queue has as many servers as prompts fit, each taking a step (Sakasegawa's formula,
+        constant service). A prompt longer than the room takes several steps.
+        """
         load, pp = self.workload, self.steps.layout.pp
         room = max(1.0, self.max_num_tokens - concurrency / pp * (1 + load.draft_tokens))
         servers = max(1.0, room // load.new_tokens)
@@ -175,7 +207,9 @@ class ReplicaModel:
 def highest_point(
     point_at: Callable[[float], OperatingPoint], top: float, holds: Callable[[OperatingPoint], bool]
 ) -> OperatingPoint | None:
-    """The point of the highest concurrency up to `top` for which `holds`, or None when not even one sequence does."""
+    """Return the point of the highest concurrency up to `top` for which `holds`, or None if not
+    even one sequence does.
+    """
     best = point_at(1.0)
     if not holds(best):
         return None

@@ -1,4 +1,6 @@
-"""The time of one engine step: a batch of sequences that each gain a token, and prompts that are being read."""
+"""The duration of one engine step: a batch of sequences that each gain a token, and prompts that
+are read.
+"""
 
 from __future__ import annotations
 
@@ -15,16 +17,17 @@ from llmops.build.plan.memory.rank_matrices import RankLinear
 from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape, OperationTimes
 from llmops.build.quant_formats import QuantFormat
 
-# Host work that the GPU waits for: once per step, and per sequence (sampling results, stop checks, scheduling).
+#: Seconds of host work per step that the GPU waits for.
 STEP_OVERHEAD = 1.5e-3
+#: Seconds of host work per sequence: sampling results, stop checks, scheduling.
 SEQUENCE_OVERHEAD = 2.0e-6
-# Passes over the FP32 logits of a step: copy, penalties, soft-max, draw.
+#: Passes over the FP32 logits of a step: copy, penalties, soft-max, draw.
 LOGIT_PASSES = 4
 
 
 @dataclass(frozen=True)
 class Prefill:
-    """`prompts` prompts of `tokens` new tokens each, after `prefix` cached ones."""
+    """Prompts in a step: `prompts` prompts of `tokens` new tokens each, after `prefix` cached ones."""
 
     prompts: int
     tokens: int
@@ -32,7 +35,7 @@ class Prefill:
 
 
 class StepCorrection(Protocol):
-    """Factors on the time of a step, from measurements."""
+    """Measured factors on the duration of a step."""
 
     def of_decode(self, layout: ParallelLayout, batch: int, context: int) -> float: ...
 
@@ -40,7 +43,7 @@ class StepCorrection(Protocol):
 
 
 class StepModel:
-    """Adds up the operations of a step on one pipeline stage."""
+    """The sum of a step's operations on one pipeline stage."""
 
     def __init__(
         self,
@@ -52,16 +55,27 @@ class StepModel:
         nodes: bool = False,
         graphs: Sequence[int] = (),
     ) -> None:
-        """`nodes`: pipeline stages are on different nodes; `graphs`: batch sizes of captured CUDA graphs, ascending. A
-        step without prompts runs as the next larger of them, with padding in the place of the missing sequences."""
+        """Create the model.
+
+        Args:
+            model: The architecture.
+            precision: The format of the weights.
+            kv: The dtype of the KV cache.
+            layout: The layout of a replica.
+            times: The durations of single operations.
+            nodes: True if pipeline stages are on different nodes.
+            graphs: Ascending batch sizes of captured CUDA graphs. A step without prompts runs as
+                the next larger one, with padding in place of the missing sequences.
+        """
         self.model, self.precision, self.kv, self.layout, self.times = model, precision, kv, layout, times
         self.nodes, self.graphs = nodes, tuple(graphs)
         self.correction: StepCorrection | None = None
         self.seconds = lru_cache(maxsize=4096)(self._corrected)
 
     def _corrected(self, batch: int, length: int, prefill: Prefill | None = None, drafts: int = 0) -> float:
-        """`_seconds`, corrected by what was measured: the part of the sequences and that of the prompts by their own
-        ratio."""
+        """Return `_seconds`, with the parts of sequences and of prompts each corrected by their
+        measured ratio.
+        """
         correction = self.correction
         if correction is None:
             return self._seconds(batch, length, prefill, drafts)
@@ -73,8 +87,14 @@ class StepModel:
         return decode + added * correction.of_prefill(self.layout, prefill)
 
     def _seconds(self, batch: int, length: int, prefill: Prefill | None = None, drafts: int = 0) -> float:
-        """Seconds of a stage's step: `batch` sequences with `length` tokens in the cache (each checks `drafts`
-        proposed tokens as well) and the prompts of `prefill`."""
+        """Return the seconds of a stage's step.
+
+        Args:
+            batch: Sequences that decode.
+            length: Tokens of each sequence in the cache.
+            prefill: Prompts that the step reads.
+            drafts: Proposed tokens that each sequence checks as well.
+        """
         tokens = batch * (1 + drafts) + (prefill.prompts * prefill.tokens if prefill else 0)
         answers = batch * (1 + drafts) + (prefill.prompts if prefill else 0)
         if not tokens:
@@ -86,23 +106,27 @@ class StepModel:
         time += dense * self._linears(self._dense_mlp, tokens) + moe * self._experts(tokens)
         if drafts and batch:
             time += drafts * self._draft(batch, length)
-        return time + self._ends(tokens, answers) + STEP_OVERHEAD + SEQUENCE_OVERHEAD * batch
+        return time + self._first_and_last(tokens, answers) + STEP_OVERHEAD + SEQUENCE_OVERHEAD * batch
 
     def _padded(self, batch: int) -> int:
-        """The captured batch size that runs for `batch` sequences; one larger than all runs as it is."""
+        """Return the captured batch size that runs for `batch` sequences. A batch larger than all
+        runs as it is.
+        """
         place = bisect_left(self.graphs, batch)
         return self.graphs[place] if place < len(self.graphs) else batch
 
     @cached_property
     def _stage(self) -> tuple[int, int]:
-        """Dense and MoE layers of the longest stage; they are spread evenly over the stages."""
+        """Return the dense and MoE layers of the longest stage, over which both kinds are spread
+        evenly.
+        """
         layers = self.layout.stage_layers(self.model.num_layers, 0)
         share = len(self.model.moe.layers) / self.model.num_layers if self.model.moe else 0.0
         moe = round(layers * share)
         return layers - moe, moe
 
     @cached_property
-    def _heads(self) -> AttentionShape:
+    def _attention_shape(self) -> AttentionShape:
         model, tp = self.model, self.layout.tp
         compute = "fp8" if self.kv == "fp8" and self.precision.compute == "fp8" else "bf16"
         if model.mla:
@@ -112,9 +136,11 @@ class StepModel:
         return AttentionShape(model.num_heads // tp, local_kv_heads(model, tp), model.head_dim, self.kv, compute)
 
     def _attention(self, batch: int, length: int, prefill: Prefill | None) -> float:
-        """Mean over the layers: those with a sliding window read no more than the window."""
+        """Return the mean seconds over the layers. Layers with a sliding window read no more than
+        the window.
+        """
         time = 0.0
-        for share, heads in self._kinds:
+        for share, heads in self._attention_mix:
             if batch:
                 time += share * self.times.decode(batch, max(1, length), heads)
             if prefill:
@@ -122,19 +148,23 @@ class StepModel:
         return time
 
     @cached_property
-    def _kinds(self) -> list[tuple[float, AttentionShape]]:
-        """Shares of the layers and what their attention is."""
+    def _attention_mix(self) -> list[tuple[float, AttentionShape]]:
+        """Return the kinds of attention, each with its share of the layers."""
         window = self.model.sliding_window
         if window is None:
-            return [(1.0, self._heads)]
+            return [(1.0, self._attention_shape)]
         local = len(window.layers) / self.model.num_layers
-        return [(local, replace(self._heads, window=window.size)), (1 - local, self._heads)]
+        return [(local, replace(self._attention_shape, window=window.size)), (1 - local, self._attention_shape)]
 
     def _shared(self, tokens: int) -> float:
-        """What every layer has: attention's matrices, norms and rotary embedding, and the two sums over the ranks."""
+        """Return the seconds that every layer takes: attention's matrices, norms, rotary embedding
+        and two all-reduces.
+        """
         hidden = self.model.hidden_size
         norms = self.times.memory(tokens * hidden * 2 * 4) * 2
-        rope = self.times.memory(tokens * 4 * self._heads.head_dim * (self._heads.heads + self._heads.kv_heads))
+        rope = self.times.memory(
+            tokens * 4 * self._attention_shape.head_dim * (self._attention_shape.heads + self._attention_shape.kv_heads)
+        )
         reduce = 2 * self.times.all_reduce(tokens * hidden, self.layout.tp)
         return self._linears(self._attention_linears, tokens) + norms + rope + reduce
 
@@ -156,7 +186,7 @@ class StepModel:
         return time
 
     def _experts(self, tokens: int) -> float:
-        """Router, routed experts, shared experts."""
+        """Return the seconds of router, routed experts and shared experts."""
         moe = self.model.moe
         if moe is None:
             return 0.0
@@ -168,12 +198,16 @@ class StepModel:
         return self.times.moe(tokens, sizes, self.precision.name) + self._linears(others, tokens)
 
     def _draft(self, batch: int, length: int) -> float:
-        """One proposed token of an EAGLE-3 head: a decoder layer and the output head."""
+        """Return the seconds of one proposed token of an EAGLE-3 head: a decoder layer and the
+        output head.
+        """
         layer = self._shared(batch) + self._linears(self._dense_mlp, batch) + self._attention(batch, length, None)
         return layer + self._head(batch)
 
-    def _ends(self, tokens: int, answers: int) -> float:
-        """Embedding, output head and sampling; with pipeline stages only one has the head, and all wait for it."""
+    def _first_and_last(self, tokens: int, answers: int) -> float:
+        """Return the seconds of embedding, output head and sampling. Only one pipeline stage has
+        the head, and all wait for it.
+        """
         embedding = self.times.memory(tokens * self.model.hidden_size * 4)
         send = self.times.send(tokens * self.model.hidden_size * 2, self.nodes) if self.layout.pp > 1 else 0.0
         return embedding + self._head(answers) + send

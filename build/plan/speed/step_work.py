@@ -1,4 +1,4 @@
-"""What a step computes and reads: the operations of StepModel, counted instead of timed."""
+"""The work of a step: the operations of StepModel counted in FLOPs and bytes instead of timed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,15 @@ from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShap
 from llmops.build.plan.timing.roofline import decode_work, gemm_work, moe_work, prefill_work
 from llmops.build.quant_formats import QuantFormat
 
-# lengths between which what a cached token costs is taken
+#: Cache lengths whose difference gives the cost of a cached token.
 SHORT, LONG = 1, 1025
 
 
 @dataclass(frozen=True)
 class WorkAmount:
-    """Of FLOPs, or bytes of GPU memory: `step` whatever it does, `token` for each that it reads or makes, `cached` for
-    each token in the cache of the sequences that it is about."""
+    """An amount of FLOPs or bytes: `step` per step, `token` per token read or generated, `cached`
+    per token in the cache of the step's sequences.
+    """
 
     step: float
     token: float
@@ -28,14 +29,16 @@ class WorkAmount:
 
 @dataclass(frozen=True)
 class StepWork:
-    """All GPUs of a replica together."""
+    """The work of a step on all GPUs of a replica together."""
 
     flops: WorkAmount
     bytes: WorkAmount
 
 
 def step_work(model: Architecture, precision: QuantFormat, kv: str, layout: ParallelLayout, batch: int) -> StepWork:
-    """About a step with `batch` sequences: how many experts are read depends on it, all else does not."""
+    """Return the work of a step with `batch` sequences. The batch decides how many experts are
+    read.
+    """
 
     def amount(counted: int) -> WorkAmount:
         steps = StepModel(model, precision, kv, layout, _CountingTimes(counted))
@@ -45,19 +48,21 @@ def step_work(model: Architecture, precision: QuantFormat, kv: str, layout: Para
 
 
 def _fitted(total: Callable[[int, int], float], batch: int) -> WorkAmount:
-    """What is linear in sequences and in their cached tokens, from three points."""
+    """Return the amounts, which are linear in sequences and cached tokens, from three points."""
     once, twice, longer = total(batch, SHORT), total(2 * batch, SHORT), total(batch, LONG)
     cached = (longer - once) / ((LONG - SHORT) * batch)
     each = (twice - once) / batch
     return WorkAmount(once - each * batch, each - SHORT * cached, cached)
 
 
-# where the roofline's amounts of work have them
+#: Positions of FLOPs and bytes in the roofline's amounts of work.
 _FLOPS, _BYTES = 0, 1
 
 
 class _CountingTimes:
-    """OpTimes that give FLOPs or bytes for seconds. Links are neither arithmetic nor memory: they cost nothing."""
+    """Operation "times" that are FLOPs or bytes. Links cost nothing: they are neither arithmetic
+    nor memory traffic.
+    """
 
     label = "work"
 

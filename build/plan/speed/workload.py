@@ -1,4 +1,4 @@
-"""What is asked of the deployment: lengths, rate, latency targets, and what saves work."""
+"""The workload of a deployment: lengths, rate, latency targets, prefix hits and draft tokens."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ from llmops.errors import InputError
 
 @dataclass(frozen=True)
 class PlanWorkload:
-    """Mean tokens of a prompt (`isl`) and of an answer (`osl`); requests/s; 95th-percentile targets in seconds.
-    `prefix_hit`: share of a prompt's tokens found in the prefix cache. `draft_tokens` are proposed per step, each
-    accepted with probability `acceptance` as long as those before it were."""
+    """A workload.
+
+    `isl` and `osl` are the mean tokens of a prompt and an answer, `qps` is in requests/s, targets
+    are 95th percentiles in seconds. `prefix_hit` is the share of a prompt's tokens found in the
+    prefix cache. `draft_tokens` are proposed per step; each is accepted with probability
+    `acceptance` if those before it were.
+    """
 
     isl: int = 1000
     osl: int = 200
@@ -40,21 +44,24 @@ class PlanWorkload:
 
     @property
     def has_targets(self) -> bool:
-        """Return True when a latency target was given."""
+        """Return True if a latency target was given."""
         return self.ttft_p95 is not None or self.tpot_p95 is not None
 
     @property
     def new_tokens(self) -> int:
-        """Prompt tokens that have to be computed."""
+        """Return the prompt tokens that must be computed."""
         return max(1, round(self.isl * (1 - self.prefix_hit)))
 
     @property
     def tokens_per_step(self) -> float:
-        """Tokens that one sequence gains in one decode step: one, and the accepted run of drafts."""
+        """Return the tokens that a sequence gains per decode step: one, and the accepted run of
+        drafts.
+        """
         if not self.draft_tokens:
             return 1.0
         return (1 - self.acceptance ** (self.draft_tokens + 1)) / (1 - self.acceptance)
 
     @property
     def length(self) -> int:
+        """Return the mean tokens of prompt and answer together."""
         return self.isl + self.osl

@@ -1,4 +1,4 @@
-"""How long one operation takes on one GPU: from tables measured on silicon, else from the roofline.
+"""Durations of single GPU operations, from tables measured on silicon or from the roofline model.
 
-Which operations a step has belongs to `speed/`.
+The operations of a step belong to `speed/`.
 """

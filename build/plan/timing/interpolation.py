@@ -1,4 +1,6 @@
-"""Interpolation in measured tables: between points on a logarithmic grid, at the border beyond it."""
+"""Interpolation in measured tables: between points of a logarithmic grid, and at the border beyond
+it.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,11 @@ from itertools import product
 
 
 class InterpolationGrid:
-    """Values at points of a (mostly full) grid. `at` interpolates their logarithm linearly in the logarithms of the
-    coordinates; outside the grid the border's value holds, and holes take what their neighbours have."""
+    """Values at the points of a mostly full grid.
+
+    `at` interpolates the logarithm of values linearly in the logarithms of the coordinates. Outside
+    the grid the border's value holds, and holes take their neighbours' values.
+    """
 
     def __init__(self, points: Mapping[tuple[int, ...], float]) -> None:
         axes = len(next(iter(points)))
@@ -19,7 +24,9 @@ class InterpolationGrid:
         self._values = {point: math.log(value) for point, value in points.items()}
 
     def at(self, *coordinates: float) -> float:
-        """The interpolated value; where none of the surrounding points was measured, the nearest point's."""
+        """Return the interpolated value, or the nearest point's value if no surrounding point was
+        measured.
+        """
         corners = [self._bracket(axis, value) for axis, value in enumerate(coordinates)]
         total = weight_sum = 0.0
         for corner in product(*corners):

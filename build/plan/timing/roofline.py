@@ -1,4 +1,6 @@
-"""The roofline model: an operation takes what its arithmetic or its bytes take, whichever is longer, and a launch."""
+"""The roofline model: an operation takes the longer of its arithmetic and its memory traffic, and a
+launch.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from llmops.build.quant_formats import FORMATS
 
 # Shares of the peak, between the medians of AIConfigurator's H100 tables on large shapes: matrix products 0.54 (FP8)
 # to 0.73 (BF16), attention 0.43 to 0.60 of the BF16 peak, weights read at 0.73 to 0.83, all-reduce 0.61 to 0.86.
+# Latencies are in seconds.
 GEMM_EFFICIENCY = 0.65
 ATTENTION_EFFICIENCY = 0.5
 MEMORY_EFFICIENCY = 0.75
@@ -18,7 +21,7 @@ NETWORK_LATENCY = 10e-6
 
 
 class RooflineTimes:
-    """Known for every GPU and every shape; coarse: no tile effects, no overlap."""
+    """The roofline of a GPU: known for every shape, but coarse, without tile effects and overlap."""
 
     def __init__(self, gpu: GpuSpec) -> None:
         self.gpu = gpu
@@ -47,7 +50,9 @@ class RooflineTimes:
         return self.all_reduce_work(values, ranks) / LINK_EFFICIENCY + ALL_REDUCE_LATENCY
 
     def all_reduce_work(self, values: int, ranks: int) -> float:
-        """Seconds of a ring at full link speed: each rank sends 2 (n - 1) / n of the message."""
+        """Return the seconds of a ring at full link speed: each rank sends 2 (n - 1) / n of the
+        message.
+        """
         return 2 * values * 2 * (ranks - 1) / ranks / self.gpu.link
 
     def memory(self, bytes_: float) -> float:
@@ -57,7 +62,7 @@ class RooflineTimes:
         return bytes_ / (self.gpu.network if nodes else self.gpu.link) / LINK_EFFICIENCY + NETWORK_LATENCY
 
     def ideal(self, flops: float, bytes_: float, compute: str) -> float:
-        """Seconds at the peaks of the data sheet: no kernel is faster."""
+        """Return the seconds at the peaks of the data sheet, which no kernel beats."""
         return max(flops / self.gpu.flops(compute), bytes_ / self.gpu.bandwidth)
 
     def _bound(self, flops: float, bytes_: float, compute: str, efficiency: float) -> float:
@@ -66,13 +71,14 @@ class RooflineTimes:
 
 
 def gemm_work(m: int, n: int, k: int, precision: str) -> tuple[float, float, str]:
-    """Operations, bytes and compute dtype of a linear layer."""
+    """Return operations, bytes and compute dtype of a linear layer."""
     kind = FORMATS[precision]
     inputs = 2 if kind.compute == "bf16" else 1
     return 2.0 * m * n * k, n * k * kind.bits / 8 + m * k * inputs + 2 * m * n, kind.compute
 
 
 def prefill_work(prompts: int, tokens: int, prefix: int, attention: AttentionShape) -> tuple[float, float]:
+    """Return operations and bytes of causal attention over prompts."""
     seen = min(prefix, attention.window) if attention.window else prefix
     flops = 4.0 * prompts * _pairs(tokens, prefix, attention.window) * attention.heads * attention.head_dim
     bytes_ = prompts * ((seen + tokens) * attention.kv_bytes + 4 * tokens * attention.heads * attention.head_dim)
@@ -80,14 +86,15 @@ def prefill_work(prompts: int, tokens: int, prefix: int, attention: AttentionSha
 
 
 def _pairs(tokens: int, prefix: int, window: int) -> float:
-    """Pairs of a new token and one that it sees, itself included."""
+    """Return the number of pairs of a new token and a token that it sees, itself included."""
     if not window or prefix + tokens <= window:
         return tokens * prefix + tokens * (tokens + 1) / 2
-    growing = max(0, window - prefix)  # tokens that still see all before them
+    growing = max(0, window - prefix)  # tokens that see all tokens before them
     return growing * prefix + growing * (growing + 1) / 2 + (tokens - growing) * window
 
 
 def decode_work(batch: int, length: int, attention: AttentionShape) -> tuple[float, float]:
+    """Return operations and bytes of attention for one new token per sequence."""
     length = min(length, attention.window) if attention.window else length
     width = attention.latent or attention.head_dim
     flops = 4.0 * batch * length * attention.heads * width
@@ -95,7 +102,9 @@ def decode_work(batch: int, length: int, attention: AttentionShape) -> tuple[flo
 
 
 def moe_work(tokens: int, experts: ExpertsShape, precision: str) -> tuple[float, float, str]:
-    """Operations and bytes on one rank when tokens choose experts evenly: few tokens touch few experts."""
+    """Return operations, bytes and compute dtype on one rank if tokens choose experts evenly. Few
+    tokens touch few experts.
+    """
     kind = FORMATS[precision]
     share = experts.intermediate / experts.tp
     touched = experts.count / experts.ep * (1 - (1 - experts.top_k / experts.count) ** tokens)

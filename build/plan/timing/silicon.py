@@ -1,8 +1,9 @@
-"""Times measured on silicon: the tables that come with NVIDIA's AIConfigurator, read directly.
+"""Operation times measured on silicon: the tables of NVIDIA's AIConfigurator, read directly.
 
-Each table is turned into an efficiency (the data sheet's bound over the measured time) and interpolated; the bound
-carries the query's exact shape, so a shape between two measured ones, or next to them, still gets its own time.
-What a table does not hold falls back to the roofline, and `missing` says which operations did.
+Each table is turned into an efficiency (the data sheet's bound over the measured time) and
+interpolated. The bound carries the query's exact shape, so a shape between or next to measured ones
+still gets its own time. Operations without a table fall back to the roofline, and `missing` lists
+them.
 """
 
 from __future__ import annotations
@@ -26,22 +27,22 @@ from llmops.distribution import missing_extra
 from llmops.errors import InputError
 
 _MS = 1e-3
-# The KV cache's and the arithmetic's dtype -> the tables'.
+#: The dtype of KV cache and arithmetic -> its name in the tables.
 _ATTENTION = {"bf16": "bfloat16", "fp8": "fp8", "int8": "bfloat16"}
 _UNUSED = ("framework", "version", "device", "op_name", "kernel_source", "beam_width")
-# How tokens are spread over the experts when the tables were measured, best first: real routing is skewed, and
-# AIConfigurator itself plans Mixtral, Qwen 3 MoE and GPT-OSS with this exponent.
+#: Distributions of tokens over experts in the tables, best first: real routing is skewed, and
+#: AIConfigurator itself plans Mixtral, Qwen 3 MoE and GPT-OSS with this exponent.
 ROUTING = ("power_law_1.2", "power_law_1.01", "balanced")
-# The share of the data sheet's HBM bandwidth that streaming reads reach: what these tables show for large weights and
-# few tokens (95th percentiles: H100 0.85 and 0.87, H200 0.84 and 0.88, A100 0.85). Decode attention was measured on a
-# cache that is partly in L2, which on H100 and A100 gives more than the data sheet; a batch's cache is far larger.
+#: Share of the data sheet's HBM bandwidth that streaming reads reach: what these tables show for large weights and
+#: few tokens (95th percentiles: H100 0.85 and 0.87, H200 0.84 and 0.88, A100 0.85). Decode attention was measured on a
+#: cache that is partly in L2, which on H100 and A100 gives more than the data sheet; a batch's cache is far larger.
 HBM_CEILING = 0.85
-# TensorRT-LLM versions whose tables are used, best first.
+#: TensorRT-LLM versions whose tables are used, best first.
 VERSIONS = ("1.2.0rc5", "1.0.0", "1.3.0rc10")
 
 
 def package_root() -> Path | None:
-    """Where the installed AIConfigurator keeps its data, or None. Nothing of it is imported."""
+    """Return the folder of the installed AIConfigurator's data, or None. Imports nothing of it."""
     try:
         files = importlib.metadata.distribution("aiconfigurator")
     except importlib.metadata.PackageNotFoundError:
@@ -51,9 +52,10 @@ def package_root() -> Path | None:
 
 
 def pyarrow_problem() -> str:
-    """Return why pyarrow cannot be used; an empty text when it can.
+    """Return why pyarrow cannot be used, or an empty text.
 
-    pyarrow's newer versions need NumPy 2, and Triton's Python backend needs NumPy 1: installed is not importable.
+    pyarrow's newer versions need NumPy 2, and Triton's Python backend needs NumPy 1: an installed
+    pyarrow may not be importable.
     """
     try:
         import pyarrow.parquet  # noqa: F401
@@ -65,7 +67,7 @@ def pyarrow_problem() -> str:
 
 
 def table_folder(gpu: GpuSpec) -> Path | None:
-    """The folder of tables for a GPU, or None when there are none."""
+    """Return the folder of a GPU's tables, or None."""
     root = package_root()
     if root is None or gpu.silicon is None:
         return None
@@ -74,7 +76,7 @@ def table_folder(gpu: GpuSpec) -> Path | None:
 
 
 class SiliconTimes(RooflineTimes):
-    """Measured times for one GPU, the roofline where nothing was measured."""
+    """Measured times of one GPU, with the roofline where nothing was measured."""
 
     def __init__(self, gpu: GpuSpec, folder: Path) -> None:
         super().__init__(gpu)
@@ -113,7 +115,7 @@ class SiliconTimes(RooflineTimes):
         return measured or super().all_reduce(values, ranks)
 
     def _measured(self, name: str, grid: InterpolationGrid | None, point: tuple[float, ...], bound: float) -> float:
-        """Seconds at a point, or 0 when it was not measured."""
+        """Return the seconds at a point, or 0 if it was not measured."""
         if grid is None:
             self.missing.add(name)
             return 0.0
@@ -129,7 +131,7 @@ class SiliconTimes(RooflineTimes):
         quantise = self._dynamic_scales if precision == "fp8" else None
 
         def seconds(row: dict[str, Any]) -> float:
-            # The fp8 rows compute their scale at run time; ModelOpt's checkpoints bring it.
+            # The fp8 rows compute their scale at run time, while ModelOpt's checkpoints contain it.
             return float(row["latency"]) * _MS - (quantise.at(row["m"], row["k"]) if quantise else 0.0)
 
         points: dict[tuple[int, ...], float] = {}
@@ -142,7 +144,7 @@ class SiliconTimes(RooflineTimes):
     @cached_property
     def _dynamic_scales(self) -> InterpolationGrid | None:
         rows = self._rows("computescale")
-        # some rows were measured as zero: below the clock's resolution
+        # Some rows are zero, below the clock's resolution.
         return (
             InterpolationGrid({(row["m"], row["k"]): max(1e-9, row["latency"] * _MS) for row in rows}) if rows else None
         )
@@ -192,13 +194,13 @@ class SiliconTimes(RooflineTimes):
         self, rows: list[dict[str, Any]], experts: ExpertsShape, precision: str
     ) -> InterpolationGrid | None:
         names = ("hidden_size", "inter_size", "topk", "num_experts", "moe_tp_size", "moe_ep_size")
-        wanted = (experts.hidden, experts.intermediate, experts.top_k, experts.count, experts.tp, experts.ep)
+        requested = (experts.hidden, experts.intermediate, experts.top_k, experts.count, experts.tp, experts.ep)
 
         def bound(row: dict[str, Any]) -> float:
             like = ExpertsShape(*(row[name] for name in names))
             return self.ideal(*roofline.moe_work(row["num_tokens"], like, precision))
 
-        near = _nearest(rows, names, wanted)
+        near = _nearest(rows, names, requested)
         return _grid_of(((row["num_tokens"],), bound(row), row["latency"] * _MS) for row in near)
 
     def _slower(
@@ -209,8 +211,11 @@ class SiliconTimes(RooflineTimes):
         coarser: ExpertsShape,
         precision: str,
     ) -> bool:
-        """Whether half the work takes longer than the whole at a large batch: a kernel that was badly tuned when it
-        was measured (Mixtral 8x22B over 8 H100), which the coarser split's efficiency describes better."""
+        """Return True if half the work takes longer than the whole at a large batch.
+
+        That is a kernel which was badly tuned when measured (Mixtral 8x22B over 8 H100); the
+        coarser split's efficiency describes it better.
+        """
         tokens = fine.ticks[0][-1]
         half = self.ideal(*roofline.moe_work(tokens, experts, precision)) / fine.at(tokens)
         return half > self.ideal(*roofline.moe_work(tokens, coarser, precision)) / coarse.at(tokens)
@@ -223,7 +228,9 @@ class SiliconTimes(RooflineTimes):
         )
 
     def _windowed(self, table: str, attention: AttentionShape, **equal: Any) -> list[dict[str, Any]]:
-        """Rows of the attention's own window; where that was not measured, those without one."""
+        """Return the rows of the attention's window, or those without a window if it was not
+        measured.
+        """
         found = self._rows(table, window_size=attention.window, **equal)
         like = [row for row in found if row["head_dim"] == attention.head_dim]
         return like or self._rows(table, window_size=0, **equal)
@@ -241,8 +248,10 @@ class SiliconTimes(RooflineTimes):
 
 
 def _grid_of(points: Iterable[tuple[tuple[int, ...], float, float]], ceiling: float = 1.0) -> InterpolationGrid | None:
-    """(coordinates, bound, measured seconds) -> efficiencies, at most `ceiling`."""
-    # Nothing beats the data sheet: a shorter time is a cache that a real run does not have.
+    """Return a grid of efficiencies, at most `ceiling`, from (coordinates, bound, measured
+    seconds).
+    """
+    # A time below the data sheet's bound comes from a cache that a real run does not have.
     table = {where: min(ceiling, bound / measured) for where, bound, measured in points if measured > 0}
     return InterpolationGrid(table) if table else None
 
@@ -250,25 +259,27 @@ def _grid_of(points: Iterable[tuple[tuple[int, ...], float, float]], ceiling: fl
 def _nearest_heads(
     rows: list[dict[str, Any]], attention: AttentionShape
 ) -> Iterator[tuple[dict[str, Any], AttentionShape]]:
-    """Rows of the measured heads nearest to the wanted ones, with what those heads are."""
+    """Yield the rows of the measured heads nearest to the requested ones, with the shape of those
+    heads.
+    """
     if attention.latent:
         names: tuple[str, ...] = ("num_heads",)
-        wanted: tuple[int, ...] = (attention.heads,)
+        requested: tuple[int, ...] = (attention.heads,)
     else:
         names = ("head_dim", "num_heads", "num_key_value_heads")
-        wanted = (attention.head_dim, attention.heads, attention.kv_heads)
-    for row in _nearest(rows, names, wanted):
+        requested = (attention.head_dim, attention.heads, attention.kv_heads)
+    for row in _nearest(rows, names, requested):
         kv_heads, head_dim = row.get("num_key_value_heads", 1), row.get("head_dim", attention.head_dim)
         yield row, replace(attention, heads=row["num_heads"], kv_heads=kv_heads, head_dim=head_dim)
 
 
-def _nearest(rows: list[dict[str, Any]], names: tuple[str, ...], wanted: tuple[int, ...]) -> list[dict[str, Any]]:
-    """The rows of the measured shape nearest to the wanted one, by ratio of each size."""
+def _nearest(rows: list[dict[str, Any]], names: tuple[str, ...], requested: tuple[int, ...]) -> list[dict[str, Any]]:
+    """Return the rows of the measured shape nearest to the requested one, by ratio of each size."""
     if not rows:
         return []
 
     def distance(shape: tuple[int, ...]) -> float:
-        return sum(abs(math.log(have / want)) for have, want in zip(shape, wanted, strict=True))
+        return sum(abs(math.log(have / want)) for have, want in zip(shape, requested, strict=True))
 
     shapes = {tuple(row[name] for name in names) for row in rows}
     best = min(sorted(shapes), key=distance)
@@ -279,16 +290,19 @@ CHOICES = ("auto", "silicon", "roofline")
 
 
 def timing_source(gpu: GpuSpec, choice: str = "auto") -> OperationTimes:
-    """Return the source of times for a GPU.
+    """Return the operation times of a GPU.
 
     Args:
         gpu: The GPU.
-        choice: `silicon` asks for AIConfigurator's measured tables, `roofline` for none; `auto` takes the tables where
-            they can be read, and names the cause in the label of the roofline where installed ones cannot.
+        choice: `silicon` requires AIConfigurator's measured tables, `roofline` uses none. `auto`
+            uses the tables if they can be read; if installed ones cannot, the label of the roofline
+            says why.
 
     Raises:
-        InputError: The choice is unknown, or silicon was asked for and AIConfigurator has no tables for the GPU.
-        MissingDependencyError: Silicon was asked for, and a library is missing or cannot be imported.
+        InputError: The choice is unknown, or silicon was requested and AIConfigurator has no tables
+            for the GPU.
+        MissingDependencyError: Silicon was requested, and a library is missing or cannot be
+            imported.
     """
     if choice not in CHOICES:
         raise InputError(f"--timing {choice!r} is unknown; choose one of {', '.join(CHOICES)}.")

@@ -1,4 +1,4 @@
-"""What the tensorrt and the pytorch target share: the request, quantising, stages, resources.
+"""Parts shared by the targets tensorrt and pytorch: request, quantising, stages and estimates.
 
-What TensorRT-LLM accepts belongs to `build/trtllm/`.
+NVIDIA's facts about TensorRT-LLM belong to `build/trtllm/`.
 """

@@ -27,11 +27,11 @@ COMMON_OPTIONS = frozenset({*GATES, "calib_batch_size", "calib_seed", "quality",
 @dataclass(frozen=True)
 class BuildRequest:
     """What will be done. `dtype` is that of weights that are not quantised. `is_prequantized` means that the checkpoint is
-    quantised already and goes in unchanged, `copied` that it goes in unchanged for whatever reason."""
+    quantised already and goes in unchanged, `exports_unchanged` that it goes in unchanged for whatever reason."""
 
     spec: BuildSpec
     checkpoint: Checkpoint
-    form: QuantFormat
+    quant_format: QuantFormat
     group_size: int | None
     kv_cache: str
     calibration: CalibrationSettings
@@ -40,7 +40,7 @@ class BuildRequest:
     dtype: str
     image: TrtllmImage
     is_prequantized: bool
-    copied: bool
+    exports_unchanged: bool
     measure_quality: bool
 
     @property
@@ -55,14 +55,14 @@ class BuildRequest:
 
     @property
     def calibrates(self) -> bool:
-        return self.form.calibrated or self.stored_cache != "auto"
+        return self.quant_format.calibrated or self.stored_cache != "auto"
 
     @property
     def weights(self) -> str:
         """The name of the format that the engine will have; of one that nobody but the checkpoint knows its method."""
         found = self.checkpoint.quantisation
         if not self.is_prequantized or found is None:
-            return self.form.name
+            return self.quant_format.name
         return found.format.name if found.format else found.method
 
     @property
@@ -84,28 +84,28 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
             f"--deterministic is for --target openvino: TensorRT-LLM's kernels differ with the size of the batch, so "
             f"greedy answers of --target {spec.target} can too; leave it out."
         )
-    form = format_of(spec.quant, spec.target)
+    quant_format = format_of(spec.quant, spec.target)
     check_kv_cache(spec.kv_cache, spec.target)
     image = _image(spec)
     unchanged = is_prequantized(spec, checkpoint, release_of(image.tensorrt_llm))
-    _check_family_format(arch, form, spec, unchanged)
-    copied = unchanged or _copied(spec, checkpoint)
-    group_size = _group_size(arch, form, spec)
+    _check_family_format(arch, quant_format, spec, unchanged)
+    exports_unchanged = unchanged or _exports_unchanged(spec, checkpoint)
+    group_size = _group_size(arch, quant_format, spec)
     check_sharding(arch, spec.tp, spec.pp, group_size)
     return BuildRequest(
         spec=spec,
         checkpoint=checkpoint,
-        form=form,
+        quant_format=quant_format,
         group_size=group_size,
         kv_cache=spec.kv_cache,
-        calibration=_calibration(spec, form),
-        gates=QualityGates.from_options(spec.options, form.name, _stored_cache(spec)),
+        calibration=_calibration(spec, quant_format),
+        gates=QualityGates.from_options(spec.options, quant_format.name, _stored_cache(spec)),
         limits=_limits(spec, arch),
         dtype=stored_dtype(arch, spec.options.get("dtype")),
         image=image,
         is_prequantized=unchanged,
-        copied=copied,
-        measure_quality=not copied and boolean_option(spec, "quality", True),
+        exports_unchanged=exports_unchanged,
+        measure_quality=not exports_unchanged and boolean_option(spec, "quality", True),
     )
 
 
@@ -114,7 +114,7 @@ def _wrong_target(arch: Architecture, target: str) -> str:
     return f"--target {target} cannot serve {arch.hf_class}; use --target {others}."
 
 
-def _copied(spec: BuildSpec, checkpoint: Checkpoint) -> bool:
+def _exports_unchanged(spec: BuildSpec, checkpoint: Checkpoint) -> bool:
     """Target pytorch takes an unquantised Hugging Face folder as it is."""
     return spec.quant == "none" and spec.target == "pytorch" and checkpoint.format == "huggingface"
 
@@ -123,15 +123,15 @@ def _stored_cache(spec: BuildSpec) -> str:
     return "auto" if spec.target == "pytorch" and spec.quant == "none" else spec.kv_cache
 
 
-def _check_family_format(arch: Architecture, form: QuantFormat, spec: BuildSpec, is_prequantized: bool) -> None:
+def _check_family_format(arch: Architecture, quant_format: QuantFormat, spec: BuildSpec, is_prequantized: bool) -> None:
     if is_prequantized:
         return
     allowed = allowed_formats(arch.family, spec.target)
-    if form.name not in allowed:
-        found = unsupported_reason(arch.family, form.algorithm) if spec.target == "pytorch" else None
+    if quant_format.name not in allowed:
+        found = unsupported_reason(arch.family, quant_format.algorithm) if spec.target == "pytorch" else None
         because = f" (TensorRT-LLM does not load it: {found.reason})" if found else ""
         raise InputError(
-            f"--quant {form.name} is not for {arch.hf_class} on --target {spec.target}{because}; use "
+            f"--quant {quant_format.name} is not for {arch.hf_class} on --target {spec.target}{because}; use "
             f"{', '.join(allowed)}."
         )
 
@@ -144,25 +144,25 @@ def allowed_formats(family: str, target: str) -> tuple[str, ...]:
         return ("none", "fp8")  # NVIDIA/TensorRT-LLM examples/models/core/qwen/README.md, support matrix
     forms = list(buildable_formats(target).items())
     if FAMILIES[family].moe is not None:
-        forms = [(name, form) for name, form in forms if target in form.mixtures]
+        forms = [(name, quant_format) for name, quant_format in forms if target in quant_format.mixtures]
     if target == "pytorch":
-        return tuple(name for name, form in forms if unsupported_reason(family, form.algorithm) is None)
+        return tuple(name for name, quant_format in forms if unsupported_reason(family, quant_format.algorithm) is None)
     return tuple(name for name, _ in forms)
 
 
-def _group_size(arch: Architecture, form: QuantFormat, spec: BuildSpec) -> int | None:
-    if form.grouped:
-        return choose_group_size(arch, spec.tp, spec.group_size, form.groups)
+def _group_size(arch: Architecture, quant_format: QuantFormat, spec: BuildSpec) -> int | None:
+    if quant_format.grouped:
+        return choose_group_size(arch, spec.tp, spec.group_size, quant_format.groups)
     if spec.group_size is not None:
         grouped = (name for name, other in buildable_formats(spec.target).items() if other.grouped)
-        raise InputError(f"--group-size goes with {' and '.join(grouped)}, not with --quant {form.name}.")
+        raise InputError(f"--group-size goes with {' and '.join(grouped)}, not with --quant {quant_format.name}.")
     return None
 
 
-def _calibration(spec: BuildSpec, form: QuantFormat) -> CalibrationSettings:
+def _calibration(spec: BuildSpec, quant_format: QuantFormat) -> CalibrationSettings:
     defaults = CalibrationSettings()
-    if spec.calib_dataset is not None and not form.calibrated and _stored_cache(spec) == "auto":
-        raise InputError(f"--calib-data: nothing is calibrated with --quant {form.name}; leave it out.")
+    if spec.calib_dataset is not None and not quant_format.calibrated and _stored_cache(spec) == "auto":
+        raise InputError(f"--calib-data: nothing is calibrated with --quant {quant_format.name}; leave it out.")
     return CalibrationSettings(
         dataset=spec.calib_dataset or BUNDLED,
         size=spec.calib_size,

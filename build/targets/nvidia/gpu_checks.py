@@ -58,7 +58,7 @@ def _check_blackwell(request: BuildRequest, gpu: GpuSpec) -> None:
     """Raise InputError for a Blackwell GPU and weights that TensorRT-LLM has no kernels for there: `build` of
     `tensorrt_llm/builder.py` at 1.2.1, and `WInt4AFP8FusedMoEMethod.create_weights` of
     `tensorrt_llm/_torch/modules/fused_moe/quantization.py` ("W4AFP8 MoE is unsupported")."""
-    narrow = not request.form.blackwell_engine or request.kv_cache == "int8"
+    narrow = not request.quant_format.blackwell_engine or request.kv_cache == "int8"
     if request.spec.target == "tensorrt" and 100 <= gpu.sm < 120 and narrow:
         raise InputError(
             f"--gpu {gpu.name}: trtllm-build makes engines of none and fp8 weights there, with --kv-cache auto or fp8; "

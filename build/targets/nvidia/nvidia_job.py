@@ -50,13 +50,13 @@ class NvidiaJob(GeneratorJob):
         return kept_bytes(self.request)
 
     @cached_property
-    def needs(self) -> Sequence[StageRequirements]:
-        return stage_needs(self.request, planned_on_gpu(self.spec) and not self.request.copied)
+    def stage_requirements(self) -> Sequence[StageRequirements]:
+        return stage_needs(self.request, planned_on_gpu(self.spec) and not self.request.exports_unchanged)
 
     @property
-    def lines(self) -> list[str]:
+    def dry_run_lines(self) -> list[str]:
         commands = [line for part in self.commands() for line in (part, "")]
-        table = [HEADER, *(stage.line() for stage in self.needs), *self._too_large()]
+        table = [HEADER, *(stage.line() for stage in self.stage_requirements), *self._too_large()]
         return [*self._quantising(), "", *table, "", *commands]
 
     @abstractmethod
@@ -64,7 +64,7 @@ class NvidiaJob(GeneratorJob):
         """What the engine is built or started with, for people."""
 
     def check(self) -> None:
-        if not self.request.copied:
+        if not self.request.exports_unchanged:
             from llmops.build.quantize.model_loading import has_gpu, require_quantize_extra
 
             require_quantize_extra()
@@ -88,7 +88,7 @@ class NvidiaJob(GeneratorJob):
         request = self.request
         lines = [f"scales groups of {request.group_size} inputs"] if request.group_size else []
         if request.calibrates:
-            lines.append(request.calibration.describe(planned_on_gpu(self.spec), request.form.calib_limit))
+            lines.append(request.calibration.describe(planned_on_gpu(self.spec), request.quant_format.calib_limit))
         return lines + ([f"quality gate: {request.gates.describe()}"] if request.measure_quality else [])
 
     def _too_large(self) -> list[str]:
@@ -96,7 +96,7 @@ class NvidiaJob(GeneratorJob):
         if self.spec.gpu is None:
             return []
         gpu, count = find_gpu(self.spec.gpu), self.spec.tp * self.spec.pp
-        names = [stage.stage for stage in self.needs if stage.gpu > count * gpu.memory]
+        names = [stage.stage for stage in self.stage_requirements if stage.gpu > count * gpu.memory]
         if not names:
             return []
         have = f"{count} x {gpu.name} ({count * gpu.memory / 2**30:.0f} GiB)"

@@ -51,7 +51,7 @@ def stage_contents(request: BuildRequest) -> dict[str, dict[str, Any]]:
     quantised = {
         **source,
         "target": spec.target,
-        "quant": [request.form.name, request.stored_cache, request.group_size, request.dtype],
+        "quant": [request.quant_format.name, request.stored_cache, request.group_size, request.dtype],
         "calibration": asdict(request.calibration),
         "calibration_file": digest_if_file(request.calibration.dataset),
         "parallel": [spec.tp, spec.pp] if spec.target == "tensorrt" else None,
@@ -134,15 +134,21 @@ class _QuantizeStages:
         spec, request, arch = self.spec, self.request, self.checkpoint.architecture
         model, tokenizer = self._loaded()
         tokens = quantize(
-            model, tokenizer, request.form, request.stored_cache, request.group_size, request.calibration, self.progress
+            model,
+            tokenizer,
+            request.quant_format,
+            request.stored_cache,
+            request.group_size,
+            request.calibration,
+            self.progress,
         )
         with self.progress.stage("Exporting"):
             if spec.target == "tensorrt":
                 export_engine_checkpoint(
-                    model, arch, request.form, part / "checkpoint", spec.tp, spec.pp, request.dtype
+                    model, arch, request.quant_format, part / "checkpoint", spec.tp, spec.pp, request.dtype
                 )
             else:
-                export_hf_checkpoint(model, arch, request.form, part / "checkpoint", request.dtype)
+                export_hf_checkpoint(model, arch, request.quant_format, part / "checkpoint", request.dtype)
         (part / "record.json").write_text(json.dumps({"calibration_tokens": tokens}))
 
     def _quality(self, exported: Path, answers: Path) -> dict[str, Any]:

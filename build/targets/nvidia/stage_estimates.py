@@ -39,7 +39,7 @@ def stored_bytes(request: BuildRequest) -> int:
     table = arch.vocab_size * arch.hidden_size
     narrow = max(0, checkpoint.parameters - table * (1 if arch.tie_word_embeddings else 2))
     scales = narrow * 4 // request.group_size if request.group_size else 0
-    bits = 16 if request.form.preset is None else request.form.bits
+    bits = 16 if request.quant_format.preset is None else request.quant_format.bits
     return table * (1 if _one_table(arch, request.spec.target) else 2) * 2 + narrow * bits // 8 + scales
 
 
@@ -54,7 +54,7 @@ def stage_needs(request: BuildRequest, gpu: bool) -> list[StageRequirements]:
     stored, full = stored_bytes(request), checkpoint.parameters * 4
     logits = _LOGITS * EVALUATION_LENGTH * checkpoint.architecture.vocab_size * 4
     time, stages = DurationEstimate(request, stored, gpu), []
-    if not request.copied:
+    if not request.exports_unchanged:
         on_gpu = math.ceil(checkpoint.parameters * 2 * _GPU_FACTOR) + _GPU_FIXED if gpu else 0
         beside = max(logits, _activations(request))
         ram = stored * 2 if gpu else int(full * _CPU_FACTOR) + _CPU_FIXED + beside
@@ -98,7 +98,7 @@ def recorded_bytes(checkpoint: Checkpoint) -> int:
 def _activations(request: BuildRequest) -> int:
     """Of one layer, for one batch of calibration in float32."""
     arch, settings = request.checkpoint.architecture, request.calibration
-    _, batch = settings.resolved(False, request.form.calib_limit)
+    _, batch = settings.resolved(False, request.quant_format.calib_limit)
     return batch * settings.seq_len * (4 * arch.hidden_size + 3 * arch.intermediate_size) * 4
 
 
@@ -153,9 +153,9 @@ class DurationEstimate:
         self.rate = _GPU_RATE if gpu else _CORE_RATE * (os.cpu_count() or 1)
 
     def quantise(self) -> float:
-        size, _ = self.request.calibration.resolved(self.gpu, self.request.form.calib_limit)
-        tokens = size * self.request.calibration.seq_len if self.request.form.calibrated else 0
-        passes = _AWQ_PASSES if self.request.form.grouped else 1
+        size, _ = self.request.calibration.resolved(self.gpu, self.request.quant_format.calib_limit)
+        tokens = size * self.request.calibration.seq_len if self.request.quant_format.calibrated else 0
+        passes = _AWQ_PASSES if self.request.quant_format.grouped else 1
         seconds = (self.checkpoint.weight_bytes + self.stored) / _DISK + self._compute(tokens * passes)
         return (_LIBRARIES + seconds) / 60
 

@@ -41,7 +41,7 @@ mv .{FILE_NAME}.part {FILE_NAME}
 
 def script(argv: Sequence[str], image: TrtllmImage) -> str:
     """build.sh: finishes the engine folder that it lies in, inside the image or wherever trtllm-build is."""
-    command = " \\\n  ".join(pairs(argv))
+    command = " \\\n  ".join(flag_lines(argv))
     return (
         "#!/bin/sh\n"
         f"# Finishes this engine folder. Needs trtllm-build of TensorRT-LLM {image.tensorrt_llm} and GPUs, as in\n"
@@ -60,7 +60,7 @@ def write_script(folder: Path, argv: Sequence[str], image: TrtllmImage) -> None:
     path.chmod(0o755)
 
 
-def pairs(argv: Sequence[str]) -> list[str]:
+def flag_lines(argv: Sequence[str]) -> list[str]:
     """One flag with its values per line."""
     lines = [shlex.quote(argv[0])]
     for word in argv[1:]:

@@ -1,6 +1,6 @@
-"""The openvino target: OpenVINO IR for GenAI's continuous batching, on any x86 CPU.
+"""Target openvino: OpenVINO IR for GenAI's continuous batching on any x86 CPU.
 
-How it is run inside Triton belongs to the engine model's `runtimes/`.
+The runtime inside Triton belongs to the engine model's `runtimes/`.
 """
 
 from llmops.build.targets.openvino.openvino_target import OpenVinoTarget

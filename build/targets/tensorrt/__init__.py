@@ -1,6 +1,6 @@
-"""The tensorrt target: engines of `trtllm-build` for NVIDIA's C++ backend, on TensorRT-LLM up to 1.2.
+"""Target tensorrt: engines of `trtllm-build` for NVIDIA's C++ backend, on TensorRT-LLM up to 1.2.
 
-What it shares with the pytorch target is in `targets/nvidia/`.
+Parts shared with target pytorch are in `targets/nvidia/`.
 """
 
 from llmops.build.targets.tensorrt.tensorrt_target import TensorrtTarget

@@ -32,7 +32,7 @@ def engine_arguments(request: BuildRequest, adapters: list[AdapterCheckpoint]) -
     spec = request.spec
     options = EngineOptions(
         subject=FlagContext(
-            request.checkpoint.architecture.family, request.form.name, spec.tp, spec.pp, request.kv_cache
+            request.checkpoint.architecture.family, request.quant_format.name, spec.tp, spec.pp, request.kv_cache
         ),
         max_batch_size=request.limits.max_batch_size,
         max_input_len=max_input_len(request),
@@ -53,7 +53,7 @@ def engine_arguments(request: BuildRequest, adapters: list[AdapterCheckpoint]) -
 def max_input_len(request: BuildRequest) -> int:
     """All but one token of the sequence; without paged context FMHA also no more than one step takes."""
     longest = request.limits.max_seq_len - 1
-    if not paged_context(request.form.name, request.kv_cache):
+    if not paged_context(request.quant_format.name, request.kv_cache):
         longest = min(longest, request.limits.max_num_tokens)
     return positive_option(request.spec, "max_input_len", longest)
 
@@ -112,7 +112,7 @@ def _extra_flags(spec: BuildSpec) -> dict[str, Value]:
     return from_argv([word for word in argv if word != "true"])
 
 
-def reads_pages(argv: list[str]) -> bool:
+def uses_paged_context(argv: list[str]) -> bool:
     """Whether the engine reads its KV cache in pages while it takes a prompt: reuse and chunked context need that. The
     engine's own config.json says the same (`plugin_config.use_paged_context_fmha`)."""
     return effective_flags(from_argv(argv[1:]))["use_paged_context_fmha"] == "enable"
@@ -121,10 +121,10 @@ def reads_pages(argv: list[str]) -> bool:
 def check_serving(given: dict[str, str], request: BuildRequest, argv: list[str]) -> None:
     """The backend would refuse to load the engine with chunked context, and ignore reuse."""
     asked = [name for name in ("enable_chunked_context", "enable_kv_cache_reuse") if given.get(name) == "true"]
-    if asked and not reads_pages(argv):
+    if asked and not uses_paged_context(argv):
         raise InputError(
             f"--set {SERVE}{asked[0]}=true needs paged context FMHA, which --kv-cache {request.kv_cache} with --quant "
-            f"{request.form.name} does not have; use --kv-cache auto, or --kv-cache fp8 with --quant fp8 or w4a8_awq."
+            f"{request.quant_format.name} does not have; use --kv-cache auto, or --kv-cache fp8 with --quant fp8 or w4a8_awq."
         )
 
 

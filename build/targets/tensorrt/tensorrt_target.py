@@ -67,8 +67,8 @@ class TensorrtJob(NvidiaJob):
     def commands(self) -> list[str]:
         image = self.request.image
         return [
-            *([] if tensorrt_options.reads_pages(self.argv) else [_UNPAGED]),
-            f"# in {self.spec.output}, inside {image.reference}\n" + " \\\n  ".join(trtllm_build.pairs(self.argv)),
+            *([] if tensorrt_options.uses_paged_context(self.argv) else [_UNPAGED]),
+            f"# in {self.spec.output}, inside {image.reference}\n" + " \\\n  ".join(trtllm_build.flag_lines(self.argv)),
             "# or on a docker host\n" + " ".join(trtllm_build.docker_command(self.spec.output, image)),
         ]
 

@@ -1,0 +1,103 @@
+"""Tiny random models of every family, written as Hugging Face folders with a tokenizer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+SIZES = {
+    "vocab_size": 512, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 2, "num_attention_heads": 8,
+    "num_key_value_heads": 4, "max_position_embeddings": 512,
+}  # fmt: skip
+CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("LlamaConfig", {"bos_token_id": 1, "eos_token_id": 2}),
+    "mistral": ("MistralConfig", {"sliding_window": None}),
+    "mixtral": ("MixtralConfig", {"num_local_experts": 4, "sliding_window": None}),
+    "qwen2": ("Qwen2Config", {}),
+    "qwen3": ("Qwen3Config", {"head_dim": 32}),
+    "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2,
+                                     "moe_intermediate_size": 256, "norm_topk_prob": True}),
+    "gemma2": ("Gemma2Config", {"head_dim": 32, "sliding_window": 128}),
+    "gemma3": ("Gemma3TextConfig", {"head_dim": 32, "sliding_window": 128}),
+    "phi3": ("Phi3Config", {"pad_token_id": 0}),
+    "deepseek_v3": ("DeepseekV3Config", {
+        "num_key_value_heads": 8, "moe_intermediate_size": 256, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 64, "kv_lora_rank": 64,
+        "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "n_shared_experts": 1}),
+    "deepseek_v32": ("DeepseekV3Config", {
+        "num_key_value_heads": 8, "moe_intermediate_size": 256, "n_routed_experts": 4, "num_experts_per_tok": 2,
+        "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 64, "kv_lora_rank": 64,
+        "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "n_shared_experts": 1, "index_n_heads": 4,
+        "index_head_dim": 32, "index_topk": 64, "architectures": ["DeepseekV32ForCausalLM"]}),
+    "llama4": ("Llama4TextConfig", {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 1,
+                                    "intermediate_size_mlp": 512, "interleave_moe_layer_step": 1}),
+    "gpt_oss": ("GptOssConfig", {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2}),
+}  # fmt: skip
+
+
+# quantization_config of checkpoints as others publish them
+FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "group_size": 32}
+# families that are only passed on, as they are published; None where that is in full precision
+PUBLISHED = {"deepseek_v3": FP8, "deepseek_v32": FP8, "llama4": None, "gpt_oss": {"quant_method": "mxfp4"}}
+GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq"}
+
+
+def compressed(layout: str, bits: int, kind: str, inputs: dict[str, Any] | None = None) -> dict[str, Any]:
+    """That of compressed-tensors, all linear layers alike."""
+    group = {"weights": {"num_bits": bits, "type": kind}, "input_activations": inputs, "targets": ["Linear"]}
+    return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
+
+
+def write_checkpoint(folder: Path, family: str, seed: int = 0, fitted: bool = False, **overrides: Any) -> Path:
+    """A checkpoint of `family` in `folder`: float32, random weights but for an output matrix that is `fitted`."""
+    import torch
+    import transformers
+
+    folder.mkdir(parents=True, exist_ok=True)
+    name, extra = CLASSES[family]
+    config = getattr(transformers, name)(**{**SIZES, **extra, **overrides})
+    torch.manual_seed(seed)
+    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+    write_tokenizer(folder)
+    if fitted:
+        fit_output(model, folder)
+    model.save_pretrained(folder)
+    return folder
+
+
+def fit_output(model: Any, folder: Path) -> None:
+    """Fit the output matrix to the calibration texts over the states of the random layers: a model that expects some
+    bytes and not others, for the price of one forward pass."""
+    import torch
+    from tokenizers import Tokenizer
+
+    from llmops.build.quantize.calibration import bundled_texts
+
+    ids = Tokenizer.from_file(str(folder / "tokenizer.json")).encode("\n".join(bundled_texts())).ids
+    data = torch.tensor(ids[: 64 * 64]).view(-1, 64)
+    with torch.no_grad():
+        states = model.model(data).last_hidden_state[:, :-1].flatten(0, 1)
+    targets, output = data[:, 1:].flatten(), model.lm_head.weight
+    optimizer = torch.optim.Adam([output], lr=0.02)
+    for _ in range(60):
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(states @ output.T, targets).backward()
+        optimizer.step()
+
+
+def write_tokenizer(folder: Path) -> None:
+    """Bytes as tokens, after three special ones: any text can be encoded."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    vocabulary = {token: i for i, token in enumerate(["<pad>", "<s>", "</s>", *sorted(alphabet)])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.add_special_tokens(["<pad>", "<s>", "</s>"])
+    tokenizer.save(str(folder / "tokenizer.json"))
+    names = {"bos_token": "<s>", "eos_token": "</s>", "pad_token": "<pad>"}
+    config = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
