@@ -23,18 +23,25 @@ from llmops.build.quantize.module_fixes import split_experts
 from llmops.build.quantize.rank_file_reader import RankFileReader
 from llmops.errors import BuildError
 
-# modules of transformers 5 -> what some checkpoints call them
+#: Module names of transformers 5 -> their names in some checkpoints.
 _OLDER = ((".mlp.", ".block_sparse_moe."),)
 
 
 def open_source(checkpoint: Checkpoint) -> LayerwiseModel:
-    """Raises CheckpointError, now or when a layer is read, for weights that are missing or not plain numbers."""
+    """Return the model of the source checkpoint.
+
+    Raises:
+        CheckpointError: Weights are missing or not plain numbers. Raised here or when a layer is
+            read.
+    """
     module = empty_model(source_config(checkpoint))
     split_experts(module)
     return LayerwiseModel(module, _SourceWeights(checkpoint, bool(module.config.tie_word_embeddings)))
 
 
 class _SourceWeights(ModelWeights):
+    """The weights of the source checkpoint."""
+
     def __init__(self, checkpoint: Checkpoint, tied: bool) -> None:
         self.weights: WeightSource = open_weights(checkpoint)
         self.tied = tied
@@ -59,12 +66,14 @@ class _SourceWeights(ModelWeights):
 
 
 def _float32(weight: Weight, device: str) -> Tensor:
-    """A copy, so that nothing keeps the file's pages. 16-bit numbers cross to a GPU as they are, and widen there."""
+    """Return a copy, so that no tensor keeps the file's pages. 16-bit numbers cross to a GPU as
+    they are and widen there.
+    """
     if weight.blocks:
         return torch.from_numpy(np.array(weight.float32(), order="C")).to(device)
     bits = weight.data.view(np.int16) if weight.element == "bf16" else weight.data
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that the file is read-only: it is only read
+        warnings.simplefilter("ignore")  # torch warns that the array is read-only
         stored = torch.from_numpy(bits)
     if weight.element == "bf16":
         stored = stored.view(torch.bfloat16)
@@ -72,7 +81,12 @@ def _float32(weight: Weight, device: str) -> Tensor:
 
 
 def load_exported(folder: Path, target: str, checkpoint: Checkpoint) -> LayerwiseModel:
-    """Raises BuildError when files, architecture and source do not fit together."""
+    """Return the model of an export, built from its files alone, so that wrong scales, swapped
+    shards and wrong numbers in config.json show.
+
+    Raises:
+        BuildError: Files, architecture and source do not fit together.
+    """
     if target == "tensorrt":
         stored: RankFileReader | HfCheckpointReader = RankFileReader(
             folder, checkpoint.architecture.family, bounds=False
@@ -91,7 +105,9 @@ def load_exported(folder: Path, target: str, checkpoint: Checkpoint) -> Layerwis
 
 
 def _engine_architecture(checkpoint: Checkpoint, exported: dict[str, Any]) -> Any:
-    """The source's config with every field that the engine takes from its own config.json put in its place."""
+    """Return the source's config with every field that the engine takes from its own config.json
+    replaced.
+    """
     config = source_config(checkpoint)
     config.rms_norm_eps = exported["norm_epsilon"]
     config.num_attention_heads = exported["num_attention_heads"]
@@ -119,22 +135,24 @@ def _hf_architecture(folder: Path) -> Any:
 
 
 class _ExportedWeights(ModelWeights):
+    """The dequantised weights of an export."""
+
     def __init__(self, stored: RankFileReader | HfCheckpointReader, head: EmbeddingTable | None) -> None:
         self.stored, self.head = stored, head
 
     def table(self, name: str) -> EmbeddingTable | None:
         found = self.head if name == HEAD else self.stored.table(name)
         if found is None and name != HEAD:
-            raise _lacks(name)
+            raise _missing_error(name)
         return found
 
     def layer(self, shapes: Mapping[str, tuple[int, ...]]) -> ExportedModel:
         found = self.stored.layer(sorted(shapes))
-        missing, foreign = sorted(set(shapes) - set(found.weights)), sorted(set(found.weights) - set(shapes))
+        missing, unknown = sorted(set(shapes) - set(found.weights)), sorted(set(found.weights) - set(shapes))
         if missing:
-            raise _lacks(missing[0])
-        if foreign:
-            raise BuildError(f"{_UNFIT}: it has {foreign[0]}, which the architecture does not have. {_AGAIN}")
+            raise _missing_error(missing[0])
+        if unknown:
+            raise BuildError(f"{_UNFIT}: it has {unknown[0]}, which the architecture does not have. {_AGAIN}")
         for name, shape in shapes.items():
             if tuple(found.weights[name].shape) != shape:
                 raise BuildError(
@@ -147,5 +165,5 @@ _UNFIT = "the exported checkpoint does not fit its architecture"
 _AGAIN = "Build again; if it stays, report it."
 
 
-def _lacks(name: str) -> BuildError:
+def _missing_error(name: str) -> BuildError:
     return BuildError(f"{_UNFIT}: it lacks {name}. {_AGAIN}")

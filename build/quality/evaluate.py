@@ -1,4 +1,4 @@
-"""The figures of an engine folder: the stored ones, or measured again against a checkpoint."""
+"""Quality metrics of an engine folder: the stored ones, or measured again against a checkpoint."""
 
 from __future__ import annotations
 
@@ -20,8 +20,17 @@ if TYPE_CHECKING:
 def evaluate(
     folder: Path, against: str | None, limits: Mapping[str, Any], progress: Progress
 ) -> tuple[QualityMetrics, QualityGates]:
-    """The figures of an engine folder, or of a quantised Hugging Face checkpoint, and what they are held to: `limits`
-    where given, else those of its build. Raises InputError when there is nothing to show or to measure."""
+    """Return the quality metrics of a folder, and the gates that apply.
+
+    Args:
+        folder: An engine folder or a quantised Hugging Face checkpoint.
+        against: The source to measure against, or None for the stored metrics.
+        limits: Limits that override those of the build.
+        progress: Receives stages.
+
+    Raises:
+        InputError: There is nothing to show or to measure.
+    """
     if not (folder / FILE_NAME).is_file() and (folder / "config.json").is_file():
         return _evaluate_checkpoint(folder, against, limits, progress)
     manifest = EngineManifest.load(folder)

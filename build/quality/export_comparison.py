@@ -15,14 +15,18 @@ from llmops.build.quality.quality_gates import QualityMetrics
 from llmops.build.quality.reference_answers import ReferenceAnswers, SketchCollector, golden_agreement
 from llmops.build.quantize.forward_progress import layer_progress
 
-# JSON has no infinity
+#: Weight error that stands for infinity, which JSON does not have.
 _WORST = 1e9
 
 
 def measure_export(
     folder: Path, target: str, checkpoint: Checkpoint, reference: ReferenceAnswers, progress: Progress | None = None
 ) -> QualityMetrics:
-    """Load the export in `folder` and measure it. Raises BuildError when it cannot be loaded."""
+    """Load the export in `folder` and measure it.
+
+    Raises:
+        BuildError: The export cannot be loaded.
+    """
     progress = progress or SilentProgress()
     with progress.stage("Reading the export back"):
         exported = load_exported(folder, target, checkpoint)
@@ -32,7 +36,7 @@ def measure_export(
 def compare_export(
     exported: LayerwiseModel, reference: ReferenceAnswers, progress: Progress | None = None
 ) -> QualityMetrics:
-    """All figures of an export against the reference."""
+    """Return all metrics of an export against the reference."""
     comparison, sketches, progress = Comparison(), SketchCollector(exported), progress or SilentProgress()
     with progress.stage("Measuring quality", reference.forward_cost()), layer_progress(exported.module, progress):
         found = exported.log_probs([*reference.texts, *reference.answered], sketches.add)

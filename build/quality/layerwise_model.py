@@ -1,8 +1,9 @@
-"""A causal language model of which one decoder layer at a time is in memory.
+"""Run a causal language model with one decoder layer in memory at a time.
 
-All texts go through a layer before the next one is read, so each weight is read once, and what is held is one layer and
-the states of the texts. How transformers calls a layer (masks, rotations, which differ by family and layer) is not
-repeated here: the model is run with recorders in the places of its layers first, then their calls are made for real.
+All texts go through a layer before the next one is read, so each weight is read once, and memory
+holds one layer and the states of the texts. How transformers calls a layer (masks, rotations, which
+differ by family and layer) is not repeated here: the model first runs with recorders in place of
+its layers, then the recorded calls are made for real.
 """
 
 from __future__ import annotations
@@ -27,20 +28,27 @@ LayerVisitor = Callable[[Mapping[str, Tensor]], None]
 
 
 class ModelWeights(ABC):
-    """Where the weights come from. Names are transformers', experts one by one."""
+    """A source of weights. Names are transformers', with experts one by one."""
 
     @abstractmethod
     def layer(self, shapes: Mapping[str, tuple[int, ...]]) -> ExportedModel:
-        """The weights of these names, float32. Raises CheckpointError or BuildError for what is missing or does not
-        fit."""
+        """Return the weights of these names in float32.
+
+        Raises:
+            CheckpointError, BuildError: A weight is missing or does not fit.
+        """
 
     @abstractmethod
     def table(self, name: str) -> EmbeddingTable | None:
-        """Embedding or output matrix; None for an output matrix that is the embedding."""
+        """Return the embedding or output matrix, or None for an output matrix that is the
+        embedding.
+        """
 
 
 class LayerwiseModel:
-    """`module` is a transformers model without memory for its weights. Everything is computed in float32."""
+    """A model that is read layer by layer and computes in float32. `module` is a transformers model
+    without memory for its weights.
+    """
 
     def __init__(self, module: Any, weights: ModelWeights) -> None:
         self.module, self.weights = module, weights
@@ -48,7 +56,7 @@ class LayerwiseModel:
         self.inputs: dict[str, InputRounding] = {}
         self._layers = module.get_decoder().layers
         self._shapes = {name: tuple(value.shape) for name, value in module.state_dict().items()}
-        self._kept: dict[int, ExportedModel] = {}
+        self._cache: dict[int, ExportedModel] = {}
         self._hooks: list[Any] = []
         embedding = weights.table(EMBEDDING)
         assert embedding is not None
@@ -69,18 +77,19 @@ class LayerwiseModel:
         self._put(self.outer)
 
     def log_probs(self, texts: Sequence[list[int]], visit: LayerVisitor | None = None) -> Iterator[Tensor]:
-        """For each text (tokens - 1, vocabulary), float32 on the CPU: log-probabilities of each token after the first.
+        """Yield for each text the log-probabilities of each token after the first, float32 on the
+        CPU, (tokens - 1, vocabulary).
 
-        `visit` gets the weights of each layer while they are in memory.
+        `visit` receives the weights of each layer while they are in memory.
         """
-        places = [_LayerStub(layer) for layer in self._layers]
-        with self._standing_in(places):
+        stubs = [_LayerStub(layer) for layer in self._layers]
+        with self._stubbed(stubs):
             for ids in texts:
                 self._record(ids)
-        states = self._run(places, visit)
+        states = self._run(stubs, visit)
         for ids, state in zip(texts, states, strict=True):
-            places[-1].result = state
-            with self._standing_in(places):
+            stubs[-1].result = state
+            with self._stubbed(stubs):
                 found = torch.log_softmax(self._logits(ids)[0, :-1].float(), dim=-1).cpu()
             yield found
 
@@ -91,25 +100,26 @@ class LayerwiseModel:
         logits: Tensor = self.module(torch.tensor([ids], device=self.device), use_cache=False).logits
         return logits
 
-    def _run(self, places: Sequence[_LayerStub], visit: LayerVisitor | None) -> list[Any]:
-        """What the last layer gives for each text."""
-        states = [call[0] for call in places[0].calls]
+    def _run(self, stubs: Sequence[_LayerStub], visit: LayerVisitor | None) -> list[Any]:
+        """Return the output of the last layer for each text."""
+        states = [call[0] for call in stubs[0].calls]
         results: list[Any] = []
-        for index, place in enumerate(places):
+        for index, stub in enumerate(stubs):
             with self._loaded(index) as weights:
                 if visit is not None:
                     visit(weights)
-                calls = zip(states, place.calls, strict=True)
+                calls = zip(states, stub.calls, strict=True)
                 with torch.inference_mode(), silence_libraries():
                     results = [self._layers[index](state, *args, **kwargs) for state, (_, args, kwargs) in calls]
             states = [result[0] if isinstance(result, tuple) else result for result in results]
-            place.calls.clear()
+            stub.calls.clear()
         return results
 
     @contextlib.contextmanager
-    def _standing_in(self, places: Sequence[_LayerStub]) -> Iterator[None]:
+    def _stubbed(self, stubs: Sequence[_LayerStub]) -> Iterator[None]:
+        """Replace the decoder's layers by stubs inside the block."""
         decoder = self.module.get_decoder()
-        decoder.layers = nn.ModuleList(places)
+        decoder.layers = nn.ModuleList(stubs)
         try:
             with torch.inference_mode(), silence_libraries():
                 yield
@@ -118,7 +128,7 @@ class LayerwiseModel:
 
     @contextlib.contextmanager
     def generating(self) -> Iterator[Any]:
-        """The module, whose layers are read whenever they are called."""
+        """Yield the module, whose layers are read whenever they are called."""
         contexts: dict[int, Any] = {}
 
         def begin(index: int) -> Callable[..., None]:
@@ -144,11 +154,12 @@ class LayerwiseModel:
 
     @contextlib.contextmanager
     def _loaded(self, index: int) -> Iterator[Mapping[str, Tensor]]:
-        found = self._kept.get(index)
+        """Load a layer's weights and rounding hooks inside the block."""
+        found = self._cache.get(index)
         if found is None:
             prefix = f"{_LAYERS}{index}."
             found = self.weights.layer({name: at for name, at in self._shapes.items() if name.startswith(prefix)})
-            self._keep(index, found)
+            self._cache_if_small(index, found)
         self._put(found.weights)
         self._round(found)
         try:
@@ -159,20 +170,20 @@ class LayerwiseModel:
                 handle.remove()
             self._hooks.clear()
 
-    def _keep(self, index: int, found: ExportedModel) -> None:
-        size = sum(value.numel() * 4 for layer in (*self._kept.values(), found) for value in layer.weights.values())
+    def _cache_if_small(self, index: int, found: ExportedModel) -> None:
+        size = sum(value.numel() * 4 for layer in (*self._cache.values(), found) for value in layer.weights.values())
         if size <= CACHED_LAYERS_BYTES:
-            self._kept[index] = found
+            self._cache[index] = found
 
     def _put(self, weights: Mapping[str, Tensor]) -> None:
         for name, value in weights.items():
             path, _, attribute = name.rpartition(".")
             module = self.module.get_submodule(path)
-            here = value if value.is_meta else value.to(self.device)
+            moved = value if value.is_meta else value.to(self.device)
             if attribute in module._buffers:
-                module._buffers[attribute] = here
+                module._buffers[attribute] = moved
             else:
-                setattr(module, attribute, nn.Parameter(here, requires_grad=False))
+                setattr(module, attribute, nn.Parameter(moved, requires_grad=False))
 
     def _round(self, found: ExportedModel) -> None:
         self.inputs |= found.inputs
@@ -187,7 +198,7 @@ class LayerwiseModel:
 
 
 class _LayerStub(nn.Module):
-    """Takes a decoder layer's place: keeps what it is called with, and gives back `result` where that is known."""
+    """A stand-in for a decoder layer that records its calls and returns `result` once it is known."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -202,7 +213,7 @@ class _LayerStub(nn.Module):
         return hidden
 
     def __getattr__(self, name: str) -> Any:
-        """Some decoders ask their layers which kind of attention they have."""
+        """Forward to the layer: some decoders ask their layers which kind of attention they have."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -210,7 +221,7 @@ class _LayerStub(nn.Module):
 
 
 class _BlockwiseHead(nn.Module):
-    """The output matrix, a block of rows at a time."""
+    """An output matrix multiplied a block of rows at a time."""
 
     def __init__(self, table: EmbeddingTable) -> None:
         super().__init__()
@@ -221,13 +232,13 @@ class _BlockwiseHead(nn.Module):
 
 
 def _read_rows(embedding: Any, table: EmbeddingTable) -> None:
-    """The embedding gets the rows that are asked for, whenever it is called."""
+    """Make an embedding read the requested rows whenever it is called."""
 
     def fetch(module: Any, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        needed, places = torch.unique(inputs[0], return_inverse=True)
+        needed, stubs = torch.unique(inputs[0], return_inverse=True)
         rows = table.rows(needed.cpu().numpy()).to(inputs[0].device)
         module.weight = nn.Parameter(rows, requires_grad=False)
-        return (places,)
+        return (stubs,)
 
     embedding.padding_idx = None
     embedding.register_forward_pre_hook(fetch)
@@ -238,6 +249,8 @@ def _input_hook(rounding: InputRounding) -> Callable[[nn.Module, tuple[Tensor, .
 
 
 def _output_hook(kind: str, scale: Tensor) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-    """Keys are rounded before the rotation here, after it in TensorRT-LLM; rounding errors are of the same size."""
+    """Round keys and values. Keys are rounded before the rotation here and after it in
+    TensorRT-LLM; the errors are of the same size.
+    """
     round_to = number_formats.round_to_e4m3 if kind == "e4m3" else number_formats.round_to_int8
     return lambda module, inputs, output: round_to(output, scale.to(output))

@@ -1,4 +1,4 @@
-"""What quantisation may cost at most; beyond it a build fails."""
+"""Quality gates: limits on the loss by quantisation, beyond which a build fails."""
 
 from __future__ import annotations
 
@@ -15,9 +15,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class QualityMetrics:
-    """The figures in engine.json. `golden_agreement` is the share of greedy answer tokens that stayed the same;
-    `weight_error` the largest relative error of one weight, at `weight_error_at`; `narrowest` and `widest` are (range
-    that calibration found over what the evaluation texts reach, layer)."""
+    """The quality metrics in engine.json.
+
+    `golden_agreement` is the share of greedy answer tokens that stayed the same. `weight_error` is
+    the largest relative error of one weight, at `weight_error_at`. `narrowest` and `widest` are
+    (calibrated range over what the evaluation texts reach, layer).
+    """
 
     perplexity: float
     perplexity_ratio: float
@@ -33,35 +36,45 @@ class QualityMetrics:
     widest: tuple[float, str] | None = None
 
     def as_dict(self) -> dict[str, Any]:
+        """Return the metrics as JSON values."""
         return asdict(self)
 
 
 @dataclass(frozen=True)
 class QualityGates(QualityLimits):
-    """Limits, inclusive; None leaves one out. `max_weight_error` is not a preference: beyond it the files are wrong;
-    nor is `min_range`, the part of what the evaluation texts reach that calibration must have seen in every layer.
+    """Inclusive limits; None disables one.
 
-    The worst token has no limit by default: it was 1.1 to 5.6 nats among equally sound FP8 models.
+    `max_weight_error` is not a preference: beyond it the files are wrong. Nor is `min_range`, the
+    share of what the evaluation texts reach that calibration must have seen in every layer. The
+    worst token has no limit by default: it was 1.1 to 5.6 nats among equally sound FP8 models.
     """
 
     max_token_kl: float | None = None
 
     @classmethod
     def from_options(cls, options: Mapping[str, Any], quant: str, kv_cache: str = "auto") -> QualityGates:
-        """The defaults of that format and KV cache, overridden by what the user gave. Raises InputError."""
-        given = {name: _number(name, options[name]) for name in GATES if options.get(name) is not None}
+        """Return the default limits of a format and KV cache, overridden by the user's options.
+
+        Raises:
+            InputError: An option is not a number in range.
+        """
+        overrides = {name: _number(name, options[name]) for name in GATES if options.get(name) is not None}
         default = cls(**asdict(_loss(quant)))
-        return replace(default if kv_cache == "auto" else _with_cache(default), **given)
+        return replace(default if kv_cache == "auto" else _with_cache(default), **overrides)
 
     @classmethod
-    def of_engine(cls, manifest: EngineManifest, given: Mapping[str, Any] | None = None) -> QualityGates:
-        """The limits that the engine was built with, overridden by those given now."""
+    def of_engine(cls, manifest: EngineManifest, overrides: Mapping[str, Any] | None = None) -> QualityGates:
+        """Return the limits that an engine was built with, overridden by `overrides`."""
         stored = dict(manifest.quality_limits)
-        stored |= {name: value for name, value in (given or {}).items() if value is not None}
+        stored |= {name: value for name, value in (overrides or {}).items() if value is not None}
         return cls.from_options(stored, manifest.quantisation.weights, manifest.quantisation.kv_cache)
 
     def check(self, quality: QualityMetrics) -> None:
-        """Raises BuildError for files that are wrong, else for every gate that is not met."""
+        """Check metrics against the limits.
+
+        Raises:
+            BuildError: The files are wrong, or a limit is exceeded.
+        """
         error = quality.weight_error
         if error is not None and self.max_weight_error is not None and error > self.max_weight_error:
             raise BuildError(
@@ -78,7 +91,7 @@ class QualityGates(QualityLimits):
             )
 
     def passes(self, quality: QualityMetrics) -> bool:
-        """Whether `check` has nothing to say."""
+        """Return True if `check` raises no error."""
         try:
             self.check(quality)
         except BuildError:
@@ -100,7 +113,7 @@ class QualityGates(QualityLimits):
             )
 
     def describe(self) -> str:
-        """The limits in one line."""
+        """Return the limits in one line."""
         limits = (
             ("perplexity at most x{:g}", self.max_ppl_ratio),
             ("top-1 agreement at least {:.0%}", self.min_top1),
@@ -110,7 +123,7 @@ class QualityGates(QualityLimits):
         return ", ".join(text.format(limit) for text, limit in limits if limit is not None)
 
     def failures(self, quality: QualityMetrics) -> list[str]:
-        """One clause per gate that is not met."""
+        """Return one clause per limit that is exceeded."""
         checks = (
             ("--max-ppl-ratio", "perplexity ratio", quality.perplexity_ratio, self.max_ppl_ratio, False),
             ("--min-top1", "top-1 agreement", quality.top1_agreement, self.min_top1, True),
@@ -124,13 +137,14 @@ class QualityGates(QualityLimits):
         ]
 
 
-# what a KV cache of 8 bits may cost besides
+#: Additional loss of an 8-bit KV cache.
 _CACHE = QualityGates(max_ppl_ratio=1.03, min_top1=0.95, max_mean_kl=0.03)
-# an AWQ of others moves scales from weights into norms, so that single weights are not the source's
+#: Limits by the checkpoint's own method. AWQ by others moves scales from weights into norms, so single
+#: weights differ from the source's.
 _OF_METHOD = {"awq": QualityLimits()}
-# passed on as it came, or of a format of another target
+#: Limits of formats without any: passed on unchanged, or of another target.
 _UNKNOWN = QualityLimits(max_weight_error=0.6)
-# calibration saw this many times what the evaluation texts reach
+#: Largest calibrated range as a multiple of what the evaluation texts reach.
 WIDEST = 32.0
 
 
@@ -140,7 +154,7 @@ def _loss(quant: str) -> QualityLimits:
 
 
 def _with_cache(gates: QualityGates) -> QualityGates:
-    """Both costs together. A limit that is None stays open."""
+    """Add the loss of an 8-bit KV cache. A limit that is None stays open."""
     return replace(
         gates,
         max_ppl_ratio=gates.max_ppl_ratio and gates.max_ppl_ratio * (_CACHE.max_ppl_ratio or 1),
@@ -152,8 +166,8 @@ def _with_cache(gates: QualityGates) -> QualityGates:
 GATES = ("max_ppl_ratio", "min_top1", "max_mean_kl", "max_token_kl")
 
 
-def limits_given(options: Mapping[str, Any]) -> dict[str, Any]:
-    """What `QualityGates.of_engine` finds again."""
+def user_limits(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits that the user set, in the form that `QualityGates.of_engine` reads."""
     return {name: options[name] for name in GATES if options.get(name) is not None}
 
 

@@ -1,4 +1,6 @@
-"""What the source model says on the evaluation texts, kept on disk so that it need not stay in memory."""
+"""Answers of the source model to the evaluation texts, stored on disk so that the model need not
+stay in memory.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,11 @@ from llmops.build.quantize.model_loading import silence_libraries
 def greedy_decode(
     model: Any, device: torch.device, prompts: list[list[int]], count: int, end: set[int]
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """`count` greedy tokens each, fewer when the model ends, and log-probabilities of at least these. All at once: a
-    step costs one read of the weights."""
+    """Return up to `count` greedy tokens per prompt, and the log-probabilities of at least these.
+
+    All prompts run as one batch, because a step costs one read of the weights. A row is shorter
+    when the model ends the answer.
+    """
     longest, pad = max(map(len, prompts)), min(end, default=0)
     ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts], device=device)
     mask = torch.tensor([[0] * (longest - len(p)) + [1] * len(p) for p in prompts], device=device)
@@ -43,14 +48,14 @@ def greedy_decode(
 
 
 def evaluation_ids(tokenizer: Any) -> list[list[int]]:
-    """The bundled evaluation texts as token ids, at most 256 each."""
+    """Return the bundled evaluation texts as at most 256 token ids each."""
     texts = bundled_texts("evaluation")
     encoded = (tokenizer(text, truncation=True, max_length=EVALUATION_LENGTH)["input_ids"] for text in texts)
     return [list(ids) for ids in encoded if len(ids) > 1]
 
 
 def golden_ids(tokenizer: Any) -> list[list[int]]:
-    """The bundled prompts, through the chat template if there is one."""
+    """Return the bundled prompts as token ids, through the chat template if there is one."""
     prompts = golden_texts()
     if getattr(tokenizer, "chat_template", None):
         chats = [[{"role": "user", "content": prompt}] for prompt in prompts]
@@ -63,13 +68,15 @@ def _ids(encoded: Any) -> list[int]:
 
 
 def reference_work(texts: list[list[int]], prompts: list[list[int]]) -> int:
-    """What `ReferenceAnswers.record` advances by: the texts one by one, the prompts as one batch, then token by token."""
+    """Return the progress total of `ReferenceAnswers.record`: texts one by one, prompts as one
+    batch, then token by token.
+    """
     batch = len(prompts) * max(map(len, prompts), default=0)
     return forward_cost([len(ids) for ids in texts] + [batch] + [len(prompts)] * (TOKENS - 1))
 
 
 class SketchCollector:
-    """Collects the sketches of a model while its layers come by."""
+    """A collector of weight sketches while a model's layers are in memory."""
 
     def __init__(self, model: LayerwiseModel) -> None:
         self.config = model.module.config
@@ -81,8 +88,9 @@ class SketchCollector:
 
 
 class ReferenceAnswers:
-    """`folder` holds reference.json (token ids, golden answers), logprobs-N.npy, one per text, and the sketches of the
-    weights and the ranges of the layers' inputs in safetensors."""
+    """The recorded answers in `folder`: reference.json (token ids, golden answers), logprobs-N.npy
+    per text, and weight sketches and input ranges in safetensors.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -97,15 +105,17 @@ class ReferenceAnswers:
 
     @property
     def answered(self) -> list[list[int]]:
-        """Each prompt with its answer."""
+        """Return each prompt with its answer."""
         return [[*prompt, *answer] for prompt, answer in zip(self.prompts, self.answers, strict=True)]
 
     def forward_cost(self) -> int:
-        """What comparing a model with it advances by: texts and prompts with their answers, one by one."""
+        """Return the progress total of comparing a model: texts, and prompts with their answers,
+        one by one.
+        """
         return forward_cost([len(ids) for ids in [*self.texts, *self.answered]])
 
     def log_probs(self) -> Iterator[Tensor]:
-        """Of each text."""
+        """Yield the log-probabilities of each text."""
         for number in range(len(self.texts)):
             yield torch.from_numpy(np.load(self.folder / f"logprobs-{number}.npy"))
 
@@ -113,7 +123,7 @@ class ReferenceAnswers:
     def record(
         cls, source: LayerwiseModel, tokenizer: Any, end: set[int], folder: Path, progress: Progress | None = None
     ) -> ReferenceAnswers:
-        """Run the source model once over everything."""
+        """Run the source model over all texts and prompts, and store its answers in `folder`."""
         folder.mkdir(parents=True, exist_ok=True)
         texts, prompts = evaluation_ids(tokenizer), golden_ids(tokenizer)
         progress, module = progress or SilentProgress(), source.module
@@ -123,8 +133,8 @@ class ReferenceAnswers:
             layer_progress(module, progress),
         ):  # fmt: skip
             with input_ranges(module) as ranges:
-                for number, found in enumerate(source.log_probs(texts, sketches.add)):
-                    np.save(folder / f"logprobs-{number}.npy", found.numpy())
+                for number, log_probs in enumerate(source.log_probs(texts, sketches.add)):
+                    np.save(folder / f"logprobs-{number}.npy", log_probs.numpy())
             with source.generating():
                 answers, scores = greedy_decode(module, source.device, prompts, TOKENS, end)
         content = {
@@ -138,26 +148,31 @@ class ReferenceAnswers:
 
 
 def _golden(content: dict[str, Any]) -> Golden:
-    """What engine.json keeps of it."""
-    found = zip(golden_texts(), content["prompts"], content["plain"], strict=True)
-    prompts = [GoldenPrompt(*row) for row in found]
+    """Return the golden answers as engine.json keeps them."""
+    rows = zip(golden_texts(), content["prompts"], content["plain"], strict=True)
+    prompts = [GoldenPrompt(*row) for row in rows]
     source = f"transformers {installed_version('transformers')}, {content['dtype'].removeprefix('torch.')}"
     return golden_record(source, prompts, content["answers"], content["scores"])
 
 
 def golden_agreement(candidates: Iterable[Tensor], reference: ReferenceAnswers) -> float:
-    """Share of the source's answer tokens that the model also gives, teacher-forced; `candidates` are its
-    log-probabilities of `reference.answered`."""
+    """Return the share of the source's answer tokens that a model also prefers, teacher-forced.
+
+    `candidates` are the model's log-probabilities of `reference.answered`.
+    """
     same = total = 0
-    for found, prompt, answer in zip(candidates, reference.prompts, reference.answers, strict=True):
-        predicted = found.argmax(-1)[len(prompt) - 1 :]
+    for log_probs, prompt, answer in zip(candidates, reference.prompts, reference.answers, strict=True):
+        predicted = log_probs.argmax(-1)[len(prompt) - 1 :]
         same += int((predicted == torch.tensor(answer)).sum())
         total += len(answer)
     return same / total if total else 1.0
 
 
 def golden_of_checkpoint(checkpoint: Checkpoint, progress: Progress) -> Golden:
-    """Needs torch and transformers, and the memory of the unquantised model."""
+    """Return a checkpoint's golden answers through transformers, for builds without a quality gate.
+
+    Needs torch and transformers, and the memory of the unquantised model.
+    """
     from llmops.build.quality.reference_answers import golden_ids, greedy_decode
     from llmops.build.quantize.model_loading import load_model, load_tokenizer, release_memory
 
@@ -168,7 +183,7 @@ def golden_of_checkpoint(checkpoint: Checkpoint, progress: Progress) -> Golden:
         source = f"transformers {installed_version('transformers')}, {str(model.dtype).removeprefix('torch.')}"
         del model
         release_memory()
-    found = [
+    rows = [
         GoldenPrompt(text, ids, list(tokenizer(text)["input_ids"])) for text, ids in zip(texts, prompts, strict=True)
     ]
-    return golden_record(source, found, answers, scores)
+    return golden_record(source, rows, answers, scores)

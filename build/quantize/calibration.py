@@ -1,4 +1,4 @@
-"""Calibration texts: bundled, from a file, or from the hub; tokenised into batches."""
+"""Calibration texts: bundled, from a file or from the hub, tokenised into batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     import torch
 
 BUNDLED = "bundled"
-# tokens of a text that the quality gate reads
+#: Tokens of each text that the quality gate reads.
 EVALUATION_LENGTH = 256
 #: Bytes of float32 that the quality gate keeps in memory instead of reading again: all decoder
 #: layers together, and each of embedding and output matrix. Small models fit as a whole.
@@ -28,7 +28,8 @@ _TEXT_FIELDS = ("text", "prompt", "content", "article", "instruction")
 
 @dataclass(frozen=True)
 class CalibrationSettings:
-    """At most `size` sequences of `seq_len` tokens, `batch_size` at a time. None is chosen by `resolved`.
+    """The calibration data: at most `size` sequences of `seq_len` tokens, `batch_size` at a time.
+    `resolved` chooses values for None.
 
     `dataset` is `bundled`, a .jsonl, .txt or .parquet file, or a hub id (its `train` split).
     """
@@ -40,26 +41,36 @@ class CalibrationSettings:
     seed: int = 1234
 
     def resolved(self, gpu: bool, limit: int) -> tuple[int, int]:
-        """(size, batch size). NVIDIA's quantize.py takes 512 sequences, 32 (`limit`) for AWQ, one by one; on a CPU an
-        eighth of that, and eight at a time, because AWQ quantises all weights eleven times for every batch."""
+        """Return (size, batch size).
+
+        NVIDIA's quantize.py takes 512 sequences, 32 (`limit`) for AWQ, one by one. A CPU takes an
+        eighth of that, eight at a time, because AWQ quantises all weights eleven times for every
+        batch.
+        """
         size = min(512, limit) if gpu else min(64, max(limit // 4, 8))
         return self.size or size, self.batch_size or (1 if gpu else 8)
 
     def describe(self, gpu: bool, limit: int) -> str:
-        """For the plan, before the texts are read."""
+        """Return one line for the dry run, without reading the texts."""
         size, batch = self.resolved(gpu, limit)
         source = "the bundled texts" if self.dataset == BUNDLED else self.dataset
         return f"calibrates on up to {size} sequences of {self.seq_len} tokens, {batch} at a time, of {source}"
 
 
 def bundled_texts(name: str = "calibration") -> list[str]:
-    """The passages of `data/<name>.txt`, which are separated by lines of `%`; data/SOURCES.md says whence."""
+    """Return the passages of `data/<name>.txt`, separated by lines of `%`. data/SOURCES.md has
+    their origins.
+    """
     raw = resources.files("llmops.build.quantize").joinpath("data").joinpath(f"{name}.txt").read_text(encoding="utf-8")
     return [passage.strip() for passage in raw.split("\n%\n") if passage.strip()]
 
 
 def load_texts(settings: CalibrationSettings) -> list[str]:
-    """All texts in an order drawn with `seed`. Raises InputError for unusable data."""
+    """Return all texts, shuffled with `seed`.
+
+    Raises:
+        InputError: The data cannot be used.
+    """
     texts = _read(settings.dataset)
     if not texts:
         raise InputError(f"--calib-data {settings.dataset} has no text; give one text per line or JSON object.")
@@ -68,7 +79,12 @@ def load_texts(settings: CalibrationSettings) -> list[str]:
 
 
 def check_data(settings: CalibrationSettings) -> None:
-    """Raises InputError or MissingDependencyError for data that cannot be used. What lies on the hub is not fetched."""
+    """Check that the data can be used, without fetching data from the hub.
+
+    Raises:
+        InputError: The data cannot be used.
+        MissingDependencyError: The library that reads the data is not installed.
+    """
     if settings.dataset == BUNDLED or _is_local(settings.dataset):
         load_texts(settings)
     elif find_spec("datasets") is None:
@@ -107,7 +123,7 @@ def _jsonl(path: Path) -> list[str]:
 
 
 def _text_of(row: Any) -> str:
-    """A row's text; chats become their messages one after the other. Raises KeyError."""
+    """Return a row's text; messages of a chat are joined. Raises KeyError."""
     if isinstance(row, str):
         return row
     for name in _TEXT_FIELDS:
@@ -117,7 +133,7 @@ def _text_of(row: Any) -> str:
 
 
 def _txt(path: Path) -> list[str]:
-    """Passages are separated by empty lines."""
+    """Return the passages of a text file, separated by empty lines."""
     return [part.strip() for part in path.read_text(encoding="utf-8").split("\n\n") if part.strip()]
 
 
@@ -151,12 +167,15 @@ def _hub(dataset: str) -> list[str]:
 
 
 def pack_sequences(texts: list[str], tokenizer: Any, size: int, seq_len: int) -> list[list[int]]:
-    """At most `size` sequences of `seq_len` token ids: texts one after the other with an end-of-text token between, so
-    that short ones need no padding. Only the last may be shorter."""
+    """Return at most `size` sequences of `seq_len` token ids.
+
+    Texts follow one another with an end-of-text token between, so that short ones need no padding.
+    Only the last sequence may be shorter.
+    """
     end = [tokenizer.eos_token_id] if tokenizer.eos_token_id is not None else []
     found: list[int] = []
     for text in texts:
-        # one text longer than a sequence gives its beginning, as with NVIDIA's loaders
+        # A text longer than a sequence gives its beginning only, as with NVIDIA's loaders.
         found += [*tokenizer(text, truncation=True, max_length=seq_len)["input_ids"][: seq_len - len(end)], *end]
         if len(found) >= size * seq_len:
             break
@@ -165,7 +184,7 @@ def pack_sequences(texts: list[str], tokenizer: Any, size: int, seq_len: int) ->
 
 
 def batches(found: list[list[int]], batch_size: int) -> Iterator[torch.Tensor]:
-    """int64 (batch, tokens); sequences of one batch are of one length."""
+    """Yield int64 (batch, tokens). All sequences of a batch have the same length."""
     import torch
 
     for _, group in groupby(found, key=len):

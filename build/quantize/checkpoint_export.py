@@ -1,4 +1,6 @@
-"""A quantised model -> files: one rank file per GPU (TensorRT-LLM checkpoint) or a Hugging Face checkpoint."""
+"""Export a quantised model: one rank file per GPU (TensorRT-LLM checkpoint), or a Hugging Face
+checkpoint.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +24,13 @@ _SCALES = ("weight_scale", "weight_scale_2", "input_scale", "k_scale", "v_scale"
 def export_engine_checkpoint(
     model: Any, arch: Architecture, quant_format: QuantFormat, folder: Path, tp: int, pp: int, dtype: str | None = None
 ) -> dict[str, Any]:
-    """Write config.json and rank0…rank{tp*pp-1}.safetensors; returns the config. `dtype` (float16, bfloat16) is that of
-    weights that are not quantised, None for the source's."""
+    """Write config.json and one rank file per GPU, and return the config.
+
+    `dtype` (float16 or bfloat16) is that of weights that are not quantised, None for the source's.
+
+    Raises:
+        BuildError: ModelOpt cannot export the model.
+    """
     import torch
     from modelopt.torch.export import export_tensorrt_llm_checkpoint
 
@@ -48,8 +55,11 @@ def export_engine_checkpoint(
 
 
 def _add_output_matrix(folder: Path, tp: int, pp: int) -> None:
-    """Gemma's output matrix is its embedding, and ModelOpt writes it once: on the first pipeline stage, while the last
-    one computes with it. Both are cut along the vocabulary."""
+    """Copy Gemma's embedding to the last pipeline stage as its output matrix.
+
+    ModelOpt writes the shared matrix once, on the first stage, while the last one computes with it.
+    Both are cut along the vocabulary.
+    """
     from safetensors import safe_open
     from safetensors.torch import load_file, save_file
 
@@ -63,9 +73,13 @@ def _add_output_matrix(folder: Path, tp: int, pp: int) -> None:
 
 
 def _complete_quantization(path: Path, quant_format: QuantFormat) -> dict[str, Any]:
-    """The exporter takes the algorithm from its own quantisers; where trtllm-build is to quantise there are none. Its
-    list of excluded modules names lm_head only and replaces TensorRT-LLM's own, which has the routers and embeddings:
-    without a list theirs holds (`tensorrt_llm/quantization/quantize.py`, quantize_layers)."""
+    """Set the algorithm in config.json, and remove ModelOpt's list of excluded modules.
+
+    The exporter takes the algorithm from its own quantisers, of which there are none where
+    trtllm-build quantises. Its list names lm_head only and replaces TensorRT-LLM's own, which has
+    the routers and embeddings: without a list theirs holds
+    (`tensorrt_llm/quantization/quantize.py`, quantize_layers).
+    """
     config: dict[str, Any] = json.loads(path.read_text())
     config["quantization"]["quant_algo"] = quant_format.algorithm
     config["quantization"].pop("exclude_modules", None)
@@ -75,11 +89,13 @@ def _complete_quantization(path: Path, quant_format: QuantFormat) -> dict[str, A
 
 @contextlib.contextmanager
 def _own_config(arch: Architecture, dtype: str) -> Iterator[None]:
-    """Let ModelOpt's exporter write our config.json instead of its own (see engine_config.py for why)."""
+    """Let ModelOpt's exporter write our config.json instead of its own (see trtllm_config.py for
+    the reasons).
+    """
     import modelopt.torch.export.model_config_export as exporter
 
     def convert(model_config: Any, quant_config: dict[str, Any], hf_config: Any = None) -> dict[str, Any]:
-        # in place: where no layer is quantised the exporter makes `quantization` from its own dict again
+        # Change the dict in place: if no layer is quantised, the exporter makes `quantization` from it again.
         quant_config["kv_cache_quant_algo"] = next(
             (layer.attention.kv_cache_dtype for layer in model_config.layers if layer.attention), None
         )
@@ -87,7 +103,7 @@ def _own_config(arch: Architecture, dtype: str) -> Iterator[None]:
         mapping = {"tp_size": model_config.tensor_parallel, "pp_size": model_config.pipeline_parallel}
         config = trtllm_checkpoint_config(arch, hf_config, dtype, model_config.vocab_size, mapping, quantization)
         config["share_embedding_table"] |= model_config.lm_head is None and model_config.pipeline_parallel == 1
-        # read by the exporter for its own bookkeeping
+        # The exporter reads these two for its own bookkeeping.
         return {**config, "rank": model_config.rank, "decoder": DECODER_TYPES[arch.family]}
 
     original = exporter.convert_to_tensorrt_llm_config
@@ -100,8 +116,12 @@ def _own_config(arch: Architecture, dtype: str) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _experts_unpadded() -> Iterator[None]:
-    """ModelOpt 0.47 pads stacked expert weights (experts, hidden, intermediate) by counting experts, not rows: with
-    4 experts and tp 8 every w2 got 4 extra hidden rows. Cut dimensions are checked before, so nothing needs it."""
+    """Keep ModelOpt 0.47 from padding stacked experts.
+
+    It pads expert weights (experts, hidden, intermediate) by counting experts, not rows: with 4
+    experts and tp 8 every w2 got 4 extra hidden rows. Cut dimensions are checked before, so no
+    weight needs padding.
+    """
     import modelopt.torch.export.postprocess as postprocess
 
     original = postprocess.pad_weights
@@ -115,7 +135,11 @@ def _experts_unpadded() -> Iterator[None]:
 def export_hf_checkpoint(
     model: Any, arch: Architecture, quant_format: QuantFormat, folder: Path, dtype: str | None = None
 ) -> dict[str, Any]:
-    """Write a Hugging Face checkpoint with hf_quant_config.json; returns the latter ({} when nothing is quantised)."""
+    """Write a Hugging Face checkpoint and return hf_quant_config.json, {} if nothing is quantised.
+
+    Raises:
+        BuildError: ModelOpt cannot export the model.
+    """
     import torch
     from modelopt.torch.export import export_hf_checkpoint as export
 
@@ -152,7 +176,9 @@ def _experts_of_two_steps(quant_format: QuantFormat) -> Iterator[None]:
 
 
 def _cast_unquantised(file: Path, dtype: Any) -> None:
-    """A model calibrated in float32 leaves norms and embeddings in it. Scales stay float32: TensorRT-LLM wants that."""
+    """Cast norms and embeddings of a model calibrated in float32. Scales stay float32, as
+    TensorRT-LLM requires.
+    """
     import torch
     from safetensors.torch import load_file, save_file
 

@@ -1,4 +1,6 @@
-"""Embedding and output matrix, rows at a time: with a large vocabulary each is larger than any layer."""
+"""Embedding and output matrices, read rows at a time: with a large vocabulary each is larger than
+any layer.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,7 @@ from llmops.build.checkpoint.weight_sources import SafetensorsFile, Weight
 from llmops.build.quantize.calibration import CACHED_TABLE_BYTES
 
 EMBEDDING, HEAD = TABLES = ("model.embed_tokens.weight", "lm_head.weight")
+#: Rows read at once by `blocks`.
 BLOCK = 8192
 
 Index: TypeAlias = "slice | NDArray[np.int64]"
@@ -28,16 +31,16 @@ class EmbeddingTable(ABC):
 
     @abstractmethod
     def rows(self, index: Index) -> Tensor:
-        """Some rows, float32 on the CPU."""
+        """Return some rows, float32 on the CPU."""
 
     def blocks(self) -> Iterator[Tensor]:
-        """All rows in order, `BLOCK` at a time."""
+        """Yield all rows in order, `BLOCK` at a time."""
         for start in range(0, self.shape[0], BLOCK):
             yield self.rows(slice(start, min(start + BLOCK, self.shape[0])))
 
 
 class DenseTable(EmbeddingTable):
-    """In memory."""
+    """A matrix in memory."""
 
     def __init__(self, matrix: Tensor) -> None:
         self.matrix = matrix
@@ -48,7 +51,9 @@ class DenseTable(EmbeddingTable):
 
 
 class StoredTable(EmbeddingTable):
-    """Shards of rows as they are stored, one after the other; only the first `rows` count."""
+    """A matrix of shards of rows as they are stored, one after the other. Only the first `rows`
+    count.
+    """
 
     def __init__(self, shards: Sequence[Weight], rows: int | None = None) -> None:
         self.shards = shards
@@ -56,22 +61,24 @@ class StoredTable(EmbeddingTable):
         self.shape = (min(int(self.starts[-1]), rows or int(self.starts[-1])), shards[0].shape[1])
 
     def rows(self, index: Index) -> Tensor:
-        wanted = np.arange(*index.indices(self.shape[0])) if isinstance(index, slice) else index
-        found = np.empty((len(wanted), self.shape[1]), np.float32)
+        requested = np.arange(*index.indices(self.shape[0])) if isinstance(index, slice) else index
+        found = np.empty((len(requested), self.shape[1]), np.float32)
         for shard, start, end in zip(self.shards, self.starts, self.starts[1:], strict=False):
-            here = (wanted >= start) & (wanted < end)
-            found[here] = shard.float32(wanted[here] - start)
+            inside = (requested >= start) & (requested < end)
+            found[inside] = shard.float32(requested[inside] - start)
         return torch.from_numpy(found)
 
 
 def cache_if_small(table: EmbeddingTable) -> EmbeddingTable:
-    """The table itself, or all of it in memory where that is little."""
+    """Return the table, read into memory if it is small."""
     small = table.shape[0] * table.shape[1] * 4 <= CACHED_TABLE_BYTES
     return DenseTable(table.rows(slice(None))) if small and isinstance(table, StoredTable) else table
 
 
 def stored_table(parts: Sequence[tuple[Path, str]], rows: int | None = None) -> EmbeddingTable | None:
-    """From tensors of safetensors files; None where one of them is missing or no plain matrix."""
+    """Return the table in tensors of safetensors files, or None if one of them is missing or no
+    plain matrix.
+    """
     shards = [SafetensorsFile(path).get(name) for path, name in parts]
     found = [shard for shard in shards if shard is not None and len(shard.shape) == 2]
     return cache_if_small(StoredTable(found, rows)) if found and len(found) == len(shards) else None

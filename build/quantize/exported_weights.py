@@ -1,4 +1,6 @@
-"""What an exported checkpoint says the weights are: float32 tensors under transformers' names, and how inputs round."""
+"""Weights of an exported checkpoint: float32 tensors under transformers' names, and the rounding of
+inputs.
+"""
 
 from __future__ import annotations
 
@@ -16,9 +18,12 @@ Part = tuple[Tensor, Tensor | None]
 
 @dataclass(frozen=True)
 class InputRounding:
-    """What happens to the input of a linear layer: multiplied by `prequant` (in,), then rounded to `kind` (`e4m3`,
-    `int8`) with `scale`, or at run time with a scale per token (`e4m3_token`, `int8_token`) or per token and `block`
-    inputs (`e4m3_block`)."""
+    """The rounding of a linear layer's input.
+
+    The input is multiplied by `prequant` (in,), then rounded to `kind`: `e4m3` or `int8` with
+    `scale`, `e4m3_token` or `int8_token` with a scale per token at run time, or `e4m3_block` per
+    token and `block` inputs.
+    """
 
     kind: str | None = None
     scale: Tensor | None = None
@@ -26,14 +31,16 @@ class InputRounding:
     block: int = 0
 
     def largest(self) -> Tensor | None:
-        """The input beyond which values are clipped: a number, or one per input with `prequant`; None without."""
+        """Return the input beyond which values are clipped, per input with `prequant`, or None
+        without a scale.
+        """
         if self.scale is None or self.kind not in _LARGEST:
             return None
         largest = self.scale.float() * _LARGEST[self.kind]
         return largest / self.prequant.float() if self.prequant is not None else largest
 
     def apply(self, value: Tensor) -> Tensor:
-        """`prequant` is not applied here: `ExportedModel.weights` have it multiplied in."""
+        """Round a value. `prequant` is not applied here: `ExportedModel.weights` contain it."""
         if self.kind == "e4m3" and self.scale is not None:
             return number_formats.round_to_e4m3(value, self._steps(value))
         if self.kind == "int8" and self.scale is not None:
@@ -50,7 +57,9 @@ class InputRounding:
         return value
 
     def _steps(self, value: Tensor) -> Tensor:
-        """Rounding happens to `value * prequant`, so in terms of `value` each input has its own step."""
+        """Return the step size in terms of `value`: rounding happens to `value * prequant`, so each
+        input has its own step.
+        """
         assert self.scale is not None
         scale = self.scale.to(value)
         return scale / self.prequant.to(value) if self.prequant is not None else scale
@@ -96,14 +105,16 @@ class QuantizedLinear:
         return self.value(), self.bound() if bounds else None
 
     def value(self) -> Tensor:
-        """Effective float32 weight (…, out, in): what the layer multiplies its unscaled input by."""
+        """Return the effective float32 weight (…, out, in), by which the layer multiplies its
+        unscaled input.
+        """
         value = number_formats.dequantise(self.weight, self.scale)
         if self.later_bits is not None:
             return number_formats.round_per_channel(value, self.later_bits)
         return value * self._factors() if self.prequant is not None else value
 
     def _factors(self) -> Tensor:
-        """Per input; stacked experts (experts, in) get a dimension for the rows."""
+        """Return the factors per input. Stacked experts (experts, in) get a dimension for the rows."""
         assert self.prequant is not None
         factors = self.prequant.float()
         return factors.unsqueeze(-2) if factors.dim() > 1 else factors

@@ -1,4 +1,4 @@
-"""A progress bar that moves while a model runs: layer by layer."""
+"""Progress of a model's forward passes, layer by layer."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from llmops.build.progress import Progress
 
-# Reading all weights once takes about as long as computing this many tokens with them, on a CPU.
+#: Tokens whose computation takes about as long as reading all weights once, on a CPU.
 PASS = 16
 
 
 def forward_cost(lengths: list[int]) -> int:
-    """What passes over so many tokens each (all sequences of a batch together) amount to, in `advance`'s units."""
+    """Return the progress units of passes over so many tokens each, all sequences of a batch
+    together.
+    """
     return sum(lengths) + PASS * len(lengths)
 
 
 class ForwardMeter:
-    """`cost` weighs the passes that follow."""
+    """A weight for the passes that follow."""
 
     def __init__(self) -> None:
         self.cost = 1.0
@@ -27,7 +29,9 @@ class ForwardMeter:
 
 @contextlib.contextmanager
 def layer_progress(model: Any, progress: Progress) -> Iterator[ForwardMeter]:
-    """While it is open, each decoder layer that has run advances `progress` by its share of `work`."""
+    """Advance `progress` by its share of `forward_cost` after each decoder layer, while the block
+    is open.
+    """
     layers, meter = model.get_decoder().layers, ForwardMeter()
 
     def advance(module: Any, inputs: Any, output: Any) -> None:

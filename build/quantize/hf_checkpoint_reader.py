@@ -1,4 +1,6 @@
-"""A quantised Hugging Face checkpoint, read back: transformers knows some formats only, and those on GPUs."""
+"""Read a quantised Hugging Face checkpoint back. transformers reads only some formats, and those on
+GPUs.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,16 @@ from llmops.build.quantize.embedding_tables import TABLES, DenseTable, Embedding
 from llmops.build.quantize.exported_weights import ExportedModel, QuantizedLinear
 from llmops.build.quantize.layer_readers import LayerReader, reader_of
 
-# older names on disk -> the modules of transformers 5
+#: Older names on disk -> the modules of transformers 5.
 _RENAMES = (("block_sparse_moe.", "mlp."),)
 
 
 class HfCheckpointReader:
-    """The checkpoint in `folder`; tensors are read when asked for. Raises InputError for an unknown format."""
+    """The checkpoint in `folder`. Tensors are read when requested.
+
+    Raises:
+        InputError: The format is unknown.
+    """
 
     def __init__(self, folder: Path, bounds: bool = True) -> None:
         """`bounds`: also how far rounding may have moved each weight; known for ModelOpt's formats only."""
@@ -34,14 +40,14 @@ class HfCheckpointReader:
                 self.modules.setdefault(module, {})[last] = (path, name)
 
     def model(self) -> ExportedModel:
-        """Everything, in float32."""
+        """Return all weights in float32."""
         model = ExportedModel()
         for module in self.modules:
             self._layer(model, module)
         return model
 
     def table(self, name: str) -> EmbeddingTable | None:
-        """Embedding or output matrix; None where there is none of its own."""
+        """Return the embedding or output matrix, or None if the checkpoint has no own one."""
         module = name.removesuffix(".weight")
         if module not in self.modules:
             return None
@@ -49,13 +55,15 @@ class HfCheckpointReader:
         return found or self._dense(module)
 
     def _dense(self, module: str) -> EmbeddingTable:
-        """An output matrix that is quantised too."""
+        """Return an output matrix that is quantised too."""
         model = ExportedModel()
         self._layer(model, module)
         return DenseTable(model.weights[f"{module}.weight"])
 
     def layer(self, names: Sequence[str]) -> ExportedModel:
-        """The weights of one decoder layer, or of what is outside the layers, whatever else is stored with them."""
+        """Return the weights of one decoder layer, or of the modules outside layers, whatever else
+        is stored with them.
+        """
         model, layers = ExportedModel(), {name.split(".")[2] for name in names if ".layers." in name}
         for module in self.modules:
             number = module.split(".")[2] if ".layers." in module else None
@@ -88,7 +96,11 @@ def _tensor(path: Path, name: str) -> Tensor:
 
 
 def check_format_readable(folder: Path) -> LayerReader:
-    """The reader of its format, before any weight is touched. Raises InputError."""
+    """Return the reader of the folder's format, before any weight is read.
+
+    Raises:
+        InputError: The format cannot be read back.
+    """
     modelopt = folder / "hf_quant_config.json"
     return reader_of(_json(folder / "config.json"), _json(modelopt)["quantization"] if modelopt.is_file() else {})
 

@@ -1,7 +1,8 @@
 """config.json of a quantised Hugging Face checkpoint, in the spelling of transformers 4.
 
-TensorRT-LLM 1.2 has transformers 4.57, which looks for `rope_theta`, `rope_scaling` and `torch_dtype`. transformers 5
-writes `rope_parameters` and `dtype`; read by 4.57, a Llama 3 would silently rotate with theta 10000.
+TensorRT-LLM 1.2 has transformers 4.57, which looks for `rope_theta`, `rope_scaling` and
+`torch_dtype`. transformers 5 writes `rope_parameters` and `dtype`; read by 4.57, a Llama 3 would
+silently rotate with theta 10000.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ _BOOKKEEPING = ("training_tensor_parallel", "training_pipeline_parallel")
 
 
 def with_transformers4_keys(config: dict[str, Any]) -> dict[str, Any]:
-    """The same config with the older keys added; keys that both versions know stay."""
+    """Return the config with the older keys added. Keys that both versions know stay."""
     old = {key: value for key, value in config.items() if key not in _BOOKKEEPING}
     if "dtype" in old:
         old["torch_dtype"] = old["dtype"]
@@ -40,7 +41,7 @@ def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def rewrite_config(folder: Path, dtype: str) -> None:
-    """Bring `folder`/config.json into the older spelling; `dtype` is what the unquantised weights are stored in."""
+    """Rewrite `folder`/config.json in the older spelling. `dtype` is that of unquantised weights."""
     path = folder / "config.json"
     config = with_transformers4_keys(json.loads(path.read_text()))
     config["dtype"] = config["torch_dtype"] = dtype

@@ -12,28 +12,31 @@ from llmops.build.quant_formats import buildable_formats, format_of_algorithm
 from llmops.build.quantize.exported_weights import InputRounding, Part, QuantizedLinear
 from llmops.errors import InputError
 
-# the layer's tensors by the last part of their name: weight, weight_scale, qzeros, …
+#: A layer's tensors by the last part of their name: weight, weight_scale, qzeros, …
 Stored = Mapping[str, Tensor]
 
 
 class LayerReader(Protocol):
-    """A format. `names` are the tensors that belong to a quantised layer beside `weight`."""
+    """A reader of one storage format. `names` are the tensors of a quantised layer beside `weight`."""
 
     names: frozenset[str]
 
     def quantised(self, stored: Stored) -> bool:
-        """Whether this layer is: checkpoints leave some as they were."""
+        """Return True if the layer is quantised. Checkpoints leave some layers as they were."""
 
     def part(self, stored: Stored, bounds: bool) -> Part:
         """float32 (out, in) and, where asked for and known, how far rounding may have moved each value."""
 
     def rounding(self, stored: Stored) -> InputRounding | None:
-        """None where inputs stay as they are."""
+        """Return the rounding of the layer's inputs, or None."""
 
 
 def unpack_words(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """int32 (rows, words) -> int32 (rows, words * 32 / bits), unsigned values, the lowest bits first. `order` says at
-    which place of a word the next value lies, where that is another."""
+    """Unpack int32 (rows, words) to int32 (rows, words * 32 / bits), unsigned, the lowest bits
+    first.
+
+    `order` gives the place in a word of each value if they are not in sequence.
+    """
     places = order or tuple(range(32 // bits))
     shifts = torch.tensor([place * bits for place in places], dtype=torch.int64)
     values = (words.to(torch.int64).unsqueeze(-1) >> shifts) & ((1 << bits) - 1)
@@ -41,16 +44,23 @@ def unpack_words(words: Tensor, bits: int, order: tuple[int, ...] | None = None)
 
 
 def expand_scales(scales: Tensor, size: int, dim: int) -> Tensor:
-    """Each scale for its share of `size` values along `dim`; the last block may be cut short."""
+    """Repeat each scale for its share of `size` values along `dim`. The last block may be shorter."""
     block = -(-size // scales.shape[dim])
     return scales.repeat_interleave(block, dim).narrow(dim, 0, size)
 
 
-# at which place of a word the values 0, 1, … 7 lie
+#: The place in a word of the values 0, 1, … 7.
 _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class AwqReader:
+    """AutoAWQ's `quant_method: awq`, version gemm.
+
+    `qweight` int32 (in, out / 8), `qzeros` (groups, out / 8), `scales` float16 (groups, out); `in /
+    groups` inputs share a scale. Eight 4-bit values lie in a word in the order 0 2 4 6 1 3 5 7
+    (AutoAWQ `awq/utils/packing_utils.py`).
+    """
+
     names = frozenset({"qweight", "qzeros", "scales"})
 
     def quantised(self, stored: Stored) -> bool:
@@ -67,6 +77,14 @@ class AwqReader:
 
 
 class GptqReader:
+    """`quant_method: gptq`.
+
+    `qweight` int32 (in * bits / 32, out), `qzeros` (groups, out * bits / 32), `scales` float16
+    (groups, out), `g_idx` (in,) the group of each input. `checkpoint_format: gptq` stores zero
+    points less one, `gptq_v2` as they are (GPTQModel `utils/model.py`,
+    convert_gptq_v1_to_v2_format).
+    """
+
     names = frozenset({"qweight", "qzeros", "scales", "g_idx"})
 
     def __init__(self, bits: int, zero_offset: int) -> None:
@@ -88,6 +106,13 @@ class GptqReader:
 
 
 class BlockFp8Reader:
+    """Hugging Face's `quant_method: fp8` with block scales, as DeepSeek-V3 and Qwen3 publish it.
+
+    E4M3 weights, `weight_scale_inv` (float32, despite its name what the weight is multiplied by)
+    per block of 128 x 128, inputs rounded at run time per token and 128 inputs (transformers
+    `integrations/finegrained_fp8.py`).
+    """
+
     names = frozenset({"weight_scale_inv", "activation_scale", "input_scale"})
 
     def __init__(self, block: tuple[int, int], static: bool) -> None:
@@ -110,6 +135,13 @@ class BlockFp8Reader:
 
 
 class CompressedTensorsReader:
+    """`quant_method: compressed-tensors` (llm-compressor).
+
+    FP8 or INT8 weights with `weight_scale` per tensor, output or block, and 4- or 8-bit integers
+    packed along the inputs in `weight_packed`, shifted to be unsigned
+    (vllm-project/compressed-tensors `compressors/`).
+    """
+
     names = frozenset({
         "weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "input_scale",
         "input_zero_point", "k_scale", "v_scale",
@@ -129,14 +161,14 @@ class CompressedTensorsReader:
         return values * scales, None
 
     def _values(self, stored: Stored) -> tuple[Tensor, Tensor | None]:
-        """(float32 (out, in), zero points as many as there are scales)."""
+        """Return float32 (out, in), and as many zero points as there are scales."""
         zeros = stored.get("weight_zero_point")
         if "weight_packed" not in stored:
             return stored["weight"].float(), zeros
         rows, columns = (int(size) for size in stored["weight_shape"])
         half = 1 << (self.bits - 1)
         values = unpack_words(stored["weight_packed"], self.bits)[:rows, :columns] - half
-        if zeros is not None:  # packed along the outputs
+        if zeros is not None:  # zero points are packed along the outputs
             zeros = unpack_words(zeros.T.contiguous(), self.bits).T[:rows] - half
         return values.float(), zeros
 
@@ -155,13 +187,15 @@ class CompressedTensorsReader:
         return InputRounding(self.input_kind, None if scale is None else scale.float().reshape(()))
 
 
-# those that a Hugging Face folder can have
+#: ModelOpt's algorithms that a Hugging Face folder can have.
 ALGORITHMS = frozenset(
     quant_format.algorithm for quant_format in buildable_formats("pytorch").values() if quant_format.algorithm
 )
 
 
 class ModelOptReader:
+    """NVIDIA ModelOpt's `hf_quant_config.json` checkpoints."""
+
     names = frozenset({"weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale", "k_scale", "v_scale"})
 
     def __init__(self, algorithm: str) -> None:
@@ -185,8 +219,15 @@ _INSTEAD = "measure the served model instead (`llmops bench`, your own evaluatio
 
 
 def reader_of(config: dict[str, Any], modelopt: dict[str, Any]) -> LayerReader:
-    """`modelopt` is the "quantization" of hf_quant_config.json, empty where there is none. Raises InputError for what
-    cannot be read."""
+    """Return the reader of a checkpoint.
+
+    Args:
+        config: config.json.
+        modelopt: The "quantization" of hf_quant_config.json, empty if there is none.
+
+    Raises:
+        InputError: The format cannot be read back.
+    """
     quantised = config.get("quantization_config")
     if modelopt or not isinstance(quantised, dict):
         return _modelopt(str(modelopt.get("quant_algo") or ""))

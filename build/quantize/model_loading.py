@@ -1,4 +1,6 @@
-"""A checkpoint -> a transformers model and its tokenizer, on the GPUs if there are any, else in float32 on the CPU."""
+"""Load a checkpoint as a transformers model and tokenizer, on GPUs if there are any, else in
+float32 on the CPU.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,7 @@ from llmops.errors import CheckpointError
 
 @contextlib.contextmanager
 def silence_libraries() -> Iterator[None]:
-    """transformers and ModelOpt print bars, tables and notes that belong to their developers."""
+    """Suppress progress bars, tables and notes of transformers and ModelOpt inside the block."""
     import io
 
     from transformers.utils import logging as hf_logging
@@ -51,7 +53,8 @@ def require_quantize_extra() -> None:
     """Check that torch, transformers and the right ModelOpt are installed.
 
     Raises:
-        MissingDependencyError: One of them is missing, or ModelOpt is another release than MODELOPT.
+        MissingDependencyError: One of them is missing, or ModelOpt is another release than
+            MODELOPT.
     """
     from importlib.util import find_spec
 
@@ -68,27 +71,37 @@ def require_quantize_extra() -> None:
 
 
 def import_libraries() -> None:
-    """To be called where no caller has a model among its local variables: ModelOpt imports pulp, which keeps the
-    traceback of an import that failed, and so the frames of all callers. A model in one would never be freed."""
+    """Import ModelOpt. Call this where no caller holds a model in a local variable.
+
+    ModelOpt imports pulp, which keeps the traceback of a failed import, and so the frames of all
+    callers. A model in one of them would never be freed.
+    """
     import modelopt.torch.export
     import modelopt.torch.quantization  # noqa: F401
 
 
 def release_memory() -> None:
-    """Give freed memory back: glibc keeps the holes that a model's tensors leave, which the next one does not fit."""
+    """Return freed memory to the system: glibc keeps the holes that a model's tensors leave, which
+    the next model does not fit.
+    """
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def has_gpu() -> bool:
+    """Return True if torch can use a GPU."""
     import torch
 
     return bool(torch.cuda.is_available())
 
 
 def load_model(checkpoint: Checkpoint) -> Any:
-    """The causal language model in evaluation mode. Raises CheckpointError when transformers cannot load it."""
+    """Return the causal language model in evaluation mode.
+
+    Raises:
+        CheckpointError: transformers cannot load the checkpoint.
+    """
     import torch
     from transformers import AutoModelForCausalLM
 
@@ -105,7 +118,9 @@ def load_model(checkpoint: Checkpoint) -> Any:
 
 
 def _from_gguf(checkpoint: Checkpoint) -> Any:
-    """transformers parses a GGUF's vocabulary three times, in seconds each, and holds all weights twice."""
+    """Load a GGUF without transformers, which parses its vocabulary three times, in seconds each,
+    and holds all weights twice.
+    """
     import numpy as np
     import torch
 
@@ -118,7 +133,9 @@ def _from_gguf(checkpoint: Checkpoint) -> Any:
 
 
 def _on_gpus(model: Any) -> Any:
-    """Spread over all of them, as transformers does with a checkpoint of its own (device_map "auto")."""
+    """Spread a model over all GPUs, as transformers does with its own checkpoints (device_map
+    "auto").
+    """
     import torch
 
     if torch.cuda.device_count() == 1:
@@ -133,7 +150,7 @@ def _on_gpus(model: Any) -> Any:
 
 
 def source_config(checkpoint: Checkpoint) -> Any:
-    """The checkpoint's transformers config, without a word on how the source was quantised."""
+    """Return the checkpoint's transformers config without its quantisation."""
     from transformers import AutoConfig
 
     if checkpoint.format == "gguf":
@@ -149,7 +166,7 @@ def source_config(checkpoint: Checkpoint) -> Any:
 
 
 def empty_model(config: Any) -> Any:
-    """A float32 model whose parameters take no memory until `put_parameter` replaces them."""
+    """Return a float32 model whose parameters take no memory until `put_parameter` replaces them."""
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM
@@ -159,12 +176,13 @@ def empty_model(config: Any) -> Any:
 
 
 def parameter_names(model: Any) -> list[str]:
-    """All parameters, without an output matrix that is the embedding."""
+    """Return the names of all parameters, without an output matrix that is the embedding."""
     tied = {"lm_head.weight"} if model.config.tie_word_embeddings else set()
     return [name for name, _ in model.named_parameters() if name not in tied]
 
 
 def put_parameter(model: Any, name: str, value: Any) -> None:
+    """Replace one parameter."""
     import torch
 
     module, _, attribute = name.rpartition(".")
@@ -172,8 +190,11 @@ def put_parameter(model: Any, name: str, value: Any) -> None:
 
 
 def load_tokenizer(checkpoint: Checkpoint, written: Path | None = None) -> Any:
-    """A GGUF's through the files that the engine gets (in `written`, where they are already): faster, and the ones
-    that will be used."""
+    """Return the tokenizer.
+
+    A GGUF's tokenizer is loaded from the files that the engine gets, in `written` if they exist
+    already: that is faster, and these files will be used.
+    """
     from transformers import AutoTokenizer
 
     if checkpoint.format == "gguf" and written is None:

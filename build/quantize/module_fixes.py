@@ -1,4 +1,11 @@
-"""Corrections of fused modules that ModelOpt 0.47 exports wrongly: stacked experts and Phi-3's gate_up matrix."""
+"""Corrections of fused modules that ModelOpt 0.47 exports wrongly.
+
+transformers 5 keeps a layer's experts in two 3-D tensors, while ModelOpt exports separate Linears:
+`split_experts` makes Mixtral and Qwen3-MoE exportable. Phi-3 keeps gate and up in one matrix:
+ModelOpt swaps the halves and cuts the result into tp pieces in a row, so with tp 2 one GPU gets all
+of `up` and the other all of `gate`, while each needs its share of both: `interleave_gate_up`
+reorders the rows.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-# fused module -> names of (gate, up, down) that ModelOpt's exporter looks for
+#: Fused module -> names of (gate, up, down) that ModelOpt's exporter looks for.
 NAMES = {
     "MixtralExperts": ("w1", "w3", "w2"),
     "Qwen3MoeExperts": ("gate_proj", "up_proj", "down_proj"),
@@ -16,7 +23,7 @@ NAMES = {
 
 
 class ExpertMlp(nn.Module):
-    """One gated MLP; weights (intermediate, hidden) and (hidden, intermediate)."""
+    """A gated MLP with weights (intermediate, hidden) and (hidden, intermediate)."""
 
     def __init__(self, names: tuple[str, str, str], gate_up: torch.Tensor, down: torch.Tensor, act: Any) -> None:
         super().__init__()
@@ -32,7 +39,7 @@ class ExpertMlp(nn.Module):
 
 
 class ExpertList(nn.ModuleList):
-    """Drop-in for the fused module: hidden (tokens, hidden), indices and weights (tokens, top_k)."""
+    """A drop-in for the fused module: hidden (tokens, hidden), indices and weights (tokens, top_k)."""
 
     def forward(self, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         output = torch.zeros_like(hidden)
@@ -45,7 +52,9 @@ class ExpertList(nn.ModuleList):
 
 
 def split_experts(model: nn.Module) -> int:
-    """Replace every fused expert module; returns how many. The fused tensors are freed layer by layer."""
+    """Replace every fused expert module and return their number. The fused tensors are freed layer
+    by layer.
+    """
     found = [(name, module) for name, module in model.named_modules() if type(module).__name__ in NAMES]
     for name, fused in found:
         parent, _, attribute = name.rpartition(".")
@@ -68,8 +77,10 @@ def _linear(weight: torch.Tensor) -> nn.Linear:
 
 
 def interleave_gate_up(model: Any, tp: int) -> None:
-    """Reorder rows (and their scales) so that what ModelOpt writes is [up_t; gate_t] on rank t. For export only: the
-    model computes nonsense afterwards."""
+    """Reorder rows and their scales so that ModelOpt writes [up_t; gate_t] on rank t.
+
+    For export only: the model computes nonsense afterwards.
+    """
     import torch
 
     if tp == 1:
@@ -86,7 +97,7 @@ def _reorder(module: Any, tp: int) -> None:
     rows = module.weight.shape[0]
     gate, up = torch.arange(rows).chunk(2)
     shares = [part for pair in zip(up.chunk(tp), gate.chunk(tp), strict=True) for part in pair]
-    # ModelOpt will swap the halves once more
+    # ModelOpt swaps the halves once more.
     second, first = torch.cat(shares).chunk(2)
     order = torch.cat([first, second]).to(module.weight.device)
     module.weight.data = module.weight.data[order]

@@ -1,15 +1,20 @@
-"""The number formats of an exported checkpoint, read back without ModelOpt: checked by its own code it proves less."""
+"""Number formats of exported checkpoints, decoded without ModelOpt, so that its own code does not
+check itself.
+"""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+#: Largest E4M3 value.
 E4M3_MAX = 448.0
 
 
 def unpack_int4(packed: Tensor) -> Tensor:
-    """(…, out/2, in) bytes -> (…, out, in) float32 in [-8, 7]; the low half of a byte is the even row."""
+    """Unpack (…, out/2, in) bytes to (…, out, in) float32 in [-8, 7]. The low half of a byte is the
+    even row.
+    """
     data = packed.view(torch.uint8)
     low, high = (data & 0x0F).to(torch.int8), (data >> 4).to(torch.int8)
     rows = torch.stack([low, high], dim=-2)
@@ -18,8 +23,11 @@ def unpack_int4(packed: Tensor) -> Tensor:
 
 
 def dequantise(weight: Tensor, scale: Tensor | None) -> Tensor:
-    """float32 (…, out, in) of a stored weight. `scale` is one number, one per output row, or one per row and group
-    of inputs. (The second factor of W4A8 only says how the FP8 product is rescaled: these scales are whole.)"""
+    """Return the float32 (…, out, in) of a stored weight.
+
+    `scale` is one number, one per output row, or one per row and group of inputs. (The second
+    factor of W4A8 only says how the FP8 product is rescaled: these scales are whole.)
+    """
     if scale is None or (weight.is_floating_point() and weight.element_size() > 1):
         return weight.float()
     if weight.dtype == torch.float8_e4m3fn:
@@ -35,7 +43,7 @@ def _is_packed(weight: Tensor, scale: Tensor) -> bool:
 
 
 def _per_row(scale: Tensor, dims: int) -> Tensor:
-    """Shape a scale so that it multiplies rows; a single number, or one per expert, stays as it is."""
+    """Reshape a scale to multiply rows. A single number, or one per expert, stays as it is."""
     if scale.numel() == 1:
         return scale.reshape(())
     return scale.reshape(*scale.shape, *[1] * (dims - scale.dim()))
@@ -61,17 +69,21 @@ def rounding_bound(weight: Tensor, scale: Tensor | None) -> Tensor:
 
 
 def round_to_e4m3(value: Tensor, scale: Tensor | float) -> Tensor:
-    """What an FP8 tensor core would see of `value`."""
+    """Round to what an FP8 tensor core sees."""
     return (value / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).to(value.dtype) * scale
 
 
 def round_to_int8(value: Tensor, scale: Tensor | float) -> Tensor:
+    """Round to 8-bit integers times `scale`."""
     return (value / scale).round().clamp(-128, 127) * scale
 
 
 def round_per_channel(weight: Tensor, bits: int) -> Tensor:
-    """What trtllm-build makes of a 16-bit weight (…, out, in) with --use_weight_only: one step of amax / 2**(bits-1)
-    per output (TensorRT-LLM `cutlass_kernels/cutlass_preprocessors.cpp`, symmetric_quantize)."""
+    """Round a 16-bit weight (…, out, in) as trtllm-build does with --use_weight_only.
+
+    One step of amax / 2**(bits-1) per output (TensorRT-LLM
+    `cutlass_kernels/cutlass_preprocessors.cpp`, symmetric_quantize).
+    """
     limit = 1 << (bits - 1)
     step = (weight.abs().amax(dim=-1, keepdim=True) / limit).clamp(min=1e-30)
     return (weight / step).round().clamp(-limit, limit - 1) * step

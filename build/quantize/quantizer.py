@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from llmops.build.progress import Progress
 
 
-# awq_lite's second pass: eleven strengths of smoothing are tried on top of the pass itself
+#: Costs of AWQ's two passes: the second (awq_lite) tries eleven strengths of smoothing on top of itself.
 _AWQ_PASSES = (1, 12)
 
 
@@ -33,7 +33,14 @@ def quantize(
     settings: CalibrationSettings,
     progress: Progress,
 ) -> int:
-    """Quantise `model` in place with calibration; returns the number of calibration tokens. Raises BuildError."""
+    """Quantise `model` in place with calibration.
+
+    Returns:
+        The number of calibration tokens.
+
+    Raises:
+        BuildError: ModelOpt cannot quantise the model, or a scale is not finite.
+    """
     import torch
 
     split_experts(model)
@@ -57,13 +64,13 @@ def quantize(
 def _forward_loop(
     meter: ForwardMeter, passes: tuple[int, ...], prepared: Callable[[], Iterator[torch.Tensor]]
 ) -> Callable[[Any], None]:
-    """What ModelOpt calls once for every pass over the calibration data."""
+    """Return the function that ModelOpt calls once for every pass over the calibration data."""
     costs = iter(passes)
 
     def forward(model: Any) -> None:
         meter.cost = next(costs, passes[-1])
         for ids in prepared():
-            # without the output matrix, which is not quantised; a cache would keep every key and value
+            # Skip the output matrix, which is not quantised. A cache would keep every key and value.
             model.get_decoder()(input_ids=ids.to(model.device), use_cache=False)
 
     return forward
@@ -76,8 +83,11 @@ def _title(quant_format: QuantFormat, count: int, tokens: int, settings: Calibra
 
 @contextlib.contextmanager
 def _bfloat16_products() -> Iterator[None]:
-    """float32 products on a CPU in bfloat16 with float32 sums: half the time, and an error of 0.2% that neither a
-    largest value nor the choice between strengths of smoothing notices."""
+    """Compute float32 products on a CPU in bfloat16 with float32 sums inside the block.
+
+    That halves the time. The error of 0.2 % changes neither a largest value nor the choice between
+    strengths of smoothing.
+    """
     import torch
 
     before = torch.get_float32_matmul_precision()
@@ -98,7 +108,9 @@ def _run(model: Any, config: dict[str, Any], forward_loop: Callable[[Any], None]
 
 
 def _check_finite(model: Any) -> None:
-    """A scale that is not a number makes an engine that only says so in its answers."""
+    """Raise BuildError for a scale that is not finite, which would only show in the engine's
+    answers.
+    """
     import torch
 
     for name, value in model.named_buffers():
@@ -110,7 +122,11 @@ def _check_finite(model: Any) -> None:
 
 
 def modelopt_config(quant_format: QuantFormat, kv_cache: str, group_size: int | None) -> dict[str, Any] | None:
-    """What `mtq.quantize` takes; None where nothing is quantised before the export."""
+    """Return the argument of `mtq.quantize` (ModelOpt 0.47), or None if nothing is quantised before
+    the export.
+
+    `quant_cfg` is a list of entries applied from first to last.
+    """
     import modelopt.torch.quantization as mtq
 
     entries = _kv_entries(kv_cache)

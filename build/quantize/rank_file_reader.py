@@ -1,4 +1,4 @@
-"""rank0…rankN.safetensors of a TensorRT-LLM checkpoint, put together again."""
+"""Read rank0…rankN.safetensors of a TensorRT-LLM checkpoint back and join the ranks."""
 
 from __future__ import annotations
 
@@ -30,7 +30,11 @@ _PROJECTIONS = ("gate_proj", "up_proj", "down_proj")
 
 
 class RankFileReader:
-    """The checkpoint in `folder`; tensors are read when asked for. Raises BuildError for missing or foreign files."""
+    """The checkpoint in `folder`. Tensors are read when requested.
+
+    Raises:
+        BuildError: A rank file is missing.
+    """
 
     def __init__(self, folder: Path, family: str, bounds: bool = True) -> None:
         """`bounds`: what is stored and how far rounding may have moved it, else what the engine will compute with:
@@ -44,12 +48,12 @@ class RankFileReader:
         if missing:
             raise BuildError(f"{folder} lacks rank{missing[0]}.safetensors; quantise again.")
         self.files: list[Any] = [safe_open(folder / f"rank{r}.safetensors", "pt") for r in range(self.tp * self.pp)]
-        # Gemma multiplies by 1 + weight; TensorRT-LLM stores the sum
+        # Gemma multiplies by 1 + weight, and TensorRT-LLM stores the sum.
         self.norm_offset = 1.0 if family.startswith("gemma") else 0.0
         self.names = [set(file.keys()) for file in self.files]
 
     def model(self) -> ExportedModel:
-        """Everything, in float32."""
+        """Return all weights in float32."""
         model = ExportedModel()
         for name in _TABLES:
             table = self.table(name)
@@ -61,13 +65,15 @@ class RankFileReader:
         return model
 
     def table(self, name: str) -> EmbeddingTable | None:
-        """Embedding or output matrix, whose rows the ranks share; None where there is none of its own."""
+        """Return the embedding or output matrix, whose rows the ranks share, or None if there is no
+        own one.
+        """
         stage, stored = (0, _TABLES[name]) if name == EMBEDDING else (self.pp - 1, _TABLES[name])
         parts = [(self.folder / f"rank{r}.safetensors", stored) for r in self._ranks(stage) if stored in self.names[r]]
         return stored_table(parts, self._vocab())
 
     def layer(self, names: Sequence[str]) -> ExportedModel:
-        """The weights of one decoder layer, or of what is outside the layers."""
+        """Return the weights of one decoder layer, or of the modules outside layers."""
         model, numbers = ExportedModel(), {int(name.split(".")[2]) for name in names if ".layers." in name}
         for number in numbers:
             self._layer(model, number)
@@ -113,7 +119,7 @@ class RankFileReader:
             self._mlp(model, stage, f"{source}.mlp", f"{target}.mlp")
 
     def _linears(self, stage: int, name: str) -> list[QuantizedLinear]:
-        """The layer as each rank has it."""
+        """Return a linear layer as each rank has it."""
         later = (
             self.quant_format.bits
             if self.quant_format and self.quant_format.quantized_by_builder and not self.bounds
@@ -144,7 +150,7 @@ class RankFileReader:
         prequant = self._joined(stage, f"{source}.prequant_scaling_factor", dim)
         for target in targets:
             scale = scales[0].float().max() if scales else None
-            # experts share one; where each has its own, the effective weights hold them already
+            # Experts share one factor. Where each has its own, the effective weights contain them.
             shared = prequant if prequant is None or prequant.dim() == 1 else None
             model.inputs[target] = InputRounding(kind, scale, shared)
 
@@ -166,7 +172,7 @@ class RankFileReader:
         self._input(model, stage, f"{source}.dense", [f"{target}.o_proj"], 0)
         kv = self._parts(stage, f"{source}.kv_cache_scaling_factor")
         algorithm = self.config["quantization"].get("kv_cache_quant_algo")
-        # phi3 has one matrix for queries, keys and values, where only a part would round
+        # phi3 has one matrix for queries, keys and values, of which only a part would round.
         if kv and algorithm and self.family != "phi3":
             rounding = ("e4m3" if algorithm == "FP8" else "int8", kv[0].float().max())
             model.kv_scales.update({f"{target}.k_proj": rounding, f"{target}.v_proj": rounding})
@@ -217,7 +223,7 @@ class RankFileReader:
 
 
 def _rows(part: Part, sizes: tuple[int, ...]) -> list[Part]:
-    """Each block of output rows."""
+    """Split the output rows into blocks."""
     value, bound = part
     bounds = bound.split(sizes, dim=-2) if bound is not None else (None,) * len(sizes)
     return list(zip(value.split(sizes, dim=-2), bounds, strict=True))

@@ -1,7 +1,8 @@
-"""Can these weights be cut into tp parts, and with which AWQ group size? Asked before any work.
+"""Check that weights can be cut into tp parts, and choose the AWQ group size, before any work.
 
-ModelOpt and TensorRT-LLM want every cut dimension to divide by tp, and a group-quantised input dimension by
-tp * group (NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/modules/linear.py`, ModelOpt `export/postprocess.py`).
+ModelOpt and TensorRT-LLM want every cut dimension to divide by tp, and a group-quantised input
+dimension by tp * group (NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/modules/linear.py`, ModelOpt
+`export/postprocess.py`).
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ from dataclasses import dataclass
 from llmops.build.model.architecture import Architecture
 from llmops.errors import InputError
 
+#: Tensor-parallel sizes that error messages may suggest.
 TP_SIZES = range(1, 17)
 
 
 @dataclass(frozen=True)
 class ShardedLinear:
-    """A weight (out, in) and which of its dimensions tensor parallelism cuts."""
+    """A weight (out, in) and the dimension that tensor parallelism cuts."""
 
     name: str
     out_features: int
@@ -25,14 +27,16 @@ class ShardedLinear:
     cut: str  # "out" (column parallel) or "in" (row parallel)
 
     def local_in(self, tp: int) -> int:
+        """Return the input features per GPU."""
         return self.in_features // tp if self.cut == "in" else self.in_features
 
     def divides(self, tp: int) -> bool:
+        """Return True if the cut dimension divides by tp."""
         return (self.in_features if self.cut == "in" else self.out_features) % tp == 0
 
 
 def linears(arch: Architecture) -> Iterator[ShardedLinear]:
-    """The quantised weights of one layer, in Hugging Face names."""
+    """Yield the quantised weights of one layer, in Hugging Face names."""
     hidden, heads, head_dim = arch.hidden_size, arch.num_heads, arch.head_dim
     yield ShardedLinear("self_attn.q_proj", heads * head_dim, hidden, "out")
     yield ShardedLinear("self_attn.o_proj", hidden, heads * head_dim, "in")
@@ -46,7 +50,9 @@ def linears(arch: Architecture) -> Iterator[ShardedLinear]:
 
 
 def sharding_problem(arch: Architecture, tp: int, group_size: int | None) -> str | None:
-    """Why tp (with this group size, for group-quantised formats) cannot be, naming layer and dimension; or None."""
+    """Return why tp, with this group size for group-quantised formats, cannot work, naming layer
+    and dimension; or None.
+    """
     if arch.num_heads % tp:
         return f"num_attention_heads {arch.num_heads} does not divide by tp {tp}"
     if arch.num_kv_heads % tp and tp % arch.num_kv_heads:
@@ -62,18 +68,29 @@ def sharding_problem(arch: Architecture, tp: int, group_size: int | None) -> str
     return None
 
 
-def choose_group_size(arch: Architecture, tp: int, wanted: int | None, sizes: tuple[int, ...]) -> int:
-    """The first of `sizes` that fits every cut input, or `wanted` if it is one of them and fits. Raises InputError."""
-    if wanted and wanted not in sizes:
-        raise InputError(f"--group-size {wanted}: TensorRT-LLM has kernels for {' and '.join(map(str, sizes))} only.")
-    for group in (wanted,) if wanted else sizes:
+def choose_group_size(arch: Architecture, tp: int, requested: int | None, sizes: tuple[int, ...]) -> int:
+    """Return the first of `sizes` that fits every cut input, or the requested size.
+
+    Raises:
+        InputError: No size fits, or the requested one does not.
+    """
+    if requested and requested not in sizes:
+        raise InputError(
+            f"--group-size {requested}: TensorRT-LLM has kernels for {' and '.join(map(str, sizes))} only."
+        )
+    for group in (requested,) if requested else sizes:
         if sharding_problem(arch, tp, group) is None:
             return group
-    raise InputError(_no_group(arch, tp, wanted, sizes))
+    raise InputError(_no_group(arch, tp, requested, sizes))
 
 
 def check_sharding(arch: Architecture, tp: int, pp: int, group_size: int | None = None) -> None:
-    """Raises InputError naming what does not divide and the values that would do."""
+    """Check the parallel sizes.
+
+    Raises:
+        InputError: A dimension does not divide. The message names it and the values that would
+            work.
+    """
     reason = sharding_problem(arch, tp, group_size)
     if reason is not None:
         raise InputError(f"--tp {tp} cannot work: {reason}; {_tp_values(arch, group_size)}.")
@@ -83,10 +100,10 @@ def check_sharding(arch: Architecture, tp: int, pp: int, group_size: int | None 
         raise InputError(f"--pp {pp} cannot work: ModelOpt cuts {arch.num_layers} layers into equal stages only.")
 
 
-def _no_group(arch: Architecture, tp: int, wanted: int | None, sizes: tuple[int, ...]) -> str:
-    group = wanted or sizes[-1]
+def _no_group(arch: Architecture, tp: int, requested: int | None, sizes: tuple[int, ...]) -> str:
+    group = requested or sizes[-1]
     fitting = [g for g in sizes if sharding_problem(arch, tp, g) is None]
-    what = f"--group-size {wanted} with --tp {tp}" if wanted else f"--tp {tp} with group-wise quantisation"
+    what = f"--group-size {requested} with --tp {tp}" if requested else f"--tp {tp} with group-wise quantisation"
     reason = f"{what} cannot work: {sharding_problem(arch, tp, group)}"
     if not fitting:
         return f"{reason}; {_tp_values(arch, group)}."

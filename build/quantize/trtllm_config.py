@@ -1,8 +1,9 @@
 """config.json of a TensorRT-LLM checkpoint, from the Hugging Face config.
 
-ModelOpt 0.47 writes one itself, but with transformers 5 it finds neither rope theta nor rope scaling (they moved into
-`rope_parameters`), so an engine built from it would rotate with theta 10000; and it has none for Gemma 2/3 and Phi-3.
-Fields follow NVIDIA/TensorRT-LLM `tensorrt_llm/models/{llama,qwen,gemma,phi3}/config.py`.
+ModelOpt 0.47 writes one itself, but with transformers 5 it finds neither rope theta nor rope
+scaling (they moved into `rope_parameters`), so an engine built from it would rotate with theta
+10000; and it has none for Gemma 2/3 and Phi-3. Fields follow NVIDIA/TensorRT-LLM
+`tensorrt_llm/models/{llama,qwen,gemma,phi3}/config.py`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,10 @@ def trtllm_checkpoint_config(
     mapping: dict[str, int],
     quantization: dict[str, Any],
 ) -> dict[str, Any]:
-    """All of config.json. `vocab_size` is the exported one (padded for AWQ), `mapping` {tp_size, pp_size}."""
+    """Return config.json.
+
+    `vocab_size` is the exported one (padded for AWQ), `mapping` has tp_size and pp_size.
+    """
     fields: dict[str, Any] = {
         "producer": _producer(),
         "architecture": "Gemma3ForCausalLM" if arch.family == "gemma3" else arch.hf_class,
@@ -81,7 +85,9 @@ def _mapping(arch: Architecture, mapping: dict[str, int]) -> dict[str, int]:
 
 
 def rope_parameters(arch: Architecture, hf_config: Any) -> dict[str, Any]:
-    """transformers' `rope_parameters` of the global layers; Gemma 3 keeps one set per kind of layer."""
+    """Return transformers' `rope_parameters` of the global layers. Gemma 3 keeps one set per kind
+    of layer.
+    """
     parameters = dict(hf_config.rope_parameters)
     return dict(parameters["full_attention"]) if "full_attention" in parameters else parameters
 
@@ -104,7 +110,7 @@ def rotary_fields(arch: Architecture, hf_config: Any) -> dict[str, Any]:
             "longrope_scaling_long_factors": parameters["long_factor"],
         }
     elif kind != "default":
-        # llama reads rope_type, older readers `type`
+        # llama reads rope_type, older readers read `type`.
         fields["rotary_scaling"] = {**parameters, "type": kind}
     return fields
 
@@ -134,7 +140,7 @@ def _family(arch: Architecture, hf_config: Any) -> dict[str, Any]:
     if arch.family == "gemma2":
         return {**fields, "attn_logit_softcapping": hf_config.attn_logit_softcapping}
     local = dict(hf_config.rope_parameters).get("sliding_attention", {})
-    # every so many layers one that sees everything; TensorRT-LLM divides by it
+    # One layer in every `_sliding_window_pattern` sees all tokens. TensorRT-LLM divides by the pattern.
     kinds = [*hf_config.layer_types, "full_attention"]
     return {
         **fields,

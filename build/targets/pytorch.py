@@ -11,7 +11,7 @@ from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint, read_adapte
 from llmops.build.engine_folder.build_stages import link_file, link_tree
 from llmops.build.engine_folder.manifest_extras import PytorchExtra
 from llmops.build.progress import Progress
-from llmops.build.quality.quality_gates import limits_given
+from llmops.build.quality.quality_gates import user_limits
 from llmops.build.spec import BuildSpec
 from llmops.build.target_facts import TargetName
 from llmops.build.targets.build_target import BuildResult, BuildTarget
@@ -81,7 +81,7 @@ class PytorchJob(NvidiaJob):
             image=self.request.image.serving("pytorch"),
             llm_args=self.arguments,
             calibration_tokens=calibration_tokens,
-            quality_limits=limits_given(self.spec.options),
+            quality_limits=user_limits(self.spec.options),
             adapters=self.adapter_entries,
         )
 

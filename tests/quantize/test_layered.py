@@ -23,8 +23,8 @@ FAMILIES = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma
 @pytest.fixture(params=[True, False], ids=["small enough to be kept", "read every time"])
 def keep(request, monkeypatch):
     if not request.param:
-        monkeypatch.setattr(layerwise_model, "KEPT_LAYERS", 0)
-        monkeypatch.setattr(embedding_tables, "KEPT_TABLE", 0)
+        monkeypatch.setattr(layerwise_model, "CACHED_LAYERS_BYTES", 0)
+        monkeypatch.setattr(embedding_tables, "CACHED_TABLE_BYTES", 0)
         monkeypatch.setattr(embedding_tables, "BLOCK", 100)
 
 
@@ -46,7 +46,7 @@ def test_the_source(checkpoint, keep, family):
 
 def test_one_layer_at_a_time(checkpoint, monkeypatch):
     """While a layer is in use, no other one's weights are anywhere in the model."""
-    monkeypatch.setattr(layerwise_model, "KEPT_LAYERS", 0)
+    monkeypatch.setattr(layerwise_model, "CACHED_LAYERS_BYTES", 0)
     streamed = open_source(checkpoint("llama", num_hidden_layers=4))
     seen = []
 

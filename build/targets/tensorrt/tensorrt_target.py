@@ -11,7 +11,7 @@ from llmops.build.checkpoint.lora_adapters import AdapterCheckpoint, read_adapte
 from llmops.build.engine_folder.build_stages import link_tree, stage
 from llmops.build.engine_folder.manifest_extras import TensorrtExtra
 from llmops.build.progress import Progress
-from llmops.build.quality.quality_gates import limits_given
+from llmops.build.quality.quality_gates import user_limits
 from llmops.build.spec import BuildSpec
 from llmops.build.target_facts import TargetName
 from llmops.build.targets.build_target import BuildResult, BuildTarget
@@ -117,7 +117,7 @@ class TensorrtJob(NvidiaJob):
             image=request.image.reference,
             trtllm_build=self.argv,
             calibration_tokens=calibration_tokens,
-            quality_limits=limits_given(spec.options),
+            quality_limits=user_limits(spec.options),
             max_input_len=tensorrt_options.max_input_len(request),
             speculative=tensorrt_options.lookahead_sizes(spec),
             guided=self.guided,
