@@ -39,9 +39,9 @@ _GIB = 2**30
 
 @dataclass(frozen=True)
 class BuildResult:
-    """What a job reports for engine.json; its files lie in `workdir / model_dir`.
+    """The result of a job for engine.json. Its files are in `workdir / model_dir`.
 
-    `complete` is False when a step is left that needs other hardware (then `extra` says which command does it).
+    `complete` is False if a step is left that needs other hardware; `extra` then has the command.
     """
 
     limits: EngineLimits
@@ -57,8 +57,11 @@ class BuildResult:
 
 @dataclass(frozen=True)
 class StageRequirements:
-    """Bytes. `gpu` is the sum over all GPUs; 0 means that the stage runs without. `here`: within this command.
-    `minutes` is a rough estimate, None for a stage that does not end."""
+    """The memory, disk space and time that one stage needs.
+
+    Sizes are in bytes; `gpu` is summed over all GPUs, 0 for none. `here` is True if this command
+    runs the stage. `minutes` is a rough estimate, None for a stage that does not end.
+    """
 
     stage: str
     ram: int
@@ -68,17 +71,18 @@ class StageRequirements:
     here: bool = False
 
     def line(self) -> str:
-        """A row under HEADER."""
+        """Return a row under HEADER."""
         gpu = f"{self.gpu / _GIB:8.1f} GiB" if self.gpu else "       none"
         time = "" if self.minutes is None else f"{max(math.ceil(self.minutes), 1):>6} min"
         return f"{self.stage:<28} {self.ram / _GIB:8.1f} GiB {gpu} {self.disk / _GIB:8.1f} GiB {time}".rstrip()
 
 
+#: Header above the lines of `StageRequirements`.
 HEADER = f"{'stage':<28} {'memory':>12} {'all GPUs':>11} {'disk':>12} {'about':>10}"
 
 
 class ModelDescription(Protocol):
-    """What engine.json and --dry-run say of a checkpoint, whatever kind of model is in it."""
+    """The facts that engine.json and --dry-run state about a checkpoint of any kind."""
 
     @property
     def ref(self) -> str: ...
@@ -103,7 +107,9 @@ C_contra = TypeVar("C_contra", bound=ModelDescription, contravariant=True)
 
 
 class TargetJob(ABC, Generic[C]):
-    """One build that nothing speaks against but, perhaps, this machine. Heavy imports belong inside `build`."""
+    """A build whose specification is valid on some machine; `check` tests this machine. Import
+    heavy libraries inside `build` only.
+    """
 
     def __init__(self, spec: BuildSpec, checkpoint: C) -> None:
         self.spec, self.checkpoint = spec, checkpoint
@@ -111,64 +117,84 @@ class TargetJob(ABC, Generic[C]):
     @property
     @abstractmethod
     def versions(self) -> dict[str, str]:
-        """Libraries whose version changes the engine: distribution name -> version. Imports nothing heavy."""
+        """Return the libraries whose version changes the engine: distribution name -> version.
+        Imports nothing heavy.
+        """
 
     @property
     @abstractmethod
     def disk_bytes(self) -> int:
-        """Upper estimate of what `build` writes, temporary files included."""
+        """Return an upper estimate of what `build` writes, including temporary files."""
 
     @property
     def kept_bytes(self) -> int:
-        """What of `disk_bytes` an earlier, unfinished build has written already. Hashes the checkpoint."""
+        """Return the part of `disk_bytes` that an earlier, unfinished build has written. Hashes the
+        checkpoint.
+        """
         return 0
 
     @property
     def stage_requirements(self) -> Sequence[StageRequirements]:
-        """What each stage will need, where that is worth planning for."""
+        """Return the requirements of each stage where they are worth planning for."""
         return ()
 
     @property
     def dry_run_lines(self) -> list[str]:
-        """What --dry-run says of this job."""
+        """Return the job's lines for --dry-run."""
         return []
 
     def check(self) -> None:
-        """Raises MissingDependencyError, VersionMismatchError or ResourceError when it could not be built here."""
+        """Check that the job can run on this machine.
+
+        Raises:
+            MissingDependencyError, VersionMismatchError, ResourceError: It cannot.
+        """
         return
 
     def inspect(self) -> None:
-        """Raises CheckpointError for files beside the weights that are missing or damaged. Cheap."""
+        """Check the files beside the weights, at little cost.
+
+        Raises:
+            CheckpointError: A file is missing or damaged.
+        """
         return
 
     @property
     def sampling(self) -> RecommendedSampling:
-        """What the model's makers recommend."""
+        """Return the sampling that the model's makers recommend."""
         return RecommendedSampling()
 
     @abstractmethod
     def write_tokenizer(self, directory: Path, progress: Progress) -> TokenizerInfo:
-        """Fill `directory`. Raises CheckpointError for a tokenizer that is damaged or another model's."""
+        """Fill `directory`.
+
+        Raises:
+            CheckpointError: The tokenizer is damaged or another model's.
+        """
 
     @abstractmethod
     def build(self, workdir: Path, progress: Progress) -> BuildResult:
-        """Write `workdir / model_dir`. `workdir / "tokenizer"` is there already; the caller adds engine.json and moves
-        workdir into place.
+        """Write `workdir / model_dir`.
 
-        Raises BuildError; may leave anything in workdir then, the caller removes it.
+        `workdir / "tokenizer"` exists already. The caller adds engine.json and moves workdir into
+        place, or removes it on errors.
+
+        Raises:
+            BuildError: The build failed.
         """
 
 
 def sampling_defaults(checkpoint: Checkpoint) -> RecommendedSampling:
-    """The sampling fields of generation_config.json; as in vLLM its `do_sample` is not looked at.
+    """Return the sampling fields of generation_config.json. As in vLLM, its `do_sample` is ignored.
 
-    Raises CheckpointError for a value that no engine could take.
+    Raises:
+        CheckpointError: No engine can accept a value.
     """
-    given = {name: checkpoint.generation_config.get(name) for name in RecommendedSampling.model_fields}
-    if given["top_k"] == -1:
-        given["top_k"] = 0
+    values = {name: checkpoint.generation_config.get(name) for name in RecommendedSampling.model_fields}
+    if values["top_k"] == -1:
+        values["top_k"] = 0
     try:
-        return RecommendedSampling.model_validate(given)
+        return RecommendedSampling.model_validate(values)
     except ValidationError as error:
         first = error.errors()[0]
         raise CheckpointError(
@@ -178,7 +204,7 @@ def sampling_defaults(checkpoint: Checkpoint) -> RecommendedSampling:
 
 
 class GeneratorJob(TargetJob[Checkpoint]):
-    """The job of a model that generates text."""
+    """A build of a model that generates text."""
 
     def inspect(self) -> None:
         check_tokenizer(self.checkpoint)
@@ -198,19 +224,22 @@ class GeneratorJob(TargetJob[Checkpoint]):
 
 
 class BuildTarget(ABC, Generic[C_contra]):
-    """A target's module exports one as `target`."""
+    """A build target. Its module exports an instance as `target`."""
 
     name: TargetName
 
     @abstractmethod
     def prepare(self, spec: BuildSpec, checkpoint: C_contra) -> TargetJob[Any]:
-        """The job, once. Whatever cannot work on any machine is refused here, before any work; config.json is enough.
+        """Return the job for this specification. Reject everything that cannot work on any machine;
+        config.json is enough.
 
-        Raises InputError, CheckpointError, VersionMismatchError or MissingDependencyError.
+        Raises:
+            InputError, CheckpointError, VersionMismatchError, MissingDependencyError: The build is
+                not possible.
         """
 
 
 def get_target(name: TargetName) -> BuildTarget[Checkpoint]:
-    """The target of that name; each module exports it as `target`."""
+    """Return the target of that name. Its module is imported on first use."""
     target: BuildTarget[Checkpoint] = importlib.import_module(f"llmops.build.targets.{name}").target
     return target

@@ -1,4 +1,6 @@
-"""Target pytorch: a Hugging Face checkpoint quantised by ModelOpt, and the frozen arguments of `tensorrt_llm.LLM`."""
+"""Target pytorch: a Hugging Face checkpoint quantised by ModelOpt, and the frozen arguments of
+`tensorrt_llm.LLM`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ MODEL_DIR = "model"
 
 
 class PytorchTarget(BuildTarget[Checkpoint]):
-    """`--set llm.FIELD=VALUE` sets any LLM-API field; VALUE is JSON, or text where it is not."""
+    """The target pytorch. `--set llm.FIELD=VALUE` sets any LLM-API field; VALUE is JSON, or text if
+    it does not parse.
+    """
 
     name: TargetName = "pytorch"
 
@@ -51,7 +55,11 @@ class PytorchTarget(BuildTarget[Checkpoint]):
 
 
 class PytorchJob(NvidiaJob):
-    """`arguments` are those of `tensorrt_llm.LLM`. Raises InputError for a field or value that it does not have."""
+    """A build for the PyTorch backend. `arguments` are those of `tensorrt_llm.LLM`.
+
+    Raises:
+        InputError: The LLM API does not have a field or value.
+    """
 
     def __init__(self, request: BuildRequest, adapters: list[AdapterCheckpoint]) -> None:
         super().__init__(request, adapters)
@@ -95,34 +103,38 @@ def _link_checkpoint(checkpoint: Checkpoint, model_dir: Path) -> None:
 
 
 def _add_tokenizer(workdir: Path, model_dir: Path) -> None:
-    """`LLM(model=…)` looks for the tokenizer beside the weights."""
+    """Link the tokenizer beside the weights, where `LLM(model=…)` looks for it."""
     for file in (workdir / "tokenizer").iterdir():
         if not (model_dir / file.name).exists():
             link_file(file, model_dir / file.name)
 
 
 def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[str, Any]:
-    """Raises InputError for a field or value that the image's version does not have."""
+    """Return the arguments of `tensorrt_llm.LLM`.
+
+    Raises:
+        InputError: The image's version does not have a field or value.
+    """
     spec = request.spec
-    given = {name[len(LLM) :]: _value(text) for name, text in spec.options.items() if name.startswith(LLM)}
+    overrides = {name[len(LLM) :]: _value(text) for name, text in spec.options.items() if name.startswith(LLM)}
     for name in ("model", "tokenizer", "backend"):
-        if name in given:
+        if name in overrides:
             raise InputError(f"--set llm.{name}: the engine folder decides that; leave it out.")
-    for path, value in given.items():
+    for path, value in overrides.items():
         if fault := contradiction(spec, path, value):
             raise InputError(fault)
     if adapters:
-        given = {**lora_fields(adapters), **given}
+        overrides = {**lora_fields(adapters), **overrides}
     parallel = LlmParallelism(spec.tp, spec.pp, spec.ep, request.checkpoint.architecture.moe is not None)
     serving = ServingOptions.of_plan(spec.plan)
     version = request.image.tensorrt_llm
-    arguments = make_llm_args(request.limits, parallel, request.kv_cache, given, version, serving)
+    arguments = make_llm_args(request.limits, parallel, request.kv_cache, overrides, version, serving)
     profile_of_release(arguments, version, request.weights)
     return arguments
 
 
 def lora_fields(adapters: list[AdapterCheckpoint]) -> dict[str, Any]:
-    """Room for all adapters at once, on the GPUs and in host memory."""
+    """Return the fields that reserve room for all adapters at once, on the GPUs and in host memory."""
     modules = {module: None for adapter in adapters for module in adapter.modules}
     return {
         "enable_lora": True,

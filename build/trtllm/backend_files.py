@@ -1,8 +1,5 @@
-"""xgrammar_tokenizer_info.json: what the C++ backend must know of the tokenizer to hold output to a grammar.
-
-Format: NVIDIA/TensorRT-LLM `examples/generate_xgrammar_tokenizer_info.py` (`_xgrammar_tokenizer_info` of
-`tensorrt_llm/llmapi/tokenizer.py`): `encoded_vocab`, the token texts by id as the vocabulary spells them;
-`tokenizer_str`, the whole tokenizer.json; `stop_token_ids`, which may follow a complete text.
+"""Files that NVIDIA's C++ backend reads beside an engine: the tokenizer's facts for grammars, and
+LoRA adapters.
 """
 
 from __future__ import annotations
@@ -19,7 +16,15 @@ TOKENIZER_INFO = "xgrammar_tokenizer_info.json"
 
 
 def tokenizer_info(tokenizer_json: Path, stop_token_ids: Sequence[int]) -> dict[str, Any]:
-    """The file's content. An id that the vocabulary leaves out gets an empty text, so that positions stay ids."""
+    """Return the content of xgrammar_tokenizer_info.json, by which the backend holds output to a
+    grammar.
+
+    Format: NVIDIA/TensorRT-LLM `examples/generate_xgrammar_tokenizer_info.py`
+    (`_xgrammar_tokenizer_info` of `tensorrt_llm/llmapi/tokenizer.py`): `encoded_vocab`, the token
+    texts by id as the vocabulary spells them; `tokenizer_str`, the whole tokenizer.json;
+    `stop_token_ids`, which may follow a complete text. An id that the vocabulary leaves out gets an
+    empty text, so that positions stay ids.
+    """
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
@@ -31,12 +36,12 @@ def tokenizer_info(tokenizer_json: Path, stop_token_ids: Sequence[int]) -> dict[
 
 
 def write_tokenizer_info(engine: Path, tokenizer_dir: str, stop_token_ids: Sequence[int]) -> None:
-    """Write the file beside engine.json; `tokenizer_dir` is relative to the engine folder."""
+    """Write the file beside engine.json. `tokenizer_dir` is relative to the engine folder."""
     info = tokenizer_info(engine / tokenizer_dir / "tokenizer.json", stop_token_ids)
     (engine / TOKENIZER_INFO).write_text(json.dumps(info))
 
 
-# tensorrt_llm/lora_manager.py, LoraManager.LORA_MODULE_IDS
+#: tensorrt_llm/lora_manager.py, LoraManager.LORA_MODULE_IDS.
 MODULE_IDS = {
     "attn_qkv": 0, "attn_q": 1, "attn_k": 2, "attn_v": 3, "attn_dense": 4, "mlp_h_to_4h": 5, "mlp_4h_to_h": 6,
     "mlp_gate": 7,
@@ -45,7 +50,7 @@ FOLDER, PREFETCH = "lora", "lora_prefetch"
 
 
 def copy_adapters(adapters: list[AdapterCheckpoint], engine: Path) -> None:
-    """`lora/NAME/` in the engine folder: what `LoRARequest` is given."""
+    """Copy adapters to `lora/NAME/` in the engine folder, the path that `LoRARequest` gets."""
     for adapter in adapters:
         place = engine / FOLDER / adapter.name
         place.mkdir(parents=True)
@@ -54,7 +59,12 @@ def copy_adapters(adapters: list[AdapterCheckpoint], engine: Path) -> None:
 
 
 def write_prefetch(adapters: list[AdapterCheckpoint], engine: Path) -> int:
-    """`lora_prefetch/ID/model.lora_{weights,config}.npy`. Returns the bytes of all weights, for the host cache."""
+    """Write adapters as `lora_prefetch_dir` of the backend:
+    `lora_prefetch/ID/model.lora_{weights,config}.npy`.
+
+    Returns:
+        The bytes of all weights, for the host cache.
+    """
     import numpy as np
 
     size = 0
@@ -69,7 +79,13 @@ def write_prefetch(adapters: list[AdapterCheckpoint], engine: Path) -> int:
 
 
 def convert_adapter(adapter: AdapterCheckpoint) -> tuple[Any, Any]:
-    """(weights FP16 [1, modules, longest row], config INT32 [1, modules, 3])."""
+    """Return weights FP16 [1, modules, longest row] and config INT32 [1, modules, 3] of an adapter.
+
+    Format: NVIDIA/TensorRT-LLM `examples/hf_lora_convert.py` and `cpp/…/peftCacheManager.cpp`
+    (prefetchLoraWeights). For each adapted module one row: A (rank, in) and B (out, rank),
+    flattened one after the other, B scaled, float16 (their reader of .npy files knows no bfloat16);
+    rows are padded to the longest. The config has (module id, layer, rank) of each row.
+    """
     import numpy as np
 
     rows, config = [], []
@@ -82,14 +98,14 @@ def convert_adapter(adapter: AdapterCheckpoint) -> tuple[Any, Any]:
 
 
 def _pairs(adapter: AdapterCheckpoint) -> dict[tuple[int, str], tuple[Any, Any]]:
-    """(layer, module) -> A (rank, in) and B (out, rank), float32."""
+    """Return (layer, module) -> A (rank, in) and B (out, rank), float32."""
     import numpy as np
     from safetensors.torch import load_file
 
     found: dict[tuple[int, str], dict[str, Any]] = {}
     for name, tensor in load_file(adapter.weights).items():
         match = TENSOR.fullmatch(name)
-        assert match is not None  # read_adapters let it through
+        assert match is not None  # read_adapters rejects other names
         found.setdefault((int(match[1]), match[2]), {})[match[3]] = tensor.float().numpy()
     for (_, module), pair in found.items():
         if module == "gate_up_proj":  # the engine has up before gate

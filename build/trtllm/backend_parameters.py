@@ -1,7 +1,8 @@
 """The parameters of NVIDIA's C++ backend that a user may set, and how it parses each.
 
-Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/model_state.cc` (`GetParameter`) and
-`model_instance_state.cc`. A value that does not parse is not refused there: the backend warns and takes its default.
+Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/model_state.cc`
+(`GetParameter`) and `model_instance_state.cc`. The backend does not reject a value that does not
+parse: it warns and takes its default.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ _PATTERNS = {
 
 
 class Parameter(NamedTuple):
-    """`default` is what llmops writes without a word from the user; empty leaves the parameter out."""
+    """A parameter. `default` is what llmops writes unless the user sets it; an empty default leaves
+    the parameter out.
+    """
 
     kind: str
     default: str = ""
@@ -73,10 +76,15 @@ NVIDIA_ONLY = (
 )
 
 
-def checked_parameters(given: Mapping[str, Any]) -> dict[str, str]:
-    """As config.pbtxt holds them. Raises InputError for a parameter that the backend lacks, or a value that it would
-    not parse."""
-    checked = {name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in given.items()}
+def checked_parameters(parameters: Mapping[str, Any]) -> dict[str, str]:
+    """Return the parameters as config.pbtxt holds them.
+
+    Raises:
+        InputError: The backend lacks a parameter or would not parse a value.
+    """
+    checked = {
+        name: str(value).lower() if isinstance(value, bool) else str(value) for name, value in parameters.items()
+    }
     for name, value in checked.items():
         _check(name, value)
     return checked

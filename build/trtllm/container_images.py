@@ -2,8 +2,8 @@
 
 Dockerfile.trtllm, `doctor`, dry runs, the chart, the files for several machines and the docs take
 their paths and versions from here; tests hold the Dockerfile and the docs equal to it. A row names
-the upstream file, commit and line that each fact was read in (2026-11-23). An empty text is a fact
-that no upstream file states.
+the upstream file, commit and line of each fact (read 2026-11-23). An empty text is a fact that no
+upstream file states.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _COMPATIBILITY = f"{_SERVER} 819ee37770df docs/introduction/compatibility.md"
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """The places in one kind of image. `python` is the interpreter that has tensorrt_llm, `ours`
-    the one that gets llmops; `server` and `backends` are empty where Triton comes from the
-    nvidia-pytriton wheel.
+    """The paths in one kind of image.
 
-    `driver` lists the libraries of the driver: absent without a GPU, and the only ones that may be.
-    `driver_stubs` is the folder with the driver libraries that upstream's own build links against
-    on machines without a GPU.
+    `python` is the interpreter that has tensorrt_llm, `ours` the one that gets llmops; `server` and
+    `backends` are empty where Triton comes from the nvidia-pytriton wheel. `driver` lists the
+    driver's libraries, the only ones that may be absent, without a GPU. `driver_stubs` is the
+    folder with the driver libraries that upstream's own build links against on machines without a
+    GPU.
     """
 
     python: str
@@ -73,9 +73,9 @@ _RELEASE = ImageLayout(
 class TrtllmImage:
     """One `tritonserver:<tag>-trtllm-python-py3`, or with a `base` our own image on that base.
 
-    `openai` is the version that the image has, and `openai_needed` the first one that its
-    tensorrt_llm.serve can be imported with; both are empty where the image's own version does.
-    `sources` names, per fact, the upstream file.
+    `openai` is the version in the image, and `openai_needed` the first one with which its
+    tensorrt_llm.serve can be imported; both are empty if the image's own version works. `sources`
+    names, per fact, the upstream file.
     """
 
     tag: str
@@ -95,17 +95,17 @@ class TrtllmImage:
 
     @property
     def reference(self) -> str:
-        """The image that runs TensorRT engines; `serving` names the one for a target."""
+        """Return the image that runs TensorRT engines; `serving` names the one for a target."""
         return f"llmops:{self.tag}" if self.base else f"{REGISTRY}:{self.tag}-trtllm-python-py3"
 
     @property
     def stage(self) -> str:
-        """The stage of Dockerfile.trtllm that starts from this image."""
+        """Return the stage of Dockerfile.trtllm that starts from this image."""
         return self.tag if self.base else f"triton-{self.tag}"
 
     @property
     def own(self) -> str:
-        """The image that Dockerfile.trtllm makes for this release."""
+        """Return the image that Dockerfile.trtllm makes for this release."""
         return self.reference if self.base else OWN_IMAGE
 
     def serving(self, target: str) -> str:
@@ -123,8 +123,9 @@ class TrtllmImage:
 
     @property
     def targets(self) -> frozenset[str]:
-        """`tensorrt` where `trtllm-build` and the C++ backend are, `pytorch` from 1.2 on: its
-        LLM-API fields are the oldest that this package knows.
+        """Return the targets that the image serves: `tensorrt` where `trtllm-build` and the C++
+        backend are, `pytorch` from 1.2 on, whose LLM-API fields are the oldest that this package
+        knows.
         """
         minor = tuple(int(part) for part in re.findall(r"\d+", self.tensorrt_llm)[:2])
         engines = {"tensorrt"} if minor < (1, 3) else set()
@@ -133,7 +134,7 @@ class TrtllmImage:
 
 @dataclass(frozen=True)
 class _Branch:
-    """The commits of Triton's release branches, and the lines in them, that a row was read at."""
+    """The commits of Triton's release branches, and the lines in them, at which a row was read."""
 
     server: str
     backend: str

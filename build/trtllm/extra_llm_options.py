@@ -1,8 +1,8 @@
-"""Files of LLM-API options, as `trtllm-serve --extra_llm_api_options` takes them.
+"""Read files of LLM-API options, as `trtllm-serve --extra_llm_api_options` takes them.
 
-What a build has a flag for (layout, limits, the KV cache's dtype) becomes that flag, so that the
-engine's manifest, its memory and its model metadata agree with it. Everything else becomes
-`--set llm.KEY=VALUE` and is checked against the fields of the release.
+Options with a flag of the build (layout, limits, the KV cache's dtype) become that flag, so that
+the engine's manifest, memory and model metadata agree. Everything else becomes `--set
+llm.KEY=VALUE` and is checked against the fields of the release.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ DECIDED = {
 
 
 def read_extra_options(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the fields of BuildSpec and the settings, by their `--set` names, that a file holds.
+    """Return the BuildSpec fields and the settings, by their `--set` names, in a file.
 
     Raises:
         InputError: The file cannot be read, or is no mapping.
@@ -52,7 +52,9 @@ def read_extra_options(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _flat(content: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    """Nested groups as dotted names. A group without a name of its own (`speculative_config: {}`) stays whole."""
+    """Return nested groups as dotted names. A group without an own name (`speculative_config: {}`)
+    stays whole.
+    """
     found: list[tuple[str, Any]] = []
     for name, value in content.items():
         if isinstance(value, Mapping) and value and name.endswith("_config") and name != "speculative_config":
@@ -63,7 +65,9 @@ def _flat(content: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
 
 
 def contradiction(spec: Any, path: str, value: Any) -> str | None:
-    """Return what is wrong with `--set llm.PATH=VALUE` where a flag of the build decides the field, or None."""
+    """Return what is wrong with `--set llm.PATH=VALUE` if a flag of the build decides the field, or
+    None.
+    """
     name = DECIDED.get(path)
     if name is None or value == getattr(spec, name):
         return None

@@ -1,7 +1,9 @@
-"""What the builder of TensorRT-LLM 1.2.1 makes of the plugin configuration: some combinations it switches off with a
-warning among thousands of lines, and the engine that comes out refuses to load hours later.
+"""Rules of `trtllm-build` flags in TensorRT-LLM 1.2.1: combinations that it rejects, and flags that
+it changes silently.
 
-Source: NVIDIA/TensorRT-LLM `tensorrt_llm/builder.py` (build), in its order.
+`FlagOverride`: the builder switches some combinations off with a warning among thousands of lines,
+and the engine refuses to load hours later. Source: NVIDIA/TensorRT-LLM `tensorrt_llm/builder.py`
+(build), in its order. `FlagRule`: the program rejects these after minutes of loading weights.
 """
 
 from __future__ import annotations
@@ -13,16 +15,16 @@ from llmops.build.quant_formats import FORMATS
 from llmops.build.trtllm.trtllm_build_flags import Value, check_flag, effective_flags
 from llmops.errors import InputError
 
-# the algorithms that compute attention over the prompt in FP8: FP8 and W4A8_AWQ (NVFP4 is not made here)
+#: Formats that compute attention over the prompt in FP8: FP8 and W4A8_AWQ (NVFP4 is not made here).
 FP8_ATTENTION = frozenset(name for name, quant_format in FORMATS.items() if quant_format.fp8_attention)
-# LlamaForCausalLM and Gemma2ForCausalLM (and Medusa, which is not made here)
+#: LlamaForCausalLM and Gemma2ForCausalLM (and Medusa, which is not made here).
 REDUCE_FUSION = frozenset({"llama", "gemma2"})
 Flags = Mapping[str, Value | None]
 
 
 @dataclass(frozen=True)
 class FlagContext:
-    """What is being built: `family`, `quant` and `kv_cache` in llmops' names."""
+    """The build that flags are for: `family`, `quant` and `kv_cache` in llmops' names."""
 
     family: str
     quant: str
@@ -33,7 +35,9 @@ class FlagContext:
 
 @dataclass(frozen=True)
 class FlagOverride:
-    """Where `when` holds the builder sets `flag` to `value`, whatever was asked for; `why` as the end of a sentence."""
+    """A flag that the builder sets to `value` where `when` holds, whatever was requested. `why`
+    ends a sentence.
+    """
 
     flag: str
     value: str
@@ -67,24 +71,26 @@ OVERRIDES = (
 
 
 def flag_overrides(arguments: Mapping[str, Value], subject: FlagContext) -> dict[str, FlagOverride]:
-    """The last change to each flag that would not come out as asked for, by flag."""
-    asked = effective_flags(arguments)
-    flags, changed = dict(asked), {}
+    """Return by flag the last change that gives it another value than requested."""
+    requested = effective_flags(arguments)
+    flags, changed = dict(requested), {}
     for override in OVERRIDES:
         if flags[override.flag] != override.value and override.when(flags, subject):
             flags[override.flag] = override.value
             changed[override.flag] = override
-    return {name: override for name, override in changed.items() if flags[name] != asked[name]}
+    return {name: override for name, override in changed.items() if flags[name] != requested[name]}
 
 
 def paged_context(quant: str, kv_cache: str) -> bool:
-    """Whether an engine can read its KV cache in pages while it takes a prompt: reuse and chunked context need it."""
+    """Return True if an engine can read its KV cache in pages during prefill, which reuse and
+    chunked context need.
+    """
     return "use_paged_context_fmha" not in flag_overrides({}, FlagContext("llama", quant, kv_cache=kv_cache))
 
 
 @dataclass(frozen=True)
 class FlagRule:
-    """`broken` says whether the effective flags of a subject break it; `sentence` says so and how to mend it."""
+    """A rule. `broken` tests the effective flags; `sentence` names the problem and the fix."""
 
     broken: Callable[[dict[str, Value | None], FlagContext], bool]
     sentence: str
@@ -154,7 +160,9 @@ RULES = [
 
 
 def check_arguments(arguments: Mapping[str, Value], subject: FlagContext) -> None:
-    """Raise InputError for the first flag, value or combination that `trtllm-build` 1.2.1 would not take."""
+    """Raise InputError for the first flag, value or combination that `trtllm-build` 1.2.1 would
+    reject.
+    """
     for name, value in arguments.items():
         check_flag(name, value)
     flags = effective_flags(arguments)

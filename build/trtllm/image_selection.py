@@ -1,8 +1,8 @@
-"""The TensorRT-LLM version that a target needs, and the image that has it. The facts are in `images`.
+"""Select the image for a target and a TensorRT-LLM version. The facts are in `container_images`.
 
-TensorRT engines end with 1.3.0rc20 (NVIDIA/TensorRT-LLM release notes), and 26.07 is the last Triton image with
-TensorRT-LLM. From 1.3 on the image is our own: NVIDIA's release image of TensorRT-LLM with the tritonserver of the
-nvidia-pytriton wheel (Dockerfile.trtllm).
+TensorRT engines end with 1.3.0rc20 (NVIDIA/TensorRT-LLM release notes), and 26.07 is the last
+Triton image with TensorRT-LLM. From 1.3 on the image is our own: NVIDIA's release image of
+TensorRT-LLM with the tritonserver of the nvidia-pytriton wheel (Dockerfile.trtllm).
 """
 
 from __future__ import annotations
@@ -12,7 +12,11 @@ from llmops.errors import VersionMismatchError
 
 
 def release_of(version: str) -> tuple[int, int]:
-    """(major, minor) of a TensorRT-LLM version. Raises VersionMismatchError for text that is none."""
+    """Return (major, minor) of a TensorRT-LLM version.
+
+    Raises:
+        VersionMismatchError: The text is not a version.
+    """
     parts = version.split(".")
     try:
         return int(parts[0]), int(parts[1])
@@ -21,7 +25,11 @@ def release_of(version: str) -> tuple[int, int]:
 
 
 def image_of(tag: str) -> TrtllmImage:
-    """The image with this tag (`26.07` or a full reference). Raises VersionMismatchError naming the known ones."""
+    """Return the image with this tag (`26.07` or a full reference).
+
+    Raises:
+        VersionMismatchError: The tag is unknown. The message lists the known ones.
+    """
     if tag == OWN_IMAGE:
         return IMAGES[DEFAULT_TAG]
     short = tag.rpartition(":")[2].removesuffix("-trtllm-python-py3")
@@ -33,8 +41,12 @@ def image_of(tag: str) -> TrtllmImage:
 
 
 def image_for(target: str, tensorrt_llm: str) -> TrtllmImage:
-    """The newest image that serves what `target` built with this TensorRT-LLM version: exactly it for engines, its
-    minor release for checkpoints. Raises VersionMismatchError where there is none."""
+    """Return the newest image that serves what `target` built with this TensorRT-LLM version: the
+    same version for engines, the same minor release or later for checkpoints.
+
+    Raises:
+        VersionMismatchError: There is no such image.
+    """
     fits = [image for image in IMAGES.values() if target in image.targets and _serves(image, target, tensorrt_llm)]
     if not fits:
         have = ", ".join(sorted({image.tensorrt_llm for image in IMAGES.values() if target in image.targets}))
@@ -51,7 +63,11 @@ def _serves(image: TrtllmImage, target: str, tensorrt_llm: str) -> bool:
 
 
 def check_image(target: str, tensorrt_llm: str, tag: str) -> TrtllmImage:
-    """Refuse an image that cannot serve the engine, naming one that can."""
+    """Return the image of a tag.
+
+    Raises:
+        VersionMismatchError: The image cannot serve the engine. The message names one that can.
+    """
     image = image_of(tag)
     if target in image.targets and _serves(image, target, tensorrt_llm):
         return image
@@ -63,7 +79,11 @@ def check_image(target: str, tensorrt_llm: str, tag: str) -> TrtllmImage:
 
 
 def check_trtllm_installed(target: str, tensorrt_llm: str, installed: str) -> None:
-    """Refuse to run with a TensorRT-LLM that does not fit, naming the image that does."""
+    """Check that an installed TensorRT-LLM fits an engine.
+
+    Raises:
+        VersionMismatchError: It does not. The message names an image that does.
+    """
     same = installed == tensorrt_llm
     removed = target == "tensorrt" and release_of(installed) >= (1, 3)
     if same or (target == "pytorch" and release_of(installed) >= release_of(tensorrt_llm)):

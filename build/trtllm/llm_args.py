@@ -1,6 +1,8 @@
-"""The frozen arguments of `tensorrt_llm.LLM(...)`: made from a request, checked against the field table.
+"""The frozen arguments of `tensorrt_llm.LLM(...)`, made from a request and checked against the
+field table.
 
-An engine keeps them neutral, in the newest release's names; each release gets its own from `arguments_for_release`.
+An engine keeps them under the newest release's names; `arguments_for_release` translates them for
+each release.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)
 
 
 class FieldError(InputError):
-    """A field, or its value, that a release does not take; `path` is its dotted name."""
+    """Raised for a field, or its value, that a release does not accept. `path` is its dotted name."""
 
     def __init__(self, path: str, message: str) -> None:
         super().__init__(message)
@@ -32,7 +34,7 @@ class FieldError(InputError):
 
 @dataclass(frozen=True)
 class LlmParallelism:
-    """GPUs; `ep` spreads experts over the tensor-parallel ones."""
+    """The split over GPUs. `ep` spreads experts over the tensor-parallel GPUs."""
 
     tp: int
     pp: int
@@ -42,7 +44,9 @@ class LlmParallelism:
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """What a plan decides about serving. `kv_cache_fraction`: of the GPU memory that the weights leave free."""
+    """Serving options that a plan decides. `kv_cache_fraction` is the share of the GPU memory left
+    by the weights.
+    """
 
     kv_cache_fraction: float = 0.9
     chunked_prefill: bool = True
@@ -50,7 +54,9 @@ class ServingOptions:
 
     @classmethod
     def of_plan(cls, plan: Mapping[str, Any] | None) -> ServingOptions:
-        """From a BuildPlan as a dict; what it leaves out keeps its default."""
+        """Return the options of a BuildPlan as a dict. Fields that it leaves out keep their
+        defaults.
+        """
         known = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in (plan or {}).items() if name in known})
 
@@ -63,8 +69,13 @@ def make_llm_args(
     version: str,
     serving: ServingOptions | None = None,
 ) -> dict[str, Any]:
-    """Neutral arguments without `model` and `tokenizer`, which the serving side fills in. `overrides` win over the
-    plan. Raises InputError for what `version` would not take."""
+    """Return neutral arguments without `model` and `tokenizer`, which the serving side adds.
+
+    `overrides` win over the plan.
+
+    Raises:
+        InputError: `version` would not accept a field or value.
+    """
     serving = serving or ServingOptions()
     arguments: dict[str, Any] = {
         "backend": "pytorch",
@@ -100,7 +111,7 @@ def _graph_sizes(max_batch_size: int) -> list[int]:
 
 
 def _set(arguments: dict[str, Any], path: str, value: Any) -> None:
-    """`kv_cache_config.host_cache_size` reaches into the nested dict; None takes a key out."""
+    """Set a dotted field such as `kv_cache_config.host_cache_size`. None removes the key."""
     *parents, last = path.split(".")
     for parent in parents:
         arguments = arguments.setdefault(parent, {})
@@ -113,8 +124,11 @@ def _set(arguments: dict[str, Any], path: str, value: Any) -> None:
 
 
 def release_neutral(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments in the names that an engine keeps: speculation's types and draft model are called differently by
-    different releases. A type that none has stays as it is, for `arguments_for_release` to refuse."""
+    """Return arguments under the names that an engine keeps.
+
+    Releases name speculation types and the draft model differently. A type that no release has
+    stays, for `arguments_for_release` to reject.
+    """
     made = dict(arguments)
     speculative = made.get("speculative_config")
     if isinstance(speculative, Mapping):
@@ -122,27 +136,35 @@ def release_neutral(arguments: Mapping[str, Any]) -> dict[str, Any]:
     return made
 
 
-def _neutral_speculation(given: dict[str, Any]) -> dict[str, Any]:
-    if "speculative_model_dir" in given:
-        given.setdefault("speculative_model", given.pop("speculative_model_dir"))
-    name = given.get("decoding_type")
+def _neutral_speculation(speculative: dict[str, Any]) -> dict[str, Any]:
+    if "speculative_model_dir" in speculative:
+        speculative.setdefault("speculative_model", speculative.pop("speculative_model_dir"))
+    name = speculative.get("decoding_type")
     if name is not None:
-        names = {_plain(known): known for known in DECODING_TYPES} | {"eagle": "Eagle3"}
-        given["decoding_type"] = names.get(_plain(str(name)), name)
-    return given
+        names = {_normalised(known): known for known in DECODING_TYPES} | {"eagle": "Eagle3"}
+        speculative["decoding_type"] = names.get(_normalised(str(name)), name)
+    return speculative
 
 
-def _plain(name: str) -> str:
+def _normalised(name: str) -> str:
     return name.replace("_", "").lower()
 
 
 def arguments_for_release(arguments: Mapping[str, Any], minor: tuple[int, int]) -> dict[str, Any]:
-    """What a minor release of the LLM API is called with. Raises InputError for what it does not have."""
-    made = {name: value for name, value in release_neutral(arguments).items() if not _harmless(TOP.get(name), minor)}
+    """Return the arguments with which a minor release of the LLM API is called.
+
+    Raises:
+        InputError: The release does not have a field or value.
+    """
+    made = {
+        name: value
+        for name, value in release_neutral(arguments).items()
+        if not _removed_without_loss(TOP.get(name), minor)
+    }
     for name, field in TOP.items():
         if field.config is not None and isinstance(made.get(name), Mapping):
             table = TABLES[field.config]
-            made[name] = {k: v for k, v in made[name].items() if not _harmless(table.get(k), minor)}
+            made[name] = {k: v for k, v in made[name].items() if not _removed_without_loss(table.get(k), minor)}
     _check_table(made, TOP, minor, "")
     _check_rules(made, minor)
     if made.get("speculative_config"):
@@ -150,8 +172,8 @@ def arguments_for_release(arguments: Mapping[str, Any], minor: tuple[int, int]) 
     return made
 
 
-def _harmless(field: Field | None, minor: tuple[int, int]) -> bool:
-    """Gone by then, and nothing is lost with it."""
+def _removed_without_loss(field: Field | None, minor: tuple[int, int]) -> bool:
+    """Return True if the field is gone in the release and no function with it."""
     return field is not None and field.until is not None and minor >= field.until and bool(field.gone)
 
 
@@ -162,13 +184,13 @@ def _speculation_of(neutral_form: Mapping[str, Any], minor: tuple[int, int]) -> 
     name = DECODING_TYPES[made["decoding_type"]]
     made["decoding_type"] = name
     if name == "NGram":
-        # 1.2's own default of 0 never finds a match
+        # The default of 1.2 is 0, which never finds a match.
         made.setdefault("max_matching_ngram_size", 2)
     return made
 
 
 def check_llm_args(arguments: Mapping[str, Any], version: str) -> None:
-    """Raise InputError for the first key or value that TensorRT-LLM `version` would not take."""
+    """Raise InputError for the first key or value that TensorRT-LLM `version` would reject."""
     arguments_for_release(arguments, release_of(version))
 
 
@@ -190,15 +212,15 @@ def _check_table(values: Mapping[str, Any], table: Table, minor: tuple[int, int]
 
 
 def _instead(name: str, table: Table, minor: tuple[int, int]) -> str:
-    """A field of this release that is called much like it."""
+    """Return a field of this release with a similar name, as part of a sentence."""
     alive = [one for one, field in table.items() if minor >= field.since and (not field.until or minor < field.until)]
     near = difflib.get_close_matches(name, alive, n=1, cutoff=0.75)
     return f"use {near[0]}, or " if near else ""
 
 
 def _check_value(path: str, value: Any, field: Field, minor: tuple[int, int]) -> None:
-    wanted: Any = _TYPES[field.kind]  # Any: a tuple of types would narrow `value` to object
-    if not isinstance(value, wanted) or (isinstance(value, bool) and field.kind != "bool"):
+    expected: Any = _TYPES[field.kind]  # a tuple of types would narrow `value` to object
+    if not isinstance(value, expected) or (isinstance(value, bool) and field.kind != "bool"):
         raise FieldError(path, f"{path} is {value!r}; the LLM API wants {field.kind}.")
     if field.config is not None:
         _check_table(value, TABLES[field.config], minor, f"{path}.")
@@ -215,7 +237,7 @@ def _check_value(path: str, value: Any, field: Field, minor: tuple[int, int]) ->
 
 
 def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
-    """What the validators of the library refuse, or quietly change."""
+    """Raise InputError for combinations that the library's validators reject or silently change."""
     windows = (arguments.get("kv_cache_config") or {}).get("max_attention_window")
     if windows is not None and (not windows or any(not isinstance(w, int) or w < 1 for w in windows)):
         raise InputError("kv_cache_config.max_attention_window must be a list of whole numbers of at least 1.")
@@ -228,12 +250,14 @@ def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:
         raise InputError("lora_config needs enable_lora true.")
 
 
-def _check_speculation(given: Mapping[str, Any], minor: tuple[int, int]) -> None:
-    kind = given.get("decoding_type")
-    if given and kind is None:
+def _check_speculation(speculative: Mapping[str, Any], minor: tuple[int, int]) -> None:
+    kind = speculative.get("decoding_type")
+    if speculative and kind is None:
         types = SPECULATIVE["decoding_type"].choices_of(minor)
         raise InputError(f"speculative_config needs its decoding_type: {', '.join(types)}.")
-    if kind in ("Eagle3", "Draft_Target") and not (given.get("max_draft_len") and given.get("speculative_model")):
+    if kind in ("Eagle3", "Draft_Target") and not (
+        speculative.get("max_draft_len") and speculative.get("speculative_model")
+    ):
         raise InputError(f"speculative_config {kind} needs max_draft_len and speculative_model, a draft model.")
-    if kind in ("NGram", "SA") and not given.get("max_draft_len"):
+    if kind in ("NGram", "SA") and not speculative.get("max_draft_len"):
         raise InputError(f"speculative_config {kind} needs max_draft_len.")

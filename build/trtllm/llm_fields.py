@@ -1,7 +1,9 @@
-"""The fields of TensorRT-LLM's LLM API (TorchLlmArgs) as a table: unknown keys are errors there, so they are here.
+"""The fields of TensorRT-LLM's LLM API (TorchLlmArgs) as a table. Unknown keys are errors there,
+and so here.
 
-Source: NVIDIA/TensorRT-LLM, 1.2.1: `tensorrt_llm/llmapi/llm_args.py` as published with its documentation; 1.3: the same
-file and `tensorrt_llm/usage/llm_args_golden_manifest.json` after 1.3.0rc29 (September 2026), both read 2026-11-22.
+Source: NVIDIA/TensorRT-LLM, 1.2.1: `tensorrt_llm/llmapi/llm_args.py` as published with its
+documentation; 1.3: the same file and `tensorrt_llm/usage/llm_args_golden_manifest.json` after
+1.3.0rc29 (September 2026), both read 2026-11-22.
 """
 
 from __future__ import annotations
@@ -15,9 +17,12 @@ Kind = Literal["int", "float", "bool", "str", "list", "dict", "config", "switch"
 
 @dataclass(frozen=True)
 class Field:
-    """`choices` are case-insensitive where `any_case`, and "WIDEEP <1.3" where not every release has it; `config` is
-    the nested table. `since` is the first minor release that has the field, `until` the first that has it no more;
-    `gone` says why nothing is lost then (empty: what it did is lost)."""
+    """A field of the LLM API.
+
+    `choices` ignore case with `any_case`; "WIDEEP <1.3" is a choice that not every release has.
+    `config` names the nested table. `since` is the first minor release with the field, `until` the
+    first without it. `gone` says why no function is lost then, empty if one is.
+    """
 
     kind: Kind
     default: Any = None
@@ -31,7 +36,7 @@ class Field:
     gone: str = ""
 
     def choices_of(self, minor: tuple[int, int]) -> tuple[str, ...]:
-        """The choices that a minor release has."""
+        """Return the choices that a minor release has."""
         return tuple(choice.split()[0] for choice in self.choices if _has(choice, minor))
 
 
@@ -46,7 +51,7 @@ def _has(choice: str, minor: tuple[int, int]) -> bool:
 
 
 def _until(field: Field, gone: str = "") -> Field:
-    """The same field, which 1.3 has no more."""
+    """Return the field, removed in 1.3."""
     return replace(field, until=_LATER, gone=gone)
 
 
@@ -134,8 +139,8 @@ KV_CACHE: Table = {
     **_later("dict", "block_reuse_config", "kv_events_config", "mamba_state_config"), **_later("list", "pool_ratio"),
 }  # fmt: skip
 
-# decoding_type as llmops keeps it (1.3's own names) -> its name in 1.2; None where 1.2's PyTorch backend has none.
-# Not here: Medusa and Lookahead (TensorRT engines only), User_Provided (takes Python objects).
+#: decoding_type as llmops keeps it (1.3's own names) -> its name in 1.2; None where 1.2's PyTorch backend has none.
+#: Not here: Medusa and Lookahead (TensorRT engines only), User_Provided (takes Python objects).
 DECODING_TYPES: dict[str, str | None] = {
     "NGram": "NGram", "MTP": "MTP", "Eagle3": "Eagle", "Draft_Target": "DraftTarget", "AUTO": "AUTO",
     "SaveState": "SaveState", "SA": None, "PARD": None, "DFlash": None, "DSpark": None,

@@ -1,12 +1,12 @@
-"""What each release line of the LLM API does with the same arguments: how it is called, and what it
-can do.
+"""Profiles of TensorRT-LLM release lines: how each calls the LLM API with the same arguments, and
+what it can do.
 
 Sources, read 2026-11-22: 1.2.1 as published with its documentation; for 1.3 the tree after
 1.3.0rc29. Samplers: NVIDIA/TensorRT-LLM issue #9442 and pull requests #16485 (penalties), #16590
 (min_p), #17172, #18232; the bias: `_torch/pyexecutor/sampler.py`, `_apply_embedding_bias`, which
 speculation inside a model does not call; alternatives: `TorchSampler`, without speculation;
-log-probs: the `SamplingParams` of both; telemetry: #12384; `cache_salt`,
-which both take: #7106, and #13793 for 1.3's KV manager.
+log-probs: the `SamplingParams` of both; telemetry: #12384; `cache_salt`, which both take: #7106,
+and #13793 for 1.3's KV manager.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from llmops.build.trtllm.llm_args import arguments_for_release, release_neutral
 from llmops.errors import InputError
 
 _STATS = "enable_iter_perf_stats"
-# each with the exact version that was read
+#: Known release lines, each with the exact version that was read.
 CHECKED = {(1, 2): "1.2.1", (1, 3): "1.3.0rc29"}
 
 
 @dataclass(frozen=True)
 class SamplerSupport:
-    """What the sampler honours; what it does not is refused, because the library would ignore it."""
+    """Sampling parameters that the sampler honours. Others are rejected, because the library would
+    ignore them.
+    """
 
     min_p: bool = True
     seed: bool = True
@@ -38,11 +40,12 @@ class SamplerSupport:
 
 @dataclass(frozen=True)
 class ReleaseProfile:
-    """How one release line runs an engine: the first installed version from `since` on takes it.
+    """How one release line runs an engine: the profile applies to installed versions from `since`
+    on.
 
     `wishes` are set where the installed arguments have the field; `refused` says why this line
-    cannot run the engine; `log_probs` is the `SamplingParams.logprobs` that brings the sampled
-    token's; `greedy_only` says that every temperature gives the most likely token.
+    cannot run the engine; `log_probs` is the `SamplingParams.logprobs` that returns the sampled
+    token's; with `greedy_only` every temperature gives the most likely token.
     """
 
     since: tuple[int, int]
@@ -54,17 +57,20 @@ class ReleaseProfile:
     refused: str = ""
 
     def as_json(self) -> dict[str, Any]:
+        """Return the profile as JSON values."""
         return asdict(self)
 
 
 def profiles_per_release(arguments: Mapping[str, Any], quant: str = "none") -> list[ReleaseProfile]:
-    """One per known release line, oldest first; `quant` in llmops' names."""
+    """Return one profile per known release line, oldest first. `quant` is in llmops' names."""
     return [_profile(dict(arguments), minor, quant) for minor in CHECKED]
 
 
 def profile_of_release(arguments: Mapping[str, Any], version: str, quant: str = "none") -> ReleaseProfile:
-    """That of a version; of the newest known line for later ones. Raises InputError where it cannot
-    run the engine.
+    """Return the profile of a version; later versions get that of the newest known line.
+
+    Raises:
+        InputError: The release cannot run the engine.
     """
     minor = max((one for one in CHECKED if one <= release_of(version)), default=min(CHECKED))
     made = _profile(dict(arguments), minor, quant)
@@ -90,12 +96,14 @@ def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> R
         # without it such speculation takes the most likely token at any temperature, before 1.3
         # (_torch/speculative/interface.py, _sample_tokens_for_batch)
         resolved["speculative_config"].setdefault("allow_advanced_sampling", True)
-    honest = _takes_the_whole_sampler(arguments)
-    wishes = {"sampler_type": "TRTLLMSampler"} if honest and "sampler_type" not in resolved else {}
+    full_sampler = _has_full_sampler(arguments)
+    wishes = {"sampler_type": "TRTLLMSampler"} if full_sampler and "sampler_type" not in resolved else {}
     greedy_only = _one_model(resolved) and not resolved["speculative_config"].get("allow_advanced_sampling")
     # TRTLLMSampler knows the sampled token's log-probability alone, and the other one no penalties
     plain = not resolved.get("speculative_config")
-    sampling = SamplerSupport(honest, honest, honest, logit_bias=plain, top_logprobs=plain and not honest)
+    sampling = SamplerSupport(
+        full_sampler, full_sampler, full_sampler, logit_bias=plain, top_logprobs=plain and not full_sampler
+    )
     return ReleaseProfile(minor, resolved, {**wishes, **stats}, sampling, greedy_only=greedy_only)
 
 
@@ -118,17 +126,17 @@ def _one_model(resolved: Mapping[str, Any]) -> bool:
     return kind in one_model and speculative.get(one_model[kind]) is not False
 
 
-def _takes_the_whole_sampler(arguments: Mapping[str, Any]) -> bool:
-    """1.2's default sampler ignores min_p, seeds and penalties, TRTLLMSampler knows them;
-    speculation has its own.
+def _has_full_sampler(arguments: Mapping[str, Any]) -> bool:
+    """Return True if the arguments select TRTLLMSampler, which knows min_p, seeds and penalties;
+    1.2's default ignores them, and speculation has its own.
     """
     chosen = arguments.get("sampler_type", "TRTLLMSampler") == "TRTLLMSampler"
     return chosen and not arguments.get("speculative_config")
 
 
 def _sampling_1_3(arguments: Mapping[str, Any]) -> SamplerSupport:
-    """Speculation within one model refuses min_p, and counts tokens for penalties only if it is
-    told to.
+    """Return the support of 1.3. Speculation within one model refuses min_p, and counts tokens for
+    penalties only if configured.
     """
     speculative = release_neutral(arguments).get("speculative_config")
     if not speculative:

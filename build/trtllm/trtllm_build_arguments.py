@@ -1,4 +1,4 @@
-"""From what the user asked for to the exact `trtllm-build` arguments."""
+"""Translate a build request to the exact `trtllm-build` arguments."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ from llmops.errors import InputError
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """Adapters that the engine must be able to take: `modules` in TensorRT-LLM's names, largest rank."""
+    """The adapters that the engine must be able to load: `modules` in TensorRT-LLM's names, and the
+    largest rank.
+    """
 
     directories: Sequence[str] = ()
     max_rank: int = 64
@@ -22,7 +24,7 @@ class LoraOptions:
 
 @dataclass(frozen=True)
 class SpeculativeOptions:
-    """`mode` as in `--speculative_decoding_mode`; `max_draft_len` tokens."""
+    """Speculative decoding: `mode` as in `--speculative_decoding_mode`, and `max_draft_len` tokens."""
 
     mode: str
     max_draft_len: int
@@ -30,7 +32,7 @@ class SpeculativeOptions:
 
 @dataclass(frozen=True)
 class EngineOptions:
-    """Everything that `trtllm-build` needs. Lengths in tokens. `extra` overrides any flag."""
+    """The inputs of `trtllm-build`. Lengths are in tokens; `extra` overrides any flag."""
 
     subject: FlagContext
     max_batch_size: int
@@ -45,8 +47,11 @@ class EngineOptions:
 
 
 def build_arguments(options: EngineOptions, checkpoint_dir: str, output_dir: str) -> dict[str, Value]:
-    """The checked arguments, every choice spelled out as the engine will have it. Raises InputError for what 1.2.1
-    would refuse, and for flags of the user's that it would quietly change."""
+    """Return the checked arguments, with every choice spelled out as the engine will have it.
+
+    Raises:
+        InputError: 1.2.1 would reject an argument, or silently change a flag of the user's.
+    """
     arguments: dict[str, Value] = {
         "checkpoint_dir": checkpoint_dir,
         "output_dir": output_dir,
@@ -62,7 +67,7 @@ def build_arguments(options: EngineOptions, checkpoint_dir: str, output_dir: str
         "workers": options.workers,
         **options.extra,
     }
-    # two profiles and one fixed optimum exclude each other; who asks for the optimum means it
+    # Two profiles and one fixed optimum exclude each other. A user who sets the optimum means it.
     if "opt_num_tokens" in options.extra and "multiple_profiles" not in options.extra:
         arguments["multiple_profiles"] = "disable"
     arguments = _settled(arguments, options)
@@ -94,8 +99,10 @@ def _inflight_batching(options: EngineOptions) -> dict[str, Value]:
 
 
 def _plugins(subject: FlagContext) -> dict[str, Value]:
-    """NVIDIA advises the GEMM plugin for 16-bit GEMMs and against it for FP8 (performance-tuning-guide/
-    useful-build-time-flags.md, fp8-quantization.md); the row-wise FP8 GEMM exists as a plugin only."""
+    """Return the plugins. NVIDIA advises the GEMM plugin for 16-bit GEMMs and against it for FP8
+    (performance-tuning-guide/useful-build-time-flags.md, fp8-quantization.md); the row-wise FP8
+    GEMM exists as a plugin only.
+    """
     chosen: dict[str, Value] = {
         "gpt_attention_plugin": "auto",
         "gemm_plugin": "auto" if FORMATS[subject.quant].gemm_plugin else "disable",

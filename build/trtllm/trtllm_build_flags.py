@@ -1,4 +1,5 @@
-"""The `trtllm-build` command line of TensorRT-LLM 1.2.1 as a table, and the checks that need no TensorRT.
+"""The `trtllm-build` command line of TensorRT-LLM 1.2.1 as a table, and the checks that need no
+TensorRT.
 
 Sources: NVIDIA/TensorRT-LLM `tensorrt_llm/commands/build.py` and `tensorrt_llm/plugin/plugin.py`.
 """
@@ -26,7 +27,9 @@ LORA_MODULES = (
 
 @dataclass(frozen=True)
 class Flag:
-    """One flag: `present` takes no value, `words` one or more; `default` None means unset; `minimum` is for ints."""
+    """A flag: `present` takes no value, `words` one or more. `default` None means unset; `minimum`
+    is for ints.
+    """
 
     name: str
     kind: Kind
@@ -92,7 +95,7 @@ ALIASES = {"max_decoder_seq_len": "max_seq_len", "max_multimodal_len": "max_prom
 
 
 def check_flag(name: str, value: Value) -> None:
-    """Raise InputError unless `--name value` is accepted by `trtllm-build` 1.2.1."""
+    """Raise InputError unless `trtllm-build` 1.2.1 accepts `--name value`."""
     flag = FLAGS.get(ALIASES.get(name, name))
     if flag is None:
         near = difflib.get_close_matches(name, FLAGS, n=1)
@@ -122,13 +125,15 @@ def _expect(fits: bool, flag: Flag, value: Value, wanted: str) -> None:
 
 
 def effective_flags(arguments: Mapping[str, Value]) -> dict[str, Value | None]:
-    """The value of every flag, defaults filled in."""
+    """Return the value of every flag, with defaults filled in."""
     given = {ALIASES.get(name, name): value for name, value in arguments.items()}
     return {name: given.get(name, flag.default) for name, flag in FLAGS.items()}
 
 
 def to_argv(arguments: Mapping[str, Value]) -> list[str]:
-    """`["--max_batch_size", "64", …]` in the given order; a `present` flag that is False is left out."""
+    """Return `["--max_batch_size", "64", …]` in the given order. A `present` flag that is False is
+    left out.
+    """
     argv: list[str] = []
     for name, value in arguments.items():
         if value is True:
@@ -140,7 +145,11 @@ def to_argv(arguments: Mapping[str, Value]) -> list[str]:
 
 
 def from_argv(argv: Sequence[str]) -> dict[str, Value]:
-    """The inverse of `to_argv`; `--name=value` is read too. Raises InputError for what the table does not know."""
+    """Parse the result of `to_argv`; `--name=value` is accepted too.
+
+    Raises:
+        InputError: The table does not have a flag or value.
+    """
     arguments: dict[str, Value] = {}
     words = [part for word in argv for part in (word.split("=", 1) if word.startswith("--") else [word])]
     while words:

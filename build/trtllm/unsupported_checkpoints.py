@@ -1,8 +1,10 @@
-"""Checkpoints that TensorRT-LLM's PyTorch backend does not load, although each half of the combination is known to it.
+"""Checkpoints that TensorRT-LLM's PyTorch backend does not load, although it knows each half of the
+combination.
 
-A row is what a release's weight loader does with a family and an algorithm, with the file and lines that do it. Files
-are of NVIDIA/TensorRT-LLM below `tensorrt_llm/`; the stored versions that were read lie on both sides of 1.2.1 and
-agree. `docs/tensorrt-llm.md` has the whole table, and `make matrix` checks it against real exports.
+A row is what a release's weight loader does with a family and an algorithm, with the file and lines
+that do it. Files are of NVIDIA/TensorRT-LLM below `tensorrt_llm/`; the stored versions that were
+read lie on both sides of 1.2.1 and agree. `docs/tensorrt-llm.md` has the whole table, and `make
+matrix` checks it against real exports.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from dataclasses import dataclass
 
 from llmops.build.model.families import FAMILIES
 
-# Algorithms in groups whose scales are stored per group of inputs, four bits each.
+#: 4-bit algorithms with scales per group of inputs.
 _FOUR_BITS = frozenset({"W4A16_AWQ", "W4A8_AWQ"})
 _PER_CHANNEL = frozenset({"FP8_PER_CHANNEL_PER_TOKEN", "W8A16"})
 _MIXTURES = frozenset(name for name, family in FAMILIES.items() if family.moe is not None)
@@ -21,8 +23,8 @@ _MIXTURES = frozenset(name for name, family in FAMILIES.items() if family.moe is
 class UnsupportedCheckpoint:
     """Families and algorithms whose checkpoints stop the start of the engine.
 
-    `reason` completes "TensorRT-LLM does not load this:". `source` names upstream's file, the class or function in it,
-    and where it was read.
+    `reason` completes "TensorRT-LLM does not load this:". `source` names upstream's file, the class
+    or function in it, and where it was read.
     """
 
     families: frozenset[str]
@@ -64,7 +66,9 @@ UNSUPPORTED_CHECKPOINTS = (
 
 
 def unsupported_reason(family: str, algorithm: str | None) -> UnsupportedCheckpoint | None:
-    """Return why the PyTorch backend does not load this family in this QuantAlgo, or None."""
+    """Return the row that says why the PyTorch backend does not load this family in this QuantAlgo,
+    or None.
+    """
     return next(
         (row for row in UNSUPPORTED_CHECKPOINTS if family in row.families and algorithm in row.algorithms), None
     )

@@ -131,7 +131,7 @@ def test_the_estimate_covers_what_is_written(tiny: Path, tmp_path: Path) -> None
         spec = BuildSpec(checkpoint=str(tiny), output=tmp_path / quant, quant=quant)
         build(spec)
         written = sum(len(raw) for raw in contents(spec.output / "model").values())
-        assert written < openvino_target.prepare(spec, open_checkpoint(str(tiny))).disk_bytes
+        assert written < openvino_target.OpenVinoTarget().prepare(spec, open_checkpoint(str(tiny))).disk_bytes
 
 
 def test_a_disk_that_fills_up_meanwhile(tiny: Path, tmp_path: Path) -> None:
@@ -139,10 +139,10 @@ def test_a_disk_that_fills_up_meanwhile(tiny: Path, tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     script = (
-        "import sys; from pathlib import Path; from llmops.build.job import engine\n"
+        "import sys; from pathlib import Path; from llmops.build.job import build_engine\n"
         "from llmops.build.spec import BuildSpec\n"
-        "engine.check_space = lambda *args: None\n"
-        "try: engine.build(BuildSpec(checkpoint=sys.argv[1], output=Path(sys.argv[2]) / 'engine'))\n"
+        "build_engine.check_space = lambda *args: None\n"
+        "try: build_engine.build(BuildSpec(checkpoint=sys.argv[1], output=Path(sys.argv[2]) / 'engine'))\n"
         "except Exception as error: print(type(error).__name__, error, list(Path(sys.argv[2]).iterdir()))\n"
     )
     mount = 'mount -t tmpfs -o size=300k none "$1" || exit 77; exec "$2" -c "$3" "$4" "$1"'
@@ -168,7 +168,7 @@ def test_no_space_from_the_operating_system_is_named(tmp_path: Path) -> None:
 def start_slow_build(tiny: Path, output: Path) -> subprocess.Popen[str]:
     """A build that waits, half done, with files already written."""
     script = (
-        "import signal, sys, time; from pathlib import Path; from llmops.build.job import engine\n"
+        "import signal, sys, time; from pathlib import Path; from llmops.build.job import build_engine\n"
         "from llmops.build.targets.openvino.openvino_target import OpenVinoJob\n"
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # ignored where the tests run behind a shell's &
         "def wait(*args): print('half way', flush=True); time.sleep(600)\n"

@@ -24,7 +24,7 @@ SOURCE, QUANTISED, QUALITY, ENGINE = (
 POINTS = [
     ("hashing", "llmops.build.checkpoint.description:sha256_of", []),
     ("loading", "llmops.build.quantize.model_loading:load_tokenizer", []),
-    ("recording", "llmops.build.quality.reference_answers:greedy", []),
+    ("recording", "llmops.build.quality.reference_answers:greedy_decode", []),
     ("recorded", "os:rename", []),
     ("calibrating", "llmops.build.quantize.quantizer:batches", []),
     ("exporting", "llmops.build.quantize.checkpoint_export:rewrite_config", [SOURCE]),
@@ -33,7 +33,7 @@ POINTS = [
     ("measured", "os:rename", [SOURCE, QUANTISED]),
     ("linking", "llmops.build.targets.pytorch:link_file", [SOURCE, QUANTISED]),
     ("moving", "llmops.build.engine_folder.atomic_folder:replace_folder", [SOURCE, QUANTISED, QUALITY]),
-    ("moved", "llmops.build.job.build_engine:drop_stages", [SOURCE, QUANTISED, QUALITY]),
+    ("moved", "llmops.build.job.build_engine:remove_stages", [SOURCE, QUANTISED, QUALITY]),
 ]
 
 

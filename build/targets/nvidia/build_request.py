@@ -1,4 +1,6 @@
-"""BuildSpec + checkpoint -> a checked request for NVIDIA targets. Everything that can be refused is refused here."""
+"""The checked request of a build for NVIDIA targets. Everything that can be rejected is rejected
+here.
+"""
 
 from __future__ import annotations
 
@@ -20,14 +22,19 @@ from llmops.build.trtllm.image_selection import image_for, image_of, release_of
 from llmops.build.trtllm.unsupported_checkpoints import unsupported_reason
 from llmops.errors import CheckpointError, InputError, VersionMismatchError
 
+#: Default limits: sequences per batch, tokens per step, and tokens of a sequence.
 _DEFAULT_BATCH, _DEFAULT_TOKENS, _DEFAULT_LENGTH = 256, 8192, 8192
 COMMON_OPTIONS = frozenset({*GATES, "calib_batch_size", "calib_seed", "quality", "image", "tensorrt_llm", "dtype"})
 
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What will be done. `dtype` is that of weights that are not quantised. `is_prequantized` means that the checkpoint is
-    quantised already and goes in unchanged, `exports_unchanged` that it goes in unchanged for whatever reason."""
+    """A checked request.
+
+    `dtype` is that of weights that are not quantised. `is_prequantized`: the checkpoint is
+    quantised already and is exported unchanged. `exports_unchanged`: it is exported unchanged for
+    this or another reason.
+    """
 
     spec: BuildSpec
     checkpoint: Checkpoint
@@ -45,21 +52,25 @@ class BuildRequest:
 
     @property
     def stored_cache(self) -> str:
-        """The KV cache that the exported checkpoint names.
+        """Return the KV cache dtype that the exported checkpoint names.
 
-        Target pytorch names none where the weights are not quantised: TensorRT-LLM refuses a checkpoint whose
-        hf_quant_config.json has no algorithm for the weights (`tensorrt_llm/llmapi/llm_utils.py`, "Pre-quantized
-        checkpoint must have quant_algo"). There `kv_cache_config.dtype` alone decides.
+        Target pytorch names none where the weights are not quantised: TensorRT-LLM refuses a
+        checkpoint whose hf_quant_config.json has no algorithm for the weights
+        (`tensorrt_llm/llmapi/llm_utils.py`, "Pre-quantized checkpoint must have quant_algo"). There
+        `kv_cache_config.dtype` alone decides.
         """
         return _stored_cache(self.spec)
 
     @property
     def calibrates(self) -> bool:
+        """Return True if the build runs calibration texts through the model."""
         return self.quant_format.calibrated or self.stored_cache != "auto"
 
     @property
     def weights(self) -> str:
-        """The name of the format that the engine will have; of one that nobody but the checkpoint knows its method."""
+        """Return the name of the engine's weight format, or the checkpoint's method if llmops has
+        no name for it.
+        """
         found = self.checkpoint.quantisation
         if not self.is_prequantized or found is None:
             return self.quant_format.name
@@ -67,15 +78,21 @@ class BuildRequest:
 
     @property
     def quantisation(self) -> Quantisation:
+        """Return the record for engine.json."""
         return Quantisation(weights=self.weights, kv_cache=self.kv_cache, group_size=self.group_size)
 
     @property
     def parallelism(self) -> Parallelism:
+        """Return the record for engine.json."""
         return Parallelism(tp_size=self.spec.tp, pp_size=self.spec.pp, ep_size=self.spec.ep)
 
 
 def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
-    """Raises InputError, CheckpointError or VersionMismatchError."""
+    """Check a specification against a checkpoint.
+
+    Raises:
+        InputError, CheckpointError, VersionMismatchError: The build is not possible.
+    """
     arch = checkpoint.architecture
     if spec.target not in arch.targets:
         raise CheckpointError(_wrong_target(arch, spec.target))
@@ -115,7 +132,9 @@ def _wrong_target(arch: Architecture, target: str) -> str:
 
 
 def _exports_unchanged(spec: BuildSpec, checkpoint: Checkpoint) -> bool:
-    """Target pytorch takes an unquantised Hugging Face folder as it is."""
+    """Return True for target pytorch and an unquantised Hugging Face folder, which it takes
+    unchanged.
+    """
     return spec.quant == "none" and spec.target == "pytorch" and checkpoint.format == "huggingface"
 
 
@@ -137,17 +156,21 @@ def _check_family_format(arch: Architecture, quant_format: QuantFormat, spec: Bu
 
 
 def allowed_formats(family: str, target: str) -> tuple[str, ...]:
-    """Return the formats that a family can be built in for a target (docs/tensorrt-llm.md, "What loads")."""
+    """Return the formats in which a family can be built for a target (docs/tensorrt-llm.md, "What
+    loads").
+    """
     if FAMILIES[family].as_published:
         return ("none",)
     if target == "tensorrt" and family in ("qwen3", "qwen3_moe"):
         return ("none", "fp8")  # NVIDIA/TensorRT-LLM examples/models/core/qwen/README.md, support matrix
-    forms = list(buildable_formats(target).items())
+    formats = list(buildable_formats(target).items())
     if FAMILIES[family].moe is not None:
-        forms = [(name, quant_format) for name, quant_format in forms if target in quant_format.mixtures]
+        formats = [(name, quant_format) for name, quant_format in formats if target in quant_format.mixtures]
     if target == "pytorch":
-        return tuple(name for name, quant_format in forms if unsupported_reason(family, quant_format.algorithm) is None)
-    return tuple(name for name, _ in forms)
+        return tuple(
+            name for name, quant_format in formats if unsupported_reason(family, quant_format.algorithm) is None
+        )
+    return tuple(name for name, _ in formats)
 
 
 def _group_size(arch: Architecture, quant_format: QuantFormat, spec: BuildSpec) -> int | None:
@@ -173,7 +196,7 @@ def _calibration(spec: BuildSpec, quant_format: QuantFormat) -> CalibrationSetti
 
 
 def check_calibration(request: BuildRequest) -> None:
-    """Before any work: data that cannot be read would show after the weights were loaded, which takes minutes."""
+    """Check the calibration data before the weights are loaded, which takes minutes."""
     if request.calibrates:
         check_data(request.calibration)
 
@@ -209,7 +232,7 @@ def _image(spec: BuildSpec) -> TrtllmImage:
 
 
 def _image_of_version(target: str, version: str) -> TrtllmImage:
-    """An image with the version's own fields and flags, or with later ones of its minor release."""
+    """Return an image with the version's own fields and flags, or later ones of its minor release."""
     image = image_for(target, version)
     if release_of(image.tensorrt_llm) != release_of(version):
         raise VersionMismatchError(
@@ -220,7 +243,7 @@ def _image_of_version(target: str, version: str) -> TrtllmImage:
 
 
 def positive_option(spec: BuildSpec, name: str, default: int) -> int:
-    """An option as a number of at least 1."""
+    """Return an option as a whole number of at least 1."""
     value = spec.options.get(name, default)
     try:
         number = int(value)
@@ -233,7 +256,7 @@ def positive_option(spec: BuildSpec, name: str, default: int) -> int:
 
 
 def boolean_option(spec: BuildSpec, name: str, default: bool) -> bool:
-    """An option that is true or false."""
+    """Return an option as True or False."""
     value = str(spec.options.get(name, default)).lower()
     if value not in ("true", "false"):
         raise InputError(f"--set {name}={value}: give true or false.")
@@ -241,7 +264,7 @@ def boolean_option(spec: BuildSpec, name: str, default: bool) -> bool:
 
 
 def unknown_options(spec: BuildSpec, known: frozenset[str], prefixes: tuple[str, ...]) -> None:
-    """Raises InputError for an option that neither is known nor starts with one of the prefixes."""
+    """Raise InputError for an option that is not known and starts with none of the prefixes."""
     import difflib
 
     for name in spec.options:

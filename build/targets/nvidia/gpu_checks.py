@@ -1,4 +1,4 @@
-"""Can the GPUs that the user names run the engine?"""
+"""Check that the GPUs the user names can run the engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _GIB = 2**30
 
 
 def check_gpu(request: BuildRequest) -> None:
-    """Raises InputError when they cannot run the format or hold the weights."""
+    """Raise InputError if the GPUs cannot run the format or hold the weights."""
     spec, arch = request.spec, request.checkpoint.architecture
     _check_experts_dtype(request)
     if spec.gpu is None:
@@ -35,29 +35,34 @@ def check_gpu(request: BuildRequest) -> None:
 
 
 def _check_experts_dtype(request: BuildRequest) -> None:
-    """Raise InputError for experts in W4A8 in the 16-bit dtype that TensorRT-LLM loads and misreads.
+    """Raise InputError for experts in W4A8 in the 16-bit dtype that TensorRT-LLM loads and
+    misreads.
 
-    It writes their scales as bfloat16 on Hopper and as float16 on Ada, and then reads the bits in the model's dtype
-    (`tensorrt_llm/_torch/modules/fused_moe/quantization.py`, WInt4AFP8FusedMoEMethod.load_quant_scales).
+    It writes their scales as bfloat16 on Hopper and as float16 on Ada, and then reads the bits in
+    the model's dtype (`tensorrt_llm/_torch/modules/fused_moe/quantization.py`,
+    WInt4AFP8FusedMoEMethod.load_quant_scales).
     """
     if request.weights != "w4a8_awq" or request.checkpoint.architecture.moe is None:
         return
     ada = request.spec.gpu is not None and find_gpu(request.spec.gpu).sm == 89
-    wanted = "float16" if ada else "bfloat16"
-    if request.dtype != wanted:
+    required = "float16" if ada else "bfloat16"
+    if request.dtype != required:
         remedy = (
-            "give such a checkpoint" if request.is_prequantized else f"add --set dtype={wanted}, or use --quant fp8"
+            "give such a checkpoint" if request.is_prequantized else f"add --set dtype={required}, or use --quant fp8"
         )
         raise InputError(
-            f"--target pytorch computes w4a8_awq experts right in {wanted} only on {'Ada' if ada else 'Hopper'}, and "
+            f"--target pytorch computes w4a8_awq experts right in {required} only on {'Ada' if ada else 'Hopper'}, and "
             f"this model is {request.dtype}; {remedy}."
         )
 
 
 def _check_blackwell(request: BuildRequest, gpu: GpuSpec) -> None:
-    """Raise InputError for a Blackwell GPU and weights that TensorRT-LLM has no kernels for there: `build` of
-    `tensorrt_llm/builder.py` at 1.2.1, and `WInt4AFP8FusedMoEMethod.create_weights` of
-    `tensorrt_llm/_torch/modules/fused_moe/quantization.py` ("W4AFP8 MoE is unsupported")."""
+    """Raise InputError for a Blackwell GPU and weights that TensorRT-LLM has no kernels for there.
+
+    Sources: `build` of `tensorrt_llm/builder.py` at 1.2.1, and
+    `WInt4AFP8FusedMoEMethod.create_weights` of
+    `tensorrt_llm/_torch/modules/fused_moe/quantization.py` ("W4AFP8 MoE is unsupported").
+    """
     narrow = not request.quant_format.blackwell_engine or request.kv_cache == "int8"
     if request.spec.target == "tensorrt" and 100 <= gpu.sm < 120 and narrow:
         raise InputError(

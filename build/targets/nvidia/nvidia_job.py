@@ -1,4 +1,6 @@
-"""What the jobs of both of NVIDIA's targets have in common: ModelOpt quantises, here, and the engine runs elsewhere."""
+"""The common part of both NVIDIA targets' jobs: ModelOpt quantises here, and the engine runs
+elsewhere.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ from llmops.build.targets.nvidia.stage_estimates import (
 
 
 class NvidiaJob(GeneratorJob):
-    """`copies` is how often the weights are written."""
+    """A job of an NVIDIA target. The weights are written `copies` times."""
 
     copies = 1
 
@@ -34,6 +36,7 @@ class NvidiaJob(GeneratorJob):
 
     @property
     def adapter_entries(self) -> list[AdapterEntry]:
+        """Return the adapters for engine.json."""
         return [AdapterEntry(name=one.name, id=one.task_id) for one in self.adapters]
 
     @cached_property
@@ -56,12 +59,12 @@ class NvidiaJob(GeneratorJob):
     @property
     def dry_run_lines(self) -> list[str]:
         commands = [line for part in self.commands() for line in (part, "")]
-        table = [HEADER, *(stage.line() for stage in self.stage_requirements), *self._too_large()]
-        return [*self._quantising(), "", *table, "", *commands]
+        table = [HEADER, *(stage.line() for stage in self.stage_requirements), *self._too_large_lines()]
+        return [*self._quantisation_lines(), "", *table, "", *commands]
 
     @abstractmethod
     def commands(self) -> list[str]:
-        """What the engine is built or started with, for people."""
+        """Return the commands that build or start the engine, for people."""
 
     def check(self) -> None:
         if not self.request.exports_unchanged:
@@ -72,7 +75,7 @@ class NvidiaJob(GeneratorJob):
             check_memory(stage_needs(self.request, gpu), gpu)
 
     def result(self, record: Mapping[str, Any], extra: NvidiaExtra, complete: bool = True) -> BuildResult:
-        """`record` as `quantised_checkpoint` gives it."""
+        """Return the job's result. `record` is that of `quantised_checkpoint`."""
         return BuildResult(
             limits=self.request.limits,
             quantisation=self.request.quantisation,
@@ -83,16 +86,18 @@ class NvidiaJob(GeneratorJob):
             extra=extra,
         )
 
-    def _quantising(self) -> list[str]:
-        """How it will be calibrated and what it may cost, where that is known beforehand."""
+    def _quantisation_lines(self) -> list[str]:
+        """Return how the model will be calibrated and how much quality it may lose, where that is
+        known beforehand.
+        """
         request = self.request
         lines = [f"scales groups of {request.group_size} inputs"] if request.group_size else []
         if request.calibrates:
             lines.append(request.calibration.describe(planned_on_gpu(self.spec), request.quant_format.calib_limit))
         return lines + ([f"quality gate: {request.gates.describe()}"] if request.measure_quality else [])
 
-    def _too_large(self) -> list[str]:
-        """The stages that the engine's own GPUs have no memory for."""
+    def _too_large_lines(self) -> list[str]:
+        """Return the stages for which the engine's own GPUs have too little memory."""
         if self.spec.gpu is None:
             return []
         gpu, count = find_gpu(self.spec.gpu), self.spec.tp * self.spec.pp

@@ -1,4 +1,6 @@
-"""Checkpoints that come quantised: which target takes them as they are, and what to give instead."""
+"""Checkpoints that are quantised already: which target takes them unchanged, and what to give
+instead.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +14,23 @@ from llmops.build.spec import BuildSpec
 from llmops.build.trtllm.unsupported_checkpoints import unsupported_reason
 from llmops.errors import CheckpointError, InputError
 
+#: SM version of the first Blackwell GPUs.
 _BLACKWELL = 100
+#: The only block of FP8 scales that TensorRT-LLM takes.
 _BLOCK = [128, 128]
-# what comes nearest to a format that is refused
+#: The value of --quant nearest to a rejected method.
 _NEAREST = {"fp8": "fp8", "awq": "int4_awq", "gptq": "int4_awq", "bitsandbytes": "int4_awq"}
 
 
 def is_prequantized(spec: BuildSpec, checkpoint: Checkpoint, minor: tuple[int, int]) -> bool:
-    """Whether the checkpoint is quantised and goes in unchanged. `minor` is the release line of TensorRT-LLM that the
-    build is for. Raises CheckpointError for a checkpoint that cannot, InputError for a --quant that would quantise it
-    twice."""
+    """Return True if the checkpoint is quantised and is exported unchanged.
+
+    `minor` is the release line of TensorRT-LLM that the build is for.
+
+    Raises:
+        CheckpointError: The checkpoint is quantised in a way that cannot be built.
+        InputError: --quant would quantise the checkpoint twice.
+    """
     found = checkpoint.quantisation
     if found is None or found.method == "gguf":
         return False
@@ -77,8 +86,8 @@ def _fp8(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpec, m
     block = found.detail.get("weight_block_size")
     if block == _BLOCK:
         return ""
-    form = f"in blocks of {block[0]} x {block[1]}" if block else "with one scale per tensor"
-    return f"{form}, where TensorRT-LLM's PyTorch backend takes blocks of 128 x 128 only"
+    scales = f"in blocks of {block[0]} x {block[1]}" if block else "with one scale per tensor"
+    return f"{scales}, where TensorRT-LLM's PyTorch backend takes blocks of 128 x 128 only"
 
 
 def _modelopt(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpec, minor: tuple[int, int]) -> str:

@@ -1,8 +1,9 @@
-"""Runs a program so that nothing of it outlives us: `python guard.py PROGRAM ARGS…`, with a pipe as standard input.
+"""Run a program in its own session and kill the whole session when standard input closes: `python
+process_guard.py PROGRAM ARGS…`.
 
-trtllm-build starts workers of its own. Guard and program are in a session of their own, which a Ctrl-C or `kill -9`
-for llmops' process group does not reach; when the pipe's other end closes, for whatever reason, all of it is ended.
-Knows nothing of llmops, so that it starts at once.
+trtllm-build starts workers, none of which may outlive llmops. Guard and program are in a session of
+their own, which Ctrl-C or `kill -9` for llmops' process group does not reach. The guard imports
+nothing of llmops, so that it starts at once.
 """
 
 from __future__ import annotations
@@ -14,11 +15,14 @@ import subprocess
 import sys
 import threading
 
+#: Seconds between SIGTERM and SIGKILL.
 GRACE = 10.0
 
 
 def main(argv: list[str]) -> int:
-    """The program's exit code, 128 + signal for one that was killed, 127 for one that cannot be started."""
+    """Run the program and return its exit code: 128 + signal if killed, 127 if it cannot be
+    started.
+    """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         program = subprocess.Popen(argv, stdin=subprocess.DEVNULL, preexec_fn=_default_signals)
@@ -35,6 +39,7 @@ def _default_signals() -> None:
 
 
 def _end_with_parent(program: subprocess.Popen[bytes]) -> None:
+    """End the session once standard input closes."""
     while os.read(0, 1024):
         pass
     os.killpg(0, signal.SIGTERM)

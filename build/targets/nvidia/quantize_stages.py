@@ -1,4 +1,4 @@
-"""What both targets share: source weights -> quantised checkpoint with its quality figures, in stages."""
+"""Quantise a checkpoint and measure its quality, in resumable stages shared by both NVIDIA targets."""
 
 from __future__ import annotations
 
@@ -16,32 +16,39 @@ from llmops.build.progress import Progress
 from llmops.build.quality.quality_gates import QualityMetrics
 from llmops.build.targets.nvidia.build_request import BuildRequest
 
-# Raised when the same inputs give other files than before.
+#: Version of the stages. Increase it when the same inputs give other files than before.
 _REVISION = 4
 LIBRARIES = ("nvidia-modelopt", "torch", "transformers")
 
 
 def library_versions() -> dict[str, str]:
+    """Return the versions of the libraries that decide the files."""
     return {name: installed_version(name) for name in LIBRARIES}
 
 
 def quantised_checkpoint(request: BuildRequest, tokenizer: Path, progress: Progress) -> tuple[Path, dict[str, Any]]:
-    """The finished stage's folder, holding `checkpoint/`, and its record (quality, golden answers, calibration tokens).
-    `tokenizer` is the folder that the engine gets.
+    """Return the folder of the finished stage, which holds `checkpoint/`, and its record.
 
-    Raises BuildError when the gates are not met; the stages stay, so another limit needs no second calibration.
+    The record has quality, golden answers and calibration tokens. `tokenizer` is the folder that
+    the engine gets.
+
+    Raises:
+        BuildError: A quality limit is exceeded. The stages stay, so another limit needs no second
+            calibration.
     """
     return _QuantizeStages(request, tokenizer, progress).run()
 
 
 def kept_bytes(request: BuildRequest) -> int:
-    """What an earlier build of the same left finished, and this one need not write."""
+    """Return the bytes that an earlier build with the same inputs left finished."""
     folder = finished_stage(request.spec.output, "quantised", stage_contents(request)["quantised"])
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
 def stage_contents(request: BuildRequest) -> dict[str, dict[str, Any]]:
-    """By stage, what decides its files: `source` the answers of the source model, `quantised`, and `quality`."""
+    """Return the inputs of each stage: `source` (answers of the source model), `quantised` and
+    `quality`.
+    """
     spec = request.spec
     source = {
         "revision": _REVISION,
@@ -60,7 +67,9 @@ def stage_contents(request: BuildRequest) -> dict[str, dict[str, Any]]:
 
 
 class _QuantizeStages:
-    """Three stages, each taken from an earlier build where that finished it. The source is loaded when one needs it."""
+    """Three stages, each taken from an earlier build that finished it. The source is loaded when a
+    stage needs it.
+    """
 
     def __init__(self, request: BuildRequest, tokenizer: Path, progress: Progress) -> None:
         self.spec, self.checkpoint, self.request, self.progress = request.spec, request.checkpoint, request, progress
@@ -79,7 +88,7 @@ class _QuantizeStages:
         return folder, record
 
     def _free(self) -> None:
-        """The source is gone before the export is loaded."""
+        """Release the source before the export is loaded."""
         if self.source is not None:
             from llmops.build.quantize.model_loading import release_memory
 
@@ -97,7 +106,7 @@ class _QuantizeStages:
         return folder
 
     def _import_libraries(self) -> None:
-        """Here, where no caller holds a model."""
+        """Import the libraries here, where no caller holds a model."""
         if not self.imported:
             from llmops.build.quantize.model_loading import import_libraries
 
@@ -106,7 +115,7 @@ class _QuantizeStages:
             self.imported = True
 
     def _loaded(self) -> tuple[Any, Any]:
-        """(model, tokenizer) of the source."""
+        """Return (model, tokenizer) of the source."""
         from llmops.build.quantize.model_loading import load_model, load_tokenizer
 
         if self.source is None:
@@ -152,7 +161,7 @@ class _QuantizeStages:
         (part / "record.json").write_text(json.dumps({"calibration_tokens": tokens}))
 
     def _quality(self, exported: Path, answers: Path) -> dict[str, Any]:
-        """The figures, once they are within the limits."""
+        """Return the quality metrics once they are within the limits."""
         folder = self._stage("quality", "the quality figures", lambda part: self._measure(exported, answers, part))
         figures = _read(folder / "quality.json")
         self.request.gates.check(QualityMetrics(**figures))

@@ -1,4 +1,10 @@
-"""Estimates of memory, disk space and time per build stage, checked before anything starts."""
+"""Estimates of memory, disk space and time per build stage, checked before anything starts.
+
+Times are rough on purpose (a factor of two either way): bytes over bandwidths and operations over
+rates. Rates: a third of the dense bfloat16 peak of an H100 SXM (989 TFLOP/s, NVIDIA's datasheet),
+one GPU at a time, because each GPU holds some of the layers; 40 GFLOP/s in float32 per CPU core;
+disks of 1 GB/s; 4 GB/s from the page cache to a GPU, 1 GB/s of 16-bit numbers to float32 on a CPU.
+"""
 
 from __future__ import annotations
 
@@ -16,23 +22,25 @@ from llmops.build.targets.nvidia.build_request import BuildRequest
 from llmops.errors import ResourceError
 
 _GIB = 2**30
-# tokenizer and configurations
+#: Bytes of tokenizer and configurations.
 OTHER_FILES = 64 * 2**20
-# On a CPU, over the size of the weights in float32: measured with SmolLM2-135M and, in FP8, a Llama of 380 million
-# parameters (docs/quantisation.md). torch, transformers and ModelOpt take the fixed part.
+#: Memory on a CPU as a multiple of the weights in float32: measured with SmolLM2-135M and, in FP8, a Llama
+#: of 380 million parameters (docs/quantisation.md). torch, transformers and ModelOpt take the fixed part.
 _CPU_FACTOR, _CPU_FIXED = 2.0, int(0.75 * _GIB)
-# what the gate keeps of small layers and tables (build/quality/layerwise_model.py, build/quantize/embedding_tables.py)
+#: Bytes of small layers and tables that the gate caches.
 _GATE_KEPT = CACHED_LAYERS_BYTES + 2 * CACHED_TABLE_BYTES
-# one that is used, and the parts of which the next is being put together
+#: Layers in memory at once: the one in use, and the parts of the next.
 _GATE_LAYERS = 2
-# logits of one evaluation text in float32, their logarithms, and those of the source beside them
+#: Copies of one evaluation text's logits in float32: logits, logarithms, and those of the source.
 _LOGITS = 5
-# activations, allocator and CUDA context, per model
+#: GPU memory as a multiple of the 16-bit weights, plus activations, allocator and CUDA context.
 _GPU_FACTOR, _GPU_FIXED = 1.3, 2 * _GIB
 
 
 def stored_bytes(request: BuildRequest) -> int:
-    """Size of the quantised weights with their scales; embedding and output matrix stay in 16 bits."""
+    """Return the size of the quantised weights with scales. Embedding and output matrix stay in 16
+    bits.
+    """
     checkpoint, arch = request.checkpoint, request.checkpoint.architecture
     if request.is_prequantized:
         return checkpoint.weight_bytes
@@ -44,12 +52,14 @@ def stored_bytes(request: BuildRequest) -> int:
 
 
 def _one_table(arch: Architecture, target: str) -> bool:
-    """Whether embedding and output matrix are one. TensorRT-LLM's checkpoints share them for Gemma only."""
+    """Return True if embedding and output matrix are one. TensorRT-LLM's checkpoints share them for
+    Gemma only.
+    """
     return arch.tie_word_embeddings and (target != "tensorrt" or arch.family in ("gemma2", "gemma3"))
 
 
 def stage_needs(request: BuildRequest, gpu: bool) -> list[StageRequirements]:
-    """Per stage, in order. `gpu` says whether quantising happens on GPUs."""
+    """Return the requirements of each stage in order. `gpu` is True if quantising runs on GPUs."""
     spec, checkpoint = request.spec, request.checkpoint
     stored, full = stored_bytes(request), checkpoint.parameters * 4
     logits = _LOGITS * EVALUATION_LENGTH * checkpoint.architecture.vocab_size * 4
@@ -76,34 +86,38 @@ def stage_needs(request: BuildRequest, gpu: bool) -> list[StageRequirements]:
 
 
 def _layer_bytes(checkpoint: Checkpoint) -> int:
-    """Of one layer in float32, on average."""
+    """Return the mean size of a layer in float32."""
     arch = checkpoint.architecture
     return checkpoint.parameters * 4 // arch.num_layers
 
 
 def _states(checkpoint: Checkpoint) -> int:
-    """Of all evaluation texts and prompts between two layers, twice, and within a layer of one text, in float32."""
+    """Return the bytes of all texts' states between two layers, twice, and of one text within a
+    layer, in float32.
+    """
     arch, texts = checkpoint.architecture, len(bundled_texts("evaluation")) + len(golden_texts())
     within = EVALUATION_LENGTH * (8 * arch.hidden_size + 4 * arch.intermediate_size)
     return (2 * texts * EVALUATION_LENGTH * arch.hidden_size + within) * 4
 
 
 def recorded_bytes(checkpoint: Checkpoint) -> int:
-    """What the gate keeps of the source on disk: log-probabilities of all texts, eight numbers per row of a weight."""
+    """Return the bytes that the gate records of the source: log-probabilities of all texts, eight
+    numbers per row of a weight.
+    """
     arch = checkpoint.architecture
     texts = len(bundled_texts("evaluation"))
     return texts * EVALUATION_LENGTH * arch.vocab_size * 4 + checkpoint.parameters // arch.hidden_size * 8 * 4
 
 
 def _activations(request: BuildRequest) -> int:
-    """Of one layer, for one batch of calibration in float32."""
+    """Return the bytes of one layer's activations for one calibration batch in float32."""
     arch, settings = request.checkpoint.architecture, request.calibration
     _, batch = settings.resolved(False, request.quant_format.calib_limit)
     return batch * settings.seq_len * (4 * arch.hidden_size + 3 * arch.intermediate_size) * 4
 
 
 def check_memory(stages: list[StageRequirements], gpu: bool) -> None:
-    """Raises ResourceError for the first stage that runs here and does not fit."""
+    """Raise ResourceError for the first stage that runs here and does not fit."""
     available = available_memory()
     for need in (stage for stage in stages if stage.here):
         if available is not None and need.ram > available:
@@ -119,7 +133,7 @@ def check_memory(stages: list[StageRequirements], gpu: bool) -> None:
 
 
 def planned_on_gpu(spec: BuildSpec) -> bool:
-    """Whether the plan counts on GPUs for quantising: where the user names them, or where some are."""
+    """Return True if quantising is planned on GPUs: the user names them, or this machine has some."""
     if spec.gpu is not None:
         return True
     try:
@@ -131,28 +145,35 @@ def planned_on_gpu(spec: BuildSpec) -> bool:
 
 
 def gpu_memory() -> int:
+    """Return the memory of all GPUs in bytes."""
     import torch
 
     return sum(torch.cuda.get_device_properties(i).total_memory for i in range(torch.cuda.device_count()))
 
 
+#: Bytes per second from disk, to a GPU, and to float32 on a CPU.
 _DISK, _TO_GPU, _ON_CPU = 1.0e9, 4e9, 1e9
+#: Operations per second of a GPU and of a CPU core.
 _GPU_RATE, _CORE_RATE = 330e12, 40e9
-# AWQ quantises and compares eleven times
+#: Passes of AWQ, which quantises and compares eleven times.
 _AWQ_PASSES = 12
+#: Seconds to import the libraries.
 _LIBRARIES = 20.0
-# trtllm-build beside its files: graph, kernels, timing
+#: Seconds of trtllm-build beside reading and writing: graph, kernels, timing.
 _COMPILE = 120.0
 
 
 class DurationEstimate:
-    """Of one build; `stored` is the size of the quantised weights in bytes."""
+    """The duration of one build's stages in minutes. `stored` is the size of the quantised weights
+    in bytes.
+    """
 
     def __init__(self, request: BuildRequest, stored: int, gpu: bool) -> None:
         self.checkpoint, self.request, self.stored, self.gpu = request.checkpoint, request, stored, gpu
         self.rate = _GPU_RATE if gpu else _CORE_RATE * (os.cpu_count() or 1)
 
     def quantise(self) -> float:
+        """Return the minutes of quantising and exporting."""
         size, _ = self.request.calibration.resolved(self.gpu, self.request.quant_format.calib_limit)
         tokens = size * self.request.calibration.seq_len if self.request.quant_format.calibrated else 0
         passes = _AWQ_PASSES if self.request.quant_format.grouped else 1
@@ -160,7 +181,9 @@ class DurationEstimate:
         return (_LIBRARIES + seconds) / 60
 
     def gate(self) -> float:
-        """The source once for the texts and once per token of the golden answers, the export once."""
+        """Return the minutes of the quality gate: it reads the source for the texts and per token
+        of the golden answers, the export once.
+        """
         texts = len(bundled_texts("evaluation")) + len(golden_texts())
         reads = 1 + (TOKENS if self.checkpoint.parameters * 4 > CACHED_LAYERS_BYTES else 1)
         bandwidth = _TO_GPU if self.gpu else _ON_CPU
@@ -169,9 +192,9 @@ class DurationEstimate:
         return (traffic + first + self._compute(2 * texts * EVALUATION_LENGTH) * (4 if self.gpu else 1)) / 60
 
     def engine(self) -> float:
-        """Every rank reads its file and writes its engine."""
+        """Return the minutes of trtllm-build: every rank reads its file and writes its engine."""
         return (_COMPILE + 2 * self.stored / _DISK) / 60
 
     def _compute(self, tokens: int) -> float:
-        """Seconds of forward passes over so many tokens."""
+        """Return the seconds of forward passes over so many tokens."""
         return 2 * self.checkpoint.parameters * tokens / self.rate

@@ -1,4 +1,6 @@
-"""The `trtllm-build` step: its command, build.sh for another machine, and running it with a log and live progress."""
+"""The `trtllm-build` step: its command, build.sh for another machine, and the run with log and
+progress.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,7 @@ from pathlib import Path
 
 from llmops.build.engine_folder.manifest import FILE_NAME
 from llmops.build.environment import installed_version as distribution_version
+from llmops.build.environment import version_in
 from llmops.build.progress import Progress
 from llmops.build.targets.nvidia import process_guard
 from llmops.build.trtllm.container_images import TrtllmImage
@@ -24,11 +27,11 @@ PROGRAM = "trtllm-build"
 LOG = "trtllm-build.log"
 SCRIPT = "build.sh"
 CHECKPOINT_DIR, ENGINE_DIR = "checkpoint", "model"
-# one such line per rank, from tensorrt_llm/builder.py and commands/build.py
+#: One such line per rank, from tensorrt_llm/builder.py and commands/build.py.
 _RANK_DONE = re.compile(r"Serializing engine to .*rank\d+\.engine|Engine serialized|Total time of building rank\d+")
 
 
-# engine.json says that the folder is finished once every rank has its engine
+#: Shell commands that mark engine.json complete once every rank has its engine.
 _RECORD = f"""\
 for shard in {CHECKPOINT_DIR}/rank*.safetensors; do
   rank=$(basename "$shard" .safetensors)
@@ -40,7 +43,9 @@ mv .{FILE_NAME}.part {FILE_NAME}
 
 
 def script(argv: Sequence[str], image: TrtllmImage) -> str:
-    """build.sh: finishes the engine folder that it lies in, inside the image or wherever trtllm-build is."""
+    """Return build.sh, which finishes its engine folder inside the image or wherever trtllm-build
+    is installed.
+    """
     command = " \\\n  ".join(flag_lines(argv))
     return (
         "#!/bin/sh\n"
@@ -55,13 +60,14 @@ def script(argv: Sequence[str], image: TrtllmImage) -> str:
 
 
 def write_script(folder: Path, argv: Sequence[str], image: TrtllmImage) -> None:
+    """Write build.sh into `folder`."""
     path = folder / SCRIPT
     path.write_text(script(argv, image))
     path.chmod(0o755)
 
 
 def flag_lines(argv: Sequence[str]) -> list[str]:
-    """One flag with its values per line."""
+    """Return one line per flag with its values."""
     lines = [shlex.quote(argv[0])]
     for word in argv[1:]:
         if word.startswith("--"):
@@ -79,7 +85,7 @@ def docker_command(folder: Path, image: TrtllmImage) -> list[str]:
     """
     owner = f"{os.getuid()}:{os.getgid()}"
     mount = f"type=bind,source={folder.absolute()},target=/engine"
-    # --init: a shell as the container's first process would ignore the SIGTERM of a Ctrl-C, and live on
+    # Without --init, the shell is the container's first process, which ignores the SIGTERM of a Ctrl-C.
     flags = ["--rm", "--init", "--gpus", "all", "--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
     home = ["--env", "HOME=/tmp", "--env", "USER=llmops"]
     inside = [*home, "--mount", mount, image.reference, "sh", f"/engine/{SCRIPT}"]
@@ -87,27 +93,23 @@ def docker_command(folder: Path, image: TrtllmImage) -> list[str]:
 
 
 def installed_version() -> str | None:
-    """TensorRT-LLM next to `trtllm-build`, from the program itself; None when there is no such program."""
+    """Return the TensorRT-LLM version beside `trtllm-build`, or None without the program or its
+    version.
+    """
     if shutil.which(PROGRAM) is None:
         return None
-    return distribution_version("tensorrt_llm") or _query_version()
-
-
-def _query_version() -> str | None:
-    """The program lives in another Python; that one's `tensorrt_llm` prints its version when imported."""
-    code = "import importlib.metadata as m; print(m.version('tensorrt_llm'))"
-    program = Path(shutil.which(PROGRAM) or PROGRAM)
-    for python in (program.with_name("python3"), Path("python3")):
-        try:
-            result = subprocess.run([str(python), "-c", code], capture_output=True, text=True, timeout=60, check=True)
-            return result.stdout.strip()
-        except (OSError, subprocess.SubprocessError):
-            continue
-    return None
+    beside = Path(shutil.which(PROGRAM) or PROGRAM).with_name("python3")
+    versions = (version_in(str(python), "tensorrt_llm") for python in (beside, "python3"))
+    return distribution_version("tensorrt_llm") or next(filter(None, versions), None)
 
 
 def check_version(image: TrtllmImage) -> None:
-    """Raises MissingDependencyError without the program, VersionMismatchError with one of another version."""
+    """Check the installed trtllm-build.
+
+    Raises:
+        MissingDependencyError: The program is not installed.
+        VersionMismatchError: It is of another version.
+    """
     if shutil.which(PROGRAM) is None:
         raise MissingDependencyError(
             f"{PROGRAM} is not on PATH; run this in {image.reference}, or add --in-container on a machine with docker."
@@ -118,7 +120,11 @@ def check_version(image: TrtllmImage) -> None:
 
 
 def run(argv: Sequence[str], folder: Path, ranks: int, log_path: Path, progress: Progress) -> None:
-    """Run the step in `folder`, its output in `log_path`. Raises BuildError with the last lines of the log."""
+    """Run the step in `folder` with its output in `log_path`.
+
+    Raises:
+        BuildError: The step failed. The message has the last lines of the log.
+    """
     with progress.stage(f"Building {ranks} engine{'s' if ranks > 1 else ''}", total=ranks), log_path.open("w") as log:
         process = _start(argv, folder)
         tail: deque[str] = deque(maxlen=12)
@@ -138,7 +144,7 @@ def run(argv: Sequence[str], folder: Path, ranks: int, log_path: Path, progress:
 
 
 def _start(argv: Sequence[str], folder: Path) -> subprocess.Popen[str]:
-    """Behind the guard, whose standard input is what keeps it running."""
+    """Start the command behind the guard, which runs as long as its standard input is open."""
     return subprocess.Popen(
         [sys.executable, "-I", "-S", process_guard.__file__, *argv], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
@@ -146,7 +152,9 @@ def _start(argv: Sequence[str], folder: Path) -> subprocess.Popen[str]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Where it still runs, the guard ends everything; the wait is longer than it gives the program."""
+    """Close the guard's input, which ends a program that still runs, and wait longer than the
+    guard's grace time.
+    """
     assert process.stdin is not None
     process.stdin.close()
     process.wait(timeout=2 * process_guard.GRACE)
@@ -160,7 +168,7 @@ def _failure(argv: Sequence[str], code: int, tail: list[str], log_path: Path) ->
 
 
 def check_engine(engine: Path, ranks: int, log_path: Path) -> None:
-    """Raises BuildError unless config.json and one engine file per rank are there and not empty."""
+    """Raise BuildError unless config.json and one non-empty engine file per rank exist."""
     wanted = ["config.json", *(f"rank{rank}.engine" for rank in range(ranks))]
     bad = [name for name in wanted if not (engine / name).is_file() or (engine / name).stat().st_size == 0]
     if bad:

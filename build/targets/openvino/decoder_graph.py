@@ -1,7 +1,7 @@
-"""The decoder as an OpenVINO graph: RMSNorm, rotary attention with a KV-cache state, SwiGLU.
+"""Build the OpenVINO graph of a decoder: RMSNorm, rotary attention with a KV-cache state, SwiGLU.
 
-The shape of the subgraphs is the one that OpenVINO's fusions (RMS, RoPE, SDPA) and the change from SDPA to paged
-attention look for; `Linear` decides how a weight is stored.
+The subgraphs have the shape that OpenVINO's fusions (RMS, RoPE, SDPA) and its change from SDPA to
+paged attention look for. `WeightStorage` decides how a weight is stored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Node = Any  # ov.Node and ov.Output are accepted alike by the opset functions
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """What the graph needs beyond the architecture's sizes."""
+    """The parameters of the graph beyond the architecture's sizes."""
 
     architecture: Architecture
     rms_norm_eps: float
@@ -37,11 +37,17 @@ class DecoderShape:
 def build_decoder(
     shape: DecoderShape, weights: WeightSource, storage: WeightStorage, on_layer: Callable[[], None] = lambda: None
 ) -> ov.Model:
-    """Inputs input_ids, attention_mask, position_ids INT64 [batch, length], beam_idx INT32 [batch]; output logits."""
+    """Return the graph.
+
+    Inputs are input_ids, attention_mask and position_ids, INT64 [batch, length], and beam_idx,
+    INT32 [batch]. The output is logits.
+    """
     return _Decoder(shape, weights, storage).model(on_layer)
 
 
 class _Decoder:
+    """The graph's builder: each method returns the node of one part."""
+
     def __init__(self, shape: DecoderShape, weights: WeightSource, storage: WeightStorage) -> None:
         self.shape, self.arch = shape, shape.architecture
         self.weights, self.storage = weights, storage
@@ -97,14 +103,14 @@ class _Decoder:
         return self.linear(merged, f"{prefix}.o_proj")
 
     def heads(self, projected: Node, count: int, norm: str | None) -> Node:
-        """[batch, length, count * head_dim] -> [batch, count, length, head_dim]."""
+        """Split heads: [batch, length, count * head_dim] -> [batch, count, length, head_dim]."""
         split = ops.reshape(projected, _int([0, 0, count, self.arch.head_dim]), True)
         if norm is not None and self.arch.qk_norm:
             split = self.norm(split, f"{norm}.weight")
         return ops.transpose(split, _int([0, 2, 1, 3]))
 
     def cached(self, new: Node, variable_id: str) -> Node:
-        """Appends to the state, which starts with length 0 and follows `beam_idx`."""
+        """Append to the state, which starts with length 0 and follows `beam_idx`."""
         arch = self.arch
         info = op.util.VariableInfo()
         info.data_shape = ov.PartialShape([-1, arch.num_kv_heads, -1, arch.head_dim])
@@ -118,7 +124,9 @@ class _Decoder:
         return full
 
     def repeated(self, cached: Node) -> Node:
-        """Grouped-query attention: each KV head serves num_heads / num_kv_heads query heads."""
+        """Repeat KV heads for grouped-query attention: each serves num_heads / num_kv_heads query
+        heads.
+        """
         arch = self.arch
         groups = arch.num_heads // arch.num_kv_heads
         if groups == 1:
@@ -136,7 +144,7 @@ class _Decoder:
         return ops.add(ops.multiply(heads, self.cos), ops.multiply(turned, self.sin))
 
     def rotary(self) -> tuple[Node, Node]:
-        """cos and sin, [batch, 1, length, head_dim]."""
+        """Return cos and sin, [batch, 1, length, head_dim]."""
         frequencies = _float(self.shape.inverse_frequencies.reshape(1, -1, 1))
         wide = ops.broadcast(
             frequencies, ops.concat([self.batch, _int([1]), _int([1])], 0), broadcast_spec="BIDIRECTIONAL"
@@ -147,7 +155,9 @@ class _Decoder:
         return ops.unsqueeze(ops.cos(both), _int(1)), ops.unsqueeze(ops.sin(both), _int(1))
 
     def causal_mask(self) -> Node:
-        """[batch, 1, length, total], 0 where a token may look and the lowest float elsewhere."""
+        """Return the mask [batch, 1, length, total]: 0 where a token may attend, the lowest float
+        elsewhere.
+        """
         length, total = _dim(self.input_ids, 1), _dim(self.attention_mask, 1)
         scalar = _int([])
         columns = ops.range(_int(0), ops.reshape(total, scalar, False), _int(1), "i64")
@@ -180,7 +190,7 @@ def _parameter(name: str, shape: list[int], dtype: Any = np.int64) -> Node:
 
 
 def _dim(node: Node, axis: int) -> Node:
-    """One dimension as a tensor of shape [1]."""
+    """Return one dimension as a tensor of shape [1]."""
     return ops.gather(ops.shape_of(node), _int([axis]), _int(0))
 
 

@@ -1,7 +1,8 @@
-"""The detokenizer model that GenAI wants beside an IR: its vocabulary is what grammars (xgrammar) are compiled against.
+"""Write the detokenizer that GenAI needs beside an IR, whose vocabulary grammars (xgrammar) are
+compiled against.
 
-Text itself never goes through it; the gateway tokenises. openvino_tokenizers converts whole tokenizers only from
-transformers objects, but the few nodes of a detokenizer can be put together from tokenizer.json.
+No text goes through it: the gateway detokenises. openvino_tokenizers converts whole tokenizers only
+from transformers objects, but a detokenizer's few nodes can be assembled from tokenizer.json.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
 def write_detokenizer(tokenizer_json: Path, vocab_size: int, directory: Path) -> None:
-    """Writes openvino_detokenizer.xml and .bin for a byte-level or SentencePiece tokenizer.json."""
+    """Write openvino_detokenizer.xml and .bin for a byte-level or SentencePiece tokenizer.json."""
     import openvino as ov
     from openvino_tokenizers.constants import DETOKENIZER_NAME, STRING_OUTPUT_NAME
     from openvino_tokenizers.tokenizer_pipeline import FuseStep, VocabDecoderStep
@@ -34,7 +35,9 @@ def write_detokenizer(tokenizer_json: Path, vocab_size: int, directory: Path) ->
 
 
 def vocabulary_bytes(tokenizer_json: Path, size: int) -> tuple[list[bytes], list[int]]:
-    """The text of each token id below `size` in UTF-8 bytes (empty where there is none), and the special ids."""
+    """Return the text of each token id below `size` in UTF-8 bytes (empty if there is none), and
+    the special ids.
+    """
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
     convert = _byte_level if _has_byte_level(json.loads(tokenizer_json.read_text()).get("decoder")) else _metaspace
     vocabulary = [b""] * size
@@ -55,7 +58,7 @@ def _has_byte_level(decoder: Any) -> bool:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's way of writing bytes as printable characters."""
+    """Return GPT-2's printable characters for bytes."""
     printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}

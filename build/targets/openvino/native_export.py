@@ -1,4 +1,6 @@
-"""Checkpoint -> IR without torch: weights are read one by one, stored, and written by OpenVINO."""
+"""Write a checkpoint as OpenVINO IR without torch: weights are read one by one and written by
+OpenVINO.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,8 @@ if TYPE_CHECKING:
 def write_model(
     checkpoint: Checkpoint, quant: str, group_size: int | None, directory: Path, progress: Progress
 ) -> None:
-    """Writes openvino_model.xml and .bin."""
-    # The model's constants point into what these two hold, so both have to live until it is written.
+    """Write openvino_model.xml and .bin."""
+    # The model's constants point into these two, so both must live until it is written.
     weights, storage = open_weights(checkpoint), _storage(quant, group_size)
     with progress.stage("Reading weights", total=checkpoint.architecture.num_layers):
         model = build_decoder(_shape(checkpoint, weights), weights, storage, progress.advance)
@@ -45,7 +47,7 @@ def write_model(
 
 @contextlib.contextmanager
 def float_model(checkpoint: Checkpoint) -> Iterator[ov.Model]:
-    """The decoder in the checkpoint's own numbers, in memory; its constants are gone when the block is left."""
+    """Yield the decoder in the checkpoint's own numbers. Its constants are invalid after the block."""
     weights, storage = open_weights(checkpoint), UncompressedStorage()
     yield build_decoder(_shape(checkpoint, weights), weights, storage)
     del weights, storage
@@ -60,24 +62,27 @@ def _shape(checkpoint: Checkpoint, weights: WeightSource) -> DecoderShape:
 
 
 def _frequencies(checkpoint: Checkpoint, weights: WeightSource) -> NDArray[np.float32]:
-    """GGUF files of Llama 3.1 and later keep their RoPE scaling as a tensor of divisors."""
+    """Return the inverse frequencies. GGUF files of Llama 3.1 and later store their RoPE scaling as
+    a tensor of divisors.
+    """
     frequencies = inverse_frequencies(checkpoint.config, checkpoint.architecture.head_dim)
     divisors = "rope_freqs.weight"
     return frequencies / weights.get(divisors).float32() if weights.has(divisors) else frequencies
+
+
+#: Free bytes below which a failed write means that the disk is full.
+_MIN_FREE = 1 << 20
 
 
 def _save(model: ov.Model, path: Path) -> None:
     try:
         ov.save_model(model, path, compress_to_fp16=False)
     except RuntimeError as error:  # OpenVINO's stream error does not say that the disk is full
-        if shutil.disk_usage(path.parent).free < _MIN_FREQUENCY:
+        if shutil.disk_usage(path.parent).free < _MIN_FREE:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path)) from error
         raise BuildError(
             f"OpenVINO could not write the model ({error}); build again, and report it if it stays."
         ) from error
-
-
-_MIN_FREQUENCY = 1 << 20
 
 
 def _storage(quant: str, group_size: int | None) -> WeightStorage:

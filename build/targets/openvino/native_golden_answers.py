@@ -1,7 +1,8 @@
-"""Golden answers of a native OpenVINO build: the decoder in the checkpoint's own numbers, without GenAI's pipeline.
+"""Golden answers of a native OpenVINO build: the unquantised decoder without GenAI's pipeline.
 
-The graph is the one that is built, but unquantised and run with a plain KV cache, so what quantisation, paged attention
-or batching change shows. That the graph itself is right is what tests/agreement checks against transformers.
+The graph is the one that is built, but unquantised and with a plain KV cache, so changes by
+quantisation, paged attention or batching show. tests/agreement checks the graph itself against
+transformers.
 """
 
 from __future__ import annotations
@@ -19,13 +20,15 @@ from llmops.build.environment import available_memory, installed_version
 from llmops.build.progress import Progress
 from llmops.build.targets.openvino.native_export import float_model
 
-# Bytes per parameter: OpenVINO holds the weights as float32 twice, as constants and as it multiplies by them, beside
-# those that were read (measured 8.6 from 4 bits and 9.4 from float16).
+#: Bytes per parameter: OpenVINO holds the weights as float32 twice, as constants and in its own layout, beside
+#: those that were read (measured 8.6 from 4 bits and 9.4 from float16).
 _PER_PARAMETER = 10
 
 
 def golden_answers(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progress) -> Golden | None:
-    """None, and a note, where the unquantised model does not fit into memory or the template takes no plain message."""
+    """Return the answers, or None with a note if the unquantised model does not fit into memory or
+    the template rejects plain messages.
+    """
     needed, available = checkpoint.parameters * _PER_PARAMETER, available_memory()
     if available is not None and needed > available:
         progress.note(
@@ -48,7 +51,7 @@ def golden_answers(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progre
 def _greedy(
     request: Any, prompts: list[GoldenPrompt], end: set[int], progress: Progress
 ) -> tuple[list[list[int]], list[list[float]]]:
-    """Tokens and log-probabilities. All prompts as one batch, padded on the left."""
+    """Return tokens and log-probabilities. All prompts run as one batch, padded on the left."""
     longest = max(len(prompt.ids) for prompt in prompts)
     ids = np.array([[0] * (longest - len(prompt.ids)) + prompt.ids for prompt in prompts], np.int64)
     mask = np.array([[0] * (longest - len(prompt.ids)) + [1] * len(prompt.ids) for prompt in prompts], np.int64)

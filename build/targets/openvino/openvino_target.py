@@ -1,4 +1,4 @@
-"""Checks what was asked for and writes `model/`: openvino_model.xml and .bin, and the detokenizer for grammars."""
+"""Target openvino: check the specification and write `model/` (IR, detokenizer for grammars)."""
 
 from __future__ import annotations
 
@@ -23,13 +23,16 @@ from llmops.errors import CheckpointError, InputError
 MODEL_FILE = "openvino_model.xml"
 NATIVE_FAMILIES = ("llama", "mistral", "qwen2", "qwen3")
 _DEFAULT_BATCH = 64
-# bytes per element of a weight matrix
+#: Bytes of the graph beside the weights.
 _GRAPH_BYTES = 16 << 20
+#: Bytes per element of a weight matrix.
 _BYTES = {"int8": 1.0, "int4": 0.63}
 
 
 class OpenVinoTarget(BuildTarget[Checkpoint]):
-    """`--quant none` keeps the checkpoint's numbers exactly; int8 is per channel, int4 per group of inputs."""
+    """The target openvino. `--quant none` keeps the checkpoint's numbers exactly; int8 is per
+    channel, int4 per group of inputs.
+    """
 
     name: TargetName = "openvino"
 
@@ -41,7 +44,7 @@ class OpenVinoTarget(BuildTarget[Checkpoint]):
 
 
 class OpenVinoJob(GeneratorJob):
-    """`group_size` is that of int4, None elsewhere."""
+    """A build for OpenVINO. `group_size` is that of int4, None otherwise."""
 
     def __init__(self, spec: BuildSpec, checkpoint: Checkpoint, group_size: int | None) -> None:
         super().__init__(spec, checkpoint)
@@ -85,7 +88,9 @@ def _golden(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progress) -> 
 
 
 def _write_for_genai(checkpoint: Checkpoint, tokenizer_dir: Path, model_dir: Path) -> None:
-    """What GenAI reads beside the graph: a vocabulary for grammars, and which ids end a generation."""
+    """Write what GenAI reads beside the graph: a vocabulary for grammars, and the ids that end a
+    generation.
+    """
     from llmops.build.targets.openvino.detokenizer import write_detokenizer
 
     special = checkpoint.special_tokens
@@ -139,7 +144,9 @@ def _supported() -> list[str]:
 
 
 def _is_native(checkpoint: Checkpoint) -> bool:
-    """Whether the graph of graph.py is this model's. Other families and RoPE scalings go through optimum-intel."""
+    """Return True if decoder_graph.py covers the model. Other families and RoPE scalings go through
+    optimum-intel.
+    """
     config = checkpoint.config
     plain = config.get("hidden_act", "silu") == "silu" and rope_kind(config) in ROPE_KINDS
     return checkpoint.architecture.family in NATIVE_FAMILIES and plain
@@ -172,7 +179,11 @@ def _check_installed(checkpoint: Checkpoint) -> None:
 
 
 def _group_size(spec: BuildSpec, checkpoint: Checkpoint) -> int | None:
-    """GGUF blocks have 32 elements, and the same groups lose least; elsewhere 128, OpenVINO's default, if it fits."""
+    """Return the group size of int4.
+
+    GGUF blocks have 32 elements, and the same groups lose least; elsewhere it is 128, OpenVINO's
+    default, if it fits.
+    """
     if spec.quant != "int4":
         return None
     architecture = checkpoint.architecture
@@ -193,8 +204,11 @@ def _limits(spec: BuildSpec, checkpoint: Checkpoint) -> EngineLimits:
 
 
 def _runtime(spec: BuildSpec, checkpoint: Checkpoint) -> OpenVinoRuntime:
-    """Properties that the engine model hands to the pipeline. Exactness is a matter of the runtime too: OpenVINO's
-    CPU defaults are bfloat16 arithmetic where the CPU has it and an 8-bit KV cache."""
+    """Return the properties that the engine model passes to the pipeline.
+
+    Exactness depends on the runtime too: OpenVINO's CPU defaults are bfloat16 arithmetic where the
+    CPU has it and an 8-bit KV cache.
+    """
     exact = spec.quant == "none" or spec.deterministic
     kv_cache = {"auto": "f32" if exact else "u8"}.get(spec.kv_cache, spec.kv_cache)
     properties = {"KV_CACHE_PRECISION": kv_cache}
@@ -202,10 +216,10 @@ def _runtime(spec: BuildSpec, checkpoint: Checkpoint) -> OpenVinoRuntime:
     if exact or kv_cache == "f32":
         properties["INFERENCE_PRECISION_HINT"] = "f32"
     if spec.deterministic:
-        # 8-bit activations are rounded differently in batches of different sizes (docs/decisions/0007)
+        # 8-bit activations are rounded differently in batches of different sizes (docs/decisions/0007).
         properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
     shape = checkpoint.architecture
     cache = {"layers": shape.num_layers, "kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}
     runtime = OpenVinoRuntime(device="CPU", properties=properties, kv_cache=cache, graph=_graph_origin(checkpoint))
-    # a given number is the size of each chunk; otherwise the engine finds one when it starts
+    # A given number is the size of each chunk. Otherwise the engine finds one when it starts.
     return runtime if spec.max_num_tokens is None else runtime.model_copy(update={"step_seconds": None})

@@ -1,7 +1,9 @@
-"""Families that the native graph does not cover: optimum-intel traces the transformers model.
+"""Export families that the native graph does not cover: optimum-intel traces the transformers
+model.
 
-It needs torch and holds the model in memory, so it is the second way. optimum-intel asks for torchvision (which would
-bring CUDA PyTorch) without using it here, hence the `--no-deps` in what the user is told to install.
+It needs torch and holds the model in memory, so it is the second choice. optimum-intel depends on
+torchvision (which would bring CUDA PyTorch) without using it here, hence the `--no-deps` in the
+install command.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ _KEPT = {"openvino_model.xml", "openvino_model.bin"}
 
 
 def check_optimum_installed(checkpoint: Checkpoint) -> None:
-    """Raises MissingDependencyError with the commands that install the exporter."""
+    """Raise MissingDependencyError, with the install commands, if the exporter is not installed."""
     for name in ("optimum-intel", "optimum", "nncf", "torch", "transformers"):
         if not installed_version(name):
             what = f"{checkpoint.architecture.hf_class} is exported by optimum-intel, and {name} is not installed"
@@ -33,7 +35,11 @@ def check_optimum_installed(checkpoint: Checkpoint) -> None:
 def write_model(
     checkpoint: Checkpoint, quant: str, group_size: int | None, directory: Path, progress: Progress
 ) -> None:
-    """Writes openvino_model.xml and .bin. Raises BuildError when optimum-intel cannot export the model."""
+    """Write openvino_model.xml and .bin.
+
+    Raises:
+        BuildError: optimum-intel cannot export the model.
+    """
     with progress.stage("Exporting with optimum-intel"), _quiet():
         from optimum.exporters.openvino import main_export
 
@@ -68,7 +74,7 @@ def _config(quant: str, group_size: int | None) -> Any:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Tracing warns of what does not concern the user, page after page."""
+    """Suppress tracing's warnings, which do not concern the user."""
     root = logging.getLogger()
     level = root.level
     with warnings.catch_warnings():

@@ -16,7 +16,9 @@ ROPE_KINDS = ("default", "linear", "llama3")
 
 
 def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """`rope_theta`, `rope_type` and the latter's factors, from the spelling of any transformers version."""
+    """Return `rope_theta`, `rope_type` and its factors from the spelling of any transformers
+    version.
+    """
     nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = nested.get("rope_type") or nested.get("type") or "default"
     theta = config.get("rope_theta") or nested.get("rope_theta") or 10000.0
@@ -24,37 +26,44 @@ def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def rope_kind(config: dict[str, Any]) -> str:
+    """Return the kind of RoPE scaling."""
     return str(rope_parameters(config)["rope_type"])
 
 
 def inverse_frequencies(config: dict[str, Any], head_dim: int) -> NDArray[np.float32]:
-    """Shape (head_dim / 2,). Raises CheckpointError for a scaling that is not in `ROPE_KINDS`."""
+    """Return the inverse frequencies, shape (head_dim / 2,).
+
+    Raises:
+        CheckpointError: The scaling is not in `ROPE_KINDS`.
+    """
     import numpy as np
 
     parameters = rope_parameters(config)
     kind = parameters["rope_type"]
     exponents = np.arange(0, head_dim, 2, dtype=np.int64).astype(np.float32) / np.float32(head_dim)
-    plain = (1.0 / (np.float32(parameters["rope_theta"]) ** exponents)).astype(np.float32)
+    frequencies = (1.0 / (np.float32(parameters["rope_theta"]) ** exponents)).astype(np.float32)
     if kind == "default":
-        return plain
+        return frequencies
     if kind == "linear":
-        return (plain / np.float32(parameters["factor"])).astype(np.float32)
+        return (frequencies / np.float32(parameters["factor"])).astype(np.float32)
     if kind == "llama3":
-        return _llama3(plain, parameters)
+        return _llama3(frequencies, parameters)
     raise CheckpointError(
         f"RoPE scaling {kind!r} is not supported by --target openvino, which has {', '.join(ROPE_KINDS)}; use --target "
         "pytorch."
     )
 
 
-def _llama3(plain: NDArray[np.float32], parameters: dict[str, Any]) -> NDArray[np.float32]:
-    """Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those between blended."""
+def _llama3(frequencies: NDArray[np.float32], parameters: dict[str, Any]) -> NDArray[np.float32]:
+    """Scale like Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those
+    between blended.
+    """
     import numpy as np
 
     factor, context = parameters["factor"], parameters["original_max_position_embeddings"]
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
-    wavelength = 2 * math.pi / plain
+    wavelength = 2 * math.pi / frequencies
     blend = (context / wavelength - low) / (high - low)
-    scaled = np.where(wavelength > context / low, plain / factor, plain)
+    scaled = np.where(wavelength > context / low, frequencies / factor, frequencies)
     between = (wavelength <= context / low) & (wavelength >= context / high)
-    return np.where(between, (1 - blend) * plain / factor + blend * plain, scaled).astype(np.float32)
+    return np.where(between, (1 - blend) * frequencies / factor + blend * frequencies, scaled).astype(np.float32)

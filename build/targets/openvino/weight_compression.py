@@ -1,7 +1,8 @@
-"""How weight matrices are stored in the IR: as they are, or compressed to 8 or 4 bits.
+"""Storage of weight matrices in the IR: as they are, or compressed to 8 or 4 bits.
 
-Compression is OpenVINO's own layout (integers, zero points, float16 scales, widened by Convert-Subtract-Multiply),
-which the CPU plugin runs without unpacking; the rounding is plain min-max, as nncf's is without data.
+Compression uses OpenVINO's own layout (integers, zero points, float16 scales, widened by
+Convert-Subtract-Multiply), which the CPU plugin runs without unpacking. Rounding is plain min-max,
+like nncf's without data.
 """
 
 from __future__ import annotations
@@ -23,17 +24,19 @@ Node = Any
 
 
 class WeightStorage(Protocol):
-    """Turns a matrix (out_features, in_features) into a node that yields it in float32."""
+    """A storage form: it turns a matrix (out_features, in_features) into a node that yields it in
+    float32.
+    """
 
     def matrix(self, weight: Weight, embedding: bool = False) -> Node:
-        """`embedding`: the matrix is the token embedding or the output head."""
+        """Return the node. `embedding` is True for the token embedding and the output head."""
 
 
 _TYPES = {"f32": ov.Type.f32, "f16": ov.Type.f16, "bf16": ov.Type.bf16}
 
 
 class UncompressedStorage:
-    """The checkpoint's own bits; 16-bit floats are widened, which is exact."""
+    """The checkpoint's own bits. 16-bit floats are widened, which is exact."""
 
     def __init__(self) -> None:
         # An ov.Tensor over a numpy array does not keep the array alive; this object has to outlive the model.
@@ -48,7 +51,7 @@ class UncompressedStorage:
 
 
 class Int8Storage:
-    """Unsigned 8 bits, one scale and zero point per output channel."""
+    """Unsigned 8 bits with one scale and zero point per output channel."""
 
     def matrix(self, weight: Weight, embedding: bool = False) -> Node:
         return _Affine.of(weight, 255, weight.shape[1], on_grid=False).node(ov.Type.u8)
@@ -56,11 +59,12 @@ class Int8Storage:
 
 @dataclass(frozen=True)
 class Int4Storage:
-    """Unsigned 4 bits per group of `group_size` inputs; embedding and head stay at 8, they cost the most quality.
+    """Unsigned 4 bits per group of `group_size` inputs. Embedding and head stay at 8 bits, because
+    they lose the most quality.
 
-    Weights that come from 4-bit GGUF blocks keep their grid: a block's lowest value is rarely a whole number of steps
-    from zero, so the zero point is a float16. Rounding it, as is usual, and as is right for weights that lie on no
-    grid, would quantise them a second time.
+    Weights from 4-bit GGUF blocks keep their grid: a block's lowest value is rarely a whole number
+    of steps from zero, so the zero point is a float16. Rounding it, as is right for weights that
+    lie on no grid, would quantise them a second time.
     """
 
     group_size: int
@@ -72,14 +76,17 @@ class Int4Storage:
         return _Affine.of(weight, 15, self.group_size, on_grid).node(ov.Type.u4)
 
 
+#: Elements per block of GGUF's 4-bit formats.
 _GGUF_BLOCK = 32
-# Elements that are rounded at once: the temporary arrays stay small beside the weights.
+#: Elements rounded at once, so that temporary arrays stay small beside the weights.
 _CHUNK = 2 << 20
 
 
 @dataclass(frozen=True)
 class _Affine:
-    """Groups along the last axis: value = (integers - zero) * scale. All (rows, groups, group_size or 1)."""
+    """Groups along the last axis: value = (integers - zero) * scale. All arrays are (rows, groups,
+    group_size or 1).
+    """
 
     integers: NDArray[np.uint8]
     zero: NDArray[Any]
@@ -100,7 +107,7 @@ class _Affine:
         return cls(integers, zero, scale)
 
     def node(self, kind: ov.Type) -> Node:
-        """The matrix in float32, (rows, groups * group_size)."""
+        """Return the matrix in float32, (rows, groups * group_size)."""
         whole = self.zero.dtype == np.uint8
         zero = ops.convert(_constant(self.zero, kind), "f16") if whole else op.Constant(self.zero)
         shifted = ops.subtract(ops.convert(_constant(self.integers, kind), "f16"), zero)
@@ -130,6 +137,6 @@ def _constant(values: NDArray[np.uint8], kind: ov.Type) -> op.Constant:
 
 
 def _packed(flat: NDArray[np.uint8]) -> NDArray[np.uint8]:
-    """4-bit values two to a byte, the first in the lower half."""
+    """Pack 4-bit values two to a byte, the first in the lower half."""
     even = np.append(flat, np.uint8(0)) if flat.size % 2 else flat
     return even[0::2] | (even[1::2] << 4)

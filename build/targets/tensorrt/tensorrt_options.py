@@ -1,4 +1,6 @@
-"""`--set …` of target tensorrt -> the arguments of `trtllm-build` and the parameters of the C++ backend."""
+"""Translate `--set` of target tensorrt to arguments of `trtllm-build` and parameters of the C++
+backend.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from llmops.errors import InputError
 
 FLAG, SERVE = "flag.", "serve."
 LOOKAHEAD = "lookahead_decoding"
-# those that a plain checkpoint can have; medusa, eagle and explicit_draft_tokens (ReDrafter) are other architectures
+#: Modes for plain checkpoints; medusa, eagle and explicit_draft_tokens (ReDrafter) are other architectures.
 SPECULATIVE_MODES = (LOOKAHEAD, "draft_tokens_external")
 OPTIONS = COMMON_OPTIONS | {
     "max_input_len", "tokens_per_block", "workers", "adapters", "lora_modules", "max_lora_rank", "speculative_mode",
@@ -23,12 +25,20 @@ OPTIONS = COMMON_OPTIONS | {
 
 
 def serve_parameters(spec: BuildSpec) -> dict[str, str]:
-    """`--set serve.NAME=VALUE`: what the repository tells the C++ backend. Raises InputError."""
+    """Return the parameters of `--set serve.NAME=VALUE` for the C++ backend.
+
+    Raises:
+        InputError: The backend does not have a parameter or value.
+    """
     return checked_parameters({k.removeprefix(SERVE): v for k, v in spec.options.items() if k.startswith(SERVE)})
 
 
 def engine_arguments(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> list[str]:
-    """`["trtllm-build", "--checkpoint_dir", …]` with paths relative to the engine folder. Raises InputError."""
+    """Return `["trtllm-build", "--checkpoint_dir", …]` with paths relative to the engine folder.
+
+    Raises:
+        InputError: `trtllm-build` would not accept an argument.
+    """
     spec = request.spec
     options = EngineOptions(
         subject=FlagContext(
@@ -51,7 +61,9 @@ def engine_arguments(request: BuildRequest, adapters: list[AdapterCheckpoint]) -
 
 
 def max_input_len(request: BuildRequest) -> int:
-    """All but one token of the sequence; without paged context FMHA also no more than one step takes."""
+    """Return the longest prompt: all but one token of the sequence, and without paged context FMHA
+    at most one step.
+    """
     longest = request.limits.max_seq_len - 1
     if not paged_context(request.quant_format.name, request.kv_cache):
         longest = min(longest, request.limits.max_num_tokens)
@@ -59,7 +71,7 @@ def max_input_len(request: BuildRequest) -> int:
 
 
 def _lora(spec: BuildSpec, adapters: list[AdapterCheckpoint]) -> LoraOptions | None:
-    """Room for the adapters given, and for more of them where the user says so."""
+    """Return room for the given adapters, and for more if the user says so."""
     given = spec.options.get("lora_modules")
     if not adapters and given is None:
         return None
@@ -91,7 +103,7 @@ def _speculative(spec: BuildSpec) -> SpeculativeOptions | None:
 
 
 def lookahead_sizes(spec: BuildSpec) -> list[int] | None:
-    """(window, n-gram, verification set) of `--set lookahead=W,N,G`, with `speculative_mode=lookahead_decoding`."""
+    """Return (window, n-gram, verification set) of `--set lookahead=W,N,G`, or None in other modes."""
     if spec.options.get("speculative_mode") != LOOKAHEAD:
         return None
     text = str(spec.options.get("lookahead", ""))
@@ -102,7 +114,7 @@ def lookahead_sizes(spec: BuildSpec) -> list[int] | None:
 
 
 def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
-    """NVIDIA/TensorRT-LLM examples/lookahead/README.md."""
+    """Return the draft length (NVIDIA/TensorRT-LLM examples/lookahead/README.md)."""
     return (0 if ngram == 1 else ngram - 2) + (window - 1 + verification) * (ngram - 1)
 
 
@@ -113,24 +125,33 @@ def _extra_flags(spec: BuildSpec) -> dict[str, Value]:
 
 
 def uses_paged_context(argv: list[str]) -> bool:
-    """Whether the engine reads its KV cache in pages while it takes a prompt: reuse and chunked context need that. The
-    engine's own config.json says the same (`plugin_config.use_paged_context_fmha`)."""
+    """Return True if the engine reads its KV cache in pages during prefill, which reuse and chunked
+    context need.
+
+    The engine's own config.json says the same (`plugin_config.use_paged_context_fmha`).
+    """
     return effective_flags(from_argv(argv[1:]))["use_paged_context_fmha"] == "enable"
 
 
 def check_serving(given: dict[str, str], request: BuildRequest, argv: list[str]) -> None:
-    """The backend would refuse to load the engine with chunked context, and ignore reuse."""
-    asked = [name for name in ("enable_chunked_context", "enable_kv_cache_reuse") if given.get(name) == "true"]
-    if asked and not uses_paged_context(argv):
+    """Raise InputError for parameters that need paged context: the backend would refuse to load the
+    engine with chunked context, and ignore reuse.
+    """
+    requested = [name for name in ("enable_chunked_context", "enable_kv_cache_reuse") if given.get(name) == "true"]
+    if requested and not uses_paged_context(argv):
         raise InputError(
-            f"--set {SERVE}{asked[0]}=true needs paged context FMHA, which --kv-cache {request.kv_cache} with --quant "
+            f"--set {SERVE}{requested[0]}=true needs paged context FMHA, which --kv-cache {request.kv_cache} with --quant "
             f"{request.quant_format.name} does not have; use --kv-cache auto, or --kv-cache fp8 with --quant fp8 or w4a8_awq."
         )
 
 
 def check_adapters(request: BuildRequest) -> None:
-    """The C++ backend reads `lora_prefetch_dir` from .npy files, which know no bfloat16, and copies into a cache of the
-    engine's dtype only (`runtime/utils/numpyUtils.cpp`, `runtime/loraCache.cpp`)."""
+    """Raise InputError for adapters of an engine that is not in float16.
+
+    The C++ backend reads `lora_prefetch_dir` from .npy files, which know no bfloat16, and copies
+    into a cache of the engine's dtype only (`runtime/utils/numpyUtils.cpp`,
+    `runtime/loraCache.cpp`).
+    """
     if request.spec.options.get("adapters") and request.dtype != "float16":
         raise InputError(
             f"--adapter: NVIDIA's C++ backend loads adapters into float16 engines only, this one is "

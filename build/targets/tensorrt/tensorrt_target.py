@@ -1,4 +1,6 @@
-"""ModelOpt's TensorRT-LLM checkpoint, then `trtllm-build`, here or later in the image."""
+"""Target tensorrt: ModelOpt's TensorRT-LLM checkpoint, then `trtllm-build`, here or later in the
+image.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ _UNPAGED = "# no KV cache reuse, no chunked context: int8 caches never have them
 
 
 class TensorrtTarget(BuildTarget[Checkpoint]):
-    """`--set flag.NAME=VALUE` passes any flag to trtllm-build, `--set serve.NAME=VALUE` sets the C++ backend."""
+    """The target tensorrt. `--set flag.NAME=VALUE` passes any flag to trtllm-build, `--set
+    serve.NAME=VALUE` sets the C++ backend.
+    """
 
     name: TargetName = "tensorrt"
 
@@ -53,8 +57,12 @@ class TensorrtTarget(BuildTarget[Checkpoint]):
 
 
 class TensorrtJob(NvidiaJob):
-    """`argv` is trtllm-build's, with paths relative to the engine folder; `serve` are the C++ backend's parameters.
-    Raises InputError for options that mean nothing."""
+    """A build of TensorRT engines. `argv` is trtllm-build's, with paths relative to the engine
+    folder; `serve` are the C++ backend's parameters.
+
+    Raises:
+        InputError: An option has no meaning.
+    """
 
     copies = 2  # checkpoint and engine
 
@@ -73,7 +81,7 @@ class TensorrtJob(NvidiaJob):
         ]
 
     def check(self) -> None:
-        if _can_compile():  # hours before it is needed
+        if _can_compile():  # report a wrong version hours before it is needed
             trtllm_build.check_version(self.request.image)
         super().check()
 
@@ -93,7 +101,9 @@ class TensorrtJob(NvidiaJob):
         return self.result(record, self.extra(record["calibration_tokens"], lora_bytes), complete)
 
     def _compile(self, quantised: Path, workdir: Path, progress: Progress) -> None:
-        """A stage of its own: it takes hours, and the log of one that failed must be there to be read."""
+        """Run trtllm-build as a stage of its own: it takes hours, and the log of a failed run must
+        stay.
+        """
         spec, image = self.spec, self.request.image
         log = quantised.with_name(trtllm_build.LOG)
 
@@ -128,5 +138,7 @@ class TensorrtJob(NvidiaJob):
 
 
 def _can_compile() -> bool:
-    """Whether trtllm-build is here; elsewhere it is left to `llmops build --resume`."""
+    """Return True if trtllm-build is installed. Elsewhere the step is left to `llmops build
+    --resume`.
+    """
     return shutil.which(trtllm_build.PROGRAM) is not None
