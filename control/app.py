@@ -33,8 +33,7 @@ from llmops.control.spending_collector import SpendingCollector
 from llmops.control.usage_api import CallerUsage, CallerUsageEndpoint, CallerUsageQuery
 from llmops.gateway.auth.authentication import create_authentication
 from llmops.gateway.http.error_handlers import add_exception_handlers
-from llmops.gateway.http.fast_path import GatewayApp
-from llmops.gateway.http.openapi import add_body_schemas
+from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.store_url import StoreUrl
 
@@ -80,7 +79,7 @@ class Control:
             **of_tenant,
             **get_route_options(OrganizationCostsQuery, BucketPage),
         )
-        add_body_schemas(app, BODIES)
+        app.body_models.extend(BODIES)
 
     @asynccontextmanager
     async def living(self) -> AsyncIterator[None]:

@@ -1,4 +1,4 @@
-"""OpenAI requests -> Triton gRPC streams. Here: the application, its settings, and what crosses its rooms' borders.
+"""OpenAI's and Anthropic's APIs in front of Triton Inference Server.
 
-Whatever is of one room alone belongs into that room.
+`app.py` puts the packages together; `settings.py` and `errors.py` belong to all of them.
 """

@@ -1,4 +1,1 @@
-"""One module per API: read the body, ask for the answer, write it in the form that the client speaks.
-
-How an answer comes about belongs to `answers/`; what may be in a body to `openai/`.
-"""
+"""One module per API: its routes, how a request is read, and how an answer is written in the client's format."""

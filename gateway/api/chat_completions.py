@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmops.gateway.api.generation_response import respond_with_generation
-from llmops.gateway.api.ignored_fields import report_ignored_fields
+from llmops.gateway.api.ignored_fields import COMMON_IGNORED_FIELDS, report_ignored_fields
 from llmops.gateway.api.openai_chunks import (
     ChatChunks,
     chat_logprob_entry,
@@ -26,36 +26,38 @@ from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.chat_generation import start_chat, validate_chat
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta, ToolCallDelta
+from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_context import context_of
 from llmops.gateway.schemas.chat_request import ChatRequest
+from llmops.gateway.schemas.response_schemas import ChatCompletion
 
-CHAT_IGNORED_FIELDS = frozenset(
-    {
-        "store",
-        "service_tier",
-        "prompt_cache_key",
-        "prompt_cache_options",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "verbosity",
-        "moderation",
-        "priority",
-        "cache_salt",
-        "include_reasoning",
-        "include_stop_str_in_output",
-        "stream_options.include_obfuscation",
-        "stream_options.continuous_usage_stats",
-    }
-)
+#: Fields that are accepted and change nothing.
+CHAT_IGNORED_FIELDS = COMMON_IGNORED_FIELDS | {
+    *("store", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
+    *("safety_identifier", "verbosity", "moderation", "include_reasoning"),
+}
 
 
 class ChatCompletionsEndpoint:
-    """The endpoint; `handle` is the route."""
+    """The endpoint of chat completions."""
 
     def __init__(self, service: AppState) -> None:
         self._service = service
 
-    async def handle(self, request: Request) -> Response:
+    def add_routes(self, app: GatewayApp) -> None:
+        """Add the route to `app`."""
+        app.add_endpoint(
+            "POST",
+            "/v1/chat/completions",
+            self.create,
+            "Create a chat completion",
+            ChatCompletion,
+            body=ChatRequest,
+            streams=True,
+        )
+
+    async def create(self, request: Request) -> Response:
+        """Generate the next message of a chat."""
         context = context_of(request)
         body = await self._service.intake.load(ChatRequest, request)
         context.mark("parse")
@@ -65,9 +67,7 @@ class ChatCompletionsEndpoint:
         answer_id, created = "chatcmpl-" + secrets.token_hex(12), int(time.time())
 
         def events(answer: Answer) -> AnswerEvents:
-            include_usage = bool(body.stream_options and body.stream_options.include_usage)
-            chunks = ChatChunks(answer_id, body.model, created, len(answer.choices), include_usage=include_usage)
-            return ChatEvents(answer, chunks)
+            return ChatEvents(answer, ChatChunks(answer_id, body, created, len(answer.choices)))
 
         async def collect(answer: Answer) -> dict[str, Any]:
             choices = await collect_choices(answer)
@@ -92,43 +92,45 @@ class ChatCompletionsEndpoint:
 
 
 class ChatEvents(AnswerEvents):
-    """chat.completion.chunk events: the role, the text, the reason why it ended; then usage and [DONE]."""
+    """A streamed chat completion: role, text and finish reason of each choice; then usage and [DONE]."""
 
     def __init__(self, answer: Answer, chunks: ChatChunks) -> None:
         super().__init__(answer)
         self._chunks = chunks
-        self._begun = [False] * len(answer.choices)
+        self._opened = [False] * len(answer.choices)
 
     def render(self, delta: ChoiceDelta) -> bytes:
-        choice, text, ended = delta
+        """Return the chunks of one delta."""
+        choice, text, finished = delta
         index = choice.index
-        if self._begun[index] and text and choice.plain and not choice.done and choice.logprobs is None:
+        if self._opened[index] and text and choice.plain and not choice.done and choice.logprobs is None:
             return self._chunks.content(index, text)
-        parts = []
-        if not self._begun[index]:
-            self._begun[index] = True
+        parts: list[bytes] = []
+        if not self._opened[index]:
+            self._opened[index] = True
             parts.append(self._chunks.role(index))
         parts.extend(self._content(choice, text))
-        if ended:
+        if finished:
             parts.append(self._chunks.finish(choice))
         return b"".join(parts)
 
     def _content(self, choice: Choice, text: str) -> list[bytes]:
         entries = choice.take_logprobs(text)
         if not choice.plain:
-            shown = [self._chunks.piece(choice.index, piece) for piece in choice.sort(text)]
-            # the text of a call or of thinking has log-probabilities as well; they are the choice's, whatever it is
-            return [self._chunks.content(choice.index, "", entries), *shown] if entries else shown
+            chunks = [self._chunks.piece(choice.index, piece) for piece in choice.sort(text)]
+            # the text of a tool call or of reasoning has log-probabilities as well, which belong to the choice
+            return [self._chunks.content(choice.index, "", entries), *chunks] if entries else chunks
         if not text and not entries:
             return []
         return [self._chunks.content(choice.index, text, entries)]
 
     def end(self) -> bytes:
+        """Return the last events."""
         return self._chunks.last(usage_counts(self._answer))
 
 
 async def collect_choices(answer: Answer) -> list[dict[str, Any]]:
-    """All choices, complete."""
+    """Read an answer to its end and return its choices."""
     pieces: defaultdict[Choice, list[OutputDelta]] = defaultdict(list)
     entries: defaultdict[Choice, list[dict[str, Any]]] = defaultdict(list)
     while (delta := await answer.next()) is not None:
@@ -148,12 +150,12 @@ async def collect_choices(answer: Answer) -> list[dict[str, Any]]:
 
 
 def message_of(pieces: Sequence[OutputDelta]) -> dict[str, Any]:
-    """The assistant message that streamed pieces add up to."""
+    """Return the assistant message that streamed pieces add up to."""
     calls: dict[int, ToolCallDelta] = {}
     for piece in pieces:
         if isinstance(piece, ToolCallDelta):
-            known = calls.get(piece.index)
-            calls[piece.index] = known._replace(arguments=known.arguments + piece.arguments) if known else piece
+            begun = calls.get(piece.index)
+            calls[piece.index] = begun._replace(arguments=begun.arguments + piece.arguments) if begun else piece
     content = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
     reasoning = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningDelta))
     message: dict[str, Any] = {
@@ -164,11 +166,11 @@ def message_of(pieces: Sequence[OutputDelta]) -> dict[str, Any]:
     if reasoning:
         message["reasoning_content"] = reasoning
     if calls:
-        message["tool_calls"] = [_whole_call(calls[index]) for index in sorted(calls)]
+        message["tool_calls"] = [_complete_call(calls[index]) for index in sorted(calls)]
     return message
 
 
-def _whole_call(call: ToolCallDelta) -> dict[str, Any]:
-    whole = tool_call_chunk(call)
-    del whole["index"]
-    return whole
+def _complete_call(call: ToolCallDelta) -> dict[str, Any]:
+    complete = tool_call_chunk(call)
+    del complete["index"]
+    return complete

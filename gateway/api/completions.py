@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmops.gateway.api.generation_response import respond_with_generation
-from llmops.gateway.api.ignored_fields import report_ignored_fields
+from llmops.gateway.api.ignored_fields import COMMON_IGNORED_FIELDS, report_ignored_fields
 from llmops.gateway.api.openai_chunks import CompletionChunks, completion_logprobs, usage_counts
 from llmops.gateway.generation.answer import Answer, ChoiceDelta
 from llmops.gateway.generation.answer_events import AnswerEvents
@@ -24,33 +24,38 @@ from llmops.gateway.generation.completion_generation import (
     start_completion,
     validate_completion,
 )
+from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_context import context_of
-from llmops.gateway.schemas.completion_request import CompletionRequest
-
-COMPLETION_IGNORED_FIELDS = frozenset(
-    {
-        "priority",
-        "cache_salt",
-        "include_stop_str_in_output",
-        "stream_options.include_obfuscation",
-        "stream_options.continuous_usage_stats",
-    }
-)
+from llmops.gateway.schemas.request_fields import CompletionRequest
+from llmops.gateway.schemas.response_schemas import Completion
 
 
 class CompletionsEndpoint:
-    """The endpoint; `handle` is the route. Choices are numbered prompt by prompt, as OpenAI does."""
+    """The endpoint of text completions. Choices are numbered prompt by prompt, as OpenAI does."""
 
     def __init__(self, service: AppState) -> None:
         self._service = service
 
-    async def handle(self, request: Request) -> Response:
+    def add_routes(self, app: GatewayApp) -> None:
+        """Add the route to `app`."""
+        app.add_endpoint(
+            "POST",
+            "/v1/completions",
+            self.create,
+            "Create a completion",
+            Completion,
+            body=CompletionRequest,
+            streams=True,
+        )
+
+    async def create(self, request: Request) -> Response:
+        """Continue one or several prompts."""
         context = context_of(request)
         body = await self._service.intake.load(CompletionRequest, request)
         context.mark("parse")
         model = self._service.models.get(body.model, context.caller)
         validate_completion(body, model)
-        report_ignored_fields(context, self._service, body, COMPLETION_IGNORED_FIELDS)
+        report_ignored_fields(context, self._service, body, COMMON_IGNORED_FIELDS)
         answer_id, created = "cmpl-" + secrets.token_hex(12), int(time.time())
         echoes: list[str] = []
 
@@ -59,19 +64,17 @@ class CompletionsEndpoint:
             return await start_completion(self._service, body, model, answer_id, context)
 
         def events(answer: Answer) -> AnswerEvents:
-            include_usage = bool(body.stream_options and body.stream_options.include_usage)
-            chunks = CompletionChunks(answer_id, body.model, created, len(answer.choices), include_usage=include_usage)
-            return CompletionEvents(answer, chunks, echoes)
+            return CompletionEvents(answer, CompletionChunks(answer_id, body, created, len(answer.choices)), echoes)
 
         async def collect(answer: Answer) -> dict[str, Any]:
             texts = await collect_texts(answer, echoes)
-            kept = best_texts(texts, sequences_per_prompt(body), body.n or 1)
+            best = best_texts(texts, sequences_per_prompt(body), body.n or 1)
             return {
                 "id": answer_id,
                 "object": "text_completion",
                 "created": created,
                 "model": body.model,
-                "choices": [one.rendered(at, body.logprobs is not None) for at, one in enumerate(kept)],
+                "choices": [text.rendered(index, body.logprobs is not None) for index, text in enumerate(best)],
                 "usage": usage_counts(answer),
                 "system_fingerprint": None,
             }
@@ -86,7 +89,7 @@ class CompletionsEndpoint:
 
 
 class CompletionEvents(AnswerEvents):
-    """text_completion events. `echoes`: what comes before each choice's text."""
+    """A streamed text completion. Each choice's text starts with its entry of `echoes`."""
 
     def __init__(self, answer: Answer, chunks: CompletionChunks, echoes: Sequence[str] = ()) -> None:
         super().__init__(answer)
@@ -94,28 +97,31 @@ class CompletionEvents(AnswerEvents):
         self._echoes = dict(enumerate(echoes))
 
     def render(self, delta: ChoiceDelta) -> bytes:
-        choice, text, ended = delta
+        """Return the chunks of one delta."""
+        choice, text, finished = delta
         entries = choice.take_logprobs(text)
         text = self._echoes.pop(choice.index, "") + text
         data = b""
         if text or entries:
             logprobs = completion_logprobs(entries) if entries is not None else None
             data = self._chunks.content(choice.index, text, logprobs)
-        return data + self._chunks.finish(choice) if ended else data
+        return data + self._chunks.finish(choice) if finished else data
 
     def end(self) -> bytes:
+        """Return the last events."""
         return self._chunks.last(usage_counts(self._answer))
 
 
 @dataclass(slots=True)
 class CompletedText:
-    """One choice, complete."""
+    """The text of one choice."""
 
     choice: Choice
     parts: list[str]
     entries: list[TokenLogprob]
 
     def rendered(self, index: int, logprobs: bool) -> dict[str, Any]:
+        """Return the choice as JSON."""
         return {
             "index": index,
             "text": "".join(self.parts),
@@ -124,10 +130,13 @@ class CompletedText:
         }
 
     def mean_logprob(self) -> float:
+        """Return the mean log-probability of a token."""
         return sum(entry.logprob for entry in self.entries) / max(len(self.entries), 1)
 
 
 async def collect_texts(answer: Answer, echoes: Sequence[str] = ()) -> list[CompletedText]:
+    """Read an answer to its end and return the texts of its choices."""
+
     def begun(choice: Choice) -> CompletedText:
         return CompletedText(choice, list(echoes[choice.index : choice.index + 1]), [])
 
@@ -141,9 +150,9 @@ async def collect_texts(answer: Answer, echoes: Sequence[str] = ()) -> list[Comp
     return texts
 
 
-def best_texts(texts: Sequence[CompletedText], of: int, n: int) -> list[CompletedText]:
-    """Of each prompt's `of` texts the `n` with the highest log-probability per token, best first."""
-    if of == n:
+def best_texts(texts: Sequence[CompletedText], generated: int, n: int) -> list[CompletedText]:
+    """Return the `n` texts with the highest log-probability per token of each prompt's `generated`, best first."""
+    if generated == n:
         return list(texts)
-    prompts = [texts[at : at + of] for at in range(0, len(texts), of)]
-    return [one for group in prompts for one in sorted(group, key=CompletedText.mean_logprob, reverse=True)[:n]]
+    prompts = [texts[start : start + generated] for start in range(0, len(texts), generated)]
+    return [text for group in prompts for text in sorted(group, key=CompletedText.mean_logprob, reverse=True)[:n]]

@@ -13,10 +13,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from llmops.gateway.api.chat_completions import CHAT_IGNORED_FIELDS, message_of
-from llmops.gateway.api.generation_response import DeferredEventSource, json_response
+from llmops.gateway.api.generation_response import json_response
 from llmops.gateway.api.ignored_fields import report_ignored_fields
 from llmops.gateway.api.openai_chunks import DONE_EVENT, ChatChunks, usage_counts
-from llmops.gateway.conversations.chat_run import ChatRun, ChatRunReader, ChatRunRegistry, parse_last_event_id
+from llmops.gateway.conversations.chat_run import ChatRun, ChatRunRegistry, parse_last_event_id
 from llmops.gateway.conversations.truncation import reserved_output_tokens, truncate_history
 from llmops.gateway.errors import GoneError, InvalidRequestError, NotFoundError, UnsupportedError
 from llmops.gateway.generation.answer import Answer
@@ -25,11 +25,9 @@ from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.chat_generation import start_chat, validate_chat
 from llmops.gateway.generation.parsers.output_processor import ContentDelta
 from llmops.gateway.generation.prompt_limits import characters
-from llmops.gateway.http.client_disconnect import DisconnectWatcher
-from llmops.gateway.http.error_handlers import openai_error_event
 from llmops.gateway.http.request_body import validate_body
 from llmops.gateway.http.request_context import RequestContext, context_of
-from llmops.gateway.http.sse import EventSource, EventStreamResponse
+from llmops.gateway.http.sse import DisconnectWatcher, EventSource, EventStreamResponse
 from llmops.gateway.interfaces import Usage
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
@@ -44,7 +42,7 @@ _RUN_ID = re.compile(r"chatcmpl-[0-9a-f]{24}")
 
 
 class ConversationChatEndpoints:
-    """The endpoints; `create` answers, `resume` reads an answer again, `stop` ends it."""
+    """The endpoints of chats whose answers outlive their connection, in a stored conversation or without one."""
 
     def __init__(
         self,
@@ -53,10 +51,18 @@ class ConversationChatEndpoints:
         conversations: Callable[[], Awaitable[ConversationStore]],
         price: Price,
     ) -> None:
-        """Create them. `conversations` opens the store, `price` is micro-dollars of what a model used."""
+        """Create the endpoints.
+
+        Args:
+            service: The gateway's shared state.
+            runs: The answers in progress.
+            conversations: Opens the store of conversations.
+            price: Returns the price of what a model used, in micro-dollars, or None if the model has no price.
+        """
         self._service, self._runs, self._conversations, self._price = service, runs, conversations, price
 
     async def create(self, request: Request) -> Response:
+        """Generate an answer, and store it if it belongs to a conversation."""
         context = context_of(request)
         body = await self._service.intake.load(ConversationChatRequest, request)
         model = self._service.models.get(body.model, context.caller)
@@ -70,56 +76,58 @@ class ConversationChatEndpoints:
         chat = await self._as_chat(body, turn, model, context)
         report_ignored_fields(context, self._service, body, CHAT_IGNORED_FIELDS)
         run_id = turn.run_id if turn is not None else f"chatcmpl-{secrets.token_hex(12)}"
-        watch = DisconnectWatcher(request.receive)
+        watcher = DisconnectWatcher(request.receive)
 
         async def run() -> ChatRun:
-            whole = not body.stream
             answer = await start_chat(self._service, chat, model, run_id, context, whole=False)
-            watch.tell(answer.cancel)
+            watcher.notify(answer.cancel)
             with record_timings(answer, context):
                 await answer.start()
             try:
-                told = await turn.begin(run_id, model.name, body.after) if turn is not None else None
+                stored = await turn.begin(run_id, model.name, body.after) if turn is not None else None
             except BaseException:
                 answer.close()
                 raise
-            chunks = ResumableChunks(run_id, body.model, told, context.dropped, self._price)
-            save = turn.save if turn is not None else None
-            made = ChatRun(run_id, context.caller.owner, answer, chunks, save)
-            if whole:
-                watch.tell(made.stop)
-            self._runs.add(made)
-            context.later = made.task
-            return made
+            chunks = ResumableChunks(run_id, body, stored, context.dropped_messages, self._price)
+            chat_run = ChatRun(run_id, context.caller.owner, answer, chunks, turn.save if turn is not None else None)
+            self._runs.add(chat_run)
+            context.background_task = chat_run.task
+            return chat_run
 
         if not body.stream:
             try:
-                made = await run()
-                made.enter()
-                await made.task
-                if made.error is not None:
-                    raise made.error
-                return json_response(made.chunks.whole(made))  # type: ignore[attr-defined]
+                chat_run = await run()
+                watcher.notify(chat_run.stop)
+                chat_run.enter()
+                await chat_run.task
+                if chat_run.error is not None:
+                    raise chat_run.error
+                return json_response(chat_run.chunks.complete(chat_run))  # type: ignore[attr-defined]
             finally:
-                watch.close()
+                watcher.close()
 
-        async def begin() -> EventSource:
+        async def open_source() -> EventSource:
             reader = (await run()).read()
-            watch.tell(reader.cancel)
+            watcher.notify(reader.cancel)
             return reader
 
-        return self._stream(DeferredEventSource(begin, openai_error_event), watch)
+        return EventStreamResponse(open_source, watcher, self._service.timeouts)
 
     async def resume(self, request: Request) -> Response:
         """Send the events after `Last-Event-ID`, to the owner of the answer."""
         run = self._find(request)
         after = parse_last_event_id(request.headers.get("last-event-id"), run)
-        watch = DisconnectWatcher(request.receive)
-        reader: ChatRunReader = run.read(after)
-        watch.tell(reader.cancel)
-        return self._stream(reader, watch)
+        watcher = DisconnectWatcher(request.receive)
+
+        async def open_source() -> EventSource:
+            reader = run.read(after)
+            watcher.notify(reader.cancel)
+            return reader
+
+        return EventStreamResponse(open_source, watcher, self._service.timeouts)
 
     async def stop(self, request: Request) -> Response:
+        """End an answer early, and store what there is of it."""
         run = self._find(request)
         run.stop()
         await run.task
@@ -139,7 +147,7 @@ class ConversationChatEndpoints:
         )
 
     async def _turn(self, body: ConversationChatRequest, context: RequestContext) -> ConversationTurn:
-        # SQLAlchemy is an extra, and a gateway without conversations does not load it
+        # SQLAlchemy is an extra, and a gateway without conversations does not import it
         from llmops.gateway.conversations.conversation_turn import ConversationTurn
 
         store = await self._conversations()
@@ -159,59 +167,57 @@ class ConversationChatEndpoints:
         context: RequestContext,
     ) -> ChatRequest:
         """Return the request with the history of the conversation, cut to the model's context."""
-        given = body.model_dump(exclude_unset=True, by_alias=True, exclude={"conversation_id", "after", "messages"})
+        fields = body.model_dump(exclude_unset=True, by_alias=True, exclude={"conversation_id", "after", "messages"})
         messages = [message.model_dump(exclude_unset=True) for message in body.messages]
         if turn is not None:
-            wanted = body.max_completion_tokens or body.max_tokens or self._service.default_tokens
-            room, size = (
-                reserved_output_tokens(model, wanted),
-                sum(len(str(one.get("content"))) for one in turn.history),
-            )
+            output_tokens = body.max_completion_tokens or body.max_tokens or self._service.default_tokens
+            room = reserved_output_tokens(model, output_tokens)
+            size = sum(len(str(message.get("content"))) for message in turn.history)
             cut = await self._service.text_threads.run(
                 lambda: truncate_history(turn.history, model, room), size, context.caller.share
             )
-            messages, context.dropped = cut.messages, cut.dropped
-        chat = validate_body(ChatRequest, {**given, "messages": messages})
+            messages, context.dropped_messages = cut.messages, cut.dropped
+        chat = validate_body(ChatRequest, {**fields, "messages": messages})
         validate_chat(chat, model, self._service.limits)
-        context.size = max(context.size, characters(chat.messages))
+        context.work_bytes = max(context.work_bytes, characters(chat.messages))
         return chat
-
-    def _stream(self, source: EventSource, watch: DisconnectWatcher) -> Response:
-        timeouts = self._service.timeouts
-        return EventStreamResponse(source, watch, patience=timeouts.client, keepalive=timeouts.keepalive)
 
 
 class ResumableChunks(ChatChunks):
     """chat.completion.chunk events; the first says where the answer is stored, the last what it used and costs."""
 
     def __init__(
-        self, run_id: str, model: str, conversation: dict[str, Any] | None, dropped: int, price: Price
+        self, run_id: str, body: ChatRequest, conversation: dict[str, Any] | None, dropped: int, price: Price
     ) -> None:
-        super().__init__(run_id, model, int(time.time()), 1, include_usage=False)
-        self._id, self._model, self._price = run_id, model, price
-        self._told = {"conversation": conversation, "dropped_messages": dropped}
+        # the last event has the usage, whatever `stream_options` say
+        super().__init__(run_id, body.model_copy(update={"stream_options": None}), int(time.time()), 1)
+        self._id, self._model, self._price = run_id, body.model, price
+        self._storage = {"conversation": conversation, "dropped_messages": dropped}
 
     def role(self, index: int) -> bytes:
-        return super().role(index).removesuffix(b"}\n\n") + b"," + json.dumps(self._told).encode()[1:] + b"\n\n"
+        """Return the chunk that opens the answer."""
+        return super().role(index).removesuffix(b"}\n\n") + b"," + json.dumps(self._storage).encode()[1:] + b"\n\n"
 
     def end(self, run: ChatRun) -> bytes:
-        finish = json.dumps(_told_finish(run))
+        """Return the last events."""
+        finish = json.dumps(_finish_reason(run))
         head = f'{self._openings[0]}}},"logprobs":null,"finish_reason":{finish}}}],'
-        return (head + json.dumps(self._used(run))[1:] + "\n\n").encode() + DONE_EVENT
+        return (head + json.dumps(self._outcome(run))[1:] + "\n\n").encode() + DONE_EVENT
 
-    def whole(self, run: ChatRun) -> dict[str, Any]:
+    def complete(self, run: ChatRun) -> dict[str, Any]:
         """Return the answer of a request without a stream."""
         pieces = run.log.pieces() or [ContentDelta("")]
-        choice = {"index": 0, "message": message_of(pieces), "logprobs": None, "finish_reason": _told_finish(run)}
+        choice = {"index": 0, "message": message_of(pieces), "logprobs": None, "finish_reason": _finish_reason(run)}
         head = {"id": self._id, "object": "chat.completion", "created": int(time.time()), "model": self._model}
-        return {**head, "choices": [choice], **self._used(run), **self._told}
+        return {**head, "choices": [choice], **self._outcome(run), **self._storage}
 
-    def _used(self, run: ChatRun) -> dict[str, Any]:
+    def _outcome(self, run: ChatRun) -> dict[str, Any]:
         answer: Answer = run.answer
         micros = self._price(self._model, answer.usage)
         cost = None if micros is None else micros / 1e6
         return {"usage": usage_counts(answer), "cost_usd": cost, "status": run.status, "saved": run.saved}
 
 
-def _told_finish(run: ChatRun) -> str | None:
+def _finish_reason(run: ChatRun) -> str | None:
+    """Return OpenAI's finish reason, None for an answer that was stopped or failed."""
     return run.finish if run.finish in ("stop", "length", "tool_calls", "content_filter") else None

@@ -1,24 +1,29 @@
-"""The routes of conversations, and of the chats that continue them."""
+"""The routes of conversations, and of the chats that continue them.
+
+The endpoints are created by their first request: SQLAlchemy, which they need, is an extra and costs memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fastapi import FastAPI
-from pydantic import BaseModel
-from starlette.responses import StreamingResponse
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
 
 from llmops.cache import cache_dir
+from llmops.distribution import install_command
 from llmops.gateway.api.conversation_chat import ConversationChatEndpoints, Price
-from llmops.gateway.api.lazy_endpoint import LazyEndpoints
 from llmops.gateway.conversations.chat_run import ChatRunRegistry
 from llmops.gateway.conversations.purge import PurgeTask
 from llmops.gateway.conversations.response_store import ResponseStore
+from llmops.gateway.errors import NotFoundError
 from llmops.gateway.generation.app_state import AppState
-from llmops.gateway.http.openapi import route_docs
+from llmops.gateway.http.middleware import Endpoint, GatewayApp
+from llmops.gateway.http.openapi import ErrorResponse, ResponseModel, route_docs
 from llmops.gateway.schemas.conversation_requests import (
     BranchRequest,
     ConversationChatRequest,
@@ -32,15 +37,14 @@ from llmops.gateway.schemas.response_schemas import (
     ConversationList,
     ConversationObject,
     DeletedConversations,
-    ErrorResponse,
     StoppedRunResponse,
 )
 from llmops.gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:
+    from llmops.gateway.api.conversations import ConversationEndpoints
     from llmops.gateway.conversations.conversation_store import ConversationStore
 
-BODIES: tuple[type[BaseModel], ...] = (ConversationRequest, ItemsRequest, BranchRequest, ConversationChatRequest)
 _PATHS = {
     "conversation_id": "The conversation's id.",
     "item_id": "The item's id.",
@@ -49,86 +53,119 @@ _PATHS = {
 _TEXT: dict[str, Any] = {"type": "string"}
 _LIMIT: dict[str, Any] = {"type": "integer", "minimum": 1}
 _PAGE = {"limit": (_LIMIT, "Entries of the page."), "after": (_TEXT, "The last id of the page before.")}
+_SEARCH = {**_PAGE, "q": (_TEXT, "Text that titles or messages contain.")}
 _TENANT = {"tenant": (_TEXT, "Of all users of this tenant; needs the scope admin.")}
 
 
 class ConversationRoutes:
-    """Conversations of one gateway: their store, opened by its first use, and the answers in progress."""
+    """The conversations of one gateway: their routes, their store, and the answers in progress."""
 
     def __init__(self, settings: GatewaySettings, service: AppState, responses: ResponseStore, price: Price) -> None:
         self.runs = ChatRunRegistry()
         self._settings, self._service, self._responses = settings, service, responses
-        self._store = LazyEndpoints(partial(_open_store, settings))
         self._chat = ConversationChatEndpoints(service, self.runs, self.store, price)
-        self._endpoints = LazyEndpoints(self._make_endpoints)
-        self._pruning = PurgeTask(self.store)
+        self._lock = asyncio.Lock()
+        self._store: ConversationStore | None = None
+        self._endpoints: ConversationEndpoints | None = None
+        self._purging = PurgeTask(self.store)
 
     async def store(self) -> ConversationStore:
-        """Return the store of conversations. Raises NotFoundError if this gateway cannot have one."""
-        found: ConversationStore = await self._store.get()
-        return found
+        """Return the store of conversations. Raises NotFoundError if a library that it needs is not installed."""
+        async with self._lock:
+            if self._store is None:
+                try:
+                    self._store = await asyncio.to_thread(_open_store, self._settings)
+                except ModuleNotFoundError as error:
+                    raise NotFoundError(
+                        f"This gateway keeps no conversations: {error.name} is not installed; whoever runs it "
+                        f"installs the extra `store`: {install_command('store')}",
+                        code="conversations_not_stored",
+                    ) from error
+            return self._store
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Purge what is due while the gateway runs, and store unfinished answers when it ends."""
+        """Purge deleted conversations while the gateway runs, and store unfinished answers when it ends."""
         if self._settings.store is not None or (cache_dir() / "store.db").exists():
-            self._pruning.start()
+            self._purging.start()
         yield
-        await self._pruning.close()
+        await self._purging.close()
         await self.runs.close()
-        if self._store.made is not None:
-            await self._store.made.close()
+        if self._store is not None:
+            await self._store.close()
 
-    def add_to(self, app: FastAPI) -> None:
-        """Add the routes."""
-        late, chat, one = self._endpoints.endpoint, self._chat, "/api/conversations/{conversation_id}"
+    def add_routes(self, app: GatewayApp) -> None:
+        """Add the routes to `app`."""
         add = partial(_add, app)
-        add("POST", "/api/chat/completions", chat.create, "Answer in a conversation", ChatCompletion,
+        one = "/api/chat/completions/{run_id}"
+        add("POST", "/api/chat/completions", self._chat.create, "Answer in a conversation", ChatCompletion,
             body=ConversationChatRequest, streams=True)  # fmt: skip
-        add("GET", "/api/chat/completions/{run_id}", chat.resume, "Read the rest of an answer", ChatCompletion,
-            streams=True)  # fmt: skip
-        add("DELETE", "/api/chat/completions/{run_id}", chat.stop, "Stop an answer", StoppedRunResponse)
-        add("POST", "/api/conversations", late("create"), "Create a conversation", ConversationObject,
-            body=ConversationRequest)  # fmt: skip
-        searched = {**_PAGE, "q": (_TEXT, "Text that titles or messages contain.")}
-        add("GET", "/api/conversations", late("list"), "List conversations", ConversationList, query=searched)
-        add("DELETE", "/api/conversations", late("purge"), "Delete all conversations for good",
-            DeletedConversations, query=_TENANT)  # fmt: skip
-        add("GET", "/api/conversations/export", late("export"), "Export all conversations as JSON lines",
-            None, query=_TENANT)  # fmt: skip
-        add("GET", one, late("get"), "Get a conversation", ConversationObject)
-        add("PATCH", one, late("change"), "Rename or change a conversation", ConversationObject,
-            body=ConversationRequest)  # fmt: skip
-        add("DELETE", one, late("delete"), "Delete a conversation", DeletedConversations)
-        add("POST", f"{one}/branch", late("branch"), "Show another branch", ConversationObject, body=BranchRequest)
-        add("GET", f"{one}/export", late("export"), "Export a conversation as a JSON line", None)
-        self._add_openai(partial(add, tag="openai"))
+        add("GET", one, self._chat.resume, "Read the rest of an answer", ChatCompletion, streams=True)
+        add("DELETE", one, self._chat.stop, "Stop an answer", StoppedRunResponse)
+        self._add_page_routes(add)
+        self._add_openai_routes(partial(add, tag="openai"))
 
-    def _add_openai(self, add: Callable[..., None]) -> None:
-        late, one = self._endpoints.endpoint, "/v1/conversations/{conversation_id}"
-        add("POST", "/v1/conversations", late("openai_create"), "Create a conversation (OpenAI)", ConversationObject,
+    def _add_page_routes(self, add: Callable[..., None]) -> None:
+        lazy, every, one = self._lazy, "/api/conversations", "/api/conversations/{conversation_id}"
+        change = {"body": ConversationRequest}
+        add("POST", every, lazy("create"), "Create a conversation", ConversationObject, **change)
+        add("GET", every, lazy("list"), "List conversations", ConversationList, query_parameters=_SEARCH)
+        add(
+            "DELETE",
+            every,
+            lazy("purge"),
+            "Delete all conversations for good",
+            DeletedConversations,
+            query_parameters=_TENANT,
+        )
+        add(
+            "GET",
+            f"{every}/export",
+            lazy("export"),
+            "Export all conversations as JSON lines",
+            None,
+            query_parameters=_TENANT,
+        )
+        add("GET", one, lazy("get"), "Get a conversation", ConversationObject)
+        add("PATCH", one, lazy("change"), "Rename or change a conversation", ConversationObject, **change)
+        add("DELETE", one, lazy("delete"), "Delete a conversation", DeletedConversations)
+        add("POST", f"{one}/branch", lazy("branch"), "Show another branch", ConversationObject, body=BranchRequest)
+        add("GET", f"{one}/export", lazy("export"), "Export a conversation as a JSON line", None)
+
+    def _add_openai_routes(self, add: Callable[..., None]) -> None:
+        lazy, one = self._lazy, "/v1/conversations/{conversation_id}"
+        add("POST", "/v1/conversations", lazy("openai_create"), "Create a conversation (OpenAI)", ConversationObject,
             body=ConversationRequest)  # fmt: skip
-        add("GET", one, late("openai_get"), "Get a conversation (OpenAI)", ConversationObject)
-        add("POST", one, late("openai_change"), "Change a conversation's metadata", ConversationObject,
+        add("GET", one, lazy("openai_get"), "Get a conversation (OpenAI)", ConversationObject)
+        add("POST", one, lazy("openai_change"), "Change a conversation's metadata", ConversationObject,
             body=ConversationRequest)  # fmt: skip
-        add("DELETE", one, late("delete"), "Delete a conversation (OpenAI)", DeletedConversations)
-        add("POST", f"{one}/items", late("openai_add_items"), "Add items", ConversationItems, body=ItemsRequest)
+        add("DELETE", one, lazy("delete"), "Delete a conversation (OpenAI)", DeletedConversations)
+        add("POST", f"{one}/items", lazy("openai_add_items"), "Add items", ConversationItems, body=ItemsRequest)
         listed = {**_PAGE, "order": ({"enum": ["asc", "desc"]}, "By default the newest first.")}
-        add("GET", f"{one}/items", late("openai_items"), "List a conversation's items", ConversationItems,
-            query=listed)  # fmt: skip
+        add("GET", f"{one}/items", lazy("openai_items"), "List a conversation's items", ConversationItems,
+            query_parameters=listed)  # fmt: skip
         item = f"{one}/items/{{item_id}}"
-        add("GET", item, late("openai_item"), "Get an item", ConversationItem)
-        add("DELETE", item, late("openai_delete_item"), "Delete an item", ConversationObject)
+        add("GET", item, lazy("openai_item"), "Get an item", ConversationItem)
+        add("DELETE", item, lazy("openai_delete_item"), "Delete an item", ConversationObject)
 
-    def _make_endpoints(self) -> object:
-        from llmops.gateway.api.conversations import ConversationEndpoints
+    def _lazy(self, name: str) -> Endpoint:
+        """Return an endpoint that calls the method `name` of the conversation endpoints."""
 
-        if self._store.made is None:
-            self._store.made = _open_store(self._settings)
-        return ConversationEndpoints(self._store.made, self._responses, self._service.intake)
+        async def endpoint(request: Request) -> Response:
+            store = await self.store()
+            if self._endpoints is None:
+                from llmops.gateway.api.conversations import ConversationEndpoints
+
+                self._endpoints = ConversationEndpoints(store, self._responses, self._service.intake)
+            response: Awaitable[Response] = getattr(self._endpoints, name)(request)
+            return await response
+
+        return endpoint
 
 
 def _open_store(settings: GatewaySettings) -> ConversationStore:
+    # the endpoints' module is imported with the store, in a thread
+    import llmops.gateway.api.conversations  # noqa: F401
     from llmops.gateway.conversations.conversation_store import ConversationStore
 
     # a machine without another store has one in its cache folder, as `llmops key` does
@@ -137,19 +174,23 @@ def _open_store(settings: GatewaySettings) -> ConversationStore:
 
 
 def _add(
-    app: FastAPI,
+    app: GatewayApp,
     method: str,
     path: str,
-    handle: Callable[..., Any],
+    endpoint: Endpoint,
     summary: str,
-    answer: type[BaseModel] | None,
+    response: type[ResponseModel] | None,
     *,
     tag: str = "conversations",
-    **details: Any,
+    **docs: Any,
 ) -> None:
+    """Add a route, which responds with JSON lines if `response` is None."""
     names = {name: text for name, text in _PATHS.items() if f"{{{name}}}" in path}
-    shown = route_docs(summary, answer or ErrorResponse, tag=tag, errors=ErrorResponse, path=names, **details)
-    if answer is None:
-        shown["response_class"] = StreamingResponse
-        shown["responses"][200] = {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}
-    app.add_api_route(path, handle, methods=[method], response_model=None, **shown)
+    if response is not None:
+        app.add_endpoint(method, path, endpoint, summary, response, tag=tag, path_parameters=names, **docs)
+        return
+    described = route_docs(summary, ErrorResponse, tag=tag, path_parameters=names, **docs)
+    described["responses"][200] = {"content": {"application/x-ndjson": {"schema": {"type": "string"}}}}
+    app.add_api_route(
+        path, endpoint, methods=[method], response_model=None, response_class=StreamingResponse, **described
+    )

@@ -1,120 +1,183 @@
-"""/health/live, /health/ready and /metrics."""
+"""Health checks, metrics, and the state of the replicas: /health/live, /health/ready, /metrics and /replicas."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
+from time import monotonic
+from typing import Any, Generic, TypeVar
 
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, PlainTextResponse, Response
 
 from llmops.gateway.errors import UnavailableError
+from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_context import context_of
-from llmops.gateway.http.single_flight import SingleFlight
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.routing.model_registry import ModelRegistry
 from llmops.gateway.routing.served_models import ModelReadiness
+from llmops.gateway.schemas.response_schemas import HealthResponse
 from llmops.gateway.telemetry.metrics import GatewayMetrics
 
+#: Seconds for a model to generate its token when `generate` is set.
 GENERATE_TIMEOUT = 10.0
-#: Trials per second of one model, and looks at the servers and metrics pages per second, however many clients ask.
-GENERATE_CHECKS_PER_SECOND, STATUS_CHECKS_PER_SECOND = 1, 10
+#: Test requests per second and model, however many clients ask.
+GENERATE_CHECKS_PER_SECOND = 1
+#: Checks of the servers, and renderings of the metrics page, per second.
+STATUS_CHECKS_PER_SECOND = 10
+
+T = TypeVar("T")
+
+
+class SingleFlight(Generic[T]):
+    """The result of an asynchronous function, which runs once at a time and at most `per_second` times each second.
+
+    Callers who come while it runs get that run's result; callers beyond `per_second` get the last one.
+    """
+
+    def __init__(self, function: Callable[[], Awaitable[T]], per_second: int) -> None:
+        self._function, self._per_second = function, per_second
+        self._second, self._left = -1, 0
+        self._last: asyncio.Task[T] | None = None
+
+    async def get(self) -> T:
+        """Return the result. Raises whatever the function raised."""
+        second = int(monotonic())
+        if second != self._second:
+            self._second, self._left = second, self._per_second
+        last = self._last
+        if last is None or (last.done() and self._left > 0):
+            self._left -= 1
+            last = self._last = asyncio.ensure_future(self._run())
+        # a caller that leaves does not end what others wait for
+        return await asyncio.shield(last)
+
+    async def _run(self) -> T:
+        return await self._function()
 
 
 class HealthEndpoints:
-    """While draining, nothing is ready. One broken model among several does not make the gateway unready.
+    """Health endpoints. While draining, nothing is ready. One broken model of several leaves the gateway ready.
 
-    `?model=NAME` asks for one model, `?strict=true` for all of them; `generate=true` also has them answer.
+    `?model=NAME` asks for one model, `?strict=true` for all of them; `generate=true` has them generate a token, too.
     """
 
-    def __init__(self, catalogue: ModelRegistry, metrics: GatewayMetrics) -> None:
-        self._catalogue = catalogue
-        self._look = SingleFlight(catalogue.look, STATUS_CHECKS_PER_SECOND)
-        self._trials: dict[str, SingleFlight[str | None]] = {}
-        self._page = SingleFlight(partial(_page, metrics.registry), STATUS_CHECKS_PER_SECOND)
+    def __init__(self, registry: ModelRegistry, metrics: GatewayMetrics) -> None:
+        self._registry = registry
+        self._readiness = SingleFlight(registry.look, STATUS_CHECKS_PER_SECOND)
+        self._generate_checks: dict[str, SingleFlight[str | None]] = {}
+        self._metrics_page = SingleFlight(partial(_render_metrics, metrics.registry), STATUS_CHECKS_PER_SECOND)
         self.draining = False
 
+    def add_routes(self, app: GatewayApp, *, replicas: bool) -> None:
+        """Add the routes to `app`, with /replicas if the gateway has `replicas`."""
+        app.add_api_route("/health", self.ready, methods=["GET"], include_in_schema=False)
+        app.add_endpoint("GET", "/health/live", self.live, "Say that the gateway runs", HealthResponse, tag="health")
+        app.add_endpoint(
+            "GET", "/health/ready", self.ready, "Say whether models can be used", HealthResponse, tag="health"
+        )
+        tags: dict[str, Any] = {"methods": ["GET"], "tags": ["health"]}
+        if replicas:
+            app.add_api_route(
+                "/replicas", self.replicas, summary="Show what this gateway knows of its replicas", **tags
+            )
+        app.add_api_route(
+            "/metrics",
+            self.metrics,
+            response_class=PlainTextResponse,
+            summary="Show metrics for Prometheus",
+            **tags,
+        )
+
     def drain(self) -> None:
+        """Report the gateway as not ready from now on."""
         self.draining = True
 
     async def live(self, request: Request) -> Response:
+        """Report that the process runs."""
         return JSONResponse({"status": "live"})
 
     async def ready(self, request: Request) -> Response:
+        """Report which models are ready. Raises UnavailableError if none of those asked for is."""
         if self.draining:
             raise _not_ready("The gateway is shutting down.")
-        standing = await self._look.get()
+        readiness = await self._readiness.get()
         caller = context_of(request).caller
         if "inference" not in caller.scopes:
-            return _anonymous_readiness(standing)
-        standing = _restrict_to_caller(caller, standing)
-        broken = dict(standing.broken)
-        if _asked(request, "generate"):
-            broken.update(await self._silent(_wanted(standing, request.query_params.get("model"))))
-        ready = [name for name in standing.ready if name not in broken]
-        missing = _missing(request, ready, broken, standing.problem)
-        if missing is not None:
-            raise _not_ready(missing)
+            return _anonymous_readiness(readiness)
+        readiness = _restrict_to_caller(caller, readiness)
+        broken = dict(readiness.broken)
+        model = request.query_params.get("model")
+        if _is_set(request, "generate"):
+            # an engine model is tested once, whatever number of adapters it has
+            served = sorted(set(readiness.ready.values())) if model is None else [model]
+            problems = {name: await self._generate_check(name) for name in served if model in (None, *readiness.ready)}
+            broken.update({name: problem for name, problem in problems.items() if problem is not None})
+        ready = [name for name in readiness.ready if name not in broken]
+        problem = _problem(request, ready, broken, readiness.problem)
+        if problem is not None:
+            raise _not_ready(problem)
         models = {name: {"ready": True} for name in ready}
         unready = {name: {"ready": False, "problem": problem} for name, problem in broken.items()}
         return JSONResponse({"status": "degraded" if broken else "ready", "models": {**models, **unready}})
 
-    async def _silent(self, names: Sequence[str]) -> dict[str, str]:
-        """Return the models that do not answer, and why. Callers share one trial per model and second."""
-        problems = {name: await self._trial(name).get() for name in names}
-        return {name: problem for name, problem in problems.items() if problem is not None}
-
-    def _trial(self, name: str) -> SingleFlight[str | None]:
-        if name not in self._trials:
-            self._trials[name] = SingleFlight(
-                partial(self._catalogue.generates, name, GENERATE_TIMEOUT), GENERATE_CHECKS_PER_SECOND
-            )
-        return self._trials[name]
-
     async def metrics(self, request: Request) -> Response:
-        return Response(await self._page.get(), media_type=CONTENT_TYPE_LATEST)
+        """Return the metrics in Prometheus' text format."""
+        return Response(await self._metrics_page.get(), media_type=CONTENT_TYPE_LATEST)
+
+    async def replicas(self, request: Request) -> Response:
+        """Return the state of the replicas. `gateways` is a list, so that readers can join several gateways' answers."""
+        gateway = {
+            "gateway": f"{socket.gethostname()}/{os.getpid()}",
+            "models": self._registry.told(),
+            "unreached": self._registry.unreached(),
+        }
+        return JSONResponse({"gateways": [gateway]})
+
+    async def _generate_check(self, name: str) -> str | None:
+        """Return why a model does not generate, None if it does. Callers share one check per model and second."""
+        if name not in self._generate_checks:
+            check = partial(self._registry.generates, name, GENERATE_TIMEOUT)
+            self._generate_checks[name] = SingleFlight(check, GENERATE_CHECKS_PER_SECOND)
+        return await self._generate_checks[name].get()
 
 
-def _anonymous_readiness(standing: ModelReadiness) -> Response:
-    """Where keys are asked for, one without a key learns whether, and nothing of which."""
-    if all(name in standing.broken for name in standing.ready):
-        raise _not_ready("The gateway is not ready; with a key it says why.")
+def _anonymous_readiness(readiness: ModelReadiness) -> Response:
+    """Return readiness without model names, for callers without the scope `inference`."""
+    if all(name in readiness.broken for name in readiness.ready):
+        raise _not_ready("The gateway is not ready. Send an API key to see the reason.")
     return JSONResponse({"status": "ready"})
 
 
-def _restrict_to_caller(caller: Caller, standing: ModelReadiness) -> ModelReadiness:
+def _restrict_to_caller(caller: Caller, readiness: ModelReadiness) -> ModelReadiness:
     if caller.models is None:
-        return standing
-    ready = {name: serving for name, serving in standing.ready.items() if caller.may_use(name)}
-    broken = {name: problem for name, problem in standing.broken.items() if caller.may_use(name)}
-    return ModelReadiness(ready, broken, standing.problem)
+        return readiness
+    ready = {name: serving for name, serving in readiness.ready.items() if caller.may_use(name)}
+    broken = {name: problem for name, problem in readiness.broken.items() if caller.may_use(name)}
+    return ModelReadiness(ready, broken, readiness.problem)
 
 
-def _asked(request: Request, name: str) -> bool:
+def _is_set(request: Request, name: str) -> bool:
     return request.query_params.get(name, "false").lower() in ("1", "true")
 
 
-def _wanted(standing: ModelReadiness, model: str | None) -> list[str]:
-    """The models to be tried: each once, whatever number of adapters it has."""
-    if model is None:
-        return sorted(set(standing.ready.values()))
-    return [model] if model in standing.ready else []
-
-
-def _missing(request: Request, ready: Sequence[str], broken: Mapping[str, str], problem: str | None) -> str | None:
-    """What keeps the answer from being yes; None if nothing does."""
+def _problem(request: Request, ready: Sequence[str], broken: Mapping[str, str], problem: str | None) -> str | None:
+    """Return why what the request asks for is not ready, None if it is."""
     model, first = request.query_params.get("model"), next(iter(broken.values()), None)
     if model is not None:
         return None if model in ready else broken.get(model) or problem or f"There is no model {model}."
-    if _asked(request, "strict") and (first or problem):
+    if _is_set(request, "strict") and (first or problem):
         return first or problem
     return None if ready else first or problem or "Triton serves no model."
 
 
-def _not_ready(missing: str) -> UnavailableError:
-    return UnavailableError(missing, code="not_ready")
+def _not_ready(problem: str) -> UnavailableError:
+    return UnavailableError(problem, code="not_ready")
 
 
-async def _page(registry: CollectorRegistry) -> bytes:
+async def _render_metrics(registry: CollectorRegistry) -> bytes:
     return generate_latest(registry)

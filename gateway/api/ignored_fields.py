@@ -1,6 +1,6 @@
-"""Fields of a request that change nothing: named to the client, counted, and refused when the settings say so.
+"""Fields of a request that change nothing: reported to the client, counted, and rejected if `strict_fields` is set.
 
-Tools that the model is not offered are named to the client, too.
+Tools that the model is not offered are reported to the client, too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,16 @@ from llmops.gateway.schemas.request_fields import RequestModel
 
 log = logging.getLogger(__name__)
 
-# Unknown fields of one request that are named. A body of nothing but fields must not fill the answer's headers.
+#: Fields of chat and text completions that are accepted and change nothing.
+COMMON_IGNORED_FIELDS = frozenset(
+    {
+        *("priority", "cache_salt", "include_stop_str_in_output"),
+        *("stream_options.include_obfuscation", "stream_options.continuous_usage_stats"),
+    }
+)
+#: Unknown fields of one request that are reported. A body of nothing but fields must not fill the response's headers.
 MAX_UNKNOWN_FIELDS = 16
-# Names of unknown fields that are logged, each once. Clients choose the names, so they must not fill memory or the log.
+#: Names of unknown fields that are logged, each once. Clients choose them, so they must not fill memory or the log.
 MAX_LOGGED_FIELDS = 256
 _logged: set[str] = set()
 
@@ -33,11 +40,11 @@ def report_ignored_fields(
     *,
     extra: RequestModel | None = None,
 ) -> None:
-    """Name fields that change nothing in the answer's headers, and count them.
+    """Report fields that change nothing in the response's headers, and count them.
 
     Args:
         context: The request's context, which gets the headers.
-        service: The metrics that count the fields, and the setting that refuses unknown ones.
+        service: Has the metrics that count the fields, and the setting that rejects unknown ones.
         body: The request's body.
         known: Fields that are accepted without effect. They may be dotted: `text.verbosity`.
         extra: The model whose unread fields are the unknown ones. `body` by default.
@@ -46,17 +53,17 @@ def report_ignored_fields(
         InvalidRequestError: A field is unknown, and `strict_fields` is set.
     """
     fields = _fields(known)
-    given = body.model_fields_set & fields.keys()
-    found = sorted(name for field in given for name in fields[field] if _is_set(body, name)) if given else []
+    present = body.model_fields_set & fields.keys()
+    ignored = sorted(name for field in present for name in fields[field] if _is_set(body, name)) if present else []
     extras = (extra or body).model_extra
     unknown = sorted(name for name, value in extras.items() if value is not None) if extras else []
-    if not found and not unknown:
+    if not ignored and not unknown:
         return
-    context.ignored = found + [_printable(name) for name in unknown[:MAX_UNKNOWN_FIELDS]]
-    for name in found:
+    context.ignored_fields = ignored + [_printable(name) for name in unknown[:MAX_UNKNOWN_FIELDS]]
+    for name in ignored:
         service.metrics.ignored.labels(name).inc()
     if unknown:
-        # a client must not be able to make labels
+        # clients must not be able to create labels
         service.metrics.ignored.labels("unknown").inc(len(unknown))
         _warn_of_unknown(context, unknown, (*type(body).model_fields, *type(extra or body).model_fields), service)
 
@@ -65,16 +72,16 @@ def _warn_of_unknown(context: RequestContext, unknown: Sequence[str], fields: Se
     """Warn the client of each unknown field, and the log once per name."""
     for name in unknown[:MAX_UNKNOWN_FIELDS]:
         shown = _printable(name)
-        close = difflib.get_close_matches(name[:64], fields, n=1, cutoff=0.75)
-        meant = f"; did you mean '{close[0]}'?" if close else "."
+        nearest = difflib.get_close_matches(name[:64], fields, n=1, cutoff=0.75)
+        suggestion = f"; did you mean '{nearest[0]}'?" if nearest else "."
         if service.strict_fields:
-            raise InvalidRequestError(f"Unknown field '{shown}'{meant}", param=shown, code="unknown_parameter")
-        context.warnings.append(f"The field '{shown}' is unknown and was ignored{meant}")
+            raise InvalidRequestError(f"Unknown field '{shown}'{suggestion}", param=shown, code="unknown_parameter")
+        context.warnings.append(f"The field '{shown}' is unknown and was ignored{suggestion}")
         if shown not in _logged and len(_logged) < MAX_LOGGED_FIELDS:
             _logged.add(shown)
             log.warning(
                 "request %s on %s: the field %s is unknown and was ignored%s Further requests with it are not logged; "
-                "the setting strict_fields refuses them.", context.request_id, context.route, shown, meant,
+                "the setting strict_fields refuses them.", context.request_id, context.route, shown, suggestion,
             )  # fmt: skip
 
 
@@ -86,7 +93,7 @@ def report_dropped_tools(context: RequestContext, kinds: Sequence[str]) -> None:
 
 @cache
 def _fields(known: frozenset[str]) -> dict[str, list[str]]:
-    """The dotted names below each field of a body."""
+    """Return the dotted names below each field of a body."""
     fields: dict[str, list[str]] = {}
     for name in known:
         fields.setdefault(name.partition(".")[0], []).append(name)

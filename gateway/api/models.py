@@ -1,56 +1,70 @@
-"""GET /v1/models and /v1/models/{id}"""
+"""GET /v1/models and /v1/models/{id}, in OpenAI's and in Anthropic's format."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
 
-from llmops.gateway.api.anthropic.model_list import anthropic_model, model_page
 from llmops.gateway.api.generation_response import json_response
+from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.http.anthropic_errors import is_anthropic
+from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_context import context_of
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.routing.model_registry import ModelRegistry
 from llmops.gateway.routing.replicas.pool_registry import PoolRegistry
 from llmops.gateway.routing.replicas.replica_status import summarize_capacity
 from llmops.gateway.routing.served_models import Model
+from llmops.gateway.schemas.response_schemas import ModelEntries, ModelEntry
+
+#: Models on a page of Anthropic's list, by default and at most.
+DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 20, 1000
 
 
 class ModelsEndpoint:
-    """The endpoints; `handle` lists all models, `handle_one` shows one."""
+    """The list of models, in OpenAI's format or, for Anthropic's clients, in theirs."""
 
-    def __init__(self, service: AppState, catalogue: ModelRegistry, fleets: PoolRegistry | None = None) -> None:
-        self._service, self._catalogue, self._fleets = service, catalogue, fleets
+    def __init__(self, service: AppState, registry: ModelRegistry, pools: PoolRegistry | None = None) -> None:
+        self._service, self._registry, self._pools = service, registry, pools
 
-    async def handle(self, request: Request) -> Response:
-        data = list(self._described(context_of(request).caller).values())
+    def add_routes(self, app: GatewayApp) -> None:
+        """Add the routes to `app`."""
+        app.add_endpoint("GET", "/v1/models", self.list, "List models", ModelEntries)
+        path = {"model": "The model's name."}
+        app.add_endpoint("GET", "/v1/models/{model:path}", self.get, "Show a model", ModelEntry, path_parameters=path)
+
+    async def list(self, request: Request) -> Response:
+        """Return the models that the caller may use."""
+        data = [*self._models(context_of(request).caller).values()]
         if is_anthropic(request.scope):
             return json_response(model_page(data, request.query_params))
         return json_response({"object": "list", "data": data})
 
-    async def handle_one(self, request: Request) -> Response:
+    async def get(self, request: Request) -> Response:
+        """Return one model. Raises what a request for the model would raise if it is unknown or forbidden."""
         name, caller = request.path_params["model"], context_of(request).caller
-        # a name that nobody knows, or that is not the caller's, raises what any request for it would
-        found = self._described(caller).get(name) or describe_model(self._service.models.get(name, caller), ready=False)
+        found = self._models(caller).get(name) or describe_model(self._service.models.get(name, caller), ready=False)
         return json_response(anthropic_model(found) if is_anthropic(request.scope) else found)
 
-    def _described(self, caller: Caller) -> dict[str, dict[str, Any]]:
-        """The caller's, by name; those that cannot be made come last, as nothing else is known of them."""
-        known = {found.model.name: self._describe(found.model, found.ready) for found in self._catalogue.all()}
-        broken = {name: describe_broken_model(name, problem) for name, problem in self._catalogue.problems().items()}
-        return {name: entry for name, entry in ({**known, **broken} | known).items() if caller.may_use(name)}
+    def _models(self, caller: Caller) -> dict[str, dict[str, Any]]:
+        """Return the caller's models by name. Models that cannot be served come last."""
+        served = {found.model.name: self._describe(found.model, found.ready) for found in self._registry.all()}
+        broken = {name: describe_broken_model(name, problem) for name, problem in self._registry.problems().items()}
+        return {name: entry for name, entry in ({**served, **broken} | served).items() if caller.may_use(name)}
 
     def _describe(self, model: Model, ready: bool) -> dict[str, Any]:
-        """With the sums over its replicas, where there are several."""
-        fleet = self._fleets.fleets.get(model.parent or model.name) if self._fleets is not None else None
-        return describe_model(model, ready) | (summarize_capacity(fleet.views) if fleet is not None else {})
+        """Return a model, with the sums over its replicas if it has several."""
+        pool = self._pools.fleets.get(model.parent or model.name) if self._pools is not None else None
+        return describe_model(model, ready) | (summarize_capacity(pool.views) if pool is not None else {})
 
 
 def describe_model(model: Model, ready: bool) -> dict[str, Any]:
-    """OpenAI's model object, with what else a client may want to know."""
+    """Return OpenAI's model object, with further fields that clients may want to know."""
     return {
         "id": model.name,
         "object": "model",
@@ -66,5 +80,58 @@ def describe_model(model: Model, ready: bool) -> dict[str, Any]:
 
 
 def describe_broken_model(name: str, problem: str) -> dict[str, Any]:
-    """A model that cannot be served, and why."""
+    """Return the model object of a model that cannot be served, with the reason."""
     return {"id": name, "object": "model", "created": 0, "owned_by": "llmops", "ready": False, "problem": problem}
+
+
+def anthropic_model(model: Mapping[str, Any]) -> dict[str, Any]:
+    """Return one of OpenAI's model objects in Anthropic's format."""
+    length = model.get("max_model_len")
+    return {
+        "type": "model",
+        "id": model["id"],
+        "display_name": model["id"],
+        "created_at": datetime.fromtimestamp(model["created"], UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "lifecycle": "active",
+        "max_input_tokens": length,
+        "max_tokens": length,
+    }
+
+
+def model_page(models: Sequence[Mapping[str, Any]], query: Mapping[str, str]) -> dict[str, Any]:
+    """Return the page of models for `limit` and `after_id` or `before_id`, in Anthropic's format.
+
+    Raises:
+        InvalidRequestError: `limit` is no number within the bounds, or an id is not in the list.
+    """
+    ids = [model["id"] for model in models]
+    limit = _page_limit(query.get("limit"))
+    if "before_id" in query:
+        end = _index(ids, query["before_id"], "before_id")
+        start = max(end - limit, 0)
+        has_more = start > 0
+    else:
+        start = _index(ids, query["after_id"], "after_id") + 1 if "after_id" in query else 0
+        end = min(start + limit, len(ids))
+        has_more = end < len(ids)
+    page = ids[start:end]
+    return {
+        "data": [anthropic_model(model) for model in models[start:end]],
+        "has_more": has_more,
+        "first_id": page[0] if page else None,
+        "last_id": page[-1] if page else None,
+    }
+
+
+def _page_limit(text: str | None) -> int:
+    if text is None:
+        return DEFAULT_PAGE_SIZE
+    if not text.isdecimal() or not 1 <= int(text[:5]) <= MAX_PAGE_SIZE:
+        raise InvalidRequestError(f"limit must be a number from 1 to {MAX_PAGE_SIZE}.", param="limit")
+    return int(text[:5])
+
+
+def _index(ids: Sequence[str], model_id: str, param: str) -> int:
+    if model_id not in ids:
+        raise InvalidRequestError(f"{param} names a model that is not in the list.", param=param)
+    return ids.index(model_id)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -13,26 +14,41 @@ from llmops.gateway.api.generation_response import json_response
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.prompt_limits import check_prompt_characters
+from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_context import UNKNOWN_CALLER
 from llmops.gateway.routing.model_registry import ModelLookup
 from llmops.gateway.routing.served_models import EmbeddingModel
 from llmops.gateway.safety.policy import Safety
 from llmops.gateway.safety.services import Embed
-from llmops.gateway.schemas.moderation_request import ModerationRequest
+from llmops.gateway.schemas.request_fields import RequestModel
+from llmops.gateway.schemas.response_schemas import ModerationResponse
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 
+class ModerationRequest(RequestModel):
+    """Text to be judged by the gateway's safety filters; `model` is accepted and changes nothing."""
+
+    input: str | Annotated[list[str | dict[str, Any]], Field(min_length=1, max_length=64)]
+    model: str | None = None
+
+
 class ModerationsEndpoint:
-    """Judge texts with every filter of the settings."""
+    """The endpoint that judges texts with every filter of the settings."""
 
     def __init__(self, service: AppState, safety: Safety) -> None:
         self._service, self._safety = service, safety
 
-    async def handle(self, request: Request) -> Response:
-        """Answer with one result for each text, in order."""
+    def add_routes(self, app: GatewayApp) -> None:
+        """Add the route to `app`."""
+        app.add_endpoint(
+            "POST", "/v1/moderations", self.create, "Judge texts", ModerationResponse, body=ModerationRequest
+        )
+
+    async def create(self, request: Request) -> Response:
+        """Return one result for each text, in order."""
         body = await self._service.intake.load(ModerationRequest, request)
         texts = [body.input] if isinstance(body.input, str) else [_text(one, at) for at, one in enumerate(body.input)]
         check_prompt_characters(sum(map(len, texts)), self._service.limits, "input")
@@ -50,7 +66,7 @@ class ModerationsEndpoint:
 
 
 def text_embedder(models: ModelLookup[EmbeddingModel]) -> Embed:
-    """Return what turns texts into vectors with the embedding models that are served here."""
+    """Return a function that turns texts into vectors with the embedding models of this gateway."""
 
     async def embed(name: str, texts: Sequence[str]) -> NDArray[np.float32]:
         model = models.get(name, UNKNOWN_CALLER)

@@ -1,4 +1,4 @@
-"""Server-sent events of a streamed answer. All that does not change within an answer is rendered once."""
+"""The chunks of OpenAI's streams, as server-sent events. What does not change within an answer is rendered once."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import Any
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.choice import Choice, TokenLogprob
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta, ToolCallDelta
+from llmops.gateway.schemas.request_fields import SamplingFields
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
 
 def usage_counts(answer: Answer) -> dict[str, Any]:
-    """`usage` of an answer. What the engine does not tell (cached tokens) is left out, not called zero."""
-    used = answer.usage
-    cached = used.cached_tokens
+    """Return the `usage` of an answer, without cached tokens if the engine does not report them."""
+    usage = answer.usage
+    cached = usage.cached_tokens
     return {
-        "prompt_tokens": used.prompt_tokens,
-        "completion_tokens": used.completion_tokens,
-        "total_tokens": used.prompt_tokens + used.completion_tokens,
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
         **({} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached, "audio_tokens": 0}}),
         "completion_tokens_details": {
-            "reasoning_tokens": used.reasoning_tokens,
+            "reasoning_tokens": usage.reasoning_tokens,
             "audio_tokens": 0,
             "accepted_prediction_tokens": 0,
             "rejected_prediction_tokens": 0,
@@ -33,25 +34,25 @@ def usage_counts(answer: Answer) -> dict[str, Any]:
 
 
 class ChunkWriter:
-    """Shared by chat and text completions: the head of each choice's chunk and its tail."""
+    """Writes the chunks of one answer, whose heads and tails are rendered once."""
 
     kind: str
 
-    def __init__(self, answer_id: str, model: str, created: int, choices: int, *, include_usage: bool) -> None:
+    def __init__(self, answer_id: str, body: SamplingFields, created: int, choices: int) -> None:
+        """Prepare the chunks of an answer to `body`, which started at the Unix time `created`."""
+        self._include_usage = bool(body.stream_options and body.stream_options.include_usage)
         self._head = (
             f'data: {{"id":{json.dumps(answer_id)},"object":"{self.kind}","created":{created},'
-            f'"model":{json.dumps(model)},"choices":['
+            f'"model":{json.dumps(body.model)},"choices":['
         )
-        self._include_usage = include_usage
-        nothing = ',"usage":null}\n\n' if include_usage else "}\n\n"
-        self._end = "}]" + nothing
+        self._end = '}],"usage":null}\n\n' if self._include_usage else "}]}\n\n"
         self._openings = [self._opening(index) for index in range(choices)]
 
     def _opening(self, index: int) -> str:
         raise NotImplementedError
 
     def last(self, usage: dict[str, Any]) -> bytes:
-        """The usage chunk, where it was asked for, and the end of the stream."""
+        """Return the usage chunk, if the client requested one, and the end of the stream."""
         if not self._include_usage:
             return DONE_EVENT
         counts = json.dumps(usage, separators=(",", ":"))
@@ -59,7 +60,7 @@ class ChunkWriter:
 
 
 class ChatChunks(ChunkWriter):
-    """chat.completion.chunk"""
+    """Chunks of a chat completion."""
 
     kind = "chat.completion.chunk"
 
@@ -67,16 +68,21 @@ class ChatChunks(ChunkWriter):
         return f'{self._head}{{"index":{index},"delta":{{'
 
     def role(self, index: int) -> bytes:
+        """Return the chunk that opens a choice."""
         return (
             f'{self._openings[index]}"role":"assistant","content":""}},"logprobs":null,"finish_reason":null{self._end}'
         ).encode()
 
     def content(self, index: int, text: str, logprobs: Sequence[TokenLogprob] | None = None) -> bytes:
-        shown = "null" if logprobs is None else json.dumps(chat_logprobs([chat_logprob_entry(one) for one in logprobs]))
-        delta = f'"content":{encode_basestring(text)}}},"logprobs":{shown}'
+        """Return a chunk of text."""
+        logprobs_json = (
+            "null" if logprobs is None else json.dumps(chat_logprobs([chat_logprob_entry(one) for one in logprobs]))
+        )
+        delta = f'"content":{encode_basestring(text)}}},"logprobs":{logprobs_json}'
         return f'{self._openings[index]}{delta},"finish_reason":null{self._end}'.encode()
 
     def piece(self, index: int, piece: OutputDelta) -> bytes:
+        """Return the chunk of a piece of content, reasoning or tool call."""
         if isinstance(piece, ContentDelta):
             return self.content(index, piece.text)
         if isinstance(piece, ReasoningDelta):
@@ -86,13 +92,14 @@ class ChatChunks(ChunkWriter):
         return f'{self._openings[index]}{delta}}},"logprobs":null,"finish_reason":null{self._end}'.encode()
 
     def finish(self, choice: Choice) -> bytes:
+        """Return the last chunk of a choice."""
         return (
             f'{self._openings[choice.index]}}},"logprobs":null,"finish_reason":"{choice.finish_reason}"{self._end}'
         ).encode()
 
 
 class CompletionChunks(ChunkWriter):
-    """text_completion"""
+    """Chunks of a text completion."""
 
     kind = "text_completion"
 
@@ -100,18 +107,21 @@ class CompletionChunks(ChunkWriter):
         return f'{self._head}{{"index":{index},"text":'
 
     def content(self, index: int, text: str, logprobs: dict[str, Any] | None = None) -> bytes:
-        shown = "null" if logprobs is None else json.dumps(logprobs)
+        """Return a chunk of text."""
+        logprobs_json = "null" if logprobs is None else json.dumps(logprobs)
         return (
-            f'{self._openings[index]}{encode_basestring(text)},"logprobs":{shown},"finish_reason":null{self._end}'
+            f'{self._openings[index]}{encode_basestring(text)},"logprobs":{logprobs_json},"finish_reason":null{self._end}'
         ).encode()
 
     def finish(self, choice: Choice) -> bytes:
+        """Return the last chunk of a choice."""
         return (
             f'{self._openings[choice.index]}"","logprobs":null,"finish_reason":"{choice.finish_reason}"{self._end}'
         ).encode()
 
 
 def tool_call_chunk(piece: ToolCallDelta) -> dict[str, Any]:
+    """Return an entry of `tool_calls` in a delta. Its first piece has the call's id and name."""
     function: dict[str, Any] = {"arguments": piece.arguments}
     delta: dict[str, Any] = {"index": piece.index}
     if piece.id is not None:
@@ -122,16 +132,16 @@ def tool_call_chunk(piece: ToolCallDelta) -> dict[str, Any]:
 
 
 def chat_logprobs(entries: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """OpenAI's `logprobs` of a chat choice, with a `chat_logprob_entry` per token."""
+    """Return the `logprobs` of a chat choice, which have a `chat_logprob_entry` per token."""
     return {"content": entries, "refusal": None}
 
 
 def completion_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
-    """The older form of text completions: four lists side by side."""
+    """Return the `logprobs` of a text completion: four lists side by side."""
     return {
-        "tokens": [_shown(entry.token) for entry in entries],
+        "tokens": [_token_text(entry.token) for entry in entries],
         "token_logprobs": [entry.logprob for entry in entries],
-        "top_logprobs": [{_shown(token): value for token, value in entry.tops} for entry in entries]
+        "top_logprobs": [{_token_text(token): value for token, value in entry.tops} for entry in entries]
         if any(entry.tops for entry in entries)
         else None,
         "text_offset": [entry.offset for entry in entries],
@@ -139,15 +149,16 @@ def completion_logprobs(entries: Sequence[TokenLogprob]) -> dict[str, Any]:
 
 
 def chat_logprob_entry(entry: TokenLogprob) -> dict[str, Any]:
+    """Return one token of a chat choice with its log-probability and its alternatives."""
     return {
-        "token": _shown(entry.token),
+        "token": _token_text(entry.token),
         "logprob": entry.logprob,
         "bytes": list(entry.token),
         "top_logprobs": [
-            {"token": _shown(token), "logprob": value, "bytes": list(token)} for token, value in entry.tops
+            {"token": _token_text(token), "logprob": value, "bytes": list(token)} for token, value in entry.tops
         ],
     }
 
 
-def _shown(token: bytes) -> str:
+def _token_text(token: bytes) -> str:
     return token.decode("utf-8", "replace")

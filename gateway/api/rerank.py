@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -14,80 +15,113 @@ from llmops.gateway.api.ignored_fields import report_ignored_fields
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError, UnsupportedError
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.prompt_limits import check_prompt_characters
+from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_context import context_of
 from llmops.gateway.routing.model_registry import ModelLookup
 from llmops.gateway.routing.served_models import EncoderInput, EncoderModel
-from llmops.gateway.schemas.rerank_request import RerankRequest
+from llmops.gateway.schemas.request_fields import RequestModel
+from llmops.gateway.schemas.response_schemas import RerankResponse
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-_IGNORED = frozenset({"max_chunks_per_doc", "priority", "user"})
+_IGNORED_FIELDS = frozenset({"max_chunks_per_doc", "priority", "user"})
+
+
+class RerankDocument(RequestModel):
+    """A document as an object, of which only the text counts."""
+
+    text: str
+
+
+class RerankRequest(RequestModel):
+    """A query and the documents to rank by it: Cohere's and Jina's fields, and vLLM's extras."""
+
+    model: str
+    query: Annotated[str, Field(min_length=1)]
+    documents: Annotated[list[str | RerankDocument], Field(min_length=1)]
+    top_n: Annotated[int, Field(ge=1)] | None = Field(default=None, description="The most results; all if absent.")
+    return_documents: bool | None = Field(default=None, description="Results have the documents' texts, too.")
+    truncation: bool | None = Field(
+        default=None, description="Documents that are too long are cut; false: refused. True when absent."
+    )
+    max_tokens_per_doc: Annotated[int, Field(ge=1)] | None = Field(
+        default=None, description="Documents are cut to this many tokens, special tokens not counted."
+    )
+    rank_fields: list[str] | None = Field(default=None, description="Cohere's v1; nothing but `text` can be ranked.")
+    max_chunks_per_doc: int | None = None
+    priority: int | None = None
+    user: str | None = None
 
 
 class RerankEndpoint:
-    """The endpoint; `handle` is the route."""
+    """The endpoint of rerank, at the paths that the clients of three vendors use."""
 
     def __init__(self, service: AppState, models: ModelLookup[EncoderModel]) -> None:
         self._service, self._models = service, models
 
-    async def handle(self, request: Request) -> Response:
+    def add_routes(self, app: GatewayApp) -> None:
+        """Add the routes to `app`."""
+        for path, clients in (("/v1/rerank", ""), ("/v2/rerank", " (Cohere v2)"), ("/rerank", " (Jina, vLLM)")):
+            summary = f"Rerank documents{clients}"
+            app.add_endpoint("POST", path, self.create, summary, RerankResponse, body=RerankRequest, tag="rerank")
+
+    async def create(self, request: Request) -> Response:
+        """Return the documents by their relevance to the query, best first."""
         context = context_of(request)
         body = await self._service.intake.load(RerankRequest, request)
         model = self._models.get(body.model, context.caller)
-        report_ignored_fields(context, self._service, body, _IGNORED)
+        report_ignored_fields(context, self._service, body, _IGNORED_FIELDS)
         texts = _texts(body, self._service.limits.inputs)
         queries = len(texts) if model.reads_pairs else 1
         check_prompt_characters(queries * len(body.query) + sum(map(len, texts)), self._service.limits, "documents")
         caller = context.caller.share
-        rows = await self._service.text_threads.run(lambda: _rows(body, texts, model), context.size, caller)
+        rows = await self._service.text_threads.run(lambda: _rows(body, texts, model), context.work_bytes, caller)
         tokens = sum(len(row.ids) for row in rows)
-        if context.grant is not None:
-            await context.grant.tokens(model.name, tokens)
+        if context.reservation is not None:
+            await context.reservation.tokens(model.name, tokens)
         with record_prompt_usage(context, model.name, tokens):
-            scores = await model.scores(rows, caller, context.onward)
-        return json_response(_answer(body, texts, scores, tokens))
+            scores = await model.scores(rows, caller, context.traceparent)
+        return json_response(_results(body, texts, scores, tokens))
 
 
-def _texts(body: RerankRequest, most: int) -> list[str]:
-    if len(body.documents) > most:
-        raise InvalidRequestError(f"At most {most} documents are allowed.", param="documents")
+def _texts(body: RerankRequest, limit: int) -> list[str]:
+    if len(body.documents) > limit:
+        raise InvalidRequestError(f"At most {limit} documents are allowed.", param="documents")
     if body.rank_fields not in (None, ["text"]):
         raise UnsupportedError(
             'Documents are ranked by their text; leave rank_fields out, or send ["text"].', param="rank_fields"
         )
-    return [one if isinstance(one, str) else one.text for one in body.documents]
+    return [document if isinstance(document, str) else document.text for document in body.documents]
 
 
 def _rows(body: RerankRequest, texts: Sequence[str], model: EncoderModel) -> list[EncoderInput]:
-    query = _query(body.query, model)
+    """Return the inputs of the encoder. Raises ContextLengthError if the query or a document is too long."""
+    minimum = model.tokenizer.min_token_count(body.query, model.card.max_seq_len)
+    if minimum > model.card.max_seq_len:
+        raise _query_too_long(model, f"at least {minimum}")
+    query = model.tokenizer.encode(body.query, add_special_tokens=False)
     room = model.room(len(query))
     if room < 1:
-        raise _too_long_query(model, f"{len(query)}")
-    return model.rows(query, [_document(text, at, body, model, room) for at, text in enumerate(texts)])
+        raise _query_too_long(model, f"{len(query)}")
+    return model.rows(query, [_document(text, index, body, model, room) for index, text in enumerate(texts)])
 
 
-def _query(text: str, model: EncoderModel) -> list[int]:
-    least = model.tokenizer.min_token_count(text, model.card.max_seq_len)
-    if least > model.card.max_seq_len:
-        raise _too_long_query(model, f"at least {least}")
-    return model.tokenizer.encode(text, add_special_tokens=False)
-
-
-def _document(text: str, at: int, body: RerankRequest, model: EncoderModel, room: int) -> list[int]:
-    wanted = min(room, body.max_tokens_per_doc or room)
-    ids = model.tokenizer.encode_beginning(text, wanted, add_special_tokens=False)
+def _document(text: str, index: int, body: RerankRequest, model: EncoderModel, room: int) -> list[int]:
+    """Return the token ids of a document, cut to what the query leaves of the context."""
+    limit = min(room, body.max_tokens_per_doc or room)
+    ids = model.tokenizer.encode_beginning(text, limit, add_special_tokens=False)
     if body.truncation is False and min(len(ids), body.max_tokens_per_doc or len(ids)) > room:
         raise ContextLengthError(
-            f"Document {at} has more than the {room} tokens that the query leaves it of this model's maximum context "
+            f"Document {index} has more than the {room} tokens that the query leaves it of this model's maximum context "
             f"length of {model.card.max_seq_len}; shorten it, or leave truncation out to have it cut.",
-            param=f"documents[{at}]",
+            param=f"documents[{index}]",
         )
-    return ids[:wanted]
+    return ids[:limit]
 
 
-def _too_long_query(model: EncoderModel, tokens: str) -> ContextLengthError:
+def _query_too_long(model: EncoderModel, tokens: str) -> ContextLengthError:
     return ContextLengthError(
         f"This model's maximum context length is {model.card.max_seq_len} tokens, special ones included, but the query "
         f"alone has {tokens}; shorten it.",
@@ -95,8 +129,8 @@ def _too_long_query(model: EncoderModel, tokens: str) -> ContextLengthError:
     )
 
 
-def _answer(body: RerankRequest, texts: Sequence[str], scores: NDArray[np.float32], tokens: int) -> dict[str, Any]:
-    """Results best first; of two that score the same, the one that was sent first."""
+def _results(body: RerankRequest, texts: Sequence[str], scores: NDArray[np.float32], tokens: int) -> dict[str, Any]:
+    """Return the response: results best first, and of equal scores the document that was sent first."""
     order = sorted(range(len(texts)), key=lambda at: -scores[at])[: body.top_n]
     results: list[dict[str, Any]] = [{"index": at, "relevance_score": float(scores[at])} for at in order]
     if body.return_documents:
@@ -107,6 +141,6 @@ def _answer(body: RerankRequest, texts: Sequence[str], scores: NDArray[np.float3
         "model": body.model,
         "results": results,
         "usage": {"prompt_tokens": tokens, "total_tokens": tokens},
-        # Cohere's own place for it
+        # Cohere's clients read the tokens here
         "meta": {"billed_units": {"input_tokens": tokens}, "tokens": {"input_tokens": tokens, "output_tokens": 0}},
     }

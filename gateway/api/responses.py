@@ -1,15 +1,15 @@
-"""POST /v1/responses; GET, DELETE, cancel and input_items of one."""
+"""OpenAI's Responses API: POST /v1/responses, and GET, DELETE, cancel and input_items of a response."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
-from llmops.gateway.api.generation_response import DeferredEventSource, json_response, respond_with_generation
+from llmops.gateway.api.generation_response import json_response, respond_with_generation
 from llmops.gateway.api.ignored_fields import report_dropped_tools, report_ignored_fields
 from llmops.gateway.conversations.chat_translation import to_chat_request, translate_error_fields
 from llmops.gateway.conversations.event_replay import (
@@ -30,45 +30,40 @@ from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.chat_generation import start_chat, validate_chat
 from llmops.gateway.generation.prompt_limits import characters
-from llmops.gateway.http.client_disconnect import DisconnectWatcher
+from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_body import validate_body
 from llmops.gateway.http.request_context import RequestContext, context_of
-from llmops.gateway.http.sse import EventSource, EventStreamResponse
+from llmops.gateway.http.sse import DisconnectWatcher, EventSource, EventStreamResponse
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
+from llmops.gateway.schemas.response_schemas import DeletedResponse, InputItems, ResponseObject
 from llmops.gateway.schemas.responses_request import ResponsesRequest
 
 if TYPE_CHECKING:
     from llmops.gateway.conversations.conversation_store import ConversationStore
     from llmops.gateway.conversations.conversation_turn import ResponseTurn
 
+#: Fields that are accepted and change nothing.
 RESPONSES_IGNORED_FIELDS = frozenset(
     {
-        "client_metadata",
-        "include",
-        "max_tool_calls",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "safety_identifier",
-        "service_tier",
-        "stream_options",
-        "reasoning.summary",
-        "text.verbosity",
+        *("client_metadata", "include", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention"),
+        *("safety_identifier", "service_tier", "stream_options", "reasoning.summary", "text.verbosity"),
     }
 )
-
-# Seconds without a report after which the gateway that generated a response counts as gone.
+#: Seconds without a report after which the gateway that generated a response counts as gone.
 LOST_RUN_TIMEOUT = 5 * REPORT_INTERVAL
-# Seconds that a cancellation waits for another gateway, and between two looks whether it has stopped.
-CANCEL_PATIENCE, CANCEL_INTERVAL = 3 * REPORT_INTERVAL, 0.25
-# A reader of events has the response encoded, parsed, and encoded again for the event that is being sent.
+#: Seconds that a cancellation waits for another gateway to stop.
+CANCEL_TIMEOUT = 3 * REPORT_INTERVAL
+#: Seconds between two looks whether the other gateway has stopped.
+CANCEL_POLL_INTERVAL = 0.25
+# A reader of events holds the response encoded, parsed, and encoded again for the event that is being sent.
 _COPIES_PER_READER = 3
 # A character of a body is at most six of the JSON that is stored of it (\uXXXX).
 _MAX_JSON_EXPANSION = 6
 
 
 class ResponsesEndpoints:
-    """The endpoints; `create` makes a response, the others are about one that is stored or running."""
+    """The endpoints of OpenAI's Responses API."""
 
     def __init__(
         self,
@@ -77,12 +72,54 @@ class ResponsesEndpoints:
         conversations: Callable[[], Awaitable[ConversationStore]],
         may_store: Callable[[str], bool],
     ) -> None:
-        """Create them. `conversations` opens the store of conversations, `may_store` is asked about a tenant."""
+        """Create the endpoints.
+
+        Args:
+            service: The gateway's shared state.
+            running: The responses that are being generated, and the store of responses.
+            conversations: Opens the store of conversations.
+            may_store: Returns True if responses of a tenant may be stored.
+        """
         self._service, self._running, self._store = service, running, running.store
         self._conversations, self._may_store = conversations, may_store
         self._background: set[asyncio.Task] = set()
 
+    def add_routes(self, app: GatewayApp) -> None:
+        """Add the routes to `app`."""
+        one, path = "/v1/responses/{response_id}", {"response_id": "The response's id."}
+        replay: dict[str, tuple[dict[str, Any], str]] = {
+            "stream": ({"type": "boolean"}, "Send its events again."),
+            "starting_after": ({"type": "integer", "minimum": 0}, "Send the events after this number; needs stream."),
+        }
+        app.add_endpoint(
+            "POST",
+            "/v1/responses",
+            self.create,
+            "Create a response",
+            ResponseObject,
+            body=ResponsesRequest,
+            streams=True,
+        )
+        app.add_endpoint(
+            "GET",
+            one,
+            self.get,
+            "Get a response",
+            ResponseObject,
+            path_parameters=path,
+            query_parameters=replay,
+            streams=True,
+        )
+        app.add_endpoint("DELETE", one, self.delete, "Delete a response", DeletedResponse, path_parameters=path)
+        app.add_endpoint(
+            "POST", f"{one}/cancel", self.cancel, "Cancel a response", ResponseObject, path_parameters=path
+        )
+        app.add_endpoint(
+            "GET", f"{one}/input_items", self.input_items, "List a response's input", InputItems, path_parameters=path
+        )
+
     async def create(self, request: Request) -> Response:
+        """Generate a response: collected, streamed, or in the background."""
         context = context_of(request)
         owner = context.caller.owner
         body = await self._service.intake.load(ResponsesRequest, request)
@@ -101,7 +138,7 @@ class ResponsesEndpoints:
         items = [*before, *await stored.items(own, body.previous_response_id)]
         chat = self._as_chat(body, items, tools, model, context)
         # earlier messages are not part of this body, but of its work
-        context.size = max(context.size, characters(chat.messages))
+        context.work_bytes = max(context.work_bytes, characters(chat.messages))
         builder = ResponseBuilder(new_response(body, model), tools.origins)
         if turn is not None:
             builder.response["conversation"] = {"id": _conversation_of(body)}
@@ -118,61 +155,66 @@ class ResponsesEndpoints:
         def run(answer: Answer) -> ResponseRun:
             return ResponseRun(answer, builder, own, owner, running, turn.add if turn is not None else None)
 
-        async def announced(answer: Answer) -> ResponseRun:
-            begun = run(answer).begin()
+        async def run_in_background() -> ResponseRun:
+            background = run(await start()).begin()
             try:
-                await begun.announce()
+                await background.announce()
             except ApiError:
-                begun.discard()
-                begun.close()
+                background.discard()
+                background.close()
                 raise
-            return begun
+            context.background_task = task = asyncio.create_task(
+                background.in_background(), name=f"response-{background.id}"
+            )
+            self._background.add(task)
+            task.add_done_callback(self._background.discard)
+            return background
 
-        def failed(error: ApiError) -> bytes:
+        def error_event(error: ApiError) -> bytes:
             return encode_events([*builder.start(), *builder.fail(error)])
 
         if body.background and body.stream:
-            watch = DisconnectWatcher(request.receive)
+            watcher = DisconnectWatcher(request.receive)
 
-            async def follow() -> EventSource:
-                begun = await announced(await start())
-                source = begun.follow()
-                watch.tell(source.cancel)
-                self._in_background(begun, context)
-                return source
+            async def open_source() -> EventSource:
+                follower = (await run_in_background()).follow()
+                watcher.notify(follower.cancel)
+                return follower
 
-            return self._stream(DeferredEventSource(follow, failed), watch)
+            return EventStreamResponse(open_source, watcher, self._service.timeouts, error_event=error_event)
         if body.background:
-            begun = await announced(await start())
-            self._in_background(begun, context)
-            return json_response(begun.entry().response)
+            return json_response((await run_in_background()).entry().response)
         return await respond_with_generation(
             request,
             start,
             self._service.timeouts,
             events=run if body.stream else None,
             collect=lambda answer: run(answer).collect(),
-            failed=failed,
+            error_event=error_event,
         )
 
     async def get(self, request: Request) -> Response:
-        response_id, owner = _named(request)
+        """Return a response, or its events after `starting_after` if `stream` is true."""
+        response_id, owner = _response_id(request), _owner(request)
         run = self._running.find(response_id, owner)
         if run is not None:
-            after = _asked_stream(request)
-            return json_response(run.entry().response) if after is None else self._reading(request, run.follow(after))
+            after = _first_event(request)
+            if after is None:
+                return json_response(run.entry().response)
+            return self._stream(request, lambda: run.follow(after))
         row = await self._find(response_id, owner)
         self._hold(request, row)
-        after = _asked_stream(request)
+        after = _first_event(request)
         if after is None:
             return _json_in_pieces(row.response)
         entry = row.decoded()
         if entry.running:
-            return self._reading(request, PolledEventStream(self._store, entry, after))
-        return self._reading(request, ReplayEventStream(events_after(after, entry.response, entry.cuts)))
+            return self._stream(request, lambda: PolledEventStream(self._store, entry, after))
+        return self._stream(request, lambda: ReplayEventStream(events_after(after, entry.response, entry.cuts)))
 
     async def delete(self, request: Request) -> Response:
-        response_id, owner = _named(request)
+        """Delete a stored or running response."""
+        response_id, owner = _response_id(request), _owner(request)
         run = self._running.find(response_id, owner)
         if run is not None:
             run.discard()
@@ -181,7 +223,8 @@ class ResponsesEndpoints:
         return json_response({"id": response_id, "object": "response", "deleted": True})
 
     async def cancel(self, request: Request) -> Response:
-        response_id, owner = _named(request)
+        """Stop a running response, also one that another gateway generates."""
+        response_id, owner = _response_id(request), _owner(request)
         run = self._running.find(response_id, owner)
         if run is not None:
             run.cancel()
@@ -191,14 +234,15 @@ class ResponsesEndpoints:
             status = row.decoded().response["status"]
             raise InvalidRequestError(f"Only a response in progress can be cancelled; this one is {status}.")
         await self._store.request_cancellation(response_id, owner)
-        deadline = asyncio.get_running_loop().time() + CANCEL_PATIENCE
+        deadline = asyncio.get_running_loop().time() + CANCEL_TIMEOUT
         while row.running and asyncio.get_running_loop().time() < deadline:
-            await asyncio.sleep(CANCEL_INTERVAL)
+            await asyncio.sleep(CANCEL_POLL_INTERVAL)
             row = await self._find(response_id, owner)
         return Response(row.response, media_type="application/json")
 
     async def input_items(self, request: Request) -> Response:
-        response_id, owner = _named(request)
+        """Return the items of a response's input, the latest first."""
+        response_id, owner = _response_id(request), _owner(request)
         run = self._running.find(response_id, owner)
         if run is not None:
             items = run.entry().items[::-1]
@@ -211,15 +255,14 @@ class ResponsesEndpoints:
         return json_response(page)
 
     async def close(self) -> None:
+        """Stop the responses in the background and close the store."""
         for task in self._background:
             task.cancel()
         await asyncio.gather(*self._background, return_exceptions=True)
         await self._running.close()
 
-    # -- one that is stored ----------------------------------------------------------------------------------------
-
     def _hold(self, request: Request, row: ResponseRecord) -> None:
-        """Count what a reader makes the gateway hold until the last byte is sent. Raises UnavailableError."""
+        """Count what a reader holds in memory until the last byte is sent. Raises UnavailableError if it is too much."""
         self._service.intake.hold(_COPIES_PER_READER * row.size, context_of(request))
 
     async def _find(self, response_id: str, owner: str) -> ResponseRecord:
@@ -237,10 +280,8 @@ class ResponsesEndpoints:
         await self._store.put(failed, new=False)
         return failed
 
-    # -- creating one ----------------------------------------------------------------------------------------------
-
     async def _turn(self, body: ResponsesRequest, context: RequestContext) -> ResponseTurn | None:
-        """Return the conversation that the request names."""
+        """Return the conversation that the request names, None if it names none."""
         conversation_id = _conversation_of(body)
         if conversation_id is None:
             return None
@@ -264,9 +305,10 @@ class ResponsesEndpoints:
     def _is_to_be_stored(
         self, body: ResponsesRequest, own: list[Item], builder: ResponseBuilder, context: RequestContext
     ) -> bool:
-        """Return whether the response is stored, and say so in the response.
+        """Return True if the response is stored, else set `store` in the response to false.
 
-        Raises InvalidRequestError if the client asks for a response to be stored that cannot be.
+        Raises:
+            InvalidRequestError: The client requires a response to be stored that cannot be.
         """
         limits, response = self._store.limits, builder.response
         if body.store is False:
@@ -276,8 +318,8 @@ class ResponsesEndpoints:
         elif not limits.entries:
             problem = "This gateway stores no responses"
         else:
-            # a body that is short enough needs no look at what would be stored of it
-            size = context.size * _MAX_JSON_EXPANSION
+            # a short body fits whatever is stored of it
+            size = context.work_bytes * _MAX_JSON_EXPANSION
             if size > limits.item_bytes:
                 size = len(encode_json(own)) + len(encode_json(response))
             if size <= limits.item_bytes:
@@ -296,6 +338,7 @@ class ResponsesEndpoints:
         model: GenerativeModel,
         context: RequestContext,
     ) -> ChatRequest:
+        """Return the chat request that means the same. Raises ApiError in the words of this API."""
         try:
             chat = validate_body(ChatRequest, to_chat_request(body, items, tools))
             validate_chat(chat, model, self._service.limits)
@@ -308,35 +351,35 @@ class ResponsesEndpoints:
         report_dropped_tools(context, tools.left_out)
         return chat
 
-    def _in_background(self, run: ResponseRun, context: RequestContext) -> None:
-        """Generate the response whatever its client does."""
-        context.later = task = asyncio.create_task(run.in_background(), name=f"response-{run.id}")
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
+    def _stream(self, request: Request, source: Callable[[], ReplayEventStream]) -> Response:
+        """Stream the events of `source` to a reader. A reader that disconnects ends nothing else."""
+        watcher = DisconnectWatcher(request.receive)
 
-    def _reading(self, request: Request, source: ReplayEventStream) -> Response:
-        """Stream `source` to a reader, who ends nothing else by leaving."""
-        watch = DisconnectWatcher(request.receive)
-        watch.tell(source.cancel)
-        return self._stream(source, watch)
+        async def open_source() -> EventSource:
+            events = source()
+            watcher.notify(events.cancel)
+            return events
 
-    def _stream(self, source: EventSource, watch: DisconnectWatcher) -> Response:
-        timeouts = self._service.timeouts
-        return EventStreamResponse(source, watch, patience=timeouts.client, keepalive=timeouts.keepalive)
+        return EventStreamResponse(open_source, watcher, self._service.timeouts)
 
 
 def _conversation_of(body: ResponsesRequest) -> str | None:
-    found = body.conversation["id"] if isinstance(body.conversation, dict) and "id" in body.conversation else None
-    named = found if isinstance(body.conversation, dict) else body.conversation
-    if body.conversation is not None and not isinstance(named, str):
+    """Return the id of the conversation that the request names. Raises InvalidRequestError."""
+    conversation = body.conversation
+    conversation_id = conversation.get("id") if isinstance(conversation, dict) else conversation
+    if conversation is not None and not isinstance(conversation_id, str):
         raise InvalidRequestError("conversation must be an id, or an object with one.", param="conversation")
-    return named
+    return conversation_id
 
 
-def _asked_stream(request: Request) -> int | None:
-    """The event after which a stream is to start, -1 for all of it; None where no stream is asked for."""
-    query = request.query_params
-    stream, after = query.get("stream", "false").lower(), query.get("starting_after")
+def _first_event(request: Request) -> int | None:
+    """Return the number of the event after which a stream starts: -1 for all of it, None if no stream is requested.
+
+    Raises:
+        InvalidRequestError: `stream` or `starting_after` is invalid.
+    """
+    stream = request.query_params.get("stream", "false").lower()
+    after = request.query_params.get("starting_after")
     if stream not in ("true", "false", "1", "0"):
         raise InvalidRequestError("stream must be true or false.", param="stream")
     if stream in ("false", "0"):
@@ -351,20 +394,22 @@ def _asked_stream(request: Request) -> int | None:
 
 
 def _json_in_pieces(text: str) -> Response:
-    """Answer with JSON that is encoded as the client reads it."""
-    pieces = (text[start : start + FLUSH_BYTES].encode() for start in range(0, len(text), FLUSH_BYTES))
-    headers = {"content-length": str(len(text))}  # ASCII: everything else is escaped
-    return StreamingResponse(_each(pieces), media_type="application/json", headers=headers)
+    """Return a response whose JSON is encoded as the client reads it."""
+
+    async def pieces() -> AsyncIterator[bytes]:
+        for start in range(0, len(text), FLUSH_BYTES):
+            yield text[start : start + FLUSH_BYTES].encode()
+
+    # the text is ASCII: everything else is escaped
+    return StreamingResponse(pieces(), media_type="application/json", headers={"content-length": str(len(text))})
 
 
-async def _each(pieces: Iterable[bytes]) -> AsyncIterator[bytes]:
-    for piece in pieces:
-        yield piece
+def _response_id(request: Request) -> str:
+    return str(request.path_params["response_id"])
 
 
-def _named(request: Request) -> tuple[str, str]:
-    """Return the id of the response that is asked for, and who asks."""
-    return request.path_params["response_id"], context_of(request).caller.owner
+def _owner(request: Request) -> str:
+    return context_of(request).caller.owner
 
 
 def _not_found(response_id: str) -> NotFoundError:

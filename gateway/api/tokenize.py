@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -21,16 +21,19 @@ from llmops.gateway.generation.prompt_limits import (
     check_prompt_text,
     template_cost,
 )
-from llmops.gateway.http.request_context import context_of
+from llmops.gateway.http.middleware import GatewayApp
+from llmops.gateway.http.request_context import RequestContext, context_of
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest, RequestMessage, Tool
 from llmops.gateway.schemas.request_fields import RequestModel, TokenId
+from llmops.gateway.schemas.response_schemas import DetokenizeResponse, TokenizeResponse
 
+#: Entries of an array that are encoded while holding the interpreter's lock.
 TOKENS_PER_TURN = 8192
 
 
 class TokenizeRequest(RequestModel):
-    """Either `prompt` or `messages`; the latter go through the chat template."""
+    """Either `prompt` or `messages`, which go through the chat template."""
 
     model: str
     prompt: str | None = None
@@ -43,36 +46,41 @@ class TokenizeRequest(RequestModel):
 
 
 class DetokenizeRequest(RequestModel):
-    """Token ids to text, special tokens included."""
+    """Token ids to turn into text, special tokens included."""
 
     model: str
     tokens: list[TokenId]
 
 
-def _listed(items: Iterable[Any]) -> Iterator[str]:
-    """A JSON array in pieces: encoding holds the interpreter's lock, so others get it between two of them."""
-    rest, opening = iter(items), "["
-    while piece := list(itertools.islice(rest, TOKENS_PER_TURN)):
-        yield opening + json.dumps(piece, ensure_ascii=False)[1:-1]
-        opening = ", "
-    yield "[]" if opening == "[" else "]"
-
-
-def _text(model: GenerativeModel, ids: list[int]) -> bytes:
-    if max(ids, default=0) >= model.card.vocab_size:
-        raise InvalidRequestError(
-            f"There is no token {max(ids)}: the vocabulary has {model.card.vocab_size}.", param="tokens"
-        )
-    return json_bytes({"prompt": model.tokenizer.decode(ids, skip_special_tokens=False)})
-
-
 class TokenizeEndpoints:
-    """The endpoints."""
+    """The endpoints of tokenisation. Their work is done in the text threads."""
 
     def __init__(self, service: AppState) -> None:
         self._service = service
 
+    def add_routes(self, app: GatewayApp) -> None:
+        """Add the routes to `app`."""
+        app.add_endpoint(
+            "POST",
+            "/tokenize",
+            self.tokenize,
+            "Turn a prompt into token ids",
+            TokenizeResponse,
+            body=TokenizeRequest,
+            tag="tokens",
+        )
+        app.add_endpoint(
+            "POST",
+            "/detokenize",
+            self.detokenize,
+            "Turn token ids into text",
+            DetokenizeResponse,
+            body=DetokenizeRequest,
+            tag="tokens",
+        )
+
     async def tokenize(self, request: Request) -> Response:
+        """Return the token ids of a prompt or of rendered messages."""
         context = context_of(request)
         body = await self._service.intake.load(TokenizeRequest, request)
         model = self._service.models.get(body.model, context.caller)
@@ -81,24 +89,24 @@ class TokenizeEndpoints:
         limits = self._service.limits
         check_prompt_characters(len(body.prompt or ""), limits, "prompt")
         check_message_limits(body.messages or (), limits)
-        size = context.size + template_cost(model)
-        answer = await self._service.text_threads.run(lambda: self._tokens(model, body), size, context.caller.share)
-        return Response(answer, media_type="application/json")
+        return await self._respond(context, lambda: self._tokens(model, body), template_cost(model))
 
     async def detokenize(self, request: Request) -> Response:
+        """Return the text of token ids."""
         context = context_of(request)
         body = await self._service.intake.load(DetokenizeRequest, request)
         model = self._service.models.get(body.model, context.caller)
-        answer = await self._service.text_threads.run(
-            lambda: _text(model, body.tokens), context.size, context.caller.share
-        )
-        return Response(answer, media_type="application/json")
+        return await self._respond(context, lambda: _text(model, body.tokens))
+
+    async def _respond(self, context: RequestContext, work: Callable[[], bytes], cost: int = 0) -> Response:
+        json_text = await self._service.text_threads.run(work, context.work_bytes + cost, context.caller.share)
+        return Response(json_text, media_type="application/json")
 
     def _tokens(self, model: GenerativeModel, body: TokenizeRequest) -> bytes:
         ids = self._encode(model, body)
         head = {"count": len(ids), "max_model_len": model.card.max_seq_len}
-        strings = _listed(map(model.tokenizer.token, ids)) if body.return_token_strs else ["null"]
-        parts = [json.dumps(head)[:-1], ', "tokens": ', *_listed(ids), ', "token_strs": ', *strings, "}"]
+        strings = _array(map(model.tokenizer.token, ids)) if body.return_token_strs else ["null"]
+        parts = [json.dumps(head)[:-1], ', "tokens": ', *_array(ids), ', "token_strs": ', *strings, "}"]
         return "".join(parts).encode("utf-8", "replace")
 
     def _encode(self, model: GenerativeModel, body: TokenizeRequest) -> list[int]:
@@ -112,3 +120,20 @@ class TokenizeEndpoints:
         prompt = render_chat(model, chat, tools)
         check_prompt_text(prompt.text, model, "messages")
         return model.tokenizer.encode_prompt(prompt, add_special_tokens=special)
+
+
+def _text(model: GenerativeModel, ids: list[int]) -> bytes:
+    if max(ids, default=0) >= model.card.vocab_size:
+        raise InvalidRequestError(
+            f"There is no token {max(ids)}: the vocabulary has {model.card.vocab_size}.", param="tokens"
+        )
+    return json_bytes({"prompt": model.tokenizer.decode(ids, skip_special_tokens=False)})
+
+
+def _array(items: Iterable[Any]) -> Iterator[str]:
+    """Yield a JSON array in pieces. Encoding holds the interpreter's lock, which others get between two pieces."""
+    rest, opening = iter(items), "["
+    while piece := list(itertools.islice(rest, TOKENS_PER_TURN)):
+        yield opening + json.dumps(piece, ensure_ascii=False)[1:-1]
+        opening = ", "
+    yield "[]" if opening == "[" else "]"

@@ -60,8 +60,8 @@ class RevocationWatch:
 def _abort_request(context: RequestContext, scope: Scope) -> None:
     """End the request as if its client had left."""
     log.info("request %s: its key was revoked with --now; the answer ends", context.request_id)
-    if context.later is not None:
-        context.later.cancel()
+    if context.background_task is not None:
+        context.background_task.cancel()
     transport = getattr(getattr(scope.get(SERVER_SEND_KEY), "__self__", None), "transport", None)
     if transport is not None:
         transport.abort()

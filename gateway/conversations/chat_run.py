@@ -21,8 +21,7 @@ from typing import Any, NamedTuple, Protocol
 from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError, InvalidRequestError, log_detail
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta, ToolCallDelta
-from llmops.gateway.http.error_handlers import openai_error_event
-from llmops.gateway.http.sse import EventSource
+from llmops.gateway.http.sse import EventSource, openai_error_event
 from llmops.gateway.interfaces import Usage
 
 log = logging.getLogger(__name__)

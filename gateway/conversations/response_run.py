@@ -123,8 +123,8 @@ class ResponseRun(AnswerEvents):
         await super().start(context)
         self.begin()
 
-    def late(self, error: Exception) -> None:
-        super().late(error)
+    def start_failed(self, error: Exception) -> None:
+        super().start_failed(error)
         self._shown = True
 
     async def next(self) -> bytes | None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from llmops.gateway.conversations.items import Item
 from llmops.gateway.conversations.response_store import ResponseStore, StoredResponse, encode_json, referenced_item_ids
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError, NotFoundError
-from llmops.gateway.http.json_limits import NON_PROMPT_CHARACTERS, json_cost
+from llmops.gateway.http.request_body import NON_PROMPT_CHARACTERS, json_cost
 from llmops.gateway.settings import RequestLimits
 
 

@@ -51,7 +51,7 @@ class Answer:
         self.timeouts = timeouts
         self.prompt_tokens = prompt_tokens
         self._leave = leave
-        self._context, self._tally = context, context.tally
+        self._context, self._tally = context, context.usage_recorder
         # what ended it early, in an Outcome's terms; keeping the error itself would keep these frames alive
         self.broken = ""
         self._open = len(choices)
@@ -61,8 +61,8 @@ class Answer:
         # seconds spent in `next` and `start`: waiting for tokens, and turning them into text
         self.waited = self.detokenised = 0.0
         self._clock = StreamWatchdog(stream, meter, timeouts)
-        if context.grant is not None:
-            context.grant.follow(lambda: self.usage)
+        if context.reservation is not None:
+            context.reservation.follow(lambda: self.usage)
 
     @property
     def usage(self) -> Usage:
@@ -145,7 +145,7 @@ class Answer:
                 choice.guard.close()
         if not self._complete:
             self._tell(CancelledStreamError.status if self.finish == "cancelled" else 500 if self.broken else 200)
-        self.meter.end(self._context.usage or self.usage, self._context.finish)
+        self.meter.end(self._context.usage or self.usage, self._context.finish_reason)
 
     def _break(self, error: ApiError) -> None:
         self.broken = error.finish
@@ -154,8 +154,8 @@ class Answer:
     def _tell(self, status: int) -> None:
         """What it used and how it ended; only the first time is written down."""
         usage, finish, stream, context = self.usage, self.finish, self._stream, self._context
-        context.usage, context.finish = usage, finish
-        context.continued, context.replica, context.moves = self.continued, stream.replica, stream.moves
+        context.usage, context.finish_reason = usage, finish
+        context.splice, context.replica, context.failovers = self.continued, stream.replica, stream.moves
         if self._tally is not None:
             outcome = Outcome(status, finish, usage)
             self._tally.end(outcome, self.meter.first, context.replica, sum(stream.splices.values()))

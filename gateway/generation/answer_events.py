@@ -10,9 +10,8 @@ from contextlib import contextmanager
 from llmops.gateway.errors import ApiError, CancelledStreamError, InternalError
 from llmops.gateway.generation.answer import Answer, ChoiceDelta
 from llmops.gateway.http.chunked_writer import ChunkedWriter
-from llmops.gateway.http.error_handlers import openai_error_event
 from llmops.gateway.http.request_context import RequestContext
-from llmops.gateway.http.sse import EventSource
+from llmops.gateway.http.sse import EventSource, openai_error_event
 from llmops.gateway.interfaces import TokenBatch
 from llmops.gateway.logging_setup import current_request
 
@@ -31,7 +30,7 @@ class AnswerEvents(EventSource):
         with record_timings(self._answer, context):
             await self._answer.start()
 
-    def late(self, error: Exception) -> None:
+    def start_failed(self, error: Exception) -> None:
         self._late = error
 
     async def next(self) -> bytes | None:
@@ -98,4 +97,4 @@ def record_timings(answer: Answer, context: RequestContext) -> Iterator[None]:
     try:
         yield
     finally:
-        context.waited, context.detokenised = answer.waited, answer.detokenised
+        context.engine_seconds, context.detokenize_seconds = answer.waited, answer.detokenised

@@ -67,7 +67,7 @@ async def admit(
     leave = None
     try:
         if model.engine.gated:
-            model.engine.check(context.turn)
+            model.engine.check(context.scheduling)
         leave = service.queues.enter(model, sequences, context.caller.share)
         return await start(leave, meter)
     except BaseException as error:

@@ -112,7 +112,7 @@ async def prepare_chat_in_thread(
 ) -> PreparedChat:
     """`prepare_chat` on a text thread, when it is the caller's turn."""
     # each message costs template time however short it is
-    size = context.size + 64 * len(body.messages) + template_cost(model)
+    size = context.work_bytes + 64 * len(body.messages) + template_cost(model)
     size += (GUIDE_COST if body.tools else 0) + guide_cost(body)
     caller = context.caller.share
     return await service.text_threads.run(lambda: prepare_chat(model, body, service.limits, context.mark), size, caller)
@@ -135,9 +135,9 @@ async def _submit_chat(
     wanted, field = _requested_max_tokens(body)
     default = service.default_tokens
     length = resolve_max_tokens(wanted, len(plan.input_ids), model.card, default=default, param=field, fit=fit)
-    if context.grant is not None:
+    if context.reservation is not None:
         n, bounded = body.n or 1, wanted is not None
-        allowed = await context.grant.tokens(model.name, len(plan.input_ids), n * length, n, bounded)
+        allowed = await context.reservation.tokens(model.name, len(plan.input_ids), n * length, n, bounded)
         length = allowed // n
     endings = resolve_stop_conditions(body, model.card, service.limits)
     request = EngineRequest(
@@ -155,9 +155,9 @@ async def _submit_chat(
         caller=context.caller.share,
         cache_salt=service.cache_salt(context.caller.share),
         extras=model.extras,
-        turn=context.turn,
+        turn=context.scheduling,
         whole=whole,
-        trace=context.onward,
+        trace=context.traceparent,
     )
     end_ids = frozenset(endings.end_ids)
 
@@ -177,8 +177,8 @@ async def _submit_chat(
     stream = await open_streams(model.engine, [request])
     context.mark("submit")
     meter.submitted(len(plan.input_ids), request.n)
-    if context.tally is not None:
-        context.tally.begin(model.name, answer_id, len(plan.input_ids))
+    if context.usage_recorder is not None:
+        context.usage_recorder.begin(model.name, answer_id, len(plan.input_ids))
     choices, fresh = [choice(index) for index in range(request.n)], choice if whole else None
     return Answer(stream, choices, meter, service.timeouts, len(plan.input_ids), leave, context, fresh)
 

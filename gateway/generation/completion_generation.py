@@ -32,7 +32,7 @@ from llmops.gateway.generation.structured.schema_validation import SchemaLimits
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import EngineRequest, Guide, QuotaReservation
 from llmops.gateway.routing.served_models import GenerativeModel
-from llmops.gateway.schemas.completion_request import CompletionRequest
+from llmops.gateway.schemas.request_fields import CompletionRequest
 from llmops.gateway.settings import RequestLimits
 from llmops.gateway.telemetry.metrics import AnswerMeter
 
@@ -114,12 +114,14 @@ async def _submit_completion(
     def prepare() -> tuple[list[list[int]], Guide | None]:
         return [encode(model, one, body) for one in prompts], _completion_guide(body, model, service)
 
-    encoded, guide = await service.text_threads.run(prepare, context.size + guide_cost(body), context.caller.share)
+    encoded, guide = await service.text_threads.run(
+        prepare, context.work_bytes + guide_cost(body), context.caller.share
+    )
     context.mark("tokenise")
     endings = resolve_stop_conditions(body, model.card, service.limits)
     requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide, context)
-    if context.grant is not None:
-        requests = await _reserve_tokens(context.grant, requests, model.name)
+    if context.reservation is not None:
+        requests = await _reserve_tokens(context.reservation, requests, model.name)
 
     def choice(index: int) -> Choice:
         request = requests[index // requests[0].n]
@@ -138,8 +140,8 @@ async def _submit_completion(
     stream = await open_streams(model.engine, requests)
     context.mark("submit")
     meter.submitted(prompt_tokens, len(choices))
-    if context.tally is not None:
-        context.tally.begin(model.name, answer_id, prompt_tokens)
+    if context.usage_recorder is not None:
+        context.usage_recorder.begin(model.name, answer_id, prompt_tokens)
     return Answer(stream, choices, meter, service.timeouts, prompt_tokens, leave, context, fresh)
 
 
@@ -190,9 +192,9 @@ def _engine_requests(
             caller=context.caller.share,
             cache_salt=service.cache_salt(context.caller.share),
             extras=model.extras,
-            turn=context.turn,
+            turn=context.scheduling,
             whole=not body.stream,
-            trace=context.onward,
+            trace=context.traceparent,
         )
         for at, ids in enumerate(prompts)
     ]
@@ -217,7 +219,7 @@ async def echoed_prompts(
         return []
     prompts = parse_prompts(body, service.limits)
     texts = await service.text_threads.run(
-        lambda: [_echoed_prompt(model, prompt) for prompt in prompts], context.size, context.caller.share
+        lambda: [_echoed_prompt(model, prompt) for prompt in prompts], context.work_bytes, context.caller.share
     )
     return [text for text in texts for _ in range(sequences_per_prompt(body))]
 

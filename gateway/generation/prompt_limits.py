@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmops.gateway.errors import ContextLengthError, InvalidRequestError
-from llmops.gateway.http.json_limits import json_cost
+from llmops.gateway.http.request_body import json_cost
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import MessageToolCall, RequestMessage
 from llmops.gateway.settings import RequestLimits

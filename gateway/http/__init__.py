@@ -1,5 +1,4 @@
-"""HTTP itself: bodies, event streams, errors as answers, the context of a request, the checks that each one passes.
+"""HTTP: connections, bodies, event streams, errors, the context of a request and the checks around it.
 
-Nothing here knows a model, and of an API only how it tells an error; what a client means by its body is read in the
-rooms of `gateway/openai/`.
+Nothing here knows a model, and of an API only the format of its errors.
 """

@@ -1,4 +1,4 @@
-"""What every API of the gateway can say, in Anthropic's form: an error, an error in a stream, a sign of life."""
+"""Errors in the format of Anthropic's API. Every layer can raise one, so the format is not part of `api/anthropic`."""
 
 from __future__ import annotations
 
@@ -7,18 +7,16 @@ from typing import Any
 
 from starlette.types import Scope
 
-from llmops.gateway.errors import ApiError, log_detail
+from llmops.gateway.errors import ApiError
 
-PATH = "/v1/messages"
-_VERSION = b"anthropic-version"
-# the header by which its clients name a request
-REQUEST_ID = "request-id"
+_PATH_PREFIX = "/v1/messages"
+_VERSION_HEADER = b"anthropic-version"
+#: The response header by which Anthropic's clients name a request.
+REQUEST_ID_HEADER = "request-id"
 
-PING = b'event: ping\ndata: {"type":"ping"}\n\n'
-
-# Anthropic's own status for "too much at once"; its clients know it from "not there"
+#: Anthropic's own status for an overloaded server. Its clients tell it apart from an unavailable one.
 OVERLOADED = 529
-_TYPES = {
+_ERROR_TYPES = {
     401: "authentication_error",
     402: "billing_error",
     403: "permission_error",
@@ -31,30 +29,21 @@ _TYPES = {
 
 
 def is_anthropic(scope: Scope) -> bool:
-    """Whether the client speaks Anthropic's API: by the path, or by the header that all of its clients send."""
-    return scope["path"].startswith(PATH) or _VERSION in dict(scope["headers"])
+    """Return True if the client speaks Anthropic's API, by the path or by the header that all of its clients send."""
+    return scope["path"].startswith(_PATH_PREFIX) or _VERSION_HEADER in dict(scope["headers"])
 
 
 def status_of(error: ApiError) -> int:
-    """The error's status, but that a full queue has one of its own."""
+    """Return the HTTP status of `error`, which is 529 for an overloaded gateway."""
     return OVERLOADED if error.code == "overloaded" else error.status
 
 
-def envelope(error: ApiError, request_id: str) -> dict[str, Any]:
-    """Its `type` follows from the status; `param` has no place in it."""
-    status = status_of(error)
-    kind = _TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
-    told: dict[str, Any] = {"type": kind, "message": error.body()["error"]["message"]}
-    if error.code is not None:
-        told["details"] = {"error_code": error.code}
-    return {"type": "error", "error": told, "request_id": request_id}
-
-
 def envelope_json(error: ApiError, request_id: str) -> bytes:
-    return json.dumps(envelope(error, request_id), ensure_ascii=False).encode("utf-8", "replace")
-
-
-def error_event(error: ApiError, request_id: str) -> bytes:
-    """An error in the middle of a stream, which ends with it."""
-    log_detail(error)
-    return b"event: error\ndata: " + envelope_json(error, request_id) + b"\n\n"
+    """Return the error as JSON. Its `type` follows from the status; the format has no field for `param`."""
+    status = status_of(error)
+    kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
+    details: dict[str, Any] = {"type": kind, "message": error.body()["error"]["message"]}
+    if error.code is not None:
+        details["details"] = {"error_code": error.code}
+    envelope = {"type": "error", "error": details, "request_id": request_id}
+    return json.dumps(envelope, ensure_ascii=False).encode("utf-8", "replace")

@@ -1,4 +1,4 @@
-"""Whatever goes wrong leaves in the error envelope of the API that the client speaks: OpenAI's, or Anthropic's."""
+"""Exceptions as responses, in the error format of the API that the client speaks: OpenAI's or Anthropic's."""
 
 from __future__ import annotations
 
@@ -30,35 +30,38 @@ from llmops.validation_errors import explain_error
 
 log = logging.getLogger(__name__)
 
-# what the usual mistakes with the two SDKs come from
+# The usual mistakes in the configuration of the two SDKs.
 OPENAI_BASE_URL_HINT = "The base URL of OpenAI's clients ends in /v1, without a slash."
 ANTHROPIC_BASE_URL_HINT = "The base URL of Anthropic's clients has no /v1 and no slash at its end."
 
-# by class of exception; the answer may have to be awaited
+#: Handlers by class of exception. A handler returns a response or an awaitable of one.
 ExceptionHandlers = Mapping[Any, Callable[[Request, Any], Any]]
 
 
 def add_exception_handlers(app: FastAPI) -> None:
+    """Add the handlers of ApiError and of Starlette's and FastAPI's own exceptions to `app`."""
     app.add_exception_handler(ApiError, _handle_api_error)
     app.add_exception_handler(HTTPException, _handle_http_error)
     app.add_exception_handler(RequestValidationError, _handle_validation_error)
 
 
 def error_response(error: ApiError, scope: Scope) -> Response:
-    """The error's answer to the request in `scope`; what it does not say goes to the log."""
+    """Return the response for `error` in the client's format, and log its detail."""
     log_detail(error)
     if anthropic_errors.is_anthropic(scope):
         request_id = context_from_scope(scope).request_id
-        headers = {**error.headers(), anthropic_errors.REQUEST_ID: request_id}
+        headers = {**error.headers(), anthropic_errors.REQUEST_ID_HEADER: request_id}
         body = anthropic_errors.envelope_json(error, request_id)
         return Response(body, anthropic_errors.status_of(error), headers, "application/json")
     return Response(error.body_json(), error.status, error.headers(), "application/json")
 
 
-def openai_error_event(error: ApiError) -> bytes:
-    """What clients raise APIError on, in the middle of a stream."""
-    log_detail(error)
-    return b"data: " + error.body_json() + b"\n\n"
+async def handle_exception(error: Exception, request: Request, handlers: ExceptionHandlers) -> Response:
+    """Return the response of the most specific handler for `error`. Without one, log the traceback and return a 500."""
+    handler = next((handlers[kind] for kind in type(error).__mro__ if kind in handlers), _handle_unexpected_error)
+    result = handler(request, error)
+    response: Response = await result if isawaitable(result) else result
+    return response
 
 
 async def _handle_api_error(request: Request, error: Exception) -> Response:
@@ -67,68 +70,49 @@ async def _handle_api_error(request: Request, error: Exception) -> Response:
 
 
 async def _handle_http_error(request: Request, error: Exception) -> Response:
-    """Starlette's own: no such route, or not with this method."""
+    """Handle Starlette's errors: no route has the path, or the route has another method."""
     assert isinstance(error, HTTPException)
-    where = f"{request.method} {request.url.path}"
+    operation = f"{request.method} {request.url.path}"
     if error.status_code == 404:
-        meant = _corrected_path(request)
-        hint = f" Did you mean {meant}? {_base_url_hint(meant)}" if meant else _nearest_path_hint(request)
-        return error_response(NotFoundError(f"There is no {where}.{hint}"), request.scope)
+        return error_response(NotFoundError(f"There is no {operation}.{_path_hint(request)}"), request.scope)
     if error.status_code == 405:
         headers = dict(error.headers or {})
-        refused = MethodNotAllowedError(f"{where} is not possible; use {headers.get('Allow', 'another')}.")
-        response = error_response(refused, request.scope)
+        wrong = MethodNotAllowedError(f"{operation} is not possible; use {headers.get('Allow', 'another')}.")
+        response = error_response(wrong, request.scope)
         response.headers.update(headers)
         return response
     return error_response(InvalidRequestError(str(error.detail)), request.scope)
 
 
-def _corrected_path(request: Request) -> str:
-    """Return the route that a client with a wrong base URL, or a slash at its end, meant; empty when there is none."""
+def _path_hint(request: Request) -> str:
+    """Return a hint at the path that the client probably meant, or at the list of all paths."""
     path = request.url.path
+    known = {getattr(route, "path", "") for route in request.app.routes}
+    # a client with a wrong base URL doubles or omits /v1, or adds a slash
     cleaned = re.sub(r"^(/v1)+(?=/)", "/v1", path.rstrip("/"))
-    known = _known_paths(request)
-    return next((one for one in (cleaned, f"/v1{cleaned}") if one != path and one in known), "")
-
-
-def _base_url_hint(path: str) -> str:
-    return ANTHROPIC_BASE_URL_HINT if path.startswith("/v1/messages") else OPENAI_BASE_URL_HINT
-
-
-def _nearest_path_hint(request: Request) -> str:
-    """Return a hint at the path that is spelt most like the request's, or at the list of all paths."""
-    known = _known_paths(request)
-    nearest = difflib.get_close_matches(request.url.path, known, n=1, cutoff=0.85)
+    corrected = next((one for one in (cleaned, f"/v1{cleaned}") if one != path and one in known), None)
+    if corrected is not None:
+        hint = ANTHROPIC_BASE_URL_HINT if corrected.startswith("/v1/messages") else OPENAI_BASE_URL_HINT
+        return f" Did you mean {corrected}? {hint}"
+    nearest = difflib.get_close_matches(path, known, n=1, cutoff=0.85)
     if nearest:
         return f" Did you mean {nearest[0]}?"
     return " GET /docs shows the endpoints." if "/docs" in known else ""
 
 
-def _known_paths(request: Request) -> set[str]:
-    return {*getattr(request.app, "express", ()), *(getattr(route, "path", "") for route in request.app.routes)}
-
-
 async def _handle_validation_error(request: Request, error: Exception) -> Response:
-    """FastAPI's own: of routes that have it read their parameters."""
+    """Handle FastAPI's error for routes whose parameters it reads."""
     assert isinstance(error, RequestValidationError)
     first = error.errors()[0]
     param = ".".join(map(str, first["loc"][1:])) or None
-    refused = InvalidRequestError(f"Invalid value for '{param}': {explain_error(first)}.", param=param)
-    return error_response(refused, request.scope)
-
-
-async def handle_exception(error: Exception, request: Request, handlers: ExceptionHandlers) -> Response:
-    """What the nearest of `handlers` makes of it; that of InternalError where nobody expected it."""
-    handler = next((handlers[kind] for kind in type(error).__mro__ if kind in handlers), _handle_unexpected_error)
-    made = handler(request, error)
-    response: Response = await made if isawaitable(made) else made
-    return response
+    invalid = InvalidRequestError(f"Invalid value for '{param}': {explain_error(first)}.", param=param)
+    return error_response(invalid, request.scope)
 
 
 def _handle_unexpected_error(request: Request, error: Exception) -> Response:
-    """The log keeps the traceback."""
+    """Log the traceback, which the client does not get."""
     context = context_of(request)
-    context.finish = "error"
+    context.finish_reason = "error"
     log.exception("request %s failed", context.request_id, exc_info=error)
-    said = f"The gateway failed on this request; its log has request {context.request_id}."
-    return error_response(InternalError(said), request.scope)
+    message = f"The gateway failed on this request; its log has request {context.request_id}."
+    return error_response(InternalError(message), request.scope)

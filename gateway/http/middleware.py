@@ -1,42 +1,63 @@
-"""The one door of all endpoints: what looks at every request and hears of every end is a Check in a list.
+"""The gateway's ASGI application: middleware with checks around every request, and a fast path for hot routes.
 
-A check does not change the way that a request takes; the first that refuses is the last that is asked.
+A check has two hooks: `before` runs when a request arrives and may reject it, `after` runs once when the request has
+ended, whatever the outcome. Authentication, rate limits, usage, metrics and tracing are checks. They run in the order
+in which they were registered; the first rejection ends the request.
+
+POST requests to exact paths skip FastAPI's router and middleware: one dictionary lookup leads to their endpoint. The
+framework's layers were a seventh of the cost of a request, for nothing that these endpoints use: they read their
+bodies themselves (docs/decisions/0004).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from types import MappingProxyType
+from typing import Any
 
+from fastapi import FastAPI
+from pydantic import BaseModel
 from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmops.gateway.http.anonymous_caller import anonymous_caller
+from llmops.gateway.http.api_docs import add_docs_pages
 from llmops.gateway.http.chunked_writer import SERVER_SEND_KEY, WRITE_BATCH_KEY, WriteBatch
 from llmops.gateway.http.error_handlers import ExceptionHandlers, handle_exception
-from llmops.gateway.http.request_context import CONTEXT_KEY, RequestContext, create_context
+from llmops.gateway.http.openapi import add_body_schemas, route_docs
+from llmops.gateway.http.request_context import RequestContext, create_context
 from llmops.gateway.interfaces import Outcome
 from llmops.gateway.logging_setup import current_request
 
 log = logging.getLogger(__name__)
 
+Endpoint = Callable[[Request], Awaitable[Response]]
+
 
 class Check:
-    """What every request must pass, and what hears of every end. Subclasses override one of the two, or both."""
+    """A pair of hooks around every request. Subclasses override one of them or both."""
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
-        """Raises ApiError to refuse the request. `context.route` says which endpoint is asked, for exemptions; for what
-        no route has, there is nothing to refuse and this is not called. May set `context.caller`."""
+        """Inspect a request before it reaches its endpoint. Not called for paths without a route.
+
+        Args:
+            scope: The ASGI connection scope.
+            context: The request's context. `context.route` names the endpoint; the hook may set `context.caller`.
+
+        Raises:
+            ApiError: Rejects the request with the error's status and message.
+        """
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
-        """The request is over: once for each, also for those that were refused or found no route. Must not raise."""
+        """Record how a request ended. Called exactly once, also for rejected requests. Must not raise."""
 
 
 class RequestMiddleware:
-    """Plain ASGI: gives each request its context, its answer the standard headers, and has the checks look at it.
+    """ASGI middleware that gives each request its context, runs the checks, and adds the standard headers.
 
-    The server's own `send` goes into the scope, for the short path of event streams (chunked.py).
+    Puts the server's own `send` into the scope, for event streams that write past ASGI (http/chunked_writer.py).
     """
 
     def __init__(
@@ -46,25 +67,35 @@ class RequestMiddleware:
         checks: Sequence[Check] = (),
         handlers: ExceptionHandlers = MappingProxyType({}),
     ) -> None:
-        """`handlers`: those of the application for exceptions, by class."""
+        """Wrap `app`.
+
+        Args:
+            app: The application.
+            route_of: Returns the path template of the route for a scope, empty if no route matches.
+            checks: The checks, in the order in which they run.
+            handlers: The application's exception handlers, by class of exception.
+        """
         self._app, self._route_of, self._handlers = app, route_of, handlers
         self._before = [check.before for check in checks if type(check).before is not Check.before]
         self._after = [check.after for check in checks if type(check).after is not Check.after]
-        self._burst = WriteBatch()
+        self._write_batch = WriteBatch()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Handle one connection. Lifespan events pass through."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        context = self._enter(scope)
-        scope[SERVER_SEND_KEY], scope[WRITE_BATCH_KEY] = send, self._burst
+        context = create_context(scope)
+        current_request.set(context.request_id)
+        context.route = self._route_of(scope)
+        scope[SERVER_SEND_KEY], scope[WRITE_BATCH_KEY] = send, self._write_batch
         status = 0
 
         async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
-                extra = dict(context.headers())
+                extra = dict(context.response_headers())
                 for name in extra.keys() & dict(message["headers"]).keys():
                     del extra[name]
                 message["headers"] = [*message["headers"], *extra.items()]
@@ -77,45 +108,147 @@ class RequestMiddleware:
             await self._app(scope, receive, send_with_headers)
         except Exception as error:
             if status and _is_connection_closed(send):
-                context.finish = context.finish or "cancelled"
+                context.finish_reason = context.finish_reason or "cancelled"
                 return
             if status:
-                context.finish = "error"
+                context.finish_reason = "error"
                 raise
             response = await handle_exception(error, Request(scope, receive), self._handlers)
             await response(scope, receive, send_with_headers)
         finally:
-            # it belongs to an object of the server that holds this scope: a reference cycle
+            # `send` belongs to a server object that holds this scope: without this, a reference cycle
             scope.pop(SERVER_SEND_KEY, None)
-            if context.later is not None:
-                context.later.add_done_callback(lambda _: self._tell(context, status))
+            if context.background_task is not None:
+                context.background_task.add_done_callback(lambda _: self._run_after_hooks(context, status))
             else:
-                self._tell(context, status)
+                self._run_after_hooks(context, status)
 
-    def _enter(self, scope: Scope) -> RequestContext:
-        given = dict(reversed(scope["headers"]))
-        context = scope[CONTEXT_KEY] = create_context(given)
-        current_request.set(context.request_id)
-        credential = given.get(b"authorization") or given.get(b"x-api-key", b"")
-        context.caller = anonymous_caller((scope.get("client") or ("",))[0], credential)
-        context.route = self._route_of(scope)
-        return context
-
-    def _tell(self, context: RequestContext, status: int) -> None:
-        outcome = Outcome(status, context.finish or _default_finish_reason(status), context.usage)
+    def _run_after_hooks(self, context: RequestContext, status: int) -> None:
+        outcome = Outcome(status, context.finish_reason or _default_finish_reason(status), context.usage)
         for after in self._after:
             try:
                 after(context, outcome)
             except Exception:
-                log.exception("request %s: what hears of its end failed", context.request_id)
+                log.exception("request %s: a check failed after the request had ended", context.request_id)
+
+
+class GatewayApp(FastAPI):
+    """A FastAPI application with a fast path. Checks, middleware and exception handlers apply to both paths.
+
+    Attributes:
+        fast_routes: Applications of the fast path, by the path of their POST requests.
+        body_models: Models of bodies that endpoints read themselves, for the OpenAPI document.
+    """
+
+    def __init__(self, *, checks: Sequence[Check] = (), **fastapi: Any) -> None:
+        super().__init__(docs_url=None, redoc_url=None, **fastapi)
+        self.fast_routes: dict[str, ASGIApp] = {}
+        self._checks = checks
+        self.body_models: list[type[BaseModel]] = []
+        add_docs_pages(self)
+
+    def add_endpoint(
+        self,
+        method: str,
+        path: str,
+        endpoint: Endpoint,
+        summary: str,
+        response: type[BaseModel],
+        *,
+        body: type[BaseModel] | None = None,
+        **docs: Any,
+    ) -> None:
+        """Serve an endpoint, on the fast path if possible, and describe it in the OpenAPI document.
+
+        Args:
+            method: The HTTP method.
+            path: The path template.
+            endpoint: Returns the response.
+            summary: The operation in a few words.
+            response: The model of the response.
+            body: The model of the request's body.
+            docs: Further arguments of `route_docs`.
+        """
+        if body is not None:
+            self.body_models.append(body)
+        described = route_docs(summary, response, body=body, **docs)
+        if method == "POST" and "{" not in path:
+            self.add_fast_route(path, endpoint, response_model=None, **described)
+        else:
+            self.add_api_route(path, endpoint, methods=[method], response_model=None, **described)
+
+    def openapi(self) -> dict[str, Any]:
+        """Return the OpenAPI document, with the schemas of the bodies that endpoints read themselves."""
+        if self.openapi_schema is None and self.body_models:
+            add_body_schemas(super().openapi(), self.body_models)
+        return super().openapi()
+
+    def add_fast_route(self, path: str, endpoint: Endpoint, **docs: Any) -> None:
+        """Serve POST requests to an exact path on the fast path.
+
+        FastAPI gets the route too, for the OpenAPI document (`docs`) and for requests with another method.
+        """
+        self.add_api_route(path, endpoint, methods=["POST"], **docs)
+        self.fast_routes[path] = _fast_route(endpoint, self.exception_handlers)
+
+    def build_middleware_stack(self) -> ASGIApp:
+        """Put the checks and the middleware around both paths. The checks take the place of ServerErrorMiddleware."""
+        middleware, self.user_middleware = self.user_middleware, []
+        try:
+            outermost: Any = super().build_middleware_stack()
+        finally:
+            self.user_middleware = middleware
+        framework: ASGIApp = outermost.app
+
+        def dispatch(scope: Scope, receive: Receive, send: Send) -> Awaitable[None]:
+            fast = self.fast_routes.get(scope["path"]) if scope.get("method") == "POST" else None
+            return (fast or framework)(scope, receive, send)
+
+        app: ASGIApp = dispatch
+        for wrap, args, kwargs in reversed(middleware):
+            app = wrap(app, *args, **kwargs)
+        return RequestMiddleware(app, self._route_of, self._checks, self.exception_handlers)
+
+    def _route_of(self, scope: Scope) -> str:
+        """Return the path template of the route that serves a request, empty if no route has its path.
+
+        The decision is that of Starlette's router: the first full match, else the first route for another method.
+        """
+        if scope["path"] in self.fast_routes and scope["method"] == "POST":
+            return str(scope["path"])
+        partial = ""
+        for route in self.router.routes:
+            match, _ = route.matches(scope)
+            if match is Match.FULL:
+                return _path_template(route)
+            if match is Match.PARTIAL:
+                partial = partial or _path_template(route)
+        return partial
+
+
+def _fast_route(endpoint: Endpoint, handlers: ExceptionHandlers) -> ASGIApp:
+    async def serve(scope: Scope, receive: Receive, send: Send) -> None:
+        request = Request(scope, receive)
+        try:
+            response = await endpoint(request)
+        except Exception as error:  # noqa: BLE001  every way out of an endpoint is a response
+            response = await handle_exception(error, request, handlers)
+        await response(scope, receive, send)
+
+    return serve
+
+
+def _path_template(route: BaseRoute) -> str:
+    """Return the path template of a route or mount. Host routes, which have none, count as all paths."""
+    return getattr(route, "path", "") or "/"
 
 
 def _is_connection_closed(send: Send) -> bool:
-    """Whether the client's connection is: uvloop raises at the next write when its server does not know yet."""
+    """Return True if the client's connection is closed: uvloop raises at the next write before its server knows."""
     transport = getattr(getattr(send, "__self__", None), "transport", None)
     return transport is not None and transport.is_closing()
 
 
 def _default_finish_reason(status: int) -> str:
-    """Of what no endpoint told the end."""
+    """Return the finish reason of a request whose endpoint did not set one."""
     return "cancelled" if status in (0, 499) else "error" if status >= 400 else ""

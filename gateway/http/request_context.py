@@ -1,14 +1,20 @@
-"""What belongs to one HTTP request besides its body: who asks, its id, when it arrived, the headers its answer must
-carry, and how it ended."""
+"""The context of one HTTP request: caller, headers, timings, and how the request ended.
+
+The middleware creates a context per request. Endpoints and checks read and write it; metrics, traces, the access log
+and usage records are made from it when the request has ended.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import math
 import re
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
+from ipaddress import IPv6Address
 from time import perf_counter
 
 from starlette.requests import Request
@@ -20,114 +26,118 @@ from llmops.gateway.telemetry.trace_context import TraceContext
 
 CONTEXT_KEY = "llmops"
 UNKNOWN_CALLER = Caller()
-# Bytes of the header `x-llmops-warnings`: many proxies allow 4 KiB for all headers of an answer together.
+#: Bytes of the header `x-llmops-warnings`. Many proxies allow 4 KiB for all headers of a response together.
 MAX_WARNING_BYTES = 1500
-_ID = re.compile(rb"[\x21-\x7e]{1,128}")
+_REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """`route` is the path template of the route that was found, empty where there is none; `caller` who asks. `given`
-    are the request's headers, the first of each name.
+    """One HTTP request, without its body.
 
-    `ignored` are fields of the body that change nothing. `warnings` are sentences for the client about a request that
-    is answered all the same: the answer's header `x-llmops-warnings` has them.
-
-    `started` is perf_counter() at arrival; `waited`: seconds spent waiting for the engine; `detokenised`: those in
-    which its tokens became text.
-
-    `size`: bytes of its body, by which its work is counted; `held`: those that it counts for as long as it is not over.
-    `stages` are the seconds that each stage took, in the order of `mark`: parse, queue, template, tokenise, submit.
-    `overhead`: seconds until the answer began that were not spent waiting for the engine; 0 before.
-
-    `fair` is on whose behalf its caller asks, `ttft` how many seconds from its arrival its first token is due: both as
-    its headers say, where anybody reads them.
-
-    `grant` is what its caller's quotas leave it, None without any; `tally` is where what it uses is written, None where
-    nobody keeps that.
-
-    `model` is the one that it is for, as soon as that is known, `meter` what follows its answer where it gets one;
-    `trace` is what is noted for its trace, None where nobody traces.
-
-    `dropped` are the messages of a stored conversation that did not fit into the model's context.
-
-    `usage` and `finish` say how it ended (see Outcome), as soon as that is known; `continued`: of Answer; `replica` and
-    `moves`: of its TokenStream. `later` is work that goes on when the answer is written: a request is over when that is
-    over too.
+    Attributes:
+        request_id: The client's `x-request-id` if it is short and printable, else a generated id.
+        route: The path template of the matched route, empty if no route matched.
+        caller: The authenticated caller, or an anonymous one.
+        headers: The request's headers; of repeated names the first.
+        started: perf_counter() when the request arrived.
+        engine_seconds: Time spent waiting for the engine.
+        detokenize_seconds: Time spent turning the engine's tokens into text.
+        ignored_fields: Fields of the body that change nothing, for the header `x-llmops-ignored`.
+        warnings: Sentences for the client, for the header `x-llmops-warnings`.
+        stages: Seconds that each stage took, in the order of `mark`: parse, queue, template, tokenise, submit.
+        stage_ended: perf_counter() at the last `mark`, 0 before the first.
+        work_bytes: Size of the text to process: the body, or a stored conversation if that is larger.
+        buffered_bytes: Bytes counted against `limits.held_bytes` until the request ends.
+        overhead_seconds: Time until the response started that was not spent waiting for the engine; 0 before.
+        fairness_id: The end user for whom the caller sends this request, from a header; empty if none.
+        ttft_target: Seconds from arrival within which the first token is due, from a header.
+        reservation: The quota reserved for this request, None if the caller has no quotas.
+        usage_recorder: Records this request's usage for the bill, None if usage is not recorded.
+        model: The model's name, once it is known.
+        meter: Measures the answer's latencies, once there is an answer.
+        trace: Data for this request's trace, None if traces are off.
+        usage: Tokens that the request used, None if it used none.
+        finish_reason: How the request ended (see `Outcome.finish`), once it is known.
+        splice: `exact` or `approximate` if the answer failed over to another replica, else empty.
+        dropped_messages: Messages of a stored conversation that did not fit into the model's context.
+        replica: The id of the replica that served the answer.
+        failovers: Every time that the answer moved to another replica.
+        background_task: Work that goes on after the response. The request ends when this task ends.
     """
 
     request_id: str
     route: str = ""
     caller: Caller = UNKNOWN_CALLER
-    given: Mapping[bytes, bytes] = field(default_factory=dict)
+    headers: Mapping[bytes, bytes] = field(default_factory=dict)
     started: float = field(default_factory=perf_counter)
-    waited: float = 0.0
-    detokenised: float = 0.0
-    ignored: list[str] = field(default_factory=list)
+    engine_seconds: float = 0.0
+    detokenize_seconds: float = 0.0
+    ignored_fields: list[str] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
     stages: dict[str, float] = field(default_factory=dict)
-    marked: float = 0.0
-    size: int = 0
-    held: int = 0
-    overhead: float = 0.0
-    fair: str = ""
-    ttft: float = math.inf
-    grant: QuotaReservation | None = None
-    tally: UsageRecorder | None = None
+    stage_ended: float = 0.0
+    work_bytes: int = 0
+    buffered_bytes: int = 0
+    overhead_seconds: float = 0.0
+    fairness_id: str = ""
+    ttft_target: float = math.inf
+    reservation: QuotaReservation | None = None
+    usage_recorder: UsageRecorder | None = None
     model: str = ""
     meter: AnswerMeter | None = None
     trace: TraceContext | None = None
     usage: Usage | None = None
-    finish: str = ""
-    continued: str = ""
-    dropped: int = 0
+    finish_reason: str = ""
+    splice: str = ""
+    dropped_messages: int = 0
     replica: str = ""
-    moves: Sequence[Failover] = ()
-    later: asyncio.Task[None] | None = None
+    failovers: Sequence[Failover] = ()
+    background_task: asyncio.Task[None] | None = None
 
     @property
-    def turn(self) -> SchedulingParams:
-        """When it is due, of those who wait for the same model."""
+    def scheduling(self) -> SchedulingParams:
+        """Return the tenant, tier, arrival and deadline by which this request is queued."""
         tenant = self.caller.share.partition("/")[0]
-        if self.fair:
-            tenant = f"{tenant}/{self.fair}"
-        return SchedulingParams(tenant, self.caller.tier, self.started, self.started + self.ttft)
+        if self.fairness_id:
+            tenant = f"{tenant}/{self.fairness_id}"
+        return SchedulingParams(tenant, self.caller.tier, self.started, self.started + self.ttft_target)
 
     @property
-    def onward(self) -> str:
-        """What an engine's server is told of its trace; empty for nothing."""
+    def traceparent(self) -> str:
+        """Return the `traceparent` for the engine's server, empty if the request is not traced."""
         return self.trace.onward if self.trace is not None else ""
 
     def mark(self, stage: str) -> None:
-        """`stage` ends now; it began where the last one ended."""
+        """Record the seconds since the previous stage ended as those of `stage`."""
         now = perf_counter()
-        self.stages[stage] = now - (self.marked or self.started)
-        self.marked = now
+        self.stages[stage] = now - (self.stage_ended or self.started)
+        self.stage_ended = now
 
     def all_stages(self) -> dict[str, float]:
-        """What `overhead` was spent on, the rest of it on making the answer's bytes; and the time in the engine."""
-        write = self.overhead - sum(self.stages.values()) - self.detokenised
-        return {**self.stages, "upstream": self.waited, "detokenise": self.detokenised, "write": write}
+        """Return the seconds of each stage, with `upstream` for the engine and `write` for the rest of the overhead."""
+        write = self.overhead_seconds - sum(self.stages.values()) - self.detokenize_seconds
+        return {**self.stages, "upstream": self.engine_seconds, "detokenise": self.detokenize_seconds, "write": write}
 
-    def headers(self) -> list[tuple[bytes, bytes]]:
-        """Of an answer that begins now: its id, the time it took, the gateway's own part of that, what was ignored."""
+    def response_headers(self) -> list[tuple[bytes, bytes]]:
+        """Return the headers that every response carries, and record the overhead. Called when a response starts."""
         total = perf_counter() - self.started
-        self.overhead = max(total - self.waited, 0.0)
+        self.overhead_seconds = max(total - self.engine_seconds, 0.0)
         headers = [
             (b"x-request-id", self.request_id.encode()),
             (b"openai-processing-ms", b"%d" % round(total * 1000)),
-            (b"x-llmops-overhead-ms", b"%.2f" % (self.overhead * 1000)),
+            (b"x-llmops-overhead-ms", b"%.2f" % (self.overhead_seconds * 1000)),
         ]
-        if self.grant is not None:
-            headers += self.grant.headers()
-        if self.ignored:
-            headers.append((b"x-llmops-ignored", ", ".join(self.ignored).encode()))
+        if self.reservation is not None:
+            headers += self.reservation.headers()
+        if self.ignored_fields:
+            headers.append((b"x-llmops-ignored", ", ".join(self.ignored_fields).encode()))
         if self.warnings:
             headers.append((b"x-llmops-warnings", _header_value(self.warnings)))
-        if self.dropped:
-            headers.append((b"x-llmops-dropped-messages", b"%d" % self.dropped))
-        if self.continued:
-            headers.append((b"x-llmops-continued", self.continued.encode()))
+        if self.dropped_messages:
+            headers.append((b"x-llmops-dropped-messages", b"%d" % self.dropped_messages))
+        if self.splice:
+            headers.append((b"x-llmops-continued", self.splice.encode()))
         return headers
 
 
@@ -138,20 +148,43 @@ def _header_value(sentences: Sequence[str]) -> bytes:
     return printable.encode("ascii", "backslashreplace")[:MAX_WARNING_BYTES]
 
 
-def create_context(given: Mapping[bytes, bytes]) -> RequestContext:
-    """That of a request with these headers. A client's own x-request-id is kept when it is printable and short."""
-    own = given.get(b"x-request-id", b"")
-    return RequestContext(own.decode() if _ID.fullmatch(own) else "req_" + secrets.token_hex(16), given=given)
+def create_context(scope: Scope) -> RequestContext:
+    """Create the context of a request from an anonymous caller and put it into the ASGI `scope`."""
+    headers = dict(reversed(scope.get("headers", ())))
+    sent = headers.get(b"x-request-id", b"")
+    request_id = sent.decode() if _REQUEST_ID.fullmatch(sent) else "req_" + secrets.token_hex(16)
+    credential = headers.get(b"authorization") or headers.get(b"x-api-key", b"")
+    caller = anonymous_caller((scope.get("client") or ("",))[0], credential)
+    context = scope[CONTEXT_KEY] = RequestContext(request_id, caller=caller, headers=headers)
+    return context
 
 
 def context_of(request: Request) -> RequestContext:
+    """Return the context of `request`."""
     context: RequestContext = request.scope[CONTEXT_KEY]
     return context
 
 
 def context_from_scope(scope: Scope) -> RequestContext:
+    """Return the context in `scope`. Create one if the application runs without the middleware."""
     context = scope.get(CONTEXT_KEY)
-    if context is None:
-        context = scope[CONTEXT_KEY] = create_context({})
-    assert isinstance(context, RequestContext)
-    return context
+    return context if isinstance(context, RequestContext) else create_context(scope)
+
+
+def anonymous_caller(host: str, credential: bytes) -> Caller:
+    """Return the caller at an address, told apart by a digest of what was sent as a key (empty for none)."""
+    return _cached_caller(host, hashlib.sha256(credential).hexdigest() if credential else "")
+
+
+def client_network(host: str) -> str:
+    """Return the network that counts as one client: an IPv4 address, or the /64 of an IPv6 address."""
+    if ":" not in host:
+        return host
+    address = IPv6Address(host)
+    return str(address.ipv4_mapped or IPv6Address(address.packed[:8] + bytes(8)))
+
+
+@lru_cache(maxsize=4096)
+def _cached_caller(host: str, digest: str) -> Caller:
+    client = client_network(host)
+    return Caller(user_id=digest, share=f"{client}/{digest[:16]}" if digest else client)

@@ -15,8 +15,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from llmops.errors import ResourceError
-from llmops.gateway.http.connection_limits import connection_limits, protocol_class
-from llmops.gateway.http.uvicorn_internals import check_uvicorn_internals
+from llmops.gateway.http.connection_limits import connection_limits
+from llmops.gateway.http.limited_protocol import check_uvicorn_internals, protocol_class
 from llmops.gateway.settings import GatewaySettings
 
 SEND_BUFFER_BYTES = 128 * 1024

@@ -1,186 +1,262 @@
-"""Answers as an event stream, written straight to the server's connection.
+"""Server-sent events: their encoding, and the response that streams them to a client.
 
-A client that reads gets its events by plain calls, from the message of the engine to the socket. The coroutine of its
-stream takes over for all that is rarer: the start, the end, failures, a full socket, transports that cannot push.
+While a client keeps reading, its events take plain calls only, from the engine's message to the socket (decision 0003).
+The coroutine of the response handles everything that is rarer: the start, the end, failures, a full socket, and
+servers without a `ChunkedWriter`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llmops.gateway.errors import ApiError
+from llmops.gateway.errors import ApiError, InternalError, log_detail
 from llmops.gateway.http.chunked_writer import ChunkedWriter, chunked_writer_of, server_send
-from llmops.gateway.http.client_disconnect import DisconnectWatcher
 from llmops.gateway.http.error_handlers import error_response
 from llmops.gateway.http.request_context import RequestContext, context_from_scope
+from llmops.gateway.settings import Timeouts
 
-# what readers of event streams skip
+log = logging.getLogger(__name__)
+
+#: Readers of event streams skip comments.
 KEEPALIVE_COMMENT = b": keep-alive\n\n"
+#: Seconds before a DisconnectWatcher starts to listen. Creating a task is a good part of the cost of a short response,
+#: so a client that leaves is noticed that much later.
+LISTEN_DELAY = 0.1
+
+
+def encode_event(data: bytes, name: str = "") -> bytes:
+    """Return one server-sent event. `data` must not contain line breaks."""
+    return b"event: %b\ndata: %b\n\n" % (name.encode(), data) if name else b"data: %b\n\n" % data
+
+
+def openai_error_event(error: ApiError) -> bytes:
+    """Return the event on which OpenAI's clients raise APIError in the middle of a stream. Logs the error's detail."""
+    log_detail(error)
+    return encode_event(error.body_json())
 
 
 class EventSource(ABC):
-    """What an EventStreamResponse sends."""
+    """The events of one response."""
 
     async def start(self, context: RequestContext) -> None:
-        """Wait for what decides between a 200 and an error. Raises ApiError, to be answered as one."""
+        """Wait until it is clear that the response can start. Raises ApiError if it cannot."""
         return
 
-    def late(self, error: Exception) -> None:
-        """`start` raised this when the 200 was already out: `next` is to tell it."""
+    def start_failed(self, error: Exception) -> None:
+        """Handle an error that `start` raised after the response had started; the next call of `next` reports it."""
         raise error
 
     @abstractmethod
     async def next(self) -> bytes | None:
-        """The next events (may be empty), None at the end. Must not raise: failures are events too."""
+        """Return the next events (may be empty), or None at the end. Must not raise: failures are events too."""
 
     def attach(self, writer: ChunkedWriter) -> None:
-        """Events may go to `writer` at once while `next` waits and `writer` is not blocked."""
+        """Allow the source to write to `writer` directly while `next` waits and `writer` is not blocked."""
         return
 
     @abstractmethod
     def cancel(self) -> None:
-        """The client is gone."""
+        """Stop, because the client has disconnected."""
 
     @abstractmethod
     def close(self) -> None:
-        """Called once, always."""
+        """Release everything. Called once, whatever happened."""
+
+
+class DisconnectWatcher:
+    """Listens on `receive` once the body is read, and notifies its current owner when the client disconnects."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.disconnected = False
+        self._receive = receive
+        self._callback: Callable[[], None] | None = None
+        self._task: asyncio.Task | None = None
+        self._timer = asyncio.get_running_loop().call_later(LISTEN_DELAY, self._start)
+
+    def notify(self, callback: Callable[[], None]) -> None:
+        """Call `callback` when the client disconnects, immediately if it already has. Replaces the last callback."""
+        self._callback = callback
+        if self.disconnected:
+            callback()
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._callback = None
+        self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+            # a cancelled task holds its frames, and they hold this object: a reference cycle
+            self._task = None
+
+    def _start(self) -> None:
+        self._task = asyncio.create_task(self._listen())
+
+    async def _listen(self) -> None:
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.disconnected = True
+        if self._callback is not None:
+            self._callback()
 
 
 class EventStreamResponse(Response):
-    """A 200 whose body is an event stream, or the error that came instead of its first event.
+    """A 200 whose body is an event stream, or the error that occurred before its first event.
 
-    Proxies cut what is silent: after `keepalive` seconds without an event the 200 goes out, and each time a comment, or
-    the API's own sign of life. An error is an event then.
+    Proxies close idle connections. After `timeouts.keepalive` seconds without an event the response starts with status
+    200, and `keepalive_event` is sent at that interval; an error after that is sent as an event. Clients without a
+    ChunkedWriter get the start of the response only.
     """
 
     media_type = "text/event-stream"
 
     def __init__(
         self,
-        source: EventSource,
-        watch: DisconnectWatcher,
+        open_source: Callable[[], Awaitable[EventSource]],
+        watcher: DisconnectWatcher,
+        timeouts: Timeouts,
         *,
-        patience: float,
-        keepalive: float,
-        sign: bytes = KEEPALIVE_COMMENT,
+        keepalive_event: bytes = KEEPALIVE_COMMENT,
+        error_event: Callable[[ApiError], bytes] = openai_error_event,
     ) -> None:
-        """`patience`: seconds after which a client that takes nothing more of its events is dropped.
-        `keepalive`: 0 for never; `sign` is what it then sends."""
+        """Create the response.
+
+        Args:
+            open_source: Returns the events. May wait long, as requests queue for a replica.
+            watcher: Closed when the response has ended.
+            timeouts: `keepalive` (0 for never), and `client`, after which a client that reads nothing is dropped.
+            keepalive_event: Sent when nothing else was sent for `timeouts.keepalive`.
+            error_event: Encodes an error of `open_source` that comes after the response has started.
+        """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]
-        self._source = source
-        self._watch = watch
-        self._patience = patience
-        self._keepalive = keepalive
-        self._sign = sign
+        self._open_source, self._watcher, self._timeouts = open_source, watcher, timeouts
+        self._keepalive_event, self._error_event = keepalive_event, error_event
+        self._writer: ChunkedWriter | None = None
+        self._started = False
+        self._early_start: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        source = self._source
-        pulse = KeepAlive(lambda: self._open(scope, send), self._keepalive, self._sign)
+        """Send the response."""
+        source: EventSource | None = None
+        context = context_from_scope(scope)
+        self._scope, self._send = scope, send
+        if self._timeouts.keepalive:
+            self._schedule_keepalive()
         try:
             try:
-                await source.start(context_from_scope(scope))
+                source = await self._open_source()
+                await source.start(context)
             except Exception as error:
-                if await pulse.begun():
-                    source.late(error)
-                elif isinstance(error, ApiError):
-                    pulse.stop()
+                if source is None:
+                    context.finish_reason = error.finish if isinstance(error, ApiError) else "error"
+                if not await self._is_started_early():
+                    self._stop_keepalive()
+                    if not isinstance(error, ApiError):
+                        raise
                     await error_response(error, scope)(scope, receive, send)
                     return
-                else:
-                    raise
-            writer = await pulse.begin()
-            if writer is not None:
-                source.attach(writer)
-            write = server_send(scope, send)
-            while (data := await self._next(writer)) is not None:
-                if data:
-                    if writer is not None:
-                        writer.wrote = True
-                    await self._wait(write({"type": "http.response.body", "body": data, "more_body": True}), writer)
-            await self._wait(send({"type": "http.response.body", "body": b"", "more_body": False}), writer)
+                if source is None:
+                    source = _ErrorSource(self._error_event)
+                source.start_failed(error)
+            if not await self._is_started_early():
+                self._started = True
+                await self._start()
+            await self._stream(source)
         finally:
-            pulse.stop()
-            source.close()
-            self._watch.close()
+            self._stop_keepalive()
+            if source is not None:
+                source.close()
+            self._watcher.close()
 
-    async def _open(self, scope: Scope, send: Send) -> ChunkedWriter | None:
-        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        return chunked_writer_of(scope)
-
-    async def _next(self, writer: ChunkedWriter | None) -> bytes | None:
-        data = await self._source.next()
+    async def _stream(self, source: EventSource) -> None:
+        writer, write = self._writer, server_send(self._scope, self._send)
         if writer is not None:
-            writer.flush()
-        return data
+            source.attach(writer)
+        while True:
+            data = await source.next()
+            if writer is not None:
+                writer.flush()
+            if data is None:
+                break
+            if data:
+                if writer is not None:
+                    writer.wrote = True
+                await self._wait(source, write({"type": "http.response.body", "body": data, "more_body": True}))
+        await self._wait(source, self._send({"type": "http.response.body", "body": b"", "more_body": False}))
 
-    async def _wait(self, writing: Awaitable[None], writer: ChunkedWriter | None) -> None:
-        if writer is None or not writer.blocked:
+    async def _wait(self, source: EventSource, writing: Awaitable[None]) -> None:
+        if self._writer is None or not self._writer.blocked:
             await writing
             return
         try:
-            await asyncio.wait_for(writing, self._patience)
+            await asyncio.wait_for(writing, self._timeouts.client)
         except TimeoutError:
-            self._source.cancel()
-            writer.abort()
+            source.cancel()
+            self._writer.abort()
 
+    async def _start(self) -> None:
+        await self._send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._writer = chunked_writer_of(self._scope)
 
-class KeepAlive:
-    """Opens a stream, at once or when it has been silent for a period, and keeps it from being silent for longer.
+    async def _is_started_early(self) -> bool:
+        """Return True if the keep-alive has started the response."""
+        if self._early_start is not None:
+            await self._early_start
+        return self._started
 
-    Only the opening reaches a client for which there is no ChunkedWriter.
-    """
+    def _schedule_keepalive(self) -> None:
+        self._timer = asyncio.get_running_loop().call_later(self._timeouts.keepalive, self._keep_alive)
 
-    __slots__ = ("_begun", "_open", "_opening", "_period", "_sign", "_timer", "_writer")
-
-    def __init__(self, open_stream: Callable[[], Awaitable[ChunkedWriter | None]], period: float, sign: bytes) -> None:
-        """`period`: seconds, 0 for never; `sign`: what breaks the silence."""
-        self._open = open_stream
-        self._period = period
-        self._sign = sign
-        self._begun = False
-        self._writer: ChunkedWriter | None = None
-        self._opening: asyncio.Task[None] | None = None
-        self._timer = asyncio.get_running_loop().call_later(period, self._beat) if period else None
-
-    async def begun(self) -> bool:
-        """Whether the silence was broken before there was anything to say."""
-        if self._opening is not None:
-            await self._opening
-        return self._begun
-
-    async def begin(self) -> ChunkedWriter | None:
-        """Where the stream's events go; None for a server that has no such short way."""
-        if not await self.begun():
-            self._begun = True
-            self._writer = await self._open()
-        return self._writer
-
-    def stop(self) -> None:
+    def _stop_keepalive(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        if self._opening is not None:
-            self._opening.cancel()
+        if self._early_start is not None:
+            self._early_start.cancel()
 
-    def _beat(self) -> None:
-        self._timer = asyncio.get_running_loop().call_later(self._period, self._beat)
-        if not self._begun:
-            self._begun = True
-            self._opening = asyncio.create_task(self._break_silence())
+    def _keep_alive(self) -> None:
+        self._schedule_keepalive()
+        if not self._started:
+            self._started = True
+            self._early_start = asyncio.create_task(self._start_early())
         elif self._writer is not None:
-            self._give_sign(self._writer)
+            if not self._writer.wrote and not self._writer.blocked:
+                self._writer.write(self._keepalive_event)
+            self._writer.wrote = False
 
-    async def _break_silence(self) -> None:
-        self._writer = await self._open()
-        if self._writer is not None:
-            self._give_sign(self._writer)
+    async def _start_early(self) -> None:
+        await self._start()
+        if self._writer is not None and not self._writer.blocked:
+            self._writer.write(self._keepalive_event)
+            self._writer.wrote = False
 
-    def _give_sign(self, writer: ChunkedWriter) -> None:
-        if not writer.wrote and not writer.blocked:
-            writer.write(self._sign)
-        writer.wrote = False
+
+class _ErrorSource(EventSource):
+    """A single event: the error because of which there is no other source."""
+
+    def __init__(self, error_event: Callable[[ApiError], bytes]) -> None:
+        self._error_event = error_event
+        self._data: bytes | None = None
+
+    def start_failed(self, error: Exception) -> None:
+        if not isinstance(error, ApiError):
+            log.error("the stream failed before its first event", exc_info=error)
+            error = InternalError("The gateway failed before the stream began.")
+        log_detail(error)
+        self._data = self._error_event(error)
+
+    async def next(self) -> bytes | None:
+        data, self._data = self._data, None
+        return data
+
+    def cancel(self) -> None:
+        return
+
+    def close(self) -> None:
+        return

@@ -24,16 +24,16 @@ class BufferedBytes(Check):
     def take(self, size: int, context: RequestContext) -> None:
         """So many more bytes of the request. Raises UnavailableError; a request alone is never too large."""
         held = self._bytes
-        held.free = self._free if held.taken > context.held else context.held + size
+        held.free = self._free if held.taken > context.buffered_bytes else context.buffered_bytes + size
         if not held.take(context.caller.share, size):
             raise UnavailableError(
                 "The gateway is holding as many requests as it can, or as many of one client as it may; try again.",
                 code="overloaded",
                 retry_after=1.0,
             )
-        context.held += size
+        context.buffered_bytes += size
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
-        if context.held:
-            self._bytes.give_back(context.caller.share, context.held)
-            context.held = 0
+        if context.buffered_bytes:
+            self._bytes.give_back(context.caller.share, context.buffered_bytes)
+            context.buffered_bytes = 0

@@ -36,12 +36,12 @@ class RateLimitCheck(Check):
             return
         plan = self._plan(context.caller)
         if plan is not None:
-            context.grant = ticket = self.gate.ticket(plan, scope)
+            context.reservation = ticket = self.gate.ticket(plan, scope)
             await ticket.enter()
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
-        if context.grant is not None:
-            context.grant.close(outcome)
+        if context.reservation is not None:
+            context.reservation.close(outcome)
 
     def of(self, caller: Caller) -> Sequence[Quota]:
         """A caller's own quotas, or for one without any those of each; and those of all together, always last."""

@@ -1,1 +1,1 @@
-"""Pydantic models of requests and responses in OpenAI's, Cohere's and our own wire formats."""
+"""Pydantic models of requests that several layers read, and of the responses that the API reference shows."""

@@ -100,7 +100,6 @@ class ReasoningOptions(RequestModel):
 class ChatRequest(SamplingFields):
     """A chat completion request. Fields marked "ignored" are listed in the answer's `x-llmops-ignored` header."""
 
-    model: str
     messages: Annotated[list[RequestMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(
         default=None, description="Same as max_completion_tokens."

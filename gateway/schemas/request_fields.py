@@ -1,7 +1,7 @@
-"""Fields that chat completions, completions and responses share.
+"""Fields that requests of several APIs share, and the request of text completions, which has little else.
 
-Strict: "1" is not a number and 1 is not a boolean, so wrong types are refused and never guessed. Every optional field
-takes null, because clients send it; unknown fields are kept in `model_extra` and listed to the client as ignored.
+Validation is strict: "1" is not a number and 1 is not a boolean, so wrong types are rejected and never guessed. Every
+optional field accepts null, because clients send it. Unknown fields are kept in `model_extra` and reported as ignored.
 """
 
 from __future__ import annotations
@@ -18,41 +18,41 @@ TokenId = Annotated[int, Field(ge=0, lt=2**31)]
 
 
 class RequestModel(FailFastModel):
-    """Base of everything that comes from a client who wants an answer."""
+    """Base of the bodies of requests to models."""
 
     model_config = ConfigDict(strict=True, extra="allow", allow_inf_nan=False, populate_by_name=True)
 
 
-def _biases(given: dict[str, Any]) -> dict[str, float]:
-    # pydantic collects an error for each wrong value of a mapping
-    for token, bias in given.items():
+def _check_biases(biases: dict[str, Any]) -> dict[str, float]:
+    # pydantic itself would collect an error for each wrong value of a mapping
+    for token, bias in biases.items():
         if isinstance(bias, bool) or not isinstance(bias, int | float) or not -100 <= bias <= 100:
             text = "'{token}' needs a number from -100 to 100"
             raise PydanticCustomError("bias_value", text, {"token": token[:20]})  # type: ignore[arg-type]
-    return given
+    return biases
 
 
-def _metadata(given: dict[str, Any]) -> dict[str, str]:
-    if len(given) > 16:
+def _check_metadata(metadata: dict[str, Any]) -> dict[str, str]:
+    if len(metadata) > 16:
         raise PydanticCustomError("metadata_length", "it has more than 16 entries")
-    for key, value in given.items():
+    for key, value in metadata.items():
         if not isinstance(value, str) or len(key) > 64 or len(value) > 512:
             raise PydanticCustomError(
                 "metadata_value", "keys have at most 64 characters, values are texts of at most 512"
             )
-    return given
+    return metadata
 
 
-# token id (as text) -> bias
+# From the token id, as text, to the bias.
 Biases = Annotated[
     dict[str, Any],
-    AfterValidator(_biases),
+    AfterValidator(_check_biases),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
 ]
-# OpenAI's bounds
+# Within OpenAI's bounds.
 Metadata = Annotated[
     dict[str, Any],
-    AfterValidator(_metadata),
+    AfterValidator(_check_metadata),
     WithJsonSchema(
         {
             "type": "object",
@@ -91,6 +91,7 @@ class ResponseFormat(RequestModel):
 class SamplingFields(RequestModel):
     """How tokens are chosen and when to stop: OpenAI's fields, then those of vLLM and SGLang."""
 
+    model: str
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = Field(
         default=None, description="0 is greedy. Absent: the model's own default, else 1."
     )
@@ -125,3 +126,19 @@ class SamplingFields(RequestModel):
     structured_outputs: dict[str, Any] | None = None
     priority: int | None = None
     cache_salt: str | None = None
+
+
+class CompletionRequest(SamplingFields):
+    """A text completion request; `prompt` is text or token ids, one or several of them."""
+
+    prompt: str | list[str] | list[TokenId] | list[list[TokenId]] | None = None
+    max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(default=None, description="16 when absent.")
+    logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
+        default=None, description="0: of the chosen tokens only."
+    )
+    echo: bool | None = Field(default=None, description="The prompt before each text; not with logprobs.")
+    best_of: Annotated[int, Field(ge=1, le=128)] | None = Field(
+        default=None, description="Generate this many and return the n most likely ones."
+    )
+    suffix: str | None = Field(default=None, description="Refused.")
+    add_special_tokens: bool | None = None

@@ -7,22 +7,9 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
-
-class ResponseModel(BaseModel):
-    """Base of all answers. More fields than those named here may come."""
-
-    model_config = ConfigDict(extra="allow")
-
-
-class ErrorObject(ResponseModel):
-    """What went wrong, why, and which parameter is at fault."""
-
-    message: str
-    type: str
-    param: str | None
-    code: str | None
+from llmops.gateway.http.openapi import ResponseModel
 
 
 class ModerationResult(ResponseModel):
@@ -39,12 +26,6 @@ class ModerationResponse(ResponseModel):
     id: str
     model: str
     results: list[ModerationResult]
-
-
-class ErrorResponse(ResponseModel):
-    """OpenAI's envelope of an error."""
-
-    error: ErrorObject
 
 
 class UsageCounts(ResponseModel):

@@ -169,14 +169,14 @@ class UsageCheck(Check):
                     code="usage_unavailable",
                     detail=meter.trouble,
                 )
-        context.tally = meter.tally(context)
+        context.usage_recorder = meter.tally(context)
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
         # of what began and no answer told the end
-        if context.tally is not None:
-            context.tally.end(outcome)
+        if context.usage_recorder is not None:
+            context.usage_recorder.end(outcome)
             # it knows its context: as a circle, each request would stay until a collector comes by
-            context.tally = None
+            context.usage_recorder = None
 
     async def _look_around(self) -> None:
         while True:

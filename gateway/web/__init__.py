@@ -1,1 +1,1 @@
-"""The chat page: its files, and what protects a browser's requests."""
+"""The chat page: its files, and the protection of requests that a browser sends."""

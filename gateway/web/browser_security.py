@@ -34,7 +34,7 @@ class OriginCheck(Check):
         """
         if not is_browser_route(context.route) and context.route != "/v1/models":
             return
-        given = context.given
+        given = context.headers
         origin, host = given.get(b"origin"), given.get(b"host", b"")
         if origin is not None and urlsplit(origin.decode("latin-1")).netloc.lower().encode() != host.lower():
             raise _foreign()
@@ -64,7 +64,7 @@ class TrustedHostCheck(Check):
         """
         if not is_browser_route(context.route) or context.caller.tenant_id or not context.caller.scopes:
             return
-        host = _host_of(context.given.get(b"host", b"").decode("latin-1").lower())
+        host = _host_of(context.headers.get(b"host", b"").decode("latin-1").lower())
         if not is_local_host(host) and host not in self._hosts:
             raise ForbiddenError(
                 f"This gateway asks for no key, and does not know itself as '{host[:80]}': another page could have "

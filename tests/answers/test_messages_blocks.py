@@ -10,9 +10,14 @@ from anthropic.lib.streaming._messages import accumulate_event
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.api.anthropic.content_blocks import content_blocks, message_usage, stop_fields, tool_input
-from llmops.gateway.api.anthropic.model_list import model_page
-from llmops.gateway.api.anthropic.stream_events import MessageEvents
+from llmops.gateway.api.anthropic.stream_events import (
+    MessageEvents,
+    content_blocks,
+    message_usage,
+    stop_fields,
+    tool_input,
+)
+from llmops.gateway.api.models import model_page
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.answer import ChoiceDelta
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, ReasoningDelta, ToolCallDelta

@@ -175,7 +175,7 @@ async def hinted(caller: Caller, **headers: str) -> SchedulingParams:
     context = RequestContext("r", caller=caller, started=5.0)
     pairs = [(name.replace("_", "-").encode(), value.encode()) for name, value in headers.items()]
     await SloHeaders().before({"type": "http", "headers": pairs}, context)
-    return context.turn
+    return context.scheduling
 
 
 async def test_a_client_may_say_when_its_first_token_is_due_and_some_on_whose_behalf_they_ask() -> None:

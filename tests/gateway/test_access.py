@@ -491,7 +491,7 @@ async def test_ten_thousand_keys_are_as_many_series_as_one(accounts):
             return True
 
     from llmops.gateway.http.request_context import RequestContext
-    from llmops.gateway.http.request_counter import RequestCounter
+    from llmops.gateway.http.telemetry_checks import RequestCounter
     from llmops.gateway.interfaces import Outcome
     from llmops.gateway.telemetry.metrics import GatewayMetrics
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from llmops.errors import ResourceError
 from llmops.gateway.app import create_app
-from llmops.gateway.http import exporters
+from llmops.gateway.http import telemetry_checks
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.interfaces import Caller, Outcome, Usage
 from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.access_log import AccessLogFile, format_line
 from llmops.gateway.telemetry.request_timeline import FinishedRequest
 from tests.support.gateway_stack import running
@@ -28,7 +29,7 @@ AT = datetime(2026, 3, 1, 12, 30, 0, 250_000, UTC).timestamp()
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
-    monkeypatch.setattr(exporters, "LINES_EVERY", 0.01)
+    monkeypatch.setattr(telemetry_checks, "LOG_FLUSH_INTERVAL", 0.01)
 
 
 class Acme(Check):
@@ -144,7 +145,9 @@ async def test_a_full_disk_costs_lines_and_nothing_else(card, tokenizer):
 
         def dropped() -> float:
             app = stack.server.config.app
-            return app.state.metrics.numbers(exporters.names.TOLD).labels("access_log", "dropped").read()
+            return (
+                app.state.metrics.numbers(metric_definitions.TELEMETRY_EXPORTS).labels("access_log", "dropped").read()
+            )
 
         await eventually(lambda: dropped() == 1)
         assert (await stack.chat()).status_code == 200

@@ -16,8 +16,12 @@ from llmops.control.admin.schemas import KeyCreate, KeyUpdate
 from llmops.control.openai_usage import OrganizationUsageQuery
 from llmops.control.usage_api import CallerUsageQuery
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.http.json_limits import check_json_size, may_have_non_finite_number, reject_non_finite_numbers
-from llmops.gateway.http.request_body import parse_body
+from llmops.gateway.http.request_body import (
+    check_json_size,
+    may_have_non_finite_number,
+    parse_body,
+    reject_non_finite_numbers,
+)
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.settings import RequestLimits
 
@@ -39,7 +43,7 @@ LITERALS = st.builds(
 
 async def read(body: bytes) -> None:
     await parse_body(Anything, body)
-    await reject_non_finite_numbers(body)
+    reject_non_finite_numbers(body)
 
 
 @given(LITERALS, st.text(max_size=12), st.integers(0, 320) | st.just(2**17))

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from llmops.gateway.http.chunked_writer import ChunkedWriter, WriteBatch
 from llmops.gateway.http.middleware import RequestMiddleware
 from llmops.gateway.http.sse import EventSource, EventStreamResponse
+from llmops.gateway.settings import Timeouts
 
 
 class Ending(EventSource):
@@ -44,7 +45,11 @@ class NoWatch:
 
 async def app(scope, receive, send) -> None:
     if scope["type"] == "http":
-        answer: Response = EventStreamResponse(Ending(), NoWatch(), patience=60, keepalive=0)
+
+        async def open_source() -> EventSource:
+            return Ending()
+
+        answer: Response = EventStreamResponse(open_source, NoWatch(), Timeouts(keepalive=0))
         await answer(scope, receive, send)
 
 

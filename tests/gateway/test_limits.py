@@ -18,10 +18,9 @@ from hypothesis import strategies as st
 
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.generation import chat_generation
-from llmops.gateway.http.connection_limits import LimitedHttpProtocol, client_network
-from llmops.gateway.http.json_limits import SLICE_BYTES, json_cost_outside_strings
-from llmops.gateway.http.request_body import BodyReader
-from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.http.limited_protocol import LimitedHttpProtocol
+from llmops.gateway.http.request_body import SLICE_BYTES, BodyReader, json_cost_outside_strings
+from llmops.gateway.http.request_context import RequestContext, client_network
 from llmops.gateway.interfaces import Caller, Outcome
 from llmops.gateway.ratelimit.buffered_bytes import BufferedBytes
 from llmops.gateway.schemas.request_fields import RequestModel
@@ -100,9 +99,9 @@ def protocols(monkeypatch):
     made: list[LimitedHttpProtocol] = []
     connection_made = LimitedHttpProtocol.connection_made
 
-    def note(connection_limits, transport) -> None:
-        made.append(connection_limits)
-        connection_made(connection_limits, transport)
+    def note(protocol, transport) -> None:
+        made.append(protocol)
+        connection_made(protocol, transport)
 
     monkeypatch.setattr(LimitedHttpProtocol, "connection_made", note)
     return made
@@ -114,13 +113,13 @@ async def late_after(stack, protocols, sent: bytes) -> bytes:
     try:
         address = writer.get_extra_info("sockname")
         await eventually(lambda: any(one.client == address for one in protocols))
-        connection_limits = next(one for one in protocols if one.client == address)
+        protocol = next(one for one in protocols if one.client == address)
         writer.write(sent)
         started = b"" if not sent.startswith(COMPLETE) else await reader.readuntil(b'{"status":"live"}')
         partial = not sent.endswith(b"\r\n\r\n") and bool(sent)
-        await eventually(lambda: connection_limits._timer is not None and (connection_limits._head > 0) == partial)
-        connection_limits._timer.cancel()
-        connection_limits._header_is_late()
+        await eventually(lambda: protocol._timer is not None and (protocol._head > 0) == partial)
+        protocol._timer.cancel()
+        protocol._header_timed_out()
         return started + await asyncio.wait_for(reader.read(), GENEROUS)
     finally:
         writer.close()
@@ -178,7 +177,7 @@ async def test_a_slow_body_is_408_and_closed(card, tokenizer, monkeypatch, name)
 
 @given(st.floats(0, 1e5), st.integers(0, 2**24))
 def test_a_body_has_its_patience_for_each_part_and_ten_times_for_all(passed, size):
-    left = BodyReader(RequestLimits(), 30.0, lambda size, context: None)._left(passed, size)
+    left = BodyReader(RequestLimits(), 30.0, lambda size, context: None).seconds_left(passed, size)
     assert left <= 30
     assert (left > 0) == (passed < min(300, 30 + size / 1024))
 
@@ -202,22 +201,21 @@ async def test_an_answer_that_nobody_reads_is_dropped(card, tokenizer, monkeypat
 
 
 async def test_an_answer_that_is_read_slowly_is_not_dropped(stack, monkeypatch):
-    bounds = stack.server.config.http_protocol_class.bounds
+    bounds = stack.server.config.http_protocol_class.limits
     dropped = []
-    connection_limits = LimitedHttpProtocol.__new__(LimitedHttpProtocol)
+    protocol = LimitedHttpProtocol.__new__(LimitedHttpProtocol)
     left = iter([80_000, 60_000, 60_000])
-    connection_limits.transport = SimpleNamespace(
-        get_write_buffer_size=lambda: next(left), abort=lambda: dropped.append(True)
-    )
-    connection_limits.bounds, connection_limits.loop, connection_limits.client = (
+    protocol.transport = SimpleNamespace(get_write_buffer_size=lambda: next(left), abort=lambda: dropped.append(True))
+    protocol.limits, protocol.loop, protocol.client = (
         bounds,
         asyncio.get_running_loop(),
         ("x", 1),
     )
-    connection_limits._look_again(80_000 + 61_440)  # 1 KiB/s for 60 s was taken
+    protocol._check_unread(80_000 + 61_440)  # 1 KiB/s for 60 s was taken
     assert not dropped
-    connection_limits._stop_looking()
-    connection_limits._look_again(60_001)
+    protocol._unread_timer.cancel()
+    protocol._unread_timer = None
+    protocol._check_unread(60_001)
     assert dropped == [True]
 
 
@@ -241,7 +239,7 @@ async def test_connections_over_the_limit_are_told_and_logged(card, tokenizer, c
         for _, writer in held:
             writer.close()
             await writer.wait_closed()
-        bounds = stack.server.config.http_protocol_class.bounds
+        bounds = stack.server.config.http_protocol_class.limits
         await eventually(lambda: bounds.open == 0)
         assert (await answer_to(stack, LAST)).startswith(b"HTTP/1.1 200 ")
     assert bounds.open == 0
@@ -278,7 +276,7 @@ async def test_descriptors_that_run_out_are_told_in_the_log(card, tokenizer, cap
     from llmops.gateway.http import connection_limits
 
     async with running(card, tokenizer) as stack:
-        monkeypatch.setattr(connection_limits, "RESERVED", 2**40)
+        monkeypatch.setattr(connection_limits, "RESERVED_DESCRIPTORS", 2**40)
         stack.steps(Step(hang=True))
         body = json.dumps(stack.chat_body).encode()
         _, busy = await connect(stack)  # takes the place of the client's own, which is idle
@@ -670,7 +668,7 @@ async def test_the_watchdog_names_what_held_the_loop(stack, caplog, monkeypatch,
             sum(range(1000))
 
     monkeypatch.setattr(event_loop_lag, "LOG_INTERVAL", 0)
-    monkeypatch.setattr(chat_completions, "check_chat", busy)
+    monkeypatch.setattr(chat_completions, "validate_chat", busy)
     monkeypatch.setenv("LLMOPS_LAG_REPORT", str(tmp_path / "lag"))
     stack.say("Hello")
     assert (await stack.chat()).status_code == 200
@@ -699,7 +697,7 @@ async def test_waiting_is_not_held(stack, monkeypatch, tmp_path):
     from llmops.gateway.api import chat_completions
 
     waited = []
-    monkeypatch.setattr(chat_completions, "check_chat", lambda *args: waited.append(time.sleep(0.6)))
+    monkeypatch.setattr(chat_completions, "validate_chat", lambda *args: waited.append(time.sleep(0.6)))
     monkeypatch.setenv("LLMOPS_LAG_REPORT", str(tmp_path / "lag"))
     before, used = held_by((await stack.client.get("/metrics")).text), time.process_time()
     stack.say("Hello")

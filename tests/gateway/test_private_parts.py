@@ -12,20 +12,20 @@ import pytest
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from llmops.errors import ResourceError
-from llmops.gateway.http import uvicorn_internals
+from llmops.gateway.http import limited_protocol
 
 PATTERNS = Path(__file__).parents[2] / "gateway/generation/structured/grammar/regex_parser.py"
 
 
 @pytest.mark.parametrize(
     ("kind", "names"),
-    [(HttpToolsProtocol, uvicorn_internals.PROTOCOL_MEMBERS), (RequestResponseCycle, uvicorn_internals.CYCLE_MEMBERS)],
+    [(HttpToolsProtocol, limited_protocol.PROTOCOL_MEMBERS), (RequestResponseCycle, limited_protocol.CYCLE_MEMBERS)],
 )
 def test_uvicorn_has_what_is_used_of_it(kind, names):
-    missing = uvicorn_internals.missing_members(kind, names)
+    missing = limited_protocol.missing_members(kind, names)
     assert not missing, (
-        f"uvicorn {version('uvicorn')} has no {kind.__name__}.{', '.join(missing)}: see gateway/http/connection_limits.py and "
-        "chunked.py, then move the pin in pyproject.toml."
+        f"uvicorn {version('uvicorn')} has no {kind.__name__}.{', '.join(missing)}: see gateway/http/limited_protocol.py and "
+        "chunked_writer.py, then move the pin in pyproject.toml."
     )
 
 
@@ -39,11 +39,11 @@ def test_a_uvicorn_without_it_is_refused_in_one_sentence(monkeypatch):
         async def send(self, message) -> None:
             pass
 
-    monkeypatch.setattr(uvicorn_internals, "RequestResponseCycle", RequestResponseCycle)
+    monkeypatch.setattr(limited_protocol, "RequestResponseCycle", RequestResponseCycle)
     with pytest.raises(
         ResourceError, match=r"^uvicorn \S+ has no RequestResponseCycle\.flow, which the gateway needs;"
     ):
-        uvicorn_internals.check_uvicorn_internals()
+        limited_protocol.check_uvicorn_internals()
 
 
 def test_python_has_the_parser_of_regular_expressions_that_grammars_are_made_with():

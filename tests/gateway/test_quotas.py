@@ -27,8 +27,8 @@ from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.ratelimit.output_length import INITIAL_TOKENS
 from llmops.gateway.ratelimit.quotas import CallerLimits
 from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck
-from llmops.gateway.schemas.embedding_request import EmbeddingRequest
-from llmops.gateway.schemas.rerank_request import RerankRequest
+from llmops.gateway.api.embeddings import EmbeddingRequest
+from llmops.gateway.api.rerank import RerankRequest
 from llmops.gateway.settings import GatewaySettings, Quotas, RequestLimits, load_settings
 from tests.support.gateway_stack import END, running
 from tests.support.scripted_triton import Step
@@ -420,9 +420,9 @@ async def test_encoders_reserve_what_they_read(tokenizer, what):
     quota = (Quota("key-a", tpm=1000),)
 
     async def ask() -> RequestContext:
-        context = RequestContext("req", grant=gate.ticket(CallerLimits(quota)))
-        await endpoint.handle(Request({"type": "http", "llmops": context}))
-        context.grant.close(Outcome(200, usage=context.usage))
+        context = RequestContext("req", reservation=gate.ticket(CallerLimits(quota)))
+        await endpoint.create(Request({"type": "http", "llmops": context}))
+        context.reservation.close(Outcome(200, usage=context.usage))
         return context
 
     truth = (await ask()).usage.prompt_tokens

@@ -9,8 +9,7 @@ import pytest
 
 from llmops.errors import ResourceError
 from llmops.gateway.auth.audit import MAX_GROUPS, OTHERS, AuditLog, RejectionAudit
-from llmops.gateway.http.anonymous_caller import anonymous_caller
-from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.http.request_context import RequestContext, anonymous_caller
 from llmops.gateway.interfaces import Caller, Outcome
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)

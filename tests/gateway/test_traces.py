@@ -18,7 +18,7 @@ from tritonclient.grpc import service_pb2
 from llmops.distribution import install_command
 from llmops.errors import InputError, MissingDependencyError
 from llmops.gateway.app import create_app
-from llmops.gateway.http import exporters
+from llmops.gateway.http import telemetry_checks
 from llmops.gateway.interfaces import Caller, Outcome
 from llmops.gateway.settings import GatewaySettings, load_settings
 from llmops.gateway.telemetry.export_queue import ExportQueue
@@ -37,7 +37,7 @@ STAGES = ["route", "queue", "template", "tokenise", "schedule"]
 
 @pytest.fixture(autouse=True)
 def hurry(monkeypatch):
-    monkeypatch.setattr(exporters, "TRACES_EVERY", 0.01)
+    monkeypatch.setattr(telemetry_checks, "TRACE_EXPORT_INTERVAL", 0.01)
 
 
 @pytest.fixture
@@ -333,7 +333,7 @@ async def test_a_receiver_that_is_away_costs_traces_and_nothing_else(card, token
 
 
 async def test_what_waits_is_told_when_the_gateway_ends(card, tokenizer, receiver, monkeypatch):
-    monkeypatch.setattr(exporters, "TRACES_EVERY", 3600)
+    monkeypatch.setattr(telemetry_checks, "TRACE_EXPORT_INTERVAL", 3600)
     async with tracing(receiver, card, tokenizer) as stack:
         stack.say("Hello")
         assert (await stack.chat()).status_code == 200
@@ -353,15 +353,15 @@ def test_an_outbox_is_bounded_and_counts_what_it_drops():
 
 def test_so_many_in_a_second_and_no_more(monkeypatch):
     now = 100.0
-    monkeypatch.setattr(exporters, "monotonic", lambda: now)
-    rate = exporters.PerSecondLimit(2)
+    monkeypatch.setattr(telemetry_checks, "monotonic", lambda: now)
+    rate = telemetry_checks.PerSecondLimit(2)
     assert [rate.take() for _ in range(4)] == [True, True, False, False]
     now = 101.0
     assert [rate.take() for _ in range(3)] == [True, True, False]
 
 
 async def test_clients_cannot_have_more_traced_than_so_many(card, tokenizer, receiver, monkeypatch):
-    monkeypatch.setattr(exporters, "monotonic", lambda: 100.0)
+    monkeypatch.setattr(telemetry_checks, "monotonic", lambda: 100.0)
     traces = {"endpoint": receiver.url, "ratio": 0.0, "per_second": 2}
     async with running(card, tokenizer, traces=traces) as stack:
         stack.say("Hello")

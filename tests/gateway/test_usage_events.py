@@ -17,8 +17,8 @@ from llmops.gateway.api.rerank import RerankEndpoint
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import CONTEXT_KEY, RequestContext
 from llmops.gateway.interfaces import Caller, TokenStream
-from llmops.gateway.schemas.embedding_request import EmbeddingRequest
-from llmops.gateway.schemas.rerank_request import RerankRequest
+from llmops.gateway.api.embeddings import EmbeddingRequest
+from llmops.gateway.api.rerank import RerankRequest
 from llmops.gateway.settings import GatewaySettings, RequestLimits, UsageSettings
 from llmops.gateway.usage.sink import NoPrices, UsageSink
 from llmops.gateway.usage.usage_check import UsageCheck, create_usage_check
@@ -293,7 +293,7 @@ async def test_encoders_are_billed_for_what_they_read(metered, tokenizer, what):
     context = RequestContext("req_" + "x" * 100)
     scope = {"type": "http", "method": "POST", "headers": [], CONTEXT_KEY: context}
     await metered.check.before(scope, context)
-    answer = await endpoint.handle(Request(scope))
+    answer = await endpoint.create(Request(scope))
     event = await metered.one()
     assert event.input_tokens == json.loads(answer.body)["usage"]["prompt_tokens"]
     assert (event.output_tokens, event.finish_reason, event.request_id) == (0, None, "req_" + "x" * 60)

@@ -208,7 +208,7 @@ async def test_a_gateway_has_it_behind_its_own_door_only_as_a_guest(url):
             assert (await client.get(path)).status_code == 401
             status, code, message = said(await client.get(path, headers=bearer(admin)))
             assert (status, code) == (404, "not_found")
-            assert message.startswith(f"This gateway does not have GET {path}; `llmops control --store …` has")
+            assert message.startswith(f"GET {path} is served by `llmops control`, not by the gateway.")
     document = with_guest.openapi()
     assert {"/api/usage", "/api/models", "/v1/organization/costs", "/api/admin/keys"} <= set(document["paths"])
     assert {"NewKey", "ChatRequest"} <= set(document["components"]["schemas"])

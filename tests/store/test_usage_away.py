@@ -30,8 +30,8 @@ async def test_litellm_38193_no_row_is_dropped_and_no_memory_filled(own_postgres
         for at in range(count):
             context = RequestContext(f"req_{at}", caller=CALLER)
             await check.before({"type": "http", "method": "POST", "headers": []}, context)
-            context.tally.begin("tiny", f"chatcmpl-{at}", 10)
-            context.tally.end(Outcome(200, "stop", Usage(10, 5)))
+            context.usage_recorder.begin("tiny", f"chatcmpl-{at}", 10)
+            context.usage_recorder.end(Outcome(200, "stop", Usage(10, 5)))
             check.after(context, Outcome(200))
         await check.desk.journal.sync()
 

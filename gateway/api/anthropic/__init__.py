@@ -1,4 +1,1 @@
-"""Anthropic's API: its messages become the chat request that means the same, answers become its blocks and events.
-
-How its errors look is in `http/anthropic.py`, as every layer may have one to tell.
-"""
+"""Anthropic's API: messages become the chat request that means the same, answers become its blocks and events."""

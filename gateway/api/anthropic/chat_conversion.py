@@ -1,57 +1,72 @@
-"""A messages request as the chat completions request that means the same."""
+"""Conversion of a messages request to the chat completions request that means the same."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
 from llmops.gateway.api.anthropic.schemas import (
+    ContentBlock,
     CountTokensRequest,
+    MessageParam,
     MessagesRequest,
+    ResultBlock,
     ThinkingChoice,
     ToolDefinition,
     ToolUseChoice,
 )
-from llmops.gateway.api.anthropic.transcript import to_chat_messages
 from llmops.gateway.errors import ApiError, ContextLengthError, InvalidRequestError, UnsupportedError, missing_parameter
 from llmops.gateway.generation.parsers.reasoning import reasoning_effort_arguments
 
-# What chat completions calls by another name, to name the right field in errors.
-_NAMES = {
+# Fields that chat completions calls by another name, for errors in the words of this API.
+_FIELD_NAMES = {
     "max_completion_tokens": "max_tokens",
     "stop": "stop_sequences",
     "response_format": "output_config.format",
     "continue_final_message": "messages",
     "user": "metadata.user_id",
 }
-_TOOL = ((".function.parameters", ".input_schema"), (".function.", "."))
+_TOOL_FIELDS = ((".function.parameters", ".input_schema"), (".function.", "."))
+#: Fields that are accepted and change nothing.
 MESSAGE_IGNORED_FIELDS = frozenset(
     {
-        "cache_control",
-        "container",
-        "context_management",
-        "diagnostics",
-        "inference_geo",
-        "service_tier",
-        "speed",
-        "thinking.display",
+        *("cache_control", "container", "context_management", "diagnostics", "inference_geo", "service_tier"),
+        *("speed", "thinking.display"),
     }
 )
-# thinking budgets, in tokens, up to which an effort is the lower one
-_LOW, _MEDIUM = 4096, 16384
-_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+# Thinking budgets, in tokens, up to which the effort is low and medium.
+_MAX_LOW_BUDGET, _MAX_MEDIUM_BUDGET = 4096, 16384
+# The role of blocks other than text.
+_BLOCK_ROLES = {
+    "tool_use": "assistant",
+    "thinking": "assistant",
+    "redacted_thinking": "assistant",
+    "tool_result": "user",
+}
+_TOOL_CHOICES = {"auto": "auto", "any": "required", "none": "none"}
+
+ChatMessageDict = dict[str, Any]
 
 
 def to_chat_request(request: CountTokensRequest, template: str) -> dict[str, Any]:
-    """The body of the chat completions request for `request`; `template` is the model's chat template."""
-    _refuse_unsupported(request)
-    messages, begun = to_chat_messages(request.messages, request.system)
+    """Return the body of the chat completions request for `request`.
+
+    Args:
+        request: The messages request.
+        template: The source of the model's chat template, which decides whether the model can think.
+
+    Raises:
+        InvalidRequestError: The request needs something that this gateway cannot do.
+    """
+    _reject_unsupported(request)
+    messages, continued = to_chat_messages(request.messages, request.system)
     choice, config = request.tool_choice, request.output_config
     effort = requested_effort(request)
-    own: dict[str, Any] = {
+    chat: dict[str, Any] = {
         "model": request.model,
         "messages": messages,
-        "continue_final_message": begun or None,
+        "continue_final_message": continued or None,
         "tools": _functions(request.tools or []) or None,
         "tool_choice": _tool_choice(choice, request.tools) if choice else None,
         "parallel_tool_calls": False if choice and choice.disable_parallel_tool_use else None,
@@ -59,12 +74,12 @@ def to_chat_request(request: CountTokensRequest, template: str) -> dict[str, Any
         "response_format": _format(config.format.schema_) if config and config.format else None,
         **(_sampling(request) if isinstance(request, MessagesRequest) else {}),
     }
-    extras = request.model_extra or {}  # those of chat completions
-    return {**extras, **{key: value for key, value in own.items() if value is not None}}
+    # unknown fields may be those of chat completions, such as `seed`
+    return {**(request.model_extra or {}), **{key: value for key, value in chat.items() if value is not None}}
 
 
 def requested_effort(request: CountTokensRequest) -> str | None:
-    """How much thinking is asked for, in chat's terms; None leaves it to the model."""
+    """Return the requested `reasoning_effort`, None to leave it to the model."""
     thinking, config = request.thinking, request.output_config
     if thinking is not None and thinking.type == "disabled":
         return "none"
@@ -74,37 +89,46 @@ def requested_effort(request: CountTokensRequest) -> str | None:
 
 
 def ignored_message_fields(request: CountTokensRequest, template: str) -> frozenset[str]:
-    """What of it changes nothing."""
+    """Return the fields of `request` that change nothing."""
     effort = requested_effort(request)
-    thoughtless = effort is not None and not can_think(effort, template)
-    return MESSAGE_IGNORED_FIELDS | {"thinking", "output_config.effort"} if thoughtless else MESSAGE_IGNORED_FIELDS
+    cannot_think = effort is not None and not can_think(effort, template)
+    return MESSAGE_IGNORED_FIELDS | {"thinking", "output_config.effort"} if cannot_think else MESSAGE_IGNORED_FIELDS
 
 
 def can_think(effort: str, template: str) -> bool:
-    """Whether the model has a switch for that."""
+    """Return True if the model's chat template has a switch for `effort`."""
     return reasoning_effort_arguments(effort, template) is not None
 
 
 def translate_error_fields(error: ApiError) -> None:
-    """An error from below speaks of chat fields; here it is put into the words of the messages API."""
+    """Replace the names of chat completions' fields in an error by those of the messages API."""
     if isinstance(error, ContextLengthError):
-        # in these words Claude Code sees that it has to compact the conversation, and by how much
-        known = f"{error.tokens} tokens > {error.most} maximum"
-        error.message = f"prompt is too long: {error.message if error.tokens is None else known}"
+        # by these words Claude Code knows that it has to compact the conversation, and by how much
+        counts = f"{error.tokens} tokens > {error.most} maximum"
+        error.message = f"prompt is too long: {error.message if error.tokens is None else counts}"
     head = (error.param or "").split(".")[0].split("[")[0]
-    if head in _NAMES and error.message.startswith(f"{head}:"):
-        error.message = _NAMES[head] + error.message[len(head) :]
-    renamed = [(f"'{head}", f"'{_NAMES[head]}")] if head in _NAMES else list(_TOOL) if head == "tools" else []
-    for theirs, ours in renamed:
-        error.message = error.message.replace(theirs, ours)
-        error.param = f"'{error.param}".replace(theirs, ours)[1:]
+    if head in _FIELD_NAMES and error.message.startswith(f"{head}:"):
+        error.message = _FIELD_NAMES[head] + error.message[len(head) :]
+    renamed = (
+        [(f"'{head}", f"'{_FIELD_NAMES[head]}")]
+        if head in _FIELD_NAMES
+        else list(_TOOL_FIELDS)
+        if head == "tools"
+        else []
+    )
+    for chat_name, own_name in renamed:
+        error.message = error.message.replace(chat_name, own_name)
+        error.param = f"'{error.param}".replace(chat_name, own_name)[1:]
 
 
-def _refuse_unsupported(request: CountTokensRequest) -> None:
+def _reject_unsupported(request: CountTokensRequest) -> None:
     if request.thread is not None:
-        # by this code the SDK knows to send the whole conversation from now on
-        said = "thread is not supported: no messages are kept here; send the whole conversation."
-        raise UnsupportedError(said, param="thread", code="thread_unsupported_request")
+        # by this code the SDK knows to send whole conversations from now on
+        raise UnsupportedError(
+            "thread is not supported: no messages are kept here; send the whole conversation.",
+            param="thread",
+            code="thread_unsupported_request",
+        )
     if request.compaction is not None:
         raise UnsupportedError("compaction is not supported; leave it out.", param="compaction")
     if request.mcp_servers:
@@ -129,16 +153,16 @@ def _effort_for(thinking: ThinkingChoice) -> str:
     budget = thinking.budget_tokens
     if budget is None:
         return "medium"
-    return "low" if budget <= _LOW else "medium" if budget <= _MEDIUM else "high"
+    return "low" if budget <= _MAX_LOW_BUDGET else "medium" if budget <= _MAX_MEDIUM_BUDGET else "high"
 
 
 def dropped_tool_types(request: CountTokensRequest) -> list[str]:
-    """Return the types of the tools that the model is not offered: the client does not describe them."""
+    """Return the types of the tools that are left out, because the client does not describe them."""
     return [tool.type for tool in request.tools or [] if tool.type not in (None, "custom")]
 
 
 def _functions(tools: Sequence[ToolDefinition]) -> list[dict[str, Any]]:
-    return [_tool(tool, f"tools[{at}]") for at, tool in enumerate(tools) if tool.type in (None, "custom")]
+    return [_tool(tool, f"tools[{index}]") for index, tool in enumerate(tools) if tool.type in (None, "custom")]
 
 
 def _tool(tool: ToolDefinition, where: str) -> dict[str, Any]:
@@ -158,7 +182,7 @@ def _tool_choice(choice: ToolUseChoice, tools: Sequence[ToolDefinition] | None) 
     if choice.type in ("any", "tool") and not tools:
         raise InvalidRequestError(f"tool_choice is '{choice.type}', but there are no tools.", param="tool_choice")
     if choice.type != "tool":
-        return _CHOICES[choice.type]
+        return _TOOL_CHOICES[choice.type]
     if choice.name is None:
         raise missing_parameter("tool_choice.name")
     return {"type": "function", "function": {"name": choice.name}}
@@ -166,3 +190,118 @@ def _tool_choice(choice: ToolUseChoice, tools: Sequence[ToolDefinition] | None) 
 
 def _format(schema: dict[str, Any]) -> dict[str, Any]:
     return {"type": "json_schema", "json_schema": {"name": "output", "schema": schema, "strict": True}}
+
+
+def to_chat_messages(
+    messages: Sequence[MessageParam], system: str | Sequence[ResultBlock] | None
+) -> tuple[list[ChatMessageDict], bool]:
+    """Convert messages to those of chat completions.
+
+    Returns:
+        The chat messages, and True if the answer continues the last of them.
+
+    Raises:
+        InvalidRequestError: A block is not supported; `param` is a path such as `messages[2].content[0].text`.
+    """
+    transcript = _Transcript()
+    if system:
+        transcript.say("system", _texts(system, "system"))
+    for index, message in enumerate(messages):
+        transcript.add(message, f"messages[{index}].content")
+    return transcript.messages, transcript.is_continued(messages[-1])
+
+
+class _Transcript:
+    """The chat messages converted so far."""
+
+    def __init__(self) -> None:
+        self.messages: list[ChatMessageDict] = []
+
+    def say(self, role: str, texts: Sequence[str]) -> ChatMessageDict:
+        """Add texts to the last message if it has the same `role`, else to a new one. Returns the message."""
+        if not self.messages or self.messages[-1]["role"] != role:
+            self.messages.append({"role": role, "content": []})
+        last = self.messages[-1]
+        last["content"] += [{"type": "text", "text": text} for text in texts]
+        return last
+
+    def add(self, message: MessageParam, where: str) -> None:
+        """Add a message, whose content is at `where` in the request."""
+        if isinstance(message.content, str):
+            self.say(message.role, [message.content])
+            return
+        if not message.content:
+            raise InvalidRequestError(f"'{where}' must not be empty.", param=where)
+        for index, block in enumerate(message.content):
+            self._add(message.role, block, f"{where}[{index}]")
+
+    def is_continued(self, last: MessageParam) -> bool:
+        """Return True if the answer continues the last message. A last message without any text is left out."""
+        if last.role != "assistant":
+            return False
+        message = self.messages[-1]
+        if message.get("tool_calls"):
+            raise InvalidRequestError(
+                "The last message uses tools: send their results (tool_result) in a message after it.",
+                param="messages",
+            )
+        if any(part["text"].strip() for part in message["content"]):
+            return True
+        self.messages.pop()
+        if not self.messages:
+            raise InvalidRequestError("'messages' must contain a non-empty message.", param="messages")
+        return False
+
+    def _add(self, role: str, block: ContentBlock, where: str) -> None:
+        expected = _BLOCK_ROLES.get(block.type, role)
+        if expected != role:
+            raise InvalidRequestError(
+                f"A block of type '{block.type}' belongs in a message of the {expected}.", param=f"{where}.type"
+            )
+        if block.type == "tool_result":
+            self.messages.append(_tool_message(block, where))
+        elif block.type == "tool_use":
+            self.say(role, []).setdefault("tool_calls", []).append(_tool_call(block, where))
+        elif block.type == "thinking":
+            message = self.say(role, [])
+            message["reasoning_content"] = message.get("reasoning_content", "") + _required(block, "thinking", where)
+        elif block.type == "redacted_thinking":
+            self.say(role, [])  # only Anthropic can decrypt it
+        else:
+            self.say(role, [_text(block, where)])
+
+
+def _tool_call(block: ContentBlock, where: str) -> ChatMessageDict:
+    if block.input is None:
+        raise missing_parameter(f"{where}.input")
+    function = {"name": _required(block, "name", where), "arguments": json.dumps(block.input, ensure_ascii=False)}
+    return {"id": _required(block, "id", where), "type": "function", "function": function}
+
+
+def _tool_message(block: ContentBlock, where: str) -> ChatMessageDict:
+    text = "\n".join(_texts(block.content or "", f"{where}.content"))
+    if block.is_error and not text.lower().startswith("error"):
+        text = f"Error: {text}"
+    return {"role": "tool", "tool_call_id": _required(block, "tool_use_id", where), "content": text}
+
+
+def _texts(content: str | Sequence[ResultBlock], where: str) -> list[str]:
+    if isinstance(content, str):
+        return [content]
+    return [_text(block, f"{where}[{index}]") for index, block in enumerate(content)]
+
+
+def _text(block: ContentBlock | ResultBlock, where: str) -> str:
+    if block.type != "text":
+        problem = f"'{where}' is of type '{block.type}', which is not supported: models here take text only."
+        raise UnsupportedError(problem, param=f"{where}.type")
+    if block.text is None:
+        raise missing_parameter(f"{where}.text")
+    return block.text
+
+
+def _required(block: ContentBlock, field: str, where: str) -> str:
+    value = getattr(block, field)
+    if not isinstance(value, str):
+        raise missing_parameter(f"{where}.{field}")
+    return value

@@ -1,4 +1,4 @@
-"""POST /v1/messages and /v1/messages/count_tokens"""
+"""POST /v1/messages and /v1/messages/count_tokens, which work like chat completions in Anthropic's format."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -17,34 +18,60 @@ from llmops.gateway.api.anthropic.chat_conversion import (
     to_chat_request,
     translate_error_fields,
 )
-from llmops.gateway.api.anthropic.content_blocks import content_blocks, message_usage, stop_fields
-from llmops.gateway.api.anthropic.schemas import CountTokensRequest, MessagesRequest
-from llmops.gateway.api.anthropic.stream_events import MessageEvents
+from llmops.gateway.api.anthropic.schemas import (
+    AnthropicErrorResponse,
+    CountTokensRequest,
+    MessageResponse,
+    MessagesRequest,
+    TokenCount,
+)
+from llmops.gateway.api.anthropic.stream_events import (
+    PING,
+    MessageEvents,
+    content_blocks,
+    message_usage,
+    stop_fields,
+)
 from llmops.gateway.api.generation_response import json_response, respond_with_generation
 from llmops.gateway.api.ignored_fields import report_dropped_tools, report_ignored_fields
-from llmops.gateway.errors import ApiError, UnsupportedError
+from llmops.gateway.errors import ApiError, UnsupportedError, log_detail
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.chat_generation import prepare_chat_in_thread, start_chat, validate_chat
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.parsers.output_processor import OutputDelta, ToolCallDelta
 from llmops.gateway.generation.sampling import remaining_context
-from llmops.gateway.http import anthropic_errors
+from llmops.gateway.http.anthropic_errors import REQUEST_ID_HEADER, envelope_json
+from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_body import validate_body
 from llmops.gateway.http.request_context import RequestContext, context_of
+from llmops.gateway.http.sse import encode_event
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
 
 
 class MessagesEndpoints:
-    """The endpoints; `create` makes a message, `count_tokens` tells what its prompt would be."""
+    """The endpoints of Anthropic's messages."""
 
     def __init__(self, service: AppState) -> None:
         self._service = service
 
+    def add_routes(self, app: GatewayApp) -> None:
+        """Add the routes to `app`."""
+        add = partial(app.add_endpoint, "POST", tag="anthropic", errors=AnthropicErrorResponse)
+        add("/v1/messages", self.create, "Create a message", MessageResponse, body=MessagesRequest, streams=True)
+        add(
+            "/v1/messages/count_tokens",
+            self.count_tokens,
+            "Count a message's tokens",
+            TokenCount,
+            body=CountTokensRequest,
+        )
+
     async def create(self, request: Request) -> Response:
+        """Generate a message."""
         context = context_of(request)
-        with _own_terms():
+        with _own_field_names():
             body = await self._service.intake.load(MessagesRequest, request)
         context.mark("parse")
         model = self._service.models.get(body.model, context.caller)
@@ -52,7 +79,7 @@ class MessagesEndpoints:
         head = _head("msg_" + secrets.token_hex(12), body.model)
 
         async def start() -> Answer:
-            with _own_terms():
+            with _own_field_names():
                 return await start_chat(
                     self._service, chat, model, head["id"], context, whole=not body.stream, fit=True
                 )
@@ -62,21 +89,22 @@ class MessagesEndpoints:
                 choice, called=called, cut=body.max_tokens > remaining_context(model.card, answer.prompt_tokens)
             )
 
-        def failed(error: ApiError) -> bytes:
-            return anthropic_errors.error_event(error, context.request_id)
+        def error_event(error: ApiError) -> bytes:
+            log_detail(error)
+            return encode_event(envelope_json(error, context.request_id), "error")
 
         def events(answer: Answer) -> MessageEvents:
-            return MessageEvents(answer, head, lambda choice, called: stop(answer, choice, called), failed)
+            return MessageEvents(answer, head, lambda choice, called: stop(answer, choice, called), error_event)
 
         async def collect(answer: Answer) -> dict[str, Any]:
-            added: defaultdict[Choice, list[OutputDelta]] = defaultdict(list)
+            pieces_of: defaultdict[Choice, list[OutputDelta]] = defaultdict(list)
             while (delta := await answer.next()) is not None:
-                added[delta.choice] += delta.choice.sort(delta.text)
+                pieces_of[delta.choice] += delta.choice.sort(delta.text)
             (choice,) = answer.choices
-            pieces = added[choice]
+            pieces = pieces_of[choice]
             called = any(isinstance(piece, ToolCallDelta) for piece in pieces)
-            ended = stop(answer, choice, called)
-            return {**head, "content": content_blocks(pieces), **ended, "usage": message_usage(answer)}
+            stop_reason = stop(answer, choice, called)
+            return {**head, "content": content_blocks(pieces), **stop_reason, "usage": message_usage(answer)}
 
         response = await respond_with_generation(
             request,
@@ -84,24 +112,25 @@ class MessagesEndpoints:
             self._service.timeouts,
             events=events if body.stream else None,
             collect=collect,
-            failed=failed,
-            sign=anthropic_errors.PING,
+            error_event=error_event,
+            keepalive_event=PING,
         )
-        return _named(response, context)
+        return _with_request_id(response, context)
 
     async def count_tokens(self, request: Request) -> Response:
+        """Return the number of tokens of a message's prompt."""
         context = context_of(request)
-        with _own_terms():
+        with _own_field_names():
             body = await self._service.intake.load(CountTokensRequest, request)
         model = self._service.models.get(body.model, context.caller)
         chat = self._as_chat(body, model, context)
-        with _own_terms():
+        with _own_field_names():
             plan = await prepare_chat_in_thread(self._service, chat, model, context)
-        return _named(json_response({"input_tokens": len(plan.input_ids)}), context)
+        return _with_request_id(json_response({"input_tokens": len(plan.input_ids)}), context)
 
     def _as_chat(self, body: CountTokensRequest, model: GenerativeModel, context: RequestContext) -> ChatRequest:
         template = model.template.source if model.template else ""
-        with _own_terms():
+        with _own_field_names():
             chat = validate_body(ChatRequest, to_chat_request(body, template))
             validate_chat(chat, model, self._service.limits)
         if (chat.n or 1) > 1:
@@ -112,7 +141,8 @@ class MessagesEndpoints:
 
 
 @contextmanager
-def _own_terms() -> Iterator[None]:
+def _own_field_names() -> Iterator[None]:
+    """Replace the names of chat completions' fields in errors."""
     try:
         yield
     except ApiError as error:
@@ -121,7 +151,7 @@ def _own_terms() -> Iterator[None]:
 
 
 def _head(message_id: str, model: str) -> dict[str, Any]:
-    """A message that nothing was generated for yet."""
+    """Return a message without content."""
     return {
         "id": message_id,
         "type": "message",
@@ -134,6 +164,6 @@ def _head(message_id: str, model: str) -> dict[str, Any]:
     }
 
 
-def _named(response: Response, context: RequestContext) -> Response:
-    response.headers[anthropic_errors.REQUEST_ID] = context.request_id
+def _with_request_id(response: Response, context: RequestContext) -> Response:
+    response.headers[REQUEST_ID_HEADER] = context.request_id
     return response

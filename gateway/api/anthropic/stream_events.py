@@ -1,78 +1,98 @@
-"""An answer as Anthropic's events: the message, its blocks one after the other, why it ended."""
+"""Answers in Anthropic's format: content blocks, and the events that stream them one after the other."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from json.encoder import encode_basestring
 from typing import Any
 
-from llmops.gateway.api.anthropic.content_blocks import content_block_opening, message_usage, thinking_signature
+from pydantic_core import from_json
+
 from llmops.gateway.errors import ApiError
 from llmops.gateway.generation.answer import Answer, ChoiceDelta
 from llmops.gateway.generation.answer_events import AnswerEvents
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta, ToolCallDelta
-from llmops.gateway.http.anthropic_errors import PING
+from llmops.gateway.generation.parsers.processor_chain import merge_adjacent
+from llmops.gateway.http.sse import encode_event
 
-Stop = Callable[[Choice, bool], dict[str, Any]]
+_STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}
+#: Returns the stop fields of a choice, which has a tool call if the second argument is True.
+StopFields = Callable[[Choice, bool], dict[str, Any]]
 _DELTAS: dict[type[OutputDelta], str] = {
     ContentDelta: '"text_delta","text":',
     ReasoningDelta: '"thinking_delta","thinking":',
     ToolCallDelta: '"input_json_delta","partial_json":',
 }
-_STOPPED = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
+PING = encode_event(b'{"type":"ping"}', "ping")
+_MESSAGE_STOP = encode_event(b'{"type":"message_stop"}', "message_stop")
 
 
 class MessageEvents(AnswerEvents):
-    """`stop` says why a choice ended, given whether it has a call; `failed` makes the event of an error."""
+    """A streamed message."""
 
-    def __init__(self, answer: Answer, head: dict[str, Any], stop: Stop, failed: Callable[[ApiError], bytes]) -> None:
+    def __init__(
+        self, answer: Answer, head: dict[str, Any], stop: StopFields, error_event: Callable[[ApiError], bytes]
+    ) -> None:
+        """Create the events.
+
+        Args:
+            answer: The answer.
+            head: The message without content.
+            stop: Returns why a choice ended.
+            error_event: Encodes an error in the middle of the stream.
+        """
         super().__init__(answer)
-        self._head, self._stop, self._failed = head, stop, failed
-        self._begun = self._called = False
+        self._head, self._stop, self._error_event = head, stop, error_event
+        self._started = self._called = False
         self._index = -1
-        self._open: OutputDelta | None = None  # the first piece of the block that is being written
+        self._open: OutputDelta | None = None  # the first piece of the open block
         self._head_of_deltas = ""
         self._thinking: list[str] = []
 
     def render(self, delta: ChoiceDelta) -> bytes:
+        """Return the events of one delta."""
         choice, text, _ = delta
         if choice.plain and text and isinstance(self._open, ContentDelta):
             return self._delta(text)
-        parts = [] if self._begun else [self._start()]
+        parts = [] if self._started else [self._start()]
         for piece in choice.sort(text):
             parts.append(self._piece(piece))
         return b"".join(parts)
 
     def end(self) -> bytes:
-        parts = [] if self._begun else [self._start()]
+        """Return the last events."""
+        parts = [] if self._started else [self._start()]
         stop = self._stop(self._answer.choices[0], self._called)
         last = _event("message_delta", delta=stop, usage=message_usage(self._answer))
-        return b"".join([*parts, self._close(), last, _STOPPED])
+        return b"".join([*parts, self._close_block(), last, _MESSAGE_STOP])
 
     def failed(self, error: ApiError) -> bytes:
-        return self._failed(error)
+        """Return the event of an error."""
+        return self._error_event(error)
 
     def _start(self) -> bytes:
-        self._begun = True
+        self._started = True
         usage = {**message_usage(self._answer), "output_tokens": 0}
         del usage["output_tokens_details"]
         return _event("message_start", message={**self._head, "usage": usage})
 
     def _piece(self, piece: OutputDelta) -> bytes:
-        opening = b"" if self._goes_on(piece) else self._close() + self._begin(piece)
+        opening = b"" if self._continues(piece) else self._close_block() + self._open_block(piece)
         if isinstance(piece, ReasoningDelta):
             self._thinking.append(piece.text)
         return opening + self._delta(piece.arguments if isinstance(piece, ToolCallDelta) else piece.text)
 
-    def _goes_on(self, piece: OutputDelta) -> bool:
-        open_ = self._open
+    def _continues(self, piece: OutputDelta) -> bool:
+        block = self._open
         if isinstance(piece, ToolCallDelta):
-            return isinstance(open_, ToolCallDelta) and piece.index == open_.index
-        return type(piece) is type(open_)
+            return isinstance(block, ToolCallDelta) and piece.index == block.index
+        return type(piece) is type(block)
 
-    def _begin(self, piece: OutputDelta) -> bytes:
+    def _open_block(self, piece: OutputDelta) -> bytes:
         self._open = piece
         self._index += 1
         self._called = self._called or isinstance(piece, ToolCallDelta)
@@ -86,19 +106,90 @@ class MessageEvents(AnswerEvents):
     def _delta(self, text: str) -> bytes:
         return f"{self._head_of_deltas}{encode_basestring(text)}}}}}\n\n".encode("utf-8", "replace") if text else b""
 
-    def _close(self) -> bytes:
+    def _close_block(self) -> bytes:
         if self._open is None:
             return b""
-        signed = b""
+        signature_event = b""
         if isinstance(self._open, ReasoningDelta):
             signature = thinking_signature("".join(self._thinking))
             self._thinking.clear()
             delta = {"type": "signature_delta", "signature": signature}
-            signed = _event("content_block_delta", index=self._index, delta=delta)
+            signature_event = _event("content_block_delta", index=self._index, delta=delta)
         self._open = None
-        return signed + _event("content_block_stop", index=self._index)
+        return signature_event + _event("content_block_stop", index=self._index)
 
 
 def _event(kind: str, **fields: Any) -> bytes:
     data = json.dumps({"type": kind, **fields}, ensure_ascii=False, separators=(",", ":"))
-    return f"event: {kind}\ndata: {data}\n\n".encode("utf-8", "replace")
+    return encode_event(data.encode("utf-8", "replace"), kind)
+
+
+def content_blocks(pieces: Iterable[OutputDelta]) -> list[dict[str, Any]]:
+    """Return the content blocks that streamed pieces add up to."""
+    return [_filled(piece) for piece in merge_adjacent(pieces)]
+
+
+def content_block_opening(piece: OutputDelta) -> dict[str, Any]:
+    """Return the empty block that begins with `piece`."""
+    if isinstance(piece, ContentDelta):
+        return {"type": "text", "text": ""}
+    if isinstance(piece, ReasoningDelta):
+        return {"type": "thinking", "thinking": "", "signature": ""}
+    return {"type": "tool_use", "id": piece.id, "name": piece.name, "input": {}}
+
+
+def _filled(piece: OutputDelta) -> dict[str, Any]:
+    block = content_block_opening(piece)
+    if isinstance(piece, ToolCallDelta):
+        return {**block, "input": tool_input(piece.arguments)}
+    if isinstance(piece, ContentDelta):
+        return {**block, "text": piece.text}
+    return {**block, "thinking": piece.text, "signature": thinking_signature(piece.text)}
+
+
+def tool_input(arguments: str) -> dict[str, Any]:
+    """Return a tool call's arguments as an object, which is partial if the answer was cut off.
+
+    Text that is not a JSON object is wrapped in the way that Anthropic recommends.
+    """
+    try:
+        value = from_json(arguments or "{}", allow_partial=True)
+        json.dumps(value, allow_nan=False)  # 1e999 cannot be written as JSON
+    except ValueError:
+        value = None
+    return value if isinstance(value, dict) else {"INVALID_JSON": arguments}
+
+
+def thinking_signature(thinking: str) -> str:
+    """Return a signature for thinking. Clients drop thinking without one; it proves nothing and is never checked."""
+    return base64.b64encode(hashlib.sha256(thinking.encode("utf-8", "replace")).digest()).decode()
+
+
+def stop_fields(choice: Choice, *, called: bool, cut: bool) -> dict[str, Any]:
+    """Return why a message ended.
+
+    Args:
+        choice: The finished choice.
+        called: True if the message has a tool call.
+        cut: True if the model's context had less room than `max_tokens`.
+    """
+    sequence = choice.stop_reason if isinstance(choice.stop_reason, str) else None
+    reason = "stop_sequence" if sequence is not None else _STOP_REASONS[choice.finish_reason]
+    if reason == "end_turn" and called:
+        reason = "tool_use"  # forced tool calls end with `stop`
+    if reason == "max_tokens" and cut:
+        reason = "model_context_window_exceeded"
+    return {"stop_reason": reason, "stop_sequence": sequence, "stop_details": None}
+
+
+def message_usage(answer: Answer) -> dict[str, Any]:
+    """Return the usage so far. Cached tokens are not part of `input_tokens`, but counted beside them."""
+    usage = answer.usage
+    cached = usage.cached_tokens or 0
+    return {
+        "input_tokens": usage.prompt_tokens - cached,
+        "cache_creation_input_tokens": 0,
+        "cache_read_input_tokens": cached,
+        "output_tokens": usage.completion_tokens,
+        "output_tokens_details": {"thinking_tokens": usage.reasoning_tokens},
+    }

@@ -25,9 +25,9 @@ class SloHeaders(Check):
         """Raises InvalidRequestError for a time that is none."""
         for name, value in scope["headers"]:
             if name == _TTFT_HEADER_BYTES:
-                context.ttft = _parse_milliseconds(value.decode("latin-1"))
+                context.ttft_target = _parse_milliseconds(value.decode("latin-1"))
             elif name == _FAIRNESS_HEADER_BYTES and FAIRNESS_SCOPE in context.caller.scopes:
-                context.fair = value.decode("latin-1")[:MAX_FAIRNESS_ID_LENGTH]
+                context.fairness_id = value.decode("latin-1")[:MAX_FAIRNESS_ID_LENGTH]
 
 
 def slo_header_checks(settings: GatewaySettings) -> list[Check]:

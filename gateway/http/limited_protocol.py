@@ -1,0 +1,383 @@
+"""uvicorn's HTTP protocol with limits on what a client can send and hold before any of its requests exists.
+
+The parser keeps an unfinished header in memory and examines all of it with each piece, so it must not get more than a
+header may have. The parser makes an object for each request, so it gets one request at a time: bytes behind a request
+that is being answered stay unparsed, and the connection is read again when the response is complete. Timers bound how
+long a header, a pause between requests and an unread response may take.
+
+uvicorn has no public interface for this. pyproject.toml pins its version, and `check_uvicorn_internals` says which
+private member another version lacks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from importlib.metadata import version
+from typing import Any
+
+import httptools
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from llmops.distribution import install_command
+from llmops.errors import ResourceError
+from llmops.gateway.errors import (
+    ApiError,
+    HeaderTooLargeError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    UnavailableError,
+)
+from llmops.gateway.http.connection_limits import ConnectionLimits
+from llmops.gateway.http.request_context import client_network
+
+# Members of uvicorn's classes that this module overrides or reads, that chunked_writer.py writes streams with, and
+# from which request_body.py sees that a body is complete.
+PROTOCOL_MEMBERS = (
+    *("connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing"),
+    *("on_message_begin", "on_headers_complete", "on_body", "on_message_complete", "on_response_complete"),
+    *("client", "cycle", "flow", "headers", "loop", "parser", "transport", "_unset_keepalive_if_required"),
+)
+CYCLE_MEMBERS = (
+    *("send", "flow", "transport", "disconnected", "chunked_encoding", "response_complete"),
+    *("response_started", "message_event", "more_body"),
+)
+
+#: Seconds for a rejected client to read why.
+REJECTION_LINGER = 1.0
+#: Seconds for a client to finish a request that has been answered already.
+RESPONSE_LINGER = 10.0
+#: Bytes per second a client must read of a pending response before its connection is closed.
+MIN_READ_BYTES_PER_SECOND = 1024
+#: Connections that may be in the course of being rejected. More are closed without a response.
+MAX_CONNECTIONS_BEING_REJECTED = 64
+#: Bytes behind a request that is being answered, per connection, before it is no longer read. Reading a connection
+#: shows that its client left, and some clients send a blank line.
+MAX_PIPELINED_BYTES = 4096
+#: Bytes of a chunked body that the parser gets at once, at least: a blank line in it may be the end of the body.
+MIN_CHUNKED_FEED = 1024
+END_OF_HEADER = b"\r\n\r\n"
+
+
+def check_uvicorn_internals() -> None:
+    """Raise ResourceError if the installed uvicorn lacks a private member that the gateway needs."""
+    for kind, names in ((HttpToolsProtocol, PROTOCOL_MEMBERS), (RequestResponseCycle, CYCLE_MEMBERS)):
+        missing = missing_members(kind, names)
+        if missing:
+            raise ResourceError(
+                f"uvicorn {version('uvicorn')} has no {kind.__name__}.{missing[0]}, which the gateway needs; "
+                f"install a version that llmops allows: {install_command()}"
+            )
+
+
+def missing_members(kind: type, names: Iterable[str]) -> list[str]:
+    """Return those of `names` that neither the class `kind` has nor its constructor sets."""
+    constructor = vars(kind).get("__init__")
+    known = {*dir(kind), *(constructor.__code__.co_names if constructor is not None else ())}
+    return [name for name in names if name not in known]
+
+
+def protocol_class(limits: ConnectionLimits) -> type[LimitedHttpProtocol]:
+    """Return a protocol class for uvicorn's `http`, which makes one object per connection."""
+    return type("LimitedHttpProtocolOfGateway", (LimitedHttpProtocol,), {"limits": limits})
+
+
+class _HoldingFlowControl(FlowControl):
+    """uvicorn's flow control, which does not resume reading while `held`."""
+
+    held = False
+
+    def resume_reading(self) -> None:
+        if not self.held:
+            super().resume_reading()
+
+
+class LimitedHttpProtocol(HttpToolsProtocol):
+    """One connection.
+
+    Attributes:
+        limits: The limits of all connections.
+        address: The client's network, None for a connection that does not count.
+        _head: Bytes since the last request was complete, -1 within a request's body.
+        _pipelined: Bytes behind a request that is being answered.
+        _length: The body's length, 0 for a chunked body, None if it is not known yet.
+        _body: Bytes of the body so far.
+        _framing: Bytes of a chunked body's framing since its last byte of content.
+        _closing: True once everything that arrives is dropped.
+    """
+
+    limits: ConnectionLimits
+    flow: _HoldingFlowControl
+    address: str | None = None
+    _head = 0
+    _pipelined = b""
+    _length: int | None = None
+    _body = 0
+    _framing = 0
+    _closing = False
+    _timer: asyncio.TimerHandle | None = None
+    _unread_timer: asyncio.TimerHandle | None = None
+
+    @property
+    def progress(self) -> int | None:
+        """Return 0 before the first request, 1 between requests, 2 within a request, None during a response."""
+        if self.cycle is None:
+            return 0
+        if self.cycle.response_complete:
+            return 1
+        return 2 if self._head < 0 else None
+
+    # -- connections -----------------------------------------------------------------------------------------------
+
+    def connection_made(self, transport: Any) -> None:
+        super().connection_made(transport)
+        self.flow = _HoldingFlowControl(transport)
+        if self.client is not None:
+            address = client_network(self.client[0])
+            reason = self.limits.reason_to_reject(transport.get_extra_info("socket").fileno(), address)
+            if reason is not None:
+                self._reject_connection(reason)
+                return
+            self.address = address
+            self.limits.add(address, self)
+        self._start_header_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._release()
+        self._stop_timer()
+        if self._unread_timer is not None:
+            self._unread_timer.cancel()
+            self._unread_timer = None
+        super().connection_lost(exc)
+
+    def evict(self) -> None:
+        """Close the connection to make room for another."""
+        self.limits.report("room", f"An idle connection from {self.address} was closed to make room for a new one.")
+        self._release()
+        self._drop()
+
+    def abort(self) -> None:
+        """Drop the connection and everything its client has not read."""
+        self.transport.abort()
+
+    def _release(self) -> None:
+        """Stop counting the connection and what it holds."""
+        if self.address is not None:
+            self.limits.remove(self.address, self)
+            self.address = None
+        self.limits.unread.pop(self, None)
+        self._take_pipelined()
+
+    def _drop(self) -> None:
+        self._closing = True
+        self._disconnect_cycle()
+        self.transport.abort()
+
+    def _disconnect_cycle(self) -> bool:
+        """Let the handler of a running request see that the client left. Returns True if its response has started."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete:
+            return False
+        cycle.disconnected = True
+        cycle.message_event.set()
+        return bool(cycle.response_started)
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def data_received(self, data: bytes) -> None:
+        if self._closing:
+            return
+        if self._pipelined:
+            self._keep_pipelined(self._take_pipelined() + data)
+        else:
+            self._parse(data)
+
+    def _parse(self, data: bytes) -> None:
+        """Feed the parser request by request, until one is complete and its response is not."""
+        start, size = 0, len(data)
+        while start < size:
+            if self.progress is None:
+                self._keep_pipelined(data[start:] if start else data)
+                return
+            end = self._end_of_piece(data, start)
+            piece = data if end - start == size else data[start:end]
+            if self._head < 0:
+                self._feed(piece)
+            elif not self._feed_head(piece, more=end < size):
+                return
+            start = end
+            if self._closing or self.transport.is_closing():
+                return
+        if self._head > 0 and self._timer is None:
+            self._start_header_timer()
+
+    def _end_of_piece(self, data: bytes, start: int) -> int:
+        """Return the offset in `data` up to which the parser finds at most one request, or little more."""
+        size = len(data)
+        if self._head >= 0:
+            end = data.find(END_OF_HEADER, start) + len(END_OF_HEADER)
+            return min(end if end > start else size, start + max(self.limits.header_bytes - self._head, 1))
+        if self._length is None:
+            length = next((value for name, value in self.headers if name == b"content-length"), b"")
+            self._length = int(length) if length.isdigit() else 0
+        if self._length:
+            return min(size, start + max(self._length - self._body, 1))
+        end = data.find(END_OF_HEADER, start + MIN_CHUNKED_FEED)
+        return size if end < 0 else end + len(END_OF_HEADER)
+
+    def _feed_head(self, data: bytes, *, more: bool) -> bool:
+        """Feed as much as a header may have. Returns True if what follows (`more`) is to be parsed too."""
+        limit = self.limits.header_bytes
+        if self._head < limit:
+            self._head += len(data)
+            self._feed(data)
+            if self._closing or self.transport.is_closing():
+                return False
+            if self._head < limit or not more:  # it was complete, or it may end here
+                return True
+        self._reject_request("header_bytes", HeaderTooLargeError(f"The request's header has more than {limit} bytes."))
+        return False
+
+    def _feed(self, data: bytes) -> None:
+        """Feed the parser. A chunked body's framing and trailer must not go on without any content."""
+        before = self._body
+        self._unset_keepalive_if_required()
+        try:
+            self.parser.feed_data(data)
+        except httptools.HttpParserError:
+            self._reject_request("invalid", InvalidRequestError("This is not a valid HTTP request."))
+            return
+        except httptools.HttpParserUpgrade:
+            # the request is answered as if it had not asked for another protocol
+            pass
+        if self._head >= 0 or self._body != before:
+            self._framing = 0
+            return
+        self._framing += len(data)
+        if self._framing > self.limits.header_bytes and not self.transport.is_closing():
+            self.limits.report("header_bytes", "A request's chunks have more framing than a header may have; dropped.")
+            self.transport.abort()
+
+    def _keep_pipelined(self, data: bytes) -> None:
+        self._pipelined = data
+        if not self.limits.hold_pipelined(len(data)):
+            self.limits.report("pipeline", "Too many requests wait behind others on their connections; dropped one.")
+            self._drop()
+        elif len(data) > MAX_PIPELINED_BYTES:
+            self.flow.pause_reading()
+            self.flow.held = True
+
+    def _take_pipelined(self) -> bytes:
+        data, self._pipelined = self._pipelined, b""
+        self.limits.pipelined_bytes -= len(data)
+        return data
+
+    def on_message_begin(self) -> None:
+        self._head = self._head or 1
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        self._head = -1
+        self._body = self._framing = 0
+        self._length = None
+        self._stop_timer()
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._body += len(body)
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        self._head = 0
+        self._stop_timer()
+        super().on_message_complete()
+
+    # -- responses -------------------------------------------------------------------------------------------------
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._head < 0 and self.cycle.response_complete and not self.transport.is_closing():
+            # closing at once would take the response from a client that is still sending
+            self._timer = self.loop.call_later(RESPONSE_LINGER, self.transport.close)
+        self._watch_unread()
+        if self._pipelined and not self.transport.is_closing():
+            self.flow.held = False
+            self._parse(self._take_pipelined())
+            self.flow.resume_reading()
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch_unread()
+        if self.address is not None:
+            self.limits.hold_unread(self, self.transport.get_write_buffer_size())
+
+    def resume_writing(self) -> None:
+        super().resume_writing()
+        self.limits.unread.pop(self, None)
+
+    def _watch_unread(self) -> None:
+        """Start a timer if there is unread output: it stays in memory, and keeps even a closed connection open."""
+        unread = self.transport.get_write_buffer_size()
+        if unread and self._unread_timer is None:
+            self._unread_timer = self.loop.call_later(self.limits.client_seconds, self._check_unread, unread)
+
+    def _check_unread(self, before: int) -> None:
+        self._unread_timer = None
+        seconds = self.limits.client_seconds
+        if self.transport.get_write_buffer_size() > before - seconds * MIN_READ_BYTES_PER_SECOND:
+            self.limits.report("client", f"{self.client} took nothing more of its answer for {seconds:g} s; dropped.")
+            self.transport.abort()
+        else:
+            self._watch_unread()
+
+    # -- rejections ------------------------------------------------------------------------------------------------
+
+    def _start_header_timer(self) -> None:
+        self._timer = self.loop.call_later(self.limits.header_seconds, self._header_timed_out)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _header_timed_out(self) -> None:
+        self._timer = None
+        if self._head > 0:
+            seconds = self.limits.header_seconds
+            late = RequestTimeoutError(f"The request's header was not complete after {seconds:g} s.")
+            self._reject_request("header", late)
+        elif not self.transport.is_closing():
+            self.transport.close()
+
+    def _reject_request(self, reason: str, error: ApiError) -> None:
+        self.limits.report(reason, f"A connection from {self.client} was closed: {error.message}")
+        self._respond(error)
+        self.loop.call_later(REJECTION_LINGER, self.transport.abort)
+
+    def _reject_connection(self, reason: str) -> None:
+        self.limits.report("connections", f"A new connection was refused: {reason}.")
+        if self.limits.rejecting >= MAX_CONNECTIONS_BEING_REJECTED:
+            self._closing = True
+            self.transport.abort()
+            return
+        self.limits.rejecting += 1
+        self._respond(UnavailableError("The gateway has no free connections; try again.", code="overloaded"))
+        self.loop.call_later(REJECTION_LINGER, self._end_rejection)
+
+    def _end_rejection(self) -> None:
+        self.limits.rejecting -= 1
+        self.transport.abort()
+
+    def _respond(self, error: ApiError) -> None:
+        """Write the error and end our side. What still arrives is dropped: a reset would overtake the response."""
+        self._closing = True
+        if self._disconnect_cycle():
+            self.transport.abort()
+            return
+        body = error.body_json()
+        headers = {"content-type": "application/json", "content-length": str(len(body)), "connection": "close"}
+        lines = "".join(f"{name}: {value}\r\n" for name, value in {**error.headers(), **headers}.items())
+        self.transport.write(f"HTTP/1.1 {error.status} {error.phrase}\r\n{lines}\r\n".encode() + body)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
