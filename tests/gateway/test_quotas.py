@@ -14,8 +14,8 @@ import pytest
 from starlette.requests import Request
 
 from llmops.errors import InputError
-from llmops.gateway.api.embeddings import EmbeddingsEndpoint
-from llmops.gateway.api.rerank import RerankEndpoint
+from llmops.gateway.api.embeddings import EmbeddingRequest, EmbeddingsEndpoint
+from llmops.gateway.api.rerank import RerankEndpoint, RerankRequest
 from llmops.gateway.app import create_app
 from llmops.gateway.errors import TokenRateLimitError
 from llmops.gateway.http.middleware import Check
@@ -27,8 +27,6 @@ from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.ratelimit.output_length import INITIAL_TOKENS
 from llmops.gateway.ratelimit.quotas import CallerLimits
 from llmops.gateway.ratelimit.rate_limit_check import RateLimitCheck
-from llmops.gateway.api.embeddings import EmbeddingRequest
-from llmops.gateway.api.rerank import RerankRequest
 from llmops.gateway.settings import GatewaySettings, Quotas, RequestLimits, load_settings
 from tests.support.gateway_stack import END, running
 from tests.support.scripted_triton import Step

@@ -8,12 +8,12 @@ import json
 
 import pytest
 import uvicorn
-from gateway_conftest import running, text_of
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from llmops.gateway.http.server import bind
+from tests.support.gateway_stack import running, text_of
 
 pytest.importorskip("re2")
 

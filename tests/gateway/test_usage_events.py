@@ -12,13 +12,11 @@ import pytest
 from sqlalchemy import select
 from starlette.requests import Request
 
-from llmops.gateway.api.embeddings import EmbeddingsEndpoint
-from llmops.gateway.api.rerank import RerankEndpoint
+from llmops.gateway.api.embeddings import EmbeddingRequest, EmbeddingsEndpoint
+from llmops.gateway.api.rerank import RerankEndpoint, RerankRequest
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import CONTEXT_KEY, RequestContext
 from llmops.gateway.interfaces import Caller, TokenStream
-from llmops.gateway.api.embeddings import EmbeddingRequest
-from llmops.gateway.api.rerank import RerankRequest
 from llmops.gateway.settings import GatewaySettings, RequestLimits, UsageSettings
 from llmops.gateway.usage.sink import NoPrices, UsageSink
 from llmops.gateway.usage.usage_check import UsageCheck, create_usage_check

@@ -15,10 +15,10 @@ import pytest
 from llmops.gateway.api import embeddings as embeddings_endpoint
 from llmops.gateway.api import generation_response
 from llmops.gateway.api import tokenize as tokens_endpoint
+from llmops.gateway.api.embeddings import EmbeddingRequest
 from llmops.gateway.api.openai_chunks import chat_logprob_entry, chat_logprobs
 from llmops.gateway.generation.choice import TokenLogprob
 from llmops.gateway.interfaces import Usage
-from llmops.gateway.api.embeddings import EmbeddingRequest
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.support.gateway_stack import running
 

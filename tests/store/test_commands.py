@@ -35,8 +35,7 @@ from llmops.control.shared_store import SharedStore
 from llmops.distribution import install_command
 from llmops.errors import LlmopsError
 from llmops.gateway.http.error_handlers import add_exception_handlers
-from llmops.gateway.http.middleware import GatewayApp
-from llmops.gateway.http.middleware import Check
+from llmops.gateway.http.middleware import Check, GatewayApp
 from llmops.gateway.http.server import DrainingServer, bind, uvicorn_config
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import GatewaySettings
