@@ -1,6 +1,7 @@
-"""What one rendering of a chat template may use: seconds of CPU, and characters written or copied.
+"""The CPU time and the characters that one rendering of a chat template may use.
 
-Both are counted per thread, so the code that counts needs no reference to its rendering.
+Both are counted per thread, so the checks that the sandbox puts into a template need no reference to the rendering
+that they belong to.
 """
 
 from __future__ import annotations
@@ -19,17 +20,21 @@ from llmops.clocks import CpuBudget
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: characters that one rendering may write or copy, all its steps together
+#: Characters that one rendering may write or copy in all its steps together: many times the largest prompt.
 MAX_TOTAL_CHARACTERS = 1 << 27
-#: characters of one value
+
+#: Characters of one value: several times the largest prompt.
 MAX_VALUE_CHARACTERS = 1 << 25
-#: times that a text is padded, indented or repeated
+
+#: Times that one step may pad, indent or repeat a text.
 MAX_REPEATS = 1 << 20
-#: what the time between two looks counts at most (s)
+
+#: CPU seconds that one interval between two checks may count. A host that stops for longer is not the template's fault.
 MAX_CLOCK_STEP = 0.25
-# what an element of a list or mapping counts, besides its text
-_ELEMENT = 32
-_SLOT = 8
+
+#: Characters that an element of a container counts for besides its text, and that its slot counts for when copied.
+_ELEMENT_SIZE = 32
+_SLOT_SIZE = 8
 
 
 class TemplateTimeoutError(jinja2.TemplateError):
@@ -45,84 +50,86 @@ _budget = _RenderBudget()
 
 
 def within_budget(seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work`; whatever it renders on this thread is stopped after `seconds` of CPU or MAX_TOTAL_CHARACTERS."""
-    before = _budget.time, _budget.characters
+    """Call `work` with a budget of its own: `seconds` of CPU and MAX_TOTAL_CHARACTERS. Return its result."""
+    previous = _budget.time, _budget.characters
     _budget.time, _budget.characters = CpuBudget(seconds, MAX_CLOCK_STEP, thread_time), MAX_TOTAL_CHARACTERS
     try:
         return work(*args, **kwargs)
     finally:
-        _budget.time, _budget.characters = before
+        _budget.time, _budget.characters = previous
 
 
 def check_time() -> None:
-    """Raises TemplateTimeoutError when the rendering has no time left."""
+    """Raise TemplateTimeoutError if the rendering has no CPU time left."""
     if _budget.time.is_over():
         raise TemplateTimeoutError("it takes too long")
 
 
 def spend_characters(characters: int) -> None:
-    """Count so many characters. Raises SecurityError when the rendering has none left."""
+    """Count characters that were written. Raise SecurityError if the rendering has none left."""
     _budget.characters -= characters
     if _budget.characters < 0:
         raise SecurityError("the text it produces is too long")
 
 
 def check_result_size(characters: int) -> None:
-    """Refuse, before it is made, a value that would be too long."""
+    """Raise SecurityError if a value of this size, which is about to be made, would be too long."""
     if characters > min(MAX_VALUE_CHARACTERS, _budget.characters):
-        raise _too_long()
-
-
-def _too_long() -> SecurityError:
-    return SecurityError("a text or list it produces is too long")
+        raise SecurityError("a text or list it produces is too long")
 
 
 def checked_count(count: Any) -> int:
-    """`count` as a width or number of repetitions. Raises SecurityError when it is too large."""
-    if isinstance(count, int | float) and abs(count) > MAX_REPEATS:
+    """Return `count` as a width or number of repetitions, 0 for other values. Raise SecurityError if it is too large."""
+    if not isinstance(count, int | float):
+        return 0
+    if abs(count) > MAX_REPEATS:
         raise SecurityError("a width or count is too large")
-    return int(count) if isinstance(count, int | float) else 0
+    return int(count)
 
 
 def charge_value(value: Any) -> Any:
-    """`value`, its text or slots counted."""
+    """Return `value` and count its characters or slots."""
     kind = type(value)
     if kind is str:
         spend_characters(len(value))
     elif kind is list or kind is tuple:
-        spend_characters(_SLOT * len(value))
+        spend_characters(_SLOT_SIZE * len(value))
     elif isinstance(value, str):
         spend_characters(len(value))
     return value
 
 
 def text_size(value: Any) -> int:
-    """Characters that a value has as text, roughly. Raises SecurityError when it is too long.
+    """Return the approximate number of characters of `value` as text. Raise SecurityError if that is too long.
 
-    Lists that hold each other are counted as often as they would be written: a few names can hold billions of elements.
+    A list that stands in another one several times counts each time, as it would be written each time: a few names
+    can hold billions of elements.
     """
-    return len(value) if isinstance(value, str) else _size(value, {})
+    return len(value) if isinstance(value, str) else _nested_size(value, {})
 
 
-def _size(value: Any, known: dict[int, int]) -> int:
+def _nested_size(value: Any, known: dict[int, int]) -> int:
     if isinstance(value, str):
-        return _ELEMENT + len(value)
-    parts = _parts(value)
+        return _ELEMENT_SIZE + len(value)
+    parts = _container_parts(value)
     if parts is None:
-        return _ELEMENT + (value.bit_length() // 3 if isinstance(value, int) else 0)
+        return _ELEMENT_SIZE + (value.bit_length() // 3 if isinstance(value, int) else 0)
     if id(value) not in known:
-        if len(parts) * _ELEMENT > MAX_VALUE_CHARACTERS:
-            raise _too_long()
+        _check_value_size(len(parts) * _ELEMENT_SIZE)
         known[id(value)] = MAX_VALUE_CHARACTERS  # for a list that holds itself
-        size = _ELEMENT + sum(_size(part, known) for part in parts)
-        if size > MAX_VALUE_CHARACTERS:
-            raise _too_long()
+        size = _ELEMENT_SIZE + sum(_nested_size(part, known) for part in parts)
+        _check_value_size(size)
         known[id(value)] = size
     return known[id(value)]
 
 
-def _parts(value: Any) -> Sequence[Any] | None:
-    """What a container holds; None for anything else."""
+def _check_value_size(characters: int) -> None:
+    if characters > MAX_VALUE_CHARACTERS:
+        raise SecurityError("a text or list it produces is too long")
+
+
+def _container_parts(value: Any) -> Sequence[Any] | None:
+    """Return the elements of a container, None for anything else."""
     if isinstance(value, list | tuple):
         return value
     if isinstance(value, Namespace):
@@ -134,22 +141,23 @@ def _parts(value: Any) -> Sequence[Any] | None:
     return list(value) if isinstance(value, set | frozenset | KeysView | ValuesView) else None
 
 
-def checked_text(value: Any) -> Any:
-    """`value`, which is about to become text."""
+def checked_value(value: Any) -> Any:
+    """Return `value`, which is about to be written, compared or looked up. Raise SecurityError if it is too large."""
     if not isinstance(value, str):
         text_size(value)
     return value
 
 
 def timed_iteration(items: Iterable[Any]) -> Iterator[Any]:
+    """Yield `items` and check the time before each. Raise TemplateTimeoutError if none is left."""
     for item in items:
         check_time()
         yield item
 
 
-def joined(pieces: Iterable[str]) -> str:
-    """What the pieces of a template's output make together."""
-    parts = pieces if isinstance(pieces, list) else list(pieces)
+def join_texts(texts: Iterable[str]) -> str:
+    """Return `texts` as one text, which is counted. Raise SecurityError before it is made if it would be too long."""
+    parts = texts if isinstance(texts, list | tuple) else list(texts)
     size = sum(map(len, parts))
     check_result_size(size)
     spend_characters(size)

@@ -1,82 +1,181 @@
-"""Keeps a chat template from running away: every loop looks at the time, and what can grow is measured first.
+"""A Jinja2 sandbox in which a chat template can use neither much time nor much memory.
 
-A template is code that comes with a checkpoint and runs over what clients send. A thread cannot be ended from outside,
-and Jinja's own sandbox limits neither time nor memory (docs/decisions/0008-untrusted-text.md).
+A template is code that comes with a checkpoint and runs over texts of clients. A thread cannot be stopped from
+outside, and Jinja's own sandbox limits neither time nor memory, so the checks run inside the template: loops and calls
+check the time, and whatever could make a large value is measured first (docs/decisions/0008-untrusted-text.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import functools
+import re
+from collections.abc import Callable, Iterator, Mapping
 from string import Formatter
 from typing import Any, cast
 
 from jinja2 import nodes
+from jinja2.compiler import CodeGenerator, Frame
+from jinja2.exceptions import SecurityError
+from jinja2.filters import FILTERS
 from jinja2.sandbox import ImmutableSandboxedEnvironment, SandboxedFormatter
+from jinja2.visitor import NodeTransformer
 
 from llmops.gateway.text.render_budget import (
     charge_value,
+    check_result_size,
     check_time,
-    checked_text,
-    joined,
+    checked_count,
+    checked_value,
+    join_texts,
     spend_characters,
+    text_size,
     timed_iteration,
 )
-from llmops.gateway.text.template_limits import (
-    FORBIDDEN_METHODS,
-    bounded_filters,
-    bounded_tests,
-    check_format_field,
-    check_method,
-    check_operator,
-    checked_comparand,
+
+#: Largest base and exponent of a power, and bits of a product: numbers stay far below what takes noticeable time.
+MAX_EXPONENT = 1024
+_MAX_PRODUCT_BITS = 1 << 16
+
+#: Filters for HTML pages. No chat template needs them, and they are slow or make large texts in ways of their own.
+FORBIDDEN_FILTERS = frozenset({"filesizeformat", "pprint", "striptags", "urlencode", "urlize", "wordwrap", "xmlattr"})
+
+#: Methods of texts and numbers that make large values and that no chat template needs.
+FORBIDDEN_METHODS = frozenset(
+    ["encode", "expandtabs", "format_map", "from_bytes", "fromhex", "fromkeys", "maketrans", "to_bytes", "translate"]
 )
 
-# names that no template can write
-_TIME, _CHARGED, _TEXTED, _COMPARED = ("llmops within time", "llmops charged", "llmops texted", "llmops compared")
-# operands of a chain of `+` after which what has come together is counted
-_CHARGED_CHAIN_LENGTH = 8
+#: Filters that neither make text of their arguments nor compare elements, so that nothing needs to be measured.
+_PLAIN_FILTERS = frozenset(
+    ["abs", "attr", "count", "d", "default", "first", "float", "int", "items", "last", "length", "list", "map",
+     "random", "reject", "rejectattr", "reverse", "select", "selectattr"]
+)  # fmt: skip
+
+#: Filters and methods of texts whose result can be much larger than their arguments.
+_GROWING = frozenset(
+    ["batch", "center", "format", "indent", "join", "ljust", "replace", "rjust", "round", "slice", "sum", "zfill"]
+)
+
+#: Names of the filters that the instrumented syntax tree calls. No template can write a name with a space.
+_ADD, _CHARGE, _CHECK, _CONCATENATE, _ITERATE = (
+    "llmops add", "llmops charge", "llmops check", "llmops concatenate", "llmops iterate"
+)  # fmt: skip
+
+_FORMAT_FIELD = re.compile(r"%(?:\([^()]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?", re.ASCII)
+_NUMBER = re.compile(r"\d+", re.ASCII)
+
+
+class _CheckInserter(NodeTransformer):
+    """Puts the checks into a template's syntax tree."""
+
+    def visit_For(self, node: nodes.For) -> nodes.Node:
+        self.generic_visit(node)
+        node.iter = _call_filter(_ITERATE, node.iter)
+        return node
+
+    def visit_Add(self, node: nodes.Add) -> nodes.Node:
+        """Make one call of a chain of `+`: only the whole text is made and counted."""
+        operands: list[nodes.Expr] = []
+        left: nodes.Expr = node
+        while isinstance(left, nodes.Add):
+            operands.append(self.visit(left.right))
+            left = left.left
+        return _call_filter(_ADD, self.visit(left), operands[::-1])
+
+    def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
+        self.generic_visit(node)
+        return _call_filter(_CONCATENATE, node.nodes[0], node.nodes[1:])
+
+    def visit_Getitem(self, node: nodes.Getitem) -> nodes.Node:
+        self.generic_visit(node)
+        if isinstance(node.arg, nodes.Slice):
+            return _call_filter(_CHARGE, node)
+        node.arg = _checked(node.arg)
+        return node
+
+    def visit_Pair(self, node: nodes.Pair) -> nodes.Node:
+        self.generic_visit(node)
+        node.key = _checked(node.key)
+        return node
+
+    def visit_Compare(self, node: nodes.Compare) -> nodes.Node:
+        self.generic_visit(node)
+        # a comparison with a constant ends at the first difference
+        if not any(isinstance(one, nodes.Const) for one in (node.expr, *(operand.expr for operand in node.ops))):
+            node.expr = _checked(node.expr)
+            for operand in node.ops:
+                operand.expr = _checked(operand.expr)
+        return node
+
+
+def _call_filter(name: str, node: nodes.Expr, args: list[nodes.Expr] | None = None) -> nodes.Filter:
+    return nodes.Filter(node, name, args or [], [], None, None, lineno=node.lineno)
+
+
+def _checked(node: nodes.Expr) -> nodes.Expr:
+    return node if isinstance(node, nodes.Const) else _call_filter(_CHECK, node)
+
+
+class _CheckedCodeGenerator(CodeGenerator):
+    """Compiles a template after its syntax tree was prepared and the checks were put into it."""
+
+    def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
+        environment = cast(LimitedSandbox, self.environment)
+        environment.prepare(node)
+        super().visit_Template(_CheckInserter().visit(node).set_environment(environment), frame)
 
 
 class LimitedSandbox(ImmutableSandboxedEnvironment):
-    """The sandbox, within the allowance."""
+    """Jinja's sandbox with limits on time and size. Rendering must run inside `within_budget`."""
 
+    code_generator_class = _CheckedCodeGenerator
     intercepted_binops = frozenset({"*", "**", "%"})
-    concat = staticmethod(joined)  # type: ignore[assignment]
+    concat = staticmethod(join_texts)  # type: ignore[assignment]
 
     def __init__(
         self,
-        *args: Any,
+        *,
         filters: Mapping[str, Callable[..., Any]],
-        prepare: Callable[[nodes.Template], None] | None = None,
-        **kwargs: Any,
+        prepare: Callable[[nodes.Template], None] = lambda template: None,
+        **options: Any,
     ) -> None:
-        """`filters` are there besides Jinja's own, or in their place. `prepare` changes trees before the guard."""
-        super().__init__(*args, **kwargs)
-        self._prepare = prepare
-        self.filters = bounded_filters(dict(filters))
-        self.filters.update(
-            {_TIME: timed_iteration, _CHARGED: charge_value, _TEXTED: checked_text, _COMPARED: checked_comparand}
-        )
-        self.tests: dict[str, Any] = bounded_tests(dict(self.tests))
+        """Create the environment.
+
+        Args:
+            filters: Filters beside Jinja's own, or in their place.
+            prepare: Changes the syntax tree of each template before the checks are put into it.
+            options: Options of Jinja's Environment.
+        """
+        super().__init__(finalize=_output_value, **options)
+        self.prepare = prepare
+        allowed = {name: work for name, work in {**FILTERS, **filters}.items() if name not in FORBIDDEN_FILTERS}
+        self.filters = {name: _limited_filter(name, work) for name, work in allowed.items()}
+        self.filters[_ADD], self.filters[_CONCATENATE] = _add, _concatenate
+        self.filters[_CHARGE], self.filters[_CHECK], self.filters[_ITERATE] = charge_value, checked_value, timed_iteration
+        self.tests = {name: _limited_test(name, test) for name, test in self.tests.items()}
         del self.globals["lipsum"]
 
-    # not public in jinja2, but the only place where a tree can be changed before it is compiled
-    def _parse(self, source: str, name: str | None, filename: str | None) -> nodes.Template:
-        template = super()._parse(source, name, filename)
-        if self._prepare is not None:
-            self._prepare(template)
-        return _instrument(template).set_environment(self)  # type: ignore[return-value]
-
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        check_operator(operator, left, right)
+        if operator == "**":
+            if not all(isinstance(value, int | float) and abs(value) <= MAX_EXPONENT for value in (left, right)):
+                raise SecurityError("a power is too large")
+        elif operator == "*":
+            _check_product(left, right)
+            _check_product(right, left)
+        elif isinstance(left, str):
+            check_result_size(_formatted_size(left, right))
         return charge_value(super().call_binop(context, operator, left, right))
 
     def call(self, context: Any, obj: Any, /, *args: Any, **kwargs: Any) -> Any:
         check_time()
         owner = getattr(obj, "__self__", None)
         if isinstance(owner, str | list | tuple | dict):
-            args = tuple(list(one) if isinstance(one, Iterator) else one for one in args)
-            check_method(owner, obj.__name__, args)
+            args = tuple(checked_value(_materialized(value)) for value in args)
+            if not isinstance(owner, str):
+                checked_value(owner)
+            elif obj.__name__ == "join":
+                _check_growth("join", *args, owner)
+            elif obj.__name__ in _GROWING:
+                _check_growth(obj.__name__, owner, *args, **kwargs)
         return charge_value(super().call(context, obj, *args, **kwargs))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
@@ -92,88 +191,118 @@ class LimitedSandbox(ImmutableSandboxedEnvironment):
 
 
 class _LimitedFormatter(SandboxedFormatter):
-    """`str.format` with bounded widths."""
+    """`str.format` with limits on widths and values."""
 
     def format_field(self, value: Any, format_spec: str) -> str:
         check_time()
-        check_format_field(format_spec, value)
+        check_result_size(text_size(value) + sum(map(_width, _NUMBER.findall(format_spec))))
         text = Formatter.format_field(self, value, format_spec)
         spend_characters(len(text))
         return str(text)
 
     def convert_field(self, value: Any, conversion: Any) -> Any:
-        return super().convert_field(checked_text(value), conversion)
+        return super().convert_field(checked_value(value), conversion)
 
 
-def _instrument(template: nodes.Template) -> nodes.Template:
-    """The tree with a measure around what takes time, makes text or compares."""
-    for loop in template.find_all(nodes.For):
-        loop.iter = _through_filter(_TIME, cast(nodes.Expr, loop.iter))
-    for comparison in template.find_all(nodes.Compare):
-        _measure_comparison(comparison)
-    for concat in template.find_all(nodes.Concat):
-        concat.nodes = [_as_text(one) for one in concat.nodes]
-    for output in template.find_all(nodes.Output):
-        output.nodes = [_as_text(one) for one in output.nodes]
-    for item in template.find_all(nodes.Getitem):
-        if not isinstance(item.arg, nodes.Const | nodes.Slice):
-            item.arg = _through_filter(_COMPARED, item.arg)
-    for pair in template.find_all(nodes.Pair):
-        if not isinstance(pair.key, nodes.Const):
-            pair.key = _through_filter(_COMPARED, pair.key)
-    _charge(template)
-    return template
+def _output_value(value: Any) -> Any:
+    """Return a value that the template writes. Text was counted when it was made; other values become text here."""
+    if not isinstance(value, str):
+        spend_characters(text_size(value))
+    return value
 
 
-def _through_filter(name: str, node: nodes.Expr) -> nodes.Filter:
-    return nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
+def _add(*operands: Any) -> Any:
+    """Return the sum of `operands`, added from left to right."""
+    if {*map(type, operands)} == {str}:
+        return join_texts(operands)
+    result = operands[0]
+    for operand in operands[1:]:
+        result = charge_value(result + operand)
+    return result
 
 
-def _as_text(node: nodes.Expr) -> nodes.Expr:
-    return (
-        node
-        if isinstance(node, nodes.TemplateData | nodes.Const) or _adds_text(node)
-        else _through_filter(_TEXTED, node)
-    )
+def _concatenate(*values: Any) -> str:
+    """Return what `~` makes of its operands."""
+    return join_texts([value if type(value) is str else str(checked_value(value)) for value in values])
 
 
-def _adds_text(node: nodes.Expr) -> bool:
-    """A chain of `+` with a text of the template's own is text itself, or fails."""
-    while isinstance(node, nodes.Add):
-        if any(isinstance(one, nodes.Const) and isinstance(one.value, str) for one in (node.left, node.right)):
-            return True
-        node = node.left
-    return False
+def _limited_filter(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the filter `work` with checks of time and size."""
+    is_plain, is_growing = name in _PLAIN_FILTERS, name in _GROWING
+    # the environment or context that some filters get first
+    leading = 1 if hasattr(work, "jinja_pass_arg") else 0
+
+    @functools.wraps(work)
+    def limited(*args: Any, **kwargs: Any) -> Any:
+        check_time()
+        if not is_plain and (is_growing or len(args) > leading + 1 or type(args[leading]) is not str):
+            values = [checked_value(_materialized(value)) for value in args[leading:]]
+            if is_growing:
+                _check_growth(name, *values, **kwargs)
+            args = (*args[:leading], *values)
+        result = work(*args, **kwargs)
+        return timed_iteration(result) if isinstance(result, Iterator) else charge_value(result)
+
+    return limited
 
 
-def _measure_comparison(comparison: nodes.Compare) -> None:
-    """What is compared with a text or number of the template's own is compared in one step."""
-    if not any(isinstance(one, nodes.Const) for one in (comparison.expr, *(op.expr for op in comparison.ops))):
-        comparison.expr = _through_filter(_COMPARED, comparison.expr)
-        for operand in comparison.ops:
-            operand.expr = _through_filter(_COMPARED, operand.expr)
+def _materialized(value: Any) -> Any:
+    """Return an iterator as a list, so that it can be measured."""
+    return list(value) if isinstance(value, Iterator) else value
 
 
-def _charge(node: nodes.Node, chain: int = 0) -> None:
-    """Count what `+`, `~` and slices make: of a chain of `+`, the whole and every eighth step."""
-    for field, value in node.iter_fields():
-        if isinstance(value, nodes.Node):
-            setattr(node, field, _charged_child(node, value, chain))
-        elif isinstance(value, list):
-            setattr(node, field, _charged_children(node, value))
+def _limited_test(name: str, test: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `test`, with its operands measured first if it compares them."""
+    if name != "in" and getattr(test, "__module__", "") != "_operator":
+        return test
+
+    @functools.wraps(test)
+    def limited(value: Any, other: Any) -> Any:
+        return test(checked_value(value), checked_value(other))
+
+    return limited
 
 
-def _charged_children(node: nodes.Node, children: Sequence[Any]) -> list[Any]:
-    return [_charged_child(node, one, 0) if isinstance(one, nodes.Node) else one for one in children]
+def _check_growth(name: str, value: Any, *args: Any, **options: Any) -> None:
+    """Raise SecurityError if a filter or method of _GROWING would make too large a value of its arguments."""
+    if name == "format":
+        if isinstance(value, str):
+            check_result_size(_formatted_size(value, options or args))
+        return
+    given = [*args, *options.values()]
+    added = sum(map(checked_count, given)) + sum(len(one) for one in given if isinstance(one, str))
+    if name == "replace" and isinstance(value, str) and len(args) > 1 and isinstance(args[0], str):
+        added = value.count(args[0]) * text_size(args[1])
+    elif name == "indent":
+        # the default is four spaces
+        added = (value.count("\n") + 1 if isinstance(value, str) else 1) * max(added, 4)
+    elif name == "join":
+        added *= len(value) if hasattr(value, "__len__") else 0
+    elif name == "sum":
+        # lists are added one by one, and each step copies the list that there is
+        added = len(value) * text_size(value) if any(isinstance(one, list | tuple | str) for one in given) else 0
+    check_result_size(text_size(value) + added)
 
 
-def _charged_child(parent: nodes.Node, child: nodes.Node, chain: int) -> nodes.Node:
-    length = chain + 1 if isinstance(parent, nodes.Add) and isinstance(child, nodes.Add) else 0
-    _charge(child, length)
-    counted_sum = isinstance(child, nodes.Add) and length % _CHARGED_CHAIN_LENGTH == 0
-    grows = counted_sum or isinstance(child, nodes.Concat) or _is_slice(child)
-    return _through_filter(_CHARGED, child) if grows else child  # type: ignore[arg-type]
+def _check_product(factor: Any, count: Any) -> None:
+    """Raise SecurityError if `factor * count` is too long a text or list, or too large a number."""
+    if not isinstance(count, int):
+        return
+    if isinstance(factor, str | list | tuple):
+        check_result_size(len(factor) * checked_count(count))
+    elif isinstance(factor, int) and factor.bit_length() + count.bit_length() > _MAX_PRODUCT_BITS:
+        raise SecurityError("a product is too large")
 
 
-def _is_slice(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.Getitem) and isinstance(node.arg, nodes.Slice)
+def _formatted_size(form: str, values: Any) -> int:
+    """Return the most characters that `form % values` can have. Values of a mapping can be written several times."""
+    size = len(form) + text_size(values) * (form.count("%") if isinstance(values, Mapping) else 1)
+    for field in _FORMAT_FIELD.finditer(form):
+        if "*" in field.groups():
+            raise SecurityError("a width that is not in the format itself is not allowed")
+        size += sum(_width(digits) for digits in field.groups() if digits)
+    return size
+
+
+def _width(digits: str) -> int:
+    return checked_count(int(digits) if len(digits) < 20 else float("inf"))
