@@ -11,7 +11,7 @@ from llmops.gateway.generation.parsers.reasoning import reasoning_effort_argumen
 from llmops.gateway.generation.parsers.tool_messages import messages_for_template, tools_in_system_message
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest, ContentPart, MessageToolCall, RequestMessage
-from llmops.gateway.text.rendered_prompt import RenderedPrompt
+from llmops.gateway.text.control_tokens import RenderedPrompt
 
 TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 

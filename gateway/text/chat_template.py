@@ -12,15 +12,14 @@ from typing import Any, NoReturn
 
 import jinja2
 from jinja2 import nodes
+from jinja2.exceptions import SecurityError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 
 from llmops.errors import InputError
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.text.control_tokens import ControlTokens
-from llmops.gateway.text.render_budget import TemplateTimeoutError, within_budget
-from llmops.gateway.text.rendered_prompt import RenderedPrompt
-from llmops.gateway.text.template_marker import UNMARKED, ControlTokenMarker
+from llmops.gateway.text.control_tokens import UNMARK_FILTER, ControlTokenMarker, ControlTokens, RenderedPrompt
+from llmops.gateway.text.render_budget import TemplateTimeoutError, check_result_size, text_size, within_budget
 from llmops.gateway.text.template_sandbox import LimitedSandbox
 from llmops.gateway.text.text_thread_pool import CpuLimitError, thread_cpu_limit
 
@@ -33,24 +32,30 @@ _CONVERSATION: list[dict[str, Any]] = [
     {"role": "assistant", "content": "b"},
     {"role": "user", "content": "c"},
 ]
-_WITH_CALL = [
+_CONVERSATION_WITH_CALL = [
     *_CONVERSATION,
     {"role": "assistant", "content": "", "tool_calls": [_CALL]},
     {"role": "tool", "content": "d", "name": "f", "tool_call_id": "abcdefghi"},
 ]
-#: what a template is tried on when it is loaded; it may refuse some of it
+
+#: Conversations on which a template is tried when it is loaded. It may refuse some of them.
 SAMPLE_CONVERSATIONS: tuple[dict[str, Any], ...] = tuple(
-    {"messages": [*system, *messages], "tools": tools, "add_generation_prompt": more}
+    {"messages": [*system, *messages], "tools": tools, "add_generation_prompt": add_generation_prompt}
     for system in ([], [{"role": "system", "content": "s"}], [{"role": "developer", "content": "s"}])
-    for messages, tools in ((_CONVERSATION, None), (_CONVERSATION, [_TOOL]), (_WITH_CALL, [_TOOL]))
-    for more in (True, False)
+    for messages, tools in ((_CONVERSATION, None), (_CONVERSATION, [_TOOL]), (_CONVERSATION_WITH_CALL, [_TOOL]))
+    for add_generation_prompt in (True, False)
 )
 
-# how long a template that was too slow for the event loop is not rendered there again
+#: Seconds for which a template that was too slow for the event loop is not rendered there again.
 SLOW_SECONDS = 10.0
-# the longest ones in use have 30,000
+
+#: Characters of a template. The longest ones in use have 30,000.
 MAX_CHARACTERS = 1 << 17
-# what a template can fail with on messages that its author did not think of
+
+#: Characters that JSON adds per nesting level or separator at most; templates use up to 4.
+_MAX_JSON_PADDING = 64
+
+#: Errors of a template on messages that its author did not think of.
 _FAILURES = (
     jinja2.TemplateError,
     ArithmeticError,
@@ -64,11 +69,11 @@ _FAILURES = (
 
 
 class TemplateRaisedError(jinja2.TemplateError):
-    """The template itself refused the conversation through `raise_exception`."""
+    """The template itself refused the conversation with `raise_exception`."""
 
 
 class GenerationTag(Extension):
-    """`{% generation %} … {% endgeneration %}` marks assistant text for training; here it is only its body."""
+    """The tag `{% generation %} … {% endgeneration %}`, which marks assistant text for training. Renders its body."""
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
 
@@ -78,7 +83,7 @@ class GenerationTag(Extension):
 
 
 class ChatTemplate:
-    """A compiled chat template and the special tokens it may name."""
+    """A compiled chat template with the special tokens that it may name."""
 
     def __init__(
         self,
@@ -88,20 +93,27 @@ class ChatTemplate:
         seconds: float = 1.0,
         controls: ControlTokens | None = None,
     ) -> None:
-        """Rendering may take `seconds`. With `controls`, prompts say which control tokens are the template's own.
+        """Compile a template.
 
-        Raises InputError when `source` cannot be compiled.
+        Args:
+            source: The Jinja2 source.
+            special_tokens: Texts of `bos_token`, `eos_token` and so on.
+            seconds: CPU seconds that one rendering may take.
+            controls: The tokenizer's control tokens. With them, prompts say which control tokens are the template's.
+
+        Raises:
+            InputError: `source` cannot be compiled.
         """
         self.source = source
         self._seconds = seconds
         self._slow_until = 0.0
         self._special_tokens = dict(special_tokens)
         self._controls = controls
-        self._template = _compiled(source, seconds)
+        self._template = _compile(source, seconds)
         self._marked: jinja2.Template | None = None
         self._composed = frozenset[str]()
         if controls is not None:
-            self._follow(controls)
+            self._compile_marked(controls)
 
     def render(
         self,
@@ -111,81 +123,86 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
-        """Raises InvalidRequestError (param messages) when the template refuses the messages."""
+        """Return the prompt for `messages`. `variables` are further names that the template may use.
+
+        Raises:
+            InvalidRequestError: The template refuses the messages or needs too much time or memory for them.
+            CpuLimitError: The rendering took longer than this thread may; it can be repeated on another one.
+        """
         given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         context = {**(variables or {}), **given}
         if self._controls is None:
-            return RenderedPrompt(self._rendered(self._template, {**self._special_tokens, **context}))
+            return RenderedPrompt(self._render(self._template, {**self._special_tokens, **context}))
         if self._marked is None:
             _refuse_control_tokens(self._controls, context)
-            text = self._rendered(self._template, {**self._special_tokens, **context})
-            return self._controls.with_composed(
-                RenderedPrompt(text), frozenset(t for _, t in self._controls.texts_in(text))
-            )
-        prompt = self._controls.read(self._rendered(self._marked, {**self._marked_tokens, **context}))
+            text = self._render(self._template, {**self._special_tokens, **context})
+            written = frozenset(token for _, token in self._controls.texts_in(text))
+            return self._controls.with_composed(RenderedPrompt(text), written)
+        prompt = self._controls.read(self._render(self._marked, {**self._marked_tokens, **context}))
         return self._controls.with_composed(prompt, self._composed) if self._composed else prompt
 
     @property
     def is_slow(self) -> bool:
-        """Whether it took too long for the event loop lately."""
+        """Return True if the template was recently too slow for the event loop."""
         return self._slow_until > 0 and monotonic() < self._slow_until
 
     def own(self, text: str) -> RenderedPrompt:
-        """A text that the gateway adds to a prompt, whose control tokens are meant."""
+        """Return `text`, which the gateway itself appends, as a prompt whose control tokens count as the template's."""
         return RenderedPrompt(text) if self._controls is None else self._controls.read(self._controls.mark(text))
 
-    def _rendered(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
-        brief = thread_cpu_limit()
+    def _render(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
+        thread_limit = thread_cpu_limit()
         try:
-            return within_budget(min(self._seconds, brief), template.render, context)
+            return within_budget(min(self._seconds, thread_limit), template.render, context)
         except TemplateTimeoutError as error:
-            if brief < self._seconds:
+            if thread_limit < self._seconds:
                 self._slow_until = monotonic() + SLOW_SECONDS
                 raise CpuLimitError from None
             raise InvalidRequestError(
                 f"The chat template needs more than {self._seconds:g} s for these messages.", param="messages"
             ) from error
-        except TemplateRaisedError as error:
-            said = f"The chat template refused the messages: {self._unmark(str(error))}"
-            raise InvalidRequestError(said, param="messages") from error
         except _FAILURES as error:
-            said = f"The chat template cannot render these messages: {self._unmark(str(error))}"
-            raise InvalidRequestError(said, param="messages") from error
+            reason = str(error) if self._controls is None else self._controls.unmark(str(error))
+            verb = "refused the" if isinstance(error, TemplateRaisedError) else "cannot render these"
+            raise InvalidRequestError(f"The chat template {verb} messages: {reason}", param="messages") from error
 
-    def _unmark(self, text: str) -> str:
-        return text if self._controls is None else self._controls.unmark(text)
-
-    def _follow(self, controls: ControlTokens) -> None:
-        """Compile the template with its control tokens marked, and check on a few conversations that this works."""
-        self._marked = _compiled(self.source, self._seconds, controls, self._special_tokens)
+    def _compile_marked(self, controls: ControlTokens) -> None:
+        """Compile the template with its control tokens marked. Without effect if the marks change what it renders."""
+        self._marked = _compile(self.source, self._seconds, controls, self._special_tokens)
         self._marked_tokens = {name: controls.mark(text) for name, text in self._special_tokens.items()}
         composed: set[str] = set()
-        for given in SAMPLE_CONVERSATIONS:
+        for sample in SAMPLE_CONVERSATIONS:
             try:
-                plain = self._rendered(self._template, {**self._special_tokens, **given})
-                prompt = controls.read(self._rendered(self._marked, {**self._marked_tokens, **given}))
+                plain = self._render(self._template, {**self._special_tokens, **sample})
+                prompt = controls.read(self._render(self._marked, {**self._marked_tokens, **sample}))
             except InvalidRequestError:
                 continue
             if prompt.text != plain:
-                log.warning("the chat template changes its control tokens: texts that hold one are refused")
+                log.warning("the chat template changes its control tokens: messages that contain one are refused")
                 self._marked = None
                 return
             own = {at for at, _ in prompt.own or ()}
             composed.update(text for at, text in controls.texts_in(plain) if at not in own)
         self._composed = frozenset(composed)
         if composed:
-            log.warning("the chat template writes %s in parts: in clients' texts they stay tokens", sorted(composed))
+            log.warning(
+                "the chat template writes %s in parts: in clients' messages these texts stay control tokens",
+                sorted(composed),
+            )
 
 
 def _refuse_control_tokens(controls: ControlTokens, context: Mapping[str, Any]) -> None:
-    """Where the template's own control tokens cannot be followed, no text may hold one."""
+    """Raise InvalidRequestError if a text has a control token, which cannot be told from the template's own."""
     for text in _texts(context):
         if controls.found_in(text):
-            said = "The messages hold the text of a control token, which this model's template cannot keep apart."
-            raise InvalidRequestError(said, param="messages")
+            raise InvalidRequestError(
+                "The messages hold the text of a control token, which this model's template cannot keep apart.",
+                param="messages",
+            )
 
 
 def _texts(value: Any) -> Iterator[str]:
+    """Yield every text in nested mappings and sequences, keys included."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -197,36 +214,36 @@ def _texts(value: Any) -> Iterator[str]:
             yield from _texts(one)
 
 
-def _compiled(
+def _compile(
     source: str,
     seconds: float,
     controls: ControlTokens | None = None,
     special_tokens: Mapping[str, str] = MappingProxyType({}),
 ) -> jinja2.Template:
+    """Return the template, with its control tokens marked if `controls` are given. Raise InputError if it is broken."""
     if len(source) > MAX_CHARACTERS:
         raise InputError(f"the chat template has more than {MAX_CHARACTERS} characters")
-    marker = ControlTokenMarker(controls, special_tokens) if controls is not None else None
     try:
-        # constants are evaluated here
-        template = within_budget(seconds, _environment(controls, marker).from_string, source)
+        # compiling evaluates constants, which can take as long as rendering
+        template = within_budget(seconds, _environment(controls, special_tokens).from_string, source)
     except (*_FAILURES, SyntaxError) as error:
         raise InputError(f"the chat template cannot be compiled: {type(error).__name__}: {error}") from error
-    # jinja2's is a chain of mappings, which each rendering would copy entry by entry
+    # Jinja's own is a chain of mappings, which each rendering would copy entry by entry
     template.globals = dict(template.globals)
     return template
 
 
-def _environment(controls: ControlTokens | None, marker: ControlTokenMarker | None) -> LimitedSandbox:
-    extensions = [GenerationTag, loopcontrols]
+def _environment(controls: ControlTokens | None, special_tokens: Mapping[str, str]) -> LimitedSandbox:
+    marker = {"prepare": ControlTokenMarker(controls, special_tokens).mark} if controls is not None else {}
     environment = LimitedSandbox(
         trim_blocks=True,
         lstrip_blocks=True,
-        extensions=extensions,
+        extensions=[GenerationTag, loopcontrols],
         filters={"tojson": to_json},
-        prepare=marker.mark if marker else None,
+        **marker,
     )
     if controls is not None:
-        environment.filters[UNMARKED] = lambda value: controls.unmark(value) if isinstance(value, str) else value
+        environment.filters[UNMARK_FILTER] = lambda value: controls.unmark(value) if isinstance(value, str) else value
     environment.globals["raise_exception"] = _raise_exception
     environment.globals["strftime_now"] = _strftime_now
     return environment
@@ -239,8 +256,24 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Plain JSON: Jinja2's own filter escapes &, < and > for HTML, which models were not trained on."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    """Return plain JSON. Jinja2's own filter escapes &, < and > for HTML, which models were not trained on.
+
+    Raises:
+        SecurityError: The text would be too long.
+    """
+    size, padding = text_size(value), len(indent) if isinstance(indent, str) else indent or 0
+    if max(padding, *map(len, separators or ("",))) > _MAX_JSON_PADDING:
+        raise SecurityError("an indentation or separator of its JSON is too long")
+    encoder = json.JSONEncoder(ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    if not padding:
+        check_result_size(6 * size if ensure_ascii else size)
+        return encoder.encode(value)
+    parts, size = [], 0
+    for part in encoder.iterencode(value):
+        size += len(part)
+        check_result_size(size)
+        parts.append(part)
+    return "".join(parts)
 
 
 def _raise_exception(message: str) -> NoReturn:

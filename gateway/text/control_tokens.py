@@ -1,7 +1,8 @@
-"""A tokenizer's control tokens, and telling those that a template writes from their text in what clients send.
+"""Control tokens in prompts: which ones a chat template writes, and which are text that a client sent.
 
-The template's own are marked where it is compiled (`marking.py`), so they are known in what it renders, whatever it
-does with the messages; a client cannot write the mark. See docs/decisions/0008-untrusted-text.md.
+The template's own control tokens are marked in its syntax tree, before it is compiled, so they are known in the
+rendered prompt whatever the template does with the messages. A client cannot write the mark. See
+docs/decisions/0008-untrusted-text.md.
 """
 
 from __future__ import annotations
@@ -9,32 +10,75 @@ from __future__ import annotations
 import random
 import re
 import secrets
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import accumulate
+from typing import NamedTuple
 
+from jinja2 import nodes
 from tokenizers import AddedToken, Tokenizer
 
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.text.rendered_prompt import RenderedPrompt
 
-# some tokenizers do not call their turns' markers special: DeepSeek's <｜User｜>
-_SHAPE = re.compile(r"<[|｜][^\s<>]{1,64}[|｜]>")
-# what stands for a byte that the vocabulary has no text for
-_BYTE = re.compile(r"<0x[0-9A-F]{2}>")
+#: The form of control tokens that some tokenizers do not declare as special, such as DeepSeek's <｜User｜>.
+_CONTROL_SHAPE = re.compile(r"<[|｜][^\s<>]{1,64}[|｜]>")
+
+#: The form of tokens that stand for one byte. They are text.
+_BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
+
+#: Characters of the random marks. Unicode assigns none of them.
 _PRIVATE_USE = range(0xE000, 0xF8FF)
-# a template may write a control token in parts, '<|' + role + '|>': so much of its beginning stands for it
+
+#: Characters of a control token's beginning that are marked. A template may write a token in parts: '<|' + role + '|>'.
 _SHORTEST_BEGINNING = 2
+
+#: The filter that removes marks from a text before a template compares it.
+UNMARK_FILTER = "llmops unmark"
+
+#: Methods and filters whose first argument is searched for or cut off, and therefore not written into the prompt.
+_SEARCHING = frozenset(
+    ["count", "endswith", "find", "index", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind",
+     "rindex", "rpartition", "rsplit", "rstrip", "split", "startswith", "strip", "trim"]
+)  # fmt: skip
+
+
+class RenderedPrompt(NamedTuple):
+    """The text of a prompt.
+
+    `own` has the offset and id of each control token that the template wrote, in order. Other texts that look like
+    control tokens came with the request and are text. With None, every such text is a control token.
+    """
+
+    text: str
+    own: tuple[tuple[int, int], ...] | None = None
+
+    def cut(self, length: int) -> RenderedPrompt:
+        """Return the first `length` characters."""
+        return RenderedPrompt(self.text[:length], self.own and tuple(one for one in self.own if one[0] < length))
+
+    def then(self, other: RenderedPrompt) -> RenderedPrompt:
+        """Return this prompt followed by `other`."""
+        if self.own is None or other.own is None:
+            return RenderedPrompt(self.text + other.text)
+        moved = ((at + len(self.text), token) for at, token in other.own)
+        return RenderedPrompt(self.text + other.text, (*self.own, *moved))
 
 
 def find_control_tokens(tokenizer: Tokenizer, unknown: str | None) -> dict[str, int]:
-    """The added tokens that structure a prompt, with their ids. `unknown` and bytes stand for text."""
+    """Return the added tokens that structure a prompt, with their ids, without `unknown` and tokens for bytes."""
     added = tokenizer.get_added_tokens_decoder()
-    found = {one.content: number for number, one in added.items() if one.special or _SHAPE.fullmatch(one.content)}
-    return {text: number for text, number in found.items() if text and text != unknown and not _BYTE.fullmatch(text)}
+    found = {
+        one.content: number for number, one in added.items() if one.special or _CONTROL_SHAPE.fullmatch(one.content)
+    }
+    return {
+        text: number for text, number in found.items() if text and text != unknown and not _BYTE_TOKEN.fullmatch(text)
+    }
 
 
 class ControlTokens:
-    """Marks, finds and encodes. Adds one token to `tokenizer`, which stands for what must not become one."""
+    """The control tokens of a tokenizer. Marks and finds them in texts and encodes prompts that hold them.
+
+    Adds one token to the tokenizer, the alias, which stands for a text that must not become a control token.
+    """
 
     def __init__(self, tokenizer: Tokenizer, tokens: Mapping[str, int]) -> None:
         self._tokenizer = tokenizer
@@ -43,14 +87,14 @@ class ControlTokens:
         self._pattern = re.compile("|".join(map(re.escape, sorted(tokens, key=len, reverse=True))) or r"(?!)")
         self._beginnings = frozenset(text[:n] for text in tokens for n in range(_SHORTEST_BEGINNING, len(text)))
         self._mark, self._alias = _random_mark(), _random_mark()
-        self._plain = {text: _as_text(tokenizer, text) for text in tokens}
+        self._ids_as_text = {text: _encode_as_text(tokenizer, text) for text in tokens}
         tokenizer.add_special_tokens([AddedToken(self._alias, special=True, normalized=False)])
         self.alias_id = int(tokenizer.token_to_id(self._alias))
 
-    # -- the template's side ---------------------------------------------------------------------------------------
+    # -- texts of templates ----------------------------------------------------------------------------------------
 
     def mark(self, text: str) -> str:
-        """A text of the template's own, with the mark before each control token and before a beginning at its end."""
+        """Return a text of the template with a mark before each control token and before a beginning at its end."""
         marked = self._pattern.sub(lambda found: self._mark + found[0], text)
         for size in range(min(64, len(marked)), _SHORTEST_BEGINNING - 1, -1):
             if marked[-size:] in self._beginnings and not marked[:-size].endswith(self._mark):
@@ -58,53 +102,61 @@ class ControlTokens:
         return marked
 
     def unmark(self, text: str) -> str:
+        """Return `text` without marks."""
         return text.replace(self._mark, "")
 
     def found_in(self, text: str) -> bool:
+        """Return True if `text` has a control token in it."""
         return self._pattern.search(text) is not None
 
     def texts_in(self, text: str) -> Iterable[tuple[int, str]]:
+        """Return the offset and text of each control token in `text`."""
         return ((found.start(), found[0]) for found in self._pattern.finditer(text))
 
-    # -- the prompt's side -----------------------------------------------------------------------------------------
+    # -- rendered prompts ------------------------------------------------------------------------------------------
 
     def read(self, rendered: str) -> RenderedPrompt:
-        """What a marked template rendered. A mark that no control token follows says nothing."""
-        pieces, tokens = rendered.split(self._mark), self._tokens
+        """Return the prompt that a marked template rendered. A mark without a control token behind it is ignored."""
+        pieces = rendered.split(self._mark)
         begun = zip(accumulate(map(len, pieces)), map(self._pattern.match, pieces[1:]), strict=False)
-        own = [(at, tokens[found[0]]) for at, found in begun if found]
+        own = [(at, self._tokens[found[0]]) for at, found in begun if found]
         return RenderedPrompt("".join(pieces), tuple(own))
 
     def with_composed(self, prompt: RenderedPrompt, composed: frozenset[str]) -> RenderedPrompt:
-        """Also these count as the template's: it writes them in parts that cannot be followed."""
+        """Return `prompt` with the tokens in `composed`, which the template writes in parts, as its own everywhere."""
         known = dict(prompt.own or ())
         known.update((at, self._tokens[text]) for at, text in self.texts_in(prompt.text) if text in composed)
         return RenderedPrompt(prompt.text, tuple(sorted(known.items())))
 
     def encode(self, prompt: RenderedPrompt, ids: list[int]) -> list[int]:
-        """`ids` is the text's plain encoding: right as it is unless it has control tokens that are not the template's.
+        """Return the token ids of `prompt`, with control tokens that are not the template's encoded as text.
 
-        Those are then encoded as the text that they are. Raises InvalidRequestError where that cannot be done.
+        Args:
+            prompt: The prompt.
+            ids: The plain encoding of its text, which is returned if it has the template's control tokens only.
+
+        Raises:
+            InvalidRequestError: A text cannot be kept apart from the control token.
         """
         own = [token for _, token in prompt.own or ()]
-        if self._controls(ids) == own:
+        if self._control_ids(ids) == own:
             return ids
-        text, replaced = self._aliased(prompt)
+        text, replaced = self._with_aliases(prompt)
         encoded: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=False)[0].ids
-        if self._controls(encoded) != own or encoded.count(self.alias_id) != len(replaced):
+        if self._control_ids(encoded) != own or encoded.count(self.alias_id) != len(replaced):
             raise InvalidRequestError(
                 "The messages hold the text of one of this model's control tokens in a way that cannot be kept apart "
                 "from the token itself.",
                 param="messages",
             )
         texts = iter(replaced)
-        return [i for one in encoded for i in (self._plain[next(texts)] if one == self.alias_id else (one,))]
+        return [i for one in encoded for i in (self._ids_as_text[next(texts)] if one == self.alias_id else (one,))]
 
-    def _controls(self, ids: list[int]) -> list[int]:
+    def _control_ids(self, ids: list[int]) -> list[int]:
         return list(filter(self._ids.__contains__, ids))
 
-    def _aliased(self, prompt: RenderedPrompt) -> tuple[str, list[str]]:
-        """The text with the alias for each control token that is not the template's, and those tokens' texts."""
+    def _with_aliases(self, prompt: RenderedPrompt) -> tuple[str, list[str]]:
+        """Return the text with the alias for each control token that is a client's text, and those texts."""
         parts, replaced, at = [], [], 0
         names = {number: text for text, number in self._tokens.items()}
         for start, token in (*(prompt.own or ()), (len(prompt.text), None)):
@@ -122,18 +174,82 @@ def _random_mark() -> str:
     return "".join(chr(chance.choice(_PRIVATE_USE)) for _ in range(8))
 
 
-def _as_text(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """The ids of a control token's text as if it were none, in the middle of a line."""
+def _encode_as_text(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+    """Return the token ids of a control token's text as if it were ordinary text in the middle of a line."""
     tokenizer.encode_special_tokens = True
     try:
         before, whole = (tokenizer.encode(one, add_special_tokens=False).ids for one in ("\n", "\n" + text))
-        known = tokenizer.token_to_id(text)
-        if known in whole:  # not called special, so it is found even then
-            return (*_ids(tokenizer, text[:1]), *_ids(tokenizer, text[1:]))
-        return tuple(whole[len(before) :]) if whole[: len(before)] == before else _ids(tokenizer, text)
+        if tokenizer.token_to_id(text) in whole:  # an added token that is not declared as special is found even then
+            return (*_encode(tokenizer, text[:1]), *_encode(tokenizer, text[1:]))
+        return tuple(whole[len(before) :]) if whole[: len(before)] == before else _encode(tokenizer, text)
     finally:
         tokenizer.encode_special_tokens = False
 
 
-def _ids(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
+def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode(text, add_special_tokens=False).ids)
+
+
+class ControlTokenMarker:
+    """Marks the control tokens that a chat template writes, in its syntax tree.
+
+    Texts that the template only compares with a client's, such as `'<|x|>' in content` or `content.split('<|x|>')`,
+    stay as they are.
+    """
+
+    def __init__(self, controls: ControlTokens, special_tokens: Mapping[str, str]) -> None:
+        self._controls = controls
+        self._names = frozenset(special_tokens)
+
+    def mark(self, node: nodes.Node) -> None:
+        """Change the tree under `node` in place."""
+        if isinstance(node, nodes.TemplateData):
+            node.data = self._controls.mark(node.data)
+        elif isinstance(node, nodes.Const):
+            if isinstance(node.value, str):
+                node.value = self._controls.mark(node.value)
+        elif isinstance(node, nodes.Compare):
+            self._unmark_comparison(node)
+        else:
+            searched = self._search_operands(node)
+            for child in node.iter_child_nodes():
+                if not any(child is one for one in searched):
+                    self.mark(child)
+
+    def _search_operands(self, node: nodes.Node) -> list[nodes.Node]:
+        """Return the children of `node` that are compared with other texts and not written."""
+        if isinstance(node, nodes.Call) and isinstance(node.node, nodes.Getattr) and node.node.attr in _SEARCHING:
+            return list(node.args[:1])
+        if isinstance(node, nodes.Filter) and node.name in _SEARCHING:
+            return list(node.args[:1])
+        if isinstance(node, nodes.Test):
+            return list(node.args or ())
+        if isinstance(node, nodes.Getitem):
+            return [node.arg]
+        return [node.key] if isinstance(node, nodes.Pair) else []
+
+    def _unmark_comparison(self, node: nodes.Compare) -> None:
+        """Compare both sides without marks if one of them names a control token."""
+        if any(self._names_control(side) for side in (node.expr, *(operand.expr for operand in node.ops))):
+            node.expr = _unmarked(node.expr)
+            for operand in node.ops:
+                operand.expr = _unmarked(operand.expr)
+
+    def _names_control(self, node: nodes.Expr) -> bool:
+        return any(
+            one.name in self._names
+            if isinstance(one, nodes.Name)
+            else isinstance(one.value, str) and self._controls.found_in(one.value)
+            for one in _names_and_constants(node)
+        )
+
+
+def _names_and_constants(node: nodes.Expr) -> Iterator[nodes.Name | nodes.Const]:
+    if isinstance(node, nodes.Name | nodes.Const):
+        yield node
+    yield from node.find_all((nodes.Name, nodes.Const))
+
+
+def _unmarked(node: nodes.Expr) -> nodes.Expr:
+    is_constant = isinstance(node, nodes.Const)
+    return node if is_constant else nodes.Filter(node, UNMARK_FILTER, [], [], None, None, lineno=node.lineno)

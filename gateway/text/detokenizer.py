@@ -1,7 +1,7 @@
-"""Token ids to text, a few at a time.
+"""Incremental detokenization: token ids to text, a few ids at a time.
 
-Whatever way the ids are cut, the pieces joined (with `flush` at the end) are exactly `Tokenizer.decode` of all of them:
-never half a UTF-8 character, never a lost or doubled space. Text that later tokens may still change is held back.
+However the ids are split, the pieces joined (with `flush` at the end) are exactly `Tokenizer.decode` of all ids: never
+half a UTF-8 character, never a lost or doubled space. Text that later tokens may still change is held back.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ _Utf8Decoder = codecs.getincrementaldecoder("utf-8")
 
 
 class Detokenizer(ABC):
-    """Incremental decoding of one sequence."""
+    """An incremental decoder of one sequence."""
 
     @abstractmethod
     def feed(self, ids: Sequence[int]) -> str:
-        """The text that is certain after these ids."""
+        """Return the text that is certain after these ids."""
 
     @abstractmethod
     def flush(self) -> str:
-        """The rest, once no more ids come."""
+        """Return the text that was held back, once the sequence has ended."""
 
 
 class ByteLevelDetokenizer(Detokenizer):
-    """For byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM): each token is a fixed run of bytes, looked up in a table."""
+    """A detokenizer for byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM): a table has the bytes of each token."""
 
     __slots__ = ("_decoder", "_table")
 
@@ -54,18 +54,18 @@ class ByteLevelDetokenizer(Detokenizer):
 
 
 class WindowDetokenizer(Detokenizer):
-    """For every other decoder: decodes a short window twice and takes the difference.
+    """A detokenizer for every other decoder: it decodes a short window twice and returns the difference.
 
-    The window starts one emitted stretch back, so that spaces which depend on the token before come out right.
+    The window starts one emitted piece back, so that spaces which depend on the token before come out right.
     Nothing is emitted while the text ends in a replacement character (a character split over tokens) or the last
-    token is a raw byte (`<0x0A>`): ByteFallback turns a whole run of them into replacement characters when the run
-    as a whole is not valid UTF-8.
+    token is a raw byte (`<0x0A>`): ByteFallback turns a run of raw bytes into replacement characters if the run as a
+    whole is not valid UTF-8.
     """
 
     __slots__ = ("_byte_ids", "_ids", "_prefix", "_prefix_text", "_read", "_skipped", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, byte_ids: frozenset[int], skipped: frozenset[int]) -> None:
-        """`skipped` ids add nothing: the special tokens, when those are not wanted."""
+        """Create the detokenizer. `skipped` ids add no text: the special tokens, unless they are shown."""
         self._tokenizer = tokenizer
         self._byte_ids = byte_ids
         self._skipped = skipped
@@ -78,7 +78,7 @@ class WindowDetokenizer(Detokenizer):
         return "".join([self._feed_one(i) for i in ids])
 
     def _feed_one(self, token: int) -> str:
-        # what decode leaves out must not end a run of raw bytes or move the window
+        # ids that decode leaves out must neither end a run of raw bytes nor move the window
         if token in self._skipped or self._tokenizer.id_to_token(token) is None:
             return ""
         self._ids.append(token)
@@ -95,7 +95,7 @@ class WindowDetokenizer(Detokenizer):
 
     def _emit(self, text: str) -> str:
         new = text[len(self._prefix_text) :]
-        # only what was emitted last stays in the window: memory and time per token are bounded
+        # only the piece that was emitted last stays in the window, so memory and time per token are bounded
         self._ids = self._ids[self._read :]
         self._prefix, self._read = 0, len(self._ids)
         self._prefix_text = self._decode(self._ids)
@@ -106,9 +106,9 @@ class WindowDetokenizer(Detokenizer):
 
 
 class ByteTable(dict[int, bytes]):
-    """Token id to its bytes, filled on first use. Unknown ids and (if asked) special tokens are empty.
+    """The bytes of each token id, filled on first use. Unknown ids and `special_ids` have none.
 
-    `texts` has those that are whole characters as text.
+    `texts` has the tokens that are whole characters as text.
     """
 
     def __init__(self, tokenizer: Tokenizer, special_ids: frozenset[int]) -> None:
@@ -127,7 +127,7 @@ class ByteTable(dict[int, bytes]):
 
 
 class DetokenizerFactory:
-    """Chooses the detokenizer that fits the tokenizer's decoder, and keeps what its sequences share."""
+    """Makes the detokenizers of one tokenizer and keeps the tables that they share."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -140,15 +140,18 @@ class DetokenizerFactory:
         self._byte_ids = frozenset(i for i in ids if i is not None)
 
     def make(self, skip_special_tokens: bool) -> Detokenizer:
+        """Return a new detokenizer of the kind that fits the tokenizer's decoder."""
         if self._byte_level:
             return ByteLevelDetokenizer(self._skipping if skip_special_tokens else self._keeping)
         skipped = self._special_ids if skip_special_tokens else frozenset()
         return WindowDetokenizer(self._tokenizer, self._byte_ids, skipped)
 
     def is_special(self, token: str) -> bool:
+        """Return True if `token` is a special token."""
         return self._tokenizer.token_to_id(token) in self._special_ids
 
     def token_bytes(self, token_id: int) -> bytes:
+        """Return the UTF-8 bytes that a token adds to the text."""
         if self._byte_level:
             return self._keeping[token_id]
         token = self._tokenizer.id_to_token(token_id) or ""
@@ -167,7 +170,7 @@ def _is_byte_level(decoder: Any) -> bool:
 
 
 def _byte_characters() -> dict[str, int]:
-    """GPT-2's printable stand-ins for the 256 bytes: character to byte value."""
+    """Return the byte value of each of the 256 printable characters that GPT-2 writes for bytes."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [value for value in range(256) if value not in set(printable)]
     table = {chr(value): value for value in printable}
@@ -179,7 +182,7 @@ BYTE_OF = _byte_characters()
 
 
 def _bytes_of(token: str) -> bytes:
-    """As the ByteLevel decoder does it: a token with any character outside the table stands for itself."""
+    """Return the bytes of a token as the ByteLevel decoder does: a token with other characters stands for itself."""
     try:
         return bytes([BYTE_OF[character] for character in token])
     except KeyError:

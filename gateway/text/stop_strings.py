@@ -1,7 +1,7 @@
 """Stop strings in streamed text.
 
-The text is cut where a search in the whole text would cut it: at the leftmost occurrence of any stop string. Only
-what may still become one is held back, and never sent once it has.
+The text is cut where a search in the whole text would cut it: at the leftmost occurrence of any stop string. Text that
+may still become a stop string is held back until it can no longer.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 
 class StopStringMatcher:
-    """Watches one sequence's text. `matched` is the stop string that ended it, or None."""
+    """The stop strings of one sequence. `matched` is the stop string that ended the text, or None."""
 
     __slots__ = ("_firsts", "_held", "_longest", "_stops", "matched")
 
     def __init__(self, stops: Sequence[str]) -> None:
-        """Empty strings are the caller's error (they would match at once) and must not come here."""
+        """Look for `stops`, none of which may be empty: an empty string would match at once."""
         self._stops = tuple(dict.fromkeys(stops))
         self._firsts = frozenset(stop[0] for stop in self._stops)
         self._longest = max(map(len, self._stops))
@@ -23,7 +23,7 @@ class StopStringMatcher:
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
-        """The text that may be sent now; always empty after a match."""
+        """Return the text that may be sent after `text` came. Always empty after a match."""
         if self.matched is not None:
             return ""
         text = self._held + text
@@ -36,7 +36,7 @@ class StopStringMatcher:
         return text[:open_at]
 
     def flush(self) -> str:
-        """The rest, once no more text comes."""
+        """Return the text that was held back, once the sequence has ended."""
         text, self._held = self._held, ""
         if self.matched is not None:
             return ""
@@ -44,7 +44,7 @@ class StopStringMatcher:
         return text[:start]
 
     def _find(self, text: str) -> tuple[int, str | None]:
-        """Leftmost match and its stop string; (len(text), None) when there is none."""
+        """Return the leftmost match and its stop string, (len(text), None) without a match."""
         best, found = len(text), None
         for stop in self._stops:
             at = text.find(stop, 0, best + len(stop) - 1)
@@ -53,7 +53,7 @@ class StopStringMatcher:
         return best, found
 
     def _first_open(self, text: str) -> int:
-        """Where the first tail starts that is a proper prefix of a stop string."""
+        """Return the offset of the first tail of `text` that is a proper prefix of a stop string."""
         end = len(text)
         for at in range(max(0, end - self._longest + 1), end):
             if text[at] in self._firsts and self._opens(text[at:]):

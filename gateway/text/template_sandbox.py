@@ -55,9 +55,13 @@ _GROWING = frozenset(
     ["batch", "center", "format", "indent", "join", "ljust", "replace", "rjust", "round", "slice", "sum", "zfill"]
 )
 
+#: Operators in a chain of `+` that is calculated step by step. Each step may make a value of the largest size.
+_MAX_PLAIN_SUM = 8
+
 #: Names of the filters that the instrumented syntax tree calls. No template can write a name with a space.
-_ADD, _CHARGE, _CHECK, _CONCATENATE, _ITERATE = (
-    "llmops add", "llmops charge", "llmops check", "llmops concatenate", "llmops iterate"
+_ADD, _CHARGE, _CHARGE_TEXT, _CHECK, _CONCATENATE, _ITERATE, _OUTPUT = (
+    "llmops add", "llmops charge", "llmops charge text", "llmops check", "llmops concatenate", "llmops iterate",
+    "llmops output",
 )  # fmt: skip
 
 _FORMAT_FIELD = re.compile(r"%(?:\([^()]*\))?[-#0 +]*(\*|\d*)(?:\.(\*|\d*))?", re.ASCII)
@@ -72,14 +76,22 @@ class _CheckInserter(NodeTransformer):
         node.iter = _call_filter(_ITERATE, node.iter)
         return node
 
+    def visit_Output(self, node: nodes.Output) -> nodes.Node:
+        self.generic_visit(node)
+        node.nodes = [one if _is_text(one) else _call_filter(_OUTPUT, one) for one in node.nodes]
+        return node
+
     def visit_Add(self, node: nodes.Add) -> nodes.Node:
-        """Make one call of a chain of `+`: only the whole text is made and counted."""
-        operands: list[nodes.Expr] = []
-        left: nodes.Expr = node
-        while isinstance(left, nodes.Add):
-            operands.append(self.visit(left.right))
-            left = left.left
-        return _call_filter(_ADD, self.visit(left), operands[::-1])
+        """Count what a chain of `+` makes, as a whole. Long chains become one call, without intermediate results."""
+        first, operands = node, [self.visit(node.right)]
+        while isinstance(first.left, nodes.Add):
+            first.right, first = operands[-1], first.left
+            operands.append(self.visit(first.right))
+        first.left, first.right = self.visit(first.left), operands[-1]
+        if len(operands) > _MAX_PLAIN_SUM:
+            return _call_filter(_ADD, first.left, operands[::-1])
+        is_text = any(isinstance(one, nodes.Const) and isinstance(one.value, str) for one in (first.left, *operands))
+        return _call_filter(_CHARGE_TEXT if is_text else _CHARGE, node)
 
     def visit_Concat(self, node: nodes.Concat) -> nodes.Node:
         self.generic_visit(node)
@@ -109,6 +121,12 @@ class _CheckInserter(NodeTransformer):
 
 def _call_filter(name: str, node: nodes.Expr, args: list[nodes.Expr] | None = None) -> nodes.Filter:
     return nodes.Filter(node, name, args or [], [], None, None, lineno=node.lineno)
+
+
+def _is_text(node: nodes.Node) -> bool:
+    """Return True if an output is surely text, which was counted when it was made: a sum with a text is text or fails."""
+    is_sum = isinstance(node, nodes.Filter) and node.name in (_CHARGE_TEXT, _CONCATENATE)
+    return is_sum or isinstance(node, nodes.TemplateData | nodes.Const)
 
 
 def _checked(node: nodes.Expr) -> nodes.Expr:
@@ -145,12 +163,19 @@ class LimitedSandbox(ImmutableSandboxedEnvironment):
             prepare: Changes the syntax tree of each template before the checks are put into it.
             options: Options of Jinja's Environment.
         """
-        super().__init__(finalize=_output_value, **options)
+        super().__init__(**options)
         self.prepare = prepare
         allowed = {name: work for name, work in {**FILTERS, **filters}.items() if name not in FORBIDDEN_FILTERS}
         self.filters = {name: _limited_filter(name, work) for name, work in allowed.items()}
-        self.filters[_ADD], self.filters[_CONCATENATE] = _add, _concatenate
-        self.filters[_CHARGE], self.filters[_CHECK], self.filters[_ITERATE] = charge_value, checked_value, timed_iteration
+        self.filters |= {
+            _ADD: _add,
+            _CHARGE: charge_value,
+            _CHARGE_TEXT: charge_value,
+            _CHECK: checked_value,
+            _CONCATENATE: _concatenate,
+            _ITERATE: timed_iteration,
+            _OUTPUT: _output_value,
+        }
         self.tests = {name: _limited_test(name, test) for name, test in self.tests.items()}
         del self.globals["lipsum"]
 

@@ -1,7 +1,8 @@
-"""Rendering, tokenising and the making of grammars off the event loop: threads that clients take turns on.
+"""Threads for rendering, tokenizing and compiling grammars, which clients use in turns.
 
-Short texts are worked on at once, by the event loop, others in the lane for brief work. What takes too long there is
-started again: from the event loop in that lane, from that lane in one of its own, where it holds up only its like.
+Short texts are handled at once on the event loop, longer ones in the short lane. Work that exceeds the CPU limit of its
+place starts again: from the event loop in the short lane, from the short lane in the long lane, where it delays only
+work of its kind.
 """
 
 from __future__ import annotations
@@ -23,16 +24,26 @@ from llmops.gateway.ratelimit.slots import FairSlots
 
 T = TypeVar("T")
 
-# Under this many characters a prompt takes about half a millisecond, less than a thread's hand-over costs the others
+#: Characters of a prompt that is handled on the event loop: they take about half a millisecond, less than the handover
+#: to a thread costs the other clients.
 INLINE_CHARACTERS = 4096
-# seconds of CPU that work may take on the event loop, and on a thread for brief work
-INLINE_SECONDS, SHORT_LANE_SECONDS = 0.02, 0.25
-# seconds
-SWITCH_INTERVAL, GC_INTERVAL = 0.0005, 10.0
+
+#: The cost, in characters, of work that never runs on the event loop.
+THREAD_CHARACTERS = INLINE_CHARACTERS + 1
+
+#: CPU seconds that work may take on the event loop, and in the short lane.
+INLINE_SECONDS = 0.02
+SHORT_LANE_SECONDS = 0.25
+
+#: Seconds after which Python hands the GIL over while a text thread works.
+SWITCH_INTERVAL = 0.0005
+
+#: Seconds between two garbage collections while text threads work without a break.
+GC_INTERVAL = 10.0
 
 
 class CpuLimitError(Exception):
-    """Work has outlasted its thread's `thread_cpu_limit`, and stopped; only what leaves nothing behind may say so."""
+    """Work exceeded `thread_cpu_limit` and must start again elsewhere. Raise it only from work without side effects."""
 
 
 class _ThreadLimit(threading.local):
@@ -43,38 +54,49 @@ _thread_limit = _ThreadLimit()
 
 
 def thread_cpu_limit() -> float:
-    """Seconds of CPU after which this thread should stop what it does, with CpuLimitError."""
+    """Return the CPU seconds that the current work may take on this thread before it must raise CpuLimitError."""
     return _thread_limit.seconds
 
 
 class TextThreadPool:
-    """`threads` for brief work, one more for long work. `backlog` requests may wait, of which no client has all."""
+    """Threads in two lanes: `threads` for short work and one for long work.
+
+    At most `backlog` requests wait for them, and no client can use the whole backlog.
+    """
 
     def __init__(self, threads: int = 2, backlog: int = 1024) -> None:
-        self._brief, self._long = _ThreadLane("llmops-text", threads), _ThreadLane("llmops-long", 1, is_long=True)
-        self._places = FairShares(threads + backlog)
+        self._short_lane = _ThreadLane("llmops-text", threads)
+        self._long_lane = _ThreadLane("llmops-long", 1, is_long=True)
+        self._shares = FairShares(threads + backlog)
 
     async def run(self, work: Callable[[], T], size: int, caller: str = "") -> T:
-        """Do `work`, which handles about `size` characters, for `caller`, `a/b` for `b` of `a`. It may be begun twice.
+        """Return the result of `work`, which may be started more than once.
 
-        Raises UnavailableError when the queue is full, or the caller's share of it.
+        Args:
+            work: The work. It raises CpuLimitError to be started again with a higher limit.
+            size: The characters that it handles, about.
+            caller: The client, as `tenant/user` or any two parts that share fairly.
+
+        Raises:
+            UnavailableError: The queue is full, or the caller's share of it.
         """
         if size <= INLINE_CHARACTERS:
             with suppress(CpuLimitError):
                 return _run_with_cpu_limit(INLINE_SECONDS, work)
-            return await self.run(work, INLINE_CHARACTERS + 1, caller)
-        if not self._places.take(caller):
+            return await self.run(work, THREAD_CHARACTERS, caller)
+        if not self._shares.take(caller):
             raise UnavailableError("Too many long prompts are being prepared; try again.", code="overloaded")
         try:
             with suppress(CpuLimitError):
-                return await self._brief.run(lambda: _run_with_cpu_limit(SHORT_LANE_SECONDS, work), caller)
-            return await self._long.run(work, caller)
+                return await self._short_lane.run(lambda: _run_with_cpu_limit(SHORT_LANE_SECONDS, work), caller)
+            return await self._long_lane.run(work, caller)
         finally:
-            self._places.give_back(caller)
+            self._shares.give_back(caller)
 
     def close(self) -> None:
-        self._brief.close()
-        self._long.close()
+        """Cancel the work that waits. Work in progress ends by itself."""
+        self._short_lane.close()
+        self._long_lane.close()
 
 
 def _run_with_cpu_limit(seconds: float, work: Callable[[], T]) -> T:
@@ -86,65 +108,68 @@ def _run_with_cpu_limit(seconds: float, work: Callable[[], T]) -> T:
 
 
 class _InterpreterTuning:
-    """How Python behaves while a text thread works. On the event loop's thread only.
+    """Settings of the Python interpreter while text threads work. Used on the event loop's thread only.
 
-    The loop asks for the GIL after each system call and would wait Python's 5 ms at each: the switch interval is
-    shorter. Where only the loop and gRPC's threads take turns, sooner costs more
-    (docs/decisions/0008-untrusted-text.md). The garbage collector, which holds the GIL while it looks at the millions
-    of objects of a large grammar and finds no cycle, waits; under endless work it has its turn now and then, between
-    two grammars that are large.
+    The loop asks for the GIL after each system call and would wait Python's 5 ms each time, so the switch interval is
+    shorter. Without text threads, a shorter one costs more (docs/decisions/0008-untrusted-text.md). The garbage
+    collector holds the GIL while it looks at the millions of objects of a large grammar and finds no cycle, so it
+    waits; under endless work it runs every GC_INTERVAL, between two large grammars.
     """
 
     def __init__(self) -> None:
-        self._working = self._long = 0
-        self._usual = sys.getswitchinterval()
-        self._collected = 0.0
+        self._running = self._running_long = 0
+        self._default_interval = sys.getswitchinterval()
+        self._collected_at = 0.0
 
     def begin(self, is_long: bool) -> None:
-        self._working += 1
-        self._long += is_long
-        if self._working == 1:
+        """Note that a thread starts to work."""
+        self._running += 1
+        self._running_long += is_long
+        if self._running == 1:
             sys.setswitchinterval(SWITCH_INTERVAL)
             gc.disable()
-            self._collected = time.monotonic()
+            self._collected_at = time.monotonic()
 
     def end(self, is_long: bool) -> None:
-        self._working -= 1
-        self._long -= is_long
-        if not self._working:
-            sys.setswitchinterval(self._usual)
+        """Note that a thread has ended its work."""
+        self._running -= 1
+        self._running_long -= is_long
+        if not self._running:
+            sys.setswitchinterval(self._default_interval)
             gc.enable()
-        elif not self._long and time.monotonic() - self._collected > GC_INTERVAL:
+        elif not self._running_long and time.monotonic() - self._collected_at > GC_INTERVAL:
             gc.collect(1)
-            self._collected = time.monotonic()
+            self._collected_at = time.monotonic()
 
 
 _interpreter_tuning = _InterpreterTuning()
 
 
 class _ThreadLane:
-    """Threads; when none is idle, those who ask take turns. On the event loop's thread only."""
+    """Threads that clients use in turns when none is idle. Used on the event loop's thread only."""
 
     def __init__(self, name: str, threads: int, is_long: bool = False) -> None:
         self._is_long = is_long
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix=name)
-        self._idle = FairSlots(threads)
+        self._slots = FairSlots(threads)
 
     async def run(self, work: Callable[[], T], caller: str) -> T:
-        await self._idle.enter(caller.split("/", 1))
-        # a client that leaves does not end its thread: the next turn is when that is over
+        """Return the result of `work`, started when it is the caller's turn."""
+        await self._slots.enter(caller.split("/", 1))
         _interpreter_tuning.begin(self._is_long)
         done = asyncio.get_running_loop().run_in_executor(self._pool, work)
-        done.add_done_callback(lambda _: self._over())
+        # a client that disconnects does not end its thread: the slot is free when the thread is
+        done.add_done_callback(lambda _: self._release())
         try:
             return await asyncio.shield(done)
         finally:
-            # an error has this frame, which has the error: a cycle, and in it all that the work had made
+            # an error refers to this frame, and the frame to the error: a cycle that would keep all that `work` made
             del done
 
-    def _over(self) -> None:
+    def _release(self) -> None:
         _interpreter_tuning.end(self._is_long)
-        self._idle.leave()
+        self._slots.leave()
 
     def close(self) -> None:
+        """Cancel the work that waits."""
         self._pool.shutdown(wait=False, cancel_futures=True)

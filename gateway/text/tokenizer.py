@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -11,24 +11,24 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from llmops.errors import InputError
-from llmops.gateway.text.control_tokens import ControlTokens, find_control_tokens
+from llmops.gateway.text.control_tokens import ControlTokens, RenderedPrompt, find_control_tokens
 from llmops.gateway.text.detokenizer import Detokenizer, DetokenizerFactory
-from llmops.gateway.text.rendered_prompt import RenderedPrompt
-from llmops.gateway.text.special_token_frame import SpecialTokenFrame
 from llmops.gateway.text.token_lower_bound import bound_for_tokenizer
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
+#: Characters per wanted token that `encode_beginning` tries first: more than a token of any language has on average.
+_CHARACTERS_PER_TOKEN = 8
 
-# characters of a text per token that is wanted of it, at first; tokens that a cut may change, and those around a text
-_BEGINNING, _BESIDE_THE_CUT = 8, 64
+#: Tokens at the end of a text that was cut which may differ from those of the whole text, special tokens included.
+_TOKENS_NEAR_CUT = 64
 
 
 class TextTokenizer:
-    """Text to token ids and back. Safe to use from several threads."""
+    """A tokenizer: text to token ids and back. Safe to use from several threads."""
 
     def __init__(self, directory: Path) -> None:
-        """Raises InputError when the folder is not there or its tokenizer.json cannot be read."""
+        """Load the tokenizer. Raise InputError if the folder does not exist or tokenizer.json cannot be read."""
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise InputError(
@@ -44,96 +44,136 @@ class TextTokenizer:
         self.config = _read_config(directory / "tokenizer_config.json")
         self.chat_template = _read_template(directory, self.config)
         self._detokenizers = DetokenizerFactory(self._tokenizer)
-        self._bound = bound_for_tokenizer(self._tokenizer)
-        self._vocab_size = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
+        self._lower_bound = bound_for_tokenizer(self._tokenizer)
+        self.vocab_size = int(self._tokenizer.get_vocab_size(with_added_tokens=True))
         self.controls: ControlTokens | None = None
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """bos_token, eos_token … as a chat template sees them."""
+        """Return the texts of `bos_token`, `eos_token` and so on, as a chat template names them."""
         found = {name: _token_text(self.config.get(name)) for name in SPECIAL_TOKENS}
         return {name: text for name, text in found.items() if text is not None}
 
-    @property
-    def vocab_size(self) -> int:
-        return self._vocab_size
-
     def keep_controls_apart(self) -> ControlTokens:
-        """From now on, prompts can tell the template's control tokens from their text in clients' messages."""
+        """Return the control tokens. From now on, prompts tell the template's from their text in clients' messages."""
         if self.controls is None:
             tokens = find_control_tokens(self._tokenizer, self.special_tokens.get("unk_token"))
             self.controls = ControlTokens(self._tokenizer, tokens)
         return self.controls
 
     def min_token_count(self, text: str, enough: int) -> int:
-        """A lower bound of the tokens in `text`, without tokenising it; counting stops above `enough`."""
-        return self._bound.least(text, enough) if self._bound is not None else 0
+        """Return a lower bound of the tokens in `text` without tokenizing it. Counting stops above `enough`."""
+        return self._lower_bound.least(text, enough) if self._lower_bound is not None else 0
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the token ids of `text`."""
         # encode() keeps the GIL for the whole text; the batch form releases it and skips the offsets
-        encoded = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
-        ids: list[int] = encoded[0].ids
+        ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
     def encode_prompt(self, prompt: RenderedPrompt, *, add_special_tokens: bool = False) -> list[int]:
-        """The ids of a rendered prompt. Raises InvalidRequestError for what cannot be told from control tokens."""
+        """Return the token ids of a rendered prompt.
+
+        Raises:
+            InvalidRequestError: A client's text cannot be kept apart from a control token.
+        """
         if prompt.own is None or self.controls is None:
             return self.encode(prompt.text, add_special_tokens=add_special_tokens)
-        ids = self.encode(prompt.text, add_special_tokens=False)
-        apart = self.controls.encode(prompt, ids)
-        return self.frame.ids(apart) if add_special_tokens else apart
+        ids = self.controls.encode(prompt, self.encode(prompt.text, add_special_tokens=False))
+        return self.frame.ids(ids) if add_special_tokens else ids
 
     @cached_property
     def frame(self) -> SpecialTokenFrame:
-        """What stands around every text."""
+        """Return the special tokens around one text."""
         return SpecialTokenFrame(self._tokenizer, 1)
 
     @cached_property
     def pair_frame(self) -> SpecialTokenFrame:
-        """What stands around two texts that are read together."""
+        """Return the special tokens around two texts that are read together."""
         return SpecialTokenFrame(self._tokenizer, 2)
 
     def encode_beginning(self, text: str, tokens: int, *, add_special_tokens: bool = True) -> list[int]:
-        """Token ids of `text` or of a beginning of it that has more than `tokens`, so that what comes after is not
-        tokenised only to be cut off."""
-        length = _BEGINNING * (tokens + 1)
+        """Return the token ids of `text`, or of a beginning of it with more than `tokens` tokens.
+
+        Saves tokenizing the rest of a text of which only the first `tokens` are used.
+        """
+        length = _CHARACTERS_PER_TOKEN * (tokens + 1)
         while length < len(text):
-            # words are tokenised each for itself; where there are none, only the tokens next to the cut may differ
+            # each word is tokenized by itself; without words, only the tokens next to the cut may differ
             space = text.rfind(" ", length // 2, length)
             ids = self.encode(text[: space if space > 0 else length], add_special_tokens=add_special_tokens)
-            if len(ids) > tokens + _BESIDE_THE_CUT:
+            if len(ids) > tokens + _TOKENS_NEAR_CUT:
                 return ids
             length *= 4
         return self.encode(text, add_special_tokens=add_special_tokens)
 
     def decode(self, ids: list[int], *, skip_special_tokens: bool = True) -> str:
+        """Return the text of `ids`."""
         known = ids if self.controls is None else [i for i in ids if i != self.controls.alias_id]
         # decode() keeps the GIL for all of them; the batch form releases it
         return str(self._tokenizer.decode_batch([known], skip_special_tokens=skip_special_tokens)[0])
 
     def token(self, token_id: int) -> str | None:
-        """The vocabulary's own spelling of a token, or None when there is no such id."""
+        """Return the vocabulary's spelling of a token, or None if the id does not exist."""
         if self.controls is not None and token_id == self.controls.alias_id:
             return None
         text: str | None = self._tokenizer.id_to_token(token_id)
         return text
 
     def token_id(self, token: str) -> int | None:
-        """The id of a token by its spelling in the vocabulary, or None if there is no such token."""
+        """Return the id of a token by its spelling in the vocabulary, or None if the token does not exist."""
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
     def detokenizer(self, *, skip_special_tokens: bool = True) -> Detokenizer:
-        """A fresh incremental detokenizer for one sequence."""
+        """Return a new incremental detokenizer for one sequence."""
         return self._detokenizers.make(skip_special_tokens)
 
     def has_special(self, tokens: Iterable[str]) -> bool:
-        """Whether any of these texts is a special token, which skip_special_tokens would take out of the text."""
+        """Return True if one of `tokens` is a special token, which `skip_special_tokens` would remove from the text."""
         return any(self._detokenizers.is_special(token) for token in tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What a token adds to the text, as UTF-8 bytes (a token may hold half a character)."""
+        """Return the UTF-8 bytes that a token adds to the text. A token may be a part of a character."""
         return self._detokenizers.token_bytes(token_id)
+
+
+class SpecialTokenFrame:
+    """The special tokens that a tokenizer puts around one text, or around two texts that are read together.
+
+    Read off an example, so that it holds for every kind of tokenizer. The texts come tokenized without special tokens.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, texts: int) -> None:
+        """Read the frame of `texts` texts, one or two."""
+        example = tokenizer.encode(*["a"] * texts)
+        # (id, type) of every special token before each text and after the last one
+        self._around: list[list[tuple[int, int]]] = [[]]
+        # the type of each text's own tokens
+        self._types: list[int] = []
+        for token, kind, text in zip(example.ids, example.type_ids, example.sequence_ids, strict=True):
+            if text is None:
+                self._around[-1].append((token, kind))
+            elif text == len(self._types):
+                self._types.append(kind)
+                self._around.append([])
+        self.size = sum(map(len, self._around))
+
+    def ids(self, *texts: Sequence[int]) -> list[int]:
+        """Return the token ids of `texts` with the special tokens around them."""
+        ids = [token for token, _ in self._around[0]]
+        for text, after in zip(texts, self._around[1:], strict=True):
+            ids += text
+            ids += [token for token, _ in after]
+        return ids
+
+    def types(self, *texts: Sequence[int]) -> list[int]:
+        """Return the model's `token_type_ids`: for each of `ids`, the number of the text to which it belongs."""
+        types = [kind for _, kind in self._around[0]]
+        for text, own, after in zip(texts, self._types, self._around[1:], strict=True):
+            types += [own] * len(text)
+            types += [kind for _, kind in after]
+        return types
 
 
 def _read_config(path: Path) -> dict[str, Any]:
@@ -147,7 +187,10 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_template(directory: Path, config: dict[str, Any]) -> str | None:
-    """chat_template.jinja wins over tokenizer_config.json, as in transformers; of several, the one named default."""
+    """Return the chat template: chat_template.jinja before tokenizer_config.json, and of several the one named default.
+
+    The order is that of transformers.
+    """
     path = directory / "chat_template.jinja"
     if path.is_file():
         return path.read_text(encoding="utf-8")

@@ -15,8 +15,8 @@ from llmops.gateway.text.render_budget import (
     check_result_size,
     check_time,
     checked_count,
-    checked_text,
-    joined,
+    checked_value,
+    join_texts,
     spend_characters,
     text_size,
     timed_iteration,
@@ -64,8 +64,8 @@ def test_texts_and_slots_are_counted(value, cost):
 
 
 def test_what_is_joined_is_counted_and_refused_before_it_is_made():
-    assert MAX_TOTAL_CHARACTERS - left(lambda: joined(["ab", "c"])) == 3
-    assert joined(iter(["ab", "c"])) == "abc"
+    assert MAX_TOTAL_CHARACTERS - left(lambda: join_texts(["ab", "c"])) == 3
+    assert join_texts(iter(["ab", "c"])) == "abc"
     within_budget(10.0, check_result_size, MAX_VALUE_CHARACTERS)
     with pytest.raises(SecurityError, match="a text or list it produces is too long"):
         within_budget(10.0, check_result_size, MAX_VALUE_CHARACTERS + 1)
@@ -131,7 +131,7 @@ KNOWN = [1, 2]
 )
 def test_the_size_of_what_becomes_text(value, size):
     assert text_size(value) == size
-    assert checked_text(value) is value
+    assert checked_value(value) is value
 
 
 class Unread(str):
@@ -142,7 +142,7 @@ class Unread(str):
 def test_one_value_has_two_to_the_25_characters_and_longer_lists_are_not_even_read():
     assert MAX_VALUE_CHARACTERS == 33_554_432
     with pytest.raises(SecurityError, match="a text or list it produces is too long"):
-        checked_text([Unread()] * (2**20 + 1))
+        checked_value([Unread()] * (2**20 + 1))
 
 
 def test_what_holds_itself_or_too_much_is_refused():
@@ -153,4 +153,4 @@ def test_what_holds_itself_or_too_much_is_refused():
         doubled = [doubled, doubled]
     for value in (endless, doubled, [0] * (MAX_VALUE_CHARACTERS // 32 + 1), [10**300] * (MAX_VALUE_CHARACTERS // 32)):
         with pytest.raises(SecurityError, match="a text or list it produces is too long"):
-            checked_text(value)
+            checked_value(value)

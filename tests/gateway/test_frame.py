@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
 
-from llmops.gateway.text.special_token_frame import SpecialTokenFrame
+from llmops.gateway.text.tokenizer import SpecialTokenFrame
 
 # by kind: one text, two texts
 TEMPLATES = {

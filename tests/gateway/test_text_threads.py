@@ -160,7 +160,7 @@ async def test_what_is_not_brief_goes_on_elsewhere_and_holds_up_only_its_like(wo
 
 async def test_a_slow_template_is_rendered_where_it_holds_nobody_up(workers, monkeypatch):
     monkeypatch.setattr(text_thread_pool, "INLINE_SECONDS", 0)
-    monkeypatch.setattr(text_thread_pool, "BRIEF_SECONDS", 0)
+    monkeypatch.setattr(text_thread_pool, "SHORT_LANE_SECONDS", 0)
     now, lanes = [1000.0], []
     monkeypatch.setattr(chat_template, "monotonic", lambda: now[0])
     slow = ChatTemplate("{% for m in messages %}{{ m.content }}{% endfor %}", {})
@@ -217,7 +217,7 @@ async def test_a_turn_that_is_cancelled_as_it_comes_is_not_lost(workers):
     await begun(held)
     second = asyncio.create_task(workers.run(lambda: None, LONG, "b"))
     await asyncio.sleep(0)
-    workers._brief._idle.leave()  # its turn comes, and it leaves before it knows
+    workers._short_lane._slots.leave()  # its turn comes, and it leaves before it knows
     second.cancel()
     held.end.set()
     assert await first == "held"
@@ -257,7 +257,7 @@ class Circle:
 
 
 async def test_the_collector_waits_for_work_but_not_for_ever(monkeypatch):
-    monkeypatch.setattr(text_thread_pool, "COLLECTED_EVERY", 0.0)
+    monkeypatch.setattr(text_thread_pool, "GC_INTERVAL", 0.0)
     workers, held, brief = TextThreadPool(threads=2), Held(), Held()
     brief.end.set()
     try:
@@ -279,7 +279,7 @@ async def test_the_collector_waits_for_work_but_not_for_ever(monkeypatch):
 
 
 async def test_the_collector_does_not_look_at_what_long_work_is_making(monkeypatch):
-    monkeypatch.setattr(text_thread_pool, "COLLECTED_EVERY", 0.0)
+    monkeypatch.setattr(text_thread_pool, "GC_INTERVAL", 0.0)
     workers, held, brief, other = TextThreadPool(threads=2), Held(), Held(), Held()
     brief.end.set()
 
