@@ -266,7 +266,8 @@ def _limited_filter(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
                 _check_growth(name, *values, **kwargs)
             args = (*args[:leading], *values)
         result = work(*args, **kwargs)
-        return timed_iteration(result) if isinstance(result, Iterator) else charge_value(result)
+        is_iterator = type(result) is not str and isinstance(result, Iterator)
+        return timed_iteration(result) if is_iterator else charge_value(result)
 
     return limited
 
