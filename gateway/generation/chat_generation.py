@@ -28,8 +28,7 @@ from llmops.gateway.generation.sampling import (
     tokenize_bad_words,
 )
 from llmops.gateway.generation.structured.request_guide import (
-    GUIDE_COST,
-    enforced,
+    compile_guide,
     guide_cost,
     guide_field,
     parse_guide,
@@ -42,6 +41,7 @@ from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.settings import RequestLimits
 from llmops.gateway.telemetry.metrics import AnswerMeter
+from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ async def prepare_chat_in_thread(
     """`prepare_chat` on a text thread, when it is the caller's turn."""
     # each message costs template time however short it is
     size = context.work_bytes + 64 * len(body.messages) + template_cost(model)
-    size += (GUIDE_COST if body.tools else 0) + guide_cost(body)
+    size += (THREAD_CHARACTERS if body.tools else 0) + guide_cost(body)
     caller = context.caller.share
     return await service.text_threads.run(lambda: prepare_chat(model, body, service.limits, context.mark), size, caller)
 
@@ -222,7 +222,7 @@ def _chat_guide(body: ChatRequest, tools: ToolPlan, own_guide: Guide | None, mod
         requires_strict_guide(body) if own_guide is not None else any(tool.function.strict for tool in body.tools or ())
     )
     named = field if tools.guide == own_guide else "tools"
-    return enforced(tools.guide, model.card.capabilities.guided, strict, named)
+    return compile_guide(tools.guide, model.card.capabilities.guided, strict, named)
 
 
 class OutputParsing(NamedTuple):

@@ -22,7 +22,7 @@ from llmops.gateway.generation.sampling import (
     tokenize_bad_words,
 )
 from llmops.gateway.generation.structured.request_guide import (
-    enforced,
+    compile_guide,
     guide_cost,
     guide_field,
     parse_guide,
@@ -160,7 +160,7 @@ def _completion_guide(body: CompletionRequest, model: GenerativeModel, service: 
         return None
     field = guide_field(body)
     check_guide(guide, model.card, field)
-    return enforced(guide, model.card.capabilities.guided, requires_strict_guide(body), field)
+    return compile_guide(guide, model.card.capabilities.guided, requires_strict_guide(body), field)
 
 
 def _engine_requests(

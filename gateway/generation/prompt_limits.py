@@ -9,12 +9,12 @@ from llmops.gateway.http.request_body import json_cost
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import MessageToolCall, RequestMessage
 from llmops.gateway.settings import RequestLimits
-from llmops.gateway.text.text_thread_pool import INLINE_CHARACTERS
+from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
 
 
 def template_cost(model: GenerativeModel) -> int:
     """What rendering counts for, in characters of a prompt: where it was slow lately, enough for a thread."""
-    return INLINE_CHARACTERS + 1 if model.template is not None and model.template.is_slow else 0
+    return THREAD_CHARACTERS if model.template is not None and model.template.is_slow else 0
 
 
 def check_prompt_characters(characters: int, limits: RequestLimits, param: str) -> None:

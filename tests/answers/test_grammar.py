@@ -13,17 +13,17 @@ from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.structured.grammar import (
     NotEnforceableError,
     choice_grammar,
+    compile_limits,
     grammar_cache,
     json_schema_grammar,
     regex_grammar,
-    work_budget,
 )
-from llmops.gateway.generation.structured.grammar.errors import GrammarTooComplexError
-from llmops.gateway.generation.structured.grammar.number_rules import NumberRange, integer, number
+from llmops.gateway.generation.structured.grammar.compile_limits import GrammarTooComplexError
+from llmops.gateway.generation.structured.grammar.number_rules import NumberRange, integer_language, number_language
 from llmops.gateway.generation.structured.grammar.regex_parser import raw_character, regex_language
 from llmops.gateway.generation.structured.grammar.regular_language import LAST_CODE_POINT, any_word, contains
 from llmops.gateway.generation.structured.grammar.string_rules import json_character, quoted
-from llmops.gateway.generation.structured.request_guide import enforced
+from llmops.gateway.generation.structured.request_guide import compile_guide
 from llmops.gateway.interfaces import Guide
 
 LIMITS = st.decimals(-5000, 5000, places=3) | st.integers(-300, 300).map(Decimal) | st.none()
@@ -42,12 +42,12 @@ def near(bounds: NumberRange):
 def test_a_number_is_let_through_exactly_if_it_is_within_its_bounds(data, bounds):
     text = data.draw(near(bounds))
     value = Decimal(text)
-    assert contains(number(bounds), text) == (
+    assert contains(number_language(bounds), text) == (
         bounds.within(value) and text not in ("-0", "-0.0", "-0.000", "-0.000000")
     )
     whole = text.partition(".")[0]
     if whole != "-0":
-        assert contains(integer(bounds), whole) == bounds.within(Decimal(whole))
+        assert contains(integer_language(bounds), whole) == bounds.within(Decimal(whole))
 
 
 LOWS = [None, *map(Decimal, ("-12.5", "0.25", "9", "99.75"))]
@@ -68,7 +68,7 @@ def test_numbers_at_and_beside_bounds_of_every_kind(low):
         if (open_low and low is None) or (open_high and high is None):
             continue
         bounds = NumberRange(low, high, open_low, open_high)
-        language, wholes = number(bounds), integer(bounds)
+        language, wholes = number_language(bounds), integer_language(bounds)
         wrong += [(bounds, text) for text in TEXTS if contains(language, text) != bounds.within(Decimal(text))]
         wrong += [
             (bounds, text)
@@ -80,16 +80,16 @@ def test_numbers_at_and_beside_bounds_of_every_kind(low):
 
 def test_multiples_are_written_out_up_to_a_thousand():
     step, high = Decimal("2.5"), Decimal(2500)
-    assert contains(number(NumberRange(Decimal(0), high), step), "2497.5")
+    assert contains(number_language(NumberRange(Decimal(0), high), step), "2497.5")
     with pytest.raises(NotEnforceableError, match="multipleOf"):
-        number(NumberRange(Decimal(0), high + step), step)
+        number_language(NumberRange(Decimal(0), high + step), step)
     with pytest.raises(NotEnforceableError, match="multipleOf"):
-        number(NumberRange(Decimal(0), Decimal("0.6003")), Decimal("0.0006"))
+        number_language(NumberRange(Decimal(0), Decimal("0.6003")), Decimal("0.0006"))
 
 
 @given(st.integers(1, 1000), st.integers(-(10**6), 10**6), BOUNDS)
 def test_integers_that_are_multiples(step, value, bounds):
-    language = integer(bounds, Decimal(step))
+    language = integer_language(bounds, Decimal(step))
     assert contains(language, str(value)) == (bounds.within(Decimal(value)) and value % step == 0)
 
 
@@ -102,7 +102,7 @@ def test_integers_that_are_multiples(step, value, bounds):
     ],
 )
 def test_numbers_that_are_multiples(step, bounds, inside, outside):
-    language = number(bounds, Decimal(step))
+    language = number_language(bounds, Decimal(step))
     assert [text for text in inside + outside if contains(language, text)] == inside
 
 
@@ -161,7 +161,10 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
     ("schema", "says"),
     [
         ({"type": "array", "uniqueItems": True}, "'uniqueItems' cannot be enforced at '#'"),
-        ({"properties": {"a": {"type": "array", "contains": {}}}}, "'contains' cannot be enforced at '#/properties/a'"),
+        (
+            {"properties": {"a": {"type": "array", "contains": {}}}},
+            "'contains' cannot be enforced at '#/properties/a'",
+        ),
         ({"not": {"type": "null"}}, "'not' cannot be enforced"),
         ({"if": OBJECT, "then": OBJECT}, "'if' cannot be enforced"),
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, "'dependentRequired' cannot be enforced"),
@@ -205,10 +208,10 @@ def test_without_strict_it_is_left_out(schema):
 
 def test_an_engine_without_grammars_gets_the_schema_itself():
     guide = Guide("json_schema", '{"type":"number","maximum":1}')
-    assert enforced(guide, ["json_schema"], True, "p") == guide
-    assert enforced(guide, ["json_schema", "ebnf_grammar"], True, "p").kind == "ebnf_grammar"
+    assert compile_guide(guide, ["json_schema"], True, "p") == guide
+    assert compile_guide(guide, ["json_schema", "ebnf_grammar"], True, "p").kind == "ebnf_grammar"
     with pytest.raises(InvalidRequestError) as refused:
-        enforced(Guide("json_schema", '{"not":{}}'), ["ebnf_grammar"], True, "response_format")
+        compile_guide(Guide("json_schema", '{"not":{}}'), ["ebnf_grammar"], True, "response_format")
     assert refused.value.param == "response_format"
     assert "'not'" in refused.value.message
 
@@ -260,11 +263,11 @@ def test_a_grammar_that_takes_too_much_work_is_refused_and_not_tried_again(monke
 def test_a_machine_that_stands_still_is_no_costly_grammar(monkeypatch, waits, refused):
     """The clock is for steps that are slower than they count, each of them."""
     moments = itertools.chain(itertools.accumulate(waits), itertools.repeat(sum(waits)))
-    monkeypatch.setattr(work_budget, "thread_time", lambda: next(moments))
+    monkeypatch.setattr(compile_limits, "thread_time", lambda: next(moments))
     try:
-        with work_budget.step_budget(10**6, seconds=5.0):
+        with compile_limits.step_budget(10**6, seconds=5.0):
             for _ in range(10**5):
-                work_budget.spend_steps(4)
+                compile_limits.spend_steps(4)
         assert not refused
     except GrammarTooComplexError:
         assert refused

@@ -17,15 +17,15 @@ import llmops.gateway
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.structured.grammar import (
     NotEnforceableError,
-    ebnf_syntax,
+    client_grammar,
     grammar_cache,
     json_schema_grammar,
 )
-from llmops.gateway.generation.structured.grammar.ebnf_syntax import find_ebnf_error
-from llmops.gateway.generation.structured.grammar.regex_parser import finds
+from llmops.gateway.generation.structured.grammar.client_grammar import find_ebnf_error
+from llmops.gateway.generation.structured.grammar.compile_limits import step_budget
+from llmops.gateway.generation.structured.grammar.regex_parser import regex_search
 from llmops.gateway.generation.structured.grammar.schema_compiler import SchemaCompiler
-from llmops.gateway.generation.structured.grammar.work_budget import step_budget
-from llmops.gateway.generation.structured.request_guide import enforced, parse_guide
+from llmops.gateway.generation.structured.request_guide import compile_guide, parse_guide
 from llmops.gateway.generation.structured.schema_validation import validate_schema
 from llmops.gateway.interfaces import Guide
 from llmops.gateway.schemas.chat_request import ChatRequest
@@ -86,12 +86,12 @@ PATTERNS = st.recursive(
 @given(PATTERNS, st.sampled_from(["", "^"]), st.sampled_from(["", "$"]), st.text("ab1", max_size=7))
 def test_a_pattern_is_found_where_pythons_matcher_finds_it(pattern, start, end, text):
     written = f"{start}{pattern}{end}"
-    assert finds(written, text) == (re.search(written, text) is not None)
+    assert regex_search(written, text) == (re.search(written, text) is not None)
 
 
 @given(PATTERNS, st.text("ab1", min_size=1, max_size=4))
 def test_looking_for_a_pattern_costs_as_much_as_the_text_is_long(pattern, unit):
-    once, twice = (steps(lambda count=count: finds(pattern, unit * count)) for count in (40, 80))
+    once, twice = (steps(lambda count=count: regex_search(pattern, unit * count)) for count in (40, 80))
     assert twice <= 2.2 * once + 200
 
 
@@ -142,7 +142,7 @@ def test_long_names_above_many_parts_are_not_written_for_each():
 
 
 async def test_what_takes_long_in_the_brief_lane_is_stopped_however_little_is_counted(monkeypatch):
-    monkeypatch.setattr(text_thread_pool, "BRIEF_SECONDS", 0)
+    monkeypatch.setattr(text_thread_pool, "SHORT_LANE_SECONDS", 0)
     schema = json.dumps({"enum": [f"{at} once" for at in range(2000)]})
     lanes = []
 
@@ -170,7 +170,7 @@ def test_what_takes_too_much_work_is_refused_whether_strict_or_not(schema, stric
     monkeypatch.setattr(grammar_cache, "MAX_STEPS", 100_000)
     guide = Guide("json_schema", validate_schema(schema, "guided_json"))
     with pytest.raises(InvalidRequestError, match="'guided_json' cannot be used: it is too complex"):
-        enforced(guide, ["ebnf_grammar"], strict, "guided_json")
+        compile_guide(guide, ["ebnf_grammar"], strict, "guided_json")
 
 
 def test_a_grammar_has_no_more_than_so_many_characters():
@@ -237,7 +237,7 @@ def test_odd_schemas_have_a_grammar_or_a_reason(schema):
     guide = Guide("json_schema", validate_schema(schema, "p"))
     for strict in (True, False):
         try:
-            assert enforced(guide, ["ebnf_grammar"], strict, "p").text.startswith("root ::= ")
+            assert compile_guide(guide, ["ebnf_grammar"], strict, "p").text.startswith("root ::= ")
         except InvalidRequestError as refused:
             assert "'p' cannot be used" in str(refused)  # noqa: PT017 - either is right
 
@@ -248,10 +248,10 @@ def test_odd_schemas_have_a_grammar_or_a_reason(schema):
 def test_each_character_of_a_grammar_is_read_once(text):
     """What was not closed ends the reading; until then, one part begins where the last one ended."""
     at = 0
-    for part in ebnf_syntax._PART.finditer(text):
+    for part in client_grammar._TOKEN.finditer(text):
         assert part.start() == at
         at = part.end()
-        if part.lastgroup == "open":
+        if part.lastgroup == "unclosed":
             assert find_ebnf_error(text) == "a text, a character class or a repetition is not closed"
             return
     assert at == len(text)
@@ -295,7 +295,7 @@ def test_a_grammar_has_a_limit():
 
 MATCHERS = {"compile", "match", "search", "fullmatch", "sub", "subn", "split", "findall", "finditer"}
 # a file, and why what it gives to `re` is not written there; nothing that clients or models say may be
-ALLOWED = {"text/controls.py": "control tokens of the model, each escaped: an alternation of literals"}
+ALLOWED = {"text/control_tokens.py": "control tokens of the model, each escaped: an alternation of literals"}
 
 
 def test_no_expression_is_made_of_what_a_client_sends():

@@ -9,8 +9,8 @@ import jsonschema
 import pytest
 
 from llmops.gateway.generation.structured.grammar import NotEnforceableError, json_schema_grammar
-from llmops.gateway.generation.structured.grammar.one_of_overlap import may_overlap
-from llmops.gateway.generation.structured.grammar.work_budget import step_budget
+from llmops.gateway.generation.structured.grammar.compile_limits import step_budget
+from llmops.gateway.generation.structured.grammar.schema_merge import may_overlap
 
 INTEGER, TEXT, TRUE = {"type": "integer"}, {"type": "string"}, True
 

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from llmops.gateway.generation.structured.grammar import NotEnforceableError
-from llmops.gateway.generation.structured.grammar.regex_parser import finds, raw_character, regex_language
+from llmops.gateway.generation.structured.grammar.regex_parser import raw_character, regex_language, regex_search
 from llmops.gateway.generation.structured.grammar.regular_language import LAST_CODE_POINT, contains
 
 CODES = [*range(0x180), 0x2027, 0xD7FF, 0xE000, 0xFFFF, 0x10000, LAST_CODE_POINT]
@@ -43,7 +43,7 @@ def test_anchors_wherever_they_stand(pattern):
     assert [one for one in TEXTS if contains(language, one)] == [
         one for one in TEXTS if re.fullmatch(ANCHORED[pattern], one)
     ]
-    assert [one for one in TEXTS if finds(pattern, one)] == [one for one in TEXTS if re.search(pattern, one)]
+    assert [one for one in TEXTS if regex_search(pattern, one)] == [one for one in TEXTS if re.search(pattern, one)]
 
 
 @pytest.mark.parametrize(

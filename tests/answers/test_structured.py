@@ -6,12 +6,11 @@ import pytest
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.structured.request_guide import parse_guide
+from llmops.gateway.generation.structured.schema_references import rebase_references, resolve_references
 from llmops.gateway.generation.structured.schema_validation import (
     SchemaLimits,
     parameters_schema,
     pattern_problem,
-    rebase_references,
-    resolve_references,
     tool_calls_schema,
     validate_schema,
 )

@@ -19,9 +19,8 @@ from llmops.gateway.generation.structured.grammar import (
     json_schema_grammar,
     regex_grammar,
 )
-from llmops.gateway.generation.structured.grammar.errors import GrammarTooComplexError
-from llmops.gateway.generation.structured.grammar.regular_language import EMPTY, literal
-from llmops.gateway.generation.structured.grammar.work_budget import step_budget
+from llmops.gateway.generation.structured.grammar.compile_limits import GrammarTooComplexError, step_budget
+from llmops.gateway.generation.structured.grammar.regular_language import EMPTY_TEXT, literal
 
 _ITEM = re.compile(r'("(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|\w+)(\{\d+(?:,\d*)?\}|[*+?])?\s*(\|?)\s*')
 
@@ -284,7 +283,7 @@ def test_a_grammar_has_so_many_states_and_characters(monkeypatch):
     grammar_builder.GrammarBuilder().language(literal("abc"))  # before each character, and behind the last
     with pytest.raises(NotEnforceableError, match="too large"):
         grammar_builder.GrammarBuilder().language(literal("abcd"))
-    monkeypatch.setattr(grammar_builder, "_MAX_TEXT", 10)
+    monkeypatch.setattr(grammar_builder, "_MAX_GRAMMAR_LENGTH", 10)
     made = grammar_builder.GrammarBuilder()
     made.add("12345")
     made.add("1234_")
@@ -300,6 +299,6 @@ def test_writing_is_counted():
 
 def test_a_language_without_a_text_has_no_rule():
     with pytest.raises(NotEnforceableError, match="nothing"):
-        grammar_builder.GrammarBuilder().language(grammar_builder.NOTHING)
+        grammar_builder.GrammarBuilder().language(grammar_builder.EMPTY_SET)
     made = grammar_builder.GrammarBuilder()
-    assert made.text(made.language(EMPTY)).endswith('\nr1 ::= ""')
+    assert made.text(made.language(EMPTY_TEXT)).endswith('\nr1 ::= ""')

@@ -9,21 +9,21 @@ import pytest
 
 from llmops.gateway.generation.structured.grammar import (
     NotEnforceableError,
+    compile_limits,
     grammar_cache,
     json_schema_grammar,
     regex_grammar,
-    work_budget,
 )
-from llmops.gateway.generation.structured.grammar.errors import GrammarTooComplexError
+from llmops.gateway.generation.structured.grammar.compile_limits import GrammarTooComplexError
 from llmops.gateway.text.text_thread_pool import CpuLimitError
 
 
 def refused_at(*bounds: float) -> int:
     """Which step is the first too many."""
-    with work_budget.step_budget(*bounds):
+    with compile_limits.step_budget(*bounds):
         for step in itertools.count(1):
             try:
-                work_budget.spend_steps()
+                compile_limits.spend_steps()
             except GrammarTooComplexError:
                 return step
     raise AssertionError
@@ -37,22 +37,22 @@ def test_steps_are_looked_at_each_4097th(steps, at):
 @pytest.mark.parametrize(("look", "seconds", "looks"), [(0.4, 1.0, 3), (0.5, 1.0, 3), (20.0, 1.0, 3), (0.5, 0.0, 1)])
 def test_a_look_counts_its_time_up_to_half_a_second(monkeypatch, look, seconds, looks):
     moments = itertools.count(100.0, look)
-    monkeypatch.setattr(work_budget, "thread_time", lambda: next(moments))
+    monkeypatch.setattr(compile_limits, "thread_time", lambda: next(moments))
     assert refused_at(10**9, seconds) == looks * 4097
 
 
 def test_without_a_bound_on_time_it_is_five_seconds(monkeypatch):
     moments = itertools.count(0.0, 0.5)
-    monkeypatch.setattr(work_budget, "thread_time", lambda: next(moments))
+    monkeypatch.setattr(compile_limits, "thread_time", lambda: next(moments))
     assert refused_at(10**9) == 11 * 4097
 
 
 def test_what_is_counted_within_is_not_counted_outside():
-    work_budget.spend_steps(10**12)
-    with work_budget.step_budget(10**6) as outer:
-        work_budget.spend_steps(3)
-        with work_budget.step_budget(10**6) as inner:
-            work_budget.spend_steps(7)
+    compile_limits.spend_steps(10**12)
+    with compile_limits.step_budget(10**6) as outer:
+        compile_limits.spend_steps(3)
+        with compile_limits.step_budget(10**6) as inner:
+            compile_limits.spend_steps(7)
             assert inner() == 7
         assert outer() == 3
 
@@ -113,7 +113,7 @@ def test_each_grammar_is_made_once(memory, monkeypatch):
 def making(steps: int) -> str:
     def make() -> str:
         for _ in range(steps):
-            work_budget.spend_steps()
+            compile_limits.spend_steps()
         return "made"
 
     return grammar_cache._cached(("schema", str(steps), True), make)
@@ -134,7 +134,7 @@ def test_what_is_brief_may_take_less(memory, monkeypatch):
 
 def test_what_is_brief_takes_a_quarter_of_a_second(memory, monkeypatch):
     moments = itertools.count(0.0, 0.125)
-    monkeypatch.setattr(work_budget, "thread_time", lambda: next(moments))
+    monkeypatch.setattr(compile_limits, "thread_time", lambda: next(moments))
     monkeypatch.setattr(grammar_cache, "thread_cpu_limit", lambda: 0.25)
     assert making(2 * 4097) == "made"
     with pytest.raises(CpuLimitError):

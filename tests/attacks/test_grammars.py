@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.structured.grammar import choice_grammar, json_schema_grammar, regex_grammar
-from llmops.gateway.generation.structured.grammar.ambiguity import find_ambiguity
+from llmops.gateway.generation.structured.grammar.client_grammar import find_ambiguity
 from llmops.gateway.generation.structured.request_guide import parse_guide
 from llmops.gateway.schemas.chat_request import ChatRequest
 from tests.attacks.harness import record, scaled

@@ -7,7 +7,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from llmops.gateway.generation.structured.schema_validation import resolve_references
+from llmops.gateway.generation.structured.schema_references import resolve_references
 
 _MAX_DEPTH = 16
 _NAMES: dict[type, str] = {

@@ -17,11 +17,11 @@ from llmops.gateway.generation.parsers.forced_calls import (
 from llmops.gateway.generation.parsers.harmony import is_harmony
 from llmops.gateway.generation.parsers.output_processor import OutputDelta, OutputProcessor, ToolCallDelta
 from llmops.gateway.generation.parsers.tool_parser import new_call_id
+from llmops.gateway.generation.structured.schema_references import rebase_references
 from llmops.gateway.generation.structured.schema_validation import (
     DEFAULT_LIMITS,
     SchemaLimits,
     parameters_schema,
-    rebase_references,
     tool_calls_schema,
     validate_schema,
 )

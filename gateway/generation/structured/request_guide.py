@@ -1,4 +1,4 @@
-"""response_format and the guided_* extras → the guide that the engine follows."""
+"""Makes the guide of a request, which the engine's output follows, from `response_format` and the `guided_*` fields."""
 
 from __future__ import annotations
 
@@ -13,10 +13,8 @@ from llmops.gateway.generation.structured.grammar import (
     json_schema_grammar,
     regex_grammar,
 )
-from llmops.gateway.generation.structured.grammar.ambiguity import find_ambiguity
-from llmops.gateway.generation.structured.grammar.ebnf_syntax import find_ebnf_error
-from llmops.gateway.generation.structured.grammar.errors import GrammarTooComplexError
-from llmops.gateway.generation.structured.grammar.work_budget import MAX_STEPS, step_budget
+from llmops.gateway.generation.structured.grammar.client_grammar import find_ambiguity, find_ebnf_error
+from llmops.gateway.generation.structured.grammar.compile_limits import MAX_STEPS, GrammarTooComplexError, step_budget
 from llmops.gateway.generation.structured.schema_validation import (
     DEFAULT_LIMITS,
     SchemaLimits,
@@ -25,67 +23,77 @@ from llmops.gateway.generation.structured.schema_validation import (
 )
 from llmops.gateway.interfaces import Guide
 from llmops.gateway.schemas.request_fields import ResponseFormat, SamplingFields
-from llmops.gateway.text.text_thread_pool import INLINE_CHARACTERS
+from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
 
-# engines' own guide `json` lets any JSON value through, a bare string as well
+#: Any JSON object. The guide type `json` of engines allows every JSON value, also a bare string.
 JSON_OBJECT = Guide("json_schema", '{"type":"object"}')
-# a schema that is a text may be laid out for people
+
+#: Characters of a schema that comes as a text, as a multiple of the limit for compact JSON: it may be indented.
 _WHITESPACE_FACTOR = 8
-GUIDE_COST = INLINE_CHARACTERS + 1
 
 
 def parse_guide(request: SamplingFields, limits: SchemaLimits = DEFAULT_LIMITS) -> Guide | None:
-    """The one guide that `request` asks for; InvalidRequestError names the field that cannot be used."""
-    asked = [param for param in _structured_output_fields(request) if _asks_for_guide(param, request)]
-    if len(asked) > 1:
-        raise InvalidRequestError(f"Only one of {', '.join(asked)} can be given.", param=asked[1])
-    return _GUIDE_FACTORIES[asked[0]](getattr(request, asked[0]), asked[0], limits) if asked else None
+    """Return the guide that `request` asks for, if any. Raise InvalidRequestError, which names the field, if it is wrong."""
+    fields = [field for field in _guide_fields(request) if _asks_for_guide(field, request)]
+    if len(fields) > 1:
+        raise InvalidRequestError(f"Only one of {', '.join(fields)} can be given.", param=fields[1])
+    return _GUIDE_FACTORIES[fields[0]](getattr(request, fields[0]), fields[0], limits) if fields else None
 
 
 def guide_field(request: SamplingFields) -> str:
-    """The field that `parse_guide` takes its guide from, to be named in errors."""
-    return next(
-        (param for param in _structured_output_fields(request) if _asks_for_guide(param, request)), "response_format"
-    )
+    """Return the field from which `parse_guide` takes the guide, to be named in errors."""
+    return next((field for field in _guide_fields(request) if _asks_for_guide(field, request)), "response_format")
 
 
 def guide_cost(request: SamplingFields) -> int:
-    """What making its guide counts for, in characters of a prompt: always enough for a thread of its own."""
-    return GUIDE_COST if _structured_output_fields(request) else 0
+    """Return the cost of making the guide, in characters of a prompt: always enough for a text thread."""
+    return THREAD_CHARACTERS if _guide_fields(request) else 0
 
 
 def requires_strict_guide(request: SamplingFields) -> bool:
-    """Whether what `request` asks for may not be weakened: everything but a response_format that is not `strict`."""
+    """Return True unless the request uses a `response_format` that is not `strict`, so that keywords may be ignored."""
     form = request.response_format
-    by_format = guide_field(request) == "response_format" and form is not None and form.json_schema is not None
-    return not by_format or form.json_schema.strict is True  # type: ignore[union-attr]
+    if guide_field(request) != "response_format" or form is None or form.json_schema is None:
+        return True
+    return form.json_schema.strict is True
 
 
-def enforced(guide: Guide, kinds: Sequence[str], strict: bool, param: str) -> Guide:
-    """`guide` as a grammar of our own making where the engine takes one (`kinds`).
+def compile_guide(guide: Guide, kinds: Sequence[str], strict: bool, param: str) -> Guide:
+    """Return `guide` as a grammar, if the engine takes grammars.
 
-    Raises InvalidRequestError naming keyword and place for what cannot be enforced; without `strict` that is left out.
+    Args:
+        guide: The guide.
+        kinds: The kinds of guides that the engine takes.
+        strict: Refuse keywords that cannot be enforced, instead of ignoring them.
+        param: The request's field.
+
+    Raises:
+        InvalidRequestError: A part cannot be enforced. The message names keyword and place.
     """
     if "ebnf_grammar" not in kinds or guide.kind not in ("json_schema", "regex"):
         return guide
     try:
-        made = regex_grammar(guide.text) if guide.kind == "regex" else json_schema_grammar(guide.text, strict)
+        grammar = regex_grammar(guide.text) if guide.kind == "regex" else json_schema_grammar(guide.text, strict)
     except NotEnforceableError as error:
-        raise InvalidRequestError(f"'{param}' cannot be used: {error}.", param=param) from None
-    return Guide("ebnf_grammar", made)
+        raise _unusable(param, error) from None
+    return Guide("ebnf_grammar", grammar)
 
 
-def _asks_for_guide(name: str, request: SamplingFields) -> bool:
-    """response_format `text` asks for nothing."""
+def _unusable(param: str, reason: object) -> InvalidRequestError:
+    return InvalidRequestError(f"'{param}' cannot be used: {reason}.", param=param)
+
+
+def _asks_for_guide(field: str, request: SamplingFields) -> bool:
+    """Return False for a response_format of type `text`."""
     form = request.response_format
-    return name != "response_format" or (form is not None and form.type != "text")
+    return field != "response_format" or (form is not None and form.type != "text")
 
 
-def _structured_output_fields(request: SamplingFields) -> list[str]:
-    """The fields with a value that may ask for a guide."""
+def _guide_fields(request: SamplingFields) -> list[str]:
+    """Return the fields with a value that may ask for a guide."""
     if _GUIDE_FACTORIES.keys().isdisjoint(request.model_fields_set):
         return []
-    return [param for param in _GUIDE_FACTORIES if getattr(request, param) is not None]
+    return [field for field in _GUIDE_FACTORIES if getattr(request, field) is not None]
 
 
 def _from_format(value: ResponseFormat, param: str, limits: SchemaLimits) -> Guide:
@@ -101,10 +109,9 @@ def _from_format(value: ResponseFormat, param: str, limits: SchemaLimits) -> Gui
 
 def _from_json(value: str | dict[str, Any], param: str, limits: SchemaLimits) -> Guide:
     if isinstance(value, str):
-        if len(value) > _WHITESPACE_FACTOR * limits.size:
-            raise InvalidRequestError(
-                f"'{param}' has more than {_WHITESPACE_FACTOR * limits.size} characters.", param=param
-            )
+        most = _WHITESPACE_FACTOR * limits.size
+        if len(value) > most:
+            raise InvalidRequestError(f"'{param}' has more than {most} characters.", param=param)
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):
@@ -115,7 +122,7 @@ def _from_json(value: str | dict[str, Any], param: str, limits: SchemaLimits) ->
 def _from_regex(value: str, param: str, limits: SchemaLimits) -> Guide:
     problem = pattern_problem(value, limits)
     if problem:
-        raise InvalidRequestError(f"'{param}' cannot be used: {problem}.", param=param)
+        raise _unusable(param, problem)
     return Guide("regex", value)
 
 
@@ -129,32 +136,38 @@ def _from_choice(value: list[str], param: str, limits: SchemaLimits) -> Guide:
     try:
         return Guide("ebnf_grammar", choice_grammar(tuple(value)))
     except NotEnforceableError as error:
-        raise InvalidRequestError(f"'{param}' cannot be used: {error}.", param=param) from None
+        raise _unusable(param, error) from None
 
 
 def _from_grammar(value: str, param: str, limits: SchemaLimits) -> Guide:
     if not isinstance(value, str) or not value.strip() or len(value) > limits.size:
         raise InvalidRequestError(f"'{param}' must be an EBNF text of 1 to {limits.size} characters.", param=param)
-    problem = find_ebnf_error(value) or _ambiguity(value)
+    try:
+        with step_budget(MAX_STEPS):
+            problem = find_ebnf_error(value) or find_ambiguity(value)
+    except GrammarTooComplexError as error:
+        problem = str(error)
     if problem:
         raise InvalidRequestError(f"'{param}' cannot be used as an EBNF grammar: {problem}.", param=param)
     return Guide("ebnf_grammar", value)
-
-
-def _ambiguity(grammar: str) -> str | None:
-    try:
-        with step_budget(MAX_STEPS):
-            return find_ambiguity(grammar)
-    except GrammarTooComplexError as error:
-        return str(error)
 
 
 def _from_json_object(value: object, param: str, limits: SchemaLimits) -> Guide | None:
     return JSON_OBJECT if value else None
 
 
+def _from_structured_outputs(value: dict[str, Any], param: str, limits: SchemaLimits) -> Guide | None:
+    fields = [key for key, part in value.items() if part is not None]
+    unknown = next((key for key in fields if key not in _STRUCTURED_OUTPUTS), None)
+    if unknown or len(fields) != 1:
+        which = f"{param}.{unknown}" if unknown else param
+        raise InvalidRequestError(f"'{param}' takes exactly one of {', '.join(_STRUCTURED_OUTPUTS)}.", param=which)
+    return _STRUCTURED_OUTPUTS[fields[0]](value[fields[0]], f"{param}.{fields[0]}", limits)
+
+
 _GuideFactory = Callable[[Any, str, SchemaLimits], Guide | None]
 
+#: The members of `structured_outputs`, with the functions that make a guide of their value.
 _STRUCTURED_OUTPUTS: dict[str, _GuideFactory] = {
     "json": _from_json,
     "regex": _from_regex,
@@ -163,19 +176,7 @@ _STRUCTURED_OUTPUTS: dict[str, _GuideFactory] = {
     "json_object": _from_json_object,
 }
 
-
-def _from_structured_outputs(value: dict[str, Any], param: str, limits: SchemaLimits) -> Guide | None:
-    given = {key: part for key, part in value.items() if part is not None}
-    unknown = next((key for key in given if key not in _STRUCTURED_OUTPUTS), None)
-    if unknown or len(given) != 1:
-        which = f"{param}.{unknown}" if unknown else param
-        raise InvalidRequestError(f"'{param}' takes exactly one of {', '.join(_STRUCTURED_OUTPUTS)}.", param=which)
-    for key, part in given.items():
-        return _STRUCTURED_OUTPUTS[key](part, f"{param}.{key}", limits)
-    return None
-
-
-# the fields of a request that may ask for a guide, and what makes it of their value
+#: The fields of a request that may ask for a guide, with the functions that make a guide of their value.
 _GUIDE_FACTORIES: dict[str, _GuideFactory] = {
     "response_format": _from_format,
     "guided_json": _from_json,

@@ -1,7 +1,7 @@
-"""JSON Schemas from clients: checked before any engine sees them, and put together for forced tool calls.
+"""Checks of JSON Schemas and patterns from clients before any engine sees them, and schemas of forced tool calls.
 
-The checks keep out what a grammar compiler would choke on (size, depth, dangling or circular references)
-and say which part is wrong; what is enforced, and what cannot be, is up to the grammar (`grammar/`).
+The checks keep out what a grammar compiler would choke on (size, depth, dangling or circular references) and say which
+part is wrong. Which keywords are enforced is up to the grammar (`grammar/`).
 """
 
 from __future__ import annotations
@@ -15,46 +15,47 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.generation.structured.grammar.errors import NotEnforceableError
-from llmops.gateway.generation.structured.grammar.json_pointer import resolve_pointer
+from llmops.gateway.generation.structured.grammar.compile_limits import NotEnforceableError
 from llmops.gateway.generation.structured.grammar.regex_parser import parse_regex
+from llmops.gateway.generation.structured.schema_references import POINTER_ERRORS, rebase_references, resolve_pointer
 from llmops.gateway.settings import RequestLimits
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
+
+# keywords by the form of their value: a schema, a list of schemas, schemas by name, a count, a number
 _SCHEMA_KEYWORDS = (
-    "items",
-    "additionalProperties",
-    "not",
-    "if",
-    "then",
-    "else",
-    "contains",
-    "propertyNames",
-    "additionalItems",
-)
+    "items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "additionalItems",
+)  # fmt: skip
 _SCHEMA_LIST_KEYWORDS = ("anyOf", "oneOf", "allOf", "prefixItems")
 _SCHEMA_MAP_KEYWORDS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _COUNT_KEYWORDS = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
-_RANGE_KEYWORDS = (
-    ("minLength", "maxLength"),
-    ("minItems", "maxItems"),
-    ("minProperties", "maxProperties"),
-    ("minimum", "maximum"),
-    ("exclusiveMinimum", "exclusiveMaximum"),
-)
 _NUMBER_KEYWORDS = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+_RANGES = (*zip(_COUNT_KEYWORDS[::2], _COUNT_KEYWORDS[1::2], strict=True), _NUMBER_KEYWORDS[:2], _NUMBER_KEYWORDS[2:4])
+
+#: References that lead to references.
 _MAX_REFERENCE_CHAIN = 32
-# `{5}`, `{5,}` and the 5 of `{2,5}`
+
+#: The counts of repetitions: `{5}`, `{5,}` and the 5 of `{2,5}`.
 _REPETITION = re.compile(r"(?<={)\d+(?=,?})|(?<=,)\d+(?=})")
-# look-around, back references, word boundaries, Unicode classes, inline flags
+
+#: Lookaround, back references, word boundaries, Unicode classes and inline flags.
 _UNSUPPORTED = re.compile(r"\\[bBAZzkpP1-9]|\(\?(?!:)[^)]{0,2}")
 
 
 @dataclass(frozen=True, slots=True)
 class SchemaLimits:
-    """How much a client may ask a grammar compiler to do. Sizes in characters of compact JSON, or of the pattern.
+    """Limits of a schema from a client.
 
-    `grammar`: one is made of the schema; else it is only shown to the model, and lengths, counts and patterns are free.
+    Attributes:
+        size: Characters of compact JSON.
+        depth: Levels of nested schemas.
+        nodes: Schemas inside the schema.
+        repeats: The largest count, length or repetition.
+        all_repeats: All counts, lengths and repetitions together: a grammar compiler writes each one out.
+        pattern: Characters of a pattern.
+        choices: Texts of a choice.
+        grammar: A grammar is compiled. Otherwise the model only reads the schema, and lengths, counts and patterns are
+            free.
     """
 
     size: int = 65_536
@@ -68,6 +69,7 @@ class SchemaLimits:
 
     @classmethod
     def of(cls, limits: RequestLimits) -> SchemaLimits:
+        """Return the limits that the gateway's settings ask for."""
         return cls(size=limits.schema_bytes, choices=limits.choices)
 
 
@@ -75,25 +77,29 @@ DEFAULT_LIMITS = SchemaLimits()
 
 
 def validate_schema(schema: object, param: str, limits: SchemaLimits = DEFAULT_LIMITS) -> str:
-    """`schema` as compact JSON text, the key order kept: the order in which properties are generated."""
+    """Return `schema` as compact JSON, its keys in their order, in which properties are generated.
+
+    Raises:
+        InvalidRequestError: The schema cannot be used. The message names the part; `param` is the request's field.
+    """
     if not isinstance(schema, dict | bool):
         raise InvalidRequestError(f"'{param}' must be a JSON Schema: an object.", param=param)
     try:
         text = json.dumps(schema, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     except (ValueError, RecursionError) as error:
         raise InvalidRequestError(f"'{param}' is not valid JSON: {error}.", param=param) from None
-    problem = _problem(text, limits)
+    problem = _find_problem(text, limits)
     if problem:
         raise InvalidRequestError(f"'{param}' cannot be used as a JSON Schema: {problem}.", param=param)
     return text
 
 
 @lru_cache(maxsize=512)
-def _problem(text: str, limits: SchemaLimits) -> str | None:
+def _find_problem(text: str, limits: SchemaLimits) -> str | None:
     if len(text) > limits.size:
         return f"it has {len(text)} characters, the limit is {limits.size}"
     root = json.loads(text)
-    target_of = lru_cache(maxsize=None)(lambda reference: resolve_pointer(root, reference))
+    resolve = lru_cache(maxsize=None)(lambda reference: resolve_pointer(root, reference))
     repeats = 0
     try:
         for count, (place, node) in enumerate(_subschemas(root), start=1):
@@ -101,10 +107,10 @@ def _problem(text: str, limits: SchemaLimits) -> str | None:
                 return f"it has more than {limits.nodes} parts"
             if place.depth > limits.depth:
                 return f"it is nested deeper than {limits.depth} levels"
-            problem = _node_problem(node, target_of, limits)
+            problem = _node_problem(node, resolve, limits)
             if problem:
                 return f"{problem} at '{place}'"
-            repeats += _repeats(node)
+            repeats += _count_repeats(node)
             if limits.grammar and repeats > limits.all_repeats:
                 return f"its lengths and counts add up to more than {limits.all_repeats}"
     except _KeywordTypeError as error:
@@ -113,11 +119,11 @@ def _problem(text: str, limits: SchemaLimits) -> str | None:
 
 
 class _KeywordTypeError(Exception):
-    """A keyword has the wrong kind of value."""
+    """A keyword has a value of the wrong type."""
 
 
 class _SchemaLocation(NamedTuple):
-    """Where a schema stands. Its path is written only for an error: a key may be long, and above thousands of parts."""
+    """The place of a schema inside another. Its path is written for errors only, as thousands of keys may be long."""
 
     parent: _SchemaLocation | None = None
     names: tuple[str | int, ...] = ()
@@ -133,7 +139,7 @@ class _SchemaLocation(NamedTuple):
 
 
 def _subschemas(root: object) -> Iterator[tuple[_SchemaLocation, object]]:
-    """Every schema inside `root` with its place, depth first and without recursion."""
+    """Yield every schema inside `root` with its place, depth first and without recursion."""
     stack: list[tuple[_SchemaLocation, object]] = [(_SchemaLocation(), root)]
     while stack:
         place, node = stack.pop()
@@ -149,17 +155,17 @@ def _children(node: Mapping[str, Any], place: _SchemaLocation) -> Iterator[tuple
         if isinstance(node.get(key), dict):
             yield (key,), node[key]
     for key in _SCHEMA_LIST_KEYWORDS:
-        for at, child in enumerate(_typed(node, key, list, place)):
+        for at, child in enumerate(_typed_value(node, key, list, place)):
             yield (key, at), child
     if isinstance(node.get("items"), list):
         for at, child in enumerate(node["items"]):
             yield ("items", at), child
     for key in _SCHEMA_MAP_KEYWORDS:
-        for name, child in _typed(node, key, dict, place).items():
+        for name, child in _typed_value(node, key, dict, place).items():
             yield (key, name), child
 
 
-def _typed(node: Mapping[str, Any], key: str, kind: type, place: _SchemaLocation) -> Any:
+def _typed_value(node: Mapping[str, Any], key: str, kind: type, place: _SchemaLocation) -> Any:
     value = node.get(key)
     if value is None:
         return kind()
@@ -168,30 +174,29 @@ def _typed(node: Mapping[str, Any], key: str, kind: type, place: _SchemaLocation
     return value
 
 
-def _node_problem(node: object, target_of: Callable[[str], object], limits: SchemaLimits) -> str | None:
+def _node_problem(node: object, resolve: Callable[[str], object], limits: SchemaLimits) -> str | None:
     if isinstance(node, bool):
         return None if node else "a schema that is false allows nothing"
     if not isinstance(node, dict):
         return "a schema must be an object or a boolean"
-    checks: tuple[Callable[[], str | None], ...] = (
-        lambda: _type_problem(node),
-        lambda: _kind_problem(node),
-        lambda: _reference_problem(node, target_of),
-        lambda: _value_problem(node),
-        lambda: _count_problem(node, limits),
-        lambda: _pattern_problem(node, limits) if limits.grammar else None,
+    return (
+        _type_problem(node)
+        or _value_problem(node)
+        or _reference_problem(node, resolve)
+        or _list_problem(node)
+        or _count_problem(node, limits)
+        or (_patterns_problem(node, limits) if limits.grammar else None)
     )
-    return next((problem for check in checks if (problem := check())), None)
 
 
 def _type_problem(node: Mapping[str, Any]) -> str | None:
-    kinds = node.get("type", [])
-    kinds = kinds if isinstance(kinds, list) else [kinds]
-    wrong = next((kind for kind in kinds if not isinstance(kind, str) or kind not in _TYPES), None)
+    types = node.get("type", [])
+    types = types if isinstance(types, list) else [types]
+    wrong = next((one for one in types if not isinstance(one, str) or one not in _TYPES), None)
     return None if wrong is None else f"{json.dumps(wrong)} is not a type (use one of {', '.join(sorted(_TYPES))})"
 
 
-def _kind_problem(node: Mapping[str, Any]) -> str | None:
+def _value_problem(node: Mapping[str, Any]) -> str | None:
     for key in (*_SCHEMA_KEYWORDS, "unevaluatedProperties", "unevaluatedItems"):
         if not isinstance(node.get(key), bool | dict | None) and not (key == "items" and isinstance(node[key], list)):
             return f"'{key}' must be a schema: an object or a boolean"
@@ -200,12 +205,10 @@ def _kind_problem(node: Mapping[str, Any]) -> str | None:
             return f"'{key}' must be a number"
     if not isinstance(node.get("patternProperties"), dict | None):
         return "'patternProperties' must be an object"
-    if not isinstance(node.get("format"), str | None):
-        return "'format' must be a text"
-    return None
+    return None if isinstance(node.get("format"), str | None) else "'format' must be a text"
 
 
-def _value_problem(node: Mapping[str, Any]) -> str | None:
+def _list_problem(node: Mapping[str, Any]) -> str | None:
     enum, required = node.get("enum"), node.get("required")
     if enum is not None and (not isinstance(enum, list) or not enum):
         return "'enum' must be a list with at least one value"
@@ -223,67 +226,60 @@ def _count_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | None:
             return f"'{key}' must be a whole number, 0 or more"
         if limits.grammar and value > limits.repeats:
             return f"'{key}' is {value}, the limit is {limits.repeats}"
-    return next((problem for pair in _RANGE_KEYWORDS if (problem := _pair_problem(node, *pair))), None)
+    for low, high in _RANGES:
+        least, most = node.get(low), node.get(high)
+        if least is not None and most is not None and least > most:
+            return f"'{low}' {least} is more than '{high}' {most}"
+    return None
 
 
-def _pair_problem(node: Mapping[str, Any], low: str, high: str) -> str | None:
-    """Of two that are numbers, if they are there."""
-    least, most = node.get(low), node.get(high)
-    if least is None or most is None:
-        return None
-    return f"'{low}' {least} is more than '{high}' {most}" if least > most else None
-
-
-def _repeats(node: object) -> int:
-    """What a grammar compiler pays for: it writes out each repetition."""
+def _count_repeats(node: object) -> int:
+    """Return the repetitions that a grammar compiler writes out for a schema."""
     if not isinstance(node, dict):
         return 0
     counts = max((node[key] for key in _COUNT_KEYWORDS if isinstance(node.get(key), int)), default=0)
-    return int(counts) + sum(map(_pattern_repeats, _patterns(node)))
-
-
-def _patterns(node: Mapping[str, Any]) -> list[str]:
     pattern, names = node.get("pattern"), node.get("patternProperties")
-    return [*([pattern] if isinstance(pattern, str) else []), *(names if isinstance(names, dict) else ())]
+    patterns = [*([pattern] if isinstance(pattern, str) else []), *(names if isinstance(names, dict) else ())]
+    return int(counts) + sum(map(_count_pattern_repeats, patterns))
 
 
-def _pattern_repeats(pattern: str) -> int:
-    """Repetitions may be nested, so they multiply. Of a number the first digits say enough."""
+def _count_pattern_repeats(pattern: str) -> int:
+    """Return the product of the counts in a pattern, as repetitions may be nested. Only their first digits matter."""
     return math.prod(int(count.lstrip("0")[:10] or 1) for count in _REPETITION.findall(pattern))
 
 
-def _pattern_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | None:
+def _patterns_problem(node: Mapping[str, Any], limits: SchemaLimits) -> str | None:
     if node.get("pattern") is not None and (problem := pattern_problem(node["pattern"], limits)):
         return problem
     for name in node.get("patternProperties") or ():
-        if problem := _size_problem(name, limits) or _syntax_problem(name):
+        if problem := _pattern_size_problem(name, limits) or _pattern_syntax_problem(name):
             return f"'patternProperties': {problem}"
     return None
 
 
 def pattern_problem(pattern: object, limits: SchemaLimits = DEFAULT_LIMITS) -> str | None:
-    """What is wrong with a regular expression, if anything; repetition counts are limited like any other."""
+    """Return what is wrong with a regular expression, None if it can be used."""
     if not isinstance(pattern, str) or not pattern:
         return "a pattern must be a text that is not empty"
-    if problem := _size_problem(pattern, limits):
+    if problem := _pattern_size_problem(pattern, limits):
         return problem
     if unknown := _UNSUPPORTED.search(pattern.replace(r"\\", "")):
         return f"the pattern uses {unknown[0]}, which grammars cannot express"
-    return _syntax_problem(pattern)
+    return _pattern_syntax_problem(pattern)
 
 
-def _size_problem(pattern: str, limits: SchemaLimits) -> str | None:
+def _pattern_size_problem(pattern: str, limits: SchemaLimits) -> str | None:
     if "\0" in pattern:
-        # to the engine's grammar library it is the end of the text: it would see another pattern, or none and crash
+        # the engine's grammar library takes it for the end of the text: it would see another pattern, or crash
         return "a pattern cannot have the character U+0000"
     if len(pattern) > limits.pattern:
         return f"the pattern has {len(pattern)} characters, the limit is {limits.pattern}"
-    if _pattern_repeats(pattern) > limits.repeats:
+    if _count_pattern_repeats(pattern) > limits.repeats:
         return f"the pattern repeats something more than {limits.repeats} times"
     return None
 
 
-def _syntax_problem(pattern: str) -> str | None:
+def _pattern_syntax_problem(pattern: str) -> str | None:
     try:
         parse_regex(pattern)
     except NotEnforceableError as error:
@@ -291,7 +287,7 @@ def _syntax_problem(pattern: str) -> str | None:
     return None
 
 
-def _reference_problem(node: Mapping[str, Any], target_of: Callable[[str], object]) -> str | None:
+def _reference_problem(node: Mapping[str, Any], resolve: Callable[[str], object]) -> str | None:
     seen: list[str] = []
     target: object = node
     while isinstance(target, dict) and "$ref" in target:
@@ -304,45 +300,24 @@ def _reference_problem(node: Mapping[str, Any], target_of: Callable[[str], objec
             return f"'$ref' {seen[0]} leads on through more than {_MAX_REFERENCE_CHAIN} references"
         seen.append(reference)
         try:
-            target = target_of(reference)
-        except (KeyError, IndexError, ValueError, TypeError):
+            target = resolve(reference)
+        except POINTER_ERRORS:
             return f"'$ref' {reference} leads nowhere"
     return None
 
 
-def resolve_references(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What `node` stands for once its references are followed; empty where they lead nowhere."""
-    for _ in range(16):
-        if not isinstance(node.get("$ref"), str):
-            return node
-        try:
-            node = resolve_pointer(root, node["$ref"])
-        except (KeyError, IndexError, ValueError, TypeError):
-            break
-        if not isinstance(node, Mapping):
-            break
-    return {}
-
-
-def rebase_references(schema: object, place: str) -> object:
-    """A copy of `schema` whose references still hold when it stands at JSON pointer `place` of a larger one."""
-    if isinstance(schema, list):
-        return [rebase_references(item, place) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    copy = {key: rebase_references(value, place) for key, value in schema.items() if key not in ("$schema", "$id")}
-    if isinstance(schema.get("$ref"), str):
-        copy["$ref"] = place + schema["$ref"][1:]
-    return copy
-
-
 def tool_calls_schema(functions: Sequence[tuple[str, Mapping[str, Any] | None]], many: bool) -> dict[str, Any]:
-    """The schema of a list of calls of `functions` (name, parameters): at least one, and at most one unless `many`."""
-    call: list[dict[str, Any]] = []
+    """Return the schema of a list of function calls with at least one call, and at most one unless `many`.
+
+    Args:
+        functions: Names and parameter schemas.
+        many: Allow several calls.
+    """
+    calls: list[dict[str, Any]] = []
     definitions: dict[str, Any] = {}
     for at, (name, parameters) in enumerate(functions):
         definitions[f"f{at}"] = rebase_references(parameters_schema(parameters), f"#/$defs/f{at}")
-        call.append(
+        calls.append(
             {
                 "type": "object",
                 "properties": {"name": {"const": name}, "arguments": {"$ref": f"#/$defs/f{at}"}},
@@ -350,12 +325,12 @@ def tool_calls_schema(functions: Sequence[tuple[str, Mapping[str, Any] | None]],
                 "additionalProperties": False,
             }
         )
-    items = call[0] if len(call) == 1 else {"anyOf": call}
+    items = calls[0] if len(calls) == 1 else {"anyOf": calls}
     return {"$defs": definitions, "type": "array", "minItems": 1, **({} if many else {"maxItems": 1}), "items": items}
 
 
 def parameters_schema(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
-    """A function's parameters; without any, an empty object."""
+    """Return the schema of a function's parameters: an empty object for a function without any."""
     if not parameters:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     return {"type": "object", **parameters} if "type" not in parameters and "$ref" not in parameters else {**parameters}

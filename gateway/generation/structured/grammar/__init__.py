@@ -1,9 +1,10 @@
-"""JSON Schemas, regular expressions and choices as grammars in xgrammar's notation: what they let through is valid.
+"""JSON Schemas, regular expressions and choices as grammars in xgrammar's notation. All texts that they allow are valid.
 
-Engines' own conversion is not used: it drops what it does not know and gets much of what it knows wrong (0607).
+The engines' own conversion is not used: it drops keywords that it does not know and gets many others wrong
+(docs/decisions/0009-grammars.md).
 """
 
-from llmops.gateway.generation.structured.grammar.errors import NotEnforceableError
+from llmops.gateway.generation.structured.grammar.compile_limits import NotEnforceableError
 from llmops.gateway.generation.structured.grammar.grammar_cache import (
     choice_grammar,
     json_schema_grammar,

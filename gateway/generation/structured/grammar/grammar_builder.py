@@ -1,4 +1,4 @@
-"""The rules of one grammar in xgrammar's notation, each written once, and languages as deterministic rules."""
+"""The rules of one grammar in xgrammar's notation. Regular languages become deterministic automata, a rule per state."""
 
 from __future__ import annotations
 
@@ -8,49 +8,61 @@ from collections.abc import Iterable
 from functools import lru_cache
 from itertools import pairwise
 
-from llmops.gateway.generation.structured.grammar.errors import (
+from llmops.gateway.generation.structured.grammar.compile_limits import (
     GrammarTooComplexError,
     NotEnforceableError,
     UnsatisfiableSchemaError,
+    spend_steps,
 )
 from llmops.gateway.generation.structured.grammar.regular_language import (
-    EMPTY,
+    EMPTY_SET,
+    EMPTY_TEXT,
     LAST_CODE_POINT,
-    NOTHING,
     SURROGATES,
     Ranges,
     RegularLanguage,
-    after,
     character_classes,
+    derivative,
     merge_ranges,
 )
-from llmops.gateway.generation.structured.grammar.work_budget import spend_steps
 
+#: The rule for white space between tokens of JSON.
 SPACE = "space"
-# Some models write white space endlessly. An engine keeps a mask of the vocabulary for each state, and after each
-# character of an indentation the whole vocabulary is open: with {0,20} of them a grammar took ten times the memory.
-_SPACE = '"" | " "'
+
+#: At most one space. Some models write white space endlessly. An engine keeps a mask of the vocabulary for each state,
+#: and the whole vocabulary may follow each character of an indentation: with {0,20} a grammar took ten times the memory.
+_SPACE_BODY = '"" | " "'
+
+#: States of one automaton.
 _MAX_STATES = 4000
+
 _BEYOND_ASCII = [(0x80, SURROGATES[0] - 1), (SURROGATES[1] + 1, LAST_CODE_POINT)]
-# characters of a whole grammar: engines take seconds for more
-_MAX_TEXT = 4_000_000
+
+#: Characters of a whole grammar. Engines take seconds for more.
+_MAX_GRAMMAR_LENGTH = 4_000_000
+
+#: Characters of a rule that are written in one step of work.
 _CHARACTERS_PER_STEP = 64
 
 Edges = dict[RegularLanguage, dict[Ranges, RegularLanguage]]
 
 
 class GrammarBuilder:
-    """No rule's alternatives begin with the same character: xgrammar 0.1.31, which OpenVINO GenAI carries, joins states
-    of such rules that are not equal, and lets `178` through where 177 is the maximum (0607)."""
+    """The rules of one grammar. Equal rules are written once.
+
+    No two alternatives of a rule begin with the same character: xgrammar 0.1.31, which OpenVINO GenAI carries, joins
+    states of such rules that are not equal and lets `178` through where 177 is the maximum
+    (docs/decisions/0009-grammars.md).
+    """
 
     def __init__(self) -> None:
-        self._bodies: dict[str, str] = {SPACE: _SPACE}
+        self._bodies: dict[str, str] = {SPACE: _SPACE_BODY}
         self._names: dict[str, str] = {}
         self._languages: dict[RegularLanguage, str] = {}
         self._size = 0
 
     def add(self, body: str) -> str:
-        """The name of a rule with this body."""
+        """Return the name of the rule with this body, which is added if it is new."""
         if body in self._bodies:
             return body
         if body not in self._names:
@@ -59,31 +71,32 @@ class GrammarBuilder:
         return self._names[body]
 
     def reserve(self) -> str:
-        """A name for a rule that is defined later, as recursion needs it."""
+        """Return a name for a rule that is defined later, as recursion needs it."""
         spend_steps(10)
         name = f"r{len(self._bodies)}"
         self._bodies[name] = ""
         return name
 
     def define(self, name: str, body: str) -> None:
+        """Write the body of a rule."""
         self._write(name, body)
         self._names.setdefault(body, name)
 
     def _write(self, name: str, body: str) -> None:
         self._size += len(body)
         spend_steps(len(body) // _CHARACTERS_PER_STEP)
-        if self._size > _MAX_TEXT:
+        if self._size > _MAX_GRAMMAR_LENGTH:
             raise GrammarTooComplexError("its grammar would be too large")
         self._bodies[name] = body
 
     def language(self, language: RegularLanguage) -> str:
-        """The name of a rule for all texts of `language`, which must have one that is not empty."""
+        """Return the name of the rule for `language`. Raise UnsatisfiableSchemaError if the language has no text."""
         if language not in self._languages:
             self._languages[language] = self._automaton(language)
         return self._languages[language]
 
     def text(self, root: str) -> str:
-        """The whole grammar."""
+        """Return the whole grammar, with `root` as the body of its first rule."""
         lines = [f"root ::= {root}", *(f"{name} ::= {body}" for name, body in self._bodies.items())]
         return "\n".join(lines)
 
@@ -99,15 +112,15 @@ class GrammarBuilder:
             choices = []
             for ranges, target in edges[state].items():
                 run, target = _literal_run(ranges, target, edges, entries)
-                if target is not EMPTY and target not in names:
+                if target is not EMPTY_TEXT and target not in names:
                     names[target] = self.reserve()
                     stack.append(target)
-                choices.append(run if target is EMPTY else f"{run} {names[target]}")
+                choices.append(run if target is EMPTY_TEXT else f"{run} {names[target]}")
             self._write(names[state], " | ".join(['""', *choices] if state.nullable else choices))
         return names[start]
 
     def _edges(self, start: RegularLanguage) -> Edges:
-        """All states that can be reached, with the characters that lead on."""
+        """Return all states that can be reached, with the characters that lead to the next ones."""
         edges: Edges = {}
         groups, stack = character_classes(start), [start]
         joined = lru_cache(maxsize=None)(lambda which: merge_ranges(part for at in which for part in groups[at]))
@@ -119,8 +132,8 @@ class GrammarBuilder:
                 raise NotEnforceableError("its grammar would be too large")
             targets: dict[RegularLanguage, tuple[int, ...]] = {}
             for at, group in enumerate(groups):
-                target = after(state, group[0][0])
-                if target is not NOTHING:
+                target = derivative(state, group[0][0])
+                if target is not EMPTY_SET:
                     targets[target] = (*targets.get(target, ()), at)
             edges[state] = {joined(which): target for target, which in targets.items()}
             stack.extend(targets)
@@ -128,7 +141,7 @@ class GrammarBuilder:
 
 
 def _without_dead_states(edges: Edges) -> Edges:
-    """Without the states from which no text ends."""
+    """Return `edges` without the states from which no text ends."""
     before: dict[RegularLanguage, list[RegularLanguage]] = {}
     for state, targets in edges.items():
         for target in targets.values():
@@ -149,7 +162,7 @@ def _without_dead_states(edges: Edges) -> Edges:
 def _literal_run(
     ranges: Ranges, target: RegularLanguage, edges: Edges, entries: Counter[RegularLanguage]
 ) -> tuple[str, RegularLanguage]:
-    """Characters that can only follow each other, as one literal."""
+    """Return a terminal and the state behind it. Characters that can only follow each other become one literal."""
     text = _single(ranges)
     if text is None:
         return _character_class(ranges), target
@@ -162,12 +175,13 @@ def _literal_run(
     return terminal(text), target
 
 
-# xgrammar spells such a character as hexadecimal digits inside, and takes a digit behind it for one more of them
+#: A place between a character beyond ASCII and a hexadecimal digit. xgrammar writes such a character as hexadecimal
+#: digits and takes a digit behind it for one more of them, so a literal must be divided here.
 _HEX_AFTER_NON_ASCII = re.compile(r"(?<=[^ -~])(?=[0-9a-fA-F])")
 
 
 def terminal(text: str) -> str:
-    """`text` itself. Raises NotEnforceableError for U+0000, at which xgrammar takes a grammar to end."""
+    """Return the literal for `text`. Raise NotEnforceableError for U+0000, which ends a grammar for xgrammar."""
     if "\0" in text:
         raise NotEnforceableError("a text has the character U+0000")
     return " ".join(f'"{"".join(map(_escape_character, part))}"' for part in _HEX_AFTER_NON_ASCII.split(text))
@@ -183,8 +197,11 @@ def _single(ranges: Ranges) -> str | None:
 
 @lru_cache(maxsize=256)
 def _character_class(ranges: Ranges) -> str:
-    """xgrammar 0.1.25 knows characters beyond ASCII only as part of what a class does not exclude; and classes that
-    exclude some of them are not known to any version."""
+    """Return the character class of `ranges`.
+
+    xgrammar 0.1.25 knows characters beyond ASCII only in classes that exclude others, and no version knows classes that
+    exclude some characters beyond ASCII.
+    """
     beyond = [(max(low, 0x80), high) for low, high in ranges if high >= 0x80]
     if beyond != _BEYOND_ASCII:
         return f"[{_in_class(ranges)}]"
@@ -196,7 +213,7 @@ def _character_class(ranges: Ranges) -> str:
 def _in_class(ranges: Iterable[tuple[int, int]]) -> str:
     parts = [part for part in ranges if part[0] <= part[1]]
     ends = [chr(code) for part in parts for code in part]
-    # all or none escaped: a letter after an escape may be taken for one more of its digits
+    # all or none are escaped: a letter after an escape may be taken for one more of its digits
     spelt = str if all(one.isascii() and one.isalnum() for one in ends) else _escaped
     return "".join(spelt(chr(low)) + (f"-{spelt(chr(high))}" if high > low else "") for low, high in parts)
 

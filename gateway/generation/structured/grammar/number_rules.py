@@ -1,15 +1,16 @@
-"""Numbers within bounds, digit by digit."""
+"""Languages of JSON numbers within bounds, built digit by digit."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from decimal import ROUND_CEILING, ROUND_FLOOR, Decimal
 from fractions import Fraction
 
-from llmops.gateway.generation.structured.grammar.errors import NotEnforceableError
+from llmops.gateway.generation.structured.grammar.compile_limits import NotEnforceableError
 from llmops.gateway.generation.structured.grammar.regular_language import (
-    EMPTY,
-    NOTHING,
+    EMPTY_SET,
+    EMPTY_TEXT,
     RegularLanguage,
     all_of,
     any_of,
@@ -22,24 +23,30 @@ from llmops.gateway.generation.structured.grammar.regular_language import (
     repeat,
 )
 
-# Up to 15 digits a number is a double of its own; behind the point a few more than the bounds have
-_DIGITS, _FRACTION = 15, 6
-# so many multiples at most are written out, and so large a step is counted
-_WRITTEN_OUT, _LARGEST_STEP = 1000, 1000
+#: Digits before the point: up to 15 digits, different numbers are different doubles.
+_MAX_DIGITS = 15
+
+#: Digits behind the point, if the bounds have fewer.
+_FRACTION_DIGITS = 6
+
+#: Multiples of a fractional step that are written out one by one, and the largest step whose multiples are counted.
+_MAX_WRITTEN_MULTIPLES = 1000
+_MAX_COUNTED_STEP = 1000
+
 _DIGIT = char("0-9")
 _POINT = literal(".")
-_NATURAL = any_of((literal("0"), concat(char("1-9"), repeat(_DIGIT, 0, _DIGITS - 1))))
-_INTEGER = concat(optional(literal("-")), _NATURAL)
+_MINUS = literal("-")
+_INTEGER = concat(optional(_MINUS), any_of((literal("0"), concat(char("1-9"), repeat(_DIGIT, 0, _MAX_DIGITS - 1)))))
 _EXPONENT = concat(char("eE"), optional(char("+-")), repeat(_DIGIT, 1, 2))
-# Without bounds digits are not counted: an engine keeps a mask of the vocabulary for each state
-_WHOLE = any_of((literal("0"), concat(optional(literal("-")), char("1-9"), repeat(_DIGIT))))
+# without bounds, digits are not counted: an engine keeps a mask of the vocabulary for each state
 _ANY_NATURAL = any_of((literal("0"), concat(char("1-9"), repeat(_DIGIT))))
-_NUMBER = concat(optional(literal("-")), _ANY_NATURAL, optional(concat(_POINT, repeat(_DIGIT, 1))), optional(_EXPONENT))
+_ANY_INTEGER = any_of((literal("0"), concat(optional(_MINUS), char("1-9"), repeat(_DIGIT))))
+_ANY_NUMBER = concat(optional(_MINUS), _ANY_NATURAL, optional(concat(_POINT, repeat(_DIGIT, 1))), optional(_EXPONENT))
 
 
 @dataclass(frozen=True)
 class NumberRange:
-    """None: no bound. `open_low`, `open_high`: the bound itself is out."""
+    """The bounds of a number. None is no bound; an open bound is itself excluded."""
 
     low: Decimal | None = None
     high: Decimal | None = None
@@ -47,44 +54,50 @@ class NumberRange:
     open_high: bool = False
 
     def within(self, value: Decimal) -> bool:
+        """Return True if `value` is within the bounds."""
         above = self.low is None or (value > self.low if self.open_low else value >= self.low)
         return above and (self.high is None or (value < self.high if self.open_high else value <= self.high))
 
-    def negated(self) -> NumberRange:
-        low = None if self.high is None else -self.high
-        high = None if self.low is None else -self.low
-        return NumberRange(low, high, self.open_high, self.open_low)
 
+def integer_language(bounds: NumberRange, step: Decimal | None = None) -> RegularLanguage:
+    """Return the integers within `bounds` that are multiples of `step`.
 
-def integer(bounds: NumberRange, step: Decimal | None = None) -> RegularLanguage:
-    """Whole numbers within `bounds`, multiples of `step`. Raises NotEnforceableError for other than small steps."""
-    whole = _signed(bounds, fraction=False) if bounds != NumberRange() else _WHOLE
+    Raises:
+        NotEnforceableError: The step has too many multiples.
+    """
+    whole = _signed(bounds, with_fraction=False) if bounds != NumberRange() else _ANY_INTEGER
     if step is None or (step < 1 and 1 % Fraction(step) == 0):
         return whole
-    if step == step.to_integral_value() and step <= _LARGEST_STEP:
-        return all_of((whole, concat(optional(literal("-")), multiples(int(step)))))
-    return any_word(text for text in _multiples(bounds, step) if "." not in text)
+    if step == step.to_integral_value() and step <= _MAX_COUNTED_STEP:
+        return all_of((whole, concat(optional(_MINUS), multiples(int(step)))))
+    return any_word(text for text in _written_multiples(bounds, step) if "." not in text)
 
 
-def number(bounds: NumberRange, step: Decimal | None = None) -> RegularLanguage:
-    """As `integer`, with a fraction; with an exponent only where there are no bounds."""
+def number_language(bounds: NumberRange, step: Decimal | None = None) -> RegularLanguage:
+    """Return the numbers within `bounds` that are multiples of `step`, with exponents only if there are no bounds.
+
+    Raises:
+        NotEnforceableError: The step has too many multiples.
+    """
     if step is None:
-        return _NUMBER if bounds == NumberRange() else _signed(bounds, fraction=True)
+        return _ANY_NUMBER if bounds == NumberRange() else _signed(bounds, with_fraction=True)
     if step == step.to_integral_value():
-        return integer(bounds, step)
+        return integer_language(bounds, step)
     places = -int(step.normalize().as_tuple().exponent)
     if step == Decimal(1).scaleb(-places):
         short = concat(_INTEGER, optional(concat(_POINT, repeat(_DIGIT, 1, places))))
-        return all_of((_signed(bounds, fraction=True), short))
-    return any_word(_multiples(bounds, step))
+        return all_of((_signed(bounds, with_fraction=True), short))
+    return any_word(_written_multiples(bounds, step))
 
 
-def _multiples(bounds: NumberRange, step: Decimal) -> list[str]:
-    if bounds.low is None or bounds.high is None or (bounds.high - bounds.low) / step > _WRITTEN_OUT:
-        raise NotEnforceableError(f"'multipleOf' {step} without bounds that have at most {_WRITTEN_OUT} multiples")
-    at = (bounds.low / step).to_integral_value(ROUND_CEILING)
+def _written_multiples(bounds: NumberRange, step: Decimal) -> list[str]:
+    if bounds.low is None or bounds.high is None or (bounds.high - bounds.low) / step > _MAX_WRITTEN_MULTIPLES:
+        raise NotEnforceableError(
+            f"'multipleOf' {step} without bounds that have at most {_MAX_WRITTEN_MULTIPLES} multiples"
+        )
+    first = (bounds.low / step).to_integral_value(ROUND_CEILING)
     last = (bounds.high / step).to_integral_value(ROUND_FLOOR)
-    values = (step * (at + count) for count in range(int(last - at) + 1))
+    values = (step * (first + count) for count in range(int(last - first) + 1))
     return [_plain(value) for value in values if bounds.within(value)]
 
 
@@ -94,93 +107,81 @@ def _plain(value: Decimal) -> str:
     return "0" if text == "-0" else text
 
 
-def _signed(bounds: NumberRange, fraction: bool) -> RegularLanguage:
+def _signed(bounds: NumberRange, with_fraction: bool) -> RegularLanguage:
+    """Return the numbers within `bounds`. In the functions below, values are integers in units of the last digit."""
+    places = _fraction_digits(bounds) if with_fraction else 0
+    low, high = bounds.low, bounds.high
+    if low is not None:
+        exact = Fraction(low) * 10**places
+        low = math.floor(exact) + 1 if bounds.open_low else math.ceil(exact)
+    if high is not None:
+        exact = Fraction(high) * 10**places
+        high = math.ceil(exact) - 1 if bounds.open_high else math.floor(exact)
     parts = []
-    if bounds.high is None or bounds.high >= 0:
-        parts.append(_unsigned(bounds, fraction))
-    if bounds.low is None or bounds.low < 0:
-        negative = bounds.negated()
-        above_zero = NumberRange(Decimal(0), negative.high, True, negative.open_high)
-        limits = negative if negative.low is not None and negative.low > 0 else above_zero
-        parts.append(concat(literal("-"), _unsigned(limits, fraction)))
+    if high is None or high >= 0:
+        parts.append(_unsigned(max(low or 0, 0), high, places))
+    if low is None or low < 0:
+        # -0 is written as 0
+        parts.append(concat(_MINUS, _unsigned(max(-(high or 0), 1), None if low is None else -low, places)))
     return any_of(parts)
 
 
-def _unsigned(bounds: NumberRange, fraction: bool) -> RegularLanguage:
-    """Numbers from 0 on within bounds, without a sign."""
-    low = Decimal(0) if bounds.low is None or bounds.low < 0 else bounds.low
-    open_low = bounds.open_low and low == bounds.low
-    above = _from(low, open_low, _fraction_digits(low, open_low) if fraction else 0)
-    if bounds.high is None:
-        return above
-    high, open_high = bounds.high, bounds.open_high
-    if low > high:
-        return NOTHING
-    return all_of((above, _up_to(high, open_high, _fraction_digits(high, open_high) if fraction else 0)))
+def _fraction_digits(bounds: NumberRange) -> int:
+    """Return the digits behind the point: more than the bounds have, and so few that none rounds to an open bound."""
+    places, least = _FRACTION_DIGITS, 0
+    for bound, is_open in ((bounds.low, bounds.open_low), (bounds.high, bounds.open_high)):
+        if bound is not None:
+            whole, _, behind = f"{abs(bound):f}".partition(".")
+            least = max(least, len(behind.rstrip("0")) + 1)
+            places = min(places, max(_MAX_DIGITS - len(whole), 0)) if is_open else places
+    return max(places, least)
 
 
-def _fraction_digits(bound: Decimal, exclusive: bool) -> int:
-    """Digits behind the point. Not so many that a double would round to a bound that is itself out."""
-    whole, behind = _parts(bound)
-    room = min(_FRACTION, max(_DIGITS - len(whole), 0)) if exclusive else _FRACTION
-    return max(room, len(behind) + 1)
+def _unsigned(low: int, high: int | None, places: int) -> RegularLanguage:
+    """Return the numbers from `low` to `high` without a sign, with up to `places` digits behind the point."""
+    least = len(str(low // 10**places))
+    limit = 10 ** (max(_MAX_DIGITS, least + 1) + places) - 1
+    high = limit if high is None else min(high, limit)
+    parts, complete = [], []
+    for count in range(least, len(str(high // 10**places)) + 1):
+        first = 10 ** (count - 1 + places)
+        if count > 1 and low <= first and high >= 10 * first - 1:
+            complete.append(count)
+        else:
+            parts.append(_digits(count, low, high, places, first=int(count > 1)))
+    if complete:
+        digits = concat(char("1-9"), repeat(_DIGIT, complete[0] - 1, complete[-1] - 1))
+        parts.append(concat(digits, _any_fraction(places)))
+    return any_of(parts)
 
 
-def _parts(value: Decimal) -> tuple[str, str]:
-    """The digits before and behind the point of an unsigned number, without zeros that say nothing."""
-    whole, _, behind = f"{abs(value):f}".partition(".")
-    return whole, behind.rstrip("0")
+def _digits(count: int, low: int, high: int, places: int, first: int = 0) -> RegularLanguage:
+    """Return the numbers from `low` to `high` with `count` digits before the point, of which the first is `first` or more."""
+    if first == 0 and low <= 0 and high >= 10 ** (count + places) - 1:
+        return concat(repeat(_DIGIT, count, count), _any_fraction(places))
+    if count == 0:
+        fraction = concat(_POINT, _fraction(low, high, places)) if places else EMPTY_SET
+        return optional(fraction) if low <= 0 <= high else fraction
+    unit, parts = 10 ** (count - 1 + places), []
+    for digit in range(first, 10):
+        if low < (digit + 1) * unit and high >= digit * unit:
+            rest = _digits(count - 1, low - digit * unit, high - digit * unit, places)
+            parts.append(concat(literal(str(digit)), rest))
+    return any_of(parts)
 
 
-def _fraction(digits: RegularLanguage) -> RegularLanguage:
-    return concat(_POINT, digits)
+def _any_fraction(places: int) -> RegularLanguage:
+    return optional(concat(_POINT, repeat(_DIGIT, 1, places))) if places else EMPTY_TEXT
 
 
-def _from(low: Decimal, exclusive: bool, room: int) -> RegularLanguage:
-    """Unsigned numbers from `low` on."""
-    whole, behind = _parts(low)
-    if behind and not room:
-        return _from(low.to_integral_value(ROUND_CEILING), False, room)
-    tail = optional(_fraction(repeat(_DIGIT, 1, room))) if room else EMPTY
-    longer = concat(char("1-9"), repeat(_DIGIT, len(whole), max(_DIGITS - 1, len(whole))), tail)
-    greater = concat(_digits_beside(whole, up=True), tail)
-    equal = [] if exclusive or behind else [literal(whole)]
-    if room:
-        beyond = concat(_digits_beside(behind, up=True, exact=False), repeat(_DIGIT, 0, room))
-        zeros = repeat(_DIGIT, 0 if behind else 1, room)
-        some = concat(repeat(literal("0")), char("1-9"), repeat(_DIGIT))
-        rest = all_of((zeros, some)) if exclusive else zeros
-        equal.append(concat(literal(whole), _fraction(any_of([beyond, concat(literal(behind), rest)]))))
-    return any_of([longer, greater, *equal])
-
-
-def _up_to(high: Decimal, exclusive: bool, room: int) -> RegularLanguage:
-    """Unsigned numbers up to `high`."""
-    whole, behind = _parts(high)
-    if behind and not room:
-        return _up_to(high.to_integral_value(ROUND_FLOOR), False, room)
-    tail = optional(_fraction(repeat(_DIGIT, 1, room))) if room else EMPTY
-    shorter = NOTHING
-    if len(whole) > 1:
-        shorter = any_of((literal("0"), concat(char("1-9"), repeat(_DIGIT, 0, len(whole) - 2))))
-    smaller = concat(any_of((shorter, _digits_beside(whole, up=False))), tail)
-    equal = [] if exclusive and not behind else [literal(whole)]
-    if room:
-        below = [concat(_digits_beside(behind, up=False, exact=False), repeat(_DIGIT, 0, room))]
-        below += [literal(behind[:size]) for size in range(1, len(behind))]
-        zeros = NOTHING if exclusive else concat(literal(behind), repeat(literal("0"), 0 if behind else 1, room))
-        equal.append(concat(literal(whole), _fraction(any_of([*below, zeros]))))
-    return any_of([smaller, *equal])
-
-
-def _digits_beside(digits: str, up: bool, exact: bool = True) -> RegularLanguage:
-    """Digits that differ from `digits` first in one that is greater (`up`) or smaller; `exact`: as many of them, and
-    without a zero in front."""
-    found = NOTHING
-    for at in reversed(range(len(digits))):
-        least = "1" if exact and at == 0 and len(digits) > 1 else "0"
-        first, last = (chr(ord(digits[at]) + 1), "9") if up else (least, chr(ord(digits[at]) - 1))
-        rest = len(digits) - at - 1 if exact else 0
-        beside = concat(char(f"{first}-{last}"), repeat(_DIGIT, rest, rest)) if first <= last else NOTHING
-        found = any_of((beside, concat(literal(digits[at]), found)))
-    return found
+def _fraction(low: int, high: int, places: int) -> RegularLanguage:
+    """Return one to `places` digits behind the point whose value is from `low` to `high`."""
+    if low <= 0 and high >= 10**places - 1:
+        return repeat(_DIGIT, 1, places)
+    unit, parts = 10 ** (places - 1), []
+    for digit in range(10):
+        start = digit * unit
+        if low < start + unit and high >= start:
+            rest = _fraction(low - start, high - start, places - 1) if places > 1 else EMPTY_SET
+            parts.append(concat(literal(str(digit)), optional(rest) if low <= start <= high else rest))
+    return any_of(parts)

@@ -1,6 +1,6 @@
 """Regular expressions as languages.
 
-The pattern is parsed by Python's own parser and read by ECMA's rules (JSON Schema): `\\d`, `\\w`, `\\s` are ASCII.
+Python's own parser parses the pattern. Its meaning is that of ECMA, as in JSON Schema: `\\d`, `\\w` and `\\s` are ASCII.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from re import _constants as sre  # type: ignore[attr-defined]
 from re import _parser as parser  # type: ignore[attr-defined]
 from typing import Any
 
-from llmops.gateway.generation.structured.grammar.errors import NotEnforceableError
+from llmops.gateway.generation.structured.grammar.compile_limits import NotEnforceableError, spend_steps
 from llmops.gateway.generation.structured.grammar.regular_language import (
     LAST_CODE_POINT,
     SURROGATES,
@@ -25,10 +25,9 @@ from llmops.gateway.generation.structured.grammar.regular_language import (
     repeat,
     subtract_ranges,
 )
-from llmops.gateway.generation.structured.grammar.work_budget import spend_steps
 
 Ranges = Sequence[tuple[int, int]]
-# what a character of the pattern is in the text: itself, or its form in a JSON string
+#: Returns the forms that a character of the pattern has in the text: itself, or its forms in a JSON string.
 CharacterEncoder = Callable[[Ranges], RegularLanguage]
 
 _SETS: dict[Any, Ranges] = {
@@ -47,15 +46,23 @@ _ANY: Ranges = [(0, LAST_CODE_POINT)]
 
 
 def raw_character(ranges: Ranges) -> RegularLanguage:
-    """A character that stands for itself."""
+    """Return the characters of `ranges` as they are."""
     return chars(subtract_ranges(ranges, [SURROGATES]))
 
 
 def regex_language(pattern: str, encode: CharacterEncoder, *, whole: bool = False) -> RegularLanguage:
-    """Texts that match `pattern` as a whole; with `^` alone anything may follow, with `$` alone come before, unless
-    the pattern is that of a `whole` text whatever its anchors.
+    """Return the texts that match `pattern`.
 
-    Raises NotEnforceableError for what is not regular.
+    A pattern without anchors, or with both, is that of the whole text. After a pattern with `^` alone anything may
+    follow, and before one with `$` alone anything may stand.
+
+    Args:
+        pattern: A regular expression.
+        encode: The forms of its characters in the texts.
+        whole: The pattern is that of the whole text, whatever its anchors.
+
+    Raises:
+        NotEnforceableError: The pattern is not a regular expression, or its language is not regular.
     """
     anything = repeat(encode(_ANY))
 
@@ -68,7 +75,7 @@ def regex_language(pattern: str, encode: CharacterEncoder, *, whole: bool = Fals
 
 
 def parse_regex(pattern: str) -> list[Any]:
-    """What Python's parser makes of it; its matcher never sees what comes from a client. Raises NotEnforceableError."""
+    """Return the parsed pattern. Raise NotEnforceableError if it is none. Python's matcher never sees clients' patterns."""
     try:
         tree: Any = parser.parse(pattern)
         return list(tree)
@@ -76,13 +83,14 @@ def parse_regex(pattern: str) -> list[Any]:
         raise NotEnforceableError(f"the pattern is not a regular expression: {error}") from None
 
 
-def finds(pattern: str, text: str) -> bool:
-    """Whether `pattern` matches somewhere in `text`, as JSON Schema means it. Raises NotEnforceableError."""
-    return contains(_finding(pattern), text)
+def regex_search(pattern: str, text: str) -> bool:
+    """Return True if `pattern` matches somewhere in `text`, as in JSON Schema. Raise NotEnforceableError if unknown."""
+    return contains(_containing(pattern), text)
 
 
 @lru_cache(maxsize=64)
-def _finding(pattern: str) -> RegularLanguage:
+def _containing(pattern: str) -> RegularLanguage:
+    """Return the texts in which `pattern` matches somewhere."""
     anything = repeat(chars(_ANY))
     branches = (_anchored(branch, chars) for branch in _branches(parse_regex(pattern)))
     return any_of(
@@ -92,7 +100,7 @@ def _finding(pattern: str) -> RegularLanguage:
 
 
 def _branches(nodes: list[Any]) -> list[list[Any]]:
-    """Alternatives with anchors of their own; Python's parser takes what they share in front out of them."""
+    """Return alternatives with anchors of their own. Python's parser moves what they share to the front of them."""
     spend_steps(len(nodes))
     for at in {0, len(nodes) - 1} if nodes else ():
         op, value = nodes[at]
@@ -103,7 +111,7 @@ def _branches(nodes: list[Any]) -> list[list[Any]]:
 
 
 def _anchored(nodes: list[Any], encode: CharacterEncoder) -> tuple[bool, RegularLanguage, bool]:
-    """What stands between the anchors, and whether there is one before and behind it."""
+    """Return whether an anchor stands in front, the language between the anchors, and whether one stands behind."""
     starts, ends = nodes[:1] in _STARTS, nodes[-1:] in _ENDS
     return starts, _sequence(nodes[starts : len(nodes) - ends], encode), ends
 

@@ -1,7 +1,7 @@
-"""Sets of texts as regular expressions with intersection, followed character by character.
+"""Regular languages: sets of texts as expressions with intersection, followed character by character.
 
-Brzozowski derivatives: `after(x, c)` are the texts of `x` that begin with `c`, without it. The functions here keep
-expressions in a normal form, without which there would be no end of different ones.
+Brzozowski derivatives: `derivative(x, c)` has the texts of `x` that begin with `c`, without that character. The functions
+keep expressions in a normal form, without which a language would have endlessly many different derivatives.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
-from llmops.gateway.generation.structured.grammar.work_budget import spend_steps
+from llmops.gateway.generation.structured.grammar.compile_limits import spend_steps
 
 Ranges = tuple[tuple[int, int], ...]
 LAST_CODE_POINT = 0x10FFFF
@@ -20,7 +20,11 @@ SURROGATES = (0xD800, 0xDFFF)
 
 
 class RegularLanguage:
-    """`kind`: chars, cat, any_of, all_of, repeat or multiples, of `parts`. `nullable`: the empty text is in it."""
+    """A set of texts. Make it with the functions below.
+
+    `kind` is chars, cat, any_of, all_of, repeat or multiples, and `parts` are its operands. `nullable` is True if the
+    empty text belongs to the language.
+    """
 
     __slots__ = ("_hash", "kind", "nullable", "parts")
 
@@ -40,18 +44,19 @@ class RegularLanguage:
         return self.kind == other.kind and bool(self.parts == other.parts)
 
 
-NOTHING = RegularLanguage("any_of", frozenset(), False)
-EMPTY = RegularLanguage("all_of", frozenset(), True)
+#: The language without any text, and the language of the empty text alone.
+EMPTY_SET = RegularLanguage("any_of", frozenset(), False)
+EMPTY_TEXT = RegularLanguage("all_of", frozenset(), True)
 
 
 def chars(ranges: Iterable[tuple[int, int]]) -> RegularLanguage:
-    """One character of `ranges` (first and last code, both in)."""
+    """Return one character of `ranges`, each from its first to its last code."""
     found = merge_ranges(ranges)
-    return RegularLanguage("chars", found, False) if found else NOTHING
+    return RegularLanguage("chars", found, False) if found else EMPTY_SET
 
 
 def char(text: str) -> RegularLanguage:
-    """One character of `text`, where `a-z` is a range."""
+    """Return one character of `text`, where `a-z` is a range."""
     found, at = [], 0
     while at < len(text):
         last = at + 2 if text[at + 1 : at + 2] == "-" and at + 2 < len(text) else at
@@ -61,11 +66,12 @@ def char(text: str) -> RegularLanguage:
 
 
 def literal(text: str) -> RegularLanguage:
+    """Return the language of `text` alone."""
     return concat(*(chars([(ord(one), ord(one))]) for one in text))
 
 
 def any_word(texts: Iterable[str]) -> RegularLanguage:
-    """One of `texts`. What they begin with in common is said once, so that a step looks at one branch of them."""
+    """Return the language of `texts`. Common beginnings are shared, so that a derivative looks at one branch of them."""
     by_first: dict[str, list[str]] = {}
     for text in texts:
         by_first.setdefault(text[:1], []).append(text)
@@ -81,15 +87,15 @@ def _prefix_tree(texts: list[str]) -> RegularLanguage:
 
 
 def concat(*parts: RegularLanguage) -> RegularLanguage:
-    """One after the other."""
-    result = EMPTY
+    """Return the texts with a part from each of `parts`, one after the other."""
+    result = EMPTY_TEXT
     for part in reversed(parts):
         result = _concat_pair(part, result)
     return result
 
 
 def any_of(parts: Iterable[RegularLanguage]) -> RegularLanguage:
-    """What is in at least one."""
+    """Return the union of `parts`."""
     found, ranges = set(), []
     flat = list(_flatten_parts("any_of", parts))
     spend_steps(len(flat))
@@ -102,63 +108,64 @@ def any_of(parts: Iterable[RegularLanguage]) -> RegularLanguage:
         found.add(chars(ranges))
     if len(found) == 1:
         return found.pop()
-    return RegularLanguage("any_of", frozenset(found), any(part.nullable for part in found)) if found else NOTHING
+    return RegularLanguage("any_of", frozenset(found), any(part.nullable for part in found)) if found else EMPTY_SET
 
 
 def all_of(parts: Iterable[RegularLanguage]) -> RegularLanguage:
-    """What is in each of them; `parts` must not be none."""
+    """Return the intersection of `parts`, of which there must be at least one."""
     found = set(_flatten_parts("all_of", parts))
     spend_steps(len(found))
-    if NOTHING in found:
-        return NOTHING
-    if EMPTY in found:
-        return EMPTY if all(part.nullable for part in found) else NOTHING
+    if EMPTY_SET in found:
+        return EMPTY_SET
+    if EMPTY_TEXT in found:
+        return EMPTY_TEXT if all(part.nullable for part in found) else EMPTY_SET
     if len(found) == 1:
         return found.pop()
     return RegularLanguage("all_of", frozenset(found), all(part.nullable for part in found))
 
 
 def repeat(part: RegularLanguage, least: int = 0, most: int | None = None) -> RegularLanguage:
-    """`part` again and again; `most` None: without end."""
-    if most == 0 or part is EMPTY or part is NOTHING:
-        return EMPTY if least == 0 or part is EMPTY or most == 0 else NOTHING
+    """Return `part` repeated `least` to `most` times, without an upper bound if `most` is None."""
+    if most == 0 or part is EMPTY_TEXT or part is EMPTY_SET:
+        return EMPTY_TEXT if least == 0 or part is EMPTY_TEXT or most == 0 else EMPTY_SET
     if (least, most) == (1, 1):
         return part
     return RegularLanguage("repeat", (part, least, most), least == 0 or part.nullable)
 
 
 def optional(part: RegularLanguage) -> RegularLanguage:
-    return any_of((EMPTY, part))
+    """Return `part` or the empty text."""
+    return any_of((EMPTY_TEXT, part))
 
 
 def multiples(step: int, rest: int = 0) -> RegularLanguage:
-    """Digits of a number that is a multiple of `step` when `rest` stands before them."""
+    """Return the digits that make a multiple of `step` of a number with the remainder `rest`, which stands before them."""
     return RegularLanguage("multiples", (step, rest), rest == 0)
 
 
-def after(language: RegularLanguage, code: int) -> RegularLanguage:
-    """The derivative by a character."""
+def derivative(language: RegularLanguage, code: int) -> RegularLanguage:
+    """Return what may follow in `language` after the character `code`."""
     kind, parts = language.kind, language.parts
     if kind == "chars":
-        return EMPTY if _in_ranges(parts, code) else NOTHING
+        return EMPTY_TEXT if _in_ranges(parts, code) else EMPTY_SET
     spend_steps()
     if kind == "cat":
         first, rest = parts
-        taken = concat(after(first, code), rest)
-        return any_of((taken, after(rest, code))) if first.nullable else taken
+        taken = concat(derivative(first, code), rest)
+        return any_of((taken, derivative(rest, code))) if first.nullable else taken
     if kind == "repeat":
         part, least, most = parts
-        return concat(after(part, code), repeat(part, max(least - 1, 0), None if most is None else most - 1))
+        return concat(derivative(part, code), repeat(part, max(least - 1, 0), None if most is None else most - 1))
     if kind == "multiples":
         step, rest = parts
-        return multiples(step, (rest * 10 + code - 48) % step) if 48 <= code <= 57 else NOTHING
-    if language is EMPTY or not parts:
-        return NOTHING
-    return (any_of if kind == "any_of" else all_of)([after(part, code) for part in parts])
+        return multiples(step, (rest * 10 + code - 48) % step) if 48 <= code <= 57 else EMPTY_SET
+    if language is EMPTY_TEXT or not parts:
+        return EMPTY_SET
+    return (any_of if kind == "any_of" else all_of)([derivative(part, code) for part in parts])
 
 
 def character_classes(language: RegularLanguage) -> list[list[tuple[int, int]]]:
-    """Sets of characters that `language` never tells apart, as ranges."""
+    """Return sets of characters, as ranges, between which `language` never distinguishes."""
     # the bits of the sets that begin or end at a character
     changes: defaultdict[int, int] = defaultdict(int, {0: 0, LAST_CODE_POINT + 1: 0})
     for at, ranges in enumerate(_distinguished_ranges(language)):
@@ -183,8 +190,10 @@ def _distinguished_ranges(language: RegularLanguage) -> Iterator[Ranges]:
 
 
 def contains(language: RegularLanguage, text: str) -> bool:
-    """Whether `text` is in it. Time grows as `text` does: what may still follow is one of `partial_derivatives`, however long the
-    text before was, and a set of those is all that is kept."""
+    """Return True if `text` belongs to `language`, in time linear in `text`.
+
+    Only a set of partial derivatives is kept, and their number does not depend on the text.
+    """
     states = {language}
     for one in text:
         states = {further for state in states for further in partial_derivatives(state, ord(one))}
@@ -192,8 +201,10 @@ def contains(language: RegularLanguage, text: str) -> bool:
 
 
 def partial_derivatives(language: RegularLanguage, code: int) -> set[RegularLanguage]:
-    """The derivative as languages that together are it (Antimirov): of a pattern with n characters there are at most
-    n + 1 in all, with repetitions written out."""
+    """Return languages whose union is the derivative (Antimirov).
+
+    A pattern with n characters, its repetitions written out, has at most n + 1 of them in all.
+    """
     spend_steps()
     kind, parts = language.kind, language.parts
     if kind == "any_of":
@@ -207,8 +218,8 @@ def partial_derivatives(language: RegularLanguage, code: int) -> set[RegularLang
         part, least, most = parts
         rest = repeat(part, max(least - 1, 0), None if most is None else most - 1)
         return {_concat_pair(further, rest) for further in partial_derivatives(part, code)}
-    found = after(language, code)
-    return set() if found is NOTHING else {found}
+    found = derivative(language, code)
+    return set() if found is EMPTY_SET else {found}
 
 
 def _in_ranges(ranges: Ranges, code: int) -> bool:
@@ -217,10 +228,10 @@ def _in_ranges(ranges: Ranges, code: int) -> bool:
 
 
 def _concat_pair(first: RegularLanguage, rest: RegularLanguage) -> RegularLanguage:
-    if first is NOTHING or rest is NOTHING:
-        return NOTHING
-    if first is EMPTY or rest is EMPTY:
-        return rest if first is EMPTY else first
+    if first is EMPTY_SET or rest is EMPTY_SET:
+        return EMPTY_SET
+    if first is EMPTY_TEXT or rest is EMPTY_TEXT:
+        return rest if first is EMPTY_TEXT else first
     if first.kind == "cat":
         spend_steps()
         return _concat_pair(first.parts[0], _concat_pair(first.parts[1], rest))
@@ -229,9 +240,9 @@ def _concat_pair(first: RegularLanguage, rest: RegularLanguage) -> RegularLangua
 
 def _flatten_parts(kind: str, parts: Iterable[RegularLanguage]) -> Iterator[RegularLanguage]:
     for part in parts:
-        if part.kind == kind and part is not EMPTY and part is not NOTHING:
+        if part.kind == kind and part is not EMPTY_TEXT and part is not EMPTY_SET:
             yield from part.parts
-        elif part is not NOTHING or kind == "all_of":
+        elif part is not EMPTY_SET or kind == "all_of":
             yield part
 
 
@@ -249,7 +260,7 @@ def _walk(language: RegularLanguage) -> Iterator[RegularLanguage]:
 
 
 def merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
-    """In order, none touching the next."""
+    """Return `ranges` in order, with those that touch each other merged."""
     found: list[tuple[int, int]] = []
     for low, high in sorted(ranges):
         if found and low <= found[-1][1] + 1:
@@ -261,7 +272,7 @@ def merge_ranges(ranges: Iterable[tuple[int, int]]) -> Ranges:
 
 
 def subtract_ranges(ranges: Iterable[tuple[int, int]], excluded: Iterable[tuple[int, int]]) -> Ranges:
-    """`ranges` less `excluded`."""
+    """Return `ranges` without `excluded`."""
     left, gaps, at = [], merge_ranges(excluded), 0
     for first, last in merge_ranges(ranges):
         while at < len(gaps) and gaps[at][1] < first:

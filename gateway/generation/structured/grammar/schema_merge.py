@@ -1,48 +1,54 @@
-"""Schemas without `$ref`, `allOf`, `anyOf` and `oneOf`: one for each way in which a value can be valid."""
+"""Flat schemas: a schema without `$ref`, `allOf`, `anyOf` and `oneOf` for each way in which a value can be valid."""
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from llmops.gateway.generation.structured.grammar.errors import NotEnforceableError, UnsatisfiableSchemaError
-from llmops.gateway.generation.structured.grammar.work_budget import spend_steps
+from llmops.gateway.generation.structured.grammar.compile_limits import (
+    NotEnforceableError,
+    UnsatisfiableSchemaError,
+    spend_steps,
+)
 
 Schema = Mapping[str, Any] | bool
 FlatSchema = dict[str, Any]
 
 _TIGHTEN: dict[str, Callable[[Any, Any], Any]] = {
-    "minimum": max,
-    "exclusiveMinimum": max,
-    "minLength": max,
-    "minItems": max,
-    "minProperties": max,
-    "maximum": min,
-    "exclusiveMaximum": min,
-    "maxLength": min,
-    "maxItems": min,
-    "maxProperties": min,
+    **dict.fromkeys(("minimum", "exclusiveMinimum", "minLength", "minItems", "minProperties"), max),
+    **dict.fromkeys(("maximum", "exclusiveMaximum", "maxLength", "maxItems", "maxProperties"), min),
 }
+
+#: Keywords that apply other schemas to the same value.
 APPLICATOR_KEYWORDS = ("$ref", "allOf", "anyOf", "oneOf")
-# what is checked nowhere here
+
+#: Keywords that no grammar here enforces.
 UNENFORCED_KEYWORDS = (
     "not", "if", "then", "else", "contains", "minContains", "maxContains", "dependentRequired", "dependentSchemas",
     "dependencies", "unevaluatedItems", "$dynamicRef", "$recursiveRef",
 )  # fmt: skip
+
+#: All keywords that say which values are valid. Others are annotations.
 KNOWN_KEYWORDS = frozenset(
     {
-        *_TIGHTEN, *APPLICATOR_KEYWORDS, *UNENFORCED_KEYWORDS, "type", "enum", "const", "multipleOf", "pattern", "format", "properties",
-        "required", "additionalProperties", "patternProperties", "propertyNames", "unevaluatedProperties", "items",
-        "prefixItems", "additionalItems", "uniqueItems",
+        *_TIGHTEN, *APPLICATOR_KEYWORDS, *UNENFORCED_KEYWORDS, "type", "enum", "const", "multipleOf", "pattern",
+        "format", "properties", "required", "additionalProperties", "patternProperties", "propertyNames",
+        "unevaluatedProperties", "items", "prefixItems", "additionalItems", "uniqueItems",
     }
 )  # fmt: skip
-_MAX_ALTERNATIVES, _MAX_DEPTH = 64, 24
+
+#: Flat schemas of one schema, and schemas applied inside each other. Both grow exponentially in what a client sends.
+_MAX_ALTERNATIVES = 64
+_MAX_DEPTH = 24
+
+#: Characters of JSON that are written in one step of work.
 _CHARACTERS_PER_STEP = 64
 
 
 def without_annotations(schema: Schema) -> FlatSchema:
-    """Without annotations. Raises UnsatisfiableSchemaError for `false`."""
+    """Return the keywords of `schema` that say which values are valid. Raise UnsatisfiableSchemaError for `false`."""
     if isinstance(schema, bool):
         if not schema:
             raise UnsatisfiableSchemaError("'false' allows nothing")
@@ -54,20 +60,32 @@ def without_annotations(schema: Schema) -> FlatSchema:
 
 
 def allowed_types(flat: Mapping[str, Any]) -> set[str] | None:
-    """The types that a schema allows, None for all."""
-    given = flat.get("type")
-    return None if given is None else {given} if isinstance(given, str) else set(given)
+    """Return the types that a schema allows, None for all."""
+    types = flat.get("type")
+    return None if types is None else {types} if isinstance(types, str) else set(types)
+
+
+def json_type(value: Any) -> str:
+    """Return the JSON Schema type of a value."""
+    if value is None:
+        return "null"
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
+        return "integer"
+    types: dict[type, str] = {float: "number", str: "string", list: "array", dict: "object"}
+    return types[type(value)]
 
 
 def canonical_json(value: Any) -> str:
-    """Equal texts for equal JSON values."""
+    """Return the same text for equal JSON values."""
     text = json.dumps(_normalize_numbers(value), sort_keys=True)
     spend_steps(2 + len(text) // _CHARACTERS_PER_STEP)
     return text
 
 
 def _normalize_numbers(value: Any) -> Any:
-    """`value` with 1 for each 1.0 in it."""
+    """Return `value` with 1 for each 1.0 in it."""
     if isinstance(value, list):
         return [_normalize_numbers(one) for one in value]
     if isinstance(value, dict):
@@ -76,27 +94,25 @@ def _normalize_numbers(value: Any) -> Any:
 
 
 def merge_schemas(first: FlatSchema, second: FlatSchema) -> FlatSchema:
-    """What both allow. Raises NotEnforceableError when that cannot be said in one schema."""
+    """Return the flat schema of the values that both allow. Raise NotEnforceableError if one schema cannot express it."""
     spend_steps(5 + len(first) + len(second))
     result = dict(first)
     for key, value in second.items():
+        merge = _TIGHTEN.get(key) or _INTERSECT.get(key)
         if key not in result:
             result[key] = value
-        elif key in _TIGHTEN:
-            result[key] = _TIGHTEN[key](result[key], value)
-        elif key in _INTERSECT:
-            result[key] = _INTERSECT[key](result[key], value)
+        elif merge is not None:
+            result[key] = merge(result[key], value)
         elif canonical_json(result[key]) != canonical_json(value):
             raise NotEnforceableError(f"two different '{key}' hold at the same time")
-    _close(result, first, second)
+    if "properties" in result:
+        result["properties"] = _merge_additional(result["properties"], first, second)
     return result
 
 
-def _close(result: FlatSchema, first: FlatSchema, second: FlatSchema) -> None:
-    """A property that only one side declares is an additional one to the other."""
-    if "properties" not in result:
-        return
-    properties = dict(result["properties"])
+def _merge_additional(merged: Mapping[str, Schema], first: FlatSchema, second: FlatSchema) -> dict[str, Schema]:
+    """Apply `additionalProperties` of each schema to the properties that only the other one declares."""
+    properties = dict(merged)
     for side in (first, second):
         rest = side.get("additionalProperties", True)
         if rest is not True:
@@ -105,7 +121,7 @@ def _close(result: FlatSchema, first: FlatSchema, second: FlatSchema) -> None:
             spend_steps(len(properties))
             for name in properties.keys() - side.get("properties", {}).keys():
                 properties[name] = _merge_subschemas(properties[name], rest)
-    result["properties"] = properties
+    return properties
 
 
 def _merge_subschemas(first: Schema, second: Schema) -> Schema:
@@ -114,7 +130,7 @@ def _merge_subschemas(first: Schema, second: Schema) -> Schema:
     return {"allOf": [first, second]} if first is not False and second is not False else False
 
 
-def _types(first: Any, second: Any) -> list[str]:
+def _merge_types(first: Any, second: Any) -> list[str]:
     left, right = allowed_types({"type": first}) or set(), allowed_types({"type": second}) or set()
     both = left & right
     for one, other in ((left, right), (right, left)):
@@ -125,7 +141,7 @@ def _types(first: Any, second: Any) -> list[str]:
     return sorted(both)
 
 
-def _values(first: Any, second: Any) -> list[Any]:
+def _merge_enums(first: Any, second: Any) -> list[Any]:
     allowed = {canonical_json(value) for value in second}
     found = [value for value in first if canonical_json(value) in allowed]
     if not found:
@@ -133,21 +149,21 @@ def _values(first: Any, second: Any) -> list[Any]:
     return found
 
 
-def _required(first: Any, second: Any) -> list[str]:
+def _merge_required(first: Any, second: Any) -> list[str]:
     spend_steps(len(first) + len(second))
     return list(dict.fromkeys([*first, *second]))
 
 
-def _properties(first: Any, second: Any) -> dict[str, Any]:
+def _merge_properties(first: Any, second: Any) -> dict[str, Any]:
     spend_steps(len(first) + len(second))
     return {**first, **{name: _merge_subschemas(first.get(name, True), schema) for name, schema in second.items()}}
 
 
 _INTERSECT: dict[str, Callable[[Any, Any], Any]] = {
-    "type": _types,
-    "enum": _values,
-    "properties": _properties,
-    "required": _required,
+    "type": _merge_types,
+    "enum": _merge_enums,
+    "properties": _merge_properties,
+    "required": _merge_required,
     "items": _merge_subschemas,
     "additionalProperties": _merge_subschemas,
     "uniqueItems": lambda first, second: first or second,
@@ -155,74 +171,122 @@ _INTERSECT: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class SchemaAlternatives:
-    """Flat schemas of a schema; a value is valid by it when it is by one of them. What a reference stands for is worked
-    out once, however often the schema says it.
+    """The flat schemas of schemas: a value is valid if one of them allows it. References are resolved once."""
 
-    `one_of` objects to overlapping parts.
-    """
-
-    def __init__(self, resolve: Callable[[str], Schema], one_of: Callable[[Sequence[Schema]], None]) -> None:
+    def __init__(self, resolve: Callable[[str], Schema], check_one_of: Callable[[Sequence[Schema]], None]) -> None:
+        """Create the table. `check_one_of` raises an error for the parts of a `oneOf` that may overlap."""
         self._resolve = resolve
-        self._one_of = one_of
-        self._known: dict[str, list[FlatSchema]] = {}
+        self._check_one_of = check_one_of
+        self._by_reference: dict[str, list[FlatSchema]] = {}
 
     def __call__(self, schema: Schema, depth: int = 0) -> list[FlatSchema]:
-        """Raises UnsatisfiableSchemaError when there is none, and NotEnforceableError."""
+        """Return the flat schemas of `schema`.
+
+        Raises:
+            UnsatisfiableSchemaError: No value is valid.
+            NotEnforceableError: Flat schemas cannot express it.
+        """
         spend_steps()
         if depth > _MAX_DEPTH:
             raise NotEnforceableError("it refers to itself endlessly")
-        given = without_annotations(schema)
-        base = {key: value for key, value in given.items() if key not in APPLICATOR_KEYWORDS}
+        keywords = without_annotations(schema)
+        base = {key: value for key, value in keywords.items() if key not in APPLICATOR_KEYWORDS}
         if "const" in base:
             const = base.pop("const")
-            base["enum"] = _values([const], base.get("enum", [const]))
+            base["enum"] = _merge_enums([const], base.get("enum", [const]))
         found = [base]
-        for inner in self._parts(given, depth + 1):
-            found = [both for way in found for other in inner if (both := _if_any(way, other)) is not None]
+        for alternatives in self._applied(keywords, depth + 1):
+            pairs = itertools.product(found, alternatives)
+            found = [both for pair in pairs if (both := _merge_if_satisfiable(*pair)) is not None]
             if len(found) > _MAX_ALTERNATIVES:
                 raise NotEnforceableError(f"it combines alternatives in more than {_MAX_ALTERNATIVES} ways")
         if not found:
             raise UnsatisfiableSchemaError("the combined schemas allow nothing")
         return found
 
-    def _parts(self, given: FlatSchema, depth: int) -> Iterator[list[FlatSchema]]:
-        """Ways of which one of each must hold."""
-        for part in given.get("allOf", ()):
-            yield self._possible(part, depth)
-        if "$ref" in given:
-            yield self._referred(given["$ref"], depth)
-        if "oneOf" in given:
-            self._one_of(given["oneOf"])
+    def _applied(self, keywords: FlatSchema, depth: int) -> Iterator[list[FlatSchema]]:
+        """Yield lists of flat schemas. One of each list must allow a valid value."""
+        for part in keywords.get("allOf", ()):
+            yield self._or_none(part, depth)
+        if "$ref" in keywords:
+            reference = keywords["$ref"]
+            if reference not in self._by_reference:
+                self._by_reference[reference] = self._or_none(self._resolve(reference), depth)
+            yield self._by_reference[reference]
+        if "oneOf" in keywords:
+            self._check_one_of(keywords["oneOf"])
         for key in ("anyOf", "oneOf"):
-            if key in given:
-                yield [way for part in given[key] for way in self._possible(part, depth)]
+            if key in keywords:
+                yield [flat for part in keywords[key] for flat in self._or_none(part, depth)]
 
-    def _referred(self, reference: str, depth: int) -> list[FlatSchema]:
-        if reference not in self._known:
-            self._known[reference] = self._possible(self._resolve(reference), depth)
-        return self._known[reference]
-
-    def _possible(self, schema: Schema, depth: int) -> list[FlatSchema]:
+    def _or_none(self, schema: Schema, depth: int) -> list[FlatSchema]:
         try:
             return self(schema, depth)
         except UnsatisfiableSchemaError:
             return []
 
 
-def _if_any(first: FlatSchema, second: FlatSchema) -> FlatSchema | None:
+def _merge_if_satisfiable(first: FlatSchema, second: FlatSchema) -> FlatSchema | None:
     try:
         return merge_schemas(first, second)
     except UnsatisfiableSchemaError:
         return None
 
 
-def json_type(value: Any) -> str:
-    """The JSON Schema type of a value."""
-    if value is None:
-        return "null"
-    if isinstance(value, bool):
-        return "boolean"
-    if isinstance(value, int) or (isinstance(value, float) and value.is_integer()):
-        return "integer"
-    kinds: dict[type, str] = {float: "number", str: "string", list: "array", dict: "object"}
-    return kinds[type(value)]
+# -- oneOf -------------------------------------------------------------------------------------------------------------
+
+
+def may_overlap(parts: Sequence[Schema], alternatives: Callable[[Schema], list[FlatSchema]]) -> bool:
+    """Return True unless no two of the `oneOf` parts obviously allow the same value."""
+    flats = [alternatives(part) for part in parts]
+    pairs = itertools.combinations(flats, 2)
+    return any(not _are_disjoint(one, other, alternatives) for left, right in pairs for one in left for other in right)
+
+
+def _are_disjoint(one: FlatSchema, other: FlatSchema, alternatives: Callable[[Schema], list[FlatSchema]]) -> bool:
+    spend_steps(5)
+    left, right = _value_types(one), _value_types(other)
+    if left is not None and right is not None and not left & right:
+        return True
+    if "enum" in one and "enum" in other:
+        return not set(map(canonical_json, one["enum"])) & set(map(canonical_json, other["enum"]))
+    if left == right == {"object"}:
+        return (
+            _requires_forbidden(one, other)
+            or _requires_forbidden(other, one)
+            or _has_discriminator(one, other, alternatives)
+        )
+    return False
+
+
+def _value_types(flat: FlatSchema) -> set[str] | None:
+    if "enum" in flat:
+        spend_steps(len(flat["enum"]))
+        found: set[str] | None = {json_type(value) for value in flat["enum"]}
+    else:
+        found = allowed_types(flat) or ({"object"} if "properties" in flat else None)
+    return {"number" if kind == "integer" else kind for kind in found} if found else None
+
+
+def _requires_forbidden(one: FlatSchema, other: FlatSchema) -> bool:
+    """Return True if `one` requires a property that no object valid by `other` can have."""
+    spend_steps(len(one.get("required", ())))
+    is_closed = other.get("additionalProperties", True) is False and not other.get("patternProperties")
+    return is_closed and any(name not in other.get("properties", {}) for name in one.get("required", ()))
+
+
+def _has_discriminator(one: FlatSchema, other: FlatSchema, alternatives: Callable[[Schema], list[FlatSchema]]) -> bool:
+    """Return True if a property that one of both requires has different values in each."""
+    spend_steps(len(one.get("required", ())) + len(other.get("required", ())))
+    for name in {*one.get("required", ()), *other.get("required", ())}:
+        left, right = (_enum_values(flat.get("properties", {}).get(name, True), alternatives) for flat in (one, other))
+        if left is not None and right is not None and not left & right:
+            return True
+    return False
+
+
+def _enum_values(schema: Any, alternatives: Callable[[Schema], list[FlatSchema]]) -> set[str] | None:
+    flats = alternatives(schema)
+    if not all("enum" in flat for flat in flats):
+        return None
+    return {canonical_json(value) for flat in flats for value in flat["enum"]}

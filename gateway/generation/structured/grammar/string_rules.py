@@ -1,10 +1,10 @@
-"""JSON strings: any, within a length, after a pattern or a format."""
+"""Rules and languages of JSON strings: any string, or one with a length, a pattern or a format."""
 
 from __future__ import annotations
 
 import json
 
-from llmops.gateway.generation.structured.grammar.errors import NotEnforceableError
+from llmops.gateway.generation.structured.grammar.compile_limits import NotEnforceableError
 from llmops.gateway.generation.structured.grammar.grammar_builder import GrammarBuilder, terminal
 from llmops.gateway.generation.structured.grammar.regex_parser import Ranges, regex_language
 from llmops.gateway.generation.structured.grammar.regular_language import (
@@ -27,6 +27,7 @@ _TIME = r"([01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](\.[0-9]{1,6})?(Z|[+-]([01][0-
 _BYTE = "(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _LABEL = "[a-zA-Z0-9]([a-zA-Z0-9-]*[a-zA-Z0-9])?"
 _HOST = rf"{_LABEL}(\.{_LABEL})*"
+#: The formats that are enforced, as regular expressions.
 FORMAT_PATTERNS = {
     "date": _DATE,
     "time": _TIME,
@@ -40,15 +41,19 @@ FORMAT_PATTERNS = {
     "uri": rf"https?://{_HOST}(:[0-9]{{1,4}})?(/[a-zA-Z0-9._~-]*)*(\?[a-zA-Z0-9._~=&-]*)?(#[a-zA-Z0-9._~-]*)?",
 }
 STRING_CHARACTER = r'[^"\\\x00-\x1f]'
-# a pattern and a length together cost a state per character and place
-_COUNTED_WITH_PATTERN = 256
+
+#: Longest length that is counted together with a pattern, which costs a state per character and place.
+_MAX_LENGTH_WITH_PATTERN = 256
+
+#: Characters of a block of places in bounded strings. All blocks share the same rule.
 _BLOCK = 64
-_SHORT = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 0x22: '"', 0x5C: "\\"}
+
+_SHORT_ESCAPES = {8: "b", 9: "t", 10: "n", 12: "f", 13: "r", 0x22: '"', 0x5C: "\\"}
 _NOT_PLAIN: Ranges = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), SURROGATES]
 
 
 def json_literal(value: object) -> str:
-    """A JSON value in its compact form. Raises NotEnforceableError for half a surrogate pair."""
+    """Return a JSON value in its compact form. Raise NotEnforceableError for half a surrogate pair."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if any(0xD800 <= ord(one) <= 0xDFFF for one in text):
         raise NotEnforceableError("a text has half of a surrogate pair")
@@ -56,9 +61,14 @@ def json_literal(value: object) -> str:
 
 
 def json_character(ranges: Ranges) -> RegularLanguage:
-    """A character of a JSON string: itself, or its short escape. Other control characters are left out of sets."""
+    """Return the forms of a character in a JSON string: itself, or its short escape.
+
+    Other control characters are left out, unless the set is that one character.
+    """
     parts = [chars(subtract_ranges(ranges, _NOT_PLAIN))]
-    escapes = "".join(escape for code, escape in _SHORT.items() if any(low <= code <= high for low, high in ranges))
+    escapes = "".join(
+        escape for code, escape in _SHORT_ESCAPES.items() if any(low <= code <= high for low, high in ranges)
+    )
     if escapes:
         parts.append(concat(literal("\\"), any_of(literal(one) for one in escapes)))
     if len(ranges) == 1 and ranges[0][0] == ranges[0][1] < 0x20 and not escapes:
@@ -67,37 +77,42 @@ def json_character(ranges: Ranges) -> RegularLanguage:
 
 
 def quoted(content: RegularLanguage) -> RegularLanguage:
+    """Return the texts of `content` in quotation marks."""
     return concat(literal('"'), content, literal('"'))
 
 
 def pattern_string(pattern: str, least: int, most: int | None) -> RegularLanguage:
-    """Texts of `least` to `most` characters that match. Raises NotEnforceableError."""
+    """Return the JSON strings of `least` to `most` characters that match. Raise NotEnforceableError if that is not regular."""
     content = regex_language(pattern, json_character)
     if least or most is not None:
-        if max(least, most or 0) > _COUNTED_WITH_PATTERN:
-            raise NotEnforceableError(f"with a pattern, lengths of up to {_COUNTED_WITH_PATTERN} can be enforced")
+        if max(least, most or 0) > _MAX_LENGTH_WITH_PATTERN:
+            raise NotEnforceableError(f"with a pattern, lengths of up to {_MAX_LENGTH_WITH_PATTERN} can be enforced")
         content = all_of((content, repeat(json_character([(0, LAST_CODE_POINT)]), least, most)))
     return quoted(content)
 
 
 def format_string(name: str, least: int, most: int | None) -> RegularLanguage:
+    """Return the JSON strings of `least` to `most` characters in a format of FORMAT_PATTERNS."""
     return pattern_string(f"^({FORMAT_PATTERNS[name]})$", least, most)
 
 
 def any_string(rules: GrammarBuilder) -> str:
+    """Return the rule for any JSON string."""
     return rules.add(f"{terminal(chr(34))} {string_tail(rules)}")
 
 
 def string_tail(rules: GrammarBuilder) -> str:
-    """Characters up to the closing quote; recursive, which is what xgrammar follows fastest."""
+    """Return the rule for characters up to the closing quote. Recursion is what xgrammar follows fastest."""
     name = "rest_of_string"
     rules.define(name, rf'"\"" | {STRING_CHARACTER} {name} | "\\" ["\\/bfnrt] {name}')
     return name
 
 
 def bounded_string(rules: GrammarBuilder, least: int, most: int | None) -> str:
-    """From `least` to `most` characters. Up to a most there are no escapes: with them, it would be far too slow to
-    compile and to follow."""
+    """Return the rule for a JSON string of `least` to `most` characters.
+
+    With an upper bound there are no escapes: with them, the grammar would be far too slow to compile and to follow.
+    """
     begin = f'"\\"" {_exactly(rules, least)}'.strip()
     if most is None:
         return rules.add(f"{begin} {string_tail(rules)}")
@@ -111,8 +126,10 @@ def _exactly(rules: GrammarBuilder, count: int) -> str:
 
 
 def _up_to(rules: GrammarBuilder, count: int) -> str:
-    """Characters and the closing quote. Each place costs the compiler a pass over the vocabulary: so blocks of places
-    that are shared."""
+    """Return the rule for at most `count` characters and the closing quote.
+
+    Each place costs the engine a pass over the vocabulary, so blocks of places are shared.
+    """
     blocks, rest = divmod(count, _BLOCK)
     following = rules.add(f'{STRING_CHARACTER}{{0,{rest}}} "\\""' if rest else '"\\""')
     begun = rules.add(f'{STRING_CHARACTER}{{0,{_BLOCK - 1}}} "\\""') if blocks else ""
@@ -127,7 +144,7 @@ def _block(rules: GrammarBuilder) -> str:
 
 
 def other_property_name(rules: GrammarBuilder, names: list[str]) -> str:
-    """A property name that is none of `names`, without escapes, its closing quote included."""
+    """Return the rule for a property name, with its quotes, that is none of `names` and has no escapes."""
     plain = [name for name in names if not any(one in '"\\' or ord(one) < 0x20 for one in name)]
     return rules.add(f'"\\"" {_text_not_in(rules, plain)}')
 

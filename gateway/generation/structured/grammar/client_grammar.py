@@ -1,7 +1,8 @@
-"""Find EBNF grammars whose texts can be read in ever more ways: engines keep all of them while they follow an answer.
+"""Checks of EBNF grammars that clients send: errors that one pass can find, and ambiguity.
 
-A grammar of 58 characters, `(([a-z ]* [a-z ]*)* …)*`, took seconds per token after 60 tokens. Three forms are refused:
-a repetition whose body may be empty, a rule that can become itself, and a rule that can become two of itself.
+Engines follow all ways to read a text at once. A grammar of 58 characters, `(([a-z ]* [a-z ]*)* …)*`, took seconds per
+token after 60 tokens. Three forms are refused: a repetition whose body may be empty, a rule that can become itself, and
+a rule that can become two of itself.
 """
 
 from __future__ import annotations
@@ -11,19 +12,25 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import NamedTuple
 
-from llmops.gateway.generation.structured.grammar.work_budget import spend_steps
+from llmops.gateway.generation.structured.grammar.compile_limits import spend_steps
 
+# Nothing is read twice: no alternative can match in two ways, and one that finds no closing mark leaves the rest to
+# `unclosed`, which ends the pass.
 _TOKEN = re.compile(
     r"""(?P<empty>""(?!"))"""
-    r"""|(?P<terminal>"[^"\\\n]*(?:\\.[^"\\\n]*)*"|\[[^\]\\\n]*(?:\\.[^\]\\\n]*)*\]|\.)"""
-    r"""|(?P<rule>[A-Za-z_][\w.-]*)(?=\s*::=)"""
-    r"""|(?P<name>[A-Za-z_][\w.-]*)"""
-    r"""|(?P<open>\(=?)|(?P<close>\))|(?P<or>\|)"""
+    r"""|(?P<terminal>"[^"\\\n]*(?:\\.[^"\\\n]*)*"|\[[^\]\\\n]*(?:\\.[^\]\\\n]*)*\])"""
     r"""|(?P<repeat>[*+?]|\{[^}]*\})"""
-    r"""|(?P<nothing>::=|\#[^\n]*|\s+|.)"""
+    r"""|(?P<unclosed>["'\[\]{])"""
+    r"""|(?P<name>[A-Za-z_][\w.-]*)"""
+    r"""|(?P<defines>::=)"""
+    r"""|(?P<open>\(=?)|(?P<close>\))|(?P<or>\|)|(?P<any>\.)"""
+    r"""|(?P<nothing>\#[^\n]*|\s+)"""
+    r"""|(?P<other>.)"""
 )
 _BOUNDS = re.compile(r"\{\s*(\d+)\s*(,?)\s*(\d*)\s*\}")
-# what a terminal is called: no rule can have this name
+_REPEATS = {"*": (0, None), "+": (1, None), "?": (0, 1)}
+
+#: The symbol of all terminals. No rule can have this name.
 _TERMINAL = "'"
 
 
@@ -40,17 +47,44 @@ _Sequence = list[_RepeatedSymbol]
 _Rules = dict[str, list[_Sequence]]
 
 
+def find_ebnf_error(text: str) -> str | None:
+    """Return the first error that one pass finds: unclosed brackets and quotes, rules that are used but not defined."""
+    if "\0" in text:
+        return "it has the character U+0000"
+    used: set[str] = set()
+    rules: set[str] = set()
+    depth, last_name = 0, ""
+    for match in _TOKEN.finditer(text):
+        kind = match.lastgroup
+        if kind == "unclosed":
+            return "a text, a character class or a repetition is not closed"
+        if kind == "nothing":
+            continue
+        depth += (kind == "open") - (kind == "close")
+        if kind == "name":
+            used.add(match[0])
+        elif kind == "defines" and last_name:
+            rules.add(last_name)
+        last_name = match[0] if kind == "name" else ""
+    if "root" not in rules:
+        return "it has no rule 'root ::= …'"
+    missing = min(used - rules, default=None)
+    if missing is not None:
+        return f"the rule '{missing}' is used but not defined"
+    return None if depth == 0 else "its parentheses do not match"
+
+
 def find_ambiguity(text: str) -> str | None:
-    """Return the reason why following this grammar would take more work with each token, if there is one.
+    """Return the reason why following this grammar would take more work with each token, None if there is none.
 
     Args:
-        text: EBNF whose brackets and quotes are closed, as `grammar_problem` checks.
+        text: EBNF without errors that `find_ebnf_error` finds.
 
     Raises:
-        TooCostlyError: Inside `metered`, when the check takes more work than one grammar may.
+        GrammarTooComplexError: The check takes more work than the surrounding `step_budget` allows.
     """
-    rules = _parsed(text)
-    nullable = _nullable(rules)
+    rules = _parse(text)
+    nullable = _nullable_rules(rules)
     for name, alternatives in rules.items():
         for item in (item for alternative in alternatives for item in alternative):
             if item.name in nullable and (item.most is None or item.most > 1):
@@ -68,20 +102,21 @@ def find_ambiguity(text: str) -> str | None:
     return None
 
 
-def _parsed(text: str) -> _Rules:
+def _parse(text: str) -> _Rules:
     rules: _Rules = {}
     # the rule or group that each open parenthesis belongs to, innermost last
     stack: list[str] = []
-    for match in _TOKEN.finditer(text):
-        kind, part = match.lastgroup, match[0]
-        if kind == "rule":
+    tokens = [(match.lastgroup, match[0]) for match in _TOKEN.finditer(text) if match.lastgroup != "nothing"]
+    for (kind, part), (following, _) in zip(tokens, [*tokens[1:], ("", "")], strict=True):
+        spend_steps()
+        if kind == "name" and following == "defines":
             rules.setdefault(part, []).append([])
             stack = [part]
         elif not stack:
             continue
         elif kind == "open":
-            name = _group(rules)
-            # what a look ahead asks for takes no characters
+            name = _group_name(rules)
+            # a lookahead, `(=`, takes no characters
             rules[name] = [[], []] if part == "(=" else [[]]
             rules[stack[-1]][-1].append(_RepeatedSymbol(name))
             stack.append(name)
@@ -91,54 +126,51 @@ def _parsed(text: str) -> _Rules:
         elif kind == "or":
             rules[stack[-1]].append([])
         elif kind == "repeat":
-            _repeat(rules, rules[stack[-1]][-1], part)
-        elif kind in ("terminal", "name"):
+            _repeat_last(rules, rules[stack[-1]][-1], part)
+        elif kind in ("terminal", "any", "name"):
             rules[stack[-1]][-1].append(_RepeatedSymbol(part if kind == "name" else _TERMINAL))
-        spend_steps()
     return rules
 
 
-def _group(rules: _Rules) -> str:
-    """Return the name of a new group."""
+def _group_name(rules: _Rules) -> str:
     return f"({len(rules)}"
 
 
-def _repeat(rules: _Rules, sequence: _Sequence, mark: str) -> None:
-    """Repeat the last item of `sequence`; an item that is repeated already becomes a group."""
+def _repeat_last(rules: _Rules, sequence: _Sequence, mark: str) -> None:
+    """Repeat the last item of `sequence`. An item that is repeated already becomes a group."""
     if not sequence:
         return
     bounds = _BOUNDS.fullmatch(mark)
+    least, most = _REPEATS.get(mark, (1, 1))
     if bounds:
         least = int(bounds[1])
         most = least if not bounds[2] else int(bounds[3]) if bounds[3] else None
-    else:
-        least, most = {"*": (0, None), "+": (1, None), "?": (0, 1)}.get(mark, (1, 1))
     item = sequence[-1]
     if item != _RepeatedSymbol(item.name):
-        name = _group(rules)
+        name = _group_name(rules)
         rules[name] = [[item]]
         item = _RepeatedSymbol(name)
     sequence[-1] = _RepeatedSymbol(item.name, least, most)
 
 
-def _nullable(rules: _Rules) -> set[str]:
-    """Return the rules that let the empty text through."""
-    missing = {(name, at): 0 for name, alternatives in rules.items() for at in range(len(alternatives))}
-    used: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
-    found: set[str] = set()
+def _nullable_rules(rules: _Rules) -> set[str]:
+    """Return the rules that allow the empty text."""
+    missing: dict[tuple[str, int], int] = {}
+    users: defaultdict[str, list[tuple[str, int]]] = defaultdict(list)
     for name, alternatives in rules.items():
         for at, sequence in enumerate(alternatives):
             needed = [item.name for item in sequence if item.least > 0]
             missing[name, at] = len(needed)
-            for needs in needed:
-                used[needs].append((name, at))
+            for one in needed:
+                users[one].append((name, at))
+    found: set[str] = set()
     work = [name for (name, _), count in missing.items() if count == 0]
     while work:
         name = work.pop()
         if name in found:
             continue
         found.add(name)
-        for place in used[name]:
+        for place in users[name]:
             spend_steps()
             missing[place] -= 1
             if missing[place] == 0:

@@ -1,0 +1,47 @@
+"""References inside JSON Schemas: JSON pointers such as `#/$defs/a`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+#: Errors of `resolve_pointer` for a pointer that leads nowhere.
+POINTER_ERRORS = (LookupError, ValueError, TypeError)
+
+#: References that lead to references which `resolve_references` follows.
+_MAX_CHAIN = 16
+
+
+def resolve_pointer(root: object, reference: str) -> Any:
+    """Return the part of `root` that `reference` points to. Raise one of POINTER_ERRORS if it does not exist."""
+    target: Any = root
+    for part in reference[1:].split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        target = target[int(name)] if isinstance(target, list) else target[name]
+    return target
+
+
+def resolve_references(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the schema that `node` refers to, `node` itself without a reference, an empty one if it leads nowhere."""
+    for _ in range(_MAX_CHAIN):
+        if not isinstance(node.get("$ref"), str):
+            return node
+        try:
+            node = resolve_pointer(root, node["$ref"])
+        except POINTER_ERRORS:
+            break
+        if not isinstance(node, Mapping):
+            break
+    return {}
+
+
+def rebase_references(schema: object, place: str) -> object:
+    """Return a copy of `schema` whose references are valid at the JSON pointer `place` of a larger schema."""
+    if isinstance(schema, list):
+        return [rebase_references(item, place) for item in schema]
+    if not isinstance(schema, dict):
+        return schema
+    copy = {key: rebase_references(value, place) for key, value in schema.items() if key not in ("$schema", "$id")}
+    if isinstance(schema.get("$ref"), str):
+        copy["$ref"] = place + schema["$ref"][1:]
+    return copy
