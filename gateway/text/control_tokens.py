@@ -10,7 +10,7 @@ from __future__ import annotations
 import random
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -236,18 +236,10 @@ class ControlTokenMarker:
                 operand.expr = _unmarked(operand.expr)
 
     def _names_control(self, node: nodes.Expr) -> bool:
-        return any(
-            one.name in self._names
-            if isinstance(one, nodes.Name)
-            else isinstance(one.value, str) and self._controls.found_in(one.value)
-            for one in _names_and_constants(node)
-        )
-
-
-def _names_and_constants(node: nodes.Expr) -> Iterator[nodes.Name | nodes.Const]:
-    if isinstance(node, nodes.Name | nodes.Const):
-        yield node
-    yield from node.find_all((nodes.Name, nodes.Const))
+        parts = [node, *node.find_all((nodes.Name, nodes.Const))]
+        names = any(part.name in self._names for part in parts if isinstance(part, nodes.Name))
+        texts = (part.value for part in parts if isinstance(part, nodes.Const) and isinstance(part.value, str))
+        return names or any(map(self._controls.found_in, texts))
 
 
 def _unmarked(node: nodes.Expr) -> nodes.Expr:

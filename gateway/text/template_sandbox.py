@@ -119,8 +119,8 @@ class _CheckInserter(NodeTransformer):
         return node
 
 
-def _call_filter(name: str, node: nodes.Expr, args: list[nodes.Expr] | None = None) -> nodes.Filter:
-    return nodes.Filter(node, name, args or [], [], None, None, lineno=node.lineno)
+def _call_filter(name: str, node: nodes.Node, args: list[nodes.Expr] | None = None) -> nodes.Filter:
+    return nodes.Filter(cast(nodes.Expr, node), name, args or [], [], None, None, lineno=node.lineno)
 
 
 def _is_text(node: nodes.Node) -> bool:
@@ -176,7 +176,7 @@ class LimitedSandbox(ImmutableSandboxedEnvironment):
             _ITERATE: timed_iteration,
             _OUTPUT: _output_value,
         }
-        self.tests = {name: _limited_test(name, test) for name, test in self.tests.items()}
+        self.tests = {name: _limited_test(name, cast(Callable[..., Any], test)) for name, test in self.tests.items()}
         del self.globals["lipsum"]
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:

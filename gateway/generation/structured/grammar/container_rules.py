@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Set
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from llmops.gateway.generation.structured.grammar.compile_limits import UnsatisfiableSchemaError, spend_steps
 from llmops.gateway.generation.structured.grammar.grammar_builder import SPACE, GrammarBuilder, terminal
@@ -19,14 +19,23 @@ from llmops.gateway.generation.structured.grammar.string_rules import (
     quoted,
 )
 
-if TYPE_CHECKING:
-    from llmops.gateway.generation.structured.grammar.schema_compiler import SchemaCompiler
-
 #: Property names that are compared in one step of work.
 _NAMES_PER_STEP = 32
 
 _COMMA, _COLON = f'"," {SPACE}', f'":" {SPACE}'
 _END_OBJECT, _END_ARRAY = f'{SPACE} "}}"', f'{SPACE} "]"'
+
+
+class ContainerCompiler(Protocol):
+    """The methods of `SchemaCompiler` that the rules of containers call."""
+
+    rules: GrammarBuilder
+
+    def value_rule(self, schema: Schema, path: str, direct: bool = False) -> str: ...
+
+    def matches(self, pattern: str, text: str, keyword: str) -> bool: ...
+
+    def refuse(self, what: str) -> None: ...
 
 
 def any_value_rule(rules: GrammarBuilder) -> str:
@@ -47,7 +56,7 @@ def any_value_rule(rules: GrammarBuilder) -> str:
 # -- arrays ------------------------------------------------------------------------------------------------------------
 
 
-def array_rule(compiler: SchemaCompiler, flat: FlatSchema, path: str) -> str:
+def array_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str:
     """Return the rule for the arrays that `flat` allows. Raise UnsatisfiableSchemaError if there are none."""
     first, rest = _item_schemas(flat)
     least, most = flat.get("minItems", 0), flat.get("maxItems")
@@ -113,7 +122,7 @@ class _Member(NamedTuple):
     required: bool
 
 
-def object_rule(compiler: SchemaCompiler, flat: FlatSchema, path: str) -> str:
+def object_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str:
     """Return the rule for the objects that `flat` allows. Raise UnsatisfiableSchemaError if there are none."""
     rules, required = compiler.rules, frozenset(flat.get("required", ()))
     properties = _property_schemas(compiler, flat)
@@ -134,7 +143,7 @@ def object_rule(compiler: SchemaCompiler, flat: FlatSchema, path: str) -> str:
     return rules.add(f'"{{" {SPACE} {_object_members(rules, members, additional, room, may_be_empty=not least)}')
 
 
-def _property_schemas(compiler: SchemaCompiler, flat: FlatSchema) -> dict[str, Schema]:
+def _property_schemas(compiler: ContainerCompiler, flat: FlatSchema) -> dict[str, Schema]:
     """Return the schemas of declared and required properties, each combined with the patterns that its name matches."""
     spend_steps(len(flat.get("properties", ())) + len(flat.get("required", ())))
     rest = flat.get("additionalProperties", flat.get("unevaluatedProperties", True))
@@ -155,7 +164,7 @@ def _property_schemas(compiler: SchemaCompiler, flat: FlatSchema) -> dict[str, S
     return properties
 
 
-def _is_name_allowed(compiler: SchemaCompiler, names: Schema, name: str) -> bool:
+def _is_name_allowed(compiler: ContainerCompiler, names: Schema, name: str) -> bool:
     if not isinstance(names, Mapping) or set(names) - {"type", "pattern", "minLength", "maxLength", "enum"}:
         compiler.refuse("'propertyNames' beside 'properties'")
         return True
@@ -186,7 +195,7 @@ def _if_satisfiable(make: Callable[[], str]) -> str | None:
 
 
 def _additional_member(
-    compiler: SchemaCompiler, flat: FlatSchema, path: str, properties: Mapping[str, Schema]
+    compiler: ContainerCompiler, flat: FlatSchema, path: str, properties: Mapping[str, Schema]
 ) -> str | None:
     """Return the rules for a member with an undeclared name, None without such members.
 
@@ -211,7 +220,7 @@ def _additional_member(
     return None if made is None else f"{key} {_COLON} {made}"
 
 
-def _pattern_member(compiler: SchemaCompiler, patterns: Mapping[str, Schema], path: str) -> str:
+def _pattern_member(compiler: ContainerCompiler, patterns: Mapping[str, Schema], path: str) -> str:
     """Return the rules for a member whose name matches the first pattern.
 
     With more patterns the value must be valid by all of their schemas, as the name may match each of them.
