@@ -70,8 +70,8 @@ docs: $(STAMPS)/lint ## Rewrite the parts of docs/, and the schema of the chart'
 	$(BIN)/cog -r -I .ci -p '$(COG)' docs/*.md README.md
 	$(BIN)/llmops chart --schema-only -o $(SCHEMA)
 
-bench: $(STAMPS)/test ## All benchmarks; writes docs/performance.md
-	$(BIN)/python -m llmops.perf.lab
+bench: $(STAMPS)/test ## All benchmarks with their goals, into docs/performance.md; ARGS="hot_path usage" runs these
+	$(BIN)/python -m llmops.perf.lab $(ARGS)
 
 clean: ## Remove the virtual environment and all that was built
 	rm -rf $(VENV) .cache

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import faulthandler
-import fcntl
 import gc
 import json
 import os
@@ -23,6 +22,8 @@ import setuptools  # noqa: F401  before anything else can bring distutils in: to
 from xdist.remote import Producer
 from xdist.scheduler import LoadGroupScheduling
 from xdist.workermanage import WorkerController
+
+from tests.support.engines import smollm2_engine
 
 # its 200 ms per example, and what it calls slow to draw, are a clock's judgement, and the machine has others to serve
 if hypothesis.settings.get_current_profile_name() == "default":
@@ -41,15 +42,7 @@ def engine_dir() -> Path:
     if given:
         return Path(given)
     pytest.importorskip("openvino_genai")
-    from llmops.build.job.build_engine import build
-    from llmops.build.spec import BuildSpec
-
-    output = ROOT / ".cache" / "test-engines" / "smollm2-none"
-    output.parent.mkdir(parents=True, exist_ok=True)
-    with open(output.parent / "smollm2-none.lock", "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        build(BuildSpec(checkpoint="smollm2", output=output, name="smollm2", max_batch_size=64, max_num_tokens=256))
-    return output
+    return smollm2_engine()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""How this project measures and tries itself: benchmarks, peers, the mock engine, faults, the fuzzer.
+"""Benchmarks of this project, each with goals that its figures are held to: `python -m llmops.perf.lab`.
 
-Not part of the wheel: what users run (`llmops bench`, `verify`, `simulate`) is beside it in `perf/`.
+The lab is not part of the wheel. The commands for users (`llmops bench`, `verify`, `simulate`) are beside it in `perf/`.
 """

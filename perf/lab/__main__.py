@@ -1,26 +1,64 @@
-"""Run all benchmarks, each in a process of its own: `python -m llmops.perf.lab ENGINE [NAME…]` (`make bench`)."""
+"""Run the benchmarks and write their rows of docs/performance.md: `python -m llmops.perf.lab [NAME…]` (`make bench`).
+
+Each benchmark runs in a process of its own, so that none inherits the memory, threads or caches of another one.
+"""
 
 from __future__ import annotations
 
+import importlib
+import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import click
 
-#: The benchmarks, and the arguments of each that needs more than its name.
-BENCHMARKS = ("hot_path", "streams", "overload", "start_up", "policies", "usage", "plan_accuracy", "engine_path")
-WITH_ENGINE = frozenset({"hot_path", "streams", "overload", "engine_path"})
+from llmops.perf.lab.figures import Section
+from tests.support.engines import smollm2_engine
+
+#: The benchmarks and the title of each one's row. A benchmark is a module of this package with `measure(engine)`.
+BENCHMARKS = {
+    "hot_path": "Hot path",
+    "streams": "Many streams, long prompts",
+    "engine_path": "Engine path",
+    "usage": "Usage",
+    "start_up": "Start-up and build",
+    "policies": "Fleet policies",
+    "overload": "Overload",
+    "plan_accuracy": "Planner",
+}
+PAGE = Path("docs", "performance.md")
 
 
 @click.command()
-@click.argument("engine", type=click.Path(path_type=Path, exists=True))
-@click.argument("names", nargs=-1, type=click.Choice(BENCHMARKS))
-def main(engine: Path, names: tuple[str, ...]) -> None:
-    """Run the benchmarks NAMES, or all of them, with ENGINE."""
-    for name in names or BENCHMARKS:
-        arguments = [str(engine)] if name in WITH_ENGINE else []
-        subprocess.run([sys.executable, "-m", f"llmops.perf.lab.{name}", *arguments], check=False)
+@click.argument("names", nargs=-1, metavar="[NAME]…")
+@click.option("--engine", type=click.Path(path_type=Path, exists=True), help="Engine folder; SmolLM2 by default.")
+@click.option("--json", "output", type=click.Path(path_type=Path), hidden=True)
+def main(names: tuple[str, ...], engine: Path | None, output: Path | None) -> None:
+    """Run the benchmarks NAME, or all of them, and update docs/performance.md."""
+    if unknown := set(names) - set(BENCHMARKS):
+        raise click.UsageError(f"Unknown benchmark {', '.join(unknown)}. Choose from {', '.join(BENCHMARKS)}.")
+    engine = engine or smollm2_engine()
+    if output is not None:
+        importlib.import_module(f"llmops.perf.lab.{names[0]}").measure(engine).write_json(output)
+        return
+    failed = [name for name in names or BENCHMARKS if not _run(name, engine)]
+    if failed:
+        raise click.ClickException(f"{', '.join(failed)} ended with an error; their rows are unchanged.")
+
+
+def _run(name: str, engine: Path) -> bool:
+    """Run one benchmark in a child process and write its row. Return False if it failed."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "section.json")
+        command = [sys.executable, "-m", "llmops.perf.lab", name, "--engine", str(engine), "--json", str(file)]
+        if subprocess.run(command, check=False).returncode:
+            return False
+        row = Section.read_json(file).row(f"make bench ARGS={name}")
+    page = PAGE.read_text()
+    PAGE.write_text(re.sub(rf"^\| {re.escape(BENCHMARKS[name])} \|.*$", lambda _: row, page, flags=re.M))
+    return True
 
 
 if __name__ == "__main__":

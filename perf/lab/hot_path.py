@@ -1,7 +1,8 @@
-"""What the path around the engine costs: `python -m llmops.perf.lab.hot_path ENGINE`.
+"""CPU and latency that Triton and the gateway add to a mock engine's answers.
 
-The mock engine on the real Triton; CPU is the processes' own (utime + stime), not the wall clock.
-ENGINE is any engine folder; only its tokenizer and chat template are used.
+Goals, on one core of the reference machine: the gateway uses at most 25 µs of CPU per streamed token and 1 ms per request
+that is answered at once, Triton's Python backend at most 15 µs per token; through the gateway the first token comes at most
+3 ms (median) and 10 ms (p99) later. CPU is the processes' own time (user and system), not wall-clock time.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from llmops.perf.lab.figures import Section
-from llmops.perf.lab.script import script
 from llmops.perf.load.event_loop import run_async
 from llmops.perf.report.document import Document
 from llmops.perf.report.summary import Distribution
@@ -114,7 +114,7 @@ def _values(document: Document, metric: str) -> list[float]:
 def measure(engine: Path) -> Section:
     """All figures of this script."""
     text = "Mock engine at 20 ms per token on the real Triton, gateway and load generator on the same machine."
-    section = Section("Hot path", "python -m llmops.perf.lab.hot_path ENGINE", text)
+    section = Section("Hot path", text)
     with section:
         with mock_engine(engine, PERIOD) as (triton_, gateway_):
             cpu_per_token(triton_, gateway_, section)
@@ -126,7 +126,3 @@ def measure(engine: Path) -> Section:
             added_latency(triton_, gateway_, section)
             added_latency(triton_, gateway_, section, streams=8, rounds=1)
     return section
-
-
-if __name__ == "__main__":
-    script(measure, "ENGINE", "Measure the hot path with the tokenizer of ENGINE.")()

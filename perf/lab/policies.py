@@ -1,7 +1,8 @@
-"""What the fleet's policies cost and what they are good for, as a section of docs/performance.md.
+"""Cost and effect of the routing and admission policies.
 
-`python -m llmops.perf.lab.policies`. Times are the fastest of many runs, which a busy machine disturbs
-least; everything else is simulated and the same on every machine.
+Goals: a choice among 16 replicas in 40 µs, an admission in 15 µs; 90 % of the hit rate of an endless cache, 90 % of the best
+goodput under overload, and 80 % of TTFT predictions within 30 %. Times are the fastest of many runs, which a busy machine
+disturbs least. All other figures come from simulated time and are the same on every machine.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from llmops.gateway.interfaces import QueuedRequest, ReplicaView, RoutingRequest
 from llmops.gateway.routing.admission.admission_controller import AdmissionController
@@ -49,10 +51,10 @@ PEERS = ConversationArrivals(
 WARM = 60.0
 
 
-def measure() -> Section:
+def measure(engine: Path) -> Section:
     """All figures of this script."""
     text = "The choice of a replica, the queue, and what both make of a fleet in simulated time (`llmops simulate`)."
-    section = Section("Fleet policies", "python -m llmops.perf.lab.policies", text)
+    section = Section("Fleet policies", text)
     with section:
         _times(section)
         _caches(section)
@@ -249,7 +251,3 @@ def _predictions(section: Section) -> None:
     fleet.run(replace(TALK, rate=0.8 * FULL).arrivals())
     near = [abs(said / (job.first - job.arrived) - 1) <= 0.3 for job, said in fleet.said if job.first >= 0]
     section.add("predictions of TTFT within 30 %, load 0.8", 100 * sum(near) / len(near), "%", 80.0, "least")
-
-
-if __name__ == "__main__":
-    measure()

@@ -1,7 +1,8 @@
-"""What it costs to record usage: `python -m llmops.perf.lab.usage`.
+"""Cost of recording usage, from the request to the ledger.
 
-In one process, without a gateway around it: CPU is this process's own. The databases are on memory disks where there is
-room, so that the disk does not count.
+Goals: 20 µs of CPU per request and 0.2 µs per token in the gateway, 5,000 events/s per core into the ledger, no event lost
+and at most 8 MiB of memory while Kafka is away. Everything runs in one process without a gateway, and CPU is its own. The
+databases are on memory disks where there is room, so that the disk does not count.
 """
 
 from __future__ import annotations
@@ -17,8 +18,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import click
 
 from llmops.control.ledger import Ledger
 from llmops.errors import LlmopsError
@@ -45,22 +44,22 @@ AWAY = 300_000
 ANN = Caller("acme", "00000000-0000-0000-0000-000000000007", "key-1", tier="pro")
 
 
-def measure(away: int = AWAY) -> Section:
+def measure(engine: Path) -> Section:
     """All figures of this script."""
     text = "One process, without HTTP; CPU is its own. The ledger's batches are of 1,000 events of 50 users."
-    section = Section("Usage", "python -m llmops.perf.lab.usage", text)
+    section = Section("Usage", text)
     with section, tempfile.TemporaryDirectory() as folder:
-        asyncio.run(_measure(Path(folder), section, away))
+        asyncio.run(_measure(Path(folder), section))
     return section
 
 
-async def _measure(folder: Path, section: Section, away: int) -> None:
+async def _measure(folder: Path, section: Section) -> None:
     _metering(folder, section)
     await _shipping(folder, section)
     await _ledger(f"sqlite:///{folder}/store.db", "SQLite", section, lambda: 0.0)
     with Postgres() as server:
         await _ledger(server.url, "PostgreSQL", section, lambda: cpu_seconds(descendants(server.pid)))
-    await _kafka_away(folder, section, away)
+    await _kafka_away(folder, section, AWAY)
 
 
 def _metering(folder: Path, section: Section) -> None:
@@ -128,7 +127,6 @@ async def _kafka_away(folder: Path, section: Section, count: int) -> None:
         await _make(meter, context, shipper, count)
         section.add(f"Kafka away for {count:,} requests: memory", (_resident() - before) / 2**20, "MiB", 8)
         section.add(f"Kafka away for {count:,} requests: journal", meter.journal.size / 2**20, "MiB")
-        section.progress(0.5)
         began = time.monotonic()
         with broker:
             async with _going(Ledger(kafka, url).run()):
@@ -198,14 +196,3 @@ def _cpu(work: Callable[[], object]) -> float:
 
 def _resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-@click.command()
-@click.option("--away", default=AWAY, show_default=True, help="Requests that are made while Kafka is away.")
-def main(away: int) -> None:
-    """Measure meter, journal, ledger, and a broker that is away."""
-    measure(away)
-
-
-if __name__ == "__main__":
-    main()

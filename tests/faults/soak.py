@@ -74,8 +74,7 @@ def measure(engine: Path, requests: int = REQUESTS) -> Section:
         f"Mock engine on the real Triton; {USERS} users, answers of 2 tokens, "
         f"{100 * CANCELLED:.0f} % of the requests leave midway."
     )
-    command = f"python -m tests.faults.soak ENGINE --requests {requests}"
-    section = Section(f"Soak, {requests:,} requests", command, text)
+    section = Section(f"Soak, {requests:,} requests", text)
     with section, mock_engine(engine, PERIOD) as (_, front):
         soak(front, section, requests)
     return section

@@ -58,7 +58,7 @@ def main(
     """Figures of every fault, one after the other on the same two replicas."""
     what = "the engine itself" if real else "the mock engine"
     text = f"{streams} streams of {tokens} tokens, two replicas on the real Triton, {what}."
-    section = Section("Replicas that die", f"python -m tests.faults.kills {engine.name}{' --real' * real}", text)
+    section = Section("Replicas that die", text)
     with section, tempfile.TemporaryDirectory() as place:
         paths, model = repositories(engine, Path(place), real)
         asked = questions(model, streams, tokens)
@@ -82,7 +82,7 @@ async def _measure(
 def _add(section: Section, fault: str, seen: Seen, per_token: float) -> None:
     name = f"{seen.times} x {fault}"
     if seen.trouble:
-        section.lack(f"{name}: no more of them, as {seen.trouble}")
+        section.note(f"{name}: no more of them, as {seen.trouble}")
     section.add(f"{name}: answers", seen.answers, "")
     section.add(f"{name}: answers that failed", len(seen.failed), "", 0)
     section.add(f"{name}: answers with another text or bill", len(seen.different), "", 0)
