@@ -19,6 +19,8 @@ from llmops.gateway.logging_setup import current_request
 log = logging.getLogger(__name__)
 
 MAX_ERROR_MESSAGE_CHARACTERS = 2000
+#: The code of errors that more requests wait than the limits allow.
+OVERLOADED = "overloaded"
 _FINISH_REASONS = {"cancelled": "cancelled", "engine_unavailable": "engine_lost", "engine_timeout": "engine_lost"}
 
 
@@ -324,6 +326,12 @@ class UnavailableError(ApiError):
 
     def __init__(self, message: str, *, retry_after: float = 2.0, **details: Any) -> None:
         super().__init__(message, retry_after=retry_after, **details)
+
+
+class OverloadedError(UnavailableError):
+    """503: more requests wait than the limits allow."""
+
+    code = OVERLOADED
 
 
 class PreemptedError(UnavailableError):

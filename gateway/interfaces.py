@@ -440,29 +440,40 @@ class ModelMetadata:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
-ReplicaState = Literal["starting", "spare", "ready", "draining", "suspect", "gone"]
+ReplicaState = Literal["starting", "ready", "draining", "suspect", "gone"]
 #: Where a replica's numbers come from: its own reports, or the gateway's streams and the server's gauges.
 ReplicaSource = Literal["reported", "measured"]
 
 
 @dataclass(slots=True)
 class ReplicaView:
-    """A model on one server as this gateway believes it to be; whoever hears the replica brings it up to date.
+    """A gateway's view of a model on one server.
 
-    `running` and `waiting` count sequences in the engine's batch and in its own queue, `waiting_tokens` what is to be
-    read for the latter; `unseen` and `in_flight_tokens` are what this gateway has sent and the replica's state does not
-    show yet. `free_blocks` of the KV cache (of `blocks`, each for `tokens_per_block` tokens) are those that no running
-    sequence holds: what they have cached may still be found. `prefill_rate`: prompt tokens/s, 0 while it is not known;
-    `step_seconds`: the last steps' mean; `max_batch_size`: 0 where nobody said. `subscribers`: gateways that use it,
-    `demand`: the sum of what they declared (Order.demand), this one's with them. `adapters`: those that are loaded.
-    `weight`: its version's share of the requests that may go to any version. `source`: whether it reports all of this,
-    or the gateway measures it.
+    Attributes:
+        replica_id: HOST:PORT of the server, with the engine model where the settings name one.
+        model: Name under which the model is served.
+        version: Version that the engine reports.
+        state: Whether requests may be sent; see `HealthCheck`.
+        running: Sequences in the engine's batch.
+        waiting: Sequences in the engine's own queue.
+        waiting_tokens: Prompt tokens of the waiting sequences that are still to be computed.
+        free_blocks: Blocks of the KV cache that no running sequence holds. They may hold cached prefixes.
+        blocks: All blocks of the KV cache; 0 while unknown.
+        tokens_per_block: Tokens in each block.
+        prefill_rate: Prompt tokens per second; 0 while unknown.
+        step_seconds: Mean duration of the latest steps; 0 while unknown.
+        max_batch_size: Sequences in a batch; 0 while unknown.
+        in_flight: Requests that this gateway has sent and the replica's state does not include yet.
+        in_flight_tokens: Uncached prompt tokens of the in-flight requests.
+        subscribers: Gateways that use the replica.
+        demand: Sum of the weights that all gateways declare (`TieredQueue.demand`), this one included.
+        adapters: Names of the loaded LoRA adapters.
+        source: Whether the replica reports its state or the gateway measures it.
     """
 
     replica_id: str
     model: str = ""
     version: str = ""
-    gpu_type: str = ""
     state: ReplicaState = "starting"
     running: int = 0
     waiting: int = 0
@@ -473,20 +484,31 @@ class ReplicaView:
     prefill_rate: float = 0.0
     step_seconds: float = 0.0
     max_batch_size: int = 0
-    unseen: int = 0
+    in_flight: int = 0
     in_flight_tokens: int = 0
     subscribers: int = 1
     demand: float = 0.0
     adapters: frozenset[str] = frozenset()
-    weight: float = 1.0
     source: ReplicaSource = "reported"
+
+    @property
+    def sequences(self) -> int:
+        """Return the sequences that the replica has or is about to get."""
+        return self.running + self.waiting + self.in_flight
 
 
 @dataclass(slots=True, eq=False)
 class RoutingRequest:
-    """What a request needs of a replica. `tokens` of its prompt; `ids`: the prompt as it travels, INT32; `answer`: how
-    many it will probably get; `salt`: what keeps tenants' prefixes apart; `version`: the only one that will do, empty
-    for any; `without`: replicas on which it failed; `hashes` of the prompt's blocks, where they are known already.
+    """What the choice of a replica depends on.
+
+    Attributes:
+        tokens: Tokens of the prompt.
+        ids: Token ids of the prompt as the engine gets them, INT32.
+        answer: Expected output tokens.
+        salt: Number that keeps the prefixes of tenants apart; 0 if they are shared.
+        adapter: Name of the LoRA adapter, empty for none.
+        without: Replicas that failed on this request.
+        hashes: Hashes of the prompt's blocks where they are known already.
     """
 
     tokens: int
@@ -494,101 +516,91 @@ class RoutingRequest:
     answer: int = 0
     salt: int = 0
     adapter: str = ""
-    version: str = ""
     without: frozenset[str] = frozenset()
     hashes: Sequence[int] | None = None
 
 
 class RoutingPolicy(Protocol):
-    """Where a request goes. It has no clock and waits for nothing: `now` is in seconds of any monotonic clock."""
+    """The choice of a replica for a request. It has no clock and does not wait."""
 
-    def choose(self, wanted: RoutingRequest, views: Sequence[ReplicaView], now: float) -> int | None:
-        """The index of a view; None when none of them will do."""
+    def choose(self, request: RoutingRequest, views: Sequence[ReplicaView]) -> int | None:
+        """Return the index of a view, or None if no replica can take the request."""
         ...
 
-    def cached(self, wanted: RoutingRequest, view: ReplicaView) -> int:
-        """Tokens of its prompt that are thought to be in the replica's cache."""
+    def cached(self, request: RoutingRequest, view: ReplicaView) -> int:
+        """Return the tokens of the prompt that the replica has probably cached."""
         ...
 
-    def sent(self, wanted: RoutingRequest, view: ReplicaView) -> None:
-        """It went there, so its prompt's blocks will be there; for replicas that do not say so themselves."""
+    def sent(self, request: RoutingRequest, view: ReplicaView) -> None:
+        """Record that a request was sent to a replica, which will cache its prompt."""
         ...
 
     def stored(self, replica_id: str, hashes: Sequence[int]) -> None:
-        """What a replica says that it has cached from now on, by the hashes of `llmops.kv_blocks`."""
+        """Record blocks that a replica has cached, by the hashes of `llmops.kv_blocks`."""
         ...
 
-    def removed(self, replica_id: str, hashes: Sequence[int]) -> None: ...
+    def removed(self, replica_id: str, hashes: Sequence[int]) -> None:
+        """Record blocks that a replica has evicted."""
+        ...
 
     def limit(self, replica_id: str, blocks: int) -> None:
-        """Assume that a replica, which does not report what it evicts, holds the `blocks` most recently used."""
+        """Assume that a replica that reports no evictions holds the `blocks` most recently used blocks."""
         ...
 
     def forget(self, replica_id: str) -> None:
-        """Its cache is empty, or it is gone."""
+        """Record that a replica's cache is empty, or that the replica is gone."""
         ...
 
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A request that waits for a replica. `arrived` and `deadline` (for its first token) are in seconds of the clock
-    that the Order is asked with; `bytes`: what it holds in memory meanwhile; `home`: the replica that was best
-    when it came, the only one that will do until `stays`. `moved`: it was taken out of a batch and comes before its
-    tenant's others. `uncached`: prompt tokens that were to be read where it was sent. `what` is the caller's own.
+    """A request waiting for a replica. Times are in seconds of the clock that the queue is called with.
+
+    Attributes:
+        tenant: Tenant that is charged.
+        routing: What the choice of a replica depends on.
+        arrived: Time of arrival.
+        tier: Name of the priority tier.
+        weight: Weight of the tenant.
+        deadline: Latest time of the first token.
+        bytes: Bytes that the request holds while it waits.
+        home: Replica that was best on arrival; it alone may get the request until `home_until`.
+        home_until: Time after which any replica may get the request.
+        moved: True after a failover; the request comes before the others of its tenant.
+        uncached_tokens: Prompt tokens to compute on the replica that the request was dispatched to.
+        payload: Any object of the caller.
     """
 
     tenant: str
-    wanted: RoutingRequest
+    routing: RoutingRequest
     arrived: float
     tier: str = ""
     weight: float = 1.0
     deadline: float = math.inf
     bytes: int = 0
     home: str = ""
-    stays: float = 0.0
+    home_until: float = 0.0
     moved: bool = False
-    uncached: int = 0
-    what: Any = None
+    uncached_tokens: int = 0
+    payload: Any = None
 
     @property
     def size(self) -> int:
-        """Tokens for which it needs room: those of its prompt, and of its answer as it will probably be."""
-        return self.wanted.tokens + self.wanted.answer
+        """Return the tokens that the request needs room for: its prompt and the expected output."""
+        return self.routing.tokens + self.routing.answer
 
 
 class ReplicaCapacity(NamedTuple):
-    """What a replica can take: `tokens` of prompt and answer, of the tickets that it `takes`; those whose home it is
-    (`replica_id`) come first among equals, and those that are to leave it to others (`left`) do not come at all."""
+    """The requests that a replica can take.
+
+    Attributes:
+        tokens: Tokens of prompt and output that fit.
+        replica_id: Requests whose home is this replica come first among equals.
+        accepts: Returns True for requests that the replica can serve; None if it can serve all.
+        must_yield: Returns True for requests that leave the slot to others; None if none has to.
+    """
 
     tokens: float = math.inf
     replica_id: str = ""
-    takes: Callable[[QueuedRequest], bool] | None = None
-    left: Callable[[QueuedRequest], bool] | None = None
-
-
-class WaitingQueue(Protocol):
-    """Who is next. No clock: `now` is in seconds of any monotonic clock."""
-
-    def push(self, ticket: QueuedRequest) -> None: ...
-
-    def pop(self, room: ReplicaCapacity, now: float) -> QueuedRequest | None:
-        """The next that fits; None when nobody waits that does."""
-        ...
-
-    def remove(self, ticket: QueuedRequest) -> bool:
-        """It waits no longer: its client left, or its deadline passed. False when it did not wait."""
-        ...
-
-    def served(self, ticket: QueuedRequest, prompt: int, answer: int) -> None:
-        """Tokens of it that an engine reads and makes, beyond what was said before; negative: fewer than was said."""
-        ...
-
-    def ahead(self, ticket: QueuedRequest) -> float:
-        """The cost of what would be served before it, were it pushed now."""
-        ...
-
-    def demand(self) -> float:
-        """What this gateway declares to the engines: the weights of those who wait, summed."""
-        ...
-
-    def __len__(self) -> int: ...
+    accepts: Callable[[QueuedRequest], bool] | None = None
+    must_yield: Callable[[QueuedRequest], bool] | None = None

@@ -17,7 +17,7 @@ MISSING_VALUE = "-"
 BAD, POOR = "bold red", "yellow"
 # from where on it is worth a look, and where somebody is woken (docs/metrics.md)
 TTFT_S, TPOT_MS, KV_USE, GOODPUT, HIT = (0.5, 1.0), (50.0, 100.0), (0.9, 0.95), (0.9, 0.85), (0.4, 0.3)
-STATES = {"ready": "green", "spare": "green", "starting": "cyan", "draining": POOR, "suspect": POOR, "gone": BAD}
+STATES = {"ready": "green", "starting": "cyan", "draining": POOR, "suspect": POOR, "gone": BAD}
 GAP = 2
 
 R = TypeVar("R")

@@ -68,7 +68,7 @@ class HealthEndpoints:
 
     def __init__(self, registry: ModelRegistry, metrics: GatewayMetrics) -> None:
         self._registry = registry
-        self._readiness = SingleFlight(registry.look, STATUS_CHECKS_PER_SECOND)
+        self._readiness = SingleFlight(registry.check_readiness, STATUS_CHECKS_PER_SECOND)
         self._generate_checks: dict[str, SingleFlight[str | None]] = {}
         self._metrics_page = SingleFlight(partial(_render_metrics, metrics.registry), STATUS_CHECKS_PER_SECOND)
         self.draining = False
@@ -133,15 +133,15 @@ class HealthEndpoints:
         """Return the state of the replicas. `gateways` is a list, so that readers can join several gateways' answers."""
         gateway = {
             "gateway": f"{socket.gethostname()}/{os.getpid()}",
-            "models": self._registry.told(),
-            "unreached": self._registry.unreached(),
+            "models": self._registry.describe_replicas(),
+            "unreached": self._registry.unreachable_servers(),
         }
         return JSONResponse({"gateways": [gateway]})
 
     async def _generate_check(self, name: str) -> str | None:
         """Return why a model does not generate, None if it does. Callers share one check per model and second."""
         if name not in self._generate_checks:
-            check = partial(self._registry.generates, name, GENERATE_TIMEOUT)
+            check = partial(self._registry.check_answer, name, GENERATE_TIMEOUT)
             self._generate_checks[name] = SingleFlight(check, GENERATE_CHECKS_PER_SECOND)
         return await self._generate_checks[name].get()
 

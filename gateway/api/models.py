@@ -18,7 +18,7 @@ from llmops.gateway.http.request_context import context_of
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.routing.model_registry import ModelRegistry
 from llmops.gateway.routing.replicas.pool_registry import PoolRegistry
-from llmops.gateway.routing.replicas.replica_status import summarize_capacity
+from llmops.gateway.routing.replicas.status import summarize_capacity
 from llmops.gateway.routing.served_models import Model
 from llmops.gateway.schemas.response_schemas import ModelEntries, ModelEntry
 
@@ -59,7 +59,7 @@ class ModelsEndpoint:
 
     def _describe(self, model: Model, ready: bool) -> dict[str, Any]:
         """Return a model, with the sums over its replicas if it has several."""
-        pool = self._pools.fleets.get(model.parent or model.name) if self._pools is not None else None
+        pool = self._pools.pools.get(model.parent or model.name) if self._pools is not None else None
         return describe_model(model, ready) | (summarize_capacity(pool.views) if pool is not None else {})
 
 

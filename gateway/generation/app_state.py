@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from llmops.gateway.errors import ApiError
+from llmops.gateway.errors import OVERLOADED, ApiError
 from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Engine, EngineRequest, TokenStream
@@ -22,8 +22,6 @@ from llmops.gateway.telemetry.metrics import AnswerMeter, GatewayMetrics
 from llmops.gateway.text.text_thread_pool import TextThreadPool
 
 ResultT = TypeVar("ResultT")
-# the code of what is refused for want of a place
-OVERLOADED = "overloaded"
 
 
 @dataclass(frozen=True, slots=True)

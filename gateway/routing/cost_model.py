@@ -1,4 +1,4 @@
-"""What a replica is for a request: whether it may have it, and the seconds until its first token there."""
+"""The cost of a request on a replica: seconds to its first token, load, and eligibility. Pure."""
 
 from __future__ import annotations
 
@@ -6,47 +6,51 @@ from math import inf
 
 from llmops.gateway.interfaces import ReplicaView, RoutingPolicy, RoutingRequest
 
-# Prompt tokens/s and seconds of a step, as long as a replica has not shown its own: a 7B model on one data-centre GPU.
+#: Prompt tokens per second assumed until a replica has shown its own: a 7B model on one data-centre GPU.
 DEFAULT_PREFILL_RATE = 20_000.0
+#: Seconds per step assumed until a replica has shown its own.
 DEFAULT_STEP_SECONDS = 0.02
-# What a second of a whole answer weighs beside one until its first token: where caches are full of what runs, its
-# objective is about so much longer; where they are empty more, as what is read again displaces nothing there.
-DECODE_WEIGHT_WHEN_FULL, DECODE_WEIGHT_WHEN_EMPTY, DECODE_WEIGHT_EXPONENT = 1 / 80, 1 / 8, 5
-# What a second of reading costs those who are there, in a replica that is full: it holds up all that run, and all that
-# come meanwhile. In one that is half full a quarter of it: fewer are held up, and fewer come.
+#: Weight of a second of decoding relative to a second until the first token, where the caches are full.
+#: The objective for a whole answer is about 80 times as long.
+DECODE_WEIGHT_WHEN_FULL = 1 / 80
+#: The same where the caches are empty. Prefill is cheaper there, because it displaces nothing.
+DECODE_WEIGHT_WHEN_EMPTY = 1 / 8
+#: How sharply the weight changes between the two.
+DECODE_WEIGHT_EXPONENT = 5
+#: Cost of a second of prefill to the other requests of a full replica: it delays all that run and all that
+#: arrive meanwhile. A replica that is half full has a quarter of the cost: fewer are delayed, and fewer arrive.
 INTERFERENCE_WEIGHT = 8.0
+#: Share of the earlier steps that PrefillRate keeps with each step.
+PREFILL_RATE_DECAY = 0.98
 
 
 class PrefillRate:
-    """Prompt tokens/s, from steps that read some.
+    """Prompt tokens per second, estimated from steps with prefill.
 
-    A step counts by its tokens: a few of them beside a large batch say how long a step takes, not how fast prompts are
-    read.
+    A step is weighted by its tokens: a few tokens beside a large batch show the step time, not the prefill rate.
     """
 
-    KEPT = 0.98  # of what is known, per step
-
     def __init__(self) -> None:
-        self._squares = self._weighted = 0.0
+        self._squares = self._weighted_seconds = 0.0
 
     def add(self, tokens: int, seconds: float) -> float:
-        """What it is, with one more step of so many tokens and seconds."""
-        self._squares = self.KEPT * self._squares + tokens * tokens
-        self._weighted = self.KEPT * self._weighted + tokens * seconds
-        return self._squares / self._weighted
+        """Return the estimate after one more step with `tokens` prompt tokens."""
+        self._squares = PREFILL_RATE_DECAY * self._squares + tokens * tokens
+        self._weighted_seconds = PREFILL_RATE_DECAY * self._weighted_seconds + tokens * seconds
+        return self._squares / self._weighted_seconds
 
 
-def uncached_tokens(policy: RoutingPolicy, wanted: RoutingRequest, view: ReplicaView) -> int:
-    """Prompt tokens that would be read there. The last one always is: its logits are the answer's first."""
-    uncached = wanted.tokens - policy.cached(wanted, view)
+def uncached_tokens(policy: RoutingPolicy, request: RoutingRequest, view: ReplicaView) -> int:
+    """Return the prompt tokens to compute on a replica. The last one always is: its logits are the first output."""
+    uncached = request.tokens - policy.cached(request, view)
     return uncached if uncached > 1 else 1
 
 
 def time_to_first_token(view: ReplicaView, uncached: float, answer: float) -> float:
-    """Seconds until the first token of a prompt of which `uncached` tokens are to be read.
+    """Return the seconds until the first token of a prompt with `uncached` tokens to compute.
 
-    What waits there is read before it, beside a step of the sequences that run; and where the batch is full, some of it
-    has to end before: a sequence takes about `answer` steps, and they end one after another.
+    The prompts that wait there are computed before it, beside a step of the running sequences. If the batch is full,
+    a sequence has to end first; each takes about `answer` steps, and they end one after another.
     """
     return routing_cost(view, uncached, answer, 0.0, held=0.0, others=0.0)
 
@@ -60,9 +64,20 @@ def routing_cost(
     below: float = inf,
     others: float = INTERFERENCE_WEIGHT,
 ) -> float:
-    """What is compared: the seconds until the first token, a little (`weight`, of `decode_weight`) of those by which the
-    whole answer, with those that run beside it, takes longer than in an empty replica, and what reading it costs the
-    `others` there. `held`: its `kv_cache_load`, if that is known. Where it is not `below`, a part of it is said."""
+    """Return the cost by which replicas are compared, in seconds.
+
+    It is the sum of the seconds until the first token, `weight` times the seconds by which decoding takes longer than
+    on an empty replica, and the cost of the prefill to the requests that run there.
+
+    Args:
+        view: The replica.
+        uncached: Prompt tokens to compute.
+        answer: Expected output tokens.
+        weight: Weight of decoding, from `decode_weight`.
+        held: The replica's `kv_cache_load`, if it is known.
+        below: The cost to beat. The result may be a part of the cost once it is not lower.
+        others: Weight of the cost to other requests.
+    """
     rate = view.prefill_rate or DEFAULT_PREFILL_RATE
     seconds = (uncached + view.waiting_tokens + view.in_flight_tokens) / rate
     if seconds >= below:
@@ -70,10 +85,10 @@ def routing_cost(
     step, size, full = view.step_seconds or DEFAULT_STEP_SECONDS, view.max_batch_size, 0.0
     seconds += step
     if size:
-        there = view.running + view.waiting + view.unseen
-        full = there / size
-        if there >= size:
-            seconds += (there + 1 - size) * answer * step / size
+        sequences = view.running + view.waiting + view.in_flight
+        full = sequences / size
+        if sequences >= size:
+            seconds += (sequences + 1 - size) * answer * step / size
     if seconds < below:
         held = kv_cache_load(view) if held is None else held
         full = full if full > held else held
@@ -83,13 +98,13 @@ def routing_cost(
 
 
 def decode_weight(held: float) -> float:
-    """What a second of a whole answer weighs where such a part of the caches is held by what runs."""
+    """Return the weight of a second of decoding when the share `held` of the caches belongs to running sequences."""
     free = 0.0 if held > 1 else 1.0 if held < 0 else 1 - held
     return DECODE_WEIGHT_WHEN_FULL + (DECODE_WEIGHT_WHEN_EMPTY - DECODE_WEIGHT_WHEN_FULL) * free**DECODE_WEIGHT_EXPONENT
 
 
 def kv_cache_load(view: ReplicaView, tokens: float = 0.0) -> float:
-    """The share of the KV cache that is held, were these tokens and what the replica has not seen yet in it."""
+    """Return the share of the KV cache that is held once the in-flight requests and `tokens` more are in it."""
     blocks = view.blocks
     if not blocks:
         return 0.0
@@ -97,16 +112,14 @@ def kv_cache_load(view: ReplicaView, tokens: float = 0.0) -> float:
 
 
 def occupancy(view: ReplicaView) -> float:
-    """How full a replica is, by what is shortest: places in its batch or the KV cache."""
+    """Return how full a replica is, by the scarcer of its slots and its KV cache."""
     held, size = kv_cache_load(view), view.max_batch_size
     if not size:
         return held
-    places = (view.running + view.waiting + view.unseen) / size
-    return places if places > held else held
+    slots = (view.running + view.waiting + view.in_flight) / size
+    return slots if slots > held else held
 
 
-def can_serve(view: ReplicaView, wanted: RoutingRequest) -> bool:
-    """Whether a request may go there at all, however long it would take."""
-    if view.replica_id in wanted.without or (wanted.adapter and wanted.adapter not in view.adapters):
-        return False
-    return view.version == wanted.version if wanted.version else view.weight > 0
+def can_serve(view: ReplicaView, request: RoutingRequest) -> bool:
+    """Return True if a replica has the adapter of a request and has not failed on it."""
+    return view.replica_id not in request.without and (not request.adapter or request.adapter in view.adapters)

@@ -1,4 +1,4 @@
-"""Where the replicas are now: those of the settings, and what DNS says, calmed down."""
+"""Discovery of replicas: the addresses of the settings and of DNS, and one server object for each."""
 
 from __future__ import annotations
 
@@ -9,97 +9,93 @@ import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 
-from llmops.clocks import wait_with_timeout
+from llmops.background import LogOnce
 from llmops.gateway.replica_address import DnsAddress, ReplicaAddress, format_address
 from llmops.gateway.routing.model_kinds import ModelKind, SingleModelKind
 from llmops.gateway.routing.triton_server import ModelServer
 
 log = logging.getLogger(__name__)
 
-# An address that DNS names no longer stays for so long (s): round-robin answers are a different part each time, and a
-# replica that has really gone says so itself.
+#: Seconds for which an address stays in use after DNS returned it last. Round-robin answers are a
+#: different subset each time, and a replica that is really gone is noticed by its health check.
 ADDRESS_HOLD_TIME = 30.0
-# addresses of one name; an answer that changes each second would otherwise become any number of connections
+#: Addresses of one name: an answer that changes every second must not open connections without end.
 MAX_ADDRESSES_PER_NAME = 256
-# what an answer of DNS may take (s)
+#: Seconds that DNS may take to answer.
 DNS_TIMEOUT = 3.0
 
 ResolveHost = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class StableAddresses:
-    """The addresses of one name, sorted: new ones at once, old ones until they have been missing for ADDRESS_HOLD_TIME seconds."""
+    """The addresses of one name. New ones count at once, missing ones stay for ADDRESS_HOLD_TIME seconds."""
 
     def __init__(self) -> None:
-        self._seen: dict[str, float] = {}
+        self._last_seen: dict[str, float] = {}
 
-    def answered(self, addresses: Iterable[str], now: float) -> list[str]:
-        """All that count after this answer. An empty answer says nothing."""
-        new = list(dict.fromkeys(addresses))
-        if new:
-            for address in new:
-                if address in self._seen or len(self._seen) < MAX_ADDRESSES_PER_NAME:
-                    self._seen[address] = now
-            self._seen = {address: seen for address, seen in self._seen.items() if now - seen < ADDRESS_HOLD_TIME}
-        return sorted(self._seen)
+    def update(self, addresses: Iterable[str], now: float) -> list[str]:
+        """Return the addresses in use after an answer of DNS, sorted. An empty answer changes nothing."""
+        answer = list(dict.fromkeys(addresses))
+        if answer:
+            for address in answer:
+                if address in self._last_seen or len(self._last_seen) < MAX_ADDRESSES_PER_NAME:
+                    self._last_seen[address] = now
+            self._last_seen = {one: seen for one, seen in self._last_seen.items() if now - seen < ADDRESS_HOLD_TIME}
+        return sorted(self._last_seen)
 
 
 class AddressResolver:
-    """`find` says where the replicas are: each address once, however often it is named."""
+    """Resolves the replicas of the settings to addresses."""
 
-    def __init__(self, given: Sequence[ReplicaAddress | DnsAddress], resolve: ResolveHost | None = None) -> None:
-        self._given = list(dict.fromkeys(given))
+    def __init__(self, replicas: Sequence[ReplicaAddress | DnsAddress], resolve: ResolveHost | None = None) -> None:
+        self._replicas = list(dict.fromkeys(replicas))
         self._resolve = resolve or resolve_addresses
-        self._names = {one: StableAddresses() for one in self._given if isinstance(one, DnsAddress)}
-        self._silent: set[DnsAddress] = set()
+        self._names = {one: StableAddresses() for one in self._replicas if isinstance(one, DnsAddress)}
+        self._log_once = LogOnce()
 
     async def find(self) -> list[ReplicaAddress]:
-        """Never fails: while DNS does not answer, what it said last counts."""
-        answers = await asyncio.gather(*map(self._ask, self._given))
-        return list(dict.fromkeys(address for some in answers for address in some))
+        """Return each address once. While DNS does not answer, its last answer stays in use."""
+        found = await asyncio.gather(*map(self._addresses, self._replicas))
+        return list(dict.fromkeys(address for addresses in found for address in addresses))
 
-    async def _ask(self, one: ReplicaAddress | DnsAddress) -> list[ReplicaAddress]:
-        if isinstance(one, ReplicaAddress):
-            return [one]
+    async def _addresses(self, replica: ReplicaAddress | DnsAddress) -> list[ReplicaAddress]:
+        if isinstance(replica, ReplicaAddress):
+            return [replica]
+        answer: Sequence[str] = []
+        problem = "it has no addresses"
         try:
-            found = await wait_with_timeout(DNS_TIMEOUT, self._resolve(one.host, one.port))
-            why = "it has no addresses"
+            async with asyncio.timeout(DNS_TIMEOUT):
+                answer = await self._resolve(replica.host, replica.port)
         except (TimeoutError, OSError) as error:
-            found, why = [], str(error) or f"no answer within {DNS_TIMEOUT:g} s"
-        self._tell(one, None if found else why)
-        return [ReplicaAddress(address) for address in self._names[one].answered(found, time.monotonic())]
-
-    def _tell(self, name: DnsAddress, problem: str | None) -> None:
-        """Once when it begins, once when it is over."""
-        if problem is not None and name not in self._silent:
-            log.warning("DNS has no answer for %s (%s); the last known replicas stay in use", name.host, problem)
-        if problem is None and name in self._silent:
-            log.warning("DNS answers for %s again", name.host)
-        (self._silent.discard if problem is None else self._silent.add)(name)
+            problem = str(error) or f"no answer within {DNS_TIMEOUT:g} s"
+        if self._log_once.is_new(replica, None if answer else "no answer"):
+            if answer:
+                log.warning("DNS answers for %s again", replica.host)
+            else:
+                log.warning("DNS has no answer for %s (%s); the last known replicas stay in use", replica.host, problem)
+        return [ReplicaAddress(address) for address in self._names[replica].update(answer, time.monotonic())]
 
 
 class ServerDiscovery:
-    """The servers of `places`, each made once."""
+    """The servers of all replicas. Each server is created once and kept as long as it has an address."""
 
-    def __init__(self, places: AddressResolver, kinds: Sequence[ModelKind[Any]], timeout: float) -> None:
-        self._places, self._kinds, self._timeout = places, kinds, timeout
+    def __init__(self, resolver: AddressResolver, kinds: Sequence[ModelKind[Any]], timeout: float) -> None:
+        self._resolver, self._kinds, self._timeout = resolver, kinds, timeout
         self._servers: dict[ReplicaAddress, ModelServer] = {}
 
     async def __call__(self) -> Sequence[ModelServer]:
-        addresses = await self._places.find()
-        self._servers = {one: self._servers.get(one) or self._make(one) for one in addresses}
+        addresses = await self._resolver.find()
+        self._servers = {address: self._servers.get(address) or self._create(address) for address in addresses}
         return list(self._servers.values())
 
-    def _make(self, one: ReplicaAddress) -> ModelServer:
-        kinds = (
-            [SingleModelKind(kind, one.engine_model, one.name) for kind in self._kinds]
-            if one.engine_model
-            else self._kinds
-        )
-        return ModelServer(one.server, kinds, self._timeout, format_address(one))
+    def _create(self, address: ReplicaAddress) -> ModelServer:
+        kinds = self._kinds
+        if address.engine_model:
+            kinds = [SingleModelKind(kind, address.engine_model, address.name) for kind in kinds]
+        return ModelServer(address.server, kinds, self._timeout, format_address(address))
 
 
 async def resolve_addresses(host: str, port: int) -> list[str]:
-    """HOST:PORT of each address of a name, sorted. Raises OSError."""
+    """Return HOST:PORT of each address of a name, sorted. Raises OSError."""
     infos = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return sorted({f"[{at[0]}]:{port}" if family == socket.AF_INET6 else f"{at[0]}:{port}" for family, *_, at in infos})

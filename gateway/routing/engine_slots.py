@@ -1,56 +1,57 @@
-"""How many sequences may be on their way at once, per engine: those of its batch and a bounded queue behind them."""
+"""The number of sequences in progress per engine: its batch, and a bounded queue behind it."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
 
-from llmops.gateway.errors import UnavailableError
+from llmops.gateway.errors import OverloadedError
 from llmops.gateway.ratelimit.fairness import FairShares
 from llmops.gateway.routing.served_models import GenerativeModel
 
-# Seconds after which a client is to come back: spread, or all that were refused would come back at once.
+#: Range of Retry-After in seconds: rejected clients must not return at the same moment.
 RETRY_AFTER_RANGE = (1.0, 4.0)
 
 
 class EngineSlots:
-    """This worker's sequences, those of an adapter with its base model's: they share the engine."""
+    """The slots of all engines. Adapters share the slots of their base model's engine."""
 
     def __init__(self, queued: int) -> None:
-        """`queued`: how many may wait beyond an engine's batch, of which no client gets all."""
+        """Create slots for each engine's batch, and for `queued` more sequences. No client can take all of these."""
         self._queued = queued
         self._engines: dict[str, FairShares] = {}
 
     def enter(self, model: GenerativeModel, sequences: int, caller: str) -> Callable[[], None]:
-        """Take the places of a request of `caller`, `a/b` for `b` of `a`; what is returned gives them back, and may be
-        called again.
+        """Take slots for a request.
 
-        Raises UnavailableError when the queue is full, or the caller's share of it. A request alone is never too many.
+        Args:
+            model: The model that generates.
+            sequences: Sequences of the request.
+            caller: Share of the caller, as in `Caller.share`.
+
+        Returns:
+            A function that releases the slots. It may be called more than once.
+
+        Raises:
+            OverloadedError: The queue is full, or the caller's share of it. A request alone always fits.
         """
         name = model.parent or model.name
-        places = self._engines.get(name) or self._engines.setdefault(name, FairShares(self._queued))
-        places.free = model.card.max_batch_size if places.taken else sequences
-        if not places.take(caller, sequences):
-            raise UnavailableError(
-                _queue_full_message(model, places.taken, self._queued),
-                code="overloaded",
-                retry_after=_random_retry_after(),
-            )
-        left = False
+        slots = self._engines.get(name) or self._engines.setdefault(name, FairShares(self._queued))
+        slots.free = model.card.max_batch_size if slots.taken else sequences
+        if not slots.take(caller, sequences):
+            message = _queue_full_message(model, slots.taken, self._queued)
+            raise OverloadedError(message, retry_after=random.uniform(*RETRY_AFTER_RANGE))
+        is_released = False
 
-        def leave() -> None:
-            nonlocal left
-            if not left:
-                left = True
-                places.give_back(caller, sequences)
+        def release() -> None:
+            nonlocal is_released
+            if not is_released:
+                is_released = True
+                slots.give_back(caller, sequences)
 
-        return leave
+        return release
 
 
 def _queue_full_message(model: GenerativeModel, taken: int, queued: int) -> str:
     which = "as many as it may" if taken >= model.card.max_batch_size + queued else "as many as one client may add to"
     return f"The model '{model.name}' has {taken} answers in progress or waiting, {which}; try again."
-
-
-def _random_retry_after() -> float:
-    return random.uniform(*RETRY_AFTER_RANGE)

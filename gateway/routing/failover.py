@@ -1,6 +1,22 @@
-"""An answer that goes on elsewhere when its replica cannot finish it: from the prompt and the tokens so far.
+"""Failover of running answers: continue a token stream on another replica.
 
-One mechanism for a crash, a drain, a suspicion and a preemption (docs/fleet.md, "When a replica dies").
+When a replica crashes, drains, stalls or preempts a request, the request is sent to another replica
+as prompt plus the tokens generated so far. The client sees a pause, and neither loses nor repeats
+a token.
+
+    STREAMING ──leave()──▶ LEAVING ──replica found──▶ (entered, see below)
+        ▲                     │ └──no replica──▶ STREAMING
+        │                     └──replica lost──┐
+        ├──replica lost──▶ SEARCHING ◀─────────┘
+        │                     │ └──no replica for SEARCH_TIMEOUT──▶ ENDED
+        │                     ▼ replica found
+        ├──nothing to compare─┤
+        └──caught up── REPLAYING ──other tokens──▶ SEARCHING for a replica without a replay
+                              │
+              several sequences ──▶ SPLIT: each sequence is a FailoverStream of its own
+
+Tokens that arrive while a stream is LEAVING are held back: they are dropped once another replica
+generates them again, and delivered if the stream stays.
 """
 
 from __future__ import annotations
@@ -8,11 +24,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from array import array
-from collections import deque
-from collections.abc import Coroutine, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from enum import Enum, StrEnum
 from time import perf_counter
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from llmops.gateway.errors import (
     ApiError,
@@ -22,7 +39,15 @@ from llmops.gateway.errors import (
     PreemptedError,
     UnavailableError,
 )
-from llmops.gateway.interfaces import EngineRequest, Failover, TokenBatch, TokenSink, TokenStream
+from llmops.gateway.interfaces import (
+    Engine,
+    EngineRequest,
+    Failover,
+    SchedulingParams,
+    TokenBatch,
+    TokenSink,
+    TokenStream,
+)
 from llmops.gateway.routing.merged_stream import MergedStream
 from llmops.gateway.routing.resubmission import (
     has_finished,
@@ -32,158 +57,176 @@ from llmops.gateway.routing.resubmission import (
     remaining_request,
     single_sequence_request,
 )
+from llmops.gateway.telemetry.event_loop_lag import PROCESS_STALL_THRESHOLD
 
 log = logging.getLogger(__name__)
 
-# of one sequence, whatever the reasons; those that go because others go first do not count: it is no fault of theirs
+#: Failovers allowed per sequence. Preemptions do not count: the request did nothing to cause them.
 MAX_FAILOVERS = 3
-# the last ones, of which traces tell: whoever makes room again and again is moved any number of times
+
+#: The latest failovers of a stream that traces show. A request may be preempted any number of times.
 MAX_RECORDED_FAILOVERS = 16
-# replicas that may fail without a token of it: a request that ends whoever reads it is not passed on to the next
+
+#: Replicas that may fail without producing a token. A request that crashes every replica must not visit them all.
 MAX_FAILURES_WITHOUT_PROGRESS = 2
-# how long a sequence looks for a place while there is none, and how often (s)
-SEARCH_TIMEOUT, SEARCH_INTERVAL = 10.0, 0.2
 
-# crash or broken stream; the engine failed on it; its queue was full; it shuts down; nothing comes; others go first
-FailoverReason = Literal["lost", "failed", "refused", "drain", "suspect", "preempted"]
+#: Seconds that a sequence waits for a free replica before its answer fails. Long enough for a
+#: slot to become free elsewhere, short enough that most clients still wait.
+SEARCH_TIMEOUT = 10.0
 
+#: Seconds between two searches for a free replica.
+SEARCH_INTERVAL = 0.2
 
-class FailoverHost(Protocol):
-    """What a stream that may have to move needs of the fleet. `exact`: results do not depend on the batch."""
-
-    exact: bool
-
-    async def place(self, request: EngineRequest) -> TokenStream:
-        """Open it on a replica. Raises UnavailableError when there is none for it."""
-        ...
-
-    def joined(self, stream: FailoverStream) -> None: ...
-
-    def left(self, stream: FailoverStream) -> None: ...
-
-    def moved(self, reason: FailoverReason) -> None: ...
+#: Checks for stalled streams within one silence timeout. No clock is read per token.
+STALL_CHECKS_PER_TIMEOUT = 4
 
 
-class _Attempt(NamedTuple):
-    """A part of the way. `sequence`: whose tokens these are, None where the stream itself says so; `again`: it began
-    from the prompt alone, and what is known already is left out; `anew`: the same, and what is known is forgotten;
-    `parts`: of these each moves by itself."""
+class FailoverReason(StrEnum):
+    """The reason a stream left its replica."""
+
+    CONNECTION_LOST = "lost"  # the gRPC stream broke
+    ENGINE_FAILED = "failed"  # the engine returned an error for this request
+    QUEUE_FULL = "refused"
+    DRAINING = "drain"
+    NO_PROGRESS = "suspect"  # no token for the silence timeout
+    PREEMPTED = "preempted"  # made room for a request of a higher tier
+
+
+class StreamState(Enum):
+    """The states of a FailoverStream; the module docstring shows the transitions."""
+
+    STREAMING = 1
+    LEAVING = 2
+    SEARCHING = 3
+    REPLAYING = 4
+    SPLIT = 5
+    ENDED = 6
+
+
+class Attempt(NamedTuple):
+    """A stream on one replica.
+
+    Attributes:
+        stream: The tokens of the replica.
+        state: The state in which the FailoverStream reads it first.
+        restarts: True if the sequence starts over and its known tokens are discarded.
+    """
 
     stream: TokenStream
-    sequence: int | None = None
-    again: bool = False
-    anew: bool = False
-    parts: bool = False
-
-
-class _ReplayDivergedError(Exception):
-    """A replay gave another token than was sent."""
+    state: StreamState = StreamState.STREAMING
+    restarts: bool = False
 
 
 class FailoverStream(TokenStream):
-    """One request's tokens, wherever they come from."""
+    """The tokens of one request, whichever replicas generate them."""
 
     def __init__(
         self,
-        home: FailoverHost,
+        engine: FailoverEngine,
         request: EngineRequest,
-        stream: TokenStream,
-        kept: Sequence[array[int]] | None = None,
-        failed: tuple[str, ...] = (),
-        moves: int = 0,
+        attempt: Attempt,
+        known: Sequence[array[int]] = (),
+        failed_replicas: tuple[str, ...] = (),
+        failover_count: int = 0,
     ) -> None:
-        """`kept`, `failed`, `moves`: of what came before, where this is a sequence that left others."""
-        self._home, self._request = home, request
-        self._leg = _Attempt(stream)
-        # what the reader has: what came since somebody looked, and all before, four bytes per token
+        """Read `attempt`. The last three arguments describe a sequence that is split from a request.
+
+        Args:
+            engine: The engine that opens replacements.
+            request: The request as the client sent it.
+            attempt: The stream to start with.
+            known: Tokens of each sequence that the reader has.
+            failed_replicas: Replicas that failed on this request, in this order.
+            failover_count: Failovers so far that count towards MAX_FAILOVERS.
+        """
+        self._engine, self._request = engine, request
+        self._failed_replicas, self._failover_count, self._failures_without_progress = (
+            failed_replicas,
+            failover_count,
+            0,
+        )
+        # tokens that the reader has: batches since the last count, and all before them at four bytes per token
         self._recent: list[TokenBatch] = []
-        self._kept = kept or [array("i") for _ in range(request.n)]
-        self._failed, self._moves, self._in_vain = failed, moves, 0
-        # sequences that the engine called ended before it was left
-        self._done: set[int] = set()
-        self._cached: int | None = None
-        self._seams: dict[str, int] = {}
-        self._went: tuple[Failover, ...] = ()
+        self._known = list(known) or [array("i") for _ in range(request.n)]
+        self._ended_sequences: set[int] = set()
+        self._known_at_start = 0
+        self._cached_tokens: int | None = None
+        self._splices: Counter[str] = Counter()
+        self._failovers: tuple[Failover, ...] = ()
         self._sink: TokenSink | None = None
         self._verified = 0
-        self._cancelled = self._over = False
-        # while it moves from a replica that still answers: why, what does it, what came meanwhile, where it goes
-        self._moving: FailoverReason | None = None
-        self._work: asyncio.Task | None = None
+        self._cancelled = self._is_awaited = False
+        self._error: ApiError | None = None
+        # the search for a replica, the replacement that a LEAVING stream has found, and the tokens held back
+        self._search: asyncio.Future[Any] | None = None
+        self._replacement: Attempt | None = None
         self._held: deque[TokenBatch] = deque()
-        self._next: _Attempt | None = None
-        # of the watch for silence: whether the reader waits, what was known when this replica began, and last, and when
-        self._waits = False
-        self._before = self._known
-        self._mark = (0, 0.0)
-        home.joined(self)
+        # tokens that the last check for a stall found, and its time
+        self._progress = (0, 0.0)
+        self._attempt = attempt
+        self._enter(attempt)
+        engine.streams.add(self)
 
     @property
     def replica(self) -> str:
-        """Where it is now; empty while its sequences go apart."""
-        return self._leg.stream.replica
+        """Return the replica that generates the tokens; empty once the request is split."""
+        return self._attempt.stream.replica
 
     @property
     def cached_tokens(self) -> int | None:  # type: ignore[override]
-        """Of the first replica: what a seam costs is nobody's but ours."""
-        return self._cached if self._before else self._leg.stream.cached_tokens
-
-    @property
-    def _known(self) -> int:
-        """How many tokens the reader has. All of them are in `_kept` then."""
-        for sequence in {batch.sequence for batch in self._recent}:
-            tokens = [token for batch in self._recent if batch.sequence == sequence for token in batch.tokens]
-            self._kept[sequence].extend(array("i", tokens))
-        self._recent.clear()
-        return sum(map(len, self._kept))
+        """Return the first replica's cache hits: clients do not pay for tokens recomputed by a failover."""
+        return self._cached_tokens if self._known_at_start else self._attempt.stream.cached_tokens
 
     @property
     def is_failing_over(self) -> bool:
-        return self._work is not None or (self._leg.parts and self._leg.stream.is_failing_over)
+        return self._search is not None or self._attempt.stream.is_failing_over
 
     @property
     def moves(self) -> Sequence[Failover]:
-        return [*self._went, *self._leg.stream.moves] if self._leg.parts else self._went
+        return [*self._failovers, *self._attempt.stream.moves]
 
     @property
     def splices(self) -> Mapping[str, int]:
-        parts = self._leg.stream.splices if self._leg.parts else {}
-        return {kind: self._seams.get(kind, 0) + parts.get(kind, 0) for kind in {*self._seams, *parts}}
+        return self._splices + Counter(self._attempt.stream.splices)
 
     def attach(self, sink: TokenSink, taken: list[TokenBatch] | None = None) -> None:
         self._sink = sink
-        self._join_sink()
+        self._attach_sink()
 
     async def __anext__(self) -> TokenBatch:
-        self._waits = True
+        self._is_awaited = True
         try:
             while (batch := await self._read()) is None:
                 pass
-            if not self._leg.parts:
-                self._recent.append(batch)
+            self._recent.append(batch)
             return batch
         except ApiError:
             self._end()
             raise
         finally:
-            self._waits = False
+            self._is_awaited = False
 
-    def move(self, reason: FailoverReason) -> None:
-        """Go on elsewhere. Until there is a place the replica keeps its work, in case that it is the last."""
-        if self._over or self._moving or self._leg.parts or self._work is not None or self._moves >= MAX_FAILOVERS:
-            return
-        self._moving = reason
-        # what comes from now on goes to the reader, who keeps it back
-        self._leg.stream.attach(_decline_batch)
-        self._work = asyncio.create_task(self._prepare(reason))
+    def leave(self, reason: FailoverReason) -> None:
+        """Continue on another replica. The current replica keeps generating until one is found."""
+        if self._state is StreamState.STREAMING and not self._held and self._failover_count < MAX_FAILOVERS:
+            self._state = StreamState.LEAVING
+            self._attempt.stream.attach(_decline_batch)
+            self._search = asyncio.create_task(self._find_replacement(reason))
 
-    def silent(self, now: float, seconds: float) -> bool:
-        """Whether its reader has waited for `seconds` for tokens that had begun to come. To be asked every now and
-        then: time counts from the first time that nothing new is seen."""
-        known = self._known
-        if not self._waits or known == self._before or self._moving or self._leg.parts or known != self._mark[0]:
-            self._mark = (known, now)
-        return now - self._mark[1] >= seconds
+    def is_stalled(self, now: float, timeout: float) -> bool:
+        """Return True if the reader has waited for `timeout` seconds since the last token.
+
+        Must be called several times per `timeout`: the time counts from the first call that finds no new token.
+        """
+        known = self._count_known()
+        if (
+            not self._is_awaited
+            or known == self._known_at_start
+            or self._state is not StreamState.STREAMING
+            or known != self._progress[0]
+        ):
+            self._progress = (known, now)
+        return now - self._progress[1] >= timeout
 
     def cancel(self) -> None:
         if not self._cancelled:
@@ -192,283 +235,321 @@ class FailoverStream(TokenStream):
 
     # -- reading ------------------------------------------------------------------------------------------------------
     async def _read(self) -> TokenBatch | None:
-        """What came next; None when something else happened than tokens for the reader."""
-        if self._held and not self._moving:
-            batch = self._held.popleft()
-            if not self._held:
-                self._join_sink()
-            return batch
-        if self._over:
-            raise CancelledStreamError if self._cancelled else StopAsyncIteration
+        """Return the next batch for the reader, or None after a step that yields none."""
+        match self._state:
+            case StreamState.STREAMING | StreamState.ENDED if self._held:
+                batch = self._held.popleft()
+                if not self._held:
+                    self._attach_sink()
+                return batch
+            case StreamState.ENDED:
+                raise CancelledStreamError if self._cancelled else StopAsyncIteration
+            case StreamState.SEARCHING:
+                await self._recover()
+                return None
+            case _:
+                return await self._read_attempt()
+
+    async def _read_attempt(self) -> TokenBatch | None:
         try:
-            came = await self._leg.stream.__anext__()
-            news = self._news(came) if self._leg.again else came
+            batch = await self._attempt.stream.__anext__()
         except StopAsyncIteration:
-            if self._leg.again:
-                await self._after_divergence()
+            if self._state is StreamState.REPLAYING:
+                await self._continue_without_replay()
             else:
-                self._ended()
+                self._end()
             return None
         except CancelledStreamError:
-            if self._next is None:
+            if self._replacement is None:
                 raise
-            self._enter(self._next)
+            self._enter(self._replacement)
             return None
         except (UnavailableError, EngineError) as error:
-            await self._recover(error)
+            if self._state is StreamState.SPLIT:
+                raise
+            self._error, self._state = error, StreamState.SEARCHING
             return None
-        except _ReplayDivergedError:
-            await self._after_divergence()
+        if self._state is StreamState.LEAVING or self._held:
+            self._held.append(batch)
             return None
-        if news is not None and self._leg.sequence is not None:
-            news = news._replace(sequence=self._leg.sequence)
-        if news is not None and (self._moving or self._held):
-            self._held.append(news)
-            return None
-        return news
+        return await self._compare(batch) if self._state is StreamState.REPLAYING else batch
 
-    def _news(self, batch: TokenBatch) -> TokenBatch | None:
-        """Of a replay what is not known already. Raises _ReplayDivergedError when the rest is not the same."""
-        sequence = self._leg.sequence or 0
-        known = self._kept[sequence][self._verified : self._verified + len(batch.tokens)]
-        if known.tolist() != list(batch.tokens[: len(known)]):
-            raise _ReplayDivergedError
-        self._verified += len(known)
-        if self._verified == len(self._kept[sequence]):
-            self._leg = self._leg._replace(again=False)
-            self._join_sink()
-        if len(known) == len(batch.tokens):
+    async def _compare(self, batch: TokenBatch) -> TokenBatch | None:
+        """Return the tokens of a replay that the reader does not have."""
+        known = self._known[0][self._verified : self._verified + len(batch.tokens)]
+        count = len(known)
+        if known.tolist() != list(batch.tokens[:count]):
+            await self._continue_without_replay()
             return None
-        logprobs = None if batch.logprobs is None else batch.logprobs[len(known) :]
-        tops = None if batch.tops is None else batch.tops[len(known) :]
-        return TokenBatch(batch.sequence, batch.tokens[len(known) :], logprobs, tops=tops)
+        self._verified += count
+        if self._verified == len(self._known[0]):
+            self._state = StreamState.STREAMING
+            self._attach_sink()
+        if count == len(batch.tokens):
+            return None
+        logprobs = None if batch.logprobs is None else batch.logprobs[count:]
+        tops = None if batch.tops is None else batch.tops[count:]
+        return batch._replace(tokens=batch.tokens[count:], logprobs=logprobs, tops=tops)
 
-    def _join_sink(self) -> None:
-        sink, sequence = self._sink, self._leg.sequence
-        if sink is None or self._leg.again:
+    def _attach_sink(self) -> None:
+        if self._sink is not None and self._state is not StreamState.REPLAYING:
+            self._attempt.stream.attach(self._sink, self._recent)
+
+    def _count_known(self) -> int:
+        """Move the recent batches to `_known` and return the number of tokens that the reader has."""
+        for batch in self._recent:
+            self._known[batch.sequence].extend(batch.tokens)
+        self._recent.clear()
+        return sum(map(len, self._known))
+
+    # -- searching ----------------------------------------------------------------------------------------------------
+    async def _find_replacement(self, reason: FailoverReason) -> None:
+        """Find a replica while the current one generates, then cancel the current stream."""
+        try:
+            self._replacement = await self._open_replacement(reason)
+        except ApiError as error:
+            log.info("failover cancelled, the answer continues on its replica: %s", error.told)
+        except Exception:
+            # a bug must not hold back tokens
+            log.exception("failover cancelled, the answer continues on its replica")
+        if self._replacement is not None:
+            self._attempt.stream.cancel()
             return
-        if sequence is None:
-            self._leg.stream.attach(sink, self._recent)
-        else:
-            # of several sequences the last one: the replica calls it its first
-            self._leg.stream.attach(lambda batch: self._take_as(sink, batch, sequence))
+        self._search = None
+        if self._state is StreamState.LEAVING:
+            self._state = StreamState.STREAMING
+            if not self._held:
+                self._attach_sink()
 
-    def _take_as(self, sink: TokenSink, batch: TokenBatch, sequence: int) -> bool:
-        renamed = batch._replace(sequence=sequence)
-        taken = sink(renamed)
-        if taken:
-            self._recent.append(renamed)
-        return taken
-
-    def _ended(self) -> None:
-        """The engine is done with it."""
-        self._stop_moving()
-        self._over = True
-        self._home.left(self)
-
-    # -- going on elsewhere -------------------------------------------------------------------------------------------
-    async def _recover(self, error: ApiError) -> None:
-        """The replica failed: `error` is told when nobody else can go on."""
-        if self._leg.parts:
-            raise error
-        if self._work is not None:
-            # on its way already
-            await asyncio.wait({self._work})
+    async def _recover(self) -> None:
+        """Continue on another replica after an error. Raises that error if no replica can continue."""
+        error = self._error
+        assert error is not None
+        if self._search is not None:
+            await asyncio.wait({self._search})
             if self._cancelled:
                 raise CancelledStreamError
-            if self._next is not None:
-                self._enter(self._next)
-                return
-        await self._go(_failover_reason(error), error)
-
-    async def _go(self, reason: FailoverReason, error: ApiError) -> None:
-        self._in_vain = self._in_vain + 1 if self._known == self._before and reason in ("lost", "failed") else 0
-        if (self._moves >= MAX_FAILOVERS and reason != "preempted") or self._in_vain >= MAX_FAILURES_WITHOUT_PROGRESS:
+        if self._replacement is not None:
+            self._enter(self._replacement)
+            return
+        reason = _failover_reason(error)
+        crashed = reason in (FailoverReason.CONNECTION_LOST, FailoverReason.ENGINE_FAILED)
+        if crashed and self._count_known() == self._known_at_start:
+            self._failures_without_progress += 1
+        else:
+            self._failures_without_progress = 0
+        is_spent = self._failover_count >= MAX_FAILOVERS and reason != FailoverReason.PREEMPTED
+        if is_spent or self._failures_without_progress >= MAX_FAILURES_WITHOUT_PROGRESS:
             raise error
         try:
-            leg = await self._interruptible(self._elsewhere(reason))
+            attempt = await self._interruptible(self._open_replacement(reason))
         except CancelledStreamError:
             raise
-        except ApiError as nowhere:
-            log.warning("an answer could not be continued on another replica: %s", nowhere.told)
+        except ApiError as failure:
+            log.warning("an answer could not be continued on another replica: %s", failure.told)
             raise error from None
-        if leg is None:
+        if attempt is None:
             self._held.clear()
-            self._ended()
+            self._end()
         else:
-            self._enter(leg)
+            self._enter(attempt)
 
-    async def _prepare(self, reason: FailoverReason) -> None:
-        """Find a place while the replica still has its work, then have it stop."""
-        try:
-            self._next = await self._elsewhere(reason)
-        except ApiError as error:
-            log.info("an answer stays where it is: %s", error.told)
-        except Exception:
-            # a bug must not keep back what comes
-            log.exception("an answer stays where it is")
-        if self._next is not None:
-            self._leg.stream.cancel()
-        else:
-            self._stop_moving()
-            if not self._held:
-                self._join_sink()
-
-    def _stop_moving(self) -> None:
-        """Nothing comes of it: what was kept back is the reader's."""
-        work, self._work, self._moving = self._work, None, None
-        if work is not None and work is not asyncio.current_task():
-            work.cancel()
-        if self._next is not None:
-            self._next.stream.cancel()
-            self._next = None
-
-    async def _elsewhere(self, reason: FailoverReason) -> _Attempt | None:
-        """Open what is left, each sequence for itself where several have begun; None when nothing is left."""
-        began, request, old, known = perf_counter(), self._request, self._leg, self._known
-        if old.sequence is None:
-            self._done.update(old.stream.ended)
-        left = [at for at in range(request.n) if at not in self._done and not has_finished(request, self._kept[at])]
-        if not left:
-            return None
-        failed = self._failed if reason == "preempted" else (*self._failed, old.stream.replica)
-        if not known:
-            leg = _Attempt(await self._open(request, failed))
-        elif len(left) == 1:
-            leg = await self._open_one(left[0], failed)
-        else:
-            leg = await self._open_all(left, failed)
-        self._failed, self._moves = failed, self._moves + (reason != "preempted")
-        move = Failover(reason, old.stream.replica, leg.stream.replica, began, perf_counter())
-        self._went = (*self._went, move)[-MAX_RECORDED_FAILOVERS:]
-        self._home.moved(reason)
-        return leg
-
-    async def _open_one(self, sequence: int, failed: tuple[str, ...], plainly: bool = False) -> _Attempt:
-        request, kept = single_sequence_request(self._request, sequence), self._kept[sequence]
-        own = sequence if self._request.n > 1 else None
-        lost = not plainly and bool(kept) and needs_replay(request)
-        if lost and request.whole:
-            return _Attempt(await self._open(request, failed), own, anew=True)
-        again = lost and is_deterministic(request)
-        if not again and kept and request.guide is not None:
-            raise UnavailableError("The state of a grammar cannot be moved.")
-        asked = request if again else remaining_request(request, kept)
-        stream = await self._open(asked, failed)
-        exact = again or (is_greedy(request) and not needs_replay(request))
-        self._note("exact" if exact and self._home.exact else "approximate")
-        self._verified = 0
-        return _Attempt(stream, own, again)
-
-    async def _open_all(self, left: Sequence[int], failed: tuple[str, ...]) -> _Attempt:
-        parts = [self._part(at, failed) for at in left]
-        opened = await asyncio.gather(*(part._start() for part in parts), return_exceptions=True)
-        errors = [error for error in opened if isinstance(error, BaseException)]
-        if errors:
-            for part in parts:
-                part.cancel()
-            raise errors[0]
-        return _Attempt(MergedStream(parts, left), parts=True)
-
-    def _part(self, sequence: int, failed: tuple[str, ...]) -> FailoverStream:
-        """A sequence that goes its own way from here."""
-        request = single_sequence_request(self._request, sequence)
-        return FailoverStream(self._home, request, _UnopenedStream(), [self._kept[sequence]], failed, self._moves + 1)
-
-    async def _start(self) -> None:
-        if self._kept[0]:
-            self._enter(await self._open_one(0, self._failed))
-        else:
-            self._enter(_Attempt(await self._open(self._request, self._failed)))
-
-    async def _open(self, request: EngineRequest, failed: tuple[str, ...]) -> TokenStream:
-        """Anywhere but where it failed, or at least not where it failed last."""
-        loop = asyncio.get_running_loop()
-        until = loop.time() + SEARCH_TIMEOUT
-        without = [frozenset(failed), frozenset(failed[-1:])]
-        while True:
-            for most in dict.fromkeys(without):
-                try:
-                    return await self._home.place(replace(request, without=most, moved=True))
-                except UnavailableError as error:
-                    nowhere = error
-            if loop.time() >= until:
-                raise nowhere
-            await asyncio.sleep(SEARCH_INTERVAL)
-
-    async def _after_divergence(self) -> None:
-        """A replay is not the same answer: a grammar's state is lost, other requests go on without one."""
-        self._leg.stream.cancel()
-        sequence = self._leg.sequence or 0
+    async def _continue_without_replay(self) -> None:
+        """Continue from the known tokens after a replay diverged. Raises UnavailableError if a grammar's state is lost."""
+        self._attempt.stream.cancel()
         if self._request.guide is not None:
             raise UnavailableError(
                 "The answer could not be continued on another replica: its grammar's state was lost."
             )
-        self._seams.pop("exact", None)
-        self._enter(await self._interruptible(self._open_one(sequence, self._failed, plainly=True)))
+        del self._splices["exact"]
+        self._enter(await self._interruptible(self._open_sequence(0, self._failed_replicas, replay=False)))
 
-    def _enter(self, leg: _Attempt) -> None:
-        """From here on the tokens are those of `leg`."""
+    async def _open_replacement(self, reason: FailoverReason) -> Attempt | None:
+        """Open the rest of the request on another replica. Return None if nothing is left to generate."""
+        began, old, known = perf_counter(), self._attempt.stream, self._count_known()
+        self._ended_sequences.update(old.ended)
+        unfinished = [
+            sequence
+            for sequence, tokens in enumerate(self._known)
+            if sequence not in self._ended_sequences and not has_finished(self._request, tokens)
+        ]
+        if not unfinished:
+            return None
+        counts = reason != FailoverReason.PREEMPTED
+        failed = (*self._failed_replicas, old.replica) if counts else self._failed_replicas
+        if not known:
+            attempt = Attempt(await self._open(self._request, failed))
+        elif self._request.n == 1:
+            attempt = await self._open_sequence(0, failed)
+        else:
+            attempt = await self._split(unfinished, failed, self._failover_count + counts)
+        self._failed_replicas, self._failover_count = failed, self._failover_count + counts
+        failover = Failover(reason, old.replica, attempt.stream.replica, began, perf_counter())
+        self._failovers = (*self._failovers, failover)[-MAX_RECORDED_FAILOVERS:]
+        self._engine.count_failover(reason)
+        return attempt
+
+    async def _split(self, sequences: Sequence[int], failed: tuple[str, ...], failover_count: int) -> Attempt:
+        """Open each sequence as a request of its own. Raises the first error if one of them finds no replica."""
+        opened = await asyncio.gather(
+            *(self._open_sequence(sequence, failed) for sequence in sequences), return_exceptions=True
+        )
+        attempts = [one for one in opened if isinstance(one, Attempt)]
+        for error in opened:
+            if isinstance(error, BaseException):
+                for attempt in attempts:
+                    attempt.stream.cancel()
+                raise error
+        streams = [
+            FailoverStream(
+                self._engine,
+                single_sequence_request(self._request, sequence),
+                attempt,
+                known=[self._known[sequence][:]],
+                failed_replicas=failed,
+                failover_count=failover_count,
+            )
+            for sequence, attempt in zip(sequences, attempts, strict=True)
+        ]
+        return Attempt(MergedStream(streams, sequences), StreamState.SPLIT)
+
+    async def _open_sequence(self, sequence: int, failed: tuple[str, ...], *, replay: bool = True) -> Attempt:
+        """Open the rest of one sequence, as a replay from the prompt where only that restores the engine's state."""
+        request, tokens = single_sequence_request(self._request, sequence), self._known[sequence]
+        if not tokens:
+            return Attempt(await self._open(request, failed))
+        must_replay = replay and needs_replay(request)
+        if must_replay and request.whole:
+            return Attempt(await self._open(request, failed), restarts=True)
+        replays = must_replay and is_deterministic(request)
+        if request.guide is not None and not replays:
+            raise UnavailableError("The state of a grammar cannot be moved.")
+        stream = await self._open(request if replays else remaining_request(request, tokens), failed)
+        exact = replays or (is_greedy(request) and not needs_replay(request))
+        self._splices["exact" if exact and self._engine.exact else "approximate"] += 1
+        return Attempt(stream, StreamState.REPLAYING if replays else StreamState.STREAMING)
+
+    async def _open(self, request: EngineRequest, failed: tuple[str, ...]) -> TokenStream:
+        """Open a request on a replica that has not failed on it, or else on any but the last that failed."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + SEARCH_TIMEOUT
+        exclusions = dict.fromkeys((frozenset(failed), frozenset(failed[-1:])))
+        while True:
+            for excluded in exclusions:
+                try:
+                    return await self._engine.reopen(replace(request, without=excluded, moved=True))
+                except UnavailableError as error:
+                    failure = error
+            if loop.time() >= deadline:
+                raise failure
+            await asyncio.sleep(SEARCH_INTERVAL)
+
+    def _enter(self, attempt: Attempt) -> None:
+        """Read `attempt` from now on."""
         self._held = deque(batch for batch in self._held if batch.anew)
-        self._work, self._moving, self._next = None, None, None
-        self._cached = self.cached_tokens
-        if leg.anew:
-            self._forget(leg.sequence or 0)
-        self._before = self._known
-        self._leg = leg
+        self._search = self._replacement = None
+        self._cached_tokens, self._verified = self.cached_tokens, 0
+        if attempt.restarts and self._count_known():
+            # the reader discards the tokens when it gets this batch
+            self._known = [array("i")]
+            self._held.append(TokenBatch(0, (), anew=True))
+        self._known_at_start = self._count_known()
+        self._attempt, self._state = attempt, attempt.state
         if self._cancelled:
-            leg.stream.cancel()
-        self._join_sink()
-
-    def _forget(self, sequence: int) -> None:
-        """Nobody has seen what came of it; its reader is the first to hear that it does not count."""
-        if self._known:
-            del self._kept[sequence][:]
-            self._held.append(TokenBatch(sequence, (), anew=True))
-
-    def _note(self, kind: str) -> None:
-        self._seams[kind] = self._seams.get(kind, 0) + 1
+            attempt.stream.cancel()
+        if not self._held:
+            self._attach_sink()
 
     async def _interruptible(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Raises CancelledStreamError when the client leaves meanwhile."""
-        self._work = asyncio.ensure_future(work)
+        """Await `work`. Raises CancelledStreamError if the stream is cancelled meanwhile."""
+        self._search = asyncio.ensure_future(work)
         try:
-            return await self._work
+            return await self._search
         except asyncio.CancelledError:
             if self._cancelled:
                 raise CancelledStreamError from None
             raise
         finally:
-            self._work = None
+            self._search = None
 
     def _end(self) -> None:
-        self._over = True
-        work = self._work
-        self._stop_moving()
-        if work is not None:
-            work.cancel()
-        self._leg.stream.cancel()
-        self._home.left(self)
+        self._state = StreamState.ENDED
+        if self._search is not None:
+            self._search.cancel()
+            self._search = None
+        if self._replacement is not None:
+            self._replacement.stream.cancel()
+            self._replacement = None
+        self._attempt.stream.cancel()
+        self._engine.streams.discard(self)
 
 
-class _UnopenedStream(TokenStream):
-    """In the place of a stream that is not open yet."""
+class FailoverEngine(Engine):
+    """An engine whose token streams survive the loss of a replica."""
 
-    async def __anext__(self) -> TokenBatch:
-        raise StopAsyncIteration
+    def __init__(
+        self, engine: Engine, count_failover: Callable[[FailoverReason], None], *, exact: bool, silence: float
+    ) -> None:
+        """Wrap `engine`, which chooses a replica for each request.
 
-    def cancel(self) -> None:
-        return
+        Args:
+            engine: The engine that opens requests; it respects `EngineRequest.without`.
+            count_failover: Called with the reason of each failover.
+            exact: True if the tokens of a request do not depend on the other requests in its batch.
+            silence: Seconds without a token after which a stream leaves its replica.
+        """
+        self.exact, self.gated = exact, engine.gated
+        self.count_failover = count_failover
+        self.streams: set[FailoverStream] = set()
+        self._engine, self._silence = engine, silence
+        self._stall_check: asyncio.TimerHandle | None = None
+
+    def check(self, turn: SchedulingParams) -> None:
+        self._engine.check(turn)
+
+    async def open(self, request: EngineRequest) -> TokenStream:
+        stream = FailoverStream(self, request, Attempt(await self._engine.open(request)))
+        if self._stall_check is None:
+            self._schedule_stall_check()
+        return stream
+
+    async def reopen(self, request: EngineRequest) -> TokenStream:
+        """Open a request for one of this engine's streams. Raises UnavailableError if no replica can take it."""
+        return await self._engine.open(request)
+
+    async def close(self) -> None:
+        if self._stall_check is not None:
+            self._stall_check.cancel()
+        await self._engine.close()
+
+    def leave(self, replica: str, reason: FailoverReason) -> None:
+        """Continue all streams of `replica` on other replicas. Streams for which there is none stay."""
+        for stream in [stream for stream in self.streams if stream.replica == replica]:
+            stream.leave(reason)
+
+    def _schedule_stall_check(self) -> None:
+        delay = self._silence / STALL_CHECKS_PER_TIMEOUT
+        self._stall_check = asyncio.get_running_loop().call_later(delay, self._leave_stalled)
+
+    def _leave_stalled(self) -> None:
+        now = asyncio.get_running_loop().time()
+        # a late timer means that this process stood still: its unread tokens are no one else's fault
+        if self._stall_check is not None and now - self._stall_check.when() < PROCESS_STALL_THRESHOLD:
+            for stream in [stream for stream in self.streams if stream.is_stalled(now, self._silence)]:
+                stream.leave(FailoverReason.NO_PROGRESS)
+        self._stall_check = None
+        if self.streams:
+            self._schedule_stall_check()
 
 
 def _failover_reason(error: ApiError) -> FailoverReason:
     if isinstance(error, DrainingError):
-        return "drain"
+        return FailoverReason.DRAINING
     if isinstance(error, PreemptedError):
-        return "preempted"
+        return FailoverReason.PREEMPTED
     if error.code == "overloaded":
-        return "refused"
-    return "lost" if isinstance(error, UnavailableError) else "failed"
+        return FailoverReason.QUEUE_FULL
+    return FailoverReason.CONNECTION_LOST if isinstance(error, UnavailableError) else FailoverReason.ENGINE_FAILED
 
 
 def _decline_batch(batch: TokenBatch) -> bool:

@@ -15,9 +15,9 @@ from llmops.gateway.routing.served_models import CrossEncoder, E, EmbeddingModel
 from llmops.gateway.settings import GatewaySettings, ModelOverrides
 from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
-from llmops.gateway.triton.encoder_client import EncoderMetadata, TritonEncoder, parse_encoder_metadata
+from llmops.gateway.triton.encoder_client import TritonEncoder
 from llmops.gateway.triton.grpc_client import TritonClient
-from llmops.gateway.triton.model_metadata import parse_model_metadata
+from llmops.gateway.triton.model_metadata import EncoderMetadata, parse_encoder_metadata, parse_model_metadata
 from llmops.gateway.triton.request_stream import RequestStreamTransport
 from llmops.gateway.triton.step_stream import StepStreamTransport
 

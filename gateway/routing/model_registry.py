@@ -1,4 +1,4 @@
-"""All models on all servers, each under its name, however many servers have it."""
+"""All models on all servers, one entry per name however many servers have the model."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, Generic, Protocol, cast
 
+from llmops.background import PeriodicTask
 from llmops.gateway.errors import (
     ApiError,
     ModelKindError,
@@ -21,7 +22,6 @@ from llmops.gateway.interfaces import Caller
 from llmops.gateway.replica_address import parse_replica
 from llmops.gateway.routing.discovery import AddressResolver, ServerDiscovery
 from llmops.gateway.routing.model_kinds import ModelKind, create_model_kinds
-from llmops.gateway.routing.refresher import Refresher
 from llmops.gateway.routing.served_models import M, Model, ModelReadiness
 from llmops.gateway.routing.triton_server import ModelServer
 from llmops.gateway.settings import GatewaySettings
@@ -29,7 +29,7 @@ from llmops.gateway.settings import GatewaySettings
 
 @dataclass(frozen=True, slots=True)
 class ModelReplica(Generic[M]):
-    """A model on one server, as it was at the last look: what a choice among several is made from."""
+    """A model on one server, as of the latest refresh."""
 
     replica: str
     model: M
@@ -37,34 +37,37 @@ class ModelReplica(Generic[M]):
 
 
 def first_ready(places: Sequence[ModelReplica[M]]) -> ModelReplica[M]:
-    """The first that is ready; without one, the first, whose engine will say why it is not."""
+    """Return the first replica that is ready, or the first of all: its engine explains why it is not."""
     return next((place for place in places if place.ready), places[0])
 
 
+#: Called with the name of a server, and a function that returns whether it is reachable; None once it is not used.
 ReachabilityCallback = Callable[[str, "Callable[[], bool] | None"], None]
 
 
 class ReplicaRegistry(Protocol):
-    """What makes one model of those in several places."""
+    """Combines the replicas of each model into one model that the endpoints use."""
 
-    def join(self, places: Mapping[str, Sequence[ModelReplica[Any]]]) -> Mapping[str, ModelReplica[Any]]:
-        """The model to use for each name; `places` are all that there are now."""
-        ...
-
-    def idle(self, server: str) -> bool:
-        """Whether nothing is open there any more."""
-        ...
-
-    def told(self) -> Mapping[str, Sequence[dict[str, Any]]]:
-        """What is believed of each place, by model."""
-        ...
+    async def start(self) -> None: ...
 
     async def close(self) -> None: ...
+
+    def combine(self, places: Mapping[str, Sequence[ModelReplica[Any]]]) -> Mapping[str, ModelReplica[Any]]:
+        """Return the model to use for each name. `places` are all replicas that there are now."""
+        ...
+
+    def is_idle(self, server: str) -> bool:
+        """Return True if no request is open on a server."""
+        ...
+
+    def describe(self) -> Mapping[str, Sequence[dict[str, Any]]]:
+        """Return the rows of GET /replicas, by model."""
+        ...
 
 
 @dataclass(slots=True)
 class _ModelEntries:
-    """The models of one kind: all places of each, the one that is used, and what is wrong with those without one."""
+    """The models of one kind: all replicas of each, the one in use, and the problems of those without one."""
 
     places: dict[str, list[ModelReplica[Any]]] = field(default_factory=dict)
     chosen: dict[str, ModelReplica[Any]] = field(default_factory=dict)
@@ -82,87 +85,114 @@ class ModelRegistry:
         refresh_seconds: float,
         patience: float,
         find: Callable[[], Awaitable[Sequence[ModelServer]]] | None = None,
-        teams: Mapping[type[Model], ReplicaRegistry] = MappingProxyType({}),
-        reaches: ReachabilityCallback = lambda server, reached: None,
+        replica_registries: Mapping[type[Model], ReplicaRegistry] = MappingProxyType({}),
+        on_server: ReachabilityCallback = lambda server, is_reachable: None,
     ) -> None:
-        """`patience`: how long `start` waits for the first look (s). `find`: the servers that there are now, those
-        known already as they are; None where they stay. `teams` by the kind of models; without one the first place
-        that is ready is used. `reaches` is told of each server that is used, and of those that are no longer."""
+        """Create a registry that knows no models yet.
+
+        Args:
+            servers: The servers to watch.
+            kinds: The kinds of models to recognise.
+            refresh_seconds: Seconds between two refreshes.
+            patience: Seconds that `start` waits for the first refresh.
+            find: Returns the servers to watch from now on, known ones as the same objects; None for fixed servers.
+            replica_registries: Combines the replicas of a kind; without one the first ready replica is used.
+            on_server: Called with each server that is used, and again once it is not.
+        """
         self._servers, self._kinds, self._patience = list(servers), kinds, patience
-        self._find, self._teams, self._reaches = find, teams, reaches
+        self._find, self._replica_registries, self._on_server = find, replica_registries, on_server
         for server in servers:
-            reaches(server.name, partial(_is_reachable, server))
+            on_server(server.name, partial(_is_reachable, server))
         self._leaving: list[ModelServer] = []
-        self._shelves: Mapping[type[Model], _ModelEntries] = {kind.model: _ModelEntries() for kind in kinds}
-        self._refresher = Refresher("catalogue", self.refresh, refresh_seconds)
+        self._entries: Mapping[type[Model], _ModelEntries] = {kind.model: _ModelEntries() for kind in kinds}
+        self._refresher = PeriodicTask("refresh of the models", self.refresh, refresh_seconds)
+
+    async def start(self) -> None:
+        """Connect, refresh once if the servers answer in time, and keep refreshing until `close`."""
+        for server in self._servers:
+            server.start()
+        for registry in self._replica_registries.values():
+            await registry.start()
+        await self._refresher.start(self._patience)
+
+    async def close(self) -> None:
+        await self._refresher.close()
+        for registry in self._replica_registries.values():
+            await registry.close()
+        for server in [*self._servers, *self._leaving]:
+            await server.close()
 
     def of(self, kind: type[M]) -> ModelLookup[M]:
-        """The models of one kind, or of several with this class in common."""
+        """Return a lookup of the models of one kind, or of several kinds with this base class."""
         return ModelLookup(self, [one.model for one in self._kinds if issubclass(one.model, kind)])
 
     def find(self, name: str, kinds: Sequence[type[M]]) -> M:
-        """The model of one of these kinds, at the place that is used.
+        """Return the model with this name, on the replica in use.
 
-        Raises ModelNotFoundError, or UnavailableError for what cannot serve or is not known (Triton is down).
+        Raises:
+            ModelNotFoundError: No model has this name.
+            ModelKindError: The model is of another kind.
+            UnavailableError: The model cannot serve, or Triton is down and no model is known.
         """
         for kind in kinds:
-            found = self._shelves[kind].chosen.get(name)
+            found = self._entries[kind].chosen.get(name)
             if found is not None:
                 return cast(M, found.model)
         for kind in kinds:
-            if name in self._shelves[kind].broken:
-                raise UnavailableError(self._shelves[kind].broken[name])
+            if name in self._entries[kind].broken:
+                raise UnavailableError(self._entries[kind].broken[name])
         if self.problem is not None or not self.all():
             raise UnavailableError(self.problem or "Triton serves no model yet.")
-        if any(name in shelf.chosen for shelf in self._shelves.values()):
+        if any(name in entries.chosen for entries in self._entries.values()):
             raise ModelKindError(name)
         raise ModelNotFoundError(name)
 
     def places(self, name: str, kind: type[M]) -> Sequence[ModelReplica[M]]:
-        """Where a model is, in the order of the servers; empty for one that is not known."""
-        return self._shelves[kind].places.get(name, [])
+        """Return the replicas of a model in the order of the servers; empty if the model is unknown."""
+        return self._entries[kind].places.get(name, [])
 
     def all(self) -> list[ModelReplica[Any]]:
-        """Every known model at the place that is used."""
-        return [found for shelf in self._shelves.values() for found in shelf.chosen.values()]
+        """Return every known model on the replica in use."""
+        return [found for entries in self._entries.values() for found in entries.chosen.values()]
 
     def problems(self) -> dict[str, str]:
-        """The models that cannot serve, known ones and others, and why, in a sentence for clients."""
-        return {name: problem for shelf in self._shelves.values() for name, problem in shelf.broken.items()}
+        """Return the models that cannot serve and why, in a sentence for clients."""
+        return {name: problem for entries in self._entries.values() for name, problem in entries.broken.items()}
 
     @property
     def problem(self) -> str | None:
-        """What keeps all models from being known; None as long as one server answers."""
+        """Return why no model can be known, or None as long as one server answers."""
         problems = [server.problem for server in self._servers] or ["No replica is known yet."]
         return None if None in problems else next(iter(problems), None)
 
-    def told(self) -> dict[str, list[dict[str, Any]]]:
-        """What is believed of each place of the models that have a team, by model."""
-        lines: dict[str, list[dict[str, Any]]] = {}
-        for team in self._teams.values():
-            for name, some in team.told().items():
-                lines.setdefault(name, []).extend(some)
-        return dict(sorted(lines.items()))
+    def describe_replicas(self) -> dict[str, list[dict[str, Any]]]:
+        """Return the rows of GET /replicas, by model."""
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for registry in self._replica_registries.values():
+            for name, some in registry.describe().items():
+                rows.setdefault(name, []).extend(some)
+        return dict(sorted(rows.items()))
 
-    def unreached(self) -> dict[str, str]:
-        """The servers that did not answer at the last look, and why."""
+    def unreachable_servers(self) -> dict[str, str]:
+        """Return the servers that did not answer the latest refresh, and why."""
         return {server.name: server.problem for server in self._servers if server.problem is not None}
 
-    async def look(self) -> ModelReadiness:
-        """How the servers and their models stand now."""
+    async def check_readiness(self) -> ModelReadiness:
+        """Refresh, and return which models can serve."""
         if not any(await asyncio.gather(*(server.answers() for server in self._servers))):
             return ModelReadiness(problem="Triton is not ready.")
         await self.refresh()
         ready = {found.model.name: found.model.parent or found.model.name for found in self.all() if found.ready}
         return ModelReadiness(ready, self.problems(), self.problem)
 
-    async def generates(self, name: str, seconds: float) -> str | None:
-        """None when the model has just answered within `seconds`; otherwise why it has not."""
+    async def check_answer(self, name: str, seconds: float) -> str | None:
+        """Have a model do minimal work. Return None if it answers within `seconds`, otherwise why it did not."""
         model = next((found.model for found in self.all() if found.model.name == name), None)
         if model is None:
             return f"The model {name} is no longer there."
         try:
-            await asyncio.wait_for(model.answer_once(), seconds)
+            async with asyncio.timeout(seconds):
+                await model.answer_once()
         except TimeoutError:
             return f"The model {name} {model.silent} within {seconds:g} s."
         except ApiError as error:
@@ -171,82 +201,74 @@ class ModelRegistry:
         return None
 
     async def refresh(self) -> None:
-        """Look at all servers. What one says counts at once, however long another takes."""
+        """Read the models of all servers. The answer of one server counts at once, however long another takes."""
         if self._find is not None:
-            await self._renew(await self._find())
-        await asyncio.gather(*(self._look_at(server) for server in self._servers))
+            await self._update_servers(await self._find())
+        await asyncio.gather(*(self._refresh_server(server) for server in self._servers))
 
-    async def _renew(self, servers: Sequence[ModelServer]) -> None:
-        """Servers that are new are connected; those that went are left when their last answer has ended."""
+    async def _update_servers(self, servers: Sequence[ModelServer]) -> None:
+        """Connect new servers, and close those that left when their last answer has ended."""
         for server in servers:
             if server not in self._servers:
                 server.start()
-                self._reaches(server.name, partial(_is_reachable, server))
+                self._on_server(server.name, partial(_is_reachable, server))
         gone = [server for server in self._servers if server not in servers]
         for server in gone:
-            self._reaches(server.name, None)
+            self._on_server(server.name, None)
         self._leaving += gone
         self._servers = list(servers)
-        for server in [one for one in self._leaving if self._is_idle(one)]:
+        for server in [server for server in self._leaving if self._is_idle(server)]:
             self._leaving.remove(server)
             await server.close()
 
     def _is_idle(self, server: ModelServer) -> bool:
-        return all(team.idle(server.address) for team in self._teams.values())
+        return all(registry.is_idle(server.address) for registry in self._replica_registries.values())
 
-    async def _look_at(self, server: ModelServer) -> None:
-        await server.look()
-        self._shelves = {kind.model: self._filled(kind) for kind in self._kinds}
+    async def _refresh_server(self, server: ModelServer) -> None:
+        await server.refresh()
+        self._entries = {kind.model: self._collect_entries(kind) for kind in self._kinds}
 
-    def _filled(self, kind: ModelKind[Any]) -> _ModelEntries:
-        shelf = _ModelEntries()
-        for view in self._views(kind):
-            shelf.places.setdefault(view.model.name, []).append(view)
-        team = self._teams.get(kind.model)
-        if team is not None:
-            shelf.chosen = dict(team.join(shelf.places))
+    def _collect_entries(self, kind: ModelKind[Any]) -> _ModelEntries:
+        entries = _ModelEntries()
+        for place in self._replicas_of_kind(kind):
+            entries.places.setdefault(place.model.name, []).append(place)
+        registry = self._replica_registries.get(kind.model)
+        if registry is not None:
+            entries.chosen = dict(registry.combine(entries.places))
         else:
-            shelf.chosen = {name: first_ready(places) for name, places in shelf.places.items()}
+            entries.chosen = {name: first_ready(places) for name, places in entries.places.items()}
         for server in self._servers:
             for offer, problem in server.problems().items():
-                found = shelf.chosen.get(offer.name)
+                found = entries.chosen.get(offer.name)
                 if offer.kind.model is kind.model and not (found is not None and found.ready):
-                    shelf.broken.setdefault(offer.name, problem)
-        return shelf
+                    entries.broken.setdefault(offer.name, problem)
+        return entries
 
-    def _views(self, kind: ModelKind[Any]) -> Iterator[ModelReplica[Any]]:
+    def _replicas_of_kind(self, kind: ModelKind[Any]) -> Iterator[ModelReplica[Any]]:
         for server in self._servers:
             for offer, base in server.models.items():
                 if offer.kind.model is kind.model:
                     ready = server.is_ready(offer)
                     yield from (ModelReplica(server.name, model, ready) for model in base.variants())
 
-    async def start(self) -> None:
-        """Connect, look once if the servers answer in time, and keep the list fresh in the background until `close`."""
-        for server in self._servers:
-            server.start()
-        await self._refresher.start(self._patience)
-
-    async def close(self) -> None:
-        await self._refresher.close()
-        for team in self._teams.values():
-            await team.close()
-        for server in [*self._servers, *self._leaving]:
-            await server.close()
-
 
 class ModelLookup(Generic[M]):
-    """Where endpoints find the models that they can use."""
+    """The models that an endpoint can use."""
 
-    def __init__(self, catalogue: ModelRegistry, kinds: Sequence[type[M]]) -> None:
-        self._catalogue, self._kinds = catalogue, kinds
+    def __init__(self, registry: ModelRegistry, kinds: Sequence[type[M]]) -> None:
+        self._registry, self._kinds = registry, kinds
 
     def get(self, name: str, caller: Caller) -> M:
-        """Raises ModelNotFoundError, or UnavailableError for what cannot serve or is not known (Triton is down);
-        ModelNotAllowedError for any name that is not among the caller's."""
+        """Return the model with this name.
+
+        Raises:
+            ModelNotAllowedError: The name is not among the caller's models, whether it exists or not.
+            ModelNotFoundError: No model has this name.
+            UnavailableError: The model cannot serve, or Triton is down and no model is known.
+        """
         if not caller.may_use(name):
             raise ModelNotAllowedError(name)
-        return self._catalogue.find(name, self._kinds)
+        return self._registry.find(name, self._kinds)
 
 
 def _is_reachable(server: ModelServer) -> bool:
@@ -256,18 +278,18 @@ def _is_reachable(server: ModelServer) -> bool:
 def create_model_registry(
     settings: GatewaySettings,
     addresses: Sequence[str],
-    teams: Mapping[type[Model], ReplicaRegistry] = MappingProxyType({}),
-    reaches: ReachabilityCallback = lambda server, reached: None,
+    replica_registries: Mapping[type[Model], ReplicaRegistry] = MappingProxyType({}),
+    on_server: ReachabilityCallback = lambda server, is_reachable: None,
 ) -> ModelRegistry:
-    """The catalogue of all kinds of models on these servers, or on those of `settings.replicas`."""
-    kinds, patience = create_model_kinds(settings), settings.timeouts.connect
-    found = ServerDiscovery(AddressResolver([parse_replica(one) for one in settings.replicas]), kinds, patience)
+    """Return the registry of all models on the servers of `settings.replicas`, or on `addresses` without them."""
+    kinds, timeout = create_model_kinds(settings), settings.timeouts.connect
+    discovery = ServerDiscovery(AddressResolver([parse_replica(one) for one in settings.replicas]), kinds, timeout)
     return ModelRegistry(
-        [] if settings.replicas else [ModelServer(address, kinds, patience) for address in addresses],
+        [] if settings.replicas else [ModelServer(address, kinds, timeout) for address in addresses],
         kinds,
         refresh_seconds=settings.refresh,
-        patience=patience,
-        find=found if settings.replicas else None,
-        teams=teams,
-        reaches=reaches,
+        patience=timeout,
+        find=discovery if settings.replicas else None,
+        replica_registries=replica_registries,
+        on_server=on_server,
     )

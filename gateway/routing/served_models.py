@@ -12,7 +12,8 @@ from llmops.contract import LORA_TASK_ID, Tensor
 from llmops.gateway.interfaces import Engine, EngineRequest, ModelMetadata, SamplingParams
 from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
-from llmops.gateway.triton.encoder_client import EncoderMetadata, TritonEncoder
+from llmops.gateway.triton.encoder_client import TritonEncoder
+from llmops.gateway.triton.model_metadata import EncoderMetadata
 
 if TYPE_CHECKING:
     import numpy as np

@@ -1,4 +1,4 @@
-"""One Triton server: which models are on it, which are ready, and what is wrong with the others."""
+"""One Triton server: its models, which of them are ready, and what is wrong with the others."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from llmops.gateway.triton.grpc_client import TritonClient
 
 log = logging.getLogger(__name__)
 
-# a model that is broken is looked at again after so long, or when its card changes (s)
+#: Seconds after which a broken model is loaded again although its metadata has not changed.
 RELOAD_INTERVAL = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class OfferedModel:
-    """A model on a server, under Triton's name and the one it is served under."""
+    """A model on a server: its name in Triton, and the name under which it is served."""
 
     triton_name: str
     name: str
@@ -32,29 +32,35 @@ class OfferedModel:
 
 @dataclass(frozen=True, slots=True)
 class LoadFailure:
-    """Why a model cannot be served, as long as it has this card and until that time (monotonic seconds)."""
+    """The problem of a model with this metadata, until a time in monotonic seconds."""
 
-    card: str
+    metadata: str
     problem: str
     until: float
 
 
 class ModelServer:
-    """Its models stay known while it is away, so that requests get 503 and not 404."""
+    """A Triton server and its models. They stay known while it is away, so that requests get 503 and not 404."""
 
     def __init__(self, address: str, kinds: Sequence[ModelKind[Any]], timeout: float, name: str = "") -> None:
-        """`address` is HOST:PORT of its gRPC endpoint, `timeout` what a question to it may take (s); `name` tells it
-        from others with the same address."""
+        """Create a server that is not connected yet.
+
+        Args:
+            address: HOST:PORT of the gRPC endpoint.
+            kinds: The kinds of models to recognise.
+            timeout: Seconds that the server may take to answer a question.
+            name: Name that distinguishes it from others with the same address.
+        """
         self.address, self.name = address, name or address
         self.models: Mapping[OfferedModel, Model] = {}
         self.problem: str | None = "The gateway has not reached Triton yet."
         self._kinds, self._timeout = kinds, timeout
         self._client: TritonClient | None = None
         self._ready: frozenset[OfferedModel] = frozenset()
-        self._waiting: dict[OfferedModel, str] = {}
-        self._faults: dict[OfferedModel, LoadFailure] = {}
+        self._not_ready: dict[OfferedModel, str] = {}
+        self._failures: dict[OfferedModel, LoadFailure] = {}
         self._retired: list[Model] = []
-        self._reading = asyncio.Lock()
+        self._refreshing = asyncio.Lock()
 
     @property
     def _triton(self) -> TritonClient:
@@ -62,7 +68,7 @@ class ModelServer:
         return self._client
 
     def start(self) -> None:
-        """Must be called in the event loop that will look."""
+        """Connect. Must be called in the event loop that refreshes."""
         self._client = TritonClient(self.address, timeout=self._timeout)
 
     async def close(self) -> None:
@@ -72,99 +78,101 @@ class ModelServer:
             await self._client.close()
 
     def is_ready(self, offer: OfferedModel) -> bool:
-        """Whether it could serve at the last look."""
+        """Return True if the model could serve at the latest refresh."""
         return offer in self._ready
 
     def problems(self) -> dict[OfferedModel, str]:
-        """The models that cannot serve, known ones first, and why, in one sentence each."""
+        """Return the models that cannot serve, known ones first, and why, in one sentence each."""
         missing = sorted(set(self.models) - self._ready, key=lambda offer: offer.name)
-        return {**{offer: _not_ready_message(offer) for offer in missing}, **self._waiting}
+        return {**{offer: _not_ready_message(offer) for offer in missing}, **self._not_ready}
 
     async def answers(self) -> bool:
-        """Whether it says now that it is ready."""
+        """Return True if the server says now that it is ready."""
         return await self._triton.server_ready()
 
-    async def look(self) -> None:
-        """Read its models and cards anew. Problems are kept for the answers, and logged once."""
+    async def refresh(self) -> None:
+        """Read the models and their metadata again. A problem is kept for the clients, and logged once."""
         try:
-            async with self._reading:
-                await self._read()
+            async with self._refreshing:
+                await self._read_models()
         except Exception as error:  # noqa: BLE001  a bug must not stop what is served
             self._ready = frozenset()
-            self._tell(error)
+            self._set_problem(error)
         else:
             self.problem = None
 
-    def _tell(self, error: Exception) -> None:
-        known = error.message if isinstance(error, ApiError) else "The gateway cannot read Triton's models."
-        if known != self.problem:
-            said = error.told if isinstance(error, ApiError) else known
-            log.warning("%s", said, exc_info=None if isinstance(error, ApiError) else error)
-        self.problem = known
+    def _set_problem(self, error: Exception) -> None:
+        is_expected = isinstance(error, ApiError)
+        problem = error.message if isinstance(error, ApiError) else "The gateway cannot read Triton's models."
+        if problem != self.problem:
+            detail = error.told if isinstance(error, ApiError) else problem
+            log.warning("%s", detail, exc_info=None if is_expected else error)
+        self.problem = problem
 
-    async def _read(self) -> None:
+    async def _read_models(self) -> None:
         loaded = await self._triton.index()
         offers = [OfferedModel(one, name, kind) for kind in self._kinds for one, name in kind.served(loaded).items()]
-        waiting: dict[OfferedModel, str] = {}
+        not_ready: dict[OfferedModel, str] = {}
         for offer in offers:
             problem = await self._load(offer) if await self._is_up(offer, loaded) else _not_ready_message(offer)
             if problem is not None:
-                waiting[offer] = problem
-        self._forget(set(self.models) - set(offers))
-        self._faults = {offer: fault for offer, fault in self._faults.items() if offer in offers}
-        self._ready, self._waiting = frozenset(set(self.models) - set(waiting)), waiting
+                not_ready[offer] = problem
+        self._retire(set(self.models) - set(offers))
+        self._failures = {offer: failure for offer, failure in self._failures.items() if offer in offers}
+        self._ready, self._not_ready = frozenset(set(self.models) - set(not_ready)), not_ready
 
     async def _is_up(self, offer: OfferedModel, loaded: Mapping[str, bool]) -> bool:
-        """The index says whether a model is loaded; one whose engine has ended says so when it is asked itself."""
+        """Return True if a model is loaded by the index, and ready when asked: its engine may have ended."""
         return loaded.get(offer.triton_name, True) and await self._triton.model_ready(offer.triton_name)
 
     async def _load(self, offer: OfferedModel) -> str | None:
-        """Make the model servable, anew when its card has changed. Returns what is wrong with it, if anything is.
+        """Make the model servable, again when its metadata has changed.
 
-        Whatever it is, it is this model's: the others are served.
+        Returns:
+            What is wrong with the model, or None. Any problem concerns this model alone: the others are served.
         """
         try:
-            text = await self._triton.card_text(offer.triton_name)
+            text = await self._triton.metadata_text(offer.triton_name)
         except UnavailableError as error:
-            return self._say(offer, _not_ready_message(offer), error.told)
-        fault = self._faults.get(offer)
-        if fault is not None and fault.card == text and monotonic() < fault.until:
-            return fault.problem
+            return self._log_problem(offer, _not_ready_message(offer), error.told)
+        failure = self._failures.get(offer)
+        if failure is not None and failure.metadata == text and monotonic() < failure.until:
+            return failure.problem
         try:
-            await self._renew(offer, text)
+            await self._update_model(offer, text)
         except Exception as error:  # noqa: BLE001  files of others are read here: anything can be wrong with them
-            self._forget({offer})
+            self._retire({offer})
             problem = f"The model {offer.name} cannot be served: {_client_message(error)}"
-            self._faults[offer] = LoadFailure(text, problem, monotonic() + RELOAD_INTERVAL)
-            return self._say(offer, problem, str(error) or repr(error), error)
-        self._faults.pop(offer, None)
+            self._failures[offer] = LoadFailure(text, problem, monotonic() + RELOAD_INTERVAL)
+            return self._log_problem(offer, problem, str(error) or repr(error), error)
+        self._failures.pop(offer, None)
         return None
 
-    def _say(self, offer: OfferedModel, problem: str, detail: str, error: Exception | None = None) -> str:
-        """Log a problem when it is new; a traceback only where nobody expected it."""
-        if self._waiting.get(offer) != problem:
-            bug = error is not None and not isinstance(error, LlmopsError)
-            log.warning("%s (%s)", problem, detail, exc_info=error if bug else None)
+    def _log_problem(self, offer: OfferedModel, problem: str, detail: str, error: Exception | None = None) -> str:
+        """Log a problem when it is new, with a traceback only for an unexpected exception."""
+        if self._not_ready.get(offer) != problem:
+            is_bug = error is not None and not isinstance(error, LlmopsError)
+            log.warning("%s (%s)", problem, detail, exc_info=error if is_bug else None)
         return problem
 
-    async def _renew(self, offer: OfferedModel, text: str) -> None:
+    async def _update_model(self, offer: OfferedModel, text: str) -> None:
         card = offer.kind.read_card(text, offer.name)
         known = self.models.get(offer)
         if known is not None and known.card == card:
             return
         model = await asyncio.to_thread(offer.kind.make, card, self._triton, offer.triton_name)
-        self._forget({offer})
+        self._retire({offer})
         self.models = {**self.models, offer: model}
         log.info("serving model %s (target %s, %d tokens of context)", offer.name, card.target, card.max_seq_len)
 
-    def _forget(self, offers: set[OfferedModel]) -> None:
-        """Models that went, changed or broke. Their open streams may end, so they are closed at the end."""
+    def _retire(self, offers: set[OfferedModel]) -> None:
+        """Forget models that went, changed or broke. They are closed with the server, so open streams may end."""
         self._retired += [model for offer, model in self.models.items() if offer in offers]
         self.models = {offer: model for offer, model in self.models.items() if offer not in offers}
 
 
 def _client_message(error: Exception) -> str:
-    """What a client may hear: an error in the card says what it is, everything else only where."""
+    """Return what a client may know: metadata errors in full, of all others only which part is broken."""
     if isinstance(error, ModelLoadError):
         return f"{error.fault}; the gateway's log says why."
     if isinstance(error, InputError):

@@ -121,7 +121,7 @@ UNSTABLE_PROMPTS = _g.gauge(
 )
 REPLICAS = _g.gauge(
     "llmops_replicas",
-    "Replicas by state in this gateway's view: starting, spare, ready, draining, suspect, gone.",
+    "Replicas by state in this gateway's view: starting, ready, draining, suspect, gone.",
     "model",
     "state",
 )

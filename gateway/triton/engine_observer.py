@@ -1,4 +1,4 @@
-"""What an engine model says about itself in its step stream, for whoever watches it."""
+"""State, identity and cache events that an engine reports in its step stream."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _KV, _KINDS = contract.STEP_KV_HASHES.name, contract.STEP_KV_EVENTS.name
 
 
 class EngineState(NamedTuple):
-    """The numbers of `step_state`; contract.STATE_FIELDS says what they mean."""
+    """The numbers of the tensor `step_state`; contract.STATE_FIELDS describes them."""
 
     running: int
     waiting: int
@@ -32,7 +32,7 @@ class EngineState(NamedTuple):
 
 
 class EngineIdentity(NamedTuple):
-    """Who answers; `instance` is new each time the model is loaded."""
+    """The engine that answers; `instance` is new each time the model is loaded."""
 
     model: str
     version: str
@@ -41,39 +41,39 @@ class EngineIdentity(NamedTuple):
 
 
 class EngineObserver(Protocol):
-    """Called in the event loop, between two messages."""
+    """Receives the reports of an engine, on the event loop between two messages."""
 
-    def heard(self, state: EngineState) -> None: ...
+    def on_state(self, state: EngineState) -> None: ...
 
-    def changed(self, kind: int, hashes: Sequence[int]) -> None:
-        """`kind` of the contract: KV_STORED, KV_REMOVED, KV_CLEARED."""
+    def on_cache_event(self, kind: int, hashes: Sequence[int]) -> None:
+        """Take blocks by hash. `kind` is KV_STORED, KV_REMOVED or KV_CLEARED of the contract."""
 
-    def served(self, who: EngineIdentity) -> None: ...
+    def on_identity(self, identity: EngineIdentity) -> None: ...
 
-    def lost(self, error: ApiError) -> None:
-        """The stream ended; it is opened again."""
+    def on_disconnect(self, error: ApiError) -> None:
+        """Take the error that ended the stream; the stream is opened again."""
 
 
-def notify_observer(watcher: EngineObserver, outputs: Mapping[str, int], raw: Sequence[bytes]) -> None:
-    """Pass on what a message says about the engine. `outputs`: where each output is in `raw`."""
+def notify_observer(observer: EngineObserver, outputs: Mapping[str, int], raw: Sequence[bytes]) -> None:
+    """Pass the reports of a message to `observer`. `outputs` maps each output to its index in `raw`."""
     if _IDENTITY in outputs:
-        who = decode_strings(raw[outputs[_IDENTITY]])
-        if len(who) == len(EngineIdentity._fields):
-            watcher.served(EngineIdentity(*who))
+        fields = decode_strings(raw[outputs[_IDENTITY]])
+        if len(fields) == len(EngineIdentity._fields):
+            observer.on_identity(EngineIdentity(*fields))
     if _KINDS in outputs:
         hashes, at = array("Q", raw[outputs[_KV]]), 0
         for kind, count in struct.iter_unpack("<2i", raw[outputs[_KINDS]]):
-            watcher.changed(kind, hashes[at : at + count])
+            observer.on_cache_event(kind, hashes[at : at + count])
             at += count
     if _STATE in outputs:
         numbers = array("i", raw[outputs[_STATE]])
-        # a later version may say more
+        # a later version may append numbers
         if len(numbers) >= len(EngineState._fields):
-            watcher.heard(EngineState(*numbers[: len(EngineState._fields)]))
+            observer.on_state(EngineState(*numbers[: len(EngineState._fields)]))
 
 
 def decode_strings(data: bytes) -> list[str]:
-    """Triton's BYTES: each element is a little-endian length and that many bytes."""
+    """Return the elements of a BYTES tensor: each is a little-endian length and that many bytes."""
     texts, at = [], 0
     while at < len(data):
         (size,) = struct.unpack_from("<I", data, at)

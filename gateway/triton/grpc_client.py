@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import grpc
@@ -24,6 +25,9 @@ _CHANNEL_OPTIONS = (
     ("grpc.http2.max_pings_without_data", 0),
 )
 
+
+#: Exceptions of a write to a call that has ended, depending on which side noticed first.
+WRITE_ERRORS = (aio.AioRpcError, aio.UsageError, asyncio.InvalidStateError)
 
 GrpcMetadata = tuple[tuple[str, str], ...]
 
@@ -85,7 +89,7 @@ class TritonClient:
                 raise UnavailableError(TRITON_UNREACHABLE, detail=self._said(error)) from error
             raise error_from_message(error.details() or error.code().name) from error
 
-    async def card_text(self, model: str) -> str:
+    async def metadata_text(self, model: str) -> str:
         """The model's `llmops_model_metadata` parameter, empty when it has none. Raises UnavailableError."""
         config = await self.model_config(model)
         return (

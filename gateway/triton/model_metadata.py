@@ -1,10 +1,11 @@
-"""`llmops_model_metadata`: what an engine model announces of itself in Triton's ModelConfig, read into a ModelMetadata."""
+"""`llmops_model_metadata`: what a model announces of itself in Triton's ModelConfig."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import fields
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
 from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
@@ -13,25 +14,52 @@ from llmops.contract import CONTRACT_VERSION, METADATA_PARAMETER
 from llmops.errors import InputError, first_validation_error
 from llmops.gateway.interfaces import ModelMetadata
 
-_ADAPTER = TypeAdapter(ModelMetadata)
-_KNOWN_FIELDS = {one.name for one in fields(ModelMetadata)} - {"extra"}
+
+@dataclass(frozen=True, slots=True)
+class EncoderMetadata:
+    """The metadata of an encoder. Lengths are in tokens; `dimensions` counts the numbers per row, `built` is Unix time."""
+
+    name: str
+    target: str
+    tokenizer_dir: str
+    max_batch_size: int
+    max_seq_len: int
+    vocab_size: int
+    dimensions: int
+    built: int = 0
+
+
+_MODEL_ADAPTER, _ENCODER_ADAPTER = TypeAdapter(ModelMetadata), TypeAdapter(EncoderMetadata)
+_KNOWN_FIELDS = {field.name for field in fields(ModelMetadata)} - {"extra"}
 
 
 def parse_model_metadata(text: str, overrides: Mapping[str, Any] | None = None) -> ModelMetadata:
-    """`overrides` (from the gateway's configuration) win. Raises InputError when it cannot be understood."""
-    try:
+    """Return the metadata of a generative model. `overrides` come from the gateway's settings. Raises InputError."""
+    with _as_input_error():
         raw = {"target": "unknown", **(json.loads(text) if text else {}), **(overrides or {})}
         contract = raw.pop("contract", CONTRACT_VERSION)
         extra = {name: raw.pop(name) for name in raw.keys() - _KNOWN_FIELDS}
-        card = _ADAPTER.validate_python({**raw, "extra": extra})
+        metadata = _MODEL_ADAPTER.validate_python({**raw, "extra": extra})
+    if contract != CONTRACT_VERSION:
+        raise InputError(
+            f"the model speaks contract {contract}, this gateway {CONTRACT_VERSION}; use the same llmops version for both"
+        )
+    return metadata
+
+
+def parse_encoder_metadata(text: str, overrides: Mapping[str, Any]) -> EncoderMetadata:
+    """Return the metadata of an encoder. `overrides` come from the gateway's settings. Raises InputError."""
+    with _as_input_error():
+        return _ENCODER_ADAPTER.validate_python({**json.loads(text or "{}"), **overrides})
+
+
+@contextmanager
+def _as_input_error() -> Iterator[None]:
+    try:
+        yield
     except ValidationError as error:
         raise InputError(
             f"the model's {METADATA_PARAMETER} cannot be used ({first_validation_error(error)})"
         ) from error
     except (ValueError, TypeError) as error:
         raise InputError(f"the model's {METADATA_PARAMETER} is not a JSON object: {error}") from error
-    if contract != CONTRACT_VERSION:
-        raise InputError(
-            f"the model speaks contract {contract}, this gateway {CONTRACT_VERSION}; use the same llmops version for both"
-        )
-    return card

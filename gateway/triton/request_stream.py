@@ -12,14 +12,14 @@ from grpc import aio
 
 from llmops.contract import FINAL_RESPONSE_PARAMETER, REQUEST_TRANSPORT
 from llmops.gateway.errors import TRITON_UNREACHABLE, ApiError, CancelledStreamError, EngineError, UnavailableError
-from llmops.gateway.interfaces import EngineRequest, ModelMetadata, TokenBatch, TokenStream
+from llmops.gateway.interfaces import Engine, EngineRequest, ModelMetadata, TokenBatch, TokenStream
 from llmops.gateway.telemetry.trace_context import TRACEPARENT
+from llmops.gateway.triton.grpc_client import WRITE_ERRORS
 from llmops.gateway.triton.request_writer import RequestWriter
 from llmops.gateway.triton.response_reader import ResponseReader, error_from_message
-from llmops.gateway.triton.transport import WRITE_ERRORS, Transport
 
 
-class RequestStreamTransport(Transport):
+class RequestStreamTransport(Engine):
     """Opens a ModelStreamInfer call per request. Cancelling the call takes the request out of the engine's batch."""
 
     name = REQUEST_TRANSPORT

@@ -10,7 +10,14 @@ from collections.abc import Sequence
 from tritonclient.grpc import service_pb2
 
 from llmops import contract
-from llmops.gateway.errors import ApiError, DrainingError, EngineError, UnavailableError, UnsupportedError
+from llmops.gateway.errors import (
+    ApiError,
+    DrainingError,
+    EngineError,
+    OverloadedError,
+    UnavailableError,
+    UnsupportedError,
+)
 from llmops.gateway.interfaces import TokenBatch
 
 _MAX_REJECTION_LENGTH = 400
@@ -105,14 +112,14 @@ def error_from_message(message: str) -> ApiError:
         return UnsupportedError(refused, param=contract.GUIDE.name, detail=message)
     if "maximum queue size" in lowered:
         # Triton's own bound in front of a model
-        return UnavailableError(ENGINE_CONDITIONS[contract.QUEUE_FULL_PREFIX], code="overloaded", detail=message)
+        return OverloadedError(ENGINE_CONDITIONS[contract.QUEUE_FULL_PREFIX], detail=message)
     if (
         "unknown model" in lowered
         or "not ready" in lowered
         or "unavailable" in lowered
         or "stopped accepting" in lowered
     ):
-        return UnavailableError("The engine cannot take requests now; send the request again.", detail=message)
+        return UnavailableError(ENGINE_CONDITIONS[contract.ENGINE_DEAD_PREFIX], detail=message)
     return EngineError(message)
 
 
@@ -123,10 +130,9 @@ def condition_from_message(message: str) -> UnavailableError | None:
         return None
     if name == contract.DRAINING_PREFIX:
         return DrainingError(ENGINE_CONDITIONS[name])
-    code = "overloaded" if name == contract.QUEUE_FULL_PREFIX else None
-    return UnavailableError(
-        ENGINE_CONDITIONS[name], code=code, detail=message if name == contract.ENGINE_DEAD_PREFIX else None
-    )
+    if name == contract.QUEUE_FULL_PREFIX:
+        return OverloadedError(ENGINE_CONDITIONS[name])
+    return UnavailableError(ENGINE_CONDITIONS[name], detail=message)
 
 
 def _is_client_message(reason: str) -> bool:

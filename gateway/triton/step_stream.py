@@ -32,18 +32,18 @@ from llmops.contract import (
     UNKNOWN_SUBSCRIPTION,
 )
 from llmops.gateway.errors import TRITON_UNREACHABLE, ApiError, DrainingError, UnavailableError
-from llmops.gateway.interfaces import EngineRequest, ModelMetadata, TokenBatch, TokenStream, TopLogprobs
+from llmops.gateway.interfaces import Engine, EngineRequest, ModelMetadata, TokenBatch, TokenStream, TopLogprobs
 from llmops.gateway.triton.engine_observer import EngineObserver, decode_strings, notify_observer
+from llmops.gateway.triton.grpc_client import WRITE_ERRORS
 from llmops.gateway.triton.request_writer import RequestWriter
 from llmops.gateway.triton.response_reader import condition_from_message, error_from_message
 from llmops.gateway.triton.slot_stream import SlotStream
 from llmops.gateway.triton.step_writer import StepWriter, Submission, parse_slots
-from llmops.gateway.triton.transport import WRITE_ERRORS, Transport
 
 ACKNOWLEDGE_INTERVAL = MAX_UNACKNOWLEDGED_STEPS // 8
 # between two tries to connect again, for as long as the engine keeps the requests (s)
 RECONNECT_INTERVAL = 0.1
-# before a subscription that ended is opened again for its watcher (s)
+# before a subscription that ended is opened again for its observer (s)
 RESUBSCRIBE_DELAY = 0.25
 # what the engine gets to end the subscription when the gateway leaves (s)
 UNSUBSCRIBE_TIMEOUT = 1.0
@@ -58,7 +58,7 @@ CONNECTION_REFUSED = "Connection refused"
 ENGINE_RESTARTED = "The engine was restarted while this answer was being generated; send the request again."
 
 
-class StepStreamTransport(Transport):
+class StepStreamTransport(Engine):
     """Opens the subscription with the first request, and a new one when the last has ended. While somebody watches,
     there always is one."""
 
@@ -70,7 +70,7 @@ class StepStreamTransport(Transport):
         self._requests = RequestWriter.of(engine_model, card)
         self._receiver: StepSubscription | None = None
         self._opening = asyncio.Lock()
-        self._watcher: EngineObserver | None = None
+        self._observer: EngineObserver | None = None
         self._staying: asyncio.Task | None = None
         self._grace, self._demand = RECONNECT_GRACE_PERIOD, (0, 0)
 
@@ -87,46 +87,46 @@ class StepStreamTransport(Transport):
         if self._receiver is not None:
             await self._receiver.close()
 
-    def watch(self, watcher: EngineObserver, grace: float) -> None:
-        """From now on `watcher` is told of the engine, and a broken stream has only `grace` seconds to recover: with
+    def watch(self, observer: EngineObserver, grace: float) -> None:
+        """From now on `observer` is told of the engine, and a broken stream has only `grace` seconds to recover: with
         other replicas there, waiting longer is time lost. With less than the engine's own it has none where nobody
         listens any more."""
-        self._watcher, self._grace = watcher, grace
-        self._staying = asyncio.create_task(self._stay(watcher), name="step-stream-watch")
+        self._observer, self._grace = observer, grace
+        self._staying = asyncio.create_task(self._stay(observer), name="step-stream-watch")
 
     def unwatch(self) -> None:
         """Stay subscribed no longer; streams that are open go on."""
         if self._staying is not None:
             self._staying.cancel()
 
-    def declare(self, tokens: int, weights: int) -> None:
+    def declare_demand(self, tokens: int, weights: int) -> None:
         """What waits in this gateway, for the engine to tell the others."""
         self._demand = (tokens, weights)
         if self._receiver is not None:
-            self._receiver.declare(self._demand)
+            self._receiver.declare_demand(self._demand)
 
     def abandon(self, error: ApiError) -> None:
         """End all open streams with `error`, if there are any: the engine has been given up."""
         if self._receiver is not None and not self._receiver.ended and self._receiver.has_streams:
             self._receiver.end(error)
 
-    async def _stay(self, watcher: EngineObserver) -> None:
+    async def _stay(self, observer: EngineObserver) -> None:
         while True:
             try:
                 subscription = await self._subscribe()
-                watcher.lost(await asyncio.shield(subscription.over))
+                observer.on_disconnect(await asyncio.shield(subscription.over))
             except ApiError as error:
-                watcher.lost(error)
+                observer.on_disconnect(error)
             await asyncio.sleep(RESUBSCRIBE_DELAY)
 
     async def _subscribe(self) -> StepSubscription:
         async with self._opening:
             if self._receiver is None or self._receiver.ended:
-                subscription = StepSubscription(self._start_call, self._requests, self._watcher, self._grace)
+                subscription = StepSubscription(self._start_call, self._requests, self._observer, self._grace)
                 await subscription.start()
                 self._receiver = subscription
                 if any(self._demand):
-                    subscription.declare(self._demand)
+                    subscription.declare_demand(self._demand)
             return self._receiver
 
 
@@ -138,12 +138,12 @@ class StepSubscription:
         self,
         start_call: Callable[[], Any],
         requests: RequestWriter,
-        watcher: EngineObserver | None = None,
+        observer: EngineObserver | None = None,
         grace: float = RECONNECT_GRACE_PERIOD,
     ) -> None:
         self.ended = False
         self.over: asyncio.Future[ApiError] = asyncio.get_running_loop().create_future()
-        self._watcher, self._grace = watcher, grace
+        self._observer, self._grace = observer, grace
         self._start_call = start_call
         self._id = uuid.uuid4().hex
         self._writer = StepWriter(requests, self._id)
@@ -168,7 +168,7 @@ class StepSubscription:
         """Raises UnavailableError when Triton cannot be reached."""
         self._call = self._start_call()
         try:
-            await self._call.write(self._writer.subscribe(0, self._watcher is not None))
+            await self._call.write(self._writer.subscribe(0, self._observer is not None))
         except WRITE_ERRORS as error:
             detail = await self._call.details()
             raise UnavailableError(TRITON_UNREACHABLE, detail=str(detail or error)) from error
@@ -202,7 +202,7 @@ class StepSubscription:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
-    def declare(self, demand: tuple[int, int]) -> None:
+    def declare_demand(self, demand: tuple[int, int]) -> None:
         self._acknowledged = self._last
         self._send(self._write(self._writer.acknowledge(self._last, demand)))
 
@@ -286,8 +286,8 @@ class StepSubscription:
 
     async def _step(self, response: Any) -> None:
         outputs = {output.name: at for at, output in enumerate(response.outputs)}
-        if self._watcher is not None:
-            notify_observer(self._watcher, outputs, response.raw_output_contents)
+        if self._observer is not None:
+            notify_observer(self._observer, outputs, response.raw_output_contents)
         if STEP_INDEX in outputs:
             self._last = int.from_bytes(response.raw_output_contents[outputs[STEP_INDEX]], "little")
             self._deliver(outputs, response.raw_output_contents)
@@ -350,7 +350,7 @@ class StepSubscription:
 
     async def _say_again(self) -> None:
         """On a new connection: what the engine may not have received, in the order of the slots."""
-        await self._call.write(self._writer.subscribe(self._last, self._watcher is not None))
+        await self._call.write(self._writer.subscribe(self._last, self._observer is not None))
         unconfirmed = [one.unconfirmed for one in self._streams.values() if one.unconfirmed is not None]
         # all of it is among these, and from now on a cancel has to be said
         self._outbox = {}

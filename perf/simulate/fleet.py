@@ -131,7 +131,7 @@ class SimulatedFleet:
     def sums(self) -> dict[str, float]:
         """What autoscaling looks at: requests without a first token, shares of KV caches in use, requests/s."""
         waiting = sum(one.waiting for one in self.replicas.values())
-        waiting += sum(len(one.gate.order) for one in self._gateways if one.gate is not None)
+        waiting += sum(len(one.gate.queue) for one in self._gateways if one.gate is not None)
         ready = [one.views[0] for one in self.replicas.values() if one.views[0].state == "ready"]
         while self._came and self._came[0] <= self.clock.now - RATE_SECONDS:
             self._came.popleft()
@@ -205,7 +205,7 @@ class SimulatedFleet:
             cache.added, cache.evicted = [], []
             return
         if len(gateways) > 1:
-            total = sum(one.gate.order.demand() for one in gateways if one.gate)
+            total = sum(one.gate.queue.demand() for one in gateways if one.gate)
             for view in replica.views:
                 view.demand = total
         if cache.added:
@@ -240,7 +240,7 @@ class SimulatedFleet:
         blocks = self.spec.engine.blocks
         for view in self.replicas[name].views:
             view.state = state  # type: ignore[assignment]
-            view.running = view.waiting = view.waiting_tokens = view.unseen = view.in_flight_tokens = 0
+            view.running = view.waiting = view.waiting_tokens = view.in_flight = view.in_flight_tokens = 0
             view.free_blocks = blocks
         for gateway in self._gateways:
             gateway.look()
@@ -251,5 +251,5 @@ class SimulatedFleet:
         job.moves, job.known_tokens = job.moves + 1, job.tokens + made
         known = [*job.hashes, *job.after][: job.known_tokens // self.spec.engine.block_tokens]
         wanted = RoutingRequest(job.known_tokens, answer=job.answer - made, hashes=known)
-        job.ticket = QueuedRequest(job.tenant, wanted, self.clock.now, job.tier, moved=True, what=job)
+        job.ticket = QueuedRequest(job.tenant, wanted, self.clock.now, job.tier, moved=True, payload=job)
         self._gateways[job.gateway].arrive(job)

@@ -30,33 +30,33 @@ class SimulatedGateway:
         self.clock, self.policy, self.gate, self.views = clock, policy, gate, views
         self.replicas: Mapping[str, SimulatedReplica] = {}
         # who waits
-        self.order = TieredQueue([PriorityTier("")]) if gate is None else gate.order
+        self.order = TieredQueue([PriorityTier("")]) if gate is None else gate.queue
         self._done = done
         # of replicas that do not report: what is measured, and what was sent
         self._unseen = {view.replica_id: InFlightTracker(view) for view in views} if is_measured else {}
-        self._measured = {name: LoadEstimator(unseen.view, unseen) for name, unseen in self._unseen.items()}
+        self._measured = {name: LoadEstimator(in_flight.view, in_flight) for name, in_flight in self._unseen.items()}
         self._sent: dict[SimulatedRequest, InFlightRequest] = {}
         if gate is not None:
-            gate.look(views, 0.0)
+            gate.update_views(views, 0.0)
 
     def arrive(self, job: SimulatedRequest) -> None:
         gate, ticket, now = self.gate, job.ticket, self.clock.now
         if gate is None:
-            place = self.policy.choose(ticket.wanted, self.views, now)
+            place = self.policy.choose(ticket.routing, self.views)
             self._send(job, place)
             return
-        place = gate.at_once(ticket, self.views, now)
+        place = gate.try_dispatch(ticket, self.views, now)
         if place is not None:
             self._submit(job, self.views[place])
             return
-        wait = gate.refusal(ticket, self.views, now)
+        wait = gate.excessive_wait(ticket, self.views, now)
         if wait is not None:
             self._refuse(job, wait)
             return
         for out in gate.push(ticket, self.views, now):
-            self._refuse(out.what, gate.queued(out, self.views))
+            self._refuse(out.payload, gate.queue_wait(out, self.views))
         if not ticket.moved:
-            self.clock.at(now + gate.limit(ticket, now), self._late, job)
+            self.clock.at(now + gate.max_wait(ticket, now), self._late, job)
         self.pump()
 
     def pump(self) -> None:
@@ -64,18 +64,18 @@ class SimulatedGateway:
         gate = self.gate
         if gate is None:
             return
-        while (placed := gate.next(self.views, self.clock.now)) is not None:
-            self._submit(placed.ticket.what, self.views[placed.place])
+        while (placed := gate.dispatch_next(self.views, self.clock.now)) is not None:
+            self._submit(placed.request.payload, self.views[placed.replica_index])
 
     def look(self) -> None:
         """Replicas came or went."""
         if self.gate is not None:
-            self.gate.look(self.views, self.clock.now)
+            self.gate.update_views(self.views, self.clock.now)
             self.pump()
 
     def token(self, job: SimulatedRequest) -> None:
         """A token of a replica that does not report."""
-        if self._measured[job.replica].token(self._sent[job], 1, self.clock.now):
+        if self._measured[job.replica].record_tokens(self._sent[job], 1, self.clock.now):
             self.pump()
 
     def scrape(self) -> None:
@@ -83,7 +83,7 @@ class SimulatedGateway:
         for name, measured in self._measured.items():
             replica, view = self.replicas[name], self._unseen[name].view
             if view.state == "ready":
-                measured.gauges(replica.gauges, self.clock.now)
+                measured.update_gauges(replica.gauges, self.clock.now)
                 self.policy.limit(name, replica.cache.blocks)
 
     def left(self, job: SimulatedRequest) -> None:
@@ -91,14 +91,14 @@ class SimulatedGateway:
         sent = self._sent.pop(job, None)
         if sent is not None:
             self._unseen[job.replica].remove(sent)
-            self._measured[job.replica].ended(sent)
+            self._measured[job.replica].record_end(sent)
 
     def ended(self, job: SimulatedRequest) -> None:
         if job in self._sent:
             self.left(job)
             self.policy.stored(job.replica, [*job.hashes, *job.after])
         if self.gate is not None:
-            self.gate.ended(job.ticket, job.answer)
+            self.gate.finish(job.ticket, job.answer)
         if self._measured:
             self.pump()
 
@@ -108,23 +108,25 @@ class SimulatedGateway:
             self._done(job)
             return
         view = self.views[place]
-        job.ticket.uncached = uncached_tokens(self.policy, job.ticket.wanted, view)
-        view.unseen += 1
-        view.in_flight_tokens += job.ticket.uncached
-        self.policy.sent(job.ticket.wanted, view)
+        job.ticket.uncached_tokens = uncached_tokens(self.policy, job.ticket.routing, view)
+        view.in_flight += 1
+        view.in_flight_tokens += job.ticket.uncached_tokens
+        self.policy.sent(job.ticket.routing, view)
         self._submit(job, view)
 
     def _submit(self, job: SimulatedRequest, view: ReplicaView) -> None:
         measured = self._measured.get(view.replica_id)
         if measured is not None:
-            sent = self._unseen[view.replica_id].add(job.ticket.uncached, is_counted=True, prompt=job.known_tokens)
+            sent = self._unseen[view.replica_id].add(
+                job.ticket.uncached_tokens, is_counted=True, prompt=job.known_tokens
+            )
             self._sent[job] = sent
-            measured.sent(sent, self.clock.now)
+            measured.record_sent(sent, self.clock.now)
         self.replicas[view.replica_id].submit(job)
 
     def _late(self, job: SimulatedRequest) -> None:
         if self.gate is not None and self.gate.remove(job.ticket, self.clock.now):
-            self._refuse(job, self.gate.queued(job.ticket, self.views))
+            self._refuse(job, self.gate.queue_wait(job.ticket, self.views))
 
     def _refuse(self, job: SimulatedRequest, wait: float) -> None:
         job.refused, job.end = max(wait, 0.0), self.clock.now

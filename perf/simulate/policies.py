@@ -17,7 +17,7 @@ class CacheBlindPolicy:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def choose(self, wanted: RoutingRequest, views: Sequence[ReplicaView], now: float) -> int | None:
+    def choose(self, wanted: RoutingRequest, views: Sequence[ReplicaView]) -> int | None:
         places = [at for at, view in enumerate(views) if view.state == "ready" and can_serve(view, wanted)]
         return self._of(wanted, places, views) if places else None
 
@@ -70,7 +70,7 @@ class PrefixAffinity(CacheBlindPolicy):
 
 
 def _load(view: ReplicaView) -> int:
-    return 4 * (view.waiting + view.unseen) + view.running
+    return 4 * (view.waiting + view.in_flight) + view.running
 
 
 POLICIES: dict[str, Callable[[random.Random], RoutingPolicy]] = {

@@ -76,7 +76,6 @@ def _fields(replica: SimulatedReplica) -> dict[str, Any]:
     spec = replica.spec
     return {
         "replica_id": replica.name,
-        "gpu_type": spec.name,
         "state": "ready",
         "tokens_per_block": spec.block_tokens,
         "max_batch_size": spec.max_batch_size,
@@ -207,7 +206,7 @@ class SimulatedReplica:
         queue, size = self.queue, self.spec.block_tokens
         while queue and len(self._running) + len(self._reading) < self.spec.max_batch_size:
             job = queue[0]
-            hashes = job.ticket.wanted.hashes or ()
+            hashes = job.ticket.routing.hashes or ()
             job.blocks = -(-(job.tokens + job.answer) // size)
             known = self.cache.start(hashes, job.blocks)
             if known is None:
@@ -265,7 +264,7 @@ class SimulatedReplica:
             if job.left:
                 break
             self._reading.popleft()
-            self.cache.was_read(job.ticket.wanted.hashes or (), job.known)
+            self.cache.was_read(job.ticket.routing.hashes or (), job.known)
             if job.first < 0:
                 job.first = now
             self._begun += 1
@@ -275,7 +274,7 @@ class SimulatedReplica:
         self._chunks = []
 
     def _leave(self, job: SimulatedRequest) -> None:
-        hashes = job.ticket.wanted.hashes or ()
+        hashes = job.ticket.routing.hashes or ()
         self.cache.end(hashes, job.blocks - len(hashes), job.after)
         self._context -= job.tokens + job.answer - 1
         self._beginning -= job.known_tokens
@@ -315,5 +314,5 @@ class SimulatedReplica:
             view.waiting, view.waiting_tokens = waiting, tokens
             view.free_blocks = free
             view.prefill_rate = self._rate
-            view.unseen = view.in_flight_tokens = 0
+            view.in_flight = view.in_flight_tokens = 0
         self._changed(self)

@@ -46,4 +46,4 @@ class SimulatedRequest:
     def __post_init__(self) -> None:
         self.known_tokens = self.tokens
         wanted = RoutingRequest(self.tokens, answer=self.answer, hashes=self.hashes)
-        self.ticket = QueuedRequest(self.tenant, wanted, self.arrived, self.tier, what=self)
+        self.ticket = QueuedRequest(self.tenant, wanted, self.arrived, self.tier, payload=self)

@@ -198,7 +198,7 @@ async def _served_name(client: TritonClient, wanted: str | None) -> str:
 
 
 async def _card(client: TritonClient, name: str) -> ModelMetadata:
-    text = await client.card_text(name + ENGINE_SUFFIX)
+    text = await client.metadata_text(name + ENGINE_SUFFIX)
     if not text:
         raise InputError(
             f"{name}{ENGINE_SUFFIX} announces nothing (no {METADATA_PARAMETER}): it is not from `llmops repo`, so there is no "

@@ -187,7 +187,8 @@ async def test_the_query_counts_as_often_as_it_is_read(triton):
 @pytest.mark.xdist_group("cross-encoder")
 async def test_types_that_the_model_does_not_have_are_refused(triton):
     from llmops.gateway.errors import ApiError
-    from llmops.gateway.triton.encoder_client import EncoderMetadata, TritonEncoder
+    from llmops.gateway.triton.encoder_client import TritonEncoder
+from llmops.gateway.triton.model_metadata import EncoderMetadata
     from llmops.gateway.triton.grpc_client import TritonClient
 
     client = TritonClient(triton.grpc_address)

@@ -56,19 +56,19 @@ async def test_who_finds_room_does_not_wait_and_others_go_when_there_is_some() -
     await all_wait()
     assert len(door) == 2
     views[0].in_flight_tokens = 399
-    door.changed()
+    door.update()
     assert (await tasks[0]).replica_id == "a"
     await all_wait()
     assert not tasks[1].done()
     views[0].in_flight_tokens = 0
-    door.changed()
+    door.update()
     assert (await tasks[1]).replica_id == "a"
     assert len(door) == 0
 
 
 async def test_a_refusal_says_when_to_come_back() -> None:
     views = [view("a", waiting_tokens=40_000)]
-    with pytest.raises(UnavailableError, match="more requests than can be answered in time") as refused:
+    with pytest.raises(UnavailableError, match="the predicted wait exceeds its limit") as refused:
         await admission(views).enter(ticket("x", arrived=100.0, tier="interactive"))
     error = refused.value
     assert (error.status, error.code, error.should_retry) == (503, "overloaded", True)
@@ -101,9 +101,9 @@ async def test_who_leaves_is_not_waited_for() -> None:
     tasks[0].cancel()
     await all_wait()
     views[0].waiting_tokens = 0
-    door.changed()
+    door.update()
     assert (await tasks[1]).replica_id == "a"
-    assert (len(door), views[0].unseen) == (0, 1)
+    assert (len(door), views[0].in_flight) == (0, 1)
 
 
 async def test_who_leaves_just_when_it_is_its_turn_takes_no_room() -> None:
@@ -112,11 +112,11 @@ async def test_who_leaves_just_when_it_is_its_turn_takes_no_room() -> None:
     task = waiting(door, "x")
     await all_wait()
     views[0].waiting_tokens = 0
-    door.changed()
+    door.update()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert (views[0].unseen, views[0].in_flight_tokens) == (0, 0)
+    assert (views[0].in_flight, views[0].in_flight_tokens) == (0, 0)
 
 
 async def test_who_was_let_in_and_waits_too_long_after_all_is_refused() -> None:
@@ -126,7 +126,7 @@ async def test_who_was_let_in_and_waits_too_long_after_all_is_refused() -> None:
     with pytest.raises(UnavailableError) as refused:
         await task
     assert refused.value.code == "overloaded"
-    assert (len(door), len(door.gate.order)) == (0, 0)
+    assert (len(door), len(door.controller.queue)) == (0, 0)
 
 
 async def test_who_loses_a_place_in_a_full_queue_is_told() -> None:
@@ -138,7 +138,7 @@ async def test_who_loses_a_place_in_a_full_queue_is_told() -> None:
     with pytest.raises(UnavailableError):
         await flood[1]
     views[0].waiting_tokens = 0
-    door.changed()
+    door.update()
     assert [(await task).replica_id for task in (flood[0], other)] == ["a", "a"]
 
 
@@ -160,10 +160,10 @@ def test_tiers_and_their_waits_come_from_the_settings() -> None:
     )
     door = create_admission_controller(settings, "m", LeastCostPolicy())
     assert door is not None
-    assert (door.bounds.entries, door.bounds.tpot) == (7, pytest.approx(0.05))
+    assert (door.limits.entries, door.bounds.tpot) == (7, pytest.approx(0.05))
 
     def tier(name: str) -> PriorityTier:
-        return door.order.tier(ticket(tier=name))
+        return door.queue.tier(ticket(tier=name))
 
     assert tier("interactive") == PriorityTier("interactive", 4.0, 0.0, 0.3)
     assert tier("batch") == PriorityTier("batch", 1.0, 0.1, 600.0)
@@ -186,7 +186,7 @@ async def test_a_client_may_say_when_its_first_token_is_due_and_some_on_whose_be
     reseller = Caller(share="acme/key", scopes=frozenset({"inference", "fairness"}))
     turn = await hinted(reseller, **headers)
     assert turn.tenant == "acme/customer-7"
-    assert create_queued_request(turn, RoutingRequest(3), held=9).deadline == 5.25
+    assert create_queued_request(turn, RoutingRequest(3), held_bytes=9).deadline == 5.25
 
 
 @pytest.mark.parametrize("value", ["", "soon", "-1", "0", "nan", "inf"])

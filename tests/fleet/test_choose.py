@@ -27,12 +27,12 @@ def test_the_holder_of_the_prefix_gets_it_until_its_queue_costs_more_than_readin
     chosen.sent(wanted(PROMPT), views[2])
     # 400 tokens at 10,000/s are 40 ms
     views[2].waiting_tokens = 390
-    assert chosen.choose(wanted(PROMPT), views, 0.0) == 2
+    assert chosen.choose(wanted(PROMPT), views) == 2
     # as much as elsewhere, with the last token, which is always read: the holder
     views[2].waiting_tokens = 399
-    assert chosen.choose(wanted(PROMPT), views, 0.0) == 2
+    assert chosen.choose(wanted(PROMPT), views) == 2
     views[2].waiting_tokens = 410
-    assert chosen.choose(wanted(PROMPT), views, 0.0) != 2
+    assert chosen.choose(wanted(PROMPT), views) != 2
 
 
 def test_what_each_replica_is_thought_to_have_cached() -> None:
@@ -44,19 +44,19 @@ def test_what_each_replica_is_thought_to_have_cached() -> None:
 
 def test_what_was_sent_and_is_not_seen_yet_counts_as_waiting() -> None:
     chosen, views = policy(), [view("a"), view("b", in_flight_tokens=500)]
-    assert chosen.choose(wanted(PROMPT), views, 0.0) == 0
+    assert chosen.choose(wanted(PROMPT), views) == 0
 
 
 def test_gateways_that_know_nothing_of_each_other_send_a_new_prefix_to_one_place() -> None:
     views = [view(f"replica-{number}") for number in range(16)]
-    choices = {policy(seed).choose(wanted([*PROMPT, seed]), views, 0.0) for seed in range(20)}
+    choices = {policy(seed).choose(wanted([*PROMPT, seed]), views) for seed in range(20)}
     assert len(choices) == 1
 
 
 def test_new_prefixes_spread_over_all_replicas() -> None:
     views = [view(f"replica-{number}") for number in range(4)]
     chosen = policy()
-    counts = Counter(chosen.choose(wanted([first, *PROMPT]), views, 0.0) for first in range(400))
+    counts = Counter(chosen.choose(wanted([first, *PROMPT]), views) for first in range(400))
     assert min(counts.values()) > 70
 
 
@@ -72,7 +72,7 @@ def test_when_a_replica_leaves_only_its_own_prefixes_move(numbers: set[int], fir
 
 def favourite(views: list[ReplicaView], first: int) -> str:
     """Where it goes when all else is equal: the candidates are the same for every draw of lots."""
-    places = {policy(seed).choose(wanted([first, *PROMPT]), views, 0.0) for seed in range(5)}
+    places = {policy(seed).choose(wanted([first, *PROMPT]), views) for seed in range(5)}
     assert len(places) == 1
     return views[places.pop() or 0].replica_id
 
@@ -81,46 +81,31 @@ def test_a_replica_over_the_watermark_gets_nothing_while_another_is_below() -> N
     views = [view("a", free_blocks=150), view("b", waiting_tokens=100_000)]
     chosen = policy()
     chosen.sent(wanted(PROMPT), views[0])
-    assert chosen.choose(wanted(PROMPT), views, 0.0) == 0
+    assert chosen.choose(wanted(PROMPT), views) == 0
     # what is cached there needs no blocks; of what is not, 400 tokens are 100 blocks
-    assert chosen.choose(wanted([9, *PROMPT]), views, 0.0) == 1
+    assert chosen.choose(wanted([9, *PROMPT]), views) == 1
     views[1].free_blocks = 0
-    assert chosen.choose(wanted([9, *PROMPT]), views, 0.0) == 0
-
-
-def test_spare_replicas_wait_until_the_others_are_full() -> None:
-    views = [view("a", running=5), view("b", running=5), view("spare", state="spare")]
-    assert policy().choose(wanted(PROMPT), views, 0.0) in (0, 1)
-    views[0].running = views[1].running = 7
-    assert policy().choose(wanted(PROMPT), views, 0.0) == 2
+    assert chosen.choose(wanted([9, *PROMPT]), views) == 0
 
 
 @pytest.mark.parametrize("state", ["starting", "draining", "gone"])
 def test_nothing_goes_where_nothing_may(state: str) -> None:
-    assert policy().choose(wanted(PROMPT), [view("a", state=state)], 0.0) is None
+    assert policy().choose(wanted(PROMPT), [view("a", state=state)]) is None
 
 
 def test_suspects_are_used_when_there_is_nothing_else() -> None:
     views = [view("a", state="suspect"), view("b", waiting_tokens=10**6)]
-    assert policy().choose(wanted(PROMPT), views, 0.0) == 1
+    assert policy().choose(wanted(PROMPT), views) == 1
     views[1].state = "gone"
-    assert policy().choose(wanted(PROMPT), views, 0.0) == 0
+    assert policy().choose(wanted(PROMPT), views) == 0
 
 
-def test_adapters_versions_and_where_it_failed_leave_replicas_out() -> None:
-    views = [view("a", version="1"), view("b", version="2", adapters=frozenset({"fr"})), view("c", version="2")]
+def test_adapters_and_where_it_failed_leave_replicas_out() -> None:
+    views = [view("a"), view("b", adapters=frozenset({"fr"})), view("c")]
     chosen = policy()
-    assert chosen.choose(wanted(PROMPT, adapter="fr"), views, 0.0) == 1
-    assert chosen.choose(wanted(PROMPT, adapter="de"), views, 0.0) is None
-    assert chosen.choose(wanted(PROMPT, version="1"), views, 0.0) == 0
-    assert chosen.choose(wanted(PROMPT, version="2", without=frozenset({"b"})), views, 0.0) == 2
-
-
-def test_a_version_without_weight_serves_those_who_are_pinned_to_it() -> None:
-    views = [view("a", version="1"), view("b", version="2", weight=0.0)]
-    views[0].waiting_tokens = 10**6
-    assert policy().choose(wanted(PROMPT), views, 0.0) == 0
-    assert policy().choose(wanted(PROMPT, version="2"), views, 0.0) == 1
+    assert chosen.choose(wanted(PROMPT, adapter="fr"), views) == 1
+    assert chosen.choose(wanted(PROMPT, adapter="de"), views) is None
+    assert chosen.choose(wanted(PROMPT, without=frozenset({"a", "b"})), views) == 2
 
 
 def test_with_many_replicas_a_hot_prefix_does_not_stay_on_the_first_that_have_it() -> None:
@@ -130,12 +115,12 @@ def test_with_many_replicas_a_hot_prefix_does_not_stay_on_the_first_that_have_it
         chosen.sent(wanted(PROMPT), one)
     for one in views[:20]:
         one.running = 8
-    assert all((chosen.choose(wanted(PROMPT), views, 0.0) or 0) >= 20 for _ in range(20))
+    assert all((chosen.choose(wanted(PROMPT), views) or 0) >= 20 for _ in range(20))
 
 
 def test_without_an_index_the_shortest_queue_wins() -> None:
     views = [view("a", waiting_tokens=500), view("b"), view("c", waiting_tokens=500)]
-    assert LeastCostPolicy(None, random.Random(1)).choose(wanted(PROMPT), views, 0.0) == 1
+    assert LeastCostPolicy(None, random.Random(1)).choose(wanted(PROMPT), views) == 1
 
 
 def test_seconds_to_the_first_token_are_the_queue_the_prompt_and_a_place_in_the_batch() -> None:
@@ -166,9 +151,9 @@ def test_a_conversation_stays_with_its_cache_where_all_are_busy() -> None:
     policy = LeastCostPolicy(PrefixIndex(), random.Random(1))
     views = [view("a", running=7, waiting_tokens=1500), view("b", running=7)]
     policy.sent(wanted(PROMPT), views[0])
-    assert policy.choose(wanted(PROMPT), views, 0.0) == 0
+    assert policy.choose(wanted(PROMPT), views) == 0
     idle = [view("a", running=1, waiting_tokens=1500), view("b")]
-    assert policy.choose(wanted(PROMPT), idle, 0.0) == 1
+    assert policy.choose(wanted(PROMPT), idle) == 1
 
 
 def test_a_cached_prefix_outweighs_a_fuller_batch_where_caches_are_full() -> None:
@@ -178,7 +163,7 @@ def test_a_cached_prefix_outweighs_a_fuller_batch_where_caches_are_full() -> Non
         chosen = policy()
         chosen.sent(wanted(PROMPT), views[0])
         # 40 ms of reading, or 0.6 s by which 60 steps become longer
-        assert chosen.choose(wanted(PROMPT, answer=60), views, 0.0) == expected, free
+        assert chosen.choose(wanted(PROMPT, answer=60), views) == expected, free
 
 
 def test_how_fast_prompts_are_read_is_said_by_steps_that_read_many_tokens() -> None:
@@ -199,10 +184,10 @@ def test_the_share_of_the_cache_counts_what_is_on_its_way() -> None:
 
 def test_without_a_generator_of_its_own_chance_is_pythons() -> None:
     views = [view("a"), view("b")]
-    assert {LeastCostPolicy().choose(wanted(PROMPT), views, 0.0) for _ in range(100)} == {0, 1}
+    assert {LeastCostPolicy().choose(wanted(PROMPT), views) for _ in range(100)} == {0, 1}
 
 
 def test_one_that_failed_is_left_out_and_one_that_drains_is_not_taken_for_it() -> None:
     views = [view("drains", state="draining"), view("serves"), view("failed")]
     without = frozenset({"failed"})
-    assert {policy(seed).choose(wanted(PROMPT, without=without), views, 0.0) for seed in range(20)} == {1}
+    assert {policy(seed).choose(wanted(PROMPT, without=without), views) for seed in range(20)} == {1}

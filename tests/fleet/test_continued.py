@@ -18,9 +18,8 @@ from llmops.gateway import interfaces
 from llmops.gateway.errors import CancelledStreamError, DrainingError, EngineError, PreemptedError, UnavailableError
 from llmops.gateway.generation.answer import StreamWatchdog
 from llmops.gateway.interfaces import EngineRequest, Guide, SamplingParams, TokenBatch, TokenStream
-from llmops.gateway.routing import failover, resilient_engine
-from llmops.gateway.routing.failover import MAX_FAILOVERS, FailoverStream
-from llmops.gateway.routing.resilient_engine import FailoverEngine
+from llmops.gateway.routing import failover
+from llmops.gateway.routing.failover import MAX_FAILOVERS, FailoverEngine, FailoverStream
 from llmops.gateway.routing.resubmission import remaining_request, single_sequence_request
 from llmops.gateway.settings import Timeouts
 from tests.fleet.views import settled
@@ -265,7 +264,7 @@ def test_whatever_happens_each_token_comes_once_and_in_order(events, n, pushed, 
         assert reader.tokens == {at: answer(asked, at) for at in range(n)}
         assert sorted(reader.logprobs) == sorted(-token / 100 for ids in reader.tokens.values() for token in ids)
         assert not any(engine.open for engine in fleet.engines)
-        assert not fleet.home._streams
+        assert not fleet.home.streams
 
     asyncio.run(run())
 
@@ -464,14 +463,14 @@ async def test_a_running_slot_without_tokens_is_suspected_and_a_slow_reader_is_n
 
 
 async def test_a_gateway_that_was_held_up_suspects_nobody_for_it(monkeypatch) -> None:
-    monkeypatch.setattr(resilient_engine, "HELD_UP", 0.0)  # every look comes too late
+    monkeypatch.setattr(failover, "PROCESS_STALL_THRESHOLD", 0.0)  # every look comes too late
     fleet = Fleet(2, silence=0.02)
     reader = await read(fleet, request())
     await fleet.run(reader, 3)
     fleet.engines[0].silent = True
     await asyncio.sleep(0.1)
     assert fleet.reasons == []
-    monkeypatch.setattr(resilient_engine, "HELD_UP", 60.0)
+    monkeypatch.setattr(failover, "PROCESS_STALL_THRESHOLD", 60.0)
     while not fleet.reasons:
         await asyncio.sleep(0.005)
     reader.task.cancel()
@@ -482,12 +481,12 @@ async def test_nobody_is_suspected_before_the_first_token() -> None:
     reader = await read(fleet, request())
     await settled()
     stream: FailoverStream = reader.stream  # type: ignore[assignment]
-    assert not stream.silent(0.0, 5.0)
-    assert not stream.silent(100.0, 5.0)
+    assert not stream.is_stalled(0.0, 5.0)
+    assert not stream.is_stalled(100.0, 5.0)
     await fleet.run(reader, 1)
-    assert [stream.silent(at, 5.0) for at in (100.0, 104.9, 105.0)] == [False, False, True]
+    assert [stream.is_stalled(at, 5.0) for at in (100.0, 104.9, 105.0)] == [False, False, True]
     await fleet.run(reader, 1)
-    assert not stream.silent(200.0, 5.0)
+    assert not stream.is_stalled(200.0, 5.0)
     reader.task.cancel()
 
 
@@ -507,7 +506,7 @@ async def test_the_client_leaves_while_a_place_is_looked_for(monkeypatch) -> Non
         await settled()
         assert isinstance(reader.task.exception(), CancelledStreamError)
         assert not fleet.engines[0].open
-        assert not fleet.home._streams
+        assert not fleet.home.streams
 
 
 # -- several sequences -----------------------------------------------------------------------------------------------
@@ -663,7 +662,7 @@ def test_whatever_happens_a_whole_answer_is_that_of_one_replica(events, n, token
             ways = [(single_sequence_request(asked, at), 0), (asked, at)]
             assert reader.tokens[at] in [answer(*way, engine.luck) for way in ways for engine in fleet.engines]
         assert not any(engine.open for engine in fleet.engines)
-        assert not fleet.home._streams
+        assert not fleet.home.streams
 
     asyncio.run(run())
 

@@ -58,15 +58,15 @@ def made(count: int = 1, gate: bool = True, **options) -> tuple[ReplicaPool, lis
         [PriorityTier("interactive", max_wait=60.0), PriorityTier("batch", max_wait=60.0)], default="batch"
     )
     fleet = ReplicaPool(
-        "tiny", policy, gate=AdmissionController(tiers, policy, AdmissionLimits()) if gate else None, **options
+        "tiny", policy, controller=AdmissionController(tiers, policy, AdmissionLimits()) if gate else None, **options
     )
     engines = [Endless() for _ in range(count)]
     replicas = []
     for at, engine in enumerate(engines):
         card = SimpleNamespace(max_batch_size=2, adapters=(), state=False, engine="e" * 64)
-        one = Replica(f"r{at}", SimpleNamespace(name="tiny", card=card, engine=engine), policy, fleet.changed)
-        one.health.loaded(True)
-        one.look()
+        one = Replica(f"r{at}", SimpleNamespace(name="tiny", card=card, engine=engine), policy, fleet.update)
+        one.health.set_loaded(True)
+        one.update_state()
         replicas.append(one)
     fleet.replicas = {one.replica_id: one for one in replicas}
     return fleet, engines, replicas
@@ -116,7 +116,7 @@ async def test_where_the_cache_is_full_the_lower_tier_makes_room():
     for stream in (urgent, batch):
         await stream.__anext__()
     replica.view.blocks, replica.view.free_blocks = 100, 2
-    fleet.changed()
+    fleet.update()
     with pytest.raises(PreemptedError):
         await batch.__anext__()
     assert replica.open_streams == 1
@@ -135,29 +135,29 @@ def state(**numbers: int) -> EngineState:
 async def test_a_replica_that_lies_is_believed_no_less_than_what_it_was_given():
     _, _, (replica,) = made(gate=False)
     replica.open_streams = 20
-    replica.heard(state())
+    replica.on_state(state())
     assert replica.view.running == 20
     before = (replica.view.free_blocks, replica.view.blocks)
-    replica.heard(state(running=-5, free_blocks=10**9))
+    replica.on_state(state(running=-5, free_blocks=10**9))
     assert (replica.view.free_blocks, replica.view.blocks) == before, "no engine can be so"
 
 
 async def test_a_few_tokens_beside_a_batch_do_not_say_how_fast_prompts_are_read():
     _, _, (replica,) = made(gate=False)
-    replica.heard(state(running=8, prefill_tokens=4000, step_us=200_000))
+    replica.on_state(state(running=8, prefill_tokens=4000, step_us=200_000))
     assert replica.view.prefill_rate == 20_000
     for _ in range(30):
-        replica.heard(state(running=8, prefill_tokens=3, step_us=20_000))
+        replica.on_state(state(running=8, prefill_tokens=3, step_us=20_000))
     assert replica.view.prefill_rate == pytest.approx(20_000, rel=0.01)
 
 
 async def test_an_answer_of_another_engine_is_counted_and_the_replica_left():
     wrong = []
     _, _, (replica,) = made(gate=False)
-    replica._misrouted = lambda: wrong.append(1)
-    replica.served(EngineIdentity("tiny", "1", "e" * 64, "i"))
+    replica._on_misrouted = lambda: wrong.append(1)
+    replica.on_identity(EngineIdentity("tiny", "1", "e" * 64, "i"))
     assert (wrong, replica.view.state) == ([], "ready")
-    replica.served(EngineIdentity("tiny", "1", "f" * 64, "i"))
+    replica.on_identity(EngineIdentity("tiny", "1", "f" * 64, "i"))
     assert (wrong, replica.view.state) == ([1], "gone")
     assert replica.problem == f"it answers with engine {'f' * 12}, and its card says {'e' * 12}"
 
@@ -168,15 +168,15 @@ async def test_on_a_replica_that_reports_nothing_a_request_waits_until_its_first
     fleet.policy.index = index
     view.tokens_per_block = 4
     stream = await fleet.open(request())
-    assert (view.running, view.unseen, view.in_flight_tokens) == (0, 1, 8)
+    assert (view.running, view.in_flight, view.in_flight_tokens) == (0, 1, 8)
     await stream.__anext__()
-    assert (view.running, view.unseen, view.in_flight_tokens) == (1, 0, 0)
+    assert (view.running, view.in_flight, view.in_flight_tokens) == (1, 0, 0)
     stream.attach(lambda batch: True)
     for _ in range(4):
         # as the engine's stream hands tokens to who waits for them
         stream._take(TokenBatch(0, [1]))
     stream.cancel()
-    assert (view.running, view.unseen) == (0, 0)
+    assert (view.running, view.in_flight) == (0, 0)
     # 8 tokens of the prompt and 5 of the answer, of which the last was never computed
     names = block_hashes(struct.pack("<12i", *request().input_ids, 1, 1, 1, 1), 4)
     assert index.held(names) == [(3, index.bit("r0"))]
@@ -185,15 +185,15 @@ async def test_on_a_replica_that_reports_nothing_a_request_waits_until_its_first
 async def test_who_is_let_in_when_its_replica_has_just_gone_leaves_nothing_behind():
     fleet, _, (replica,) = made()
     asked = asyncio.create_task(fleet.open(request()))
-    gate = fleet.admission.gate
+    gate = fleet.queue.controller
     replica.view.running = 2
     await asyncio.sleep(0)
     replica.view.running = 0
-    fleet.changed()
+    fleet.update()
     fleet.replicas = {}
     with pytest.raises(UnavailableError, match="has no replicas now"):
         await asked
-    assert (replica.view.unseen, replica.view.in_flight_tokens, gate._parts._all.total()) == (0, 0, 0)
+    assert (replica.view.in_flight, replica.view.in_flight_tokens, gate._tenants._totals.total()) == (0, 0, 0)
 
 
 async def test_a_tenant_whose_prompts_begin_with_the_time_is_told_where_they_part(caplog):
@@ -201,10 +201,10 @@ async def test_a_tenant_whose_prompts_begin_with_the_time_is_told_where_they_par
     from llmops.gateway.telemetry.metrics import GatewayMetrics
 
     watch = UnstablePromptReporter("tiny", GatewayMetrics())
-    fleet, _, _ = made(gate=False, watch=watch.look)
+    fleet, _, _ = made(gate=False, on_prompt=watch.record)
     for second in range(60):
         ids = [*range(20), 1000 + second, *range(100, 300)]
         (await fleet.open(EngineRequest("x", ids, 1, caller="acme/key1"))).cancel()
         (await fleet.open(EngineRequest("y", [*range(300)], 1, caller="other/key2"))).cancel()
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "of the prompts of acme for tiny are new from token 20 on" in said
+    assert "of the prompts of acme for tiny differ from token 20 on" in said

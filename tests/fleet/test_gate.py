@@ -33,14 +33,14 @@ def gate(
 
 def wait_in(one: AdmissionController, views: list[ReplicaView], *tickets: QueuedRequest, now: float = 0.0) -> None:
     for each in tickets:
-        if one.at_once(each, views, now) is None:
+        if one.try_dispatch(each, views, now) is None:
             assert one.push(each, views, now) == []
 
 
 def placed(one: AdmissionController, views: list[ReplicaView], now: float = 0.0) -> list[tuple[str, str]]:
     found = []
-    while (next_one := one.next(views, now)) is not None:
-        found.append((next_one.ticket.tenant, views[next_one.place].replica_id))
+    while (next_one := one.dispatch_next(views, now)) is not None:
+        found.append((next_one.request.tenant, views[next_one.replica_index].replica_id))
     return found
 
 
@@ -48,31 +48,31 @@ def test_an_engine_is_sent_two_steps_worth_and_not_more() -> None:
     # 2 steps of 20 ms at 10,000 tokens/s are 400 tokens
     door, views = gate(), [view("a", max_batch_size=0)]
     for number in range(4):
-        assert door.at_once(ticket(str(number), tokens=100), views, 0.0) == 0
+        assert door.try_dispatch(ticket(str(number), tokens=100), views, 0.0) == 0
     late = ticket("late", tokens=1)
-    assert door.at_once(late, views, 0.0) is None
+    assert door.try_dispatch(late, views, 0.0) is None
     assert views[0].in_flight_tokens == 400
     assert late.home == "a"
     door.push(late, views, 0.0)
     assert placed(door, views) == []
     # the replica says that it has them, and has begun with one
-    views[0].unseen, views[0].in_flight_tokens, views[0].running, views[0].waiting_tokens = 0, 0, 1, 300
+    views[0].in_flight, views[0].in_flight_tokens, views[0].running, views[0].waiting_tokens = 0, 0, 1, 300
     assert placed(door, views) == [("late", "a")]
 
 
 def test_a_batch_is_filled_and_nothing_waits_behind_it() -> None:
     door, views = gate(), [view("a", running=7)]
     wait_in(door, views, ticket("x"), ticket("y"))
-    assert (views[0].unseen, len(door.order)) == (1, 1)
+    assert (views[0].in_flight, len(door.queue)) == (1, 1)
 
 
 def at_once(door: AdmissionController, place: ReplicaView, *tickets: QueuedRequest) -> list[str]:
     """Whose tickets found a place; the replica runs what it was sent."""
     tenants = []
     for one in tickets:
-        if door.at_once(one, [place], 0.0) is not None:
+        if door.try_dispatch(one, [place], 0.0) is not None:
             tenants.append(one.tenant)
-        place.running, place.unseen, place.in_flight_tokens = place.running + place.unseen, 0, 0
+        place.running, place.in_flight, place.in_flight_tokens = place.running + place.in_flight, 0, 0
     return tenants
 
 
@@ -91,10 +91,10 @@ def test_the_last_places_are_left_to_tenants_with_less_than_their_part() -> None
     wait_in(door, [place], later)
     assert placed(door, [place]) == [("few", "a")]
     # nobody is left for whom to leave them
-    place.running, place.unseen, place.in_flight_tokens = 30, 0, 0
-    door.ended(few, 10)
+    place.running, place.in_flight, place.in_flight_tokens = 30, 0, 0
+    door.finish(few, 10)
     assert placed(door, [place]) == []
-    door.ended(later, 10)
+    door.finish(later, 10)
     assert placed(door, [place]) == 2 * [("many", "a")]
 
 
@@ -117,16 +117,16 @@ def test_a_replica_whose_steps_are_too_long_for_its_answers_gets_no_more() -> No
     assert placed(door, views, 0.1) == []
     assert placed(door, views, 4.1) == [("x", "a")]
     # what an idle one once took is no reason
-    assert door.at_once(ticket("x"), [view("b", step_seconds=0.2)], 0.0) == 0
+    assert door.try_dispatch(ticket("x"), [view("b", step_seconds=0.2)], 0.0) == 0
 
 
 def test_one_long_step_is_no_long_pace_also_when_replicas_were_looked_at_meanwhile() -> None:
     door, views = gate(AdmissionLimits(tpot=0.03)), [view("a", running=1, step_seconds=0.02)]
-    assert door.at_once(ticket("x"), views, 0.0) == 0
-    door.look(views, 0.05)
+    assert door.try_dispatch(ticket("x"), views, 0.0) == 0
+    door.update_views(views, 0.05)
     views[0].step_seconds = 0.1
-    assert door.at_once(ticket("y"), views, 0.06) == 0
-    assert door.at_once(ticket("z"), views, 60.0) is None
+    assert door.try_dispatch(ticket("y"), views, 0.06) == 0
+    assert door.try_dispatch(ticket("z"), views, 60.0) is None
 
 
 def test_the_first_with_room_gets_who_is_next() -> None:
@@ -154,14 +154,14 @@ def test_who_does_not_fit_the_cache_waits_and_lets_others_pass_until_it_has_wait
     views = [view("a", free_blocks=150, running=3), view("b", free_blocks=100, running=3)]
     wait_in(door, views, ticket("long", tokens=3000), ticket("short", tokens=100))
     assert placed(door, views) == [("short", "a")]
-    views[0].unseen = views[0].in_flight_tokens = 0
+    views[0].in_flight = views[0].in_flight_tokens = 0
     wait_in(door, views, ticket("short", tokens=10, arrived=3.0), now=3.0)
     assert placed(door, views, 3.0) == [("short", "a")]
-    assert [one.tenant for one in door.order] == ["long"]
+    assert [one.tenant for one in door.queue] == ["long"]
     # from now on the replica with most room is kept for it
-    assert door.order.held is not None
-    views[0].free_blocks, views[0].unseen, views[0].in_flight_tokens = 500, 0, 0
-    door.order.push(ticket("short", tokens=50, arrived=3.0))
+    assert door.queue.held is not None
+    views[0].free_blocks, views[0].in_flight, views[0].in_flight_tokens = 500, 0, 0
+    door.queue.push(ticket("short", tokens=50, arrived=3.0))
     assert placed(door, views, 3.1) == []
     views[0].free_blocks = 900
     assert placed(door, views, 3.2)[0] == ("long", "a")
@@ -169,7 +169,7 @@ def test_who_does_not_fit_the_cache_waits_and_lets_others_pass_until_it_has_wait
 
 def test_what_fits_no_replica_goes_to_an_empty_one() -> None:
     door, views = gate(), [view("a")]
-    assert door.at_once(ticket("x", tokens=100_000), views, 0.0) == 0
+    assert door.try_dispatch(ticket("x", tokens=100_000), views, 0.0) == 0
 
 
 def test_who_would_wait_too_long_is_told_for_how_long() -> None:
@@ -180,12 +180,12 @@ def test_who_would_wait_too_long_is_told_for_how_long() -> None:
         door.push(ticket(f"chat-{number}", tokens=490, tier="interactive"), views, 0.0)
     late = ticket("chat-3", tokens=490, tier="interactive")
     # its own 510 and as much of each other, and itself
-    assert door.refusal(late, views, 0.0) == pytest.approx(1.071)
+    assert door.excessive_wait(late, views, 0.0) == pytest.approx(1.071)
     new = ticket("new", tokens=490, tier="interactive")
-    assert door.refusal(new, views, 0.0) is None
-    assert door.refusal(replace(late, tier="batch"), views, 0.0) is None
+    assert door.excessive_wait(new, views, 0.0) is None
+    assert door.excessive_wait(replace(late, tier="batch"), views, 0.0) is None
     hurried = ticket("hurried", tokens=490, tier="batch", deadline=0.5)
-    assert door.refusal(hurried, views, 0.0) == pytest.approx(1.071)
+    assert door.excessive_wait(hurried, views, 0.0) == pytest.approx(1.071)
 
 
 def test_who_finds_a_place_is_not_refused_for_those_who_leave_it() -> None:
@@ -195,14 +195,14 @@ def test_who_finds_a_place_is_not_refused_for_those_who_leave_it() -> None:
     at_once(door, place, chat[0], *many(30, tier="batch"))
     wait_in(door, [place], ticket("many", tier="batch"))
     # by the rate at which the queue drains it would wait for longer than 10 ms
-    assert door.at_once(chat[1], [place], 0.0) is None
-    assert door.wait(chat[1], [place]) > 0.01
-    assert door.refusal(chat[1], [place], 0.0) is None
+    assert door.try_dispatch(chat[1], [place], 0.0) is None
+    assert door.predicted_wait(chat[1], [place]) > 0.01
+    assert door.excessive_wait(chat[1], [place], 0.0) is None
     wait_in(door, [place], *chat[1:3])
     assert placed(door, [place]) == 2 * [("chat", "a")]
     # all places are taken
-    assert door.at_once(chat[3], [place], 0.0) is None
-    assert door.refusal(chat[3], [place], 0.0) is not None
+    assert door.try_dispatch(chat[3], [place], 0.0) is None
+    assert door.excessive_wait(chat[3], [place], 0.0) is not None
 
 
 def test_those_who_are_refused_do_not_all_come_back_at_once() -> None:
@@ -228,7 +228,7 @@ def test_a_full_queue_takes_the_place_of_whoever_has_most() -> None:
     assert door.push(batch := ticket("batch", tier="batch"), views, 0.0) == [batch]
     # bytes count as well: 450 are held, so a request of 700 takes three more places
     assert door.push(ticket("large", tier="interactive", bytes=700), views, 0.0) == flood[8:5:-1]
-    assert door.order.bytes == 1000
+    assert door.queue.bytes == 1000
 
 
 @settings(deadline=None, max_examples=10)
@@ -238,13 +238,13 @@ def test_gateways_share_a_replica_by_what_they_declare(weights: list[float], see
     shown = [view("a", running=4, subscribers=len(weights), demand=sum(weights)) for _ in weights]
     for door, weight in zip(doors, weights, strict=True):
         for _ in range(1000):
-            door.order.push(ticket("x", weight=weight))
+            door.queue.push(ticket("x", weight=weight))
     sent: Counter[int] = Counter()
     for step in range(1000):
         for number, door in enumerate(doors):
-            if door.next([shown[number]], 0.001 + step * 0.02) is not None:
+            if door.dispatch_next([shown[number]], 0.001 + step * 0.02) is not None:
                 sent[number] += 1
-            shown[number].unseen = shown[number].in_flight_tokens = 0
+            shown[number].in_flight = shown[number].in_flight_tokens = 0
     for number, weight in enumerate(weights):
         assert sent[number] / 1000 == pytest.approx(weight / sum(weights), abs=0.08)
 
@@ -253,31 +253,31 @@ def test_who_comes_when_nothing_waits_here_counts_beside_what_others_declare() -
     door, views = gate(), [view("a", running=4, subscribers=2, demand=1.0)]
     went = 0
     for step in range(2000):
-        views[0].unseen = views[0].in_flight_tokens = 0
-        went += door.at_once(ticket("x", weight=1.0), views, 0.001 + step * 0.02) is not None
+        views[0].in_flight = views[0].in_flight_tokens = 0
+        went += door.try_dispatch(ticket("x", weight=1.0), views, 0.001 + step * 0.02) is not None
     assert went / 2000 == pytest.approx(1 / 2, abs=0.05)
 
 
 def test_a_replica_with_nothing_to_do_is_everybodys() -> None:
     door = gate()
-    door.order.push(ticket("x"))
+    door.queue.push(ticket("x"))
     assert placed(door, [view("a", subscribers=9, demand=1000.0)]) == [("x", "a")]
 
 
 def test_a_replica_that_comes_back_is_used_little_by_little() -> None:
     door, views = gate(), [view("a", state="gone", max_batch_size=0)]
-    door.look(views, 0.0)
+    door.update_views(views, 0.0)
     for number in range(3000):
-        door.order.push(ticket(str(number), tokens=100))
+        door.queue.push(ticket(str(number), tokens=100))
     views[0].state = "ready"
     sent = []
     for step in range(100):
         now = 10 + step * 0.1
-        door.look(views, now)
+        door.update_views(views, now)
         count = 0
-        while door.next(views, now) is not None:
+        while door.dispatch_next(views, now) is not None:
             count += 1
-            views[0].unseen = views[0].in_flight_tokens = 0
+            views[0].in_flight = views[0].in_flight_tokens = 0
             if count == 10:
                 break
         sent.append(count * 100)
@@ -289,11 +289,11 @@ def test_a_replica_that_comes_back_is_used_little_by_little() -> None:
 
 def test_a_ramp_begins_with_one_request_and_ends_after_a_few_seconds_whatever_was_sent() -> None:
     ramps, one = SlowStart(), view("a", state="gone")
-    ramps.look([one], 0.0)
+    ramps.update_views([one], 0.0)
     one.state = "ready"
-    ramps.look([one], 10.0)
+    ramps.update_views([one], 10.0)
     assert ramps.allows(one, 10.0)
-    ramps.sent(one, 1e6)
+    ramps.record_sent(one, 1e6)
     assert not ramps.allows(one, 10.0)
     # 0.1 x 1.5^t is 1 after 5.68 s
     assert not ramps.allows(one, 15.67)
@@ -302,9 +302,9 @@ def test_a_ramp_begins_with_one_request_and_ends_after_a_few_seconds_whatever_wa
 
 def test_a_replica_that_was_there_before_the_gateway_is_used_at_once() -> None:
     door, views = gate(), [view("a")]
-    door.look(views, 0.0)
-    assert door.at_once(ticket("x", tokens=300), views, 0.0) == 0
-    assert door.at_once(ticket("x", tokens=300), views, 0.0) == 0
+    door.update_views(views, 0.0)
+    assert door.try_dispatch(ticket("x", tokens=300), views, 0.0) == 0
+    assert door.try_dispatch(ticket("x", tokens=300), views, 0.0) == 0
 
 
 def test_the_lowest_tiers_youngest_gives_way_when_the_cache_is_full() -> None:
@@ -321,12 +321,12 @@ def test_what_did_not_go_is_not_charged() -> None:
     door, views = gate(), [view("a")]
     # its own prompt counts as cached there as soon as it is sent
     one = QueuedRequest("x", wanted(range(100)), 0.0)
-    assert door.at_once(one, views, 0.0) == 0
-    assert (views[0].unseen, views[0].in_flight_tokens) == (1, 100)
-    door.unsent(one, views[0])
-    assert (views[0].unseen, views[0].in_flight_tokens) == (0, 0)
-    assert door.order.tier(one).name == "batch"
-    assert door.order._lane(one).queue.counter("x") == 0
+    assert door.try_dispatch(one, views, 0.0) == 0
+    assert (views[0].in_flight, views[0].in_flight_tokens) == (1, 100)
+    door.undo_dispatch(one, views[0])
+    assert (views[0].in_flight, views[0].in_flight_tokens) == (0, 0)
+    assert door.queue.tier(one).name == "batch"
+    assert door.queue._tier_queue(one).queue.counter("x") == 0
 
 
 @settings(deadline=None, max_examples=40)
@@ -341,11 +341,11 @@ def test_no_replica_with_room_stays_idle_while_somebody_waits(data: st.DataObjec
             wait_in(door, views, ticket(data.draw(st.sampled_from("xy")), tokens, arrived=now), now=now)
         else:
             one = data.draw(st.sampled_from(views))
-            one.running, one.unseen, one.in_flight_tokens = data.draw(st.integers(0, one.max_batch_size)), 0, 0
+            one.running, one.in_flight, one.in_flight_tokens = data.draw(st.integers(0, one.max_batch_size)), 0, 0
         placed(door, views, now)
-        if door.order:
+        if door.queue:
             assert all(
-                each.in_flight_tokens >= 400 or each.running + each.unseen >= each.max_batch_size for each in views
+                each.in_flight_tokens >= 400 or each.running + each.in_flight >= each.max_batch_size for each in views
             )
 
 
@@ -354,22 +354,22 @@ def test_the_rate_at_which_a_queue_drains_is_what_left_it_while_there_was_one() 
     assert drain.rate(views) == 10_000
     now = 0.0
     for _ in range(600):
-        drain.backlog(True, now)
-        drain.left(50)
+        drain.update_backlog(True, now)
+        drain.record_departure(50)
         now += 0.1
-    drain.backlog(False, now)
+    drain.update_backlog(False, now)
     assert drain.rate(views) == pytest.approx((500 * 5 + 10_000 * 0.5) / 5.5, rel=0.02)
     # an hour without a queue, and a clock that goes back
-    drain.backlog(True, now + 3600)
-    drain.backlog(True, now)
+    drain.update_backlog(True, now + 3600)
+    drain.update_backlog(True, now)
     assert drain.rate(views) == pytest.approx((500 * 5 + 10_000 * 0.5) / 5.5, rel=0.02)
 
 
 def test_a_queue_that_was_not_looked_at_for_a_minute_says_nothing_of_its_rate() -> None:
     drain, views = QueueThroughput(), [view("a")]
-    drain.backlog(True, 0.0)
-    drain.left(500)
-    drain.backlog(True, 60.0)
+    drain.update_backlog(True, 0.0)
+    drain.record_departure(500)
+    drain.update_backlog(True, 60.0)
     assert drain.rate(views) == (500 + 10_000 * 0.5) / 0.5
-    drain.backlog(True, 119.9)
+    drain.update_backlog(True, 119.9)
     assert drain.rate(views) == pytest.approx(10_000 * 0.5 / 5.5, rel=1e-3)

@@ -23,8 +23,8 @@ from tests.steps.test_submissions import CARD
 
 
 def speaking(now: float = 0.0) -> HealthCheck:
-    health = HealthCheck(speaks=True, now=now)
-    health.loaded(True)
+    health = HealthCheck(is_reporting=True, now=now)
+    health.set_loaded(True)
     return health
 
 
@@ -32,7 +32,7 @@ def looked(health: HealthCheck, start: float, end: float) -> str:
     """Looked at four times a second, as the gateway does."""
     state, now = "", start
     while now <= end:
-        state = health.look(now)
+        state = health.update(now)
         now += 0.25
     return state
 
@@ -40,43 +40,43 @@ def looked(health: HealthCheck, start: float, end: float) -> str:
 def test_it_starts_is_ready_and_suspected_after_five_silent_seconds() -> None:
     health = speaking()
     assert looked(health, 0, 60) == "starting"
-    assert health.silent(60.0) is None
-    health.heard(60.0, draining=False)
-    assert [health.silent(now) for now in (60.0, 60.25, 59.0)] == [0.0, 0.25, 0.0]
+    assert health.silent_seconds(60.0) is None
+    health.record_report(60.0, draining=False)
+    assert [health.silent_seconds(now) for now in (60.0, 60.25, 59.0)] == [0.0, 0.25, 0.0]
     assert looked(health, 60.25, 60 + SUSPECT_TIMEOUT) == "ready"
-    assert health.look(60.25 + SUSPECT_TIMEOUT) == "suspect"
-    health.heard(70.0, draining=False)
-    assert health.look(66.0) == "ready"
+    assert health.update(60.25 + SUSPECT_TIMEOUT) == "suspect"
+    health.record_report(70.0, draining=False)
+    assert health.update(66.0) == "ready"
 
 
 def test_a_connection_that_ends_is_suspect_at_once_and_gone_when_triton_is() -> None:
     health = speaking()
-    health.heard(0.0, draining=False)
-    health.lost()
-    assert health.look(0.1) == "suspect"
-    health.loaded(False)
-    assert health.look(0.2) == "gone"
-    health.heard(0.3, draining=False)
-    assert health.look(0.3) == "ready", "its own word is newer than Triton's"
+    health.record_report(0.0, draining=False)
+    health.record_disconnect()
+    assert health.update(0.1) == "suspect"
+    health.set_loaded(False)
+    assert health.update(0.2) == "gone"
+    health.record_report(0.3, draining=False)
+    assert health.update(0.3) == "ready", "its own word is newer than Triton's"
 
 
 def test_one_that_was_never_heard_is_not_suspected_of_anything() -> None:
     health = speaking()
-    health.lost()
-    assert health.look(0.0) == "starting"
+    health.record_disconnect()
+    assert health.update(0.0) == "starting"
 
 
 def test_draining_is_what_it_says_itself() -> None:
     health = speaking()
-    health.heard(0.0, draining=True)
-    assert health.look(0.1) == "draining"
+    health.record_report(0.0, draining=True)
+    assert health.update(0.1) == "draining"
 
 
 def test_a_gateway_that_was_held_up_suspects_nobody_for_it() -> None:
     health = speaking()
-    health.heard(0.0, draining=False)
-    assert health.look(0.25) == "ready"
-    assert health.look(60.0) == "ready"
+    health.record_report(0.0, draining=False)
+    assert health.update(0.25) == "ready"
+    assert health.update(60.0) == "ready"
     assert looked(health, 60.25, 60.0 + SUSPECT_TIMEOUT + 0.5) == "suspect"
 
 
@@ -85,21 +85,21 @@ def test_a_clock_that_jumps_never_makes_a_replica_worse_while_it_is_heard(jumps:
     health, now = speaking(), 0.0
     for jump in jumps:
         now += jump
-        health.heard(now, draining=False)
-        assert health.look(now) == "ready"
-        assert (health.silent(now - 5) or 0.0) >= 0.0
+        health.record_report(now, draining=False)
+        assert health.update(now) == "ready"
+        assert (health.silent_seconds(now - 5) or 0.0) >= 0.0
 
 
 def test_one_that_says_nothing_is_passed_over_after_a_failure() -> None:
-    health = HealthCheck(speaks=False, now=0.0)
-    assert health.look(0.0) == "starting"
-    health.loaded(True)
-    assert health.look(0.25) == "ready"
-    health.failed(0.5)
+    health = HealthCheck(is_reporting=False, now=0.0)
+    assert health.update(0.0) == "starting"
+    health.set_loaded(True)
+    assert health.update(0.25) == "ready"
+    health.record_failure(0.5)
     assert looked(health, 0.5, 0.5 + FAILURE_COOLDOWN - 0.25) == "suspect"
-    assert health.look(0.5 + FAILURE_COOLDOWN) == "ready"
-    health.loaded(False)
-    assert health.look(1.0 + FAILURE_COOLDOWN) == "gone"
+    assert health.update(0.5 + FAILURE_COOLDOWN) == "ready"
+    health.set_loaded(False)
+    assert health.update(1.0 + FAILURE_COOLDOWN) == "gone"
 
 
 async def test_answers_stay_with_a_silent_replica_until_another_is_ready() -> None:
@@ -108,24 +108,24 @@ async def test_answers_stay_with_a_silent_replica_until_another_is_ready() -> No
     card = replace(CARD, state=True)
     transport = StepStreamTransport(lambda: engine, "tiny-tensorrt_llm", card)
     model = SimpleNamespace(name="tiny", card=card, engine=transport)
-    replica = Replica("r", model, LeastCostPolicy(), lambda: None, others=lambda: bool(others), clock=lambda: now[0])
-    replica.health.loaded(True)
+    replica = Replica("r", model, LeastCostPolicy(), lambda: None, has_alternative=lambda: bool(others), clock=lambda: now[0])
+    replica.health.set_loaded(True)
     replica.start(0.3)
     await settled()
     engine.say()
     engine.deliver()
     await settled()
-    stream = await replica.open(EngineRequest("x", [1], 8), replica.enter(1, is_counted=False))
+    stream = await replica.open(EngineRequest("x", [1], 8), replica.reserve(1, is_counted=False))
     token = asyncio.ensure_future(anext(stream))
     while replica.view.state != "suspect":
         now[0] += 0.25
-        replica.look()
+        replica.update_state()
     await settled()
     assert now[0] > SUSPECT_TIMEOUT
     assert not token.done()
     others.append("another")
-    replica.look()
-    with pytest.raises(UnavailableError, match="The replica r has fallen silent"):
+    replica.update_state()
+    with pytest.raises(UnavailableError, match="The replica r stopped responding"):
         await asyncio.wait_for(token, 60)
     replica.stop()
     await transport.close()
@@ -138,12 +138,12 @@ def test_a_replica_that_is_away_is_no_flood_of_lines_in_the_log(caplog: pytest.L
     )
     replica = Replica("r", model, LeastCostPolicy(), lambda: None, clock=lambda: 0.0)
     ready = EngineState(0, 0, 0, 8, 8, 32, 0, 0, 1, 0, 0, 0)
-    replica.health.loaded(True)
+    replica.health.set_loaded(True)
     with caplog.at_level("INFO"):
         for _ in range(2):
-            replica.heard(ready)
-            replica.lost(UnavailableError("It went away."))
+            replica.on_state(ready)
+            replica.on_disconnect(UnavailableError("It went away."))
             for _ in range(3):
-                replica.lost(UnavailableError("It refuses connections."))
+                replica.on_disconnect(UnavailableError("It refuses connections."))
     ends = [line.rpartition("ended: ")[2] for line in caplog.messages if "ended" in line]
     assert ends == 2 * ["It went away.", "It refuses connections."]

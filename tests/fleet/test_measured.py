@@ -19,24 +19,24 @@ class Engine:
 
     def __init__(self, noise: float = 0.0) -> None:
         self.view = view("r", prefill_rate=0.0, step_seconds=0.0, max_batch_size=64)
-        self.unseen = InFlightTracker(self.view)
-        self.measured = LoadEstimator(self.view, self.unseen)
+        self.in_flight = InFlightTracker(self.view)
+        self.measured = LoadEstimator(self.view, self.in_flight)
         self.now, self.noise, self.rng = 0.0, noise, random.Random(1)
         self.waiting: list[InFlightRequest] = []
         self.running: list[InFlightRequest] = []
 
     def send(self, prompt: int, cached: int = 0) -> InFlightRequest:
-        sent = self.unseen.add(prompt - cached, is_counted=False, prompt=prompt)
-        self.measured.sent(sent, self.now)
+        sent = self.in_flight.add(prompt - cached, is_counted=False, prompt=prompt)
+        self.measured.record_sent(sent, self.now)
         self.waiting.append(sent)
         return sent
 
     def end(self, sent: InFlightRequest) -> None:
         self.running.remove(sent)
-        self.measured.ended(sent)
+        self.measured.record_end(sent)
 
     def seconds(self, prompt_tokens: int = 0) -> float:
-        context = sum(one.prompt + one.made for one in self.running)
+        context = sum(one.prompt + one.output for one in self.running)
         return STEP + SEQUENCE * len(self.running) + CACHED * context + PROMPT * prompt_tokens
 
     def step(self, stall: float = 0.0) -> None:
@@ -47,7 +47,7 @@ class Engine:
         self.rng.shuffle(came)
         for one in came:
             self.now += 1e-6
-            self.measured.token(one, 1, self.now)
+            self.measured.record_tokens(one, 1, self.now)
         self.running += read
 
 
@@ -58,7 +58,7 @@ def work(engine: Engine, steps: int, stalls: int = 0) -> None:
             engine.send(engine.rng.randrange(200, 2000))
             engine.now += 0.3 * STEP
         engine.step(stall=2.0 if stalls and at % (steps // stalls) == 7 else 0.0)
-        for one in [one for one in engine.running if one.made >= 40]:
+        for one in [one for one in engine.running if one.output >= 40]:
             engine.end(one)
 
 
@@ -94,12 +94,12 @@ def test_a_request_waits_until_its_first_token_and_runs_until_it_ends() -> None:
     one = engine.send(300, cached=100)
     two = engine.send(50)
     seen = engine.view
-    assert (seen.source, seen.unseen, seen.in_flight_tokens, seen.running) == ("measured", 2, 250, 0)
+    assert (seen.source, seen.in_flight, seen.in_flight_tokens, seen.running) == ("measured", 2, 250, 0)
     engine.step()
-    assert (seen.unseen, seen.in_flight_tokens, seen.running) == (0, 0, 2)
+    assert (seen.in_flight, seen.in_flight_tokens, seen.running) == (0, 0, 2)
     engine.end(one)
     engine.end(two)
-    assert (seen.unseen, seen.running) == (0, 0)
+    assert (seen.in_flight, seen.running) == (0, 0)
 
 
 def test_tokens_that_a_slow_reader_finds_at_once_are_no_steps() -> None:
@@ -113,7 +113,7 @@ def test_tokens_that_a_slow_reader_finds_at_once_are_no_steps() -> None:
         for _ in range(5):
             engine.step()
         for _ in range(5):
-            engine.measured.token(slow, 1, engine.now)
+            engine.measured.record_tokens(slow, 1, engine.now)
         engine.running.insert(0, slow)
     assert engine.view.step_seconds == pytest.approx(engine.seconds(), rel=0.1)
 
@@ -125,23 +125,23 @@ def test_what_the_gauges_show_beyond_own_requests_is_of_others() -> None:
     engine.send(200)
     seen = engine.view
     for _ in range(5):
-        engine.measured.gauges(
+        engine.measured.update_gauges(
             EngineGauges(active=9, waiting=4, iterations=100, blocks=500, free_blocks=420), engine.now
         )
     # 2 of the 9 are own ones, and 1 of the 4 that wait; prompts of others are taken to be as long as own ones
-    assert (seen.running, seen.waiting, seen.waiting_tokens, seen.unseen) == (1 + 4, 3, 3 * 300, 1)
+    assert (seen.running, seen.waiting, seen.waiting_tokens, seen.in_flight) == (1 + 4, 3, 3 * 300, 1)
     assert (seen.blocks, seen.free_blocks, seen.tokens_per_block) == (500, 420, 4)
     engine.step()
     # the prompt of 200 tokens and two tokens of answers, in blocks of 4
     assert seen.free_blocks == pytest.approx(420 - 202 / 4, abs=1)
-    engine.measured.no_gauges(engine.now)
+    engine.measured.gauges_unavailable(engine.now)
     assert (seen.running, seen.waiting) == (2 + 4, 3)
-    engine.measured.no_gauges(engine.now + 3)
+    engine.measured.gauges_unavailable(engine.now + 3)
     assert (seen.running, seen.waiting) == (2, 0)
 
 
 def test_where_only_others_are_served_the_count_of_iterations_says_how_long_steps_are() -> None:
     engine = Engine()
-    engine.measured.gauges(EngineGauges(active=3, iterations=100), 10.0)
-    engine.measured.gauges(EngineGauges(active=3, iterations=120), 10.5)
+    engine.measured.update_gauges(EngineGauges(active=3, iterations=100), 10.0)
+    engine.measured.update_gauges(EngineGauges(active=3, iterations=120), 10.5)
     assert engine.view.step_seconds == pytest.approx(0.025)

@@ -41,8 +41,8 @@ def test_tenants_that_wait_get_tokens_by_their_weights(seed: int, rounds: int) -
         add(one.tenant)
         # the answer is never as long as was thought
         truth = rng.randint(1, 100)
-        order.served(one, 0, truth - one.wanted.answer)
-        served[one.tenant] += (one.wanted.tokens + 2 * truth) / one.weight
+        order.served(one, 0, truth - one.routing.answer)
+        served[one.tenant] += (one.routing.tokens + 2 * truth) / one.weight
         for one_tenant in TENANTS:
             for other in TENANTS:
                 bound = LARGEST / WEIGHTS[one_tenant] + LARGEST / WEIGHTS[other]
@@ -174,7 +174,7 @@ def test_nobody_starves_behind_tenants_that_come_new_all_the_time() -> None:
 
 def test_those_at_home_come_first_and_others_once_they_need_not_wait_for_their_own() -> None:
     order = TieredQueue([PriorityTier("only")])
-    elsewhere, here = ticket("a", home="x", stays=1.0), ticket("a", home="y")
+    elsewhere, here = ticket("a", home="x", home_until=1.0), ticket("a", home="y")
     order.push(elsewhere)
     order.push(here)
     assert order.pop(ReplicaCapacity(replica_id="y"), 0.5) is here
@@ -212,13 +212,13 @@ def test_the_place_of_whoever_has_most_goes_to_others() -> None:
     for number in range(3):
         order.push(ticket("flood", arrived=float(number), tier="high"))
     order.push(ticket("b", tier="high"))
-    last = order.last_for(ticket("c", tier="high"))
+    last = order.eviction_candidate(ticket("c", tier="high"))
     assert last is not None
     assert (last.tenant, last.arrived) == ("flood", 2.0)
-    assert order.last_for(ticket("flood", tier="high")) is None
-    assert order.last_for(ticket("c", tier="low")) is None
+    assert order.eviction_candidate(ticket("flood", tier="high")) is None
+    assert order.eviction_candidate(ticket("c", tier="low")) is None
     order.push(low := ticket("b", tier="low"))
-    assert order.last_for(ticket("flood", tier="high")) is low
+    assert order.eviction_candidate(ticket("flood", tier="high")) is low
 
 
 def test_who_has_most_is_told_by_weight() -> None:
@@ -228,10 +228,10 @@ def test_who_has_most_is_told_by_weight() -> None:
     for _ in range(6):
         order.push(ticket("heavy", tokens=100, answer=10, weight=4.0))
     # 7 x 120 / 4 are less than 3 x 120
-    last = order.last_for(ticket("heavy", tokens=100, answer=10, weight=4.0))
+    last = order.eviction_candidate(ticket("heavy", tokens=100, answer=10, weight=4.0))
     assert last is not None
     assert (last.tenant, last.arrived) == ("flood", 2.0)
-    assert order.last_for(ticket("heavy", tokens=700, answer=10, weight=4.0)) is None
+    assert order.eviction_candidate(ticket("heavy", tokens=700, answer=10, weight=4.0)) is None
 
 
 def test_a_prompts_tokens_count_once_and_an_answers_twice() -> None:

@@ -50,18 +50,18 @@ def test_flags_and_environment_say_several_with_commas(monkeypatch) -> None:
 
 def test_an_address_leaves_only_when_it_was_missing_for_long() -> None:
     damped = StableAddresses()
-    assert damped.answered(["a", "b"], 0.0) == ["a", "b"]
-    assert damped.answered(["b", "c"], 1.0) == ["a", "b", "c"]
-    assert damped.answered([], ADDRESS_HOLD_TIME * 10) == ["a", "b", "c"], "an empty answer says nothing"
-    assert damped.answered(["c"], ADDRESS_HOLD_TIME) == ["b", "c"]
-    assert damped.answered(["c"], ADDRESS_HOLD_TIME + 1) == ["c"]
+    assert damped.update(["a", "b"], 0.0) == ["a", "b"]
+    assert damped.update(["b", "c"], 1.0) == ["a", "b", "c"]
+    assert damped.update([], ADDRESS_HOLD_TIME * 10) == ["a", "b", "c"], "an empty answer says nothing"
+    assert damped.update(["c"], ADDRESS_HOLD_TIME) == ["b", "c"]
+    assert damped.update(["c"], ADDRESS_HOLD_TIME + 1) == ["c"]
 
 
 @given(st.lists(st.lists(st.integers(0, 2000), max_size=40), max_size=60))
 def test_answers_that_change_each_second_stay_bounded(answers: list[list[int]]) -> None:
     damped = StableAddresses()
     for second, answer in enumerate(answers):
-        found = damped.answered(map(str, answer), float(second))
+        found = damped.update(map(str, answer), float(second))
         assert len(found) == len(set(found)) <= MAX_ADDRESSES_PER_NAME
         assert not answer or len(found) == MAX_ADDRESSES_PER_NAME or set(map(str, answer)) <= set(found)
 

@@ -73,20 +73,20 @@ async def test_gauges_add_others_requests_and_stay_for_two_seconds_while_they_ca
     clock = Clock()
     one = replica("127.0.0.1", clock)
     for _ in range(2):
-        one.enter(500, is_counted=False, prompt=500)
+        one.reserve(500, is_counted=False, prompt=500)
     view = one.view
     async with serving([TEXT, "no metrics {", 3 * TEXT]) as port:
         scraper = GaugeScraper(port)
-        await scraper.look([one])
+        await scraper.scrape([one])
         # half of the 8 that are not own ones, as one look may be old, and of the 2 without a first token
-        assert (view.source, view.unseen, view.in_flight_tokens) == ("measured", 2, 1000)
+        assert (view.source, view.in_flight, view.in_flight_tokens) == ("measured", 2, 1000)
         assert (view.running, view.waiting) == (3, 1)
         assert (view.free_blocks, view.blocks, view.tokens_per_block) == (300, 400, 64)
-        await scraper.look([one])
+        await scraper.scrape([one])
         assert (view.running, view.waiting) == (3, 1)
         clock.now += 3
-        await scraper.look([one])
-        assert (view.running, view.waiting, view.unseen) == (0, 0, 2)
+        await scraper.scrape([one])
+        assert (view.running, view.waiting, view.in_flight) == (0, 0, 2)
         await scraper.close()
     assert [record.getMessage().split(" (")[0] for record in caplog.records] == [
         f"http://127.0.0.1:{port}/metrics cannot be read"

@@ -114,11 +114,11 @@ class Gateway:
         card = replace(CARD, max_batch_size=places, state=True)
         policy = LeastCostPolicy(PrefixIndex())
         tiers = TieredQueue([PriorityTier("standard", max_wait=600.0)], default="standard")
-        self.fleet = ReplicaPool("tiny", policy, gate=AdmissionController(tiers, policy, AdmissionLimits()))
+        self.fleet = ReplicaPool("tiny", policy, controller=AdmissionController(tiers, policy, AdmissionLimits()))
         self.transport = StepStreamTransport(lambda: engine, "tiny-tensorrt_llm", card)
         model = SimpleNamespace(name="tiny", card=card, engine=self.transport)
-        self.replica = Replica("r", model, policy, self.fleet.changed)
-        self.replica.health.loaded(True)
+        self.replica = Replica("r", model, policy, self.fleet.update)
+        self.replica.health.set_loaded(True)
         self.fleet.replicas = {"r": self.replica}
         self.asked: list[asyncio.Task[None]] = []
         self.streams: list[TokenStream] = []
@@ -170,7 +170,7 @@ async def play(actions: list[str]) -> None:
             await settled()
         view = gateway.replica.view
         assert all(task.done() for task in gateway.asked)
-        assert (view.unseen, view.in_flight_tokens, gateway.replica.open_streams) == (0, 0, 0)
+        assert (view.in_flight, view.in_flight_tokens, gateway.replica.open_streams) == (0, 0, 0)
 
 
 HELD_UP = ["say", "say", "say", *["ask"] * 4, "deliver", "deliver", "deliver", "ask"]
@@ -194,10 +194,10 @@ async def test_what_left_before_the_engine_said_a_word_of_it_is_counted_no_longe
         await settled()
         view = gateway.replica.view
         # the second and the third found the prompt of the first cached
-        assert (view.unseen, view.in_flight_tokens) == (3, 32 + 1 + 1)
+        assert (view.in_flight, view.in_flight_tokens) == (3, 32 + 1 + 1)
         gateway.streams.pop(0).cancel()
         await settled()
-        assert (view.unseen, view.in_flight_tokens) == (2, 2)
+        assert (view.in_flight, view.in_flight_tokens) == (2, 2)
         gateway.leave()
         await settled()
-        assert (view.unseen, view.in_flight_tokens) == (1, 1)
+        assert (view.in_flight, view.in_flight_tokens) == (1, 1)

@@ -78,14 +78,14 @@ async def test_a_model_on_two_servers_is_one_with_two_places(card):
     async with watching(first, second) as catalogue:
         assert [found.model.name for found in catalogue.all()] == ["tiny"]
         assert ready_at(catalogue, "tiny") == {str(first.port): True, str(second.port): True}
-        assert await catalogue.generates("tiny", 30) is None
+        assert await catalogue.check_answer("tiny", 30) is None
         assert (len(first.requests), len(second.requests)) == (1, 0)
 
         first.state = "UNAVAILABLE"
-        standing = await catalogue.look()
+        standing = await catalogue.check_readiness()
         assert (standing.ready, standing.broken, standing.problem) == ({"tiny": "tiny"}, {}, None)
         assert ready_at(catalogue, "tiny") == {str(first.port): False, str(second.port): True}
-        assert await catalogue.generates("tiny", 30) is None
+        assert await catalogue.check_answer("tiny", 30) is None
         assert (len(first.requests), len(second.requests)) == (1, 1)
 
 
@@ -93,7 +93,7 @@ async def test_a_server_that_goes_takes_only_its_own_models(card):
     first, second = Shared(card, one_token), Shared({**card, "name": "other"}, one_token)
     async with watching(first, second) as catalogue:
         await first.stop()
-        standing = await catalogue.look()
+        standing = await catalogue.check_readiness()
         assert standing.ready == {"other": "other"}
         assert standing.broken == {"tiny": "The model tiny is not ready."}
         assert standing.problem is None
@@ -102,10 +102,10 @@ async def test_a_server_that_goes_takes_only_its_own_models(card):
         with pytest.raises(ModelNotFoundError):
             catalogue.of(GenerativeModel).get("nobody", UNKNOWN_CALLER)
 
-        assert await catalogue.generates("nobody", 1) == "The model nobody is no longer there."
+        assert await catalogue.check_answer("nobody", 1) == "The model nobody is no longer there."
 
         await second.stop()
-        assert (await catalogue.look()).problem == "Triton is not ready."
+        assert (await catalogue.check_readiness()).problem == "Triton is not ready."
         await catalogue.refresh()
         with pytest.raises(UnavailableError, match=r"Triton cannot be reached\."):
             catalogue.of(GenerativeModel).get("nobody", UNKNOWN_CALLER)
@@ -120,7 +120,7 @@ async def test_all_kinds_are_found_in_one_reading(card, encoder_card):
         for name, kind in (("tiny", EmbeddingModel), ("vectors", GenerativeModel)):
             with pytest.raises(ModelNotFoundError):
                 catalogue.of(kind).get(name, UNKNOWN_CALLER)
-        await catalogue.look()
+        await catalogue.check_readiness()
         assert triton.indexed == 2
 
 
@@ -131,15 +131,15 @@ async def test_an_encoder_that_is_broken_says_why_once(card, encoder_card, tmp_p
     with caplog.at_level(logging.WARNING):
         async with watching(triton) as catalogue:
             for _ in range(3):
-                assert (await catalogue.look()).broken == {"vectors": problem}
+                assert (await catalogue.check_readiness()).broken == {"vectors": problem}
             with pytest.raises(UnavailableError, match="its tokenizer cannot be read"):
                 catalogue.of(EmbeddingModel).get("vectors", UNKNOWN_CALLER)
             del broken["dimensions"]
             broken["tokenizer_dir"] = encoder_card["tokenizer_dir"]
             fault = "the model's llmops_model_metadata cannot be used (dimensions: it is required)."
-            assert (await catalogue.look()).broken == {"vectors": f"The model vectors cannot be served: {fault}"}
+            assert (await catalogue.check_readiness()).broken == {"vectors": f"The model vectors cannot be served: {fault}"}
             triton.more["vectors-embedding"] = encoder_card
-            assert (await catalogue.look()).broken == {}
+            assert (await catalogue.check_readiness()).broken == {}
             assert catalogue.of(EmbeddingModel).get("vectors", UNKNOWN_CALLER).name == "vectors"
     assert [record.getMessage().split(" (")[0] for record in caplog.records].count(problem) == 1
 
@@ -178,5 +178,5 @@ async def test_another_kind_needs_nothing_but_itself(card):
 
     async with watching(triton, catalogue=echoes) as catalogue:
         assert catalogue.of(Echo).get("parrot", UNKNOWN_CALLER).name == "parrot"
-        assert (await catalogue.look()).ready == {"parrot": "parrot"}
-        assert await catalogue.generates("parrot", 1) is None
+        assert (await catalogue.check_readiness()).ready == {"parrot": "parrot"}
+        assert await catalogue.check_answer("parrot", 1) is None

@@ -12,7 +12,8 @@ from tritonclient.grpc import service_pb2
 
 from llmops.gateway.errors import EngineError, UnavailableError
 from llmops.gateway.ratelimit.slots import FairSlots
-from llmops.gateway.triton.encoder_client import EncoderMetadata, TritonEncoder
+from llmops.gateway.triton.encoder_client import TritonEncoder
+from llmops.gateway.triton.model_metadata import EncoderMetadata
 
 BATCH = 4
 

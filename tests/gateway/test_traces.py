@@ -24,7 +24,8 @@ from llmops.gateway.settings import GatewaySettings, load_settings
 from llmops.gateway.telemetry.export_queue import ExportQueue
 from llmops.gateway.telemetry.request_timeline import FinishedRequest, build_timeline
 from llmops.gateway.telemetry.trace_context import TraceContext, parse_traceparent
-from llmops.gateway.triton.encoder_client import EncoderMetadata, TritonEncoder
+from llmops.gateway.triton.encoder_client import TritonEncoder
+from llmops.gateway.triton.model_metadata import EncoderMetadata
 from tests.support.gateway_stack import card_of, running, serving
 from tests.support.otlp_receiver import Receiver, Told, covered, receiving
 from tests.support.scripted_triton import ScriptedTriton, Step

@@ -1,7 +1,7 @@
-"""When a request goes to a replica, and who is told at once to come back later. Pure: whoever asks brings the time.
+"""Decide when a request is dispatched to a replica and when it is rejected. Pure: callers pass the time.
 
-Requests wait here and not in the engines, so that whichever replica has room first gets the one that is next. A replica
-has room while little is queued there.
+Requests wait here and not in the engines, so that the next request goes to the first replica with
+room, whichever that is. A replica has room while little work is queued there.
 """
 
 from __future__ import annotations
@@ -28,27 +28,33 @@ from llmops.gateway.routing.cost_model import (
     uncached_tokens,
 )
 
-# A retry-after is multiplied by a number between these, or all that were refused would come back at once.
+#: Range of the factor by which Retry-After is multiplied: rejected clients must not return at the same moment.
 RETRY_AFTER_JITTER = (0.8, 1.2)
-# Seconds over which the mean of a replica's steps is taken.
+#: Time constant, in seconds, of the mean of a replica's step time.
 STEP_TIME_WINDOW = 4.0
-# A step counts for no more than this (s): those that read much are long, and would let in even more.
+#: Seconds of a step that count at most. Steps with much prefill are long and would admit even more prefill.
 MAX_COUNTED_STEP = 0.05
-# To wait for what is cached is worth this part of the time in which it could be read again: more of it costs those who
-# wait more than it spares the engines (docs/decisions/0017).
+#: Seconds that a request waits for its cached prefix, per second that computing the prefix takes.
+#: More costs the waiting requests more than it saves the engines (docs/decisions/0017).
 HOME_WAIT_FACTOR = 0.25
-# The last of a replica's places, of all, which are left to those who have less than their part.
+#: Share of a replica's slots that is reserved for tenants below their equal share.
 RESERVED_SLOT_SHARE = 1 / 16
-# The share of the newest in the mean length of answers.
+#: Weight of the newest answer in the mean output length.
 OUTPUT_LENGTH_SMOOTHING = 0.02
 
 
 @dataclass(frozen=True, slots=True)
 class AdmissionLimits:
-    """`entries` and `bytes` that may wait; `steps` of an engine whose worth may be queued in it: it reads half of what
-    it calls queued in the step that has begun meanwhile; the shares of its KV cache up to which requests are sent
-    (`watermark`) and above which one is taken back (`preempt`); `tpot`: seconds of its mean step above which it gets no
-    more, as those that run would be too slow.
+    """Limits of one model's queue and of its replicas.
+
+    Attributes:
+        entries: Requests that may wait.
+        bytes: Bytes that the waiting requests may hold.
+        steps: Steps of prefill that may be queued in an engine. An engine starts half of what it reports as queued
+            in the step that has begun meanwhile.
+        watermark: Share of the KV cache up to which requests are dispatched.
+        preempt: Share of the KV cache above which a request is preempted.
+        tpot: Seconds of the mean step above which a replica gets no more requests.
     """
 
     entries: int = 4096
@@ -60,251 +66,261 @@ class AdmissionLimits:
 
 
 class Assignment(NamedTuple):
-    """A ticket goes to the view of this index."""
+    """A request and the index of the replica that it is dispatched to."""
 
-    ticket: QueuedRequest
-    place: int
+    request: QueuedRequest
+    replica_index: int
 
 
 class AdmissionController:
-    """Of one model. What is placed is noted in its view (`unseen`) and with the policy."""
+    """Admission control for one model.
+
+    Dispatched requests are added to the view's in-flight counts and reported to the policy.
+    """
 
     def __init__(
         self,
-        order: TieredQueue,
+        queue: TieredQueue,
         policy: RoutingPolicy,
-        bounds: AdmissionLimits | None = None,
+        limits: AdmissionLimits | None = None,
         rng: random.Random | None = None,
     ) -> None:
-        self.order, self.policy, self.bounds = order, policy, bounds or AdmissionLimits()
+        self.queue, self.policy, self.limits = queue, policy, limits or AdmissionLimits()
         self._rng = rng or random.Random()
-        self._drain, self._ramps, self._parts = QueueThroughput(), SlowStart(), TenantShares(order.rank)
-        # when a replica was this gateway's turn, of several that share it
+        self._throughput, self._slow_start = QueueThroughput(), SlowStart()
+        self._tenants = TenantShares(queue.rank)
+        # for replicas shared with other gateways: the last step drawn for, and whether this gateway may dispatch in it
         self._turns: dict[str, tuple[int, bool]] = {}
-        self._answer = 0.0
-        self._paces: dict[str, tuple[float, float]] = {}
+        self._output_length = 0.0
+        # time and value of each replica's mean step time
+        self._step_times: dict[str, tuple[float, float]] = {}
 
-    def look(self, views: Sequence[ReplicaView], now: float) -> None:
-        """Replicas came, went, or changed their state."""
-        self._ramps.look(views, now)
-        if len(self._paces) > 2 * len(views) + 16:
-            self._paces.clear()
+    def update_views(self, views: Sequence[ReplicaView], now: float) -> None:
+        """Take note of replicas that came, went or changed their state."""
+        self._slow_start.update_views(views, now)
+        if len(self._step_times) > 2 * len(views) + 16:
+            self._step_times.clear()
 
-    def at_once(self, ticket: QueuedRequest, views: Sequence[ReplicaView], now: float) -> int | None:
-        """Where it goes if nobody waits and its best replica has room. Otherwise it has its `home` then, if there is a
-        replica for it at all."""
-        place = self.policy.choose(ticket.wanted, views, now)
+    def try_dispatch(self, request: QueuedRequest, views: Sequence[ReplicaView], now: float) -> int | None:
+        """Return the index of the replica if the request can be dispatched immediately.
+
+        Otherwise set `request.home` to its best replica, if there is one, and return None.
+        """
+        place = self.policy.choose(request.routing, views)
         if place is None:
             return None
         view = views[place]
-        ticket.home = view.replica_id
-        if self.order.size or not self._has_room(view, ticket.weight, now) or ticket.size > self.kv_room(view):
+        request.home = view.replica_id
+        if self.queue.size or not self._has_room(view, request.weight, now) or request.size > self.kv_room(view):
             return None
-        if self._is_last(view) and self._parts.leaves(ticket):
+        if self._has_reserved_slots_only(view) and self._tenants.must_yield(request):
             return None
-        self.order.take(ticket)
-        self._send(ticket, view)
+        self.queue.take(request)
+        self._dispatch(request, view)
         return place
 
-    def refusal(self, ticket: QueuedRequest, views: Sequence[ReplicaView], now: float) -> float | None:
-        """How long it would wait (s), if that is too long for its tier or its deadline."""
-        if not self.order.ahead(ticket) and any(self._is_open_to(ticket, view, now) for view in views):
-            # only those wait before whom it comes, and who leave that place to it
+    def excessive_wait(self, request: QueuedRequest, views: Sequence[ReplicaView], now: float) -> float | None:
+        """Return the predicted wait in seconds if it exceeds the limit of the request, or None."""
+        if not self.queue.ahead(request) and any(self._is_open_to(request, view, now) for view in views):
+            # the waiting requests are of lower tiers or leave this slot to the request
             return None
-        wait = self.wait(ticket, views)
-        return wait if wait > self.limit(ticket, now) else None
+        wait = self.predicted_wait(request, views)
+        return wait if wait > self.max_wait(request, now) else None
 
-    def limit(self, ticket: QueuedRequest, now: float) -> float:
-        """Seconds from now that it may wait: for its first token or, once it is in the queue, until it goes. What began
-        elsewhere is never refused."""
-        if ticket.moved:
+    def max_wait(self, request: QueuedRequest, now: float) -> float:
+        """Return the seconds a request may still wait. A request that failed over is never rejected.
+
+        The limit holds for the first token before the request is queued, and for its dispatch after that.
+        """
+        if request.moved:
             return float("inf")
-        return min(ticket.arrived + self.order.tier(ticket).max_wait, ticket.deadline) - now
+        return min(request.arrived + self.queue.tier(request).max_wait, request.deadline) - now
 
-    def wait(self, ticket: QueuedRequest, views: Sequence[ReplicaView]) -> float:
-        """Predicted seconds until its first token, there being no room now: until what is before it and then itself
-        have left the queue, to whichever replica, and until its prompt is read where it is read soonest."""
-        left = (self.order.ahead(ticket) + expected_service_cost(ticket)) / self._drain.rate(views)
-        home = next((view for view in views if view.replica_id == ticket.home), None)
+    def predicted_wait(self, request: QueuedRequest, views: Sequence[ReplicaView]) -> float:
+        """Return the predicted seconds until the first token of a request that cannot be dispatched now.
+
+        This is the time until the requests before it and the request itself leave the queue, plus the prefill on its
+        home replica.
+        """
+        wait = (self.queue.ahead(request) + expected_service_cost(request)) / self._throughput.rate(views)
+        home = self._home(request, views)
         if home is None:
-            return left
-        return left + time_to_first_token(home, uncached_tokens(self.policy, ticket.wanted, home), 0)
+            return wait
+        return wait + time_to_first_token(home, uncached_tokens(self.policy, request.routing, home), 0)
 
-    def queued(self, ticket: QueuedRequest, views: Sequence[ReplicaView]) -> float:
-        """The part of `wait` that nothing has to be known for but who asks."""
-        ahead = self.order.ahead(ticket)
-        return ahead / self._drain.rate(views) if ahead else 0.0
+    def queue_wait(self, request: QueuedRequest, views: Sequence[ReplicaView]) -> float:
+        """Return the seconds until the requests before this one have left the queue. Its prompt need not be known."""
+        ahead = self.queue.ahead(request)
+        return ahead / self._throughput.rate(views) if ahead else 0.0
 
     def retry_after(self, wait: float) -> float:
-        """What somebody is told who would have waited so long."""
+        """Return the Retry-After in seconds for a request rejected with this predicted wait, with jitter."""
         return wait * self._rng.uniform(*RETRY_AFTER_JITTER)
 
-    def push(self, ticket: QueuedRequest, views: Sequence[ReplicaView], now: float) -> list[QueuedRequest]:
-        """Let it wait. Those who lose their place to it, or it itself, are returned."""
-        home = next((view for view in views if view.replica_id == ticket.home), None)
+    def push(self, request: QueuedRequest, views: Sequence[ReplicaView], now: float) -> list[QueuedRequest]:
+        """Queue a request. Return the requests that lose their place to it, or the request itself if it finds none."""
+        home = self._home(request, views)
         if home is not None:
-            cached = self.policy.cached(ticket.wanted, home)
-            ticket.stays = now + HOME_WAIT_FACTOR * cached / (home.prefill_rate or DEFAULT_PREFILL_RATE)
-            # it must go while there is time to read it
-            reading = time_to_first_token(home, max(ticket.wanted.tokens - cached, 1), 0)
-            ticket.deadline = min(ticket.deadline, ticket.arrived + self.order.tier(ticket).max_wait) - reading
-        out: list[QueuedRequest] = []
-        while self._is_full(ticket):
-            last = self.order.last_for(ticket) if self.order else None
+            cached = self.policy.cached(request.routing, home)
+            request.home_until = now + HOME_WAIT_FACTOR * cached / (home.prefill_rate or DEFAULT_PREFILL_RATE)
+            # it must be dispatched early enough for its prefill
+            prefill = time_to_first_token(home, max(request.routing.tokens - cached, 1), 0)
+            request.deadline = min(request.deadline, request.arrived + self.queue.tier(request).max_wait) - prefill
+        evicted: list[QueuedRequest] = []
+        while self._is_full(request):
+            last = self.queue.eviction_candidate(request) if self.queue else None
             if last is None:
-                return [*out, ticket]
-            self.order.remove(last)
-            out.append(last)
-        self.order.push(ticket)
-        self._drain.backlog(True, now)
-        return out
+                return [*evicted, request]
+            self.queue.remove(last)
+            evicted.append(last)
+        self.queue.push(request)
+        self._throughput.update_backlog(True, now)
+        return evicted
 
-    def remove(self, ticket: QueuedRequest, now: float) -> bool:
-        """It waits no longer. False when it did not."""
-        known = self.order.remove(ticket)
-        self._drain.backlog(bool(self.order), now)
-        return known
+    def remove(self, request: QueuedRequest, now: float) -> bool:
+        """Remove a request from the queue. Return False if it was not queued."""
+        was_queued = self.queue.remove(request)
+        self._throughput.update_backlog(bool(self.queue), now)
+        return was_queued
 
-    def next(self, views: Sequence[ReplicaView], now: float) -> Assignment | None:
-        """One of those who wait, if there is room for it; to be asked until there is none."""
-        if not self.order.size:
+    def dispatch_next(self, views: Sequence[ReplicaView], now: float) -> Assignment | None:
+        """Dispatch one queued request if a replica has room for it. Call again until it returns None."""
+        if not self.queue.size:
             return None
         places = [place for place, view in enumerate(views) if self._is_open(view, now)]
-        places = _usable_replicas(places, views)
-        reserved = self._reserved(views)
-        for place in sorted(places, key=lambda place: occupancy(views[place])):
+        ready = [place for place in places if views[place].state == "ready"]
+        if not ready and any(view.state == "ready" for view in views):
+            # suspects get requests only if there is no ready replica at all
+            return None
+        reserved = self._reserved_replica(views)
+        for place in sorted(ready or places, key=lambda place: occupancy(views[place])):
             view = views[place]
-            ticket = self._held(view) if place == reserved else self._pop(view, now)
-            if ticket is not None:
-                self._drain.left(expected_service_cost(ticket))
-                self._drain.backlog(bool(self.order), now)
-                self._send(ticket, view)
-                return Assignment(ticket, place)
+            request = self._pop_reservation(view) if place == reserved else self._pop(view, now)
+            if request is not None:
+                self._throughput.record_departure(expected_service_cost(request))
+                self._throughput.update_backlog(bool(self.queue), now)
+                self._dispatch(request, view)
+                return Assignment(request, place)
         return None
 
     def victim(self, view: ReplicaView, running: Iterable[QueuedRequest]) -> QueuedRequest | None:
-        """Who is taken back from a replica whose KV cache is full: of the lowest tier the youngest, where one of a
-        higher tier runs beside it."""
-        if kv_cache_load(view) <= self.bounds.preempt:
+        """Return the request to preempt on a replica whose KV cache is full.
+
+        This is the youngest of the lowest tier, if a request of a higher tier runs there too.
+        """
+        if kv_cache_load(view) <= self.limits.preempt:
             return None
-        ranked = [(self.order.rank(ticket), ticket.arrived, at, ticket) for at, ticket in enumerate(running)]
+        ranked = [(self.queue.rank(request), request.arrived, at, request) for at, request in enumerate(running)]
         if not ranked or max(ranked)[0] == min(ranked)[0]:
             return None
         return max(ranked)[3]
 
-    def unsent(self, ticket: QueuedRequest, view: ReplicaView) -> None:
-        """It was placed and did not go: nothing of it is charged."""
-        self._parts.gave(ticket)
-        view.unseen = max(view.unseen - 1, 0)
-        view.in_flight_tokens = max(view.in_flight_tokens - ticket.uncached, 0)
-        self.order.served(ticket, -ticket.wanted.tokens, -ticket.wanted.answer)
+    def undo_dispatch(self, request: QueuedRequest, view: ReplicaView) -> None:
+        """Refund a request that was dispatched and never sent."""
+        self._tenants.release(request)
+        view.in_flight = max(view.in_flight - 1, 0)
+        view.in_flight_tokens = max(view.in_flight_tokens - request.uncached_tokens, 0)
+        self.queue.served(request, -request.routing.tokens, -request.routing.answer)
 
-    def ended(self, ticket: QueuedRequest, answer: int) -> None:
-        """Its answer had so many tokens: what it was charged is put right."""
-        self._parts.gave(ticket)
-        self.order.served(ticket, 0, answer - ticket.wanted.answer)
-        self._answer += OUTPUT_LENGTH_SMOOTHING * (answer - self._answer) if self._answer else answer
+    def finish(self, request: QueuedRequest, output_tokens: int) -> None:
+        """Correct the charge of a request that has ended after `output_tokens` tokens."""
+        self._tenants.release(request)
+        self.queue.served(request, 0, output_tokens - request.routing.answer)
+        mean = self._output_length
+        self._output_length = mean + OUTPUT_LENGTH_SMOOTHING * (output_tokens - mean) if mean else output_tokens
 
     def kv_room(self, view: ReplicaView) -> float:
-        """Tokens that may be sent there: those that run will need about half an answer more each."""
-        count = view.running + view.waiting + view.unseen
-        if not view.blocks or not count:
-            # what does not fit an empty replica fits none
+        """Return the tokens that fit in a replica's cache. Each running sequence needs about half an answer more."""
+        if not view.blocks or not view.sequences:
+            # a request that does not fit an empty replica fits no replica
             return float("inf")
-        free = view.free_blocks - (1 - self.bounds.watermark) * view.blocks
-        return free * view.tokens_per_block - view.waiting_tokens - view.in_flight_tokens - count * self._answer / 2
+        free_tokens = (view.free_blocks - (1 - self.limits.watermark) * view.blocks) * view.tokens_per_block
+        growth = view.sequences * self._output_length / 2
+        return free_tokens - view.waiting_tokens - view.in_flight_tokens - growth
 
-    def _is_full(self, ticket: QueuedRequest) -> bool:
-        return len(self.order) >= self.bounds.entries or self.order.bytes + ticket.bytes > self.bounds.bytes
+    def _home(self, request: QueuedRequest, views: Sequence[ReplicaView]) -> ReplicaView | None:
+        return next((view for view in views if view.replica_id == request.home), None)
+
+    def _is_full(self, request: QueuedRequest) -> bool:
+        return len(self.queue) >= self.limits.entries or self.queue.bytes + request.bytes > self.limits.bytes
 
     def _is_open(self, view: ReplicaView, now: float) -> bool:
-        return view.state in ("ready", "spare", "suspect") and self._has_room(view, 0.0, now)
+        return view.state in ("ready", "suspect") and self._has_room(view, 0.0, now)
 
-    def _is_open_to(self, ticket: QueuedRequest, view: ReplicaView, now: float) -> bool:
-        if not self._is_open(view, now) or not can_serve(view, ticket.wanted) or ticket.size > self.kv_room(view):
+    def _is_open_to(self, request: QueuedRequest, view: ReplicaView, now: float) -> bool:
+        if not self._is_open(view, now) or not can_serve(view, request.routing) or request.size > self.kv_room(view):
             return False
-        return not (self._is_last(view) and self._parts.leaves(ticket))
+        return not (self._has_reserved_slots_only(view) and self._tenants.must_yield(request))
 
     def _has_room(self, view: ReplicaView, weight: float, now: float) -> bool:
-        if view.running and self.bounds.tpot < math.inf and self._pace(view, now) > self.bounds.tpot:
+        if view.running and self.limits.tpot < math.inf and self._mean_step_time(view, now) > self.limits.tpot:
             return False
-        worth = self.bounds.steps * _capped_step_seconds(view) * (view.prefill_rate or DEFAULT_PREFILL_RATE)
-        if view.waiting_tokens + view.in_flight_tokens >= worth:
+        limit = self.limits.steps * _counted_step_time(view) * (view.prefill_rate or DEFAULT_PREFILL_RATE)
+        if view.waiting_tokens + view.in_flight_tokens >= limit:
             return False
-        if view.max_batch_size and view.running + view.waiting + view.unseen >= view.max_batch_size:
+        if view.max_batch_size and view.running + view.waiting + view.in_flight >= view.max_batch_size:
             return False
-        return self._ramps.allows(view, now) and (not view.demand or self._is_my_turn(view, weight, now))
+        return self._slow_start.allows(view, now) and (not view.demand or self._is_my_turn(view, weight, now))
 
-    def _is_last(self, view: ReplicaView) -> bool:
-        """Whether only the last of its places are free."""
+    def _has_reserved_slots_only(self, view: ReplicaView) -> bool:
         size = view.max_batch_size
-        return size > 0 and view.running + view.waiting + view.unseen >= size - round(RESERVED_SLOT_SHARE * size)
+        return size > 0 and view.sequences >= size - round(RESERVED_SLOT_SHARE * size)
 
-    def _pace(self, view: ReplicaView, now: float) -> float:
-        """The mean of a replica's steps over the last seconds: an answer feels that, and not a single long prompt."""
-        since, mean = self._paces.get(view.replica_id, (now, view.step_seconds))
-        mean += (view.step_seconds - mean) * (1 - math.exp(-max(now - since, 0.0) / STEP_TIME_WINDOW))
-        self._paces[view.replica_id] = (now, mean)
+    def _mean_step_time(self, view: ReplicaView, now: float) -> float:
+        """Return the mean over the last seconds: it is what clients feel, not a single long prompt."""
+        updated, mean = self._step_times.get(view.replica_id, (now, view.step_seconds))
+        mean += (view.step_seconds - mean) * (1 - math.exp(-max(now - updated, 0.0) / STEP_TIME_WINDOW))
+        self._step_times[view.replica_id] = (now, mean)
         return mean
 
     def _is_my_turn(self, view: ReplicaView, weight: float, now: float) -> bool:
-        """Of gateways that share a replica each gets as many of its steps as its demand is of all."""
-        own = self.order.demand() or weight
-        total = view.demand if self.order else view.demand + weight
+        """Draw once per step: gateways that share a replica get steps in proportion to the demand they declare."""
+        own = self.queue.demand() or weight
+        total = view.demand if self.queue else view.demand + weight
         if own >= total or not (view.running or view.waiting):
             return True
-        step = int(now / _capped_step_seconds(view))
-        last, mine = self._turns.get(view.replica_id, (-1, False))
-        if last != step:
-            mine = self._rng.random() < own / total
-            self._turns[view.replica_id] = (step, mine)
-        return mine
+        step = int(now / _counted_step_time(view))
+        last_step, is_mine = self._turns.get(view.replica_id, (-1, False))
+        if last_step != step:
+            is_mine = self._rng.random() < own / total
+            self._turns[view.replica_id] = (step, is_mine)
+        return is_mine
 
-    def _reserved(self, views: Sequence[ReplicaView]) -> int | None:
-        """The replica that is kept for who has waited for room too long: the one with the most."""
-        if self.order.held is None:
+    def _reserved_replica(self, views: Sequence[ReplicaView]) -> int | None:
+        """Return the replica with most room if a request has waited for room too long: it is kept for that request."""
+        held = self.queue.held
+        if held is None:
             return None
-        ready = [
-            place
-            for place, view in enumerate(views)
-            if view.state == "ready" and can_serve(view, self.order.held.wanted)
-        ]
+        ready = [at for at, view in enumerate(views) if view.state == "ready" and can_serve(view, held.routing)]
         return max(ready, key=lambda place: self.kv_room(views[place]), default=None)
 
-    def _held(self, view: ReplicaView) -> QueuedRequest | None:
-        held = self.order.held
+    def _pop_reservation(self, view: ReplicaView) -> QueuedRequest | None:
+        held = self.queue.held
         if held is None or held.size > self.kv_room(view):
             return None
-        self.order.remove(held)
-        self.order.take(held)
+        self.queue.remove(held)
+        self.queue.take(held)
         return held
 
     def _pop(self, view: ReplicaView, now: float) -> QueuedRequest | None:
-        leaves = self._parts.leaves if self._is_last(view) else None
-        room = ReplicaCapacity(
-            self.kv_room(view), view.replica_id, lambda ticket: can_serve(view, ticket.wanted), leaves
+        capacity = ReplicaCapacity(
+            tokens=self.kv_room(view),
+            replica_id=view.replica_id,
+            accepts=lambda request: can_serve(view, request.routing),
+            must_yield=self._tenants.must_yield if self._has_reserved_slots_only(view) else None,
         )
-        return self.order.pop(room, now)
+        return self.queue.pop(capacity, now)
 
-    def _send(self, ticket: QueuedRequest, view: ReplicaView) -> None:
-        ticket.uncached = uncached_tokens(self.policy, ticket.wanted, view)
-        view.unseen += 1
-        view.in_flight_tokens += ticket.uncached
-        self._ramps.sent(view, ticket.uncached)
-        self._parts.took(ticket)
-        self.policy.sent(ticket.wanted, view)
+    def _dispatch(self, request: QueuedRequest, view: ReplicaView) -> None:
+        request.uncached_tokens = uncached_tokens(self.policy, request.routing, view)
+        view.in_flight += 1
+        view.in_flight_tokens += request.uncached_tokens
+        self._slow_start.record_sent(view, request.uncached_tokens)
+        self._tenants.add(request)
+        self.policy.sent(request.routing, view)
 
 
-def _capped_step_seconds(view: ReplicaView) -> float:
-    """Seconds of its steps, as far as they count."""
+def _counted_step_time(view: ReplicaView) -> float:
+    """Return the seconds of a step, at most MAX_COUNTED_STEP."""
     seconds = view.step_seconds or DEFAULT_STEP_SECONDS
     return seconds if seconds < MAX_COUNTED_STEP else MAX_COUNTED_STEP
-
-
-def _usable_replicas(places: Sequence[int], views: Sequence[ReplicaView]) -> list[int]:
-    """Ready ones; spare ones where no ready one has room; suspects when there is nothing else at all."""
-    for state in ("ready", "spare"):
-        some = [place for place in places if views[place].state == state]
-        if some:
-            return some
-    return [] if any(view.state == "ready" for view in views) else list(places)

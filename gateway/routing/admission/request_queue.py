@@ -1,4 +1,4 @@
-"""The gate on an event loop: requests wait in it until there is room for them, or until that would take too long."""
+"""Admission on an event loop: requests wait until a replica has room, or until the wait becomes too long."""
 
 from __future__ import annotations
 
@@ -6,167 +6,179 @@ import asyncio
 from collections.abc import Callable, Sequence
 from time import perf_counter
 
-from llmops.gateway.errors import ApiError, UnavailableError
+from llmops.gateway.errors import ApiError, OverloadedError, UnavailableError
 from llmops.gateway.interfaces import QueuedRequest, ReplicaView, RoutingPolicy, RoutingRequest, SchedulingParams
 from llmops.gateway.routing.admission.admission_controller import AdmissionController, AdmissionLimits
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
 from llmops.gateway.settings import GatewaySettings
 
-# Seconds after which those who wait are looked at although nothing was heard: turns and ramps go by time.
+#: Seconds between two looks at a queue without any event: slow start and turns depend on the time alone.
 POLL_INTERVAL = 0.05
-DEFAULT_TIER_NAME, DEFAULT_MAX_WAIT = "standard", 60.0
-# Of the objectives that 95 of 100 answers are to keep: what the mean of steps may be, and the predicted wait for a
-# first token where the settings name none.
-TPOT_MEAN_FACTOR, TTFT_WAIT_FACTOR = 1.0, 0.6
+#: Tier of callers that have none.
+DEFAULT_TIER_NAME = "standard"
+#: Seconds that a request may wait for its first token where the settings say nothing.
+DEFAULT_MAX_WAIT = 60.0
+#: Mean step time that is allowed, as a multiple of the objective for 95 % of the answers.
+TPOT_MEAN_FACTOR = 1.0
+#: Predicted wait that is allowed, as a multiple of the objective for 95 % of the first tokens.
+TTFT_WAIT_FACTOR = 0.6
 
 
 class RequestQueue:
-    """Of one model on its replicas. `views` gives them as they are now; `changed` says that they are others."""
+    """The waiting requests of one model."""
 
     def __init__(
         self,
-        gate: AdmissionController,
+        controller: AdmissionController,
         views: Callable[[], Sequence[ReplicaView]],
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        self.gate, self._views, self._clock = gate, views, clock
-        self._places: dict[QueuedRequest, asyncio.Future[ReplicaView]] = {}
-        self._tick: asyncio.TimerHandle | None = None
+        """Create a queue. `views` returns the replicas as they are now; call `update` when they have changed."""
+        self.controller, self._views, self._clock = controller, views, clock
+        self._futures: dict[QueuedRequest, asyncio.Future[ReplicaView]] = {}
+        self._timer: asyncio.TimerHandle | None = None
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._futures)
 
-    def check(self, ticket: QueuedRequest) -> None:
-        """Raises UnavailableError (`overloaded`) where the queue before it alone takes too long: before anything is
-        known of its prompt."""
-        if self.gate.order:
-            wait = self.gate.queued(ticket, self._views())
-            if wait > self.gate.limit(ticket, self._clock()):
+    def check(self, request: QueuedRequest) -> None:
+        """Reject a request before its prompt is known.
+
+        Raises:
+            OverloadedError: The requests before it alone take longer than it may wait.
+        """
+        if self.controller.queue:
+            wait = self.controller.queue_wait(request, self._views())
+            if wait > self.controller.max_wait(request, self._clock()):
                 raise self._overloaded(wait)
 
-    async def enter(self, ticket: QueuedRequest) -> ReplicaView:
-        """The replica to which it goes, now that there is room.
+    async def enter(self, request: QueuedRequest) -> ReplicaView:
+        """Wait until a replica has room and return it; the request counts as dispatched there.
 
-        Raises UnavailableError: `overloaded` with when to come back, or where no replica could take it at all.
+        Raises:
+            OverloadedError: The predicted wait is too long.
+            UnavailableError: No replica can take the request.
         """
         now, views = self._clock(), self._views()
-        place = self.gate.at_once(ticket, views, now)
+        place = self.controller.try_dispatch(request, views, now)
         if place is not None:
             return views[place]
-        if not ticket.home:
+        if not request.home:
             raise UnavailableError("No replica of the model can take this request now.")
-        wait = self.gate.refusal(ticket, views, now)
+        wait = self.controller.excessive_wait(request, views, now)
         if wait is not None:
             raise self._overloaded(wait)
-        return await self._wait(ticket, views, now)
+        return await self._wait(request, views, now)
 
-    def changed(self) -> None:
-        """A replica's state came, a request ended, or a replica came or went."""
+    def update(self) -> None:
+        """Dispatch waiting requests after a replica changed, came or went, or a request ended."""
         now, views = self._clock(), self._views()
-        self.gate.look(views, now)
-        while (placed := self.gate.next(views, now)) is not None:
-            future = self._places.pop(placed.ticket)
+        self.controller.update_views(views, now)
+        while (assignment := self.controller.dispatch_next(views, now)) is not None:
+            future, view = self._futures.pop(assignment.request), views[assignment.replica_index]
             if future.done():
-                self.gate.unsent(placed.ticket, views[placed.place])
+                self.controller.undo_dispatch(assignment.request, view)
             else:
-                future.set_result(views[placed.place])
-        self._tick_again()
+                future.set_result(view)
+        if self._timer is None and self._futures:
+            self._timer = asyncio.get_running_loop().call_later(POLL_INTERVAL, self._on_timer)
 
-    def ended(self, ticket: QueuedRequest, answer: int) -> None:
-        """Its answer had so many tokens."""
-        self.gate.ended(ticket, answer)
-        self.changed()
+    def finish(self, request: QueuedRequest, output_tokens: int) -> None:
+        """Record that a dispatched request has ended."""
+        self.controller.finish(request, output_tokens)
+        self.update()
 
     def close(self) -> None:
-        """Those who wait get UnavailableError."""
-        for ticket in list(self._places):
-            self._refuse(ticket, UnavailableError("The gateway is shutting down; send the request again."))
-        if self._tick is not None:
-            self._tick.cancel()
-            self._tick = None
+        """Fail all waiting requests with UnavailableError."""
+        for request in list(self._futures):
+            self._reject(request, UnavailableError("The gateway is shutting down; send the request again."))
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
-    async def _wait(self, ticket: QueuedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
+    async def _wait(self, request: QueuedRequest, views: Sequence[ReplicaView], now: float) -> ReplicaView:
         loop = asyncio.get_running_loop()
-        future = self._places[ticket] = loop.create_future()
-        limit = self.gate.limit(ticket, now)
-        late = None if ticket.moved else loop.call_later(max(limit, 0), self._late, ticket)
+        future = self._futures[request] = loop.create_future()
+        limit = self.controller.max_wait(request, now)
+        timer = None if request.moved else loop.call_later(max(limit, 0), self._reject_late, request)
         try:
-            for one in self.gate.push(ticket, views, now):
-                self._refuse(one, self._overloaded(self.gate.wait(one, views)))
-            self.changed()
-            place: ReplicaView = await future
-            return place
+            for evicted in self.controller.push(request, views, now):
+                self._reject(evicted, self._overloaded(self.controller.predicted_wait(evicted, views)))
+            self.update()
+            view: ReplicaView = await future
+            return view
         except asyncio.CancelledError:
-            self._give_up(ticket, future)
+            self._abandon(request, future)
             raise
         finally:
-            if late is not None:
-                late.cancel()
+            if timer is not None:
+                timer.cancel()
 
-    def _give_up(self, ticket: QueuedRequest, future: asyncio.Future[ReplicaView]) -> None:
-        """Its client left: in the queue, or when it had just been given a replica."""
-        if self._places.pop(ticket, None) is not None:
-            self.gate.remove(ticket, self._clock())
+    def _abandon(self, request: QueuedRequest, future: asyncio.Future[ReplicaView]) -> None:
+        """Remove a request whose client left, in the queue or just after its dispatch."""
+        if self._futures.pop(request, None) is not None:
+            self.controller.remove(request, self._clock())
         elif future.done() and not future.cancelled() and future.exception() is None:
-            self.gate.unsent(ticket, future.result())
-            self.changed()
+            self.controller.undo_dispatch(request, future.result())
+            self.update()
 
-    def _late(self, ticket: QueuedRequest) -> None:
-        self._refuse(ticket, self._overloaded(self.gate.queued(ticket, self._views()) or DEFAULT_MAX_WAIT / 60))
+    def _reject_late(self, request: QueuedRequest) -> None:
+        wait = self.controller.queue_wait(request, self._views()) or DEFAULT_MAX_WAIT / 60
+        self._reject(request, self._overloaded(wait))
 
-    def _refuse(self, ticket: QueuedRequest, error: ApiError) -> None:
-        self.gate.remove(ticket, self._clock())
-        future = self._places.pop(ticket, None)
+    def _reject(self, request: QueuedRequest, error: ApiError) -> None:
+        self.controller.remove(request, self._clock())
+        future = self._futures.pop(request, None)
         if future is not None and not future.done():
             future.set_exception(error)
 
-    def _overloaded(self, wait: float) -> UnavailableError:
-        again = self.gate.retry_after(wait)
-        message = f"There are more requests than can be answered in time; try again in {again:.1f} s."
-        return UnavailableError(message, code="overloaded", retry_after=again)
+    def _overloaded(self, wait: float) -> OverloadedError:
+        retry_after = self.controller.retry_after(wait)
+        message = f"The model is overloaded: the predicted wait exceeds its limit. Retry in {retry_after:.1f} s."
+        return OverloadedError(message, retry_after=retry_after)
 
-    def _tick_again(self) -> None:
-        if self._tick is None and self._places:
-            self._tick = asyncio.get_running_loop().call_later(POLL_INTERVAL, self._on_tick)
-
-    def _on_tick(self) -> None:
-        self._tick = None
-        self.changed()
+    def _on_timer(self) -> None:
+        self._timer = None
+        self.update()
 
 
 def create_queued_request(
-    turn: SchedulingParams, wanted: RoutingRequest, held: int = 0, moved: bool = False
+    scheduling: SchedulingParams, routing: RoutingRequest, held_bytes: int = 0, moved: bool = False
 ) -> QueuedRequest:
-    """`held`: bytes that the request keeps in memory while it waits."""
-    return QueuedRequest(turn.tenant, wanted, turn.arrived, turn.tier, 1.0, turn.deadline, held, moved=moved)
+    """Return a request to queue, which holds `held_bytes` of memory while it waits."""
+    return QueuedRequest(
+        tenant=scheduling.tenant,
+        routing=routing,
+        arrived=scheduling.arrived,
+        tier=scheduling.tier,
+        deadline=scheduling.deadline,
+        bytes=held_bytes,
+        moved=moved,
+    )
 
 
 def create_admission_controller(
     settings: GatewaySettings, model: str, policy: RoutingPolicy
 ) -> AdmissionController | None:
-    """None where neither objectives nor tiers are set: every request goes at once then."""
+    """Return the controller of a model, or None without objectives and tiers: requests are then sent at once."""
     if not settings.tiers and settings.slo_of(model).ttft_p95 is None:
         return None
-    return AdmissionController(
-        TieredQueue(tiers_from_settings(settings, model), default=DEFAULT_TIER_NAME),
-        policy,
-        admission_limits_from_settings(settings, model),
-    )
+    queue = TieredQueue(tiers_from_settings(settings, model), default=DEFAULT_TIER_NAME)
+    return AdmissionController(queue, policy, admission_limits_from_settings(settings, model))
 
 
 def admission_limits_from_settings(settings: GatewaySettings, model: str) -> AdmissionLimits:
-    """A step is what all answers of a batch wait for: its mean keeps the objective for tokens."""
+    """Return the limits of a model. The mean step time is held to the objective for time per output token."""
     waiting, objective = settings.waiting, settings.slo_of(model).tpot_p95
-    return AdmissionLimits(
-        waiting.entries, waiting.bytes, tpot=TPOT_MEAN_FACTOR * objective if objective else float("inf")
-    )
+    tpot = TPOT_MEAN_FACTOR * objective if objective else float("inf")
+    return AdmissionLimits(entries=waiting.entries, bytes=waiting.bytes, tpot=tpot)
 
 
 def tiers_from_settings(settings: GatewaySettings, model: str) -> list[PriorityTier]:
-    """Those of the settings, or the one that all are in."""
+    """Return the tiers of the settings, or a default tier. The first tier's wait follows from the objective."""
     objective = settings.slo_of(model).ttft_p95
-    first = TTFT_WAIT_FACTOR * objective if objective else DEFAULT_MAX_WAIT
+    first_wait = TTFT_WAIT_FACTOR * objective if objective else DEFAULT_MAX_WAIT
     return [
-        PriorityTier(name, one.weight, one.share, one.max_wait or (DEFAULT_MAX_WAIT if at else first))
-        for at, (name, one) in enumerate(settings.tiers.items())
-    ] or [PriorityTier(DEFAULT_TIER_NAME, max_wait=first)]
+        PriorityTier(name, tier.weight, tier.share, tier.max_wait or (DEFAULT_MAX_WAIT if at else first_wait))
+        for at, (name, tier) in enumerate(settings.tiers.items())
+    ] or [PriorityTier(DEFAULT_TIER_NAME, max_wait=first_wait)]

@@ -1,4 +1,4 @@
-"""Who has more than its part of what runs, and so leaves the last places to others."""
+"""The running requests of each tenant, which decide who must leave the last slots to others."""
 
 from __future__ import annotations
 
@@ -9,36 +9,39 @@ from llmops.gateway.interfaces import QueuedRequest
 
 
 class TenantShares:
-    """What runs of each tenant, tier by tier. `rank`: of a ticket's tier, 0 for the highest.
+    """The number of running requests of each tenant, by tier.
 
-    A fair queue alone does not keep a tenant that asks for little from those who ask for much: it is next at once, but
-    the batches are full, and the first place that comes free is hardly ever where its prefix is cached.
+    A fair queue alone does not protect a tenant with few requests from tenants with many. It is always
+    next, but the batches are full, and the first free slot is hardly ever where its prefix is cached.
     """
 
     def __init__(self, rank: Callable[[QueuedRequest], int]) -> None:
+        """Count tiers by `rank`, which returns 0 for the highest."""
         self._rank = rank
         self._running: defaultdict[int, Counter[str]] = defaultdict(Counter)
-        self._all: Counter[int] = Counter()
+        self._totals: Counter[int] = Counter()
 
-    def took(self, ticket: QueuedRequest) -> None:
-        rank = self._rank(ticket)
-        self._running[rank][ticket.tenant] += 1
-        self._all[rank] += 1
+    def add(self, request: QueuedRequest) -> None:
+        rank = self._rank(request)
+        self._running[rank][request.tenant] += 1
+        self._totals[rank] += 1
 
-    def gave(self, ticket: QueuedRequest) -> None:
-        """It has ended, or did not go after all."""
-        rank = self._rank(ticket)
+    def release(self, request: QueuedRequest) -> None:
+        """Remove a request that ended or was not sent after all."""
+        rank = self._rank(request)
         running = self._running[rank]
-        self._all[rank] -= 1
-        running[ticket.tenant] -= 1
-        if running[ticket.tenant] <= 0:
-            del running[ticket.tenant]
+        self._totals[rank] -= 1
+        running[request.tenant] -= 1
+        if running[request.tenant] <= 0:
+            del running[request.tenant]
 
-    def leaves(self, ticket: QueuedRequest) -> bool:
-        """Whether others have more right to a last place: those of a higher tier, or tenants with less than their equal
-        part of what runs of its own."""
-        rank = self._rank(ticket)
-        if any(count > 0 for higher, count in self._all.items() if higher < rank):
+    def must_yield(self, request: QueuedRequest) -> bool:
+        """Return True if the last slots are reserved for others.
+
+        These are requests of a higher tier, and tenants of the same tier that run less than their equal share.
+        """
+        rank = self._rank(request)
+        if any(count > 0 for higher, count in self._totals.items() if higher < rank):
             return True
         running = self._running[rank]
-        return running[ticket.tenant] * len(running) > self._all[rank]
+        return running[request.tenant] * len(running) > self._totals[rank]

@@ -1,4 +1,4 @@
-"""Who is next: strict tiers, of which each may have a least share, and fair turns inside of them."""
+"""The queue of a model: strict priority tiers with minimum shares, and fair queueing inside each tier."""
 
 from __future__ import annotations
 
@@ -8,16 +8,21 @@ from dataclasses import dataclass
 from llmops.gateway.interfaces import QueuedRequest, ReplicaCapacity
 from llmops.gateway.routing.admission.fair_queue import FairQueue, expected_service_cost, service_cost
 
-# Seconds after which room is held for one that does not fit.
+#: Seconds after which room is reserved for a request that does not fit.
 RESERVATION_DELAY = 2.0
-# … or this part of the longest wait of its tier.
+#: The same as a share of the tier's longest wait; the shorter delay counts.
 RESERVATION_DELAY_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class PriorityTier:
-    """`weight`: what one of its tenants counts for when gateways share an engine; `share`: of all that is served, the
-    least that it gets while it waits; `max_wait` for a first token (s): who would wait longer is refused.
+    """A priority tier.
+
+    Attributes:
+        name: Name of the tier.
+        weight: Weight of each of its waiting tenants in the demand that gateways declare to a shared engine.
+        share: Minimum share of all served tokens that it gets while it waits.
+        max_wait: Seconds to the first token; requests with a longer predicted wait are rejected.
     """
 
     name: str
@@ -31,21 +36,28 @@ class _TierQueue:
 
     def __init__(self, tier: PriorityTier) -> None:
         self.tier, self.queue = tier, FairQueue()
-        # cost that its share has earned beyond what it was served
+        # cost that the tier's minimum share has earned beyond what it was served
         self.credit = 0.0
 
 
 class TieredQueue:
-    """The Order of a gateway; a ticket of a tier that is not there is one of `default`, or else of the last.
+    """The waiting requests of all tiers. A request of an unknown tier belongs to the default tier.
 
-    `held` is the first that waits for room longer than `patience`; others pass it only where it has none.
+    `held` is the first request that has waited for room longer than `patience`. Others pass it only on replicas
+    without room for it.
     """
 
     def __init__(self, tiers: Sequence[PriorityTier], patience: float = RESERVATION_DELAY, default: str = "") -> None:
-        """`tiers`: the highest first, at least one."""
-        self._lanes = [_TierQueue(tier) for tier in tiers]
-        self._by_name = {lane.tier.name: lane for lane in self._lanes}
-        self._others = self._by_name.get(default, self._lanes[-1])
+        """Create a queue per tier.
+
+        Args:
+            tiers: The tiers, the highest first; at least one.
+            patience: Seconds after which room is reserved for a request that does not fit.
+            default: Name of the default tier; the last one if there is no such tier.
+        """
+        self._tiers = [_TierQueue(tier) for tier in tiers]
+        self._by_name = {tier.tier.name: tier for tier in self._tiers}
+        self._default = self._by_name.get(default, self._tiers[-1])
         self._patience = patience
         self.held: QueuedRequest | None = None
         self.bytes = 0
@@ -55,100 +67,108 @@ class TieredQueue:
         return self.size
 
     def __iter__(self) -> Iterator[QueuedRequest]:
-        for lane in self._lanes:
-            yield from lane.queue
+        for tier in self._tiers:
+            yield from tier.queue
 
-    def tier(self, ticket: QueuedRequest) -> PriorityTier:
-        return self._lane(ticket).tier
+    def tier(self, request: QueuedRequest) -> PriorityTier:
+        return self._tier_queue(request).tier
 
-    def rank(self, ticket: QueuedRequest) -> int:
-        """0 for the highest."""
-        return self._lanes.index(self._lane(ticket))
+    def rank(self, request: QueuedRequest) -> int:
+        """Return the rank of the request's tier, 0 for the highest."""
+        return self._tiers.index(self._tier_queue(request))
 
-    def push(self, ticket: QueuedRequest) -> None:
-        self._lane(ticket).queue.push(ticket)
-        self.bytes += ticket.bytes
+    def push(self, request: QueuedRequest) -> None:
+        self._tier_queue(request).queue.push(request)
+        self.bytes += request.bytes
         self.size += 1
 
-    def remove(self, ticket: QueuedRequest) -> bool:
-        lane = self._lane(ticket)
-        if not lane.queue.remove(ticket):
+    def remove(self, request: QueuedRequest) -> bool:
+        """Remove a request. Return False if it was not queued."""
+        tier = self._tier_queue(request)
+        if not tier.queue.remove(request):
             return False
-        self.bytes -= ticket.bytes
+        self.bytes -= request.bytes
         self.size -= 1
-        if not lane.queue.size:
-            lane.credit = 0.0
-        if ticket is self.held:
+        if not tier.queue.size:
+            tier.credit = 0.0
+        if request is self.held:
             self.held = None
         return True
 
-    def pop(self, room: ReplicaCapacity, now: float) -> QueuedRequest | None:
-        for lane in self._turns():
-            ticket, without_room = lane.queue.next(room, now)
+    def pop(self, capacity: ReplicaCapacity, now: float) -> QueuedRequest | None:
+        """Remove and return the next request that fits, or None if no waiting request does."""
+        for tier in self._in_turn():
+            request, too_large = tier.queue.next(capacity, now)
             if self.held is None:
-                patience = min(self._patience, lane.tier.max_wait * RESERVATION_DELAY_SHARE)
-                self.held = next((one for one in without_room if now - one.arrived > patience), None)
-            if ticket is not None:
-                self._take(lane, ticket)
-                return ticket
+                patience = min(self._patience, tier.tier.max_wait * RESERVATION_DELAY_SHARE)
+                self.held = next((one for one in too_large if now - one.arrived > patience), None)
+            if request is not None:
+                self._take_from(tier, request)
+                return request
         return None
 
-    def take(self, ticket: QueuedRequest) -> None:
-        """It is served without having waited, as nobody does."""
-        self._lane(ticket).queue.begin(ticket)
+    def take(self, request: QueuedRequest) -> None:
+        """Charge a request that is dispatched without having been queued."""
+        self._tier_queue(request).queue.begin(request)
 
-    def served(self, ticket: QueuedRequest, prompt: int, answer: int) -> None:
-        self._lane(ticket).queue.charge(ticket, service_cost(prompt, answer))
+    def served(self, request: QueuedRequest, prompt: int, output: int) -> None:
+        """Charge tokens beyond those that were charged before; negative numbers are a refund."""
+        self._tier_queue(request).queue.charge(request, service_cost(prompt, output))
 
-    def ahead(self, ticket: QueuedRequest) -> float:
+    def ahead(self, request: QueuedRequest) -> float:
+        """Return the cost of everything that would be served before the request if it were queued now."""
         before = 0.0
-        for lane in self._lanes:
-            if lane is self._lane(ticket):
-                return before + lane.queue.ahead(ticket.tenant, ticket.weight)
-            before += lane.queue.cost
+        own = self._tier_queue(request)
+        for tier in self._tiers:
+            if tier is own:
+                return before + tier.queue.ahead(request.tenant, request.weight)
+            before += tier.queue.cost
         return before
 
     def demand(self) -> float:
-        return sum(lane.tier.weight * lane.queue.weight for lane in self._lanes)
+        """Return the summed weights of the waiting tenants, which this gateway declares to the engines."""
+        return sum(tier.tier.weight * tier.queue.weight for tier in self._tiers)
 
     def waiting(self) -> Mapping[str, int]:
-        """How many wait in each tier."""
-        return {lane.tier.name: lane.queue.size for lane in self._lanes}
+        """Return the number of waiting requests by tier."""
+        return {tier.tier.name: tier.queue.size for tier in self._tiers}
 
-    def last_for(self, ticket: QueuedRequest) -> QueuedRequest | None:
-        """Who gives up its place to `ticket` when there are no more: the youngest of the longest backlog of the lowest
-        tier that waits. None when that is the one that `ticket` itself would add to, or one above its own."""
-        lane = next(lane for lane in reversed([*self._lanes]) if lane.queue.size)
-        own = self._lane(ticket)
-        longest = lane.queue.longest()
+    def eviction_candidate(self, request: QueuedRequest) -> QueuedRequest | None:
+        """Return the queued request that loses its place to `request` when the queue is full.
+
+        It is the youngest of the longest backlog in the lowest tier that waits. None if that tier is above the tier
+        of `request`, or if the backlog of `request` would become the longest.
+        """
+        tier = next(tier for tier in reversed(self._tiers) if tier.queue.size)
+        own = self._tier_queue(request)
+        longest = tier.queue.longest()
         assert longest is not None
-        if lane is own:
-            mine = own.queue.backlog(ticket.tenant)
-            if (
-                (mine.cost if mine else 0.0) + expected_service_cost(ticket)
-            ) / ticket.weight >= longest.cost / longest.weight:
+        if tier is own:
+            backlog = own.queue.backlog(request.tenant)
+            cost = (backlog.cost if backlog else 0.0) + expected_service_cost(request)
+            if cost / request.weight >= longest.cost / longest.weight:
                 return None
-        elif self._lanes.index(lane) < self._lanes.index(own):
+        elif self._tiers.index(tier) < self._tiers.index(own):
             return None
-        return next(reversed(longest.tickets))
+        return next(reversed(longest.requests))
 
-    def _take(self, lane: _TierQueue, ticket: QueuedRequest) -> None:
-        amount = expected_service_cost(ticket)
-        lane.queue.begin(ticket)
-        if lane.credit > 0:
-            lane.credit -= amount
-        for other in self._lanes:
+    def _take_from(self, tier: _TierQueue, request: QueuedRequest) -> None:
+        cost = expected_service_cost(request)
+        tier.queue.begin(request)
+        if tier.credit > 0:
+            tier.credit -= cost
+        for other in self._tiers:
             if other.tier.share and other.queue.size:
-                other.credit += other.tier.share * amount
-        self.remove(ticket)
+                other.credit += other.tier.share * cost
+        self.remove(request)
 
-    def _turns(self) -> list[_TierQueue]:
-        """The lanes that wait: those whose share has earned a request, then all from the highest down."""
-        waiting = [lane for lane in self._lanes if lane.queue.size]
+    def _in_turn(self) -> list[_TierQueue]:
+        """Return the waiting tiers: first those whose share has earned a request, then all from the highest down."""
+        waiting = [tier for tier in self._tiers if tier.queue.size]
         if len(waiting) < 2:
             return waiting
-        owed = [lane for lane in waiting if lane.tier.share and lane.credit >= lane.queue.cost / lane.queue.size]
-        return [*owed, *(lane for lane in waiting if lane not in owed)]
+        owed = [tier for tier in waiting if tier.tier.share and tier.credit >= tier.queue.cost / tier.queue.size]
+        return [*owed, *(tier for tier in waiting if tier not in owed)]
 
-    def _lane(self, ticket: QueuedRequest) -> _TierQueue:
-        return self._by_name.get(ticket.tier, self._others)
+    def _tier_queue(self, request: QueuedRequest) -> _TierQueue:
+        return self._by_name.get(request.tier, self._default)

@@ -1,4 +1,4 @@
-"""How long a request would wait, from what was let through while others waited."""
+"""The throughput of a queue, measured while requests wait in it, from which waits are predicted."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from collections.abc import Sequence
 from llmops.gateway.interfaces import ReplicaView
 from llmops.gateway.routing.cost_model import DEFAULT_PREFILL_RATE
 
-# Seconds of waiting in which what was seen before counts for a third.
+#: Seconds of queueing after which an observation weighs 1/e.
 THROUGHPUT_TIME_CONSTANT = 5.0
-# … and for how many seconds of it the replicas' own figures stand at first.
+#: Seconds of observation that the replicas' own prefill rates are worth before there is one.
 PRIOR_SECONDS = 0.5
+#: Seconds between two updates that are believed: a clock that jumps is not a queue that stood still.
+MAX_INTERVAL = 60.0
 
 
 class QueueThroughput:
-    """Cost per second that leaves the queue while there is one. Time without a queue says nothing of it."""
+    """The cost per second that leaves the queue. Time without a queue does not count."""
 
     def __init__(self) -> None:
         self._cost = self._seconds = 0.0
-        self._since: float | None = None
+        self._updated: float | None = None
 
-    def backlog(self, waits: bool, now: float) -> None:
-        """Somebody waits from now on, or nobody does."""
-        if self._since is not None:
-            self._pass(now)
-        self._since = now if waits else None
+    def update_backlog(self, is_queued: bool, now: float) -> None:
+        """Record whether requests wait from now on."""
+        if self._updated is not None:
+            self._age(now - self._updated)
+        self._updated = now if is_queued else None
 
-    def left(self, cost: float) -> None:
-        """So much has left the queue."""
-        if self._since is not None:
+    def record_departure(self, cost: float) -> None:
+        """Record that a request of this cost left the queue."""
+        if self._updated is not None:
             self._cost += cost
 
     def rate(self, views: Sequence[ReplicaView]) -> float:
-        """Cost per second. Until it was seen for long, what the replicas can read counts too."""
+        """Return the cost per second. The less was observed, the more the prefill rates of the replicas count."""
         capacity = sum(view.prefill_rate or DEFAULT_PREFILL_RATE for view in views if view.state == "ready")
         return max((self._cost + capacity * PRIOR_SECONDS) / (self._seconds + PRIOR_SECONDS), 1.0)
 
-    def _pass(self, now: float) -> None:
-        passed = now - self._since if self._since is not None else 0.0
-        # a clock that jumps is not a queue that stood still
-        if 0 < passed < 60:
-            kept = math.exp(-passed / THROUGHPUT_TIME_CONSTANT)
+    def _age(self, elapsed: float) -> None:
+        if 0 < elapsed < MAX_INTERVAL:
+            kept = math.exp(-elapsed / THROUGHPUT_TIME_CONSTANT)
             self._cost *= kept
             self._seconds = self._seconds * kept + THROUGHPUT_TIME_CONSTANT * (1 - kept)

@@ -1,4 +1,4 @@
-"""The replica on which a request has its first token soonest."""
+"""The routing policy: choose the replica on which a request has its first token soonest."""
 
 from __future__ import annotations
 
@@ -12,50 +12,51 @@ from llmops.gateway.routing.cost_model import can_serve, decode_weight, kv_cache
 from llmops.gateway.routing.placement.prefix_index import CachedPrefix, PrefixIndex
 from llmops.kv_blocks import block_hashes
 
-# The share of a KV cache above which a replica gets nothing while another is below.
+#: Share of a KV cache above which a replica gets no requests while another one is below.
 KV_CACHE_WATERMARK = 0.9
-# How full the others must be for spare replicas to be used.
-SPARE_THRESHOLD = 0.8
-# Up to so many replicas all are compared; of more, those that hold most of the prefix and two drawn at random.
-MAX_COMPARED_REPLICAS, MAX_PREFIX_HOLDERS = 8, 4
-# A replica that costs less than this much more is as good: the first of the candidates wins, not chance.
+#: Replicas up to which all are compared. Of more, the holders of the prefix and two random ones are compared.
+MAX_COMPARED_REPLICAS = 8
+#: Holders of the longest prefix that are compared.
+MAX_PREFIX_HOLDERS = 4
+#: Difference in cost that counts as a tie: the first candidate wins, not chance.
 TIE_TOLERANCE = 1e-9
 
 
 class LeastCostPolicy:
-    """The Policy of a gateway. The guard against hot spots is the cost itself: a queue there outweighs a hit."""
+    """The RoutingPolicy of a gateway. Its cost is also the guard against hot spots: a queue outweighs a cache hit."""
 
     def __init__(self, index: PrefixIndex | None = None, rng: random.Random | None = None) -> None:
-        """Without an index nothing is known of prefixes, and nothing is hashed."""
+        """Create a policy. Without an index no prefixes are known and none are hashed."""
         self.index = index
         self._rng = rng or random.Random()
+        # results for the latest request, which is looked up again when it is sent
         self._hashed: tuple[RoutingRequest | None, int, Sequence[int]] = (None, 0, [])
         self._found: tuple[RoutingRequest | None, Sequence[CachedPrefix]] = (None, ())
 
-    def choose(self, wanted: RoutingRequest, views: Sequence[ReplicaView], now: float) -> int | None:
-        places = _eligible_replicas(wanted, views)
+    def choose(self, request: RoutingRequest, views: Sequence[ReplicaView]) -> int | None:
+        places = _in_state("ready", request, views) or _in_state("suspect", request, views)
         if len(places) < 2:
             return places[0] if places else None
         known: dict[str, int] = {}
         first: list[int] = []
         if self.index is not None:
-            hashes = self.hashes(wanted, views[places[0]].tokens_per_block)
+            hashes = self.hashes(request, views[places[0]].tokens_per_block)
             held = self.index.held(hashes)
-            self._found = (wanted, held)
+            self._found = (request, held)
             known = {name: blocks for blocks, bits in held for name in self.index.names(bits)}
             first = _prefix_candidates(hashes, known, places, views)
-        candidates = [*dict.fromkeys((*first, *self._drawn(places)))]
-        best = self._cheapest(wanted, views, candidates, known)
+        candidates = [*dict.fromkeys((*first, *self._sample(places)))]
+        best = self._cheapest(request, views, candidates, known)
         if best is None and len(places) > len(candidates):
-            best = self._cheapest(wanted, views, places, known)
+            best = self._cheapest(request, views, places, known)
         return min(candidates, key=lambda place: kv_cache_load(views[place])) if best is None else best
 
-    def sent(self, wanted: RoutingRequest, view: ReplicaView) -> None:
+    def sent(self, request: RoutingRequest, view: ReplicaView) -> None:
         if self.index is not None:
             size = view.tokens_per_block
-            known = self.cached(wanted, view) // size
+            known = self.cached(request, view) // size
             self._found = (None, ())
-            hashes = self.hashes(wanted, size)
+            hashes = self.hashes(request, size)
             self.index.store(view.replica_id, hashes if self.index.has_limit(view.replica_id) else hashes[known:])
 
     def stored(self, replica_id: str, hashes: Sequence[int]) -> None:
@@ -77,29 +78,28 @@ class LeastCostPolicy:
             self._found = (None, ())
             self.index.forget(replica_id)
 
-    def hashes(self, wanted: RoutingRequest, tokens_per_block: int) -> Sequence[int]:
-        """Of the prompt's blocks; those of the last request are kept, as it is asked for again when it is sent."""
-        if wanted.hashes is not None:
-            return wanted.hashes
+    def hashes(self, request: RoutingRequest, tokens_per_block: int) -> Sequence[int]:
+        """Return the hashes of the prompt's blocks."""
+        if request.hashes is not None:
+            return request.hashes
         last, size, hashes = self._hashed
-        if last is wanted and size == tokens_per_block:
+        if last is request and size == tokens_per_block:
             return hashes
-        hashes = block_hashes(wanted.ids, tokens_per_block, wanted.salt)
-        self._hashed = (wanted, tokens_per_block, hashes)
+        hashes = block_hashes(request.ids, tokens_per_block, request.salt)
+        self._hashed = (request, tokens_per_block, hashes)
         return hashes
 
-    def cached(self, wanted: RoutingRequest, view: ReplicaView) -> int:
-        """Tokens of the prompt that the replica is thought to have cached."""
+    def cached(self, request: RoutingRequest, view: ReplicaView) -> int:
         if self.index is None:
             return 0
         last, held = self._found
-        if last is not wanted:
-            held = self.index.held(self.hashes(wanted, view.tokens_per_block))
-            self._found = (wanted, held)
+        if last is not request:
+            held = self.index.held(self.hashes(request, view.tokens_per_block))
+            self._found = (request, held)
         return _cached_blocks(held, self.index.bit(view.replica_id)) * view.tokens_per_block
 
-    def _drawn(self, places: list[int]) -> list[int]:
-        """Two at random. Of few replicas all, beginning anywhere: else the first would win every tie."""
+    def _sample(self, places: list[int]) -> list[int]:
+        """Return two random replicas, or all of a few ones from a random start: the first must not win every tie."""
         count = len(places)
         start = int(self._rng.random() * count)
         if count <= MAX_COMPARED_REPLICAS:
@@ -107,49 +107,34 @@ class LeastCostPolicy:
         return [places[start], places[(start + 1 + int(self._rng.random() * (count - 1))) % count]]
 
     def _cheapest(
-        self, wanted: RoutingRequest, views: Sequence[ReplicaView], candidates: Sequence[int], known: Mapping[str, int]
+        self, request: RoutingRequest, views: Sequence[ReplicaView], candidates: Sequence[int], known: Mapping[str, int]
     ) -> int | None:
-        """The best candidate of those under the watermark; None when there is none."""
-        tokens, answer, best, below = wanted.tokens, wanted.answer, None, float("inf")
+        """Return the candidate with the lowest cost below the watermark, or None if all are above it."""
+        tokens, answer, best, below = request.tokens, request.answer, None, float("inf")
         size = views[0].tokens_per_block
         loads = [kv_cache_load(views[place]) for place in candidates]
         weight = decode_weight(sum(loads) / len(loads))
-        for at, place in enumerate(candidates):
+        for load, place in zip(loads, candidates, strict=True):
             view = views[place]
             new = tokens - known.get(view.replica_id, 0) * size
-            # the last token is always read: its logits are the answer's first
+            # the last token is always computed: its logits are the first of the answer
             uncached = new if new > 0 else 1
-            seconds = routing_cost(view, uncached, answer, weight, loads[at], below)
+            seconds = routing_cost(view, uncached, answer, weight, load, below)
             if seconds < below and kv_cache_load(view, uncached) <= KV_CACHE_WATERMARK:
                 best, below = place, seconds - TIE_TOLERANCE
         return best
 
 
-def _eligible_replicas(wanted: RoutingRequest, views: Sequence[ReplicaView]) -> list[int]:
-    """Where it may go at all: ready ones with its adapter and version; spare ones too when those are full; suspects
-    when there is nothing else."""
-    places = _in_state("ready", wanted, views)
-    if len(places) < len(views):
-        spare = _in_state("spare", wanted, views)
-        if spare and _are_full([views[at] for at in places]):
-            places += spare
-    return places or _in_state("suspect", wanted, views)
-
-
-def _in_state(state: ReplicaState, wanted: RoutingRequest, views: Sequence[ReplicaView]) -> list[int]:
-    if wanted.version or wanted.adapter or wanted.without:
-        return [at for at, view in enumerate(views) if view.state == state and can_serve(view, wanted)]
-    return [at for at, view in enumerate(views) if view.state == state and view.weight > 0]
-
-
-def _are_full(views: Sequence[ReplicaView]) -> bool:
-    return sum(map(occupancy, views)) >= SPARE_THRESHOLD * len(views)
+def _in_state(state: ReplicaState, request: RoutingRequest, views: Sequence[ReplicaView]) -> list[int]:
+    if request.adapter or request.without:
+        return [at for at, view in enumerate(views) if view.state == state and can_serve(view, request)]
+    return [at for at, view in enumerate(views) if view.state == state]
 
 
 def _prefix_candidates(
     hashes: Sequence[int], known: Mapping[str, int], places: Sequence[int], views: Sequence[ReplicaView]
 ) -> list[int]:
-    """Holders of the prefix, the longest first, and the choice that all gateways have for what is new of it."""
+    """Return the holders of the prefix, the longest first, and the replica all gateways choose for its new part."""
     if not hashes:
         return []
     new = next(iter(known.values()), 0)
@@ -158,21 +143,23 @@ def _prefix_candidates(
 
 
 def _prefix_holders(known: Mapping[str, int], places: Sequence[int], views: Sequence[ReplicaView]) -> list[int]:
-    """Those that hold most of a prefix; of many that hold the same those with most room, as the first by number would
-    get everything. (Of few replicas all are compared.)"""
+    """Return the replicas that hold most of a prefix.
+
+    Of many that hold the same part, those with most room are taken: otherwise the first would get every request.
+    """
     holders = [(-known[view.replica_id], place) for place in places if (view := views[place]).replica_id in known]
     holders.sort()
     if len(holders) > MAX_PREFIX_HOLDERS and len(places) > MAX_COMPARED_REPLICAS:
         last = holders[MAX_PREFIX_HOLDERS - 1][0]
-        alike = [place for blocks, place in holders if blocks == last]
-        alike.sort(key=lambda place: occupancy(views[place]))
-        return [*(place for blocks, place in holders if blocks < last), *alike][:MAX_PREFIX_HOLDERS]
+        equal = [place for blocks, place in holders if blocks == last]
+        equal.sort(key=lambda place: occupancy(views[place]))
+        return [*(place for blocks, place in holders if blocks < last), *equal][:MAX_PREFIX_HOLDERS]
     return [place for _, place in holders]
 
 
-def _rendezvous_choice(name: int, places: Sequence[int], views: Sequence[ReplicaView]) -> int:
-    """Rendezvous hashing: every gateway has the same for a name, and when a replica leaves, only its own move."""
-    scores = [xxh3_64_intdigest(views[place].replica_id.encode(), name) for place in places]
+def _rendezvous_choice(key: int, places: Sequence[int], views: Sequence[ReplicaView]) -> int:
+    """Rendezvous hashing: all gateways choose the same replica, and a replica that leaves moves only its own keys."""
+    scores = [xxh3_64_intdigest(views[place].replica_id.encode(), key) for place in places]
     return places[scores.index(max(scores))]
 
 

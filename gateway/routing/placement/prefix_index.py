@@ -1,4 +1,4 @@
-"""Which replicas have cached which prompts' beginnings, as far as this gateway has heard."""
+"""The index of prefixes that replicas have cached, as far as this gateway knows."""
 
 from __future__ import annotations
 
@@ -7,23 +7,24 @@ from collections.abc import Sequence
 
 from xxhash import xxh3_64_intdigest
 
+#: Blocks in the index; about 100 bytes each.
 MAX_ENTRIES = 200_000
 
 
 def tenant_cache_salt(tenant: str) -> int:
-    """What keeps a tenant's blocks apart from others'; 0, all together, for none."""
+    """Return the salt that keeps the blocks of a tenant apart from others'; 0, shared by all, without a tenant."""
     return xxh3_64_intdigest(tenant.encode()) if tenant else 0
 
 
-# So many blocks from a prompt's start are held by these replicas (bits of their numbers).
+#: The number of leading blocks of a prompt, and the replicas that hold them as a bit set of their numbers.
 CachedPrefix = tuple[int, int]
 
 
 class PrefixIndex:
-    """Block hash → bit set of replicas, for about the last `entries` blocks that were used.
+    """A map from block hash to a bit set of replicas, for about the `entries` most recently used blocks.
 
-    Two generations instead of a list in order of use: what is asked for in the old one moves to the young one, and when
-    that is full, it becomes the old one, whose rest is forgotten.
+    Two generations approximate the order of use: an entry that is used moves from the old to the young generation. When
+    the young one is full it becomes the old one, and what is left of the former old one is forgotten.
     """
 
     def __init__(self, entries: int = MAX_ENTRIES) -> None:
@@ -32,11 +33,11 @@ class PrefixIndex:
         self._old: dict[int, int] = {}
         self._numbers: dict[str, int] = {}
         self._names: dict[int, str] = {}
-        # replicas that are gone leave their bits behind; a number may be used again when both generations are new
+        # bits of replicas that are gone stay in the entries; a number is free again after both generations were replaced
         self._live = 0
         self._turns = 0
         self._resting: list[tuple[int, int]] = []
-        # blocks of replicas that do not report what they evict, the least recently used first, and how many they hold
+        # blocks of replicas that report no evictions, the least recently used first, and how many they hold
         self._recent: dict[str, OrderedDict[int, None]] = {}
         self._limits: dict[str, int] = {}
 
@@ -44,7 +45,7 @@ class PrefixIndex:
         return len(self._young) + len(self._old)
 
     def held(self, hashes: Sequence[int]) -> list[CachedPrefix]:
-        """Who holds how much of a prompt's beginning, the longest first; replicas that hold none of it are left out."""
+        """Return which replicas hold how much of a prompt's prefix, the longest first, without those that hold none."""
         young, old, alive = self._young, self._old, self._live
         found: list[CachedPrefix] = []
         same = -1
@@ -53,7 +54,7 @@ class PrefixIndex:
             if bits == same:
                 continue
             if bits is None:
-                # what moves on leaves the bits of those that are gone behind, so that their numbers come free
+                # an entry that moves drops the bits of replicas that are gone, so that their numbers become free
                 bits = old.pop(name, 0) & self._live
                 if bits:
                     young[name] = bits
@@ -88,7 +89,7 @@ class PrefixIndex:
         self._use(replica_id, ())
 
     def has_limit(self, replica_id: str) -> bool:
-        """Return True if `store` must be told of blocks again when they are used again."""
+        """Return True if blocks must be stored again each time that they are used."""
         return replica_id in self._limits
 
     def _use(self, replica_id: str, hashes: Sequence[int]) -> None:
@@ -115,7 +116,7 @@ class PrefixIndex:
                 generation.pop(name, None)
 
     def forget(self, replica_id: str) -> None:
-        """All of a replica's blocks at once, whatever their number."""
+        """Forget all blocks of a replica, in constant time."""
         self._recent.pop(replica_id, None)
         number = self._numbers.pop(replica_id, None)
         if number is not None:
@@ -124,12 +125,12 @@ class PrefixIndex:
             self._resting.append((self._turns, number))
 
     def bit(self, replica_id: str) -> int:
-        """0 for one that nothing is known of."""
+        """Return the bit of a replica; 0 if nothing is known of it."""
         number = self._numbers.get(replica_id)
         return 0 if number is None else 1 << number
 
     def names(self, bits: int) -> list[str]:
-        """The replicas of a bit set."""
+        """Return the replicas of a bit set."""
         found = []
         while bits:
             highest = bits.bit_length() - 1

@@ -1,4 +1,4 @@
-"""Prompts whose beginning changes although they go on alike: a timestamp at the top costs all of a prefix cache."""
+"""Detection of prompts that differ early and then agree: a timestamp at the top costs the whole prefix cache."""
 
 from __future__ import annotations
 
@@ -6,18 +6,24 @@ from collections import OrderedDict
 from typing import NamedTuple
 
 _BYTES_PER_TOKEN = 4
-# Tokens that must come again after what changed, and how many may have changed.
-SAMPLE_TOKENS, MAX_CHANGED_TOKENS = 32, 64
-# Prompts of a tenant before anything is said of it; the share of unstable ones from which it is, and below which it is
-# again worth a word the next time.
-MIN_PROMPTS, REPORT_THRESHOLD, RESET_THRESHOLD = 20, 0.5, 0.25
-# Weight of the newest prompt in the share.
+#: Tokens that must be equal after the difference.
+SAMPLE_TOKENS = 32
+#: Tokens that may differ.
+MAX_CHANGED_TOKENS = 64
+#: Prompts of a tenant before it is reported.
+MIN_PROMPTS = 20
+#: Share of unstable prompts from which a tenant is reported.
+REPORT_THRESHOLD = 0.5
+#: Share below which a tenant may be reported again.
+RESET_THRESHOLD = 0.25
+#: Weight of the newest prompt in the share.
 UNSTABLE_SHARE_SMOOTHING = 0.05
+#: Tenants that are remembered, the most recently seen ones.
 MAX_TENANTS = 10_000
 
 
 class PromptDivergence(NamedTuple):
-    """A tenant's prompts part at this token (from 0) and go on alike after it; `share` of its prompts do."""
+    """The finding that the share `share` of a tenant's prompts differs at `token` (from 0) and agrees after it."""
 
     tenant: str
     token: int
@@ -25,21 +31,21 @@ class PromptDivergence(NamedTuple):
 
 
 class _TenantPrompts:
-    __slots__ = ("count", "last", "share", "told")
+    __slots__ = ("count", "is_reported", "last", "share")
 
     def __init__(self) -> None:
-        self.last, self.count, self.share, self.told = b"", 0, 0.0, False
+        self.last, self.count, self.share, self.is_reported = b"", 0, 0.0, False
 
 
 class UnstablePromptDetector:
-    """Compares each prompt of a tenant with its last one, at the cost of a few comparisons of memory."""
+    """Compares each prompt of a tenant with its previous one, at the cost of a few memory comparisons."""
 
     def __init__(self, tenants: int = MAX_TENANTS) -> None:
         self._tenants = tenants
         self._seen: OrderedDict[str, _TenantPrompts] = OrderedDict()
 
-    def look(self, tenant: str, ids: bytes) -> PromptDivergence | None:
-        """What to tell of a tenant, once when it begins; None for all that is as it should be."""
+    def record(self, tenant: str, ids: bytes) -> PromptDivergence | None:
+        """Record a prompt (token ids, INT32). Return a divergence once when a tenant begins to send unstable prompts."""
         seen = self._seen.get(tenant)
         if seen is None:
             seen = self._seen[tenant] = _TenantPrompts()
@@ -50,19 +56,15 @@ class UnstablePromptDetector:
         seen.last, seen.count = ids, seen.count + 1
         seen.share += UNSTABLE_SHARE_SMOOTHING * ((token is not None) - seen.share)
         if seen.share < RESET_THRESHOLD:
-            seen.told = False
-        if token is None or seen.told or seen.count < MIN_PROMPTS or seen.share < REPORT_THRESHOLD:
+            seen.is_reported = False
+        if token is None or seen.is_reported or seen.count < MIN_PROMPTS or seen.share < REPORT_THRESHOLD:
             return None
-        seen.told = True
+        seen.is_reported = True
         return PromptDivergence(tenant, token, seen.share)
-
-    def shares(self) -> dict[str, float]:
-        """Of each tenant that sent enough prompts: the share of those that part early and go on alike."""
-        return {name: seen.share for name, seen in self._seen.items() if seen.count >= MIN_PROMPTS}
 
 
 def divergence_point(one: bytes, other: bytes) -> int | None:
-    """The token at which two prompts (INT32) part, if they go on alike soon after it; else None."""
+    """Return the token at which two prompts (INT32) differ if they agree again soon after it, or None."""
     token = _common_prefix_bytes(one, other) // _BYTES_PER_TOKEN
     at = token * _BYTES_PER_TOKEN
     if at >= len(one) or at >= len(other):
@@ -81,7 +83,7 @@ def divergence_point(one: bytes, other: bytes) -> int | None:
 
 
 def _common_prefix_bytes(one: bytes, other: bytes) -> int:
-    """Bytes that both begin with."""
+    """Return the length of the common prefix in bytes."""
     low, high = 0, min(len(one), len(other))
     while low < high:
         middle = (low + high + 1) // 2

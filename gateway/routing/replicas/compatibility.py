@@ -1,4 +1,4 @@
-"""Whether replicas may stand in for each other: only then an answer can go on elsewhere, token for token."""
+"""Compatibility of replicas: only equal models can continue each other's answers token for token."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 from llmops.gateway.interfaces import ModelMetadata
 from llmops.gateway.routing.model_registry import ModelReplica
-from llmops.gateway.triton.encoder_client import EncoderMetadata
+from llmops.gateway.triton.model_metadata import EncoderMetadata
 
 log = logging.getLogger(__name__)
 
-# what must be the same, and how it is called in a sentence
+#: Fields of the metadata that must be equal, with the words for a difference.
 _MODEL_FIELDS = {
     "engine": "another engine",
     "tokenizer": "another tokenizer",
@@ -23,6 +23,7 @@ _MODEL_FIELDS = {
     "capabilities": "other capabilities",
     "chat_template": "no chat template, or one of its own",
 }
+#: Fields that are compared only if both models announce them.
 _OPTIONAL_FIELDS = ("engine", "tokenizer")
 _ENCODER_FIELDS = {
     "target": "another target",
@@ -32,54 +33,60 @@ _ENCODER_FIELDS = {
 }
 
 
-def differences(one: ModelMetadata, other: ModelMetadata) -> str:
-    """In what `other` differs, as the end of a sentence; empty where it may stand in. A digest that one of them does
-    not announce is not compared; LoRA adapters may be loaded on some only, but under one id."""
-    found = _describe_differences(_MODEL_FIELDS, one, other)
+def describe_model_differences(one: ModelMetadata, other: ModelMetadata) -> str:
+    """Return what `other` has that `one` has not, such as "another engine"; empty if they are compatible.
+
+    LoRA adapters may be loaded on some replicas only, but under the same id.
+    """
+    differences = _describe_differences(_MODEL_FIELDS, one, other)
     ids = {adapter.name: adapter.id for adapter in one.adapters}
-    found += [
+    differences += [
         f"another id for the adapter {adapter.name}"
         for adapter in other.adapters
         if ids.get(adapter.name, adapter.id) != adapter.id
     ]
-    return ", ".join(found)
+    return ", ".join(differences)
 
 
-def encoder_differences(one: EncoderMetadata, other: EncoderMetadata) -> str:
-    """The same of encoders."""
+def describe_encoder_differences(one: EncoderMetadata, other: EncoderMetadata) -> str:
+    """Return what the encoder `other` has that `one` has not; empty if they are compatible."""
     return ", ".join(_describe_differences(_ENCODER_FIELDS, one, other))
 
 
 def incompatible_replicas(
-    model: str, places: Sequence[ModelReplica[Any]], differences: Callable[[Any, Any], str] = differences
+    model: str,
+    places: Sequence[ModelReplica[Any]],
+    describe: Callable[[Any, Any], str] = describe_model_differences,
 ) -> dict[str, str]:
-    """Why some of the places cannot be replicas of the others: most of them are alike, or the first ones. All gateways
-    come to the same, whatever they saw first."""
-    alike: list[list[ModelReplica[Any]]] = []
+    """Return the replicas to exclude and why: all that differ from the largest group of equal ones.
+
+    Among groups of the same size the first one counts. All gateways come to the same result, whatever they saw first.
+    """
+    groups: list[list[ModelReplica[Any]]] = []
     for place in places:
-        own = next((some for some in alike if not differences(some[0].model.card, place.model.card)), None)
-        if own is None:
-            alike.append([place])
+        group = next((group for group in groups if not describe(group[0].model.card, place.model.card)), None)
+        if group is None:
+            groups.append([place])
         else:
-            own.append(place)
-    first = max(alike, key=len, default=[])[:1]
+            group.append(place)
+    reference = max(groups, key=len, default=[])[:1]
     return {
-        place.replica: f"it has {said}, so it is no replica of {model} on {first[0].replica}"
-        for some in alike
-        for place in some
-        if (said := differences(first[0].model.card, some[0].model.card))
+        place.replica: f"it has {differences}, so it is no replica of {model} on {reference[0].replica}"
+        for group in groups
+        for place in group
+        if (differences := describe(reference[0].model.card, group[0].model.card))
     }
 
 
 def log_incompatible_replicas(model: str, problems: Mapping[str, str], before: Mapping[str, str]) -> None:
-    """Why replicas take no part, of those of which that was not said `before`."""
+    """Log why replicas are excluded, unless that was their problem before."""
     for replica, problem in problems.items():
         if before.get(replica) != problem:
-            log.warning("%s takes no part in %s: %s", replica, model, problem)
+            log.warning("replica %s is excluded from model %s: %s", replica, model, problem)
 
 
 def _describe_differences(fields: Mapping[str, str], one: object, other: object) -> list[str]:
-    return [said for name, said in fields.items() if _is_different(name, getattr(one, name), getattr(other, name))]
+    return [words for name, words in fields.items() if _is_different(name, getattr(one, name), getattr(other, name))]
 
 
 def _is_different(name: str, one: object, other: object) -> bool:

@@ -1,4 +1,4 @@
-"""Encoders on several servers as one: a batch goes where the fewest rows are, and elsewhere where no answer comes."""
+"""Encoders on several servers: batches are balanced by rows, and hedged when a server does not answer."""
 
 from __future__ import annotations
 
@@ -15,210 +15,226 @@ from llmops.gateway.interfaces import ReplicaState
 from llmops.gateway.replica_address import server_address
 from llmops.gateway.routing.model_registry import ModelReplica, ReplicaRegistry, first_ready
 from llmops.gateway.routing.replicas.compatibility import (
-    encoder_differences,
+    describe_encoder_differences,
     incompatible_replicas,
     log_incompatible_replicas,
 )
 from llmops.gateway.routing.replicas.health_check import FAILURE_COOLDOWN
-from llmops.gateway.routing.replicas.replica_status import describe_excluded_replica
+from llmops.gateway.routing.replicas.pool_registry import SILENCE_SHARE
+from llmops.gateway.routing.replicas.status import describe_excluded_replica
 from llmops.gateway.routing.served_models import CrossEncoder, EmbeddingModel, EncoderModel, Model
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.triton.encoder_client import TritonEncoder
 
 log = logging.getLogger(__name__)
 
-# how often a batch that is not answered yet is asked about (s)
+#: Seconds between two checks of a batch without an answer.
 HANG_CHECK_INTERVAL = 0.25
 
 
 @dataclass(slots=True, eq=False)
 class EncoderReplica:
-    """An encoder on one server. `rows` are on their way there; until `failed` others come first; `heard`: when it
-    answered last, or was idle; `turn`: which it was of all batches so far; `here`: it is still one of the model's.
-    Times are monotonic seconds."""
+    """An encoder on one server. Times are monotonic seconds.
+
+    Attributes:
+        replica: Address of the server.
+        encoder: Connection to the encoder.
+        ready: True if Triton calls the model ready.
+        is_member: False once the replica has left the model; batches may still be open.
+        rows: Rows of the open batches.
+        last_turn: Number of the latest batch, by which equal replicas alternate.
+        failed_until: Time until which other replicas are preferred after a failure.
+        last_answer: Time of the latest answer, or of the first open batch after an idle time.
+    """
 
     replica: str
     encoder: TritonEncoder
     ready: bool = False
-    here: bool = True
+    is_member: bool = True
     rows: int = 0
-    turn: int = 0
-    failed: float = 0.0
-    heard: float = 0.0
+    last_turn: int = 0
+    failed_until: float = 0.0
+    last_answer: float = 0.0
 
 
 class EncoderLoadBalancer:
-    """Sends a model's batches, as one encoder's connection does."""
+    """Sends the batches of a model to its replicas. Called like the connection of one encoder."""
 
     def __init__(self, silence: float, clock: Callable[[], float] = monotonic) -> None:
-        """`silence`: seconds after which one that answers none of what it has is taken to hang."""
-        self.seats: list[EncoderReplica] = []
+        """Create a balancer without replicas. One with open batches that is silent for `silence` seconds hangs."""
+        self.replicas: list[EncoderReplica] = []
         self._silence, self._clock, self._turns = silence, clock, 0
-        self._works: set[asyncio.Future[Any]] = set()
+        self._calls: set[asyncio.Future[Any]] = set()
 
     def update(self, places: Iterable[ModelReplica[EncoderModel]]) -> None:
-        """Those that there are now. Others stay as long as something is on its way there."""
-        known = {(seat.replica, seat.encoder): seat for seat in self.seats}
-        now = []
+        """Replace the replicas. Those that left stay as long as they have open batches."""
+        known = {(replica.replica, replica.encoder): replica for replica in self.replicas}
+        current = []
         for place in places:
-            seat = known.pop((place.replica, place.model.encoder), None) or EncoderReplica(
-                place.replica, place.model.encoder
-            )
-            seat.ready = place.ready
-            now.append(seat)
-        for seat in known.values():
-            seat.here = False
-        self.seats = [*now, *(seat for seat in known.values() if seat.rows)]
+            key = (place.replica, place.model.encoder)
+            replica = known.pop(key, None) or EncoderReplica(*key)
+            replica.ready = place.ready
+            current.append(replica)
+        for replica in known.values():
+            replica.is_member = False
+        self.replicas = [*current, *(replica for replica in known.values() if replica.rows)]
 
-    def told(self) -> list[dict[str, Any]]:
-        """Lines of GET /replicas."""
+    def describe(self) -> list[dict[str, Any]]:
+        """Return the rows of GET /replicas."""
         return [
-            {"replica": seat.replica, "state": self._state(seat), "problem": "", "own": seat.rows}
-            for seat in self.seats
-            if seat.here
+            {"replica": replica.replica, "state": self._state(replica), "problem": "", "own": replica.rows}
+            for replica in self.replicas
+            if replica.is_member
         ]
 
     async def __call__(self, request: Any, *metadata: Any) -> Any:
-        """The first answer of the server that gets it and of the one that gets it too when the first has none.
+        """Return the first answer of one replica, or of a second one that gets the batch if the first does not answer.
 
-        Raises UnavailableError where a second one cannot be reached either, or there is none.
+        Raises:
+            UnavailableError: No replica can be reached.
         """
         first = self._best()
         if first is None:
             raise UnavailableError("The model is on no server any more.")
-        works = [self._send(first, request, metadata)]
+        calls = [self._send(first, request, metadata)]
         try:
-            second = await self._second(first, works[0])
+            second = await self._hedge(first, calls[0])
             if second is not None:
-                works.append(self._send(second, request, metadata))
-            # what the other one has stays with it: as long as it answers none of that, it gets no more
-            return await _first_answer(works)
+                calls.append(self._send(second, request, metadata))
+            # the first replica keeps its batch: it gets no more batches as long as it answers none
+            return await _first_answer(calls)
         except asyncio.CancelledError:
-            for work in works:
-                work.cancel()
+            for call in calls:
+                call.cancel()
             raise
 
-    async def _second(self, first: EncoderReplica, work: asyncio.Future[Any]) -> EncoderReplica | None:
-        """Who gets a batch too: as soon as `first` cannot be reached, or hangs and another does not. None where there
-        is an answer, or nobody."""
+    async def _hedge(self, first: EncoderReplica, call: asyncio.Future[Any]) -> EncoderReplica | None:
+        """Wait for an answer of `first`, or return the replica that gets the batch too because `first` fails or hangs."""
         while True:
-            await asyncio.wait([work], timeout=HANG_CHECK_INTERVAL)
-            second, why = self._best(first), ""
-            if work.done():
-                error = work.exception()
+            await asyncio.wait([call], timeout=HANG_CHECK_INTERVAL)
+            second, problem = self._best(first), ""
+            if call.done():
+                error = call.exception()
                 if not isinstance(error, UnavailableError):
                     return None
-                why = error.told
-            elif self._hangs(first) and second is not None and not self._is_passed_over(second):
-                why = "it does not answer"
-            if second is not None and why:
-                log.warning("a batch goes from %s to %s: %s", first.replica, second.replica, why)
-            if why:
+                problem = error.told
+            elif self._hangs(first) and second is not None and not self._is_avoided(second):
+                problem = "it does not answer"
+            if second is not None and problem:
+                log.warning("a batch goes from %s to %s: %s", first.replica, second.replica, problem)
+            if problem:
                 return second
 
-    def _state(self, seat: EncoderReplica) -> ReplicaState:
-        if not seat.ready:
+    def _state(self, replica: EncoderReplica) -> ReplicaState:
+        if not replica.ready:
             return "gone"
-        return "suspect" if self._is_passed_over(seat) else "ready"
+        return "suspect" if self._is_avoided(replica) else "ready"
 
-    def _hangs(self, seat: EncoderReplica) -> bool:
-        """Whether an answer of it may never come."""
-        return not seat.ready or (seat.rows > 0 and self._clock() - seat.heard > self._silence)
+    def _hangs(self, replica: EncoderReplica) -> bool:
+        return not replica.ready or (replica.rows > 0 and self._clock() - replica.last_answer > self._silence)
 
-    def _is_passed_over(self, seat: EncoderReplica) -> bool:
-        return self._hangs(seat) or self._clock() < seat.failed
+    def _is_avoided(self, replica: EncoderReplica) -> bool:
+        return self._hangs(replica) or self._clock() < replica.failed_until
 
-    def _best(self, without: EncoderReplica | None = None) -> EncoderReplica | None:
-        """Of those that should answer the one with the fewest rows; of equal ones in turn."""
-        seats = [seat for seat in self.seats if seat.here and seat is not without]
-        return min(seats, key=lambda seat: (self._is_passed_over(seat), seat.rows, seat.turn), default=None)
+    def _best(self, excluded: EncoderReplica | None = None) -> EncoderReplica | None:
+        """Return the healthy replica with the fewest rows; equal replicas alternate."""
+        candidates = [replica for replica in self.replicas if replica.is_member and replica is not excluded]
+        return min(candidates, key=lambda one: (self._is_avoided(one), one.rows, one.last_turn), default=None)
 
-    def _send(self, seat: EncoderReplica, request: Any, metadata: Sequence[Any]) -> asyncio.Future[Any]:
-        """Counted there at once: the next batch is sent before this one has left."""
+    def _send(self, replica: EncoderReplica, request: Any, metadata: Sequence[Any]) -> asyncio.Future[Any]:
+        """Send a batch. Its rows count at once, because the next batch is assigned before this one has left."""
         rows = request.inputs[0].shape[0]
         self._turns += 1
-        seat.turn = self._turns
-        if not seat.rows:
-            seat.heard = self._clock()
-        seat.rows += rows
-        work: asyncio.Future[Any] = asyncio.ensure_future(seat.encoder.send(request, *metadata))
-        self._works.add(work)
-        work.add_done_callback(partial(self._ended, seat, rows))
-        return work
+        replica.last_turn = self._turns
+        if not replica.rows:
+            replica.last_answer = self._clock()
+        replica.rows += rows
+        call: asyncio.Future[Any] = asyncio.ensure_future(replica.encoder.send(request, *metadata))
+        self._calls.add(call)
+        call.add_done_callback(partial(self._on_done, replica, rows))
+        return call
 
-    def _ended(self, seat: EncoderReplica, rows: int, work: asyncio.Future[Any]) -> None:
-        self._works.discard(work)
-        seat.rows -= rows
-        if work.cancelled():
+    def _on_done(self, replica: EncoderReplica, rows: int, call: asyncio.Future[Any]) -> None:
+        self._calls.discard(call)
+        replica.rows -= rows
+        if call.cancelled():
             return
-        if isinstance(work.exception(), UnavailableError):
-            seat.failed = self._clock() + FAILURE_COOLDOWN
+        if isinstance(call.exception(), UnavailableError):
+            replica.failed_until = self._clock() + FAILURE_COOLDOWN
         else:
-            seat.heard = self._clock()
+            replica.last_answer = self._clock()
 
 
-async def _first_answer(works: Sequence[asyncio.Future[Any]]) -> Any:
-    """Raises UnavailableError when all do."""
-    left = set(works)
+async def _first_answer(calls: Sequence[asyncio.Future[Any]]) -> Any:
+    """Return the first result. Raises UnavailableError if all calls do."""
+    pending = set(calls)
     while True:
-        done, left = await asyncio.wait(left, return_when=asyncio.FIRST_COMPLETED)
-        for work in done:
-            if not left or not isinstance(work.exception(), UnavailableError):
-                return work.result()
+        done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+        for call in done:
+            if not pending or not isinstance(call.exception(), UnavailableError):
+                return call.result()
 
 
 class EncoderRegistry:
-    """The Team of one kind of encoders."""
+    """The load balancers of all models of one kind of encoder."""
 
     def __init__(self, queued: int, silence: float) -> None:
-        """`queued`: how many rows may wait for each model; `silence` as in Spread."""
+        """Create a registry without models.
+
+        Args:
+            queued: Rows that may wait for each model.
+            silence: Seconds without an answer after which a replica with open batches hangs.
+        """
         self._queued, self._silence = queued, silence
-        self._spreads: dict[str, EncoderLoadBalancer] = {}
+        self._balancers: dict[str, EncoderLoadBalancer] = {}
         self._models: dict[str, EncoderModel] = {}
         self._problems: dict[str, Mapping[str, str]] = {}
 
-    def join(self, places: Mapping[str, Sequence[ModelReplica[Any]]]) -> Mapping[str, ModelReplica[Any]]:
-        for name in set(self._spreads) - set(places):
-            self._spreads[name].update([])
-            self._problems.pop(name, None)
-        return {name: self._joined(name, some) for name, some in places.items()}
-
-    def idle(self, server: str) -> bool:
-        seats = [seat for spread in self._spreads.values() for seat in spread.seats]
-        return not any(seat.rows and server_address(seat.replica) == server for seat in seats)
-
-    def told(self) -> dict[str, list[dict[str, Any]]]:
-        problems = self._problems
-        return {
-            name: [
-                *self._spreads[name].told(),
-                *(describe_excluded_replica(one, why) for one, why in problems[name].items()),
-            ]
-            for name in problems
-        }
+    async def start(self) -> None:
+        return
 
     async def close(self) -> None:
         return
 
-    def _joined(self, name: str, places: Sequence[ModelReplica[EncoderModel]]) -> ModelReplica[EncoderModel]:
-        problems = incompatible_replicas(name, places, encoder_differences)
+    def combine(self, places: Mapping[str, Sequence[ModelReplica[Any]]]) -> Mapping[str, ModelReplica[Any]]:
+        for name in set(self._balancers) - set(places):
+            self._balancers[name].update([])
+            self._problems.pop(name, None)
+        return {name: self._combine_model(name, replicas) for name, replicas in places.items()}
+
+    def is_idle(self, server: str) -> bool:
+        replicas = [replica for balancer in self._balancers.values() for replica in balancer.replicas]
+        return not any(replica.rows and server_address(replica.replica) == server for replica in replicas)
+
+    def describe(self) -> dict[str, list[dict[str, Any]]]:
+        return {
+            name: [
+                *self._balancers[name].describe(),
+                *(describe_excluded_replica(replica, problem) for replica, problem in problems.items()),
+            ]
+            for name, problems in self._problems.items()
+        }
+
+    def _combine_model(self, name: str, places: Sequence[ModelReplica[EncoderModel]]) -> ModelReplica[EncoderModel]:
+        """Return one model for its replicas. Its batch size is the smallest of theirs."""
+        problems = incompatible_replicas(name, places, describe_encoder_differences)
         log_incompatible_replicas(name, problems, self._problems.get(name, {}))
         self._problems[name] = problems
-        alike = [place for place in places if place.replica not in problems]
-        spread = self._spreads.setdefault(name, EncoderLoadBalancer(self._silence))
-        spread.update(alike)
-        # as many at once as each of them takes
-        size = min(place.model.card.max_batch_size for place in alike)
-        first = alike[0].model
-        card, known = replace(first.card, max_batch_size=size), self._models.get(name)
-        if known is None or known.card != card or known.tokenizer is not first.tokenizer:
-            encoder = TritonEncoder(spread, "", card, self._queued)
-            known = self._models[name] = replace(first, card=card, encoder=encoder)
-        known.encoder.resize(sum(place.ready for place in alike))
-        return replace(first_ready(alike), model=known)
+        members = [place for place in places if place.replica not in problems]
+        balancer = self._balancers.setdefault(name, EncoderLoadBalancer(self._silence))
+        balancer.update(members)
+        batch_size = min(place.model.card.max_batch_size for place in members)
+        first = members[0].model
+        card, model = replace(first.card, max_batch_size=batch_size), self._models.get(name)
+        if model is None or model.card != card or model.tokenizer is not first.tokenizer:
+            encoder = TritonEncoder(balancer, "", card, self._queued)
+            model = self._models[name] = replace(first, card=card, encoder=encoder)
+        model.encoder.resize(sum(place.ready for place in members))
+        return replace(first_ready(members), model=model)
 
 
 def create_encoder_registries(settings: GatewaySettings) -> dict[type[Model], ReplicaRegistry]:
-    """None where there is one server."""
+    """Return a registry per kind of encoder; none for a single server."""
     kinds = (EmbeddingModel, CrossEncoder) if settings.replicas else ()
-    return {kind: EncoderRegistry(settings.limits.queued_inputs, settings.timeouts.idle / 4) for kind in kinds}
+    silence = settings.timeouts.idle * SILENCE_SHARE
+    return {kind: EncoderRegistry(settings.limits.queued_inputs, silence) for kind in kinds}

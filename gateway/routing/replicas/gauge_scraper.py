@@ -1,4 +1,4 @@
-"""The state of engines that do not say it themselves: NVIDIA's C++ backend shows it on its server's metrics port.
+"""Gauges of engines that do not report their state: NVIDIA's C++ backend exports them on the server's metrics port.
 
 Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/custom_metrics_reporter/`.
 """
@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
+from llmops.background import LogOnce
 from llmops.contract import ENGINE_SUFFIX
 from llmops.gateway.routing.replicas.load_estimator import EngineGauges
 from llmops.gateway.routing.replicas.replica import Replica
@@ -23,62 +24,62 @@ from llmops.http_fetch import fetch_bounded
 
 log = logging.getLogger(__name__)
 
-# how often (s), and how long an answer may take
-SCRAPE_INTERVAL, SCRAPE_TIMEOUT = 0.5, 2.0
-#: Bytes of a metrics page: a longer one is refused before it is parsed.
+#: Seconds between two scrapes.
+SCRAPE_INTERVAL = 0.5
+#: Seconds that a server may take to answer a scrape.
+SCRAPE_TIMEOUT = 2.0
+#: Bytes of a metrics page: a longer one is rejected before it is parsed.
 MAX_PAGE_BYTES = 8 * 2**20
 GAUGE_LABELS = {REQUESTS: "request_type", BLOCKS: "kv_cache_block_type", GENERAL: "general_type"}
 
-# by family and value of its label
+#: Values of one model by metric family and label.
 GaugeValues = Mapping[str, Mapping[str, float]]
 
 
 class GaugeScraper:
     """A reader of the metrics pages of measured replicas' servers.
 
-    Gauges add what other gateways have sent, and the KV cache, to what this gateway measures by itself.
+    The gauges show the requests of other gateways and the KV cache, which a gateway cannot measure itself.
     """
 
     def __init__(self, port: int) -> None:
-        """`port` of every server's metrics."""
+        """Create a scraper. `port` is the metrics port of every server."""
         self._port = port
         self._client: httpx.AsyncClient | None = None
-        self._silent: set[str] = set()
+        self._log_once = LogOnce()
 
-    async def look(self, replicas: Iterable[Replica]) -> None:
+    async def scrape(self, replicas: Iterable[Replica]) -> None:
+        """Update the measured ones of `replicas` from their servers' gauges."""
         by_server: dict[str, list[Replica]] = defaultdict(list)
         for replica in replicas:
-            if replica.measured is not None:
+            if replica.load_estimator is not None:
                 by_server[replica.server].append(replica)
         if by_server:
-            await asyncio.gather(*(self._scrape(server, some) for server, some in by_server.items()))
+            await asyncio.gather(*(self._scrape_server(server, some) for server, some in by_server.items()))
 
     async def close(self) -> None:
         if self._client is not None:
             await self._client.aclose()
 
-    async def _scrape(self, server: str, replicas: list[Replica]) -> None:
+    async def _scrape_server(self, server: str, replicas: list[Replica]) -> None:
         url = f"http://{server.rpartition(':')[0]}:{self._port}/metrics"
         if self._client is None:
             self._client = httpx.AsyncClient(timeout=SCRAPE_TIMEOUT, verify=False)
         try:
-            body = await asyncio.wait_for(fetch_bounded(self._client, url, MAX_PAGE_BYTES), SCRAPE_TIMEOUT)
+            async with asyncio.timeout(SCRAPE_TIMEOUT):
+                body = await fetch_bounded(self._client, url, MAX_PAGE_BYTES)
             found = parse_metrics_page(body.decode())
         except (TimeoutError, httpx.HTTPError, ValueError, LookupError) as error:
-            self._tell(url, error)
+            if self._log_once.is_new(url, "unreadable"):
+                log.warning("%s cannot be read (%s); other gateways' requests there are not known", url, error)
             for replica in replicas:
-                replica.gauges_unavailable()
+                replica.update_gauges(None)
             return
-        self._silent.discard(url)
+        self._log_once.is_new(url, None)
         for replica in replicas:
             gauges = gauges_from_values(found.get(replica.engine_model or replica.model.name + ENGINE_SUFFIX, {}))
             if gauges is not None:
-                replica.scraped(gauges)
-
-    def _tell(self, url: str, error: Exception) -> None:
-        if url not in self._silent:
-            self._silent.add(url)
-            log.warning("%s cannot be read (%s); other gateways' requests there are not known", url, error)
+                replica.update_gauges(gauges)
 
 
 def parse_metrics_page(text: str) -> Mapping[str, GaugeValues]:
@@ -93,7 +94,7 @@ def parse_metrics_page(text: str) -> Mapping[str, GaugeValues]:
 
 
 def gauges_from_values(values: GaugeValues) -> EngineGauges | None:
-    """Return a model's gauges; None where the page has none of its requests. The cache has none before a prompt."""
+    """Return a model's gauges, or None if the page does not show its requests. Gauges of the cache may be missing."""
     requests, blocks = values.get(REQUESTS, {}), values.get(BLOCKS, {})
     if "active" not in requests:
         return None

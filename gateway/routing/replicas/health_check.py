@@ -1,70 +1,73 @@
-"""How a replica is, from what was heard of it and when. Pure: whoever asks brings the time, of a monotonic clock."""
+"""The health of a replica, from its reports, its failures and Triton's readiness. Pure: callers pass a monotonic time."""
 
 from __future__ import annotations
 
 from llmops.gateway.interfaces import ReplicaState
 from llmops.gateway.telemetry.event_loop_lag import PROCESS_STALL_THRESHOLD
 
-# An engine that says nothing for so long is suspected (s): it says its state each second.
+#: Seconds without a report after which a replica is suspect. Engines report every second.
 SUSPECT_TIMEOUT = 5.0
-# One of which nothing is heard, and that Triton calls not ready, is gone after so long (s).
+#: Seconds without a report after which a replica that Triton calls not ready is gone.
 GONE_TIMEOUT = 2.0
-# One that says nothing of itself is passed over for so long after it failed (s).
+#: Seconds for which a replica without reports is suspect after a failed request.
 FAILURE_COOLDOWN = 5.0
 
 
 class HealthCheck:
-    """`speaks`: the engine says its state of its own accord; else Triton's word counts, and whether requests failed."""
+    """The health of one replica."""
 
-    def __init__(self, speaks: bool, now: float) -> None:
-        self.speaks, self.draining = speaks, False
-        self._heard: float | None = None
-        self._lost = self._failed = False
-        self._loaded = False
-        self._until = self._looked = now
+    def __init__(self, is_reporting: bool, now: float) -> None:
+        """Start without any report. `is_reporting` says that the engine reports its state by itself."""
+        self.is_reporting, self.draining = is_reporting, False
+        self._last_report: float | None = None
+        self._disconnected = self._failed = False
+        self._is_loaded = False
+        self._failed_until = self._updated = now
 
-    def heard(self, now: float, draining: bool) -> None:
-        self._heard, self._lost, self.draining = now, False, draining
+    def record_report(self, now: float, draining: bool) -> None:
+        """Record that the engine reported its state."""
+        self._last_report, self._disconnected, self.draining = now, False, draining
 
-    def lost(self) -> None:
-        """The connection to it ended."""
-        self._lost = self._heard is not None
+    def record_disconnect(self) -> None:
+        """Record that the connection ended."""
+        self._disconnected = self._last_report is not None
 
-    def failed(self, now: float) -> None:
-        """It could not take a request that others may be able to."""
-        self._failed, self._until = True, now + FAILURE_COOLDOWN
+    def record_failure(self, now: float) -> None:
+        """Record that the replica could not take a request that others may be able to take."""
+        self._failed, self._failed_until = True, now + FAILURE_COOLDOWN
 
-    def loaded(self, is_ready: bool) -> None:
-        """What Triton says of the model."""
-        self._loaded = is_ready
+    def set_loaded(self, is_loaded: bool) -> None:
+        """Record whether Triton calls the model ready."""
+        self._is_loaded = is_loaded
 
-    def silent(self, now: float) -> float | None:
-        """Seconds since it was heard of; None if it never was."""
-        return None if self._heard is None else max(now - self._heard, 0.0)
+    def silent_seconds(self, now: float) -> float | None:
+        """Return the seconds since the last report, or None if there was none."""
+        return None if self._last_report is None else max(now - self._last_report, 0.0)
 
-    def look(self, now: float) -> ReplicaState:
-        """To be called several times a second."""
-        held_up = now - self._looked
-        if held_up > PROCESS_STALL_THRESHOLD and self._heard is not None:
-            # what came meanwhile has not been read yet
-            self._heard += held_up
-        self._looked = now
-        if self._failed and not now < self._until <= now + FAILURE_COOLDOWN:
+    def update(self, now: float) -> ReplicaState:
+        """Return the current state. Must be called several times a second."""
+        stall = now - self._updated
+        if stall > PROCESS_STALL_THRESHOLD and self._last_report is not None:
+            # this process stood still, so reports that arrived meanwhile are not read yet
+            self._last_report += stall
+        self._updated = now
+        if self._failed and not now < self._failed_until <= now + FAILURE_COOLDOWN:
             self._failed = False
-        return self._spoken(now) if self.speaks else self._told()
+        return self._reported_state(now) if self.is_reporting else self._derived_state()
 
-    def _spoken(self, now: float) -> ReplicaState:
-        silent = self.silent(now)
+    def _reported_state(self, now: float) -> ReplicaState:
+        silent = self.silent_seconds(now)
         if silent is None:
             return "starting"
-        if not self._loaded and (self._lost or silent > GONE_TIMEOUT):
+        if not self._is_loaded and (self._disconnected or silent > GONE_TIMEOUT):
             return "gone"
-        if self._lost or silent > SUSPECT_TIMEOUT:
+        if self._disconnected or silent > SUSPECT_TIMEOUT:
             return "suspect"
         return "draining" if self.draining else "ready"
 
-    def _told(self) -> ReplicaState:
-        if not self._loaded:
-            return "gone" if self._heard is not None else "starting"
-        self._heard = self._looked
+    def _derived_state(self) -> ReplicaState:
+        """Derive the state from Triton's readiness and recent failures, for an engine that reports no state."""
+        if not self._is_loaded:
+            return "gone" if self._last_report is not None else "starting"
+        self._last_report = self._updated
         return "suspect" if self._failed else "ready"

@@ -1,7 +1,7 @@
-"""Requests that were sent to a replica and are not in its state yet. Pure, and kept in step with its view.
+"""Requests that were sent to a replica and that its state does not include yet. Pure.
 
-A replica that reports its state names the requests it counts. On a measured one a request is seen when its first token
-arrives.
+A replica that reports its state names the slots that the state includes. On a measured replica a
+request leaves the in-flight requests with its first token.
 """
 
 from __future__ import annotations
@@ -12,55 +12,57 @@ from llmops.gateway.interfaces import ReplicaView
 
 
 class InFlightRequest:
-    """A request at a replica.
+    """A request on a replica.
 
     Attributes:
-        prompt: Tokens of its prompt.
-        tokens: Those of them that were not cached, as far as the gateway knows.
-        mark: Its slot, on a replica that reports which slots it has taken.
-        at: Seconds of the clock when it was sent to a measured replica.
-        step: Number of the step with its last token, negative before the first token.
-        made: Tokens of its answer so far.
+        prompt: Tokens of the prompt.
+        tokens: Tokens of the prompt that were not cached, as far as the gateway knows.
+        slot: Slot of the request, on a replica that reports which slots it has taken.
+        sent_at: Time at which the request was sent to a measured replica, in seconds.
+        step: Number of the step with the latest token, negative before the first token.
+        output: Output tokens so far.
     """
 
-    __slots__ = ("at", "made", "mark", "prompt", "step", "tokens")
+    __slots__ = ("output", "prompt", "sent_at", "slot", "step", "tokens")
 
     def __init__(self, tokens: int, prompt: int = 0) -> None:
-        self.mark, self.tokens, self.prompt = inf, tokens, prompt
-        self.at, self.step, self.made = 0.0, -1, 0
+        self.slot, self.tokens, self.prompt = inf, tokens, prompt
+        self.sent_at, self.step, self.output = 0.0, -1, 0
 
 
 class InFlightTracker:
-    """Of one replica, in the order in which they were sent."""
+    """The in-flight requests of one replica, in the order in which they were sent."""
 
     def __init__(self, view: ReplicaView) -> None:
+        """Keep the in-flight counts of `view` up to date."""
         self.view = view
-        self._sent: dict[InFlightRequest, None] = {}
+        self._requests: dict[InFlightRequest, None] = {}
 
     def __len__(self) -> int:
-        return len(self._sent)
+        return len(self._requests)
 
     def add(self, tokens: int, is_counted: bool, prompt: int = 0) -> InFlightRequest:
-        """Add a request of `prompt` tokens, `tokens` of them uncached. `is_counted`: the view has it already."""
-        sent = InFlightRequest(tokens, prompt)
-        self._sent[sent] = None
+        """Add a request of `prompt` tokens, `tokens` of them uncached. `is_counted`: the view includes it already."""
+        request = InFlightRequest(tokens, prompt)
+        self._requests[request] = None
         if not is_counted:
-            self.view.unseen += 1
+            self.view.in_flight += 1
             self.view.in_flight_tokens += tokens
-        return sent
+        return request
 
-    def seen(self, below: float) -> None:
-        """A state counts those with a mark below this."""
-        for sent in [sent for sent in self._sent if sent.mark < below]:
-            self.remove(sent)
+    def remove_below(self, slot: float) -> None:
+        """Remove the requests in slots below `slot`, which the replica's state includes now."""
+        for request in [request for request in self._requests if request.slot < slot]:
+            self.remove(request)
 
-    def remove(self, sent: InFlightRequest) -> None:
-        """Nobody needs to count it here any more. May be called again."""
-        if sent in self._sent:
-            del self._sent[sent]
+    def remove(self, request: InFlightRequest) -> None:
+        """Remove a request. May be called more than once."""
+        if request in self._requests:
+            del self._requests[request]
             view = self.view
-            view.unseen, view.in_flight_tokens = max(view.unseen - 1, 0), max(view.in_flight_tokens - sent.tokens, 0)
+            view.in_flight = max(view.in_flight - 1, 0)
+            view.in_flight_tokens = max(view.in_flight_tokens - request.tokens, 0)
 
     def clear(self) -> None:
-        for sent in list(self._sent):
-            self.remove(sent)
+        for request in list(self._requests):
+            self.remove(request)

@@ -1,4 +1,4 @@
-"""The state of a replica that does not report one, estimated from this gateway's own streams.
+"""An estimate of the state of a replica that does not report it, from this gateway's own streams.
 
 NVIDIA's C++ backend sends no step messages. What a gateway can see is when it sent a request, when tokens arrive, and
 twice a second the server's gauges. From this it derives the fields of a `ReplicaView`. Pure: the caller brings the
@@ -37,14 +37,15 @@ GAUGES_MAX_AGE = 2.0
 
 
 class EngineGauges(NamedTuple):
-    """The gauges of an engine model, as `nv_trt_llm_*` has them.
+    """The gauges of an engine model, as the server's metrics `nv_trt_llm_*` show them.
 
     Attributes:
-        active: Requests that it has, those that wait included.
-        waiting: Those of them whose prompt is still to be read.
+        active: Requests of the engine, waiting ones included.
+        waiting: Requests whose prompt is still to be computed.
         iterations: Steps so far.
-        blocks: Blocks of the KV cache, of which `free_blocks` are free; 0 where the engine does not say.
-        tokens_per_block: Tokens in each of them.
+        blocks: Blocks of the KV cache; 0 while unknown.
+        free_blocks: Blocks that are free.
+        tokens_per_block: Tokens in each block.
     """
 
     active: int = 0
@@ -56,7 +57,7 @@ class EngineGauges(NamedTuple):
 
 
 class _StepTotals:
-    """A step, or several together: what was done in it, as sums over the steps."""
+    """Sums over one step or several: sequences, cached tokens, prompt tokens, and seconds, also of those with prefill."""
 
     __slots__ = ("batches", "contexts", "count", "prompt_tokens", "reading", "seconds")
 
@@ -76,150 +77,148 @@ class _StepTotals:
 class LoadEstimator:
     """An estimate of one replica's state, kept in its view.
 
-    `unseen` in the view are the requests without a first token, `running` the others; both and `waiting` include
-    those of other gateways as far as the gauges show them.
+    In the view, `in_flight` counts the requests without a first token and `running` the others. `running` and `waiting`
+    include requests of other gateways as far as the gauges show them.
     """
 
-    def __init__(self, view: ReplicaView, unseen: InFlightTracker) -> None:
+    def __init__(self, view: ReplicaView, in_flight: InFlightTracker) -> None:
         view.source = "measured"
-        self._view, self._unseen = view, unseen
+        self._view, self._in_flight = view, in_flight
         self._model = FittedStepTimeModel()
-        # tokens/s of the last prompts that were read, and their tokens
+        # tokens per second of the latest prefills, and their tokens
         self._rates: deque[tuple[float, float]] = deque(maxlen=OBSERVATION_WINDOW)
         self._next_rate = 1
-        # own sequences that decode, the tokens that these have in the cache, those of them that were cached before, and
-        # own requests of any state
+        # own decoding sequences, their tokens in the cache, how many of these were cached before, and all own requests
         self._decoding = self._context = self._shared = self._open = 0
-        # the number of the step under way, when the last one ended, and who has a token since
-        self._number, self._ended, self._came = 0, 0.0, 0
-        # first tokens since the last step ended: when, and how many prompt tokens were read for it
-        self._firsts: list[tuple[float, int]] = []
-        # requests without a first token when the last step ended: the next step can read no others
-        self._waited = 0
-        # the last step, to which first tokens that arrive late may still belong, and the group that it will be part of
-        self._last, self._group = _StepTotals(), _StepTotals()
-        self._reads = 0.0
-        # sequences of other gateways that decode, and the mean of uncached tokens in this gateway's prompts
-        self._others, self._prompt = 0, 0.0
-        # by how much the gauges exceed own requests, and own ones without a first token
-        self._beyond = self._beyond_waiting = 0.0
-        # the last gauges, when they were read, and the tokens that own
-        # sequences had added to the cache then
-        self._gauges, self._read_at, self._held = EngineGauges(), 0.0, 0
+        # number of the current step, time at which the last one ended, and sequences with a token since
+        self._step, self._step_ended, self._advanced = 0, 0.0, 0
+        # first tokens since the last step ended: time, and prompt tokens that were computed for each
+        self._first_tokens: list[tuple[float, int]] = []
+        # requests without a first token when the last step ended: only these can be in the next step's prefill
+        self._waiting_before = 0
+        # the last step, to which late first tokens may still belong, and the group that it will join
+        self._last_step, self._group = _StepTotals(), _StepTotals()
+        self._prompt_tokens_mean = 0.0
+        # decoding sequences of other gateways, and the mean of uncached tokens in this gateway's prompts
+        self._others, self._prompt_mean = 0, 0.0
+        # smoothed excess of the gauges over own requests, and over own requests without a first token
+        self._excess = self._excess_waiting = 0.0
+        # the latest gauges, their time, and the tokens that own sequences had added to the cache by then
+        self._gauges, self._gauges_at, self._added_before = EngineGauges(), 0.0, 0
 
-    def sent(self, sent: InFlightRequest, now: float) -> None:
-        """A request leaves for the replica."""
-        sent.at, sent.step = now, -1
+    def record_sent(self, request: InFlightRequest, now: float) -> None:
+        """Record that a request is sent to the replica."""
+        request.sent_at, request.step = now, -1
         self._open += 1
-        # what leaves as soon as a step ends is there when the next one begins
-        self._waited += now - self._ended < SAME_STEP_TOLERANCE
+        # a request sent as soon as a step ends is there when the next one begins
+        self._waiting_before += now - self._step_ended < SAME_STEP_TOLERANCE
 
-    def token(self, sent: InFlightRequest, count: int, now: float) -> bool:
-        """Take a message of a request with `count` tokens. Returns True if it is the first one."""
-        first = sent.step < 0
+    def record_tokens(self, request: InFlightRequest, count: int, now: float) -> bool:
+        """Record a message with `count` tokens of a request. Return True if it is the first one."""
+        first = request.step < 0
         if first:
-            self._first(sent, now)
-        elif sent.step == self._number and self._came >= STEP_MAJORITY * self._decoding:
+            self._record_first(request, now)
+        elif request.step == self._step and self._advanced >= STEP_MAJORITY * self._decoding:
             self._end_step(now)
-        if sent.step != self._number:
-            sent.step = self._number
-            self._came += 1
-        sent.made += count
+        if request.step != self._step:
+            request.step = self._step
+            self._advanced += 1
+        request.output += count
         self._context += count
         return first
 
-    def ended(self, sent: InFlightRequest) -> None:
-        """A request is over, or goes on elsewhere."""
+    def record_end(self, request: InFlightRequest) -> None:
+        """Record that a request finished or failed over."""
         self._open -= 1
-        if sent.step >= 0:
+        if request.step >= 0:
             self._decoding -= 1
-            self._context -= sent.prompt + sent.made
-            self._shared -= sent.prompt - sent.tokens
-            self._tell()
+            self._context -= request.prompt + request.output
+            self._shared -= request.prompt - request.tokens
+            self._publish()
         if not self._decoding:
             self._idle()
 
-    def gauges(self, gauges: EngineGauges, now: float) -> None:
-        """Take the server's gauges: what exceeds this gateway's own requests belongs to other gateways.
+    def update_gauges(self, gauges: EngineGauges, now: float) -> None:
+        """Update from the server's gauges: requests beyond this gateway's own belong to other gateways.
 
-        Gauges are a little older than this gateway's own counts, so what they differ by is taken over several of them.
+        Gauges are a little older than this gateway's counts, so the difference is smoothed.
         """
         view, before = self._view, self._gauges
-        self._beyond += GAUGE_SMOOTHING * (gauges.active - self._open - self._beyond)
-        self._beyond_waiting += GAUGE_SMOOTHING * (gauges.waiting - len(self._unseen) - self._beyond_waiting)
-        others = max(round(self._beyond), 0)
-        view.waiting = min(max(round(self._beyond_waiting), 0), others)
+        self._excess += GAUGE_SMOOTHING * (gauges.active - self._open - self._excess)
+        self._excess_waiting += GAUGE_SMOOTHING * (gauges.waiting - len(self._in_flight) - self._excess_waiting)
+        others = max(round(self._excess), 0)
+        view.waiting = min(max(round(self._excess_waiting), 0), others)
         self._others = others - view.waiting
-        # prompts of the size that this gateway's own have
-        view.waiting_tokens = round(view.waiting * self._prompt)
+        # assume prompts as long as this gateway's own
+        view.waiting_tokens = round(view.waiting * self._prompt_mean)
         if not self._decoding and before.active and gauges.active and gauges.iterations > before.iterations:
-            # only the others' steps are there to be counted
-            view.step_seconds = (now - self._read_at) / (gauges.iterations - before.iterations)
-        self._gauges, self._read_at = gauges, now
+            # only steps of other gateways' requests can be counted
+            view.step_seconds = (now - self._gauges_at) / (gauges.iterations - before.iterations)
+        self._gauges, self._gauges_at = gauges, now
         if gauges.blocks:
             view.blocks, view.tokens_per_block = gauges.blocks, gauges.tokens_per_block or view.tokens_per_block
-            self._held = self._context - self._shared
-        self._tell()
+            self._added_before = self._context - self._shared
+        self._publish()
 
-    def no_gauges(self, now: float) -> None:
-        """Forget other gateways' requests once the last gauges are too old."""
-        if now - self._read_at > GAUGES_MAX_AGE:
-            self._beyond = self._beyond_waiting = 0.0
-            self.gauges(EngineGauges(self._open, len(self._unseen)), now)
+    def gauges_unavailable(self, now: float) -> None:
+        """Forget other gateways' requests once the latest gauges are too old."""
+        if now - self._gauges_at > GAUGES_MAX_AGE:
+            self._excess = self._excess_waiting = 0.0
+            self.update_gauges(EngineGauges(self._open, len(self._in_flight)), now)
 
-    def _first(self, sent: InFlightRequest, now: float) -> None:
-        tokens = sent.tokens
-        self._prompt += PROMPT_TOKENS_SMOOTHING * (tokens - self._prompt) if self._prompt else tokens
-        alone = not self._decoding and len(self._unseen) == 1
-        self._unseen.remove(sent)
+    def _record_first(self, request: InFlightRequest, now: float) -> None:
+        tokens = request.tokens
+        self._prompt_mean += PROMPT_TOKENS_SMOOTHING * (tokens - self._prompt_mean) if self._prompt_mean else tokens
+        alone = not self._decoding and len(self._in_flight) == 1
+        self._in_flight.remove(request)
         if alone:
-            # it was read at once
-            self._model.start((now - sent.at) / tokens)
-            self._rate(tokens, now - sent.at)
+            # its prefill began at once
+            self._model.start((now - request.sent_at) / tokens)
+            self._rate(tokens, now - request.sent_at)
         if self._decoding:
-            self._firsts.append((now, tokens))
+            self._first_tokens.append((now, tokens))
         else:
-            self._number += 1
-            self._ended, self._came, self._waited = now, 0, len(self._unseen)
-            self._last, self._group = _StepTotals(), _StepTotals()
+            self._step += 1
+            self._step_ended, self._advanced, self._waiting_before = now, 0, len(self._in_flight)
+            self._last_step, self._group = _StepTotals(), _StepTotals()
         self._decoding += 1
-        self._context += sent.prompt
-        self._shared += sent.prompt - sent.tokens
-        self._tell()
+        self._context += request.prompt
+        self._shared += request.prompt - request.tokens
+        self._publish()
 
     def _end_step(self, now: float) -> None:
-        """A step ended just now."""
-        middle, last = (self._ended + now) / 2, self._last
-        step, waited = _StepTotals(), self._waited
-        for when, tokens in self._firsts:
+        """Record that a step ended now."""
+        middle, last = (self._step_ended + now) / 2, self._last_step
+        step, waited = _StepTotals(), self._waiting_before
+        for when, tokens in self._first_tokens:
             if when < middle:
                 last.prompt_tokens += tokens
                 waited -= 1
             else:
                 step.prompt_tokens += tokens
-        self._firsts.clear()
-        self._waited = len(self._unseen)
+        self._first_tokens.clear()
+        self._waiting_before = len(self._in_flight)
         if last.count:
             self._join(last)
-        step.count, step.seconds = 1, now - self._ended
+        step.count, step.seconds = 1, now - self._step_ended
         step.batches, step.contexts = self._decoding + self._others, self._context
         size = self._view.max_batch_size
-        # in a full batch nothing is read
+        # no prefill runs in a full batch
         if waited > 0 and (not size or step.batches <= size):
             step.reading = step.seconds
-        self._last = step
-        self._number += 1
-        self._ended, self._came = now, 0
-        self._tell()
+        self._last_step = step
+        self._step += 1
+        self._step_ended, self._advanced = now, 0
+        self._publish()
 
     def _join(self, step: _StepTotals) -> None:
-        """Add a step to its group. A group ends with a prompt that was read, or after some steps without one."""
+        """Add a step to its group. A group ends with a finished prefill, or after some steps without prefill."""
         group = self._group
         if step.reading and not group.reading and group.count:
             self._observe_group()
             group = self._group
         group.add(step)
-        self._reads += PROMPT_TOKENS_SMOOTHING * (step.prompt_tokens - self._reads)
+        self._prompt_tokens_mean += PROMPT_TOKENS_SMOOTHING * (step.prompt_tokens - self._prompt_tokens_mean)
         if step.prompt_tokens or (not group.reading and group.count >= DECODE_STEPS_PER_OBSERVATION):
             self._observe_group()
         elif group.count >= MAX_STEPS_PER_OBSERVATION:
@@ -234,7 +233,7 @@ class LoadEstimator:
                 self._rate(group.prompt_tokens, group.reading)
 
     def _rate(self, tokens: float, seconds: float) -> None:
-        """So many prompt tokens were read in this time."""
+        """Record that `tokens` prompt tokens were computed in `seconds`."""
         self._rates.append((tokens / max(seconds, 1e-6), tokens))
         self._next_rate -= 1
         if self._next_rate <= 0:
@@ -242,21 +241,21 @@ class LoadEstimator:
             self._view.prefill_rate = _weighted_median(self._rates)
 
     def _idle(self) -> None:
-        """None of this gateway's sequences decodes: steps cannot be seen."""
-        if self._last.count:
-            self._join(self._last)
+        """Close the open group: steps are visible only while a sequence of this gateway decodes."""
+        if self._last_step.count:
+            self._join(self._last_step)
         if not self._group.reading:
             self._observe_group()
-        self._last, self._group = _StepTotals(), _StepTotals()
-        self._firsts.clear()
+        self._last_step, self._group = _StepTotals(), _StepTotals()
+        self._first_tokens.clear()
 
-    def _tell(self) -> None:
+    def _publish(self) -> None:
         view = self._view
         view.running = self._decoding + self._others
         if self._decoding and self._model:
-            view.step_seconds = self._model.seconds(view.running, self._context, self._reads)
+            view.step_seconds = self._model.seconds(view.running, self._context, self._prompt_tokens_mean)
         if view.blocks:
-            grown = (self._context - self._shared - self._held) / view.tokens_per_block
+            grown = (self._context - self._shared - self._added_before) / view.tokens_per_block
             view.free_blocks = round(min(max(self._gauges.free_blocks - grown, 0), view.blocks))
 
 

@@ -1,13 +1,13 @@
-"""All fleets of a gateway: which replicas make up each model, and the clock by which they are looked at."""
+"""The replica pools of all models: which replicas each model has, and the tasks that keep their state fresh."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from llmops.background import PeriodicTask
 from llmops.contract import RECONNECT_GRACE_PERIOD
 from llmops.gateway.interfaces import Engine, EngineRequest, ModelMetadata
 from llmops.gateway.routing.admission.request_queue import create_admission_controller
@@ -20,8 +20,7 @@ from llmops.gateway.routing.replicas.compatibility import incompatible_replicas,
 from llmops.gateway.routing.replicas.gauge_scraper import SCRAPE_INTERVAL, GaugeScraper
 from llmops.gateway.routing.replicas.replica import Replica
 from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
-from llmops.gateway.routing.replicas.replica_status import describe_replicas
-from llmops.gateway.routing.resilient_engine import FailoverEngine
+from llmops.gateway.routing.replicas.status import describe_replicas
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry import metric_definitions
@@ -29,219 +28,219 @@ from llmops.gateway.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-# how often silence is looked for (s)
+#: Seconds between two checks for silent replicas.
 HEALTH_CHECK_INTERVAL = 0.25
-# What a stream that broke has to go on where it stopped before its answers go on elsewhere (s): as long as a connection
-# takes that was only cut, not as long as a server that is started again.
+#: Seconds that a broken step stream has to reconnect before its answers fail over. Long enough for
+#: a connection that was cut, shorter than the restart of a server.
 RECONNECT_TIMEOUT = 0.3
-# tenants with a series of their own; the rest share one
-MAX_TENANT_SERIES, OTHER_TENANTS = 100, "other"
+#: Tenants with a metric series of their own; the others share one series.
+MAX_TENANT_SERIES = 100
+#: Label of the series that the other tenants share.
+OTHER_TENANTS = "other"
+#: Part of the idle timeout without a token after which a stream fails over.
+SILENCE_SHARE = 1 / 4
 
 
 class PoolRegistry:
-    """The Team of a catalogue: one Fleet per model, adapters with their base model."""
+    """One ReplicaPool per generative model; adapters belong to the pool of their base model."""
 
     def __init__(
         self,
-        make: Callable[[str], ReplicaPool],
-        outlive: Callable[[ReplicaPool, ModelMetadata], FailoverEngine] | None = None,
-        misrouted: Callable[[str], None] = lambda model: None,
+        create_pool: Callable[[str], ReplicaPool],
+        create_engine: Callable[[ReplicaPool, ModelMetadata], FailoverEngine] | None = None,
+        on_misrouted: Callable[[str], None] = lambda model: None,
         scraper: GaugeScraper | None = None,
-        come_back: float = RECONNECT_TIMEOUT,
+        reconnect_timeout: float = RECONNECT_TIMEOUT,
     ) -> None:
-        """`make` gives a model its Fleet, `outlive` has its answers go on elsewhere; `misrouted` is told of a model of
-        which another engine answered; `come_back`: seconds that a broken stream has to go on where it stopped."""
-        self._make, self._outlive, self._misrouted = make, outlive, misrouted
-        self.fleets: dict[str, ReplicaPool] = {}
+        """Create a registry without models.
+
+        Args:
+            create_pool: Returns a new pool for the model of this name.
+            create_engine: Wraps a pool in an engine with failover; without it answers end with their replica.
+            on_misrouted: Called with a model of which another engine answers than its metadata announces.
+            scraper: Reads the gauges of replicas that do not report their state.
+            reconnect_timeout: Seconds that a broken step stream has to reconnect.
+        """
+        self._create_pool, self._create_engine, self._on_misrouted = create_pool, create_engine, on_misrouted
+        self.pools: dict[str, ReplicaPool] = {}
         self._engines: dict[str, FailoverEngine] = {}
-        # those that take part, and those that are one of them under another address
-        self._watched: dict[str, dict[str, Replica]] = {}
-        # why a replica does not take part, by model and replica
+        # replicas by model and id, with duplicates of a replica under another address
+        self._replicas: dict[str, dict[str, Replica]] = {}
+        # why replicas are excluded, by model and replica
         self.problems: dict[str, dict[str, str]] = {}
-        self._scraper, self._come_back = scraper, come_back
-        self._watch: list[asyncio.Task] = []
+        self._scraper, self._reconnect_timeout = scraper, reconnect_timeout
+        self._tasks: list[PeriodicTask] = []
 
-    def join(self, places: Mapping[str, Sequence[ModelReplica[Any]]]) -> Mapping[str, ModelReplica[Any]]:
-        if not self._watch:
-            loop = asyncio.get_running_loop()
-            self._watch = [loop.create_task(work, name="replicas") for work in (self._look(), self._scrape())]
-        bases = {name: some for name, some in places.items() if some[0].model.parent is None}
-        for name, some in bases.items():
-            if name not in self.fleets:
-                fleet = self.fleets[name] = self._make(name)
-                if self._outlive is not None:
-                    self._engines[name] = self._outlive(fleet, some[0].model.card)
-            self._update(self.fleets[name], some)
-        for name in set(self.fleets) - set(bases):
-            fleet = self.fleets.pop(name)
-            self._update(fleet, [])
-            fleet.end()
-            self._engines.pop(name, None)
-        return {name: self._joined(some) for name, some in places.items()}
-
-    def told(self) -> dict[str, list[dict[str, Any]]]:
-        """What is believed of each replica, by model."""
-        problems, watched = self.problems, self._watched
-        return {name: describe_replicas(watched[name].values(), problems.get(name, {})) for name in self.fleets}
-
-    def idle(self, server: str) -> bool:
-        return not any(one.open_streams for one in self.all() if one.server == server)
-
-    def all(self) -> Iterator[Replica]:
-        for replicas in self._watched.values():
-            yield from replicas.values()
+    async def start(self) -> None:
+        """Start the health checks and the scraper."""
+        self._tasks = [PeriodicTask("replica health checks", self._check_health, HEALTH_CHECK_INTERVAL)]
+        if self._scraper is not None:
+            self._tasks.append(PeriodicTask("replica gauges", self._scrape, SCRAPE_INTERVAL))
+        for task in self._tasks:
+            await task.start()
 
     async def close(self) -> None:
-        for task in self._watch:
-            task.cancel()
-        await asyncio.gather(*self._watch, return_exceptions=True)
+        for task in self._tasks:
+            await task.close()
         if self._scraper is not None:
             await self._scraper.close()
-        for fleet in self.fleets.values():
-            fleet.end()
+        for pool in self.pools.values():
+            pool.shut_down()
 
-    def _joined(self, places: Sequence[ModelReplica[Any]]) -> ModelReplica[Any]:
+    def combine(self, places: Mapping[str, Sequence[ModelReplica[Any]]]) -> Mapping[str, ModelReplica[Any]]:
+        bases = {name: replicas for name, replicas in places.items() if replicas[0].model.parent is None}
+        for name, replicas in bases.items():
+            if name not in self.pools:
+                pool = self.pools[name] = self._create_pool(name)
+                if self._create_engine is not None:
+                    self._engines[name] = self._create_engine(pool, replicas[0].model.card)
+            self._update(self.pools[name], replicas)
+        for name in set(self.pools) - set(bases):
+            pool = self.pools.pop(name)
+            self._update(pool, [])
+            pool.shut_down()
+            self._engines.pop(name, None)
+        return {name: self._combine_model(replicas) for name, replicas in places.items()}
+
+    def describe(self) -> dict[str, list[dict[str, Any]]]:
+        return {
+            name: describe_replicas(self._replicas[name].values(), self.problems.get(name, {})) for name in self.pools
+        }
+
+    def is_idle(self, server: str) -> bool:
+        return not any(replica.open_streams for replica in self.all() if replica.server == server)
+
+    def all(self) -> Iterator[Replica]:
+        """Yield the replicas of all models."""
+        for replicas in self._replicas.values():
+            yield from replicas.values()
+
+    def _combine_model(self, places: Sequence[ModelReplica[Any]]) -> ModelReplica[Any]:
+        """Return one model for its replicas, with a batch as large as all replicas and the queue together."""
         first = first_ready(places)
         name = first.model.parent or first.model.name
-        fleet = self.fleets[name]
-        ready = any(view.state in ("ready", "suspect") for view in fleet.views) or first.ready
-        return ModelReplica(first.replica, self._model(first.model, self._engines.get(name, fleet), fleet), ready)
+        pool = self.pools[name]
+        is_ready = any(view.state in ("ready", "suspect") for view in pool.views) or first.ready
+        slots = sum(view.max_batch_size for view in pool.views) or first.model.card.max_batch_size
+        queued = pool.queue.controller.limits.entries if pool.queue is not None else 0
+        engine: Engine = self._engines.get(name, pool)
+        card = replace(first.model.card, max_batch_size=slots + queued)
+        return ModelReplica(first.replica, replace(first.model, engine=engine, card=card), is_ready)
 
-    def _model(self, model: GenerativeModel, engine: Engine, fleet: ReplicaPool) -> GenerativeModel:
-        """As many at once as all replicas take, and as may wait for them."""
-        most = sum(view.max_batch_size for view in fleet.views) or model.card.max_batch_size
-        waiting = fleet.admission.gate.bounds.entries if fleet.admission is not None else 0
-        return replace(model, engine=engine, card=replace(model.card, max_batch_size=most + waiting))
-
-    def _update(self, fleet: ReplicaPool, places: Sequence[ModelReplica[Any]]) -> None:
-        """Replicas whose card changed are new ones. One that is not like the first takes no part."""
-        problems = incompatible_replicas(fleet.name, places)
-        known, now = self._watched.get(fleet.name, {}), {}
+    def _update(self, pool: ReplicaPool, places: Sequence[ModelReplica[Any]]) -> None:
+        """Replace the replicas of a pool. A replica whose metadata changed is a new one."""
+        problems = incompatible_replicas(pool.name, places)
+        known, current = self._replicas.get(pool.name, {}), {}
         for place in places:
             if place.replica not in problems:
                 replica = known.get(place.replica)
                 if replica is None or replica.engine is not place.model.engine:
-                    replica = self._begin(fleet, place)
-                replica.health.loaded(place.ready)
-                now[place.replica] = replica
+                    replica = self._add_replica(pool, place)
+                replica.health.set_loaded(place.ready)
+                current[place.replica] = replica
         for name, replica in known.items():
-            if now.get(name) is not replica:
-                self._end(fleet, name, replica)
-        self._watched[fleet.name] = now
-        problems |= _duplicate_addresses(now.values())
-        fleet.replicas = {name: replica for name, replica in now.items() if name not in problems}
-        for replica in now.values():
-            replica.look()
-        fleet.changed()
-        log_incompatible_replicas(fleet.name, problems, self.problems.get(fleet.name, {}))
-        self.problems[fleet.name] = problems
+            if current.get(name) is not replica:
+                replica.stop()
+                pool.policy.forget(name)
+                log.warning("replica %s of %s: gone", name, pool.name)
+        self._replicas[pool.name] = current
+        problems |= _duplicate_addresses(current.values())
+        pool.replicas = {name: replica for name, replica in current.items() if name not in problems}
+        for replica in current.values():
+            replica.update_state()
+        pool.update()
+        log_incompatible_replicas(pool.name, problems, self.problems.get(pool.name, {}))
+        self.problems[pool.name] = problems
 
-    def _end(self, fleet: ReplicaPool, name: str, replica: Replica) -> None:
-        replica.stop()
-        fleet.policy.forget(name)
-        log.warning("replica %s of %s: gone", name, fleet.name)
-
-    def _begin(self, fleet: ReplicaPool, place: ModelReplica[GenerativeModel]) -> Replica:
-        def misrouted() -> None:
-            self._misrouted(fleet.name)
-
-        def changed() -> None:
-            engine = self._engines.get(fleet.name)
+    def _add_replica(self, pool: ReplicaPool, place: ModelReplica[GenerativeModel]) -> Replica:
+        def on_change() -> None:
+            engine = self._engines.get(pool.name)
             if engine is not None and replica.view.state == "draining":
-                engine.leave(replica.replica_id, "drain")
-            fleet.changed()
+                engine.leave(replica.replica_id, FailoverReason.DRAINING)
+            pool.update()
 
-        def others() -> bool:
-            return any(one.view.state == "ready" for name, one in fleet.replicas.items() if name != place.replica)
+        def has_alternative() -> bool:
+            return any(one.view.state == "ready" for name, one in pool.replicas.items() if name != place.replica)
 
-        replica = Replica(place.replica, place.model, fleet.policy, changed, misrouted, others)
-        replica.start(self._come_back)
+        replica = Replica(
+            place.replica,
+            place.model,
+            pool.policy,
+            on_change,
+            on_misrouted=lambda: self._on_misrouted(pool.name),
+            has_alternative=has_alternative,
+        )
+        replica.start(self._reconnect_timeout)
         return replica
 
     async def _scrape(self) -> None:
-        while self._scraper is not None:
-            await self._scraper.look(list(self.all()))
-            await asyncio.sleep(SCRAPE_INTERVAL)
+        if self._scraper is not None:
+            await self._scraper.scrape(list(self.all()))
 
-    async def _look(self) -> None:
-        while True:
-            await asyncio.sleep(HEALTH_CHECK_INTERVAL)
-            for replica in list(self.all()):
-                replica.look()
+    async def _check_health(self) -> None:
+        for replica in list(self.all()):
+            replica.update_state()
 
 
 class UnstablePromptReporter:
-    """Tells whose prompts change at their beginning, which costs them the prefix cache."""
+    """Logs and counts tenants whose prompts change at their beginning, which costs them the prefix cache."""
 
     def __init__(self, model: str, metrics: GatewayMetrics) -> None:
-        self._model, self._watch = model, UnstablePromptDetector()
-        self._shares, self._told = metrics.numbers(metric_definitions.UNSTABLE_PROMPTS), set[str]()
+        self._model, self._detector = model, UnstablePromptDetector()
+        self._ratio, self._tenants = metrics.numbers(metric_definitions.UNSTABLE_PROMPTS), set[str]()
 
-    def look(self, tenant: str, ids: bytes) -> None:
-        parting = self._watch.look(tenant, ids)
-        if parting is None:
+    def record(self, tenant: str, ids: bytes) -> None:
+        """Record a prompt of `tenant`; `ids` are its token ids, INT32."""
+        divergence = self._detector.record(tenant, ids)
+        if divergence is None:
             return
         log.warning(
-            "%d %% of the prompts of %s for %s are new from token %d on and go on alike after it: what changes there, "
-            "such as a date, belongs at the end",
-            *(round(100 * parting.share), tenant or "everybody", self._model, parting.token),
+            "%d %% of the prompts of %s for %s differ from token %d on and are equal again after it. Text that changes, "
+            "such as a date, belongs at the end of the prompt",
+            *(round(100 * divergence.share), tenant or "all tenants", self._model, divergence.token),
         )
-        if len(self._told) < MAX_TENANT_SERIES:
-            self._told.add(tenant)
-        self._shares.labels(tenant if tenant in self._told else OTHER_TENANTS).value = parting.share
+        if len(self._tenants) < MAX_TENANT_SERIES:
+            self._tenants.add(tenant)
+        self._ratio.labels(tenant if tenant in self._tenants else OTHER_TENANTS).value = divergence.share
 
 
 def create_pool_registry(settings: GatewaySettings, metrics: GatewayMetrics) -> PoolRegistry | None:
-    """None where there is one server and everything goes there at once."""
-    gated = bool(settings.tiers) or any(
-        one.ttft_p95 is not None for one in (settings.slo, *(settings.slo_of(name) for name in settings.models))
-    )
-    if not settings.replicas and not gated:
+    """Return the registry, or None for a single server without admission control."""
+    objectives = (settings.slo, *(settings.slo_of(name) for name in settings.models))
+    if not settings.replicas and not settings.tiers and all(slo.ttft_p95 is None for slo in objectives):
         return None
-    misrouted, apart = (
-        metrics.numbers(metric_definitions.MISROUTED),
-        settings.cache_scope or ("tenant" if settings.store else ""),
-    )
+    misrouted, failovers = metrics.numbers(metric_definitions.MISROUTED), metrics.numbers(metric_definitions.FAILOVERS)
+    cache_scope = settings.cache_scope or ("tenant" if settings.store else "")
 
     def salt(request: EngineRequest) -> int:
-        return tenant_cache_salt(request.caller.partition("/")[0]) if apart == "tenant" else 0
+        return tenant_cache_salt(request.caller.partition("/")[0]) if cache_scope == "tenant" else 0
 
-    def count(model: str) -> None:
-        misrouted.labels(model).value += 1
-
-    moves = metrics.numbers(metric_definitions.FAILOVERS)
-    silence = settings.timeouts.idle / 4
-
-    def outlive(fleet: ReplicaPool, card: ModelMetadata) -> FailoverEngine:
-        def moved(reason: FailoverReason) -> None:
-            moves.labels(reason).value += 1
-
-        return FailoverEngine(fleet, moved, exact=card.batch_invariant, silence=silence)
-
-    def make(model: str) -> ReplicaPool:
-        if not settings.replicas:
-            policy = LeastCostPolicy()
-            return ReplicaPool(model, policy, salt, create_admission_controller(settings, model, policy))
-        policy = LeastCostPolicy(PrefixIndex())
-        return ReplicaPool(
-            model,
-            policy,
-            salt,
-            create_admission_controller(settings, model, policy),
-            UnstablePromptReporter(model, metrics).look,
+    def create_engine(pool: ReplicaPool, card: ModelMetadata) -> FailoverEngine:
+        return FailoverEngine(
+            pool,
+            lambda reason: failovers.labels(reason).inc(),
+            exact=card.batch_invariant,
+            silence=settings.timeouts.idle * SILENCE_SHARE,
         )
 
+    def create_pool(model: str) -> ReplicaPool:
+        policy = LeastCostPolicy(PrefixIndex() if settings.replicas else None)
+        controller = create_admission_controller(settings, model, policy)
+        if not settings.replicas:
+            return ReplicaPool(model, policy, salt, controller)
+        return ReplicaPool(model, policy, salt, controller, UnstablePromptReporter(model, metrics).record)
+
     return PoolRegistry(
-        make,
-        outlive,
-        count,
-        GaugeScraper(settings.metrics_port),
-        RECONNECT_TIMEOUT if settings.replicas else RECONNECT_GRACE_PERIOD,
+        create_pool,
+        create_engine,
+        on_misrouted=lambda model: misrouted.labels(model).inc(),
+        scraper=GaugeScraper(settings.metrics_port),
+        reconnect_timeout=RECONNECT_TIMEOUT if settings.replicas else RECONNECT_GRACE_PERIOD,
     )
 
 
 def _duplicate_addresses(replicas: Iterable[Replica]) -> dict[str, str]:
-    """Those that are another one under a second address."""
+    """Return the replicas that are another replica under a second address, and why they are excluded."""
     first: dict[str, str] = {}
     problems = {}
     for replica in replicas:

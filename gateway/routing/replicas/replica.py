@@ -1,11 +1,10 @@
-"""One replica of one model: how it is believed to be, and the way to it."""
+"""One replica of one model: its state as this gateway knows it, and the connection to its engine."""
 
 from __future__ import annotations
 
 import logging
 from array import array
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from time import perf_counter
 
 from llmops.contract import KV_CLEARED, KV_STORED, LORA_TASK_ID
@@ -31,46 +30,56 @@ from llmops.kv_blocks import block_hashes
 
 log = logging.getLogger(__name__)
 
-# the share of the newest step in what is expected of the next
+#: Weight of the newest step in the mean step time.
 STEP_TIME_SMOOTHING = 0.1
-# weights travel as whole numbers of this part
+#: Demand is sent to engines as an integer in units of 1 / DEMAND_SCALE.
 DEMAND_SCALE = 1000
+_MAX_INT32 = 2**31 - 1
 
 
 class Replica:
-    """A Watcher of its engine. `changed` is called when its view has become another; `misrouted` for each answer that
-    is not of the engine that its card announced; `others` says whether another replica is ready."""
+    """A replica of a model. It observes its engine and keeps a `ReplicaView` up to date."""
 
     def __init__(
         self,
         replica_id: str,
         model: GenerativeModel,
         policy: RoutingPolicy,
-        changed: Callable[[], None],
-        misrouted: Callable[[], None] = lambda: None,
-        others: Callable[[], bool] = lambda: True,
+        on_change: Callable[[], None],
+        on_misrouted: Callable[[], None] = lambda: None,
+        has_alternative: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        card = model.card
+        """Create a replica that has not been heard of yet.
+
+        Args:
+            replica_id: HOST:PORT of the server, with the engine model where the settings name one.
+            model: The model on this server.
+            policy: The policy that routes to this replica; it learns what the replica caches.
+            on_change: Called when the view has changed.
+            on_misrouted: Called when another engine answers than the model's metadata announces.
+            has_alternative: Returns True if another replica of the model is ready.
+            clock: Monotonic clock in seconds.
+        """
         self.model, self.engine = model, model.engine
         self.view = ReplicaView(
             replica_id,
             model.name,
-            max_batch_size=card.max_batch_size,
-            adapters=frozenset(one.name for one in card.adapters),
+            max_batch_size=model.card.max_batch_size,
+            adapters=frozenset(adapter.name for adapter in model.card.adapters),
         )
-        self.health = HealthCheck(card.state and isinstance(self.engine, StepStreamTransport), clock())
-        # who answers, as it says itself, and what is wrong with that
+        self.health = HealthCheck(model.card.state and isinstance(self.engine, StepStreamTransport), clock())
+        # identity of the engine's process, as it reports it, and why the replica is excluded, if it is
         self.instance, self.problem = "", ""
         self.open_streams = 0
-        self._policy, self._changed, self._misrouted, self._clock = policy, changed, misrouted, clock
-        self._others = others
-        self._unseen = InFlightTracker(self.view)
+        self._policy, self._clock = policy, clock
+        self._on_change, self._on_misrouted, self._has_alternative = on_change, on_misrouted, has_alternative
+        self._in_flight = InFlightTracker(self.view)
         self._prefill_rate = PrefillRate()
-        # the estimate of a replica that does not report its state
-        self.measured = None if self.health.speaks else LoadEstimator(self.view, self._unseen)
-        # why its stream ended, as the log has it since it was last ready
-        self._lost_by = ""
+        # None for a replica that reports its state
+        self.load_estimator = None if self.health.is_reporting else LoadEstimator(self.view, self._in_flight)
+        # the error that ended the step stream last, if it is in the log already
+        self._logged_error = ""
 
     @property
     def replica_id(self) -> str:
@@ -78,118 +87,121 @@ class Replica:
 
     @property
     def server(self) -> str:
-        """HOST:PORT of its Triton."""
+        """Return HOST:PORT of the replica's Triton."""
         return server_address(self.replica_id)
 
     @property
     def engine_model(self) -> str:
-        """Triton's name for it, where the settings say it."""
+        """Return the engine's model name in Triton, or an empty string if the settings do not name it."""
         return self.replica_id.rpartition("=")[2].partition("/")[2]
 
-    def start(self, come_back: float) -> None:
-        """`come_back`: seconds that a broken stream has to go on where it stopped."""
-        if self.health.speaks and isinstance(self.engine, StepStreamTransport):
-            self.engine.watch(self, come_back)
+    def start(self, reconnect_timeout: float) -> None:
+        """Observe the engine. A broken step stream has `reconnect_timeout` seconds to recover."""
+        if self.health.is_reporting and isinstance(self.engine, StepStreamTransport):
+            self.engine.watch(self, reconnect_timeout)
 
     def stop(self) -> None:
-        """It takes part no longer. Its open streams go on."""
+        """Stop observing the engine. Open streams continue."""
         if isinstance(self.engine, StepStreamTransport):
             self.engine.unwatch()
 
-    def enter(self, tokens: int, is_counted: bool, prompt: int = 0) -> InFlightRequest:
-        """A request of `prompt` tokens, `tokens` of them uncached, goes there, until `ended`. `is_counted`: the view
-        has it already."""
-        self.open_streams += 1
-        sent = self._unseen.add(tokens, is_counted, prompt)
-        if self.measured is not None:
-            self.measured.sent(sent, self._clock())
-        return sent
+    def reserve(self, tokens: int, is_counted: bool, prompt: int = 0) -> InFlightRequest:
+        """Take a slot until `release`, for a request with `prompt` tokens of which `tokens` are not cached.
 
-    async def open(self, request: EngineRequest, sent: InFlightRequest) -> TokenStream:
-        """Raises UnavailableError when it cannot be reached."""
-        adapters = {one.id for one in self.model.card.adapters}
-        if request.extras.get(LORA_TASK_ID, 0) and request.extras[LORA_TASK_ID] not in adapters:
+        `is_counted` says that the in-flight counts of the view include the request already.
+        """
+        self.open_streams += 1
+        in_flight = self._in_flight.add(tokens, is_counted, prompt)
+        if self.load_estimator is not None:
+            self.load_estimator.record_sent(in_flight, self._clock())
+        return in_flight
+
+    async def open(self, request: EngineRequest, in_flight: InFlightRequest) -> TokenStream:
+        """Open a request that has a slot. Raises UnavailableError if the replica cannot be reached."""
+        adapter = request.extras.get(LORA_TASK_ID, 0)
+        if adapter and adapter not in {one.id for one in self.model.card.adapters}:
             raise UnavailableError(f"The replica {self.replica_id} does not have the adapter.")
         stream = await self.engine.open(request)
         if isinstance(stream, SlotStream):
-            sent.mark = stream.number
+            in_flight.slot = stream.number
         return stream
 
-    def took(self, sent: InFlightRequest, tokens: int) -> None:
-        """Take a message with tokens of a request, on a measured replica."""
-        if self.measured is not None and self.measured.token(sent, tokens, self._clock()):
-            self._changed()
+    def record_tokens(self, in_flight: InFlightRequest, tokens: int) -> None:
+        """Record a message with tokens of a request, on a measured replica."""
+        if self.load_estimator is not None and self.load_estimator.record_tokens(in_flight, tokens, self._clock()):
+            self._on_change()
 
-    def ended(self, sent: InFlightRequest) -> None:
-        """The request is over, or goes on elsewhere."""
+    def release(self, in_flight: InFlightRequest) -> None:
+        """Release the slot of a request that finished or failed over."""
         self.open_streams -= 1
-        self._unseen.remove(sent)
-        if self.measured is not None:
-            self.measured.ended(sent)
+        self._in_flight.remove(in_flight)
+        if self.load_estimator is not None:
+            self.load_estimator.record_end(in_flight)
 
-    def look(self) -> ReplicaState:
-        """Its state now. Streams that are open where nothing is believed in any more end, to go on elsewhere, once
-        there is a place: an engine may only be slow."""
+    def update_state(self) -> ReplicaState:
+        """Return the current state and publish it in the view.
+
+        The open streams of a replica that stopped responding end once another replica can continue them. Until then
+        they stay, because the engine may only be slow.
+        """
         before = self.view.state
-        now = "gone" if self.problem else self.health.look(self._clock())
-        if now != before:
-            self.view.state = now
-            if now == "ready":
-                self._lost_by = ""
-            if now == "gone" and self.measured is not None:
+        state = "gone" if self.problem else self.health.update(self._clock())
+        if state != before:
+            self.view.state = state
+            if state == "ready":
+                self._logged_error = ""
+            if state == "gone" and self.load_estimator is not None:
                 self._policy.forget(self.replica_id)
-            log.log(
-                logging.INFO if now in ("ready", "starting") else logging.WARNING,
-                "replica %s of %s: %s, was %s%s",
-                *(self.replica_id, self.model.name, now, before, f" ({self.problem})" if self.problem else ""),
-            )
-            self._changed()
-        if now in ("suspect", "gone") and isinstance(self.engine, StepStreamTransport) and self._others():
-            self.engine.abandon(UnavailableError(f"The replica {self.replica_id} has fallen silent."))
-        return now
+            level = logging.INFO if state in ("ready", "starting") else logging.WARNING
+            problem = f" ({self.problem})" if self.problem else ""
+            log.log(level, "replica %s of %s: %s, was %s%s", self.replica_id, self.model.name, state, before, problem)
+            self._on_change()
+        if state in ("suspect", "gone") and isinstance(self.engine, StepStreamTransport) and self._has_alternative():
+            self.engine.abandon(UnavailableError(f"Replica {self.replica_id} stopped responding."))
+        return state
 
-    def declare(self, tokens: int, weights: float) -> None:
-        """What waits in this gateway, for the engine to tell the others."""
+    def declare_demand(self, tokens: int, demand: float) -> None:
+        """Declare to the engine what waits in this gateway; the engine reports the sum to all gateways."""
         if isinstance(self.engine, StepStreamTransport):
-            self.engine.declare(min(tokens, 2**31 - 1), min(round(weights * DEMAND_SCALE), 2**31 - 1))
+            self.engine.declare_demand(min(tokens, _MAX_INT32), min(round(demand * DEMAND_SCALE), _MAX_INT32))
 
-    def failed(self) -> None:
-        """A request that went there did not get through."""
-        self.health.failed(self._clock())
+    def record_failure(self) -> None:
+        """Record that a request could not be sent to the replica."""
+        self.health.record_failure(self._clock())
 
-    def keep(self, wanted: RoutingRequest, answer: bytes) -> None:
-        """Assume that a measured replica has cached a prompt and the tokens (INT32) of its answer."""
+    def assume_cached(self, prompt: RoutingRequest, output: bytes) -> None:
+        """Assume that a measured replica has cached a prompt and the token ids (INT32) of its answer."""
         # the last token of an answer is never computed
-        names = block_hashes(wanted.ids + answer[:-4], self.view.tokens_per_block, wanted.salt)
-        self._policy.stored(self.replica_id, names)
+        hashes = block_hashes(prompt.ids + output[:-4], self.view.tokens_per_block, prompt.salt)
+        self._policy.stored(self.replica_id, hashes)
 
-    def scraped(self, gauges: EngineGauges) -> None:
-        """Take the gauges of its server, on a measured replica."""
-        if self.measured is None:
+    def update_gauges(self, gauges: EngineGauges | None) -> None:
+        """Update a measured replica from the gauges of its server; None if they could not be read."""
+        if self.load_estimator is None:
             return
-        self.measured.gauges(gauges, self._clock())
+        if gauges is None:
+            self.load_estimator.gauges_unavailable(self._clock())
+            return
+        self.load_estimator.update_gauges(gauges, self._clock())
         if gauges.blocks:
             self._policy.limit(self.replica_id, gauges.blocks)
-        self._changed()
+        self._on_change()
 
-    def gauges_unavailable(self) -> None:
-        """Its server's gauges could not be read."""
-        if self.measured is not None:
-            self.measured.no_gauges(self._clock())
+    # -- notifications of the step stream -----------------------------------------------------------------------------
+    def on_state(self, state: EngineState) -> None:
+        """Take over the state that the engine reports, unless its numbers contradict each other."""
+        self.health.record_report(self._clock(), bool(state.draining))
+        if min(state) >= 0 and state.free_blocks <= state.blocks:
+            self._in_flight.remove_below(state.next_slot)
+            self._apply_state(state)
+        self.update_state()
+        self._on_change()
 
-    def heard(self, state: EngineState) -> None:
-        now = self._clock()
-        self.health.heard(now, bool(state.draining))
-        if _is_consistent(state):
-            self._unseen.seen(state.next_slot)
-            self._believe(state)
-        self.look()
-        self._changed()
-
-    def _believe(self, state: EngineState) -> None:
+    def _apply_state(self, state: EngineState) -> None:
         view = self.view
-        # what one's own streams say is not taken from anybody else
-        view.running = max(state.running, self._taken - state.waiting, 0)
+        # own streams that the engine has are known better than its report
+        started = self.open_streams - len(self._in_flight)
+        view.running = max(state.running, started - state.waiting, 0)
         view.waiting, view.waiting_tokens = state.waiting, state.waiting_tokens
         view.free_blocks, view.blocks = state.free_blocks, state.blocks
         view.tokens_per_block = state.tokens_per_block or view.tokens_per_block
@@ -200,12 +212,8 @@ class Replica:
             if state.prefill_tokens:
                 view.prefill_rate = self._prefill_rate.add(state.prefill_tokens, seconds)
 
-    @property
-    def _taken(self) -> int:
-        """Own streams that the engine knows of."""
-        return self.open_streams - len(self._unseen)
-
-    def changed(self, kind: int, hashes: Sequence[int]) -> None:
+    def on_cache_event(self, kind: int, hashes: Sequence[int]) -> None:
+        """Pass blocks that the engine stored or evicted to the policy. `kind` is KV_STORED, KV_REMOVED or KV_CLEARED."""
         if kind == KV_STORED:
             self._policy.stored(self.replica_id, hashes)
         elif kind == KV_CLEARED:
@@ -213,39 +221,31 @@ class Replica:
         else:
             self._policy.removed(self.replica_id, hashes)
 
-    def served(self, who: EngineIdentity) -> None:
-        card = self.model.card
-        self.instance = who.instance
-        self.view.version = who.version
-        if card.engine and who.engine and who.engine != card.engine:
-            self._misrouted()
-            self.problem = f"it answers with engine {who.engine[:12]}, and its card says {card.engine[:12]}"
-            self.look()
+    def on_identity(self, identity: EngineIdentity) -> None:
+        """Exclude the replica if another engine answers than its metadata announces."""
+        announced = self.model.card.engine
+        self.instance = identity.instance
+        self.view.version = identity.version
+        if announced and identity.engine and identity.engine != announced:
+            self._on_misrouted()
+            self.problem = f"it answers with engine {identity.engine[:12]}, and its card says {announced[:12]}"
+            self.update_state()
 
-    def lost(self, error: ApiError) -> None:
-        if error.told != self._lost_by:
-            # of one that is away the log does not tell each attempt, of which there are some every second
-            self._lost_by = error.told
+    def on_disconnect(self, error: ApiError) -> None:
+        """Record that the step stream ended; it is opened again. Repeated errors are logged once."""
+        if error.told != self._logged_error:
+            self._logged_error = error.told
             log.info("the stream from replica %s of %s ended: %s", self.replica_id, self.model.name, error.told)
-        self.health.lost()
+        self.health.record_disconnect()
         self._policy.forget(self.replica_id)
-        self._unseen.clear()
-        self.look()
+        self._in_flight.clear()
+        self.update_state()
 
-    def silent(self) -> float | None:
-        """Seconds since it was heard of; None if it never was, or says nothing of itself."""
-        return self.health.silent(self._clock()) if self.health.speaks else None
-
-
-def _is_consistent(state: EngineState) -> bool:
-    """Whether an engine can be so; nothing is made of numbers that contradict themselves."""
-    return min(state) >= 0 and state.free_blocks <= state.blocks
+    def silent_seconds(self) -> float | None:
+        """Return the seconds since the last report; None without any, and for a measured replica."""
+        return self.health.silent_seconds(self._clock()) if self.health.is_reporting else None
 
 
 def encode_input_ids(request: EngineRequest) -> bytes:
-    """The prompt as it travels."""
+    """Return the prompt's token ids as INT32 bytes."""
     return array("i", request.input_ids).tobytes()
-
-
-def with_cache_salt(request: EngineRequest, salt: int) -> EngineRequest:
-    return replace(request, cache_salt=salt) if salt else request

@@ -1,4 +1,4 @@
-"""How many replicas each model has, and in which state: counted when it is scraped."""
+"""Metrics of replicas by model and state, computed at each scrape."""
 
 from __future__ import annotations
 
@@ -19,34 +19,34 @@ REPLICA_STATES: tuple[ReplicaState, ...] = get_args(ReplicaState)
 
 
 class ReplicaMetricsCollector(Collector):
-    """Of the models of a catalogue; adapters are part of their base model."""
+    """The replica metrics of all models. Adapters count with their base model."""
 
-    def __init__(self, catalogue: ModelRegistry, fleets: PoolRegistry | None) -> None:
-        """Without `fleets` a replica is what its Triton says: ready, or gone."""
-        self._catalogue, self._fleets = catalogue, fleets
+    def __init__(self, registry: ModelRegistry, pools: PoolRegistry | None) -> None:
+        """Collect from `registry`. Without `pools` a replica is ready or gone, as its Triton says."""
+        self._registry, self._pools = registry, pools
 
     def collect(self) -> Iterator[Metric]:
         family = GaugeMetricFamily(REPLICAS.name, REPLICAS.meaning, labels=REPLICAS.labels)
         info = GaugeMetricFamily(REPLICA_INFO.name, REPLICA_INFO.meaning, labels=REPLICA_INFO.labels)
-        for found in self._catalogue.all():
+        for found in self._registry.all():
             if found.model.parent is None:
                 count = Counter(self._states(found))
-                # those without one too: a model without a ready replica is 0, and not no series
+                # all states, so that a model without a ready replica shows 0
                 for state in REPLICA_STATES:
                     family.add_metric([found.model.name, state], count[state])
-                fleet = self._fleet(found)
-                for view in fleet.views if fleet is not None else ():
+                pool = self._pool(found)
+                for view in pool.views if pool is not None else ():
                     info.add_metric([found.model.name, view.replica_id, view.source], 1)
         yield family
         yield info
 
-    def _fleet(self, found: ModelReplica) -> ReplicaPool | None:
-        return self._fleets.fleets.get(found.model.name) if self._fleets is not None else None
+    def _pool(self, found: ModelReplica) -> ReplicaPool | None:
+        return self._pools.pools.get(found.model.name) if self._pools is not None else None
 
     def _states(self, found: ModelReplica) -> Iterator[ReplicaState]:
-        model, fleet = found.model, self._fleet(found)
-        if fleet is not None:
-            yield from (view.state for view in fleet.views)
+        model, pool = found.model, self._pool(found)
+        if pool is not None:
+            yield from (view.state for view in pool.views)
             return
-        for place in self._catalogue.places(model.name, type(model)):
+        for place in self._registry.places(model.name, type(model)):
             yield "ready" if place.ready else "gone"

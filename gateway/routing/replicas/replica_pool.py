@@ -1,4 +1,4 @@
-"""Several replicas as one Engine: a request goes where it is answered soonest, and elsewhere if that fails."""
+"""The replicas of one model as an Engine: a request goes where its first token comes soonest."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import replace
 from time import perf_counter
 
 from llmops.contract import LORA_TASK_ID
-from llmops.gateway.errors import CancelledStreamError, PreemptedError, UnavailableError
+from llmops.gateway.errors import OVERLOADED, CancelledStreamError, PreemptedError, UnavailableError
 from llmops.gateway.interfaces import (
     Engine,
     EngineRequest,
@@ -27,220 +27,221 @@ from llmops.gateway.routing.admission.admission_controller import AdmissionContr
 from llmops.gateway.routing.admission.request_queue import RequestQueue, create_queued_request
 from llmops.gateway.routing.cost_model import uncached_tokens
 from llmops.gateway.routing.replicas.in_flight import InFlightRequest
-from llmops.gateway.routing.replicas.replica import Replica, encode_input_ids, with_cache_salt
+from llmops.gateway.routing.replicas.replica import Replica, encode_input_ids
 from llmops.kv_blocks import adapter_salt
 
-OVERLOADED = "overloaded"
-# seconds between two declarations of what waits, and between two answers that are taken back
-DEMAND_INTERVAL, PREEMPTION_INTERVAL = 0.1, 0.5
-# tokens that an answer is thought to have before there was one, and the share of the newest in their mean
-INITIAL_OUTPUT_LENGTH, POOL_OUTPUT_LENGTH_SMOOTHING = 256.0, 0.02
+#: Seconds between two declarations of demand to the engines.
+DEMAND_INTERVAL = 0.1
+#: Seconds between two preemptions: the first must free its blocks before the next is chosen.
+PREEMPTION_INTERVAL = 0.5
+#: Output tokens expected of a request before any answer has ended.
+INITIAL_OUTPUT_LENGTH = 256.0
+#: Weight of the newest answer in the mean output length.
+POOL_OUTPUT_LENGTH_SMOOTHING = 0.02
 
 
 class ReplicaPool(Engine):
-    """The replicas of one model. `replicas` may come and go while requests are open."""
+    """The replicas of one model. `replicas` may change while requests are open."""
 
     def __init__(
         self,
         name: str,
         policy: RoutingPolicy,
         salt: Callable[[EngineRequest], int] = lambda request: 0,
-        gate: AdmissionController | None = None,
-        watch: Callable[[str, bytes], None] = lambda tenant, ids: None,
+        controller: AdmissionController | None = None,
+        on_prompt: Callable[[str, bytes], None] = lambda tenant, ids: None,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """`salt`: what keeps a request's prefixes apart from others', 0 for nothing. Without a `gate` every request
-        goes at once. `watch` is shown each prompt, with whose it is."""
+        """Create a pool without replicas.
+
+        Args:
+            name: Name of the model.
+            policy: Chooses a replica for each request.
+            salt: Returns the number that keeps a request's prefixes apart from other tenants'; 0 if they are shared.
+            controller: Admission control; without it requests are sent at once.
+            on_prompt: Called with the tenant and the token ids (INT32) of each new prompt.
+            clock: Monotonic clock in seconds.
+        """
         self.name, self.policy = name, policy
         self.replicas: Mapping[str, Replica] = {}
-        self.admission = None if gate is None else RequestQueue(gate, lambda: self.views, clock)
-        self._salt, self._watch, self._clock = salt, watch, clock
-        self._answer = INITIAL_OUTPUT_LENGTH
-        self._declared, self._relieved = (0.0, 0.0), 0.0
-        # what runs where, while there is a gate
-        self._visits: dict[str, dict[QueuedRequest, ReplicaStream]] = {}
+        self.queue = None if controller is None else RequestQueue(controller, lambda: self.views, clock)
+        self._salt, self._on_prompt, self._clock = salt, on_prompt, clock
+        self._output_length = INITIAL_OUTPUT_LENGTH
+        self._declared_demand, self._declared_at, self._preempted_at = 0.0, 0.0, 0.0
+        # running requests by replica, where there is admission control
+        self._running: dict[str, dict[QueuedRequest, ReplicaStream]] = {}
 
     @property
     def gated(self) -> bool:  # type: ignore[override]
-        return self.admission is not None
+        return self.queue is not None
 
     def check(self, turn: SchedulingParams) -> None:
-        if self.admission is not None:
-            self.admission.check(create_queued_request(turn, RoutingRequest(0)))
+        if self.queue is not None:
+            self.queue.check(create_queued_request(turn, RoutingRequest(0)))
 
     @property
     def views(self) -> Sequence[ReplicaView]:
-        return [one.view for one in self.replicas.values()]
+        return [replica.view for replica in self.replicas.values()]
 
     async def open(self, request: EngineRequest) -> TokenStream:
-        """Asks each replica until one takes it. Raises UnavailableError when none can, or not in time (`overloaded`).
+        """Open a request on the best replica, or on the next best ones if that one cannot be reached.
 
-        An answer that moves is opened again with what it was opened with at first, and the replicas that failed.
+        A request that failed over keeps its first salt and excludes the replicas that failed.
+
+        Raises:
+            UnavailableError: No replica can take the request.
+            OverloadedError: No replica can take the request in time.
         """
-        if not request.cache_salt:
-            request = with_cache_salt(request, self._salt(request))
-        wanted = self._wanted(request)
+        if not request.cache_salt and (salt := self._salt(request)):
+            request = replace(request, cache_salt=salt)
+        routing = self._routing_request(request)
         if not request.moved:
-            self._watch(request.caller.partition("/")[0], wanted.ids)
+            self._on_prompt(request.caller.partition("/")[0], routing.ids)
         while True:
-            visit = await self._place(request, wanted)
+            stream = await self._assign(request, routing)
             try:
-                stream = ReplicaStream(await visit.replica.open(request, visit.sent), visit)
+                await stream.start(request)
             except UnavailableError as error:
-                visit.leave(error)
-                wanted = replace(wanted, without=wanted.without | {visit.replica.replica_id})
-                if all(view.replica_id in wanted.without for view in self.views):
+                stream.release(error)
+                routing = replace(routing, without=routing.without | {stream.replica})
+                if all(view.replica_id in routing.without for view in self.views):
                     raise
             except BaseException:
-                visit.leave()
+                stream.release()
                 raise
             else:
-                if visit.ticket is not None:
-                    self._visits.setdefault(stream.replica, {})[visit.ticket] = stream
+                if stream.queued_request is not None:
+                    self._running.setdefault(stream.replica, {})[stream.queued_request] = stream
                 return stream
 
-    async def _place(self, request: EngineRequest, wanted: RoutingRequest) -> RequestLease:
-        """A place at a replica, as soon as there is one. Raises UnavailableError."""
-        if self.admission is None:
-            at = self.policy.choose(wanted, self.views, self._clock())
+    async def _assign(self, request: EngineRequest, routing: RoutingRequest) -> ReplicaStream:
+        """Return a stream that holds a slot of a replica, as soon as there is one. Raises UnavailableError."""
+        queued_request = None
+        if self.queue is None:
+            at = self.policy.choose(routing, self.views)
             if at is None:
-                raise UnavailableError(self._nowhere(wanted))
-            view, ticket = self.views[at], None
-            tokens = uncached_tokens(self.policy, wanted, view)
-            self.policy.sent(wanted, view)
+                raise UnavailableError(self._no_replica_message(routing))
+            view = self.views[at]
+            tokens = uncached_tokens(self.policy, routing, view)
+            self.policy.sent(routing, view)
         else:
-            ticket = create_queued_request(request.turn, wanted, len(wanted.ids), moved=request.moved)
-            entering = self.admission.enter(ticket)
+            queued_request = create_queued_request(request.turn, routing, len(routing.ids), moved=request.moved)
+            waiting = self.queue.enter(queued_request)
             try:
-                view = await entering
+                view = await waiting
             finally:
-                self._declare()
-            tokens = ticket.uncached
+                self._declare_demand()
+            tokens = queued_request.uncached_tokens
         replica = self.replicas.get(view.replica_id)
         if replica is None:
-            if ticket is not None and self.admission is not None:
-                self.admission.gate.unsent(ticket, view)
-            raise UnavailableError(self._nowhere(wanted))
-        sent = replica.enter(tokens, is_counted=ticket is not None, prompt=wanted.tokens)
-        visit = RequestLease(self, replica, sent, ticket)
-        if replica.measured is not None and request.n == 1:
-            visit.keeps(wanted)
-        return visit
+            if queued_request is not None and self.queue is not None:
+                self.queue.controller.undo_dispatch(queued_request, view)
+            raise UnavailableError(self._no_replica_message(routing))
+        in_flight = replica.reserve(tokens, is_counted=queued_request is not None, prompt=routing.tokens)
+        cached_prompt = routing if replica.load_estimator is not None and request.n == 1 else None
+        return ReplicaStream(self, replica, in_flight, queued_request, cached_prompt)
 
-    def ended(self, visit: RequestLease) -> None:
-        """An answer is over, or goes on elsewhere."""
-        self._answer += POOL_OUTPUT_LENGTH_SMOOTHING * (visit.tokens - self._answer)
-        if visit.ticket is not None and self.admission is not None:
-            self._visits.get(visit.replica.replica_id, {}).pop(visit.ticket, None)
-            self.admission.ended(visit.ticket, visit.tokens)
+    def finish(self, stream: ReplicaStream) -> None:
+        """Record that a request finished or failed over, and release its slot."""
+        self._output_length += POOL_OUTPUT_LENGTH_SMOOTHING * (stream.tokens - self._output_length)
+        if stream.queued_request is not None and self.queue is not None:
+            self._running.get(stream.replica, {}).pop(stream.queued_request, None)
+            self.queue.finish(stream.queued_request, stream.tokens)
 
-    def changed(self) -> None:
-        """A replica is not as it was."""
-        if self.admission is not None:
-            self.admission.changed()
-            self._declare()
-            self._relieve(self.admission.gate)
+    def update(self) -> None:
+        """Dispatch, declare demand and preempt after the state of a replica has changed."""
+        if self.queue is not None:
+            self.queue.update()
+            self._declare_demand()
+            self._preempt(self.queue.controller)
 
-    def _declare(self) -> None:
-        """Tell the engines what waits here, so that other gateways leave room for it; ten times a second at most."""
-        assert self.admission is not None
-        order, now = self.admission.gate.order, self._clock()
-        weights, (last, when) = order.demand(), self._declared
-        if weights != last and (now - when >= DEMAND_INTERVAL or not weights):
-            self._declared = (weights, now)
+    def _declare_demand(self) -> None:
+        """Declare the waiting requests to the engines, so that other gateways leave room for them."""
+        assert self.queue is not None
+        waiting, now = self.queue.controller.queue, self._clock()
+        demand = waiting.demand()
+        if demand != self._declared_demand and (now - self._declared_at >= DEMAND_INTERVAL or not demand):
+            self._declared_demand, self._declared_at = demand, now
             for replica in self.replicas.values():
-                replica.declare(order.bytes // 4, weights)
+                replica.declare_demand(waiting.bytes // 4, demand)
 
-    def _relieve(self, gate: AdmissionController) -> None:
-        """Where the KV cache is full, the least urgent answer leaves, to go on when there is room again."""
+    def _preempt(self, controller: AdmissionController) -> None:
+        """Preempt the least urgent request on replicas whose KV cache is full, at most once per PREEMPTION_INTERVAL."""
         now = self._clock()
-        if now - self._relieved < PREEMPTION_INTERVAL:
+        if now - self._preempted_at < PREEMPTION_INTERVAL:
             return
         for view in self.views:
-            running = self._visits.get(view.replica_id, {})
-            victim = gate.victim(view, running)
+            running = self._running.get(view.replica_id, {})
+            victim = controller.victim(view, running)
             if victim is not None:
-                self._relieved = now
+                self._preempted_at = now
                 running[victim].preempt()
 
-    def end(self) -> None:
-        """Those who wait get UnavailableError."""
-        if self.admission is not None:
-            self.admission.close()
+    def shut_down(self) -> None:
+        """Fail the waiting requests with UnavailableError."""
+        if self.queue is not None:
+            self.queue.close()
 
-    def _wanted(self, request: EngineRequest) -> RoutingRequest:
+    def _routing_request(self, request: EngineRequest) -> RoutingRequest:
         adapter = int(request.extras.get(LORA_TASK_ID, 0))
         return RoutingRequest(
-            len(request.input_ids),
-            encode_input_ids(request),
-            request.n * min(request.max_tokens, round(self._answer)),
-            adapter_salt(request.cache_salt, adapter),
-            self._adapter(adapter),
+            tokens=len(request.input_ids),
+            ids=encode_input_ids(request),
+            answer=request.n * min(request.max_tokens, round(self._output_length)),
+            salt=adapter_salt(request.cache_salt, adapter),
+            adapter=self._adapter_name(adapter),
             without=request.without,
         )
 
-    def _adapter(self, adapter: int) -> str:
-        cards = [replica.model.card for replica in self.replicas.values()] if adapter else []
-        return next((one.name for card in cards for one in card.adapters if one.id == adapter), "")
+    def _adapter_name(self, adapter_id: int) -> str:
+        if not adapter_id:
+            return ""
+        adapters = (one for replica in self.replicas.values() for one in replica.model.card.adapters)
+        return next((adapter.name for adapter in adapters if adapter.id == adapter_id), "")
 
-    def _nowhere(self, wanted: RoutingRequest) -> str:
+    def _no_replica_message(self, routing: RoutingRequest) -> str:
         if not self.replicas:
             return f"The model {self.name} has no replicas now."
-        states = Counter("failed" if one.replica_id in wanted.without else one.state for one in self.views)
-        said = ", ".join(f"{count} {state}" for state, count in states.items())
-        return f"No replica of the model {self.name} can take the request now ({said}); send it again."
-
-
-class RequestLease:
-    """A request at a replica: counted there until it leaves."""
-
-    __slots__ = ("_answer", "_fleet", "_over", "_wanted", "replica", "sent", "ticket", "tokens")
-
-    def __init__(
-        self, fleet: ReplicaPool, replica: Replica, sent: InFlightRequest, ticket: QueuedRequest | None
-    ) -> None:
-        self.replica, self.sent, self._fleet, self.ticket = replica, sent, fleet, ticket
-        self.tokens, self._over = 0, False
-        self._wanted: RoutingRequest | None = None
-        self._answer = array("i")
-
-    def keeps(self, wanted: RoutingRequest) -> None:
-        """Remember the answer, as the replica does not report what it caches."""
-        self._wanted = wanted
-
-    def took(self, batch: TokenBatch) -> None:
-        """Count a batch of the answer."""
-        self.tokens += len(batch.tokens)
-        if self.replica.measured is not None and not batch.sequence:
-            self.replica.took(self.sent, len(batch.tokens))
-            if self._wanted is not None:
-                self._answer.extend(batch.tokens)
-
-    def leave(self, error: BaseException | None = None) -> None:
-        """May be called again."""
-        if self._over:
-            return
-        self._over = True
-        self.replica.ended(self.sent)
-        if self._answer and self._wanted is not None:
-            self.replica.keep(self._wanted, self._answer.tobytes())
-        # a full queue is no fault
-        if isinstance(error, UnavailableError) and error.code != OVERLOADED:
-            self.replica.failed()
-        self._fleet.ended(self)
+        states = Counter("failed" if view.replica_id in routing.without else view.state for view in self.views)
+        counts = ", ".join(f"{count} {state}" for state, count in states.items())
+        return f"No replica of the model {self.name} can take the request now ({counts}); send it again."
 
 
 class ReplicaStream(TokenStream):
-    """A request's tokens from the replica where it is."""
+    """A request on one replica, where it holds a slot until it ends."""
 
-    def __init__(self, stream: TokenStream, visit: RequestLease) -> None:
-        self._stream, self._visit = stream, visit
+    _stream: TokenStream
+
+    def __init__(
+        self,
+        pool: ReplicaPool,
+        replica: Replica,
+        in_flight: InFlightRequest,
+        queued_request: QueuedRequest | None,
+        cached_prompt: RoutingRequest | None,
+    ) -> None:
+        """Hold a slot; `start` sends the request.
+
+        Args:
+            pool: The pool to notify when the slot is released.
+            replica: The replica that the slot belongs to.
+            in_flight: The request as the replica counts it.
+            queued_request: The request as admission control charges it, if there is admission control.
+            cached_prompt: Prompt to record as cached with its answer, for a replica that does not report its cache.
+        """
+        self.queued_request, self.tokens = queued_request, 0
+        self._pool, self._replica, self._in_flight = pool, replica, in_flight
+        self._cached_prompt, self._output = cached_prompt, array("i")
         self._sink: TokenSink | None = None
-        self._preempted = False
+        self._preempted = self._released = False
+
+    async def start(self, request: EngineRequest) -> None:
+        """Send the request to the replica. Raises UnavailableError if it cannot be reached."""
+        self._stream = await self._replica.open(request, self._in_flight)
 
     @property
     def replica(self) -> str:
-        return self._visit.replica.replica_id
+        return self._replica.replica_id
 
     @property
     def cached_tokens(self) -> int | None:  # type: ignore[override]
@@ -256,11 +257,11 @@ class ReplicaStream(TokenStream):
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            self._visit.leave(error)
+            self.release(error)
             if self._preempted and isinstance(error, CancelledStreamError):
                 raise PreemptedError("The engine's memory is needed for others; send the request again.") from None
             raise
-        self._visit.took(batch)
+        self._record(batch)
         return batch
 
     def attach(self, sink: TokenSink, taken: list[TokenBatch] | None = None) -> None:
@@ -268,16 +269,36 @@ class ReplicaStream(TokenStream):
         self._stream.attach(self._take, taken)
 
     def preempt(self) -> None:
-        """Leave the engine; whoever reads has it go on when there is room."""
+        """Leave the engine. The reader gets PreemptedError and may continue when there is room."""
         self._preempted = True
         self._stream.cancel()
 
     def cancel(self) -> None:
         self._stream.cancel()
-        self._visit.leave()
+        self.release()
+
+    def release(self, error: BaseException | None = None) -> None:
+        """Release the slot, after `error` if there was one. May be called more than once."""
+        if self._released:
+            return
+        self._released = True
+        self._replica.release(self._in_flight)
+        if self._output and self._cached_prompt is not None:
+            self._replica.assume_cached(self._cached_prompt, self._output.tobytes())
+        # a full queue is no failure of the replica
+        if isinstance(error, UnavailableError) and error.code != OVERLOADED:
+            self._replica.record_failure()
+        self._pool.finish(self)
 
     def _take(self, batch: TokenBatch) -> bool:
         if self._sink is None or not self._sink(batch):
             return False
-        self._visit.took(batch)
+        self._record(batch)
         return True
+
+    def _record(self, batch: TokenBatch) -> None:
+        self.tokens += len(batch.tokens)
+        if self._replica.load_estimator is not None and not batch.sequence:
+            self._replica.record_tokens(self._in_flight, len(batch.tokens))
+            if self._cached_prompt is not None:
+                self._output.extend(batch.tokens)

@@ -1,4 +1,4 @@
-"""What a gateway believes of its replicas, for those who ask."""
+"""The state of replicas as GET /replicas and GET /v1/models show it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmops.gateway.routing.replicas.replica import Replica
 
 
 def summarize_capacity(views: Sequence[ReplicaView]) -> dict[str, Any]:
-    """Return how many replicas there are, can take requests and are measured, and the sums over those that can."""
+    """Return the numbers of replicas by kind, and the sums over those that are ready."""
     ready = [view for view in views if view.state == "ready"]
     return {
         "replicas": {
@@ -21,7 +21,7 @@ def summarize_capacity(views: Sequence[ReplicaView]) -> dict[str, Any]:
         "capacity": {
             "sequences": sum(view.max_batch_size for view in ready),
             "running": sum(view.running for view in ready),
-            "waiting": sum(view.waiting + view.unseen for view in ready),
+            "waiting": sum(view.waiting + view.in_flight for view in ready),
             "kv_tokens": sum(view.blocks * view.tokens_per_block for view in ready),
             "kv_tokens_free": sum(view.free_blocks * view.tokens_per_block for view in ready),
         },
@@ -29,28 +29,28 @@ def summarize_capacity(views: Sequence[ReplicaView]) -> dict[str, Any]:
 
 
 def describe_replicas(replicas: Iterable[Replica], problems: dict[str, str]) -> list[dict[str, Any]]:
-    """One line of GET /replicas each; those that take no part have a problem."""
-    lines = [_describe_replica(one, problems.get(one.replica_id, one.problem)) for one in replicas]
-    known = {line["replica"] for line in lines}
-    return [*lines, *(describe_excluded_replica(one, why) for one, why in problems.items() if one not in known)]
+    """Return one row of GET /replicas for each replica, the excluded ones included."""
+    rows = [_describe_replica(replica, problems.get(replica.replica_id, replica.problem)) for replica in replicas]
+    shown = {row["replica"] for row in rows}
+    return [*rows, *(describe_excluded_replica(*item) for item in problems.items() if item[0] not in shown)]
 
 
 def describe_excluded_replica(replica: str, problem: str) -> dict[str, Any]:
-    """The line of one that takes no part."""
+    """Return the row of a replica that is excluded because of `problem`."""
     return {"replica": replica, "state": "gone", "problem": problem}
 
 
 def _describe_replica(replica: Replica, problem: str) -> dict[str, Any]:
-    view, silent = replica.view, replica.silent()
+    view, silent_seconds = replica.view, replica.silent_seconds()
     return {
         "replica": view.replica_id,
         "version": view.version,
         "state": view.state,
         "source": view.source,
         "problem": problem,
-        "last_update_seconds_ago": None if silent is None else round(silent, 1),
+        "last_update_seconds_ago": None if silent_seconds is None else round(silent_seconds, 1),
         "running": view.running,
-        "waiting": view.waiting + view.unseen,
+        "waiting": view.waiting + view.in_flight,
         "own": replica.open_streams,
         "kv_blocks_free": view.free_blocks,
         "kv_blocks": view.blocks,
