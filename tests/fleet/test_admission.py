@@ -160,7 +160,7 @@ def test_tiers_and_their_waits_come_from_the_settings() -> None:
     )
     door = create_admission_controller(settings, "m", LeastCostPolicy())
     assert door is not None
-    assert (door.limits.entries, door.bounds.tpot) == (7, pytest.approx(0.05))
+    assert (door.limits.entries, door.limits.tpot) == (7, pytest.approx(0.05))
 
     def tier(name: str) -> PriorityTier:
         return door.queue.tier(ticket(tier=name))
