@@ -21,9 +21,8 @@ from llmops.errors import InputError, LlmopsError
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.interfaces import ModelMetadata
 from llmops.gateway.text.tokenizer import TextTokenizer
-from llmops.gateway.triton.grpc_client import TritonClient
+from llmops.gateway.triton.grpc_client import WRITE_ERRORS, TritonClient
 from llmops.gateway.triton.model_metadata import parse_model_metadata
-from llmops.gateway.triton.transport import WRITE_ERRORS
 from llmops.perf.verify import answers, api_checks, capacity, contract, speed
 from llmops.perf.verify.api_checks import ApiContext
 from llmops.perf.verify.calibrate import calibrate

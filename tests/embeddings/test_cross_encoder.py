@@ -188,8 +188,8 @@ async def test_the_query_counts_as_often_as_it_is_read(triton):
 async def test_types_that_the_model_does_not_have_are_refused(triton):
     from llmops.gateway.errors import ApiError
     from llmops.gateway.triton.encoder_client import TritonEncoder
-from llmops.gateway.triton.model_metadata import EncoderMetadata
     from llmops.gateway.triton.grpc_client import TritonClient
+    from llmops.gateway.triton.model_metadata import EncoderMetadata
 
     client = TritonClient(triton.grpc_address)
     card = EncoderMetadata("bert", "openvino", "", 4, LENGTH, 300, 1)

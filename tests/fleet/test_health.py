@@ -108,7 +108,9 @@ async def test_answers_stay_with_a_silent_replica_until_another_is_ready() -> No
     card = replace(CARD, state=True)
     transport = StepStreamTransport(lambda: engine, "tiny-tensorrt_llm", card)
     model = SimpleNamespace(name="tiny", card=card, engine=transport)
-    replica = Replica("r", model, LeastCostPolicy(), lambda: None, has_alternative=lambda: bool(others), clock=lambda: now[0])
+    replica = Replica(
+        "r", model, LeastCostPolicy(), lambda: None, has_alternative=lambda: bool(others), clock=lambda: now[0]
+    )
     replica.health.set_loaded(True)
     replica.start(0.3)
     await settled()

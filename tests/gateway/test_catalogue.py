@@ -137,7 +137,9 @@ async def test_an_encoder_that_is_broken_says_why_once(card, encoder_card, tmp_p
             del broken["dimensions"]
             broken["tokenizer_dir"] = encoder_card["tokenizer_dir"]
             fault = "the model's llmops_model_metadata cannot be used (dimensions: it is required)."
-            assert (await catalogue.check_readiness()).broken == {"vectors": f"The model vectors cannot be served: {fault}"}
+            assert (await catalogue.check_readiness()).broken == {
+                "vectors": f"The model vectors cannot be served: {fault}"
+            }
             triton.more["vectors-embedding"] = encoder_card
             assert (await catalogue.check_readiness()).broken == {}
             assert catalogue.of(EmbeddingModel).get("vectors", UNKNOWN_CALLER).name == "vectors"

@@ -11,7 +11,7 @@ from llmops.background import PeriodicTask
 from llmops.contract import RECONNECT_GRACE_PERIOD
 from llmops.gateway.interfaces import Engine, EngineRequest, ModelMetadata
 from llmops.gateway.routing.admission.request_queue import create_admission_controller
-from llmops.gateway.routing.failover import FailoverReason
+from llmops.gateway.routing.failover import FailoverEngine, FailoverReason
 from llmops.gateway.routing.model_registry import ModelReplica, first_ready
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex, tenant_cache_salt

@@ -14,9 +14,9 @@ from grpc import aio
 from llmops import contract
 from llmops.contract import ERROR_FLAG, FINAL_RESPONSE_PARAMETER, LAST_OF_SLOT
 from llmops.gateway.interfaces import EngineRequest, SamplingParams
+from llmops.gateway.triton.grpc_client import WRITE_ERRORS
 from llmops.gateway.triton.request_writer import RequestWriter
 from llmops.gateway.triton.step_writer import StepWriter
-from llmops.gateway.triton.transport import WRITE_ERRORS
 from llmops.perf.verify.engine_context import EngineContext
 from llmops.perf.verify.findings import WrongError
 from llmops.perf.verify.probe import PATIENCE, strings
