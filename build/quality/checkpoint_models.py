@@ -88,13 +88,11 @@ def load_exported(folder: Path, target: str, checkpoint: Checkpoint) -> Layerwis
         BuildError: Files, architecture and source do not fit together.
     """
     if target == "tensorrt":
-        stored: RankFileReader | HfCheckpointReader = RankFileReader(
-            folder, checkpoint.architecture.family, bounds=False
-        )
+        stored: RankFileReader | HfCheckpointReader = RankFileReader(folder, checkpoint.architecture.family)
         check_engine_config(stored.config, checkpoint.architecture, checkpoint.config)
         config = _engine_architecture(checkpoint, stored.config)
     else:
-        stored = HfCheckpointReader(folder, bounds=False)
+        stored = HfCheckpointReader(folder)
         check_hf_config(stored.config, checkpoint.config)
         config = _hf_architecture(folder)
     head = stored.table(HEAD)

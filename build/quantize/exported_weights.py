@@ -4,6 +4,7 @@ inputs.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -12,8 +13,6 @@ from torch import Tensor
 from llmops.build.quantize import number_formats
 
 _LARGEST = {"e4m3": number_formats.E4M3_MAX, "int8": 127.0}
-# a value, and how far rounding may have moved it
-Part = tuple[Tensor, Tensor | None]
 
 
 @dataclass(frozen=True)
@@ -71,38 +70,32 @@ def _largest(value: Tensor) -> Tensor:
 
 @dataclass
 class ExportedModel:
-    """`weights` in transformers' names (experts one by one) and, where asked for, `bounds`, how far rounding may have
-    moved each; `inputs` by module name; `kv_scales` by the projection whose output rounds."""
+    """The weights of an export.
+
+    `weights` are float32 in transformers' names (experts one by one), `inputs` the rounding of
+    inputs by module name, `kv_scales` those of the KV cache by the projection whose output rounds.
+    """
 
     weights: dict[str, Tensor] = field(default_factory=dict)
     inputs: dict[str, InputRounding] = field(default_factory=dict)
     kv_scales: dict[str, tuple[str, Tensor]] = field(default_factory=dict)
-    bounds: dict[str, Tensor] = field(default_factory=dict)
 
-    def put(self, name: str, parts: list[Part], dim: int = 0) -> None:
-        """A weight from the shares of the ranks, which cut it along `dim`."""
-        self.weights[name] = _joined([value for value, _ in parts], dim)
-        bounds = [bound for _, bound in parts if bound is not None]
-        if bounds:
-            self.bounds[name] = _joined(bounds, dim)
-
-
-def _joined(tensors: list[Tensor], dim: int) -> Tensor:
-    return tensors[0] if len(tensors) == 1 else torch.cat(tensors, dim=dim)
+    def put(self, name: str, shares: Sequence[Tensor], dim: int = 0) -> None:
+        """Join a weight from the shares of the ranks, which cut it along `dim`."""
+        self.weights[name] = shares[0] if len(shares) == 1 else torch.cat(list(shares), dim=dim)
 
 
 @dataclass(frozen=True)
 class QuantizedLinear:
-    """One linear layer as stored: packed weight and its scales, in whatever names the file had. `later_bits` where
-    trtllm-build is still to quantise the 16-bit weight."""
+    """A linear layer as stored: packed weight and scales.
+
+    `later_bits` is set where trtllm-build will still quantise the 16-bit weight.
+    """
 
     weight: Tensor
     scale: Tensor | None = None
     prequant: Tensor | None = None
     later_bits: int | None = None
-
-    def part(self, bounds: bool) -> Part:
-        return self.value(), self.bound() if bounds else None
 
     def value(self) -> Tensor:
         """Return the effective float32 weight (…, out, in), by which the layer multiplies its
@@ -111,18 +104,8 @@ class QuantizedLinear:
         value = number_formats.dequantise(self.weight, self.scale)
         if self.later_bits is not None:
             return number_formats.round_per_channel(value, self.later_bits)
-        return value * self._factors() if self.prequant is not None else value
-
-    def _factors(self) -> Tensor:
-        """Return the factors per input. Stacked experts (experts, in) get a dimension for the rows."""
-        assert self.prequant is not None
-        factors = self.prequant.float()
-        return factors.unsqueeze(-2) if factors.dim() > 1 else factors
-
-    def bound(self) -> Tensor:
-        bound = number_formats.rounding_bound(self.weight, self.scale)
         if self.prequant is None:
-            return bound
-        # the factors themselves are stored in 16 bits
-        stored = 2.0**-8 if self.prequant.dtype == torch.bfloat16 else 2.0**-10
-        return bound * self._factors().abs() * (1 + stored) + self.value().abs() * stored
+            return value
+        factors = self.prequant.float()
+        # Stacked experts (experts, in) need a dimension for the rows.
+        return value * (factors.unsqueeze(-2) if factors.dim() > 1 else factors)

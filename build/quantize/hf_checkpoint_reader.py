@@ -28,23 +28,15 @@ class HfCheckpointReader:
         InputError: The format is unknown.
     """
 
-    def __init__(self, folder: Path, bounds: bool = True) -> None:
-        """`bounds`: also how far rounding may have moved each weight; known for ModelOpt's formats only."""
-        self.config, self.bounds = _json(folder / "config.json"), bounds
+    def __init__(self, folder: Path) -> None:
+        self.config = _json(folder / "config.json")
         self.reader = check_format_readable(folder)
-        # module -> last part of the name -> (file, name in it)
+        # Module -> last part of the name -> (file, name in it).
         self.modules: dict[str, dict[str, tuple[Path, str]]] = {}
         for path in sorted(folder.glob("*.safetensors")):
             for name in read_header(path, path.name):
                 module, _, last = _renamed(name).rpartition(".")
                 self.modules.setdefault(module, {})[last] = (path, name)
-
-    def model(self) -> ExportedModel:
-        """Return all weights in float32."""
-        model = ExportedModel()
-        for module in self.modules:
-            self._layer(model, module)
-        return model
 
     def table(self, name: str) -> EmbeddingTable | None:
         """Return the embedding or output matrix, or None if the checkpoint has no own one."""
@@ -75,16 +67,16 @@ class HfCheckpointReader:
         return {last: _tensor(*place) for last, place in self.modules[module].items()}
 
     def _layer(self, model: ExportedModel, module: str) -> None:
-        stored, bounds = self._stored(module), self.bounds
+        stored = self._stored(module)
         quantised = self.reader.quantised(stored)
         if quantised:
-            model.put(f"{module}.weight", [self.reader.part(stored, bounds)])
+            model.put(f"{module}.weight", [self.reader.weight(stored)])
             rounding = self.reader.rounding(stored)
             if rounding is not None:
                 model.inputs[module] = rounding
         for name, tensor in stored.items():
             if name not in self.reader.names and not (quantised and name == "weight"):
-                model.put(f"{module}.{name}", [QuantizedLinear(tensor).part(bounds)])
+                model.put(f"{module}.{name}", [QuantizedLinear(tensor).value()])
         for side in ("k", "v"):
             if f"{side}_scale" in stored and module.endswith(f"{side}_proj"):
                 model.kv_scales[module] = ("e4m3", stored[f"{side}_scale"].float())

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from llmops.build.quant_formats import buildable_formats, format_of_algorithm
-from llmops.build.quantize.exported_weights import InputRounding, Part, QuantizedLinear
+from llmops.build.quantize.exported_weights import InputRounding, QuantizedLinear
 from llmops.errors import InputError
 
 #: A layer's tensors by the last part of their name: weight, weight_scale, qzeros, …
@@ -24,8 +24,8 @@ class LayerReader(Protocol):
     def quantised(self, stored: Stored) -> bool:
         """Return True if the layer is quantised. Checkpoints leave some layers as they were."""
 
-    def part(self, stored: Stored, bounds: bool) -> Part:
-        """float32 (out, in) and, where asked for and known, how far rounding may have moved each value."""
+    def weight(self, stored: Stored) -> Tensor:
+        """Return the float32 weight (out, in)."""
 
     def rounding(self, stored: Stored) -> InputRounding | None:
         """Return the rounding of the layer's inputs, or None."""
@@ -66,11 +66,11 @@ class AwqReader:
     def quantised(self, stored: Stored) -> bool:
         return "qweight" in stored
 
-    def part(self, stored: Stored, bounds: bool) -> Part:
+    def weight(self, stored: Stored) -> Tensor:
         values = unpack_words(stored["qweight"], 4, _PLACES)
         zeros = expand_scales(unpack_words(stored["qzeros"], 4, _PLACES), len(values), 0)
         scales = expand_scales(stored["scales"].float(), len(values), 0)
-        return ((values - zeros).float() * scales).T.contiguous(), None
+        return ((values - zeros).float() * scales).T.contiguous()
 
     def rounding(self, stored: Stored) -> InputRounding | None:
         return None
@@ -93,13 +93,13 @@ class GptqReader:
     def quantised(self, stored: Stored) -> bool:
         return "qweight" in stored
 
-    def part(self, stored: Stored, bounds: bool) -> Part:
+    def weight(self, stored: Stored) -> Tensor:
         values = unpack_words(stored["qweight"].T.contiguous(), self.bits)  # (out, in)
         scales = stored["scales"].float()
         zeros = unpack_words(stored["qzeros"], self.bits) + self.zero_offset
         size, groups = values.shape[1], len(scales)
         group = stored["g_idx"].long() if "g_idx" in stored else torch.arange(size) // -(-size // groups)
-        return (values - zeros[group].T).float() * scales[group].T, None
+        return (values - zeros[group].T).float() * scales[group].T
 
     def rounding(self, stored: Stored) -> InputRounding | None:
         return None
@@ -121,11 +121,11 @@ class BlockFp8Reader:
     def quantised(self, stored: Stored) -> bool:
         return "weight_scale_inv" in stored
 
-    def part(self, stored: Stored, bounds: bool) -> Part:
+    def weight(self, stored: Stored) -> Tensor:
         weight, scale = stored["weight"].float(), stored["weight_scale_inv"].float()
         (rows, columns), (high, wide) = weight.shape, self.block
         whole = scale.repeat_interleave(high, 0)[:rows].repeat_interleave(wide, 1)[:, :columns]
-        return weight * whole, None
+        return weight * whole
 
     def rounding(self, stored: Stored) -> InputRounding | None:
         if self.static:
@@ -153,12 +153,12 @@ class CompressedTensorsReader:
     def quantised(self, stored: Stored) -> bool:
         return "weight_scale" in stored
 
-    def part(self, stored: Stored, bounds: bool) -> Part:
+    def weight(self, stored: Stored) -> Tensor:
         values, zeros = self._values(stored)
         scales = self._whole(stored["weight_scale"].float(), values, stored)
         if zeros is not None:
             values = values - self._whole(zeros.float(), values, stored)
-        return values * scales, None
+        return values * scales
 
     def _values(self, stored: Stored) -> tuple[Tensor, Tensor | None]:
         """Return float32 (out, in), and as many zero points as there are scales."""
@@ -205,8 +205,8 @@ class ModelOptReader:
     def quantised(self, stored: Stored) -> bool:
         return "weight_scale" in stored
 
-    def part(self, stored: Stored, bounds: bool) -> Part:
-        return QuantizedLinear(stored["weight"], stored["weight_scale"], stored.get("pre_quant_scale")).part(bounds)
+    def weight(self, stored: Stored) -> Tensor:
+        return QuantizedLinear(stored["weight"], stored["weight_scale"], stored.get("pre_quant_scale")).value()
 
     def rounding(self, stored: Stored) -> InputRounding | None:
         if self.kind is None:

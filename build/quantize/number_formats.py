@@ -49,25 +49,6 @@ def _per_row(scale: Tensor, dims: int) -> Tensor:
     return scale.reshape(*scale.shape, *[1] * (dims - scale.dim()))
 
 
-def rounding_bound(weight: Tensor, scale: Tensor | None) -> Tensor:
-    """Largest distance that rounding to this format can move a value, shape (…, out, in). Half a step for integers;
-    for E4M3 half of the last of 3 mantissa bits, or of the smallest subnormal (2**-9)."""
-    value = dequantise(weight, scale)
-    if scale is None:
-        if weight.dtype == torch.bfloat16:
-            return value.abs() * 2.0**-8
-        # half of float16's smallest subnormal, for values near zero
-        return (value.abs() * 2.0**-10).clamp(min=2.0**-25)
-    if weight.dtype == torch.float8_e4m3fn:
-        step = _per_row(scale.float(), weight.dim())
-        # the value before rounding can be a sixteenth larger than the rounded one
-        return torch.maximum(value.abs() * (2.0**-4 / (1 - 2.0**-4)), step * 2.0**-10)
-    if _is_packed(weight, scale):
-        steps = scale.float()
-        return steps.repeat_interleave(value.shape[-1] // steps.shape[-1], dim=-1) / 2
-    return _per_row(scale.float(), weight.dim()).expand_as(value) / 2
-
-
 def round_to_e4m3(value: Tensor, scale: Tensor | float) -> Tensor:
     """Round to what an FP8 tensor core sees."""
     return (value / scale).clamp(-E4M3_MAX, E4M3_MAX).to(torch.float8_e4m3fn).to(value.dtype) * scale

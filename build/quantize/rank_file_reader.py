@@ -13,7 +13,7 @@ from torch import Tensor
 
 from llmops.build.quant_formats import format_of_algorithm
 from llmops.build.quantize.embedding_tables import EMBEDDING, HEAD, EmbeddingTable, stored_table
-from llmops.build.quantize.exported_weights import ExportedModel, InputRounding, Part, QuantizedLinear
+from llmops.build.quantize.exported_weights import ExportedModel, InputRounding, QuantizedLinear
 from llmops.errors import BuildError
 
 _NORMS = {
@@ -36,10 +36,8 @@ class RankFileReader:
         BuildError: A rank file is missing.
     """
 
-    def __init__(self, folder: Path, family: str, bounds: bool = True) -> None:
-        """`bounds`: what is stored and how far rounding may have moved it, else what the engine will compute with:
-        that differs where trtllm-build is still to quantise."""
-        self.folder, self.family, self.bounds = folder, family, bounds
+    def __init__(self, folder: Path, family: str) -> None:
+        self.folder, self.family = folder, family
         self.config: dict[str, Any] = json.loads((folder / "config.json").read_text())
         self.quant_format = format_of_algorithm(str(self.config["quantization"].get("quant_algo") or ""))
         mapping = self.config["mapping"]
@@ -51,18 +49,6 @@ class RankFileReader:
         # Gemma multiplies by 1 + weight, and TensorRT-LLM stores the sum.
         self.norm_offset = 1.0 if family.startswith("gemma") else 0.0
         self.names = [set(file.keys()) for file in self.files]
-
-    def model(self) -> ExportedModel:
-        """Return all weights in float32."""
-        model = ExportedModel()
-        for name in _TABLES:
-            table = self.table(name)
-            if table is not None:
-                self._plain(model, name, table.rows(slice(None)))
-        self._norm(model)
-        for layer in range(self.config["num_hidden_layers"]):
-            self._layer(model, layer)
-        return model
 
     def table(self, name: str) -> EmbeddingTable | None:
         """Return the embedding or output matrix, whose rows the ranks share, or None if there is no
@@ -90,7 +76,7 @@ class RankFileReader:
         return int(self.config["vocab_size"])
 
     def _plain(self, model: ExportedModel, name: str, tensor: Tensor) -> None:
-        model.put(name, [QuantizedLinear(tensor).part(self.bounds)])
+        model.put(name, [QuantizedLinear(tensor).value()])
 
     def _ranks(self, stage: int) -> range:
         return range(stage * self.tp, (stage + 1) * self.tp)
@@ -120,11 +106,7 @@ class RankFileReader:
 
     def _linears(self, stage: int, name: str) -> list[QuantizedLinear]:
         """Return a linear layer as each rank has it."""
-        later = (
-            self.quant_format.bits
-            if self.quant_format and self.quant_format.quantized_by_builder and not self.bounds
-            else None
-        )
+        later = self.quant_format.bits if self.quant_format and self.quant_format.quantized_by_builder else None
         stored = self._stored(stage, name)
         return [QuantizedLinear(*tensors, later_bits=later if tensors[1] is None else None) for tensors in stored]
 
@@ -140,7 +122,7 @@ class RankFileReader:
         return self.files[rank].get_tensor(name) if name in self.names[rank] else None
 
     def _put(self, model: ExportedModel, name: str, shares: list[QuantizedLinear], dim: int) -> None:
-        model.put(f"{name}.weight", [share.part(self.bounds) for share in shares], dim)
+        model.put(f"{name}.weight", [share.value() for share in shares], dim)
 
     def _input(self, model: ExportedModel, stage: int, source: str, targets: list[str], dim: int | None) -> None:
         kind = self.quant_format.inputs if self.quant_format else None
@@ -156,10 +138,10 @@ class RankFileReader:
 
     def _attention(self, model: ExportedModel, stage: int, source: str, target: str) -> None:
         names = ("q_proj", "k_proj", "v_proj")
-        parts = [_rows(stored.part(self.bounds), self._qkv_rows()) for stored in self._linears(stage, f"{source}.qkv")]
+        parts = [stored.value().split(self._qkv_rows(), dim=-2) for stored in self._linears(stage, f"{source}.qkv")]
         replicas = max(1, self.tp // self.config["num_key_value_heads"])
-        bounds = [[part[i] for part in parts] for i in range(3)]
-        joined = [bounds[0], bounds[1][::replicas], bounds[2][::replicas]]
+        query, key, value = ([part[i] for part in parts] for i in range(3))
+        joined = [query, key[::replicas], value[::replicas]]
         if self.family == "phi3":
             model.put(f"{target}.qkv_proj.weight", [share for group in joined for share in group])
             self._input(model, stage, f"{source}.qkv", [f"{target}.qkv_proj"], None)
@@ -193,7 +175,7 @@ class RankFileReader:
         fc = self._linears(stage, f"{source}.fc")
         if self.family == "phi3":
             half = self.config["intermediate_size"] // self.tp
-            parts = [_rows(stored.part(self.bounds), (half, half)) for stored in fc]
+            parts = [stored.value().split((half, half), dim=-2) for stored in fc]
             model.put(f"{target}.gate_up_proj.weight", [p[1] for p in parts] + [p[0] for p in parts])
             self._input(model, stage, f"{source}.fc", [f"{target}.gate_up_proj"], None)
         else:
@@ -210,25 +192,13 @@ class RankFileReader:
         self._plain(model, f"{target}.gate.weight", router)
         gate, up, down = _EXPERTS.get(self.family, _PROJECTIONS)
         fc = self._linears(stage, f"{source}.fc")
-        proj = [stored.part(self.bounds) for stored in self._linears(stage, f"{source}.proj")]
+        proj = [stored.value() for stored in self._linears(stage, f"{source}.proj")]
         half = self.config["moe_intermediate_size"] // self.tp
-        halves = [_rows(stored.part(self.bounds), (half, half)) for stored in fc]
+        halves = [stored.value().split((half, half), dim=-2) for stored in fc]
         for expert in range(self.config["moe"]["num_experts"]):
             name = f"{target}.experts.{expert}"
-            model.put(f"{name}.{up}.weight", [_expert(h[0], expert) for h in halves])
-            model.put(f"{name}.{gate}.weight", [_expert(h[1], expert) for h in halves])
-            model.put(f"{name}.{down}.weight", [_expert(p, expert) for p in proj], 1)
+            model.put(f"{name}.{up}.weight", [h[0][expert] for h in halves])
+            model.put(f"{name}.{gate}.weight", [h[1][expert] for h in halves])
+            model.put(f"{name}.{down}.weight", [p[expert] for p in proj], 1)
             self._input(model, stage, f"{source}.fc", [f"{name}.{gate}", f"{name}.{up}"], None)
             self._input(model, stage, f"{source}.proj", [f"{name}.{down}"], 0)
-
-
-def _rows(part: Part, sizes: tuple[int, ...]) -> list[Part]:
-    """Split the output rows into blocks."""
-    value, bound = part
-    bounds = bound.split(sizes, dim=-2) if bound is not None else (None,) * len(sizes)
-    return list(zip(value.split(sizes, dim=-2), bounds, strict=True))
-
-
-def _expert(part: Part, number: int) -> Part:
-    value, bound = part
-    return value[number], bound[number] if bound is not None else None

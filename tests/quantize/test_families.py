@@ -48,7 +48,8 @@ FED = {
 def test_a_cell_of_the_table(export, family, quant, target):
     grouped = FORMATS[quant].grouped
     weights, folder, _ = export(family, quant, target=target, tp=2, group=128 if grouped else None)
-    exported = (RankFileReader(folder, family) if target == "tensorrt" else HfCheckpointReader(folder)).model()
+    reader = RankFileReader(folder, family) if target == "tensorrt" else HfCheckpointReader(folder)
+    exported = _tests.read_all(reader)
     if grouped and target == "pytorch":
         weights = fold(weights, exported, offset=1.0 if family.startswith("gemma") else 0.0)
     tied = family.startswith("gemma")

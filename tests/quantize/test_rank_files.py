@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from types import SimpleNamespace
+from unittest import mock
 
 import pytest
+import torch
 
+from llmops.build.quantize import number_formats
+from llmops.build.quantize.embedding_tables import TABLES
+from llmops.build.quantize.exported_weights import QuantizedLinear
 from llmops.build.quantize.hf_checkpoint_reader import HfCheckpointReader
 from llmops.build.quantize.rank_file_reader import RankFileReader
 from llmops.errors import BuildError
@@ -14,6 +21,58 @@ LARGE = {"hidden_size": 1024, "num_attention_heads": 16, "num_key_value_heads": 
          "num_hidden_layers": 1}  # fmt: skip
 # the same cuts; AWQ's search takes a sixteenth of the time
 SMALL = {**LARGE, "hidden_size": 256, "intermediate_size": 512}
+
+
+def rounding_bound(linear):
+    """Return the largest distance that rounding to the stored format moves a value, shape (…, out, in).
+
+    Half a step for integers; for E4M3 half of the last of 3 mantissa bits, or of the smallest subnormal (2**-9).
+    """
+    weight, scale, prequant = linear.weight, linear.scale, linear.prequant
+    value = number_formats.dequantise(weight, scale)
+    if scale is None:
+        if weight.dtype == torch.bfloat16:
+            return value.abs() * 2.0**-8
+        # half of float16's smallest subnormal, for values near zero
+        return (value.abs() * 2.0**-10).clamp(min=2.0**-25)
+    # one step per value: the weight that has 1 in every place
+    steps = number_formats.dequantise(*ones_like(weight, scale)).abs().expand_as(value)
+    if weight.dtype == torch.float8_e4m3fn:
+        # the value before rounding can be a sixteenth larger than the rounded one
+        bound = torch.maximum(value.abs() * (2.0**-4 / (1 - 2.0**-4)), steps * 2.0**-10)
+    else:
+        bound = steps / 2
+    if prequant is None:
+        return bound
+    # the factors themselves are stored in 16 bits
+    stored = 2.0**-8 if prequant.dtype == torch.bfloat16 else 2.0**-10
+    factors = prequant.float().unsqueeze(-2) if prequant.dim() > 1 else prequant.float()
+    return bound * factors.abs() * (1 + stored) + (value * factors).abs() * stored
+
+
+def ones_like(weight, scale):
+    """Return a stored weight of which every value is one step, with its scale."""
+    if weight.dtype == torch.float8_e4m3fn:
+        return torch.ones(weight.shape).to(weight.dtype), scale
+    packed = scale.dim() == weight.dim() and scale.shape[-2] == 2 * weight.shape[-2]
+    return torch.full(weight.shape, 0x11 if packed else 1, dtype=weight.dtype), scale
+
+
+def read_all(reader):
+    """Return everything in an export: weights as they are stored, and `bounds`, how far rounding may have moved each."""
+    stored = QuantizedLinear.value
+
+    def read(value):
+        with mock.patch.object(QuantizedLinear, "value", value):
+            model = reader.layer([f"model.layers.{n}." for n in range(reader.config["num_hidden_layers"])])
+            model.weights |= reader.layer([]).weights
+            for name in TABLES:
+                if (table := reader.table(name)) is not None:
+                    model.weights[name] = QuantizedLinear(table.rows(slice(None))).value()
+        return model
+
+    exported = read(lambda linear: stored(replace(linear, later_bits=None)))
+    return SimpleNamespace(**vars(exported), bounds=read(rounding_bound).weights)
 
 
 def check_within_bounds(weights, exported, tied=False, float16=False):
@@ -34,7 +93,7 @@ def check_within_bounds(weights, exported, tied=False, float16=False):
 def test_fp8_on_eight_gpus(export, family, sizes):
     weights, folder, _ = export(family, "fp8", tp=8, **sizes)
     assert len(list(folder.glob("rank*.safetensors"))) == 8
-    check_within_bounds(weights, RankFileReader(folder, family).model())
+    check_within_bounds(weights, read_all(RankFileReader(folder, family)))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +101,7 @@ def test_fp8_on_eight_gpus(export, family, sizes):
 )
 def test_int4_awq_on_eight_gpus(export, family, sizes, group):
     weights, folder, _ = export(family, "int4_awq", tp=8, group=group, **sizes)
-    check_within_bounds(weights, RankFileReader(folder, family).model())
+    check_within_bounds(weights, read_all(RankFileReader(folder, family)))
 
 
 @pytest.mark.parametrize(
@@ -50,14 +109,14 @@ def test_int4_awq_on_eight_gpus(export, family, sizes, group):
 )
 def test_every_engine_family_in_fp8(export, family):
     weights, folder, _ = export(family, "fp8", tp=4)
-    check_within_bounds(weights, RankFileReader(folder, family).model(), tied=family.startswith("gemma"))
+    check_within_bounds(weights, read_all(RankFileReader(folder, family)), tied=family.startswith("gemma"))
 
 
 @pytest.mark.parametrize("quant", ["none", "fp8_pc_pt", "int8_sq", "int8_wo", "int4_wo"])
 @pytest.mark.parametrize("family", ["llama", "phi3"])
 def test_the_other_formats(export, family, quant):
     weights, folder, _ = export(family, quant, tp=2)
-    check_within_bounds(weights, RankFileReader(folder, family).model())
+    check_within_bounds(weights, read_all(RankFileReader(folder, family)))
     algorithm = {"none": None, "fp8_pc_pt": "FP8_PER_CHANNEL_PER_TOKEN", "int8_sq": "W8A8_SQ_PER_CHANNEL",
                  "int8_wo": "W8A16", "int4_wo": "W4A16"}[quant]  # fmt: skip
     assert json.loads((folder / "config.json").read_text())["quantization"]["quant_algo"] == algorithm
@@ -65,13 +124,13 @@ def test_the_other_formats(export, family, quant):
 
 def test_w4a8(export):
     weights, folder, _ = export("llama", "w4a8_awq", tp=2, group=128)
-    check_within_bounds(weights, RankFileReader(folder, "llama").model())
+    check_within_bounds(weights, read_all(RankFileReader(folder, "llama")))
 
 
 def test_pipeline_stages_and_kv_heads_on_two_gpus_each(export):
     weights, folder, _ = export("llama", "fp8", tp=2, pp=2, kv="fp8")
     files = RankFileReader(folder, "llama")
-    exported = files.model()
+    exported = read_all(files)
     check_within_bounds(weights, exported)
     assert files.config["mapping"] == {"world_size": 4, "tp_size": 2, "pp_size": 2, "cp_size": 1}
     assert files.config["quantization"]["kv_cache_quant_algo"] == "FP8"
@@ -80,7 +139,7 @@ def test_pipeline_stages_and_kv_heads_on_two_gpus_each(export):
 
 def test_more_gpus_than_kv_heads(export):
     weights, folder, _ = export("llama", "fp8", tp=8)
-    check_within_bounds(weights, RankFileReader(folder, "llama").model())
+    check_within_bounds(weights, read_all(RankFileReader(folder, "llama")))
 
 
 def test_rope_reaches_the_engine(export):
@@ -102,7 +161,7 @@ def test_rope_reaches_the_engine(export):
 @pytest.mark.parametrize("family", ["llama", "mixtral", "qwen2", "qwen3_moe", "gemma3", "phi3"])
 def test_hugging_face_export(export, family):
     weights, folder, _ = export(family, "fp8", target="pytorch", kv="fp8")
-    check_within_bounds(weights, HfCheckpointReader(folder).model(), tied=family.startswith("gemma"), float16=True)
+    check_within_bounds(weights, read_all(HfCheckpointReader(folder)), tied=family.startswith("gemma"), float16=True)
     config = json.loads((folder / "config.json").read_text())
     assert config["rope_theta"] > 0  # where transformers 4, which TensorRT-LLM 1.2 has, looks for it
     assert config["torch_dtype"] == "float16"

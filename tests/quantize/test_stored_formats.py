@@ -14,7 +14,7 @@ from llmops.errors import InputError
 
 
 def read(quantised, **stored):
-    return reader_of({"quantization_config": quantised}, {}).part(stored, bounds=False)[0]
+    return reader_of({"quantization_config": quantised}, {}).weight(stored)
 
 
 def word(values, bits):
