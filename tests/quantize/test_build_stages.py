@@ -73,7 +73,7 @@ import gc, json, sys
 import llmops.build.quality.reference_answers as reference
 import llmops.build.quality.export_comparison as run
 from llmops.cli.main import cli
-measure, alive, texts = run.measure, [], reference.bundled_texts
+measure, alive, texts = run.measure_export, [], reference.bundled_texts
 reference.bundled_texts = lambda name: texts(name)[:2]
 
 def watched(*arguments):
@@ -82,7 +82,7 @@ def watched(*arguments):
     alive.extend(type(thing).__name__ for thing in gc.get_objects() if isinstance(thing, PreTrainedModel))
     return measure(*arguments)
 
-run.measure = watched
+run.measure_export = watched
 cli(sys.argv[1:], standalone_mode=False)
 line = next(line for line in open("/proc/self/status") if line.startswith("VmHWM"))
 print(json.dumps({"peak": 1024 * int(line.split()[1]), "alive": alive}))
