@@ -27,7 +27,7 @@ from llmops.errors import LlmopsError, ResourceError
 from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.settings import KafkaSettings
 from llmops.gateway.usage.event_formats import from_cloud_event
-from llmops.gateway.usage.kafka import connection, kafka_error_message
+from llmops.gateway.usage.kafka import client_options, kafka_error_message
 from llmops.gateway.usage.ledger_sink import parked_event, write_events
 from llmops.gateway.usage.signing import is_signed, signing_keys
 from llmops.gateway.usage.sink import retry_delay
@@ -86,7 +86,7 @@ class Ledger(LeaderJob):
                 heartbeat_interval_ms=SESSION_TIMEOUT_MS // 4,
                 max_partition_fetch_bytes=PARTITION_BYTES,
                 fetch_max_bytes=FETCH_BYTES,
-                **connection(self._kafka),
+                **client_options(self._kafka),
             )
             self._begun.clear()
             self._careful = 0

@@ -50,8 +50,7 @@ from llmops.gateway.telemetry.event_loop_lag import EventLoopMonitor
 from llmops.gateway.telemetry.goodput import LatencyObjectives
 from llmops.gateway.telemetry.metrics import GatewayMetrics
 from llmops.gateway.text.text_thread_pool import TextThreadPool
-from llmops.gateway.usage.lazy_billing import create_billing
-from llmops.gateway.usage.usage_check import create_usage_check
+from llmops.gateway.usage.usage_check import create_billing, create_usage_check
 from llmops.gateway.web.browser_security import OriginCheck, TrustedHostCheck
 from llmops.gateway.web.chat_page import add_chat_page
 

@@ -1,8 +1,7 @@
-"""From the journal to the ledger: as TCP does, with a window, until the ledger confirms each event.
+"""Delivery of an outbox to the ledger. An event is deleted when the ledger confirms its id, and sent again until then.
 
-A sink may lose what it has accepted (a broker's memory), and numbers prove nothing: another writer may have used them,
-and a restored snapshot uses them again. So the journal forgets an event when the ledger has that event's id. While the
-oldest event is not confirmed, sending goes back to it, with one batch that grows again as soon as events are confirmed.
+A sink may lose events that it has accepted (in a broker's memory), and an event's number proves nothing: a restored
+snapshot gives it again. Only the id says that the ledger has the event.
 """
 
 from __future__ import annotations
@@ -10,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import datetime
-from itertools import islice
 from time import monotonic
 
 from llmops.errors import LlmopsError
@@ -20,152 +19,134 @@ from llmops.gateway.usage.sink import UsageSink, retry_delay
 
 log = logging.getLogger(__name__)
 
+#: Events that are sent at once.
 BATCH_SIZE = 500
-MAX_WINDOW = 20_000
-# events that the ledger is asked for at once
+#: Events that may be sent and not confirmed. The ledger reports gaps above a multiple of this as an error.
+MAX_UNCONFIRMED = 20_000
+#: Event ids that the ledger is asked for at once.
 MAX_CONFIRMATIONS = 2000
-# seconds: between two looks at the ledger while it lacks something, and until it counts as standing still
-CONFIRM_INTERVAL = 0.5
-# seconds in which events become one transaction, unless there is a whole batch of them before
+#: Seconds between two batches that are not full: events of a second are one transaction of the ledger.
 BATCH_DELAY = 1.0
+#: Seconds until an event that the ledger does not confirm is sent again, and the longest such wait.
 RESEND_TIMEOUT, MAX_RESEND_TIMEOUT = 10.0, 60.0
 
 
 class UsageDelivery:
-    """Of one journal. `run` until cancelled; `drained` is set while the ledger has all of it, `trouble` says why
-    nothing can be shipped now.
-    """
+    """The delivery of one outbox. `trouble` says why events cannot be delivered now; it is empty otherwise."""
 
     def __init__(
         self,
-        journal: UsageOutbox,
+        outbox: UsageOutbox,
         sink: UsageSink,
-        patience: float = RESEND_TIMEOUT,
+        resend_timeout: float = RESEND_TIMEOUT,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._journal, self._sink, self._clock = journal, sink, clock
-        self._patience = self._waits = patience
-        self._next = self._acked = journal.first_seq
-        # the ledger may have events before this number already: it is asked before they are sent
-        self._sent_before = journal.next_seq
-        self._window = 2 * BATCH_SIZE
-        self._moved = clock()
+        self._outbox, self._sink, self._clock = outbox, sink, clock
+        self._resend_timeout = self._resend_after = resend_timeout
+        #: The place of the last event that was sent, and the number of events up to it that are not confirmed.
+        self._cursor = self._unconfirmed = 0
+        #: Events up to this place may have been sent before: the ledger is asked before they are sent.
+        self._sent_before = outbox.last_place
+        #: The place of the first event that is not confirmed, and the time when that last changed.
+        self._first, self._progress_at = 0, clock()
+        self._stalled = False
+        self._hurry = asyncio.Event()
+        self._drained = asyncio.Event()
         self.trouble = ""
-        # what was read for sending and is not confirmed, in the order of the numbers
-        self._unconfirmed: dict[int, tuple[str, datetime]] = {}
-        self._synced, self._hurried = asyncio.Event(), asyncio.Event()
-        self.drained = asyncio.Event()
-
-    def synced(self) -> None:
-        """There is more on the disk."""
-        self._synced.set()
-        if self._acked < self._journal.synced:
-            self.drained.clear()
-        if self._journal.synced - self._next >= BATCH_SIZE:
-            self._hurried.set()
-
-    def hurry(self) -> None:
-        """What is on the disk waits for no more."""
-        self._hurried.set()
 
     @property
     def behind(self) -> int:
-        """Events that the ledger is not known to have."""
-        return self._journal.next_seq - max(self._acked, self._journal.first_seq)
+        """The number of events that the ledger has not confirmed and can be sent."""
+        return self._outbox.count - len(self._outbox.damaged)
 
     def lag(self, now: datetime) -> float:
-        """The age in seconds of the oldest event that the ledger is not known to have; 0 without one."""
-        oldest = next(iter(self._unconfirmed.values()), None)
-        return max((now - oldest[1]).total_seconds(), 0.0) if oldest else 0.0
+        """Return the age in seconds of the oldest event that the ledger has not confirmed, 0 without one."""
+        oldest = self._outbox.oldest()
+        return max((now - oldest).total_seconds(), 0.0) if oldest else 0.0
+
+    async def drain(self) -> None:
+        """Wait until the ledger has confirmed all events. Batches are not delayed meanwhile."""
+        while self.behind:
+            self._drained.clear()
+            self._hurry.set()
+            await self._drained.wait()
 
     async def run(self) -> None:
+        """Deliver until cancelled."""
         failures = 0
         while True:
             try:
-                await self._turn()
+                delay = 0.0 if await self.deliver() else BATCH_DELAY
             except Exception as error:
                 if not isinstance(error, LlmopsError):
-                    log.exception("Usage cannot be shipped.")
-                self._say(error.message if isinstance(error, LlmopsError) else type(error).__name__)
-                await asyncio.sleep(retry_delay(failures))
+                    log.exception("Usage cannot be delivered.")
+                self._report(error.message if isinstance(error, LlmopsError) else type(error).__name__)
+                delay = retry_delay(failures)
                 failures += 1
+                self._hurry.clear()
             else:
                 failures = 0
-                self._say("")
-                await self._wait()
+                self._report("")
+            if delay:
+                await self._pause(delay)
 
-    async def _turn(self) -> None:
-        """Send what the window has room for, and ask what has arrived."""
-        room = min(BATCH_SIZE, self._acked + self._window - self._next)
-        events = await self._journal.read(self._next, room) if room > 0 else []
-        if events:
-            for event in events:
-                self._unconfirmed.setdefault(event.seq, (event.id, event.at))
-            there: frozenset[str] = frozenset()
-            if events[0].seq < self._sent_before:
-                there = await self._sink.confirmed([event.id for event in events])
-            missing = [event for event in events if event.id not in there]
+    async def deliver(self) -> bool:
+        """Send one batch, and delete what the ledger confirms. Return True if there is more to do now."""
+        window = BATCH_SIZE if self._stalled else MAX_UNCONFIRMED
+        room = min(BATCH_SIZE, window - self._unconfirmed)
+        rows = await self._outbox.read(self._cursor, room) if room > 0 else []
+        if rows:
+            known: frozenset[str] = frozenset()
+            if rows[0].place <= self._sent_before:
+                known = await self._sink.confirmed([row.event.id for row in rows])
+            missing = [row.event for row in rows if row.event.id not in known]
             if missing:
                 await self._sink.write(missing)
-            if self._next == self._acked:
-                self._moved = self._clock()
-            self._next = events[-1].seq + 1
-        if self._next > self._acked:
-            await self._look()
-        elif self._acked >= self._journal.synced:
-            self.drained.set()
+            if not self._unconfirmed:
+                self._progress_at = self._clock()
+            self._cursor = rows[-1].place
+            self._unconfirmed += len(rows)
+        progress = False
+        if self._unconfirmed:
+            # The usual case needs no look into the file: the batch is all that is unconfirmed.
+            is_all = self._unconfirmed == len(rows)
+            progress = await self._confirm({row.event.id: row.place for row in rows} if is_all else None)
+        if not self.behind:
+            self._drained.set()
+        return len(rows) == BATCH_SIZE or (progress and self._unconfirmed > 0)
 
-    async def _look(self) -> None:
-        """Ask for the oldest events, and forget those of them that the ledger has up to the first that it lacks."""
-        asked = dict(islice(self._unconfirmed.items(), MAX_CONFIRMATIONS))
-        there = await self._sink.confirmed([one for one, _ in asked.values()])
-        now, acked = self._clock(), self._acked
-        for seq, (one, _) in asked.items():
-            if one not in there:
-                break
-            del self._unconfirmed[seq]
-            acked = seq + 1
-        if acked > self._acked:
-            self._acked, self._moved, self._waits = acked, now, self._patience
-            self._window = min(2 * self._window, MAX_WINDOW)
-            self._next = max(self._next, acked)
-            self._journal.forget(acked)
-        elif now - self._moved >= self._waits:
-            log.warning("%s: the ledger lacks event %d; sending it again.", self._journal.gateway_id, acked)
-            self._sent_before = max(self._sent_before, self._next)
-            self._next, self._window, self._moved = acked, BATCH_SIZE, now
-            self._waits = min(2 * self._waits, MAX_RESEND_TIMEOUT)
-        if self._acked >= self._journal.synced:
-            self.drained.set()
+    async def _confirm(self, places: dict[str, int] | None) -> bool:
+        """Delete the oldest events that the ledger has, or send them again. Return True if some were deleted."""
+        if places is None:
+            places = await self._outbox.ids(self._cursor, MAX_CONFIRMATIONS)
+        known = await self._sink.confirmed(list(places))
+        confirmed = [place for event_id, place in places.items() if event_id in known]
+        if confirmed:
+            self._outbox.delete(confirmed)
+            self._unconfirmed -= len(confirmed)
+            self._stalled = False
+        first = next((place for event_id, place in places.items() if event_id not in known), self._cursor + 1)
+        now = self._clock()
+        if first > self._first:
+            self._first, self._progress_at, self._resend_after = first, now, self._resend_timeout
+        elif now - self._progress_at >= self._resend_after:
+            log.warning("The ledger has not confirmed %d events; they are sent again.", self._unconfirmed)
+            self._sent_before = max(self._sent_before, self._cursor)
+            self._cursor = self._unconfirmed = 0
+            self._stalled, self._progress_at = True, now
+            self._resend_after = min(2 * self._resend_after, MAX_RESEND_TIMEOUT)
+        return bool(confirmed)
 
-    async def _wait(self) -> None:
-        """Not at all while there is more to send; for a while when something was sent; else for news."""
-        if self._next < min(self._journal.synced, self._acked + self._window):
-            return
-        known = self._journal.synced
-        self._synced.clear()
-        self._hurried.clear()
-        if self._next == self._acked:
-            await self._synced.wait()
-        else:
-            await _wait_at_most(self._synced, CONFIRM_INTERVAL)
-        if self._journal.synced > known:
-            await _wait_at_most(self._hurried, BATCH_DELAY)
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._hurry.wait()
+        self._hurry.clear()
 
-    def _say(self, trouble: str) -> None:
-        """Once per change."""
+    def _report(self, trouble: str) -> None:
+        """Log a trouble once, and once that it is over."""
         if trouble and not self.trouble:
-            log.error("Usage cannot be shipped (%s); the journal keeps it.", trouble)
+            log.error("Usage cannot be delivered (%s); the outbox keeps it.", trouble)
         elif self.trouble and not trouble:
-            log.warning("Usage is shipped again; %d events to go.", self.behind)
+            log.warning("Usage is delivered again; %d events are waiting.", self.behind)
         self.trouble = trouble
-
-
-async def _wait_at_most(event: asyncio.Event, seconds: float) -> None:
-    """It is set, after so many seconds by us. `wait_for` would swallow a cancellation that comes as it is set (Python
-    3.11)."""
-    timer = asyncio.get_running_loop().call_later(seconds, event.set)
-    try:
-        await event.wait()
-    finally:
-        timer.cancel()

@@ -1,4 +1,7 @@
-"""The forms of an event: a line of a journal, and a CloudEvent (https://github.com/cloudevents/spec, 1.0)."""
+"""The two formats of a usage event: a row of the outbox and a CloudEvent.
+
+CloudEvents are those of version 1.0 in structured JSON (https://github.com/cloudevents/spec).
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from operator import itemgetter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 from uuid import UUID
 from zlib import crc32
 
@@ -19,12 +22,12 @@ from llmops.gateway.interfaces import UsageEvent
 TYPE = "llmops.usage.v1"
 SOURCE = "gateway/"
 _AT = UsageEvent._fields.index("at")
-# what CloudEvents have a place of their own for
-_OUTSIDE = ("id", "gateway_id", "at", "tenant_id")
-_INSIDE = [name for name in UsageEvent._fields if name not in _OUTSIDE]
-_inside = itemgetter(*map(UsageEvent._fields.index, _INSIDE))
+#: Fields that CloudEvents carry outside `data`.
+_ENVELOPE_FIELDS = ("id", "gateway_id", "at", "tenant_id")
+_DATA_FIELDS = [name for name in UsageEvent._fields if name not in _ENVELOPE_FIELDS]
+_data_values = itemgetter(*map(UsageEvent._fields.index, _DATA_FIELDS))
 _FIELDS = frozenset((*UsageEvent._fields, "source", "type", "time", "subject", "data"))
-# bits: 12 of random beside the time, 62 after it (RFC 9562, 5.7)
+#: Version and variant bits of a UUID of version 7 (RFC 9562, section 5.7), in its two 64-bit halves.
 _VERSION, _VARIANT = 7 << 12, 2 << 62
 
 
@@ -38,7 +41,11 @@ _Text = Annotated[str, Field(max_length=1024)]
 
 
 def _billable_time(at: datetime) -> datetime:
-    """Return `at`, which has a time zone and a day that every part of a bill can write."""
+    """Return `at` if it has a time zone and a year that every part of a bill can write.
+
+    Raises:
+        ValueError: It has not.
+    """
     if at.tzinfo is None or not 1970 < at.year < 2200:
         raise ValueError("a time with a zone, from 1971 to 2199")
     return at
@@ -82,35 +89,53 @@ class _CloudEvent(BaseModel):
 
 
 def new_event_id() -> tuple[int, int]:
-    """A UUID of version 7 in two numbers, each of less than 63 bits."""
+    """Return a new UUID of version 7 as two numbers, each of at most 63 bits."""
     bits = random.getrandbits(74)
     return time.time_ns() // 1_000_000 << 16 | _VERSION | bits >> 62, bits & (1 << 62) - 1
 
 
 def format_event_id(high: int, low: int) -> str:
+    """Return the UUID that `new_event_id` returned as two numbers."""
     digits = (high << 64 | _VARIANT | low).to_bytes(16, "big").hex()
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
-def to_journal_line(event: UsageEvent) -> bytes:
-    """A list of its values behind a checksum; a line break is only at the end."""
-    text = _json(list, event)
-    return b"%08x %b\n" % (crc32(text), text)
+class EncodedEvent(NamedTuple):
+    """An event as the outbox stores it: a JSON list of its values, and the list's CRC-32."""
+
+    id: str
+    checksum: int
+    body: bytes
 
 
-def from_journal_line(line: bytes) -> UsageEvent:
-    """Raises ValueError for what is not a whole line. Values that a newer version added are left out."""
-    checksum, text = line[:8], line[9:-1]
-    if len(line) < 10 or line[-1:] != b"\n" or checksum != b"%08x" % crc32(text):
-        raise ValueError("not a whole line")
-    values = from_json(text)[: len(UsageEvent._fields)]
-    values[_AT] = _parse_time(values[_AT])
-    return UsageEvent(*values)
+def encode_event(event: UsageEvent) -> EncodedEvent:
+    """Return the event in the outbox's format."""
+    body = _to_json(list, event)
+    return EncodedEvent(event.id, crc32(body), body)
+
+
+def decode_event(encoded: EncodedEvent) -> UsageEvent:
+    """Return the event. Values that a newer version appended are left out.
+
+    Raises:
+        ValueError: The checksum, the id or the type of a value does not fit: the row is damaged.
+    """
+    if crc32(encoded.body) != encoded.checksum:
+        raise ValueError("the checksum does not match")
+    try:
+        values = from_json(encoded.body)[: len(UsageEvent._fields)]
+        values[_AT] = datetime.fromisoformat(values[_AT])
+        event = UsageEvent(*values)
+    except (TypeError, IndexError) as error:
+        raise ValueError("the values are no event") from error
+    if event.id != encoded.id:
+        raise ValueError("the event has another id")
+    return event
 
 
 def to_cloud_event(event: UsageEvent) -> bytes:
-    """In the structured JSON form."""
-    return _json(_cloud, event)
+    """Return the event as a CloudEvent in structured JSON."""
+    return _to_json(_cloud_fields, event)
 
 
 def from_cloud_event(message: bytes) -> UsageEvent:
@@ -124,8 +149,8 @@ def from_cloud_event(message: bytes) -> UsageEvent:
         found = _CloudEvent.model_validate_json(message)
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-        # the names of fields are ours, except where the message has another shape
-        place = ".".join(str(one) for one in first["loc"] if isinstance(one, int) or one in _FIELDS)
+        # Only known field names: a message of another shape would put its own text here.
+        place = ".".join(str(part) for part in first["loc"] if isinstance(part, int) or part in _FIELDS)
         raise ValueError(f"{place or 'the event'}: {first['type'].replace('_', ' ')}") from None
     return UsageEvent(
         id=str(found.id),
@@ -136,7 +161,7 @@ def from_cloud_event(message: bytes) -> UsageEvent:
     )
 
 
-def _cloud(event: UsageEvent) -> dict[str, Any]:
+def _cloud_fields(event: UsageEvent) -> dict[str, Any]:
     return {
         "specversion": "1.0",
         "id": event.id,
@@ -145,19 +170,14 @@ def _cloud(event: UsageEvent) -> dict[str, Any]:
         "time": event.at.astimezone(UTC),
         "subject": event.tenant_id,
         "datacontenttype": "application/json",
-        "data": dict(zip(_INSIDE, _inside(event), strict=True)),
+        "data": dict(zip(_DATA_FIELDS, _data_values(event), strict=True)),
     }
 
 
-def _json(form: Callable[[UsageEvent], Any], event: UsageEvent) -> bytes:
+def _to_json(form: Callable[[UsageEvent], Any], event: UsageEvent) -> bytes:
     try:
         return to_json(form(event))
     except PydanticSerializationError:
-        # half of a surrogate pair, which a text may hold and UTF-8 may not
-        values = (one.encode("utf-8", "replace").decode() if isinstance(one, str) else one for one in event)
+        # Half of a surrogate pair: a text may hold it, UTF-8 may not.
+        values = (value.encode("utf-8", "replace").decode() if isinstance(value, str) else value for value in event)
         return to_json(form(UsageEvent._make(values)))
-
-
-def _parse_time(text: str) -> datetime:
-    # Python 3.10 does not know the Z
-    return datetime.fromisoformat(text.replace("Z", "+00:00"))

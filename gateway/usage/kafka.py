@@ -23,7 +23,7 @@ from llmops.gateway.usage.sink import UsageSink
 PRODUCE_TIMEOUT = 20.0
 
 
-class Kafka(UsageSink):
+class KafkaSink(UsageSink):
     """What the brokers have accepted is not yet in the ledger; `ledger` says what is. Raises InputError without a
     signing key.
 
@@ -52,7 +52,7 @@ class Kafka(UsageSink):
 
     async def _write(self, events: Sequence[UsageEvent]) -> None:
         if self._producer is None:
-            producer = AIOKafkaProducer(acks="all", **connection(self._settings))
+            producer = AIOKafkaProducer(acks="all", **client_options(self._settings))
             try:
                 await producer.start()
             except BaseException:
@@ -76,7 +76,7 @@ class Kafka(UsageSink):
                 return
 
 
-def connection(settings: KafkaSettings) -> dict[str, Any]:
+def client_options(settings: KafkaSettings) -> dict[str, Any]:
     """How aiokafka's clients reach the brokers. What they log themselves, many times over, is told once by who asks."""
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     options: dict[str, Any] = {"bootstrap_servers": settings.servers, "client_id": "llmops"}

@@ -1,7 +1,10 @@
-"""The page: what every open answer has used so far, in a file that outlives this process.
+"""Memory-mapped slots of requests whose events are not in the outbox yet. They outlive a process that is killed.
 
-A slot is numbers and a text. A number is written with every message of the engine; that is one store to memory which
-the system keeps when the process is killed. A slot that is not free when a process finds it belonged to one that died.
+    FREE ──open──▶ OPEN ──end──▶ ENDED ──release──▶ FREE
+
+OPEN: the answer is running. Its slot holds what it has used so far; a count is written with each message of the engine,
+at the price of one store to memory. ENDED: the answer is over, and its slot holds its event until the outbox has that.
+A slot that is not free after a crash is billed: as `gateway_lost`, or by its event.
 """
 
 from __future__ import annotations
@@ -13,21 +16,26 @@ from pathlib import Path
 from struct import Struct
 from typing import NamedTuple
 
-from llmops.gateway.usage.event_formats import format_event_id
+from llmops.gateway.usage.event_formats import EncodedEvent, decode_event, format_event_id
 
-SLOT_BYTES, NUMBERS_BYTES = 1024, 64
+#: The parts of a slot, in bytes: eight numbers, the texts of an open answer, and the event of one that has ended.
+SLOT_BYTES, NUMBERS_BYTES, TEXT_BYTES = 2048, 64, 960
 SLOTS_PER_CHUNK = 256
 STATE, HIGH, LOW, STARTED, PROMPT, CACHED, TOKENS, LENGTH = range(8)
-FREE, OPEN = 0, 1
+FREE, OPEN, ENDED = range(3)
 _AFTER_STATE_OFFSET, _FIELDS_AFTER_STATE = 8, Struct("=7q")
-# Tokens that no request has, and times (microseconds since 1970) at which none began: 2001 and 2200.
+#: Before an event: the lengths of its id and its body, and its checksum.
+_EVENT_HEADER = Struct("=HHI")
+_EVENT_OFFSET = TEXT_BYTES
+_MAX_EVENT_BYTES = SLOT_BYTES - NUMBERS_BYTES - TEXT_BYTES - _EVENT_HEADER.size
+#: Tokens that no request has. Times (microseconds since 1970) at which none began: before 2001, after 2200.
 MAX_TOKENS = 2**31 - 1
 EARLIEST, LATEST = 10**15, 7_258_118_400_000_000
 _SEPARATOR = "\x1f"
 
 
 class UnfinishedAnswer(NamedTuple):
-    """What an answer had used when its process died. `texts` as they were given to `open`."""
+    """What an answer had used when its process died. `texts` are those that `open` was called with."""
 
     id: str
     started: datetime
@@ -37,31 +45,63 @@ class UnfinishedAnswer(NamedTuple):
     texts: list[str]
 
 
+class OpenSlots(NamedTuple):
+    """The slots that a dead process left: running answers, events of ended ones, and the number of damaged slots."""
+
+    unfinished: list[UnfinishedAnswer]
+    ended: list[EncodedEvent]
+    damaged: int
+
+
 class AnswerSlot:
-    """The place of one answer. `numbers` can be written without a call."""
+    """The slot of one answer. Its `numbers` can be written without a call."""
 
     __slots__ = ("numbers", "text")
 
-    def __init__(self, numbers: memoryview, text: memoryview) -> None:
+    def __init__(self, numbers: memoryview[int], text: memoryview) -> None:
         self.numbers, self.text = numbers, text
 
     def open(self, event_id: tuple[int, int], started: int, prompt: int, texts: list[str]) -> None:
-        """`started`: microseconds since 1970."""
-        data = _SEPARATOR.join(texts).encode("utf-8", "replace")[: SLOT_BYTES - NUMBERS_BYTES]
+        """Note a running answer.
+
+        Args:
+            event_id: The two numbers of `new_event_id`.
+            started: Microseconds since 1970.
+            prompt: Tokens of the prompt.
+            texts: Texts for the event, cut off where they do not fit.
+        """
+        data = _SEPARATOR.join(texts).encode("utf-8", "replace")[:TEXT_BYTES]
         self.text[: len(data)] = data
         high, low = event_id
         _FIELDS_AFTER_STATE.pack_into(self.numbers, _AFTER_STATE_OFFSET, high, low, started, prompt, 0, 0, len(data))
-        # only now does it count
+        # Last: a process that is killed before this line leaves a free slot.
         self.numbers[STATE] = OPEN
+
+    def end(self, event: EncodedEvent) -> bool:
+        """Note the event of the answer. Return False if it is too long: the slot stays open then."""
+        event_id, checksum, body = event
+        if len(body) > _MAX_EVENT_BYTES - len(event_id):
+            return False
+        header = _EVENT_HEADER.pack(len(event_id), len(body), checksum)
+        data = header + event_id.encode() + body
+        self.text[_EVENT_OFFSET : _EVENT_OFFSET + len(data)] = data
+        self.numbers[STATE] = ENDED
+        return True
 
 
 class OpenAnswers:
-    """All slots of one worker. Grows in chunks, whose room on the disk is taken first: a full disk would kill the
-    process when it writes to memory that has none.
+    """All slots of one process.
+
+    The file grows in chunks whose room on the disk is allocated first: a write to mapped memory without room behind it
+    kills the process.
     """
 
     def __init__(self, path: Path) -> None:
-        """Empties what is there. Raises OSError when there is no room."""
+        """Create the file, or empty it.
+
+        Raises:
+            OSError: There is no room for it.
+        """
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._file, 0)
         self._chunks = 0
@@ -73,7 +113,7 @@ class OpenAnswers:
             raise
 
     def take(self) -> AnswerSlot | None:
-        """A free slot, None where there is no room for another."""
+        """Return a free slot, None if there is no room for another one."""
         if not self._free:
             try:
                 self._grow()
@@ -81,59 +121,70 @@ class OpenAnswers:
                 return None
         return self._free.pop()
 
-    def give(self, slot: AnswerSlot) -> None:
+    def release(self, slot: AnswerSlot) -> None:
+        """Make the slot free."""
         slot.numbers[STATE] = FREE
         self._free.append(slot)
 
     def close(self) -> None:
-        """The file stays, with what is open in it; slots that are still in use can be written to."""
+        """Close the file. It keeps what is open, and slots in use can still be written."""
         os.close(self._file)
 
     def _grow(self) -> None:
-        size, at = SLOTS_PER_CHUNK * SLOT_BYTES, self._chunks * SLOTS_PER_CHUNK * SLOT_BYTES
-        os.posix_fallocate(self._file, at, size)
-        chunk = memoryview(mmap.mmap(self._file, size, offset=at))
+        size, offset = SLOTS_PER_CHUNK * SLOT_BYTES, self._chunks * SLOTS_PER_CHUNK * SLOT_BYTES
+        os.posix_fallocate(self._file, offset, size)
+        chunk = memoryview(mmap.mmap(self._file, size, offset=offset))
         self._chunks += 1
         for start in range(size - SLOT_BYTES, -SLOT_BYTES, -SLOT_BYTES):
             numbers, text = chunk[start : start + NUMBERS_BYTES], chunk[start + NUMBERS_BYTES : start + SLOT_BYTES]
             self._free.append(AnswerSlot(numbers.cast("q"), text))
 
 
-def read_unfinished(path: Path) -> tuple[list[UnfinishedAnswer], int]:
-    """Return what is open in the page of a process that died, and the number of slots that are damaged."""
+def read_slots(path: Path) -> OpenSlots:
+    """Return the slots in the file of a dead process that are not free."""
     data = path.read_bytes() if path.exists() else b""
-    found: list[UnfinishedAnswer] = []
-    damaged = int(len(data) % SLOT_BYTES > 0)
+    slots = OpenSlots([], [], int(len(data) % SLOT_BYTES > 0))
+    damaged = slots.damaged
     for start in range(0, len(data) - SLOT_BYTES + 1, SLOT_BYTES):
         numbers = memoryview(data)[start : start + NUMBERS_BYTES].cast("q")
-        if numbers[STATE] == FREE:
-            continue
-        if not _is_whole(numbers):
+        text = data[start + NUMBERS_BYTES : start + SLOT_BYTES]
+        try:
+            if numbers[STATE] == ENDED:
+                slots.ended.append(_read_event(text))
+            elif numbers[STATE] != FREE:
+                slots.unfinished.append(_read_answer(numbers, text))
+        except ValueError:
             damaged += 1
-            continue
-        text = data[start + NUMBERS_BYTES : start + NUMBERS_BYTES + numbers[LENGTH]].decode("utf-8", "ignore")
-        started = datetime.fromtimestamp(numbers[STARTED] / 1e6, UTC)
-        found.append(
-            UnfinishedAnswer(
-                format_event_id(numbers[HIGH], numbers[LOW]),
-                started,
-                numbers[PROMPT],
-                numbers[CACHED],
-                numbers[TOKENS],
-                text.split(_SEPARATOR),
-            )
-        )
-    return found, damaged
+    return slots._replace(damaged=damaged)
 
 
-def _is_whole(numbers: memoryview[int]) -> bool:
-    """Return True if the numbers of an open slot are ones that `AnswerSlot.open` and an engine write."""
-    return (
+def _read_event(text: bytes) -> EncodedEvent:
+    """Raises ValueError for an event that `AnswerSlot.end` did not write."""
+    id_length, body_length, checksum = _EVENT_HEADER.unpack_from(text, _EVENT_OFFSET)
+    start = _EVENT_OFFSET + _EVENT_HEADER.size
+    body = text[start + id_length : start + id_length + body_length]
+    event = EncodedEvent(text[start : start + id_length].decode("ascii"), checksum, body)
+    decode_event(event)
+    return event
+
+
+def _read_answer(numbers: memoryview[int], text: bytes) -> UnfinishedAnswer:
+    """Raises ValueError for numbers that `AnswerSlot.open` and an engine do not write."""
+    if not (
         numbers[STATE] == OPEN
         and numbers[HIGH] >= 0
         and 0 <= numbers[LOW] < 1 << 62
         and EARLIEST <= numbers[STARTED] <= LATEST
         and 0 <= numbers[CACHED] <= numbers[PROMPT] <= MAX_TOKENS
         and 0 <= numbers[TOKENS] <= MAX_TOKENS
-        and 0 < numbers[LENGTH] <= SLOT_BYTES - NUMBERS_BYTES
+        and 0 < numbers[LENGTH] <= TEXT_BYTES
+    ):
+        raise ValueError("the slot is damaged")
+    return UnfinishedAnswer(
+        id=format_event_id(numbers[HIGH], numbers[LOW]),
+        started=datetime.fromtimestamp(numbers[STARTED] / 1e6, UTC),
+        prompt=numbers[PROMPT],
+        cached=numbers[CACHED],
+        tokens=numbers[TOKENS],
+        texts=text[: numbers[LENGTH]].decode("utf-8", "ignore").split(_SEPARATOR),
     )

@@ -1,247 +1,270 @@
-"""The journal: events in the order of their numbers, in files to which only is appended.
+"""The usage outbox: events that the ledger has not confirmed yet, in one SQLite file of one gateway process.
 
-A line is in the system's hands when `append` returns, so that killing this process loses none, and on the disk after
-the next `sync`. Only what is on the disk is shipped: a line that a power cut tore was never seen by anybody, and its
-number is free again.
+Events are added in batches, one transaction each, which does not wait for the disk: SQLite's write-ahead log (WAL) is
+in the system's hands after it, so a killed process loses nothing. `checkpoint` brings the log to the disk in another
+thread; a power cut loses what came after the last one.
+
+`place` numbers the rows in the order in which they were added and is never used twice in a file. Delivery reads in that
+order: event ids are not in the order of arrival, and SQLite gives a row id again when its table has become empty.
 """
 
 from __future__ import annotations
 
 import asyncio
-import errno
+import json
 import logging
+import mmap
 import os
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Iterable, Iterator
-from datetime import UTC, datetime
-from itertools import islice
+import sqlite3
+from collections.abc import Collection, Iterator, Sequence
+from datetime import datetime
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
-from uuid import NAMESPACE_OID, uuid5
+from typing import NamedTuple
 
 from llmops.gateway.interfaces import UsageEvent
-from llmops.gateway.usage.event_formats import from_journal_line, to_journal_line
+from llmops.gateway.usage.event_formats import EncodedEvent, decode_event
 
 log = logging.getLogger(__name__)
 
-SEGMENT_BYTES = 4 * 2**20
+#: Bytes of an outbox, with its log.
 MAX_BYTES = 2**30
-# the newest events, which need not be read again as long as a ledger keeps up
-MAX_CACHED_EVENTS = 1024
-_SUFFIX = ".journal"
-DAMAGED = "damaged"
+#: Bytes of a log that grows because events arrive faster than checkpoints end; it is emptied on the event loop then.
+MAX_LOG_BYTES = 16 * 2**20
+#: Bytes of an empty file that is made small again: a long outage may have left up to `MAX_BYTES`.
+SHRINK_BYTES = 4 * 2**20
+#: Pages that the file may have at least; SQLite does not open a smaller one.
+_MIN_PAGES = 16
+#: Seconds that a statement waits for a lock. Nothing but the end of a checkpoint takes the lock of the writer.
+_LOCK_TIMEOUT = 1.0
+_DATABASE, _POSITION = "outbox.db", "position"
+#: Numbers in the position file: the last place given to an event, and the last one whose event was deleted.
+_LAST, _DELETED, _POSITION_BYTES = 0, 1, 16
+_MAX_PLACE = 2**53
+#: Errors of the machine: the file may be whole. Everything else that SQLite raises while it opens a file is damage.
+_MACHINE_ERRORS = frozenset(
+    {
+        sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
+        sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN,
+    }
+)  # fmt: skip
+_COLUMNS = "place, id, checksum, body"
 
 
-class EventPosition(NamedTuple):
-    """Where the event with the number `seq` begins: in the segment that begins with `first`."""
+class OutboxRow(NamedTuple):
+    """An event and its place in the outbox."""
 
-    seq: int
-    first: int
-    offset: int
+    place: int
+    event: UsageEvent
 
 
 class UsageOutbox:
-    """Of one gateway worker, in a folder that only it uses. `gateway_id` is the folder's name.
+    """An outbox in a folder that no other process uses.
 
-    `append` and `forget` are for one thread; `sync` and `read` work in others beside them.
+    `add` and `delete` are for the thread of the event loop; `read`, `ids` and `checkpoint` work in other threads.
     """
 
-    def __init__(self, folder: Path, most: int = MAX_BYTES, segment: int = SEGMENT_BYTES) -> None:
-        """What is there is taken up. Raises OSError when the folder cannot be written."""
-        self.gateway_id = folder.name
-        self._folder, self._most, self._segment = folder, most, min(segment, most // 8)
-        self._firsts = sorted(_segment_numbers(folder)) or [0]
-        self.next_seq = self._firsts[-1]
-        # bytes of the last segment, and of all before it
-        self._size, self._before = 0, sum(_segment_path(folder, first).stat().st_size for first in self._firsts[:-1])
-        self._rotated: list[int] = []
-        self._place = EventPosition(-1, 0, 0)
-        self._newest: deque[UsageEvent] = deque(maxlen=MAX_CACHED_EVENTS)
-        self._file = self._open(self.next_seq)
-        # ids of what was in its last segment, for who takes it up
-        self.found: set[str] = set()
-        self._take_up()
-        os.fsync(self._file)
-        self._sync_folder()
-        self.synced = self.next_seq
+    def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
+        """Open the outbox of `folder`, or create it. Checks each page of a file that was there.
 
-    @property
-    def first_seq(self) -> int:
-        """The oldest event that is still here."""
-        return self._firsts[0]
+        Raises:
+            OSError: A file cannot be created or opened.
+            sqlite3.Error: The database is damaged, or the machine lacks something: see `is_machine_error`.
+        """
+        path = folder / _DATABASE
+        self._path, self._log_path, is_new = path, folder / f"{_DATABASE}-wal", not path.exists()
+        self._connections: list[sqlite3.Connection] = []
+        #: Places of rows that cannot be read. They are not delivered, and stay in the file.
+        self.damaged: set[int] = set()
+        try:
+            # The writer, and one connection for each kind of work that runs in another thread.
+            self._writer, self._reader, self._checkpointer = (self._connect(path) for _ in range(3))
+            if is_new:
+                self._writer.execute(
+                    "CREATE TABLE events "
+                    "(place INTEGER PRIMARY KEY, id TEXT NOT NULL, checksum INTEGER NOT NULL, body BLOB NOT NULL)"
+                )
+                # After the table: a file without it is damaged, and not one that was just created.
+                self._writer.execute("PRAGMA journal_mode = WAL")
+            else:
+                self._check()
+            self.limit(max_bytes)
+            self.count, last = self._writer.execute("SELECT count(*), coalesce(max(place), 0) FROM events").fetchone()
+            self._position = _map_position(folder / _POSITION)
+            self._recover_position(last)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def size(self) -> int:
-        return self._before + self._size
+        """The bytes of the pages that hold events."""
+        pages, free, size = (
+            self._writer.execute(f"PRAGMA {name}").fetchone()[0]
+            for name in ("page_count", "freelist_count", "page_size")
+        )
+        return int((pages - free) * size)
 
-    def append(self, event: UsageEvent) -> None:
-        """`event.seq` is `next_seq`. Raises OSError, and then nothing is kept of it."""
-        line = to_journal_line(event)
-        size = self._size + len(line)
-        if size > self._segment and self._size:
-            self._rotate()
-            size = len(line)
-        if self._before + size > self._most:
-            raise OSError(errno.EDQUOT, f"the ledger lacks {self.size:,} bytes, and the journal may hold no more")
-        self._write(line)
-        self._newest.append(event)
-        self.next_seq += 1
+    def limit(self, max_bytes: int) -> None:
+        """Refuse events that would make the outbox larger than `max_bytes`."""
+        self._max_log_bytes = min(MAX_LOG_BYTES, max_bytes // 8)
+        (page_size,) = self._writer.execute("PRAGMA page_size").fetchone()
+        pages = max((max_bytes - self._max_log_bytes) // page_size, _MIN_PAGES)
+        self._writer.execute(f"PRAGMA max_page_count = {pages}")
 
-    async def sync(self) -> None:
-        """All that was appended before this is on the disk after it. Raises OSError."""
-        seq, rotated, self._rotated = self.next_seq, self._rotated, []
-        await asyncio.to_thread(self._sync, rotated, os.dup(self._file))
-        self.synced = seq
+    def add(self, events: Sequence[EncodedEvent]) -> None:
+        """Add the events behind all others: all of them or none.
 
-    async def read(self, seq: int, most: int) -> list[UsageEvent]:
-        """Up to `most` events from the number `seq` on, of those that are on the disk."""
-        end, oldest = min(seq + most, self.synced), self.next_seq - len(self._newest)
-        if seq >= oldest:
-            return list(islice(self._newest, seq - oldest, max(end, seq) - oldest))
-        return await asyncio.to_thread(self._read, seq, end, list(self._firsts))
+        Raises:
+            sqlite3.Error: There is no room for them, or the disk fails.
+        """
+        rows = [(place, *event) for place, event in enumerate(events, self.last_place + 1)]
+        with self._writer:
+            self._writer.executemany(f"INSERT INTO events ({_COLUMNS}) VALUES (?, ?, ?, ?)", rows)
+        self.count += len(events)
+        self.last_place += len(events)
+        self._position[_LAST] = self.last_place
 
-    def forget(self, seq: int) -> None:
-        """Events before `seq` are needed no more; segments that hold no other are deleted."""
-        while self._newest and self._newest[0].seq < seq:
-            self._newest.popleft()
-        if seq >= self.next_seq and self._size > self._segment // 2:
-            self._rotate()
-        while len(self._firsts) > 1 and self._firsts[1] <= seq:
-            path = _segment_path(self._folder, self._firsts.pop(0))
-            self._before -= path.stat().st_size
-            path.unlink()
+    def delete(self, places: Collection[int]) -> None:
+        """Delete the events at these places.
+
+        Raises:
+            sqlite3.Error: The disk fails.
+        """
+        with self._writer:
+            deleted = self._writer.execute(
+                "DELETE FROM events WHERE place IN (SELECT value FROM json_each(?))", (json.dumps(sorted(places)),)
+            )
+        self.count -= deleted.rowcount
+        self._position[_DELETED] = max(self._position[_DELETED], *places)
+
+    async def read(self, after: int, limit: int) -> list[OutboxRow]:
+        """Return the first events behind the place `after`, at most `limit`. Rows that are damaged are left out."""
+        return await asyncio.to_thread(self._read, after, limit)
+
+    async def ids(self, until: int, limit: int) -> dict[str, int]:
+        """Return the places of the first events up to the place `until`, at most `limit`, by the events' ids."""
+        statement = "SELECT id, place FROM events WHERE place <= ? ORDER BY place LIMIT ?"
+        rows = await asyncio.to_thread(_fetch, self._reader, statement, (until, limit + len(self.damaged)))
+        return {event_id: place for event_id, place in rows if place not in self.damaged}
+
+    def known(self, ids: Collection[str]) -> set[str]:
+        """Return those of the event ids that are in the outbox. Reads all of it."""
+        statement = "SELECT id FROM events WHERE id IN (SELECT value FROM json_each(?))"
+        return {row[0] for row in self._writer.execute(statement, (json.dumps(sorted(ids)),))}
+
+    def oldest(self) -> datetime | None:
+        """Return the time of the first event, None for an empty outbox or one that cannot be read."""
+        try:
+            row = self._writer.execute(f"SELECT {_COLUMNS} FROM events ORDER BY place LIMIT 1").fetchone()
+            return decode_event(EncodedEvent(*row[1:])).at if row else None
+        except (sqlite3.Error, ValueError):
+            return None
+
+    async def checkpoint(self) -> None:
+        """Bring all events that were added before to the disk.
+
+        Raises:
+            sqlite3.Error: The disk fails.
+        """
+        await asyncio.to_thread(_fetch, self._checkpointer, "PRAGMA wal_checkpoint(PASSIVE)")
+        if self._log_path.stat().st_size > self._max_log_bytes:
+            self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+        if not self.count and self._path.stat().st_size > SHRINK_BYTES:
+            self._writer.execute("VACUUM")
 
     def close(self) -> None:
-        """Without syncing."""
-        for descriptor in (*self._rotated, self._file):
-            os.close(descriptor)
+        """Close the files. Running reads must have ended."""
+        for connection in self._connections:
+            connection.close()
 
-    # -- writing ---------------------------------------------------------------------------------------------------
+    def _connect(self, path: Path) -> sqlite3.Connection:
+        connection = sqlite3.connect(path, timeout=_LOCK_TIMEOUT, isolation_level="IMMEDIATE", check_same_thread=False)
+        self._connections.append(connection)
+        connection.execute("PRAGMA synchronous = NORMAL")
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        return connection
 
-    def _write(self, line: bytes) -> None:
-        written = 0
+    def _check(self) -> None:
+        (state,) = self._writer.execute("PRAGMA quick_check(1)").fetchone()
+        if state != "ok":
+            raise sqlite3.DatabaseError(state.splitlines()[-1])
+
+    def _recover_position(self, last: int) -> None:
+        """Compare the events in the file with the position that its process wrote, and report those that are missing.
+
+        SQLite ends a log silently at the first frame that is not whole.
+        """
+        written, deleted = self._position
+        if not 0 <= deleted <= written <= _MAX_PLACE:
+            log.error("The file %s is damaged: events that are missing in the outbox cannot be noticed.", _POSITION)
+            written, deleted = last, 0
+        missing = written - max(last, deleted)
+        if missing > 0:
+            log.error(
+                "The end of the outbox %s is lost: up to %d events of usage are missing. If the machine did not crash, "
+                "its disk is damaged.",
+                self._path, missing,
+            )  # fmt: skip
+        self.last_place = max(written, last)
+        self._position[_LAST], self._position[_DELETED] = self.last_place, min(deleted, self.last_place)
+
+    def _read(self, after: int, limit: int) -> list[OutboxRow]:
+        statement = f"SELECT {_COLUMNS} FROM events WHERE place > ? ORDER BY place LIMIT ?"
+        while rows := _fetch(self._reader, statement, (after, limit)):
+            readable = []
+            for place, *encoded in rows:
+                try:
+                    readable.append(OutboxRow(place, decode_event(EncodedEvent(*encoded))))
+                except (ValueError, TypeError) as error:
+                    self._report_damage(place, error)
+            if readable:
+                return readable
+            after = rows[-1][0]
+        return []
+
+    def _report_damage(self, place: int, error: Exception) -> None:
+        if place not in self.damaged:
+            self.damaged.add(place)
+            log.error("Event %d of the outbox %s is damaged (%s) and cannot be billed.", place, self._path, error)
+
+
+def is_machine_error(error: Exception) -> bool:
+    """Return True if the machine lacks something (space, permissions, memory) and the file may be whole."""
+    code = getattr(error, "sqlite_errorcode", None)
+    return code is not None and code & 0xFF in _MACHINE_ERRORS
+
+
+def salvage_events(folder: Path) -> Iterator[EncodedEvent]:
+    """Yield the events that can be read from a damaged outbox: from its start and from its end up to the damage."""
+    last = 0
+    for condition in ("place > ? ORDER BY place", "place > ? ORDER BY place DESC"):
         try:
-            written = os.write(self._file, line)
-            if written < len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        except OSError:
-            if written:
-                os.ftruncate(self._file, self._size)
-            raise
-        self._size += written
-
-    def _rotate(self) -> None:
-        new = self._open(self.next_seq)
-        self._rotated.append(self._file)
-        self._before += self._size
-        self._firsts.append(self.next_seq)
-        self._file, self._size = new, 0
-
-    def _open(self, first: int) -> int:
-        return os.open(_segment_path(self._folder, first), os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-    def _sync(self, rotated: list[int], last: int) -> None:
-        try:
-            for descriptor in (*rotated, last):
-                os.fdatasync(descriptor)
-        finally:
-            for descriptor in (*rotated, last):
-                os.close(descriptor)
-        if rotated:
-            self._sync_folder()
-
-    def _sync_folder(self) -> None:
-        folder = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
-
-    def _take_up(self) -> None:
-        """The end of the last segment may be torn: what is whole behind a torn line is written again, renumbered."""
-        lines = _segment_path(self._folder, self._firsts[-1]).read_bytes().splitlines(keepends=True)
-        again: list[UsageEvent] = []
-        torn = False
-        for line in lines:
-            event = _parse_line(line)
-            if event is not None and not torn and event.seq == self.next_seq:
-                self.found.add(event.id)
-                self._size += len(line)
-                self.next_seq += 1
-            else:
-                torn = True
-                if event is not None:
-                    again.append(event)
-        os.ftruncate(self._file, self._size)
-        for event in again:
-            moved = event._replace(seq=self.next_seq)
-            self.append(moved)
-            self.found.add(moved.id)
-
-    # -- reading ---------------------------------------------------------------------------------------------------
-
-    def _read(self, seq: int, end: int, firsts: list[int]) -> list[UsageEvent]:
-        events: list[UsageEvent] = []
-        while seq < end:
-            place = self._place
-            if place.seq != seq or place.first not in firsts:
-                place = self._find(seq, firsts)
-            offset, after = place.offset, bisect_right(firsts, place.first)
-            behind = min(end, firsts[after]) if after < len(firsts) else end
-            with _segment_path(self._folder, place.first).open("rb") as file:
-                file.seek(offset)
-                for event in _events(file):
-                    if event.seq >= end:
-                        break
-                    events += self._damaged(range(max(seq, firsts[0]), event.seq), event.at)
-                    events.append(event)
-                    seq, offset = event.seq + 1, file.tell()
-                    if seq == end:
-                        break
-            events += self._damaged(range(max(seq, firsts[0]), behind), datetime.now(UTC))
-            seq = max(seq, behind)
-            self._place = EventPosition(seq, seq, 0) if seq in firsts else EventPosition(seq, place.first, offset)
-        return events
-
-    def _damaged(self, seqs: Iterable[int], at: datetime) -> Iterator[UsageEvent]:
-        """In place of lines that the disk lost after it had them: a number that never came would hold up all behind it,
-        here and in the ledger, and nobody would know."""
-        for seq in seqs:
-            log.error("The line of event %d of %s is damaged; what it said is lost.", seq, self.gateway_id)
-            one = str(uuid5(NAMESPACE_OID, f"{self.gateway_id}/{seq}"))
-            made = UsageEvent(one, self.gateway_id, seq, at, "", "", "", "", "unknown", 0)
-            yield made._replace(status=0, finish_reason=DAMAGED)
-
-    def _find(self, seq: int, firsts: list[int]) -> EventPosition:
-        first = firsts[max(bisect_right(firsts, seq) - 1, 0)]
-        offset = 0
-        with _segment_path(self._folder, first).open("rb") as file:
-            for event in _events(file):
-                if event.seq >= seq:
-                    break
-                offset = file.tell()
-        return EventPosition(seq, first, offset)
+            connection = sqlite3.connect(folder / _DATABASE)
+            with connection:
+                for place, *values in connection.execute(f"SELECT {_COLUMNS} FROM events WHERE {condition}", (last,)):
+                    encoded = EncodedEvent(*values)
+                    try:
+                        decode_event(encoded)
+                    except (ValueError, TypeError):
+                        continue
+                    if condition.endswith("place"):
+                        last = max(last, place)
+                    yield encoded
+            connection.close()
+        except sqlite3.Error:
+            continue
 
 
-def _events(file: BinaryIO) -> Iterator[UsageEvent]:
-    """From where `file` is on; after each it is behind that one. What is no event is passed over."""
-    while line := file.readline():
-        event = _parse_line(line)
-        if event is not None:
-            yield event
+def _fetch(connection: sqlite3.Connection, statement: str, values: tuple[int, ...] = ()) -> list[tuple]:
+    return connection.execute(statement, values).fetchall()
 
 
-def _parse_line(line: bytes) -> UsageEvent | None:
+def _map_position(path: Path) -> memoryview[int]:
+    """Map the position file, so that its numbers survive this process when it is killed."""
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
-        return from_journal_line(line)
-    except (ValueError, TypeError, KeyError):
-        return None
-
-
-def _segment_numbers(folder: Path) -> Iterator[int]:
-    return (int(path.stem) for path in folder.glob(f"*{_SUFFIX}") if path.stem.isdecimal())
-
-
-def _segment_path(folder: Path, first: int) -> Path:
-    return folder / f"{first:020d}{_SUFFIX}"
+        os.ftruncate(file, _POSITION_BYTES)
+        os.posix_fallocate(file, 0, _POSITION_BYTES)
+        return memoryview(mmap.mmap(file, _POSITION_BYTES)).cast("q")
+    finally:
+        os.close(file)

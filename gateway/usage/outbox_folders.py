@@ -1,6 +1,6 @@
-"""The folders of journals: one for each worker at a time, and what a dead one left is anybody's to take up.
+"""The folders of outboxes: a new one for each gateway process. A folder that a dead process left can be taken over.
 
-Who works in a folder holds a lock on a file of it, which the system gives back however a process ends.
+The process that works in a folder holds a lock on a file in it, which the system releases however the process ends.
 """
 
 from __future__ import annotations
@@ -17,61 +17,74 @@ _PREFIX, _LOCK, _DAMAGED = "gw-", "lock", "damaged-"
 
 
 class FolderLock:
-    """A folder that nobody else works in until this is given back."""
+    """A folder that no other process works in until the lock is released."""
 
     def __init__(self, folder: Path, lock: int) -> None:
         self.folder = folder
         self._lock = lock
 
-    def give_back(self) -> None:
+    @property
+    def size(self) -> int:
+        """The bytes of the files in the folder."""
+        return sum(file.stat().st_size for file in self.folder.iterdir())
+
+    def release(self) -> None:
+        """Leave the folder for another process."""
         os.close(self._lock)
 
     def remove(self) -> None:
-        """The folder with all that is in it."""
-        gone = self.folder.with_name(f".{self.folder.name}")
-        # at once: nobody may take up half of it
-        self.folder.rename(gone)
-        shutil.rmtree(gone, ignore_errors=True)
-        self.give_back()
+        """Delete the folder."""
+        hidden = self.folder.with_name(f".{self.folder.name}")
+        # Renamed first: no process may take over a part of it.
+        self.folder.rename(hidden)
+        shutil.rmtree(hidden, ignore_errors=True)
+        self.release()
         with suppress(OSError):
-            gone.parent.rmdir()
+            hidden.parent.rmdir()
 
     def quarantine(self) -> Path:
-        """Rename the folder so that no gateway takes it up, and return its new path. Nothing in it is lost."""
+        """Rename the folder so that no process takes it over, and return its new path. All files stay in it."""
         kept = self.folder.with_name(f"{_DAMAGED}{self.folder.name}")
         self.folder.rename(kept)
-        self.give_back()
+        self.release()
         return kept
 
 
 def keep_damaged(file: Path) -> Path:
-    """Copy a damaged file beside the folder that it is in, where it outlives the folder, and return the copy's path."""
+    """Copy a damaged file beside its folder, where it outlives the folder, and return the path of the copy."""
     kept = file.parent.with_name(f"{_DAMAGED}{file.parent.name}-{file.name}-{secrets.token_hex(4)}")
     shutil.copy(file, kept)
     return kept
 
 
-def claim(root: Path) -> FolderLock:
-    """Return a new folder. Raises OSError when there can be none."""
+def new_gateway_id() -> str:
+    """Return a name for a gateway process that no other one has or had."""
+    return _PREFIX + secrets.token_hex(6)
+
+
+def lock_new_folder(root: Path) -> FolderLock:
+    """Create a folder and return its lock.
+
+    Raises:
+        OSError: It cannot be created.
+    """
     while True:
-        # each time: who goes may have removed it
+        # Each time: a process that ends may have removed the empty root.
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        folder = root / (_PREFIX + secrets.token_hex(6))
+        folder = root / new_gateway_id()
         with suppress(FileNotFoundError):
             folder.mkdir(mode=0o700)
-            # another may have taken it up as one that was left
-            made = _lock_folder(folder)
-            if made is not None:
-                return made
+            # None: another process took it for an abandoned one.
+            if (lock := _lock_folder(folder)) is not None:
+                return lock
 
 
 def lock_abandoned_folders(root: Path) -> Iterator[FolderLock]:
-    """Each folder under `root` in which nobody works."""
+    """Lock and yield each folder in `root` that no process works in."""
     for folder in sorted(root.glob(f"{_PREFIX}*")):
         with suppress(FileNotFoundError):
-            found = _lock_folder(folder)
-            if found is not None:
-                yield found
+            if (lock := _lock_folder(folder)) is not None:
+                yield lock
 
 
 def _lock_folder(folder: Path) -> FolderLock | None:
@@ -79,7 +92,7 @@ def _lock_folder(folder: Path) -> FolderLock | None:
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        # who had it may have removed the folder meanwhile
+        # The process that held the lock may have removed the folder meanwhile.
         if os.fstat(lock).st_ino == path.stat().st_ino:
             return FolderLock(folder, lock)
     except (BlockingIOError, FileNotFoundError):

@@ -1,9 +1,13 @@
-"""Requests become events: counted in the page while they are open, written to the journal before they end."""
+"""Requests become events: counted in a memory-mapped slot while they run, written to the outbox in batches.
+
+An ended request's event is in its slot before the last bytes of the answer go out, where it survives a killed process;
+`flush` writes the events of many requests to the outbox in one transaction and makes their slots free.
+"""
 
 from __future__ import annotations
 
-import asyncio
 import logging
+import sqlite3
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -12,173 +16,176 @@ from pathlib import Path
 from llmops.clocks import utc_now
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Outcome, Usage, UsageEvent, UsageRecorder
-from llmops.gateway.usage.event_formats import format_event_id, new_event_id
+from llmops.gateway.usage.event_formats import EncodedEvent, encode_event, format_event_id, new_event_id
 from llmops.gateway.usage.open_answers import (
     CACHED,
     NUMBERS_BYTES,
-    PROMPT,
     TOKENS,
     AnswerSlot,
     OpenAnswers,
     UnfinishedAnswer,
-    read_unfinished,
+    read_slots,
 )
 from llmops.gateway.usage.outbox import UsageOutbox
-from llmops.gateway.usage.outbox_folders import keep_damaged
+from llmops.gateway.usage.outbox_folders import keep_damaged, new_gateway_id
 from llmops.gateway.usage.sink import Prices
-from llmops.tuples import namedtuple_factory
 
 log = logging.getLogger(__name__)
 
+#: The finish reason of an answer whose gateway died.
 GATEWAY_LOST = "gateway_lost"
-# such an end without a token is nobody's to pay
+#: Finish reasons of answers that are not billed if they have no token.
 _FAILED_FINISH_REASONS = frozenset({"error", "engine_lost"})
-# of usage_records.request_id
+#: Characters of the column `usage_records.request_id`.
 _MAX_REQUEST_ID_LENGTH = 64
-
-
-_make_event = namedtuple_factory(UsageEvent)
+_SLOTS_FILE = "open-answers"
 
 
 class OutboxWriter:
-    """Of one worker. `trouble` says why events cannot be written now, and is empty otherwise.
+    """The writer of one process's events. `trouble` says why they cannot be written now; it is empty otherwise.
 
-    An event that the disk does not take is kept, and so is its slot on the page; `retry` tries again. There are never
-    more of them than there were open requests.
+    Events that the outbox does not take stay in memory and in their slots until `flush` succeeds.
     """
 
     def __init__(
-        self, folder: Path, journal: UsageOutbox, prices: Prices, now: Callable[[], datetime] = utc_now
+        self, folder: Path, outbox: UsageOutbox, prices: Prices, now: Callable[[], datetime] = utc_now
     ) -> None:
-        """What a process that died left on the page of `folder` goes into the journal first. Raises OSError."""
-        self.journal, self.prices, self.now = journal, prices, now
-        page = folder / "page"
-        self._take_up(page)
-        self._page = OpenAnswers(page)
-        self._kept: list[tuple[UsageEvent, AnswerSlot | None]] = []
-        self.trouble = ""
-        # there is something that is not on the disk yet
-        self.dirty = asyncio.Event()
-        self.dirty.set()
+        """Raises OSError if there is no room for the slots. The folder's name becomes the events' gateway id."""
+        self.gateway_id, self.next_seq = folder.name, 0
+        self.prices, self.now, self.trouble = prices, now, ""
+        self._outbox = outbox
+        self._slots = OpenAnswers(folder / _SLOTS_FILE)
+        self._pending: list[tuple[EncodedEvent, AnswerSlot | None]] = []
 
-    def tally(self, context: RequestContext) -> UsageRecorder:
+    def recorder(self, context: RequestContext) -> UsageRecorder:
+        """Return what records the usage of one request."""
         return _RequestUsage(self, context)
 
     def open(
         self, event_id: tuple[int, int], context: RequestContext, model: str, answer_id: str, prompt: int
     ) -> AnswerSlot | None:
-        """A place on the page. None where there is no room for another: then only a crash would lose the request."""
-        slot = self._page.take()
+        """Return a slot for a request, None without room for one: a crash loses the request then."""
+        slot = self._slots.take()
         if slot is not None:
             caller = context.caller
-            texts = [
-                model,
-                answer_id[:_MAX_REQUEST_ID_LENGTH],
-                caller.tenant_id,
-                caller.user_id,
-                caller.key_id,
-                caller.tier,
-            ]
+            texts = [model, answer_id[:_MAX_REQUEST_ID_LENGTH]]
+            texts += [caller.tenant_id, caller.user_id, caller.key_id, caller.tier]
             slot.open(event_id, time.time_ns() // 1000, prompt, texts)
         return slot
 
     def end(self, event: UsageEvent, slot: AnswerSlot | None) -> None:
-        """Write it down."""
-        try:
-            self.journal.append(event)
-        except OSError as error:
-            self._keep(event, slot, error)
-            return
-        self.dirty.set()
-        self.drop(slot)
+        """Write the event of a request that has ended. Its number must be `next_seq`."""
+        self.next_seq += 1
+        encoded = encode_event(event)
+        self._pending.append((encoded, slot))
+        if slot is None or not slot.end(encoded):
+            self.flush()
 
-    def drop(self, slot: AnswerSlot | None) -> None:
+    def release(self, slot: AnswerSlot | None) -> None:
+        """Make the slot of a request that is not billed free."""
         if slot is not None:
-            self._page.give(slot)
+            self._slots.release(slot)
 
-    def retry(self) -> None:
-        """What the disk did not take is offered again."""
-        while self._kept:
-            event, slot = self._kept[0]
-            try:
-                self.journal.append(event._replace(seq=self.journal.next_seq))
-            except OSError:
-                return
-            del self._kept[0]
-            self.dirty.set()
-            self.drop(slot)
+    def flush(self) -> None:
+        """Write the events of all ended requests to the outbox, or set `trouble`."""
+        if not self._pending:
+            return
+        try:
+            self._outbox.add([encoded for encoded, _ in self._pending])
+        except sqlite3.Error as error:
+            if not self.trouble:
+                log.error("Usage cannot be written (%s); it is kept in memory until it can.", error)
+            self.trouble = str(error)
+            return
+        for _, slot in self._pending:
+            self.release(slot)
+        self._pending.clear()
         if self.trouble:
             log.warning("Usage can be written again.")
             self.trouble = ""
 
     def close(self) -> None:
-        self.retry()
-        self._page.close()
+        """Write what can be written. The rest stays in its slots for the next process."""
+        self.flush()
+        self._slots.close()
 
-    def _keep(self, event: UsageEvent, slot: AnswerSlot | None, error: OSError) -> None:
-        if not self.trouble:
-            self.trouble = error.strerror or str(error)
-            log.error("Usage cannot be written (%s); it is kept in memory until it can.", self.trouble)
-        if slot is not None:
-            slot.numbers[PROMPT], slot.numbers[CACHED] = event.input_tokens, event.cached_tokens
-            slot.numbers[TOKENS] = event.output_tokens
-        self._kept.append((event, slot))
-        self.dirty.set()
+    @property
+    def pending(self) -> int:
+        """The number of events that are not in the outbox yet."""
+        return len(self._pending)
 
-    def _take_up(self, page: Path) -> None:
-        written = self.journal.found
-        found, damaged = read_unfinished(page)
-        if damaged:
-            log.error(
-                "%d requests that were open when a gateway died cannot be billed: their records are damaged. They are "
-                "kept in %s.",
-                damaged,
-                keep_damaged(page),
-            )
-        left = [one for one in found if one.id not in written and one.tokens]
-        written.clear()
-        for one in left:
-            self.journal.append(self._lost(one))
-        if left:
-            log.warning("%d requests were lost with a gateway that died; what they used is in the journal.", len(left))
 
-    def _lost(self, left: UnfinishedAnswer) -> UsageEvent:
-        model, request_id, tenant_id, user_id, key_id, tier, *_ = [*left.texts, *[""] * 6]
-        used = Usage(left.prompt, left.tokens, cached_tokens=left.cached)
-        cost, price = self.prices.bill(model, used, left.started)
-        return UsageEvent(
-            id=left.id,
-            gateway_id=self.journal.gateway_id,
-            seq=self.journal.next_seq,
-            at=left.started,
-            request_id=request_id,
-            tenant_id=tenant_id,
-            user_id=user_id,
-            key_id=key_id,
-            model=model,
-            input_tokens=left.prompt,
-            cached_tokens=left.cached,
-            output_tokens=left.tokens,
-            cost_micros=cost,
-            price_id=price,
-            status=0,
-            finish_reason=GATEWAY_LOST,
-            priority=tier or None,
+def recover_open_answers(folder: Path, outbox: UsageOutbox, prices: Prices) -> None:
+    """Add the events in the slots that a dead process left in `folder` to `outbox`, and delete the slots.
+
+    Running answers are events of a new gateway id: the numbers of the dead gateway may have been given to events that
+    its outbox has lost.
+
+    Raises:
+        OSError: The file of the slots cannot be read.
+        sqlite3.Error: The outbox does not take the events.
+    """
+    path = folder / _SLOTS_FILE
+    slots = read_slots(path)
+    if slots.damaged:
+        log.error(
+            "%d requests that ran when a gateway died cannot be billed, because their records are damaged. They are "
+            "kept in %s.",
+            slots.damaged,
+            keep_damaged(path),
         )
+    # A process may die after it has added events and before it has made their slots free.
+    known = outbox.known([event.id for event in slots.ended] + [answer.id for answer in slots.unfinished])
+    lost = [answer for answer in slots.unfinished if answer.id not in known and answer.tokens]
+    gateway_id = new_gateway_id()
+    events = [event for event in slots.ended if event.id not in known]
+    events += [encode_event(_lost_event(answer, gateway_id, seq, prices)) for seq, answer in enumerate(lost)]
+    if events:
+        outbox.add(events)
+    path.unlink(missing_ok=True)
+    if lost:
+        log.warning("%d requests were lost with a gateway that died; they are billed for what they used.", len(lost))
+
+
+def _lost_event(answer: UnfinishedAnswer, gateway_id: str, seq: int, prices: Prices) -> UsageEvent:
+    model, request_id, tenant_id, user_id, key_id, tier, *_ = [*answer.texts, *[""] * 6]
+    usage = Usage(answer.prompt, answer.tokens, cached_tokens=answer.cached)
+    cost, price_id = prices.bill(model, usage, answer.started)
+    return UsageEvent(
+        id=answer.id,
+        gateway_id=gateway_id,
+        seq=seq,
+        at=answer.started,
+        request_id=request_id,
+        tenant_id=tenant_id,
+        user_id=user_id,
+        key_id=key_id,
+        model=model,
+        input_tokens=answer.prompt,
+        cached_tokens=answer.cached,
+        output_tokens=answer.tokens,
+        cost_micros=cost,
+        price_id=price_id,
+        status=0,
+        finish_reason=GATEWAY_LOST,
+        priority=tier or None,
+    )
 
 
 class _RequestUsage(UsageRecorder):
-    __slots__ = ("_context", "_id", "_meter", "_model", "_name", "_numbers", "_open", "_slot")
+    """The usage of one request."""
 
-    def __init__(self, meter: OutboxWriter, context: RequestContext) -> None:
-        self._meter, self._context = meter, context
+    __slots__ = ("_answer_id", "_context", "_id", "_model", "_numbers", "_open", "_slot", "_writer")
+
+    def __init__(self, writer: OutboxWriter, context: RequestContext) -> None:
+        self._writer, self._context = writer, context
         self._open = False
 
     def begin(self, model: str, answer_id: str, prompt_tokens: int) -> None:
-        self._open, self._model, self._name = True, model, answer_id
+        self._open, self._model, self._answer_id = True, model, answer_id
         self._id = new_event_id()
-        self._slot = self._meter.open(self._id, self._context, model, answer_id, prompt_tokens)
-        # what nobody will read, where there was no room on the page
+        self._slot = self._writer.open(self._id, self._context, model, answer_id, prompt_tokens)
+        # Without a slot the counts go to memory that nothing reads.
         self._numbers = memoryview(bytearray(NUMBERS_BYTES)).cast("q") if self._slot is None else self._slot.numbers
 
     def cached(self, tokens: int) -> None:
@@ -191,40 +198,34 @@ class _RequestUsage(UsageRecorder):
         if not self._open:
             return
         self._open = False
-        usage = outcome.usage
+        usage, writer, context = outcome.usage, self._writer, self._context
         if usage is None or (outcome.finish in _FAILED_FINISH_REASONS and not usage.completion_tokens):
-            self._meter.drop(self._slot)
+            writer.release(self._slot)
             return
-        context, caller, meter, now = self._context, self._context.caller, self._meter, time.perf_counter()
-        at = meter.now()
-        cost, price = meter.prices.bill(self._model, usage, at)
-        meter.end(
-            _make_event(
-                (
-                    format_event_id(*self._id),
-                    meter.journal.gateway_id,
-                    meter.journal.next_seq,
-                    at,
-                    self._name[:_MAX_REQUEST_ID_LENGTH],
-                    caller.tenant_id,
-                    caller.user_id,
-                    caller.key_id,
-                    self._model,
-                    usage.prompt_tokens,
-                    usage.cached_tokens or 0,
-                    usage.completion_tokens,
-                    usage.reasoning_tokens,
-                    cost,
-                    price,
-                    outcome.status,
-                    outcome.finish or None,
-                    round((first - context.started) * 1000) if first else None,
-                    round((now - context.started) * 1000),
-                    caller.tier or None,
-                    None,
-                    replica or None,
-                    moves,
-                )
-            ),
-            self._slot,
+        caller, started, at = context.caller, context.started, writer.now()
+        cost, price_id = writer.prices.bill(self._model, usage, at)
+        event = UsageEvent(
+            id=format_event_id(*self._id),
+            gateway_id=writer.gateway_id,
+            seq=writer.next_seq,
+            at=at,
+            request_id=self._answer_id[:_MAX_REQUEST_ID_LENGTH],
+            tenant_id=caller.tenant_id,
+            user_id=caller.user_id,
+            key_id=caller.key_id,
+            model=self._model,
+            input_tokens=usage.prompt_tokens,
+            cached_tokens=usage.cached_tokens or 0,
+            output_tokens=usage.completion_tokens,
+            reasoning_tokens=usage.reasoning_tokens,
+            cost_micros=cost,
+            price_id=price_id,
+            status=outcome.status,
+            finish_reason=outcome.finish or None,
+            ttft_ms=round((first - started) * 1000) if first else None,
+            latency_ms=round((time.perf_counter() - started) * 1000),
+            priority=caller.tier or None,
+            replica=replica or None,
+            migrations=moves,
         )
+        writer.end(event, self._slot)

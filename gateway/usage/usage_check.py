@@ -1,4 +1,4 @@
-"""Usage at the door: whose use is written down, and the work behind it from the first request to the last."""
+"""The check that records the usage of requests, and the background work that delivers it."""
 
 from __future__ import annotations
 
@@ -6,8 +6,11 @@ import asyncio
 import errno
 import hashlib
 import logging
+import sqlite3
 from datetime import UTC, datetime
+from itertools import islice
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
@@ -20,219 +23,285 @@ from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Outcome
 from llmops.gateway.settings import GatewaySettings, UsageSettings
 from llmops.gateway.usage.delivery import UsageDelivery
-from llmops.gateway.usage.outbox import UsageOutbox
-from llmops.gateway.usage.outbox_folders import FolderLock, claim, lock_abandoned_folders
-from llmops.gateway.usage.outbox_writer import OutboxWriter
+from llmops.gateway.usage.outbox import UsageOutbox, is_machine_error, salvage_events
+from llmops.gateway.usage.outbox_folders import FolderLock, lock_abandoned_folders, lock_new_folder
+from llmops.gateway.usage.outbox_writer import OutboxWriter, recover_open_answers
 from llmops.gateway.usage.sink import NoPrices, Prices, UsageSink
+
+if TYPE_CHECKING:
+    from llmops.gateway.usage.billing import Billing
 
 log = logging.getLogger(__name__)
 
-# seconds: between two syncs to the disk, between two tries when it failed, between two looks for what others left,
-# and for what is to be shipped when the gateway ends
-SYNC_INTERVAL, SYNC_RETRY_INTERVAL, ADOPT_INTERVAL, DRAIN_TIMEOUT = 0.1, 1.0, 30.0, 2.0
-
-
-# what is wrong with the machine, and not with a file
+#: Seconds between two transactions of the outbox. A power cut loses the events of the current one.
+FLUSH_INTERVAL = 0.1
+#: Seconds between two checkpoints, which bring the outbox to the disk.
+CHECKPOINT_INTERVAL = 1.0
+#: Seconds between two searches for outboxes of dead gateways.
+ADOPT_INTERVAL = 30.0
+#: Seconds that a gateway which ends takes to deliver its last events.
+DRAIN_TIMEOUT = 2.0
+#: Events of a damaged outbox that are copied in one transaction.
+_SALVAGE_BATCH = 1000
+#: Errors of the machine, after which a file may be whole.
 _MACHINE_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 )
 
 
 class OutboxWorker:
-    """One folder being worked in: its journal, the meter that writes it, and what carries it away."""
+    """An outbox and the tasks that deliver it and bring it to the disk.
 
-    def __init__(self, found: FolderLock, settings: UsageSettings, sink: UsageSink, prices: Prices) -> None:
-        """Takes up what a process that died has left. Raises whatever its files make of that."""
-        self.claim = found
-        self.journal = UsageOutbox(found.folder, settings.bytes)
-        try:
-            self.meter = OutboxWriter(found.folder, self.journal, prices)
-        except Exception:
-            self.journal.close()
-            raise
-        self.shipper = UsageDelivery(self.journal, sink)
-        self._tasks = [asyncio.create_task(self._sync(), name="usage-sync")]
-        self._tasks.append(asyncio.create_task(self.shipper.run(), name="usage-ship"))
+    `writer` is None for the outbox of a dead gateway, to which no event is added.
+    """
+
+    def __init__(
+        self, lock: FolderLock, outbox: UsageOutbox, sink: UsageSink, writer: OutboxWriter | None = None
+    ) -> None:
+        self.lock, self.outbox, self.writer = lock, outbox, writer
+        self.delivery = UsageDelivery(outbox, sink)
+        self._tasks = [asyncio.create_task(self.delivery.run(), name="usage-delivery")]
+        if writer is not None:
+            self._tasks.append(asyncio.create_task(self._flush(writer), name="usage-flush"))
+            self._tasks.append(asyncio.create_task(self._checkpoint(), name="usage-checkpoint"))
 
     async def settle(self, seconds: float) -> None:
-        """The ledger gets what it can get in as long; the rest is for the next process."""
-        self.meter.retry()
+        """Deliver as much as the ledger takes within `seconds`. The rest is for the next process."""
+        if self.writer is not None:
+            self.writer.flush()
         try:
-            await self.journal.sync()
-            self.shipper.synced()
-            self.shipper.hurry()
-            await asyncio.wait_for(self.shipper.drained.wait(), seconds)
-        except (TimeoutError, OSError):
-            log.warning("%d events of usage stay in %s until a gateway starts.", self.shipper.behind, self.claim.folder)
+            async with asyncio.timeout(seconds):
+                await self.delivery.drain()
+        except TimeoutError:
+            log.warning("%d events of usage stay in %s until a gateway starts.", self.delivery.behind, self.lock.folder)
 
     async def close(self) -> None:
-        """What the ledger has needs no folder any more."""
+        """End the tasks. Delete the folder if the ledger has all of it, and set it aside if a part is damaged."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        self.meter.close()
-        self.journal.close()
-        if self.shipper.behind:
-            self.claim.give_back()
+        waiting = self.delivery.behind
+        if self.writer is not None:
+            self.writer.close()
+            waiting = self.delivery.behind + self.writer.pending
+        self.outbox.close()
+        if waiting:
+            self.lock.release()
+        elif self.outbox.damaged:
+            log.error("%d damaged events of usage are kept in %s.", len(self.outbox.damaged), self.lock.quarantine())
         else:
-            self.claim.remove()
+            self.lock.remove()
 
-    async def _sync(self) -> None:
-        """All events of a while at once, and those for which there was no room again and again."""
+    async def _flush(self, writer: OutboxWriter) -> None:
         while True:
-            await self.meter.dirty.wait()
-            await asyncio.sleep(SYNC_INTERVAL)
-            self.meter.dirty.clear()
-            self.meter.retry()
-            trouble = bool(self.meter.trouble)
+            await asyncio.sleep(FLUSH_INTERVAL)
+            writer.flush()
+
+    async def _checkpoint(self) -> None:
+        trouble = ""
+        while True:
+            await asyncio.sleep(CHECKPOINT_INTERVAL)
             try:
-                await self.journal.sync()
-            except OSError as error:
-                log.error("Usage cannot be written to the disk (%s).", error.strerror or error)
-                trouble = True
-            self.shipper.synced()
-            if trouble:
-                self.meter.dirty.set()
-                await asyncio.sleep(SYNC_RETRY_INTERVAL)
+                await self.outbox.checkpoint()
+                trouble = ""
+            except (sqlite3.Error, OSError) as error:
+                if not trouble:
+                    log.error("Usage cannot be written to the disk (%s).", error)
+                trouble = str(error)
 
 
 class UsageCheck(Check):
-    """Counts what each request uses, and refuses requests that nobody could be billed for."""
+    """Records what each request uses. Rejects requests that could not be billed."""
 
     def __init__(self, root: Path, settings: UsageSettings, sink: UsageSink, prices: Prices) -> None:
         self._root, self._settings, self._sink, self._prices = root, settings, sink, prices
-        self.desk: OutboxWorker | None = None
-        self._watch: asyncio.Task[None] | None = None
+        self.worker: OutboxWorker | None = None
+        self._adopted: OutboxWorker | None = None
+        self._adoption: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
-        """Raises ResourceError when there is no place for a journal."""
-        try:
-            self.desk = self._taken_up() or self._opened(claim(self._root))
-        except OSError as error:
-            raise ResourceError(
-                f"Usage cannot be written to {self._root} ({error.strerror or error}); make room there, or name "
-                "another folder with the setting usage.journal."
-            ) from error
-        self._watch = asyncio.create_task(self._look_around(), name="usage-watch")
+        """Open a new outbox under a new gateway id, and begin to deliver those of dead gateways.
 
-    def _taken_up(self) -> OutboxWorker | None:
-        """Return the first folder that a gateway left and that can be read, at work again."""
-        for found in lock_abandoned_folders(self._root):
-            desk = self._readable(found)
-            if desk is not None:
-                return desk
-        return None
-
-    def _readable(self, found: FolderLock) -> OutboxWorker | None:
-        """Work in a folder that a gateway left, or set it aside if it cannot be read.
-
-        Raises OSError for what the machine lacks: space, rights, descriptors.
+        Raises:
+            ResourceError: The outbox cannot be created.
         """
         try:
-            return self._opened(found)
-        except Exception as error:
-            if isinstance(error, OSError) and error.errno in _MACHINE_ERRNOS:
-                found.give_back()
-                raise
-            log.error(
-                "The usage in %s cannot be read (%s); it is kept, and not billed until somebody repairs it.",
-                found.quarantine(),
-                error,
-            )
-            return None
+            lock = lock_new_folder(self._root)
+            outbox = UsageOutbox(lock.folder, self._settings.bytes)
+            self.worker = OutboxWorker(lock, outbox, self._sink, OutboxWriter(lock.folder, outbox, self._prices))
+        except (OSError, sqlite3.Error) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise ResourceError(
+                f"Usage cannot be written to {self._root} ({reason}); make room there, or name another folder with the "
+                "setting usage.journal."
+            ) from error
+        self._adoption = asyncio.create_task(self._adopt(), name="usage-adoption")
 
-    def _opened(self, found: FolderLock) -> OutboxWorker:
-        return OutboxWorker(found, self._settings, self._sink, self._prices)
+    async def settle(self, seconds: float) -> None:
+        """Deliver what this gateway recorded, as far as the ledger takes it within `seconds`."""
+        if self.worker is not None:
+            await self.worker.settle(seconds)
 
     async def close(self) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-            await asyncio.gather(self._watch, return_exceptions=True)
-        if self.desk is not None:
-            await self.desk.settle(DRAIN_TIMEOUT)
-            await self.desk.close()
+        """Deliver what can be delivered now, and end."""
+        if self._adoption is not None:
+            self._adoption.cancel()
+            await asyncio.gather(self._adoption, return_exceptions=True)
+        if self.worker is not None:
+            await self.worker.settle(DRAIN_TIMEOUT)
+            await self.worker.close()
         await self._sink.close()
 
     def lag(self) -> float:
-        """The age in seconds of the oldest event that the ledger does not have."""
-        return self.desk.shipper.lag(datetime.now(UTC)) if self.desk is not None else 0.0
+        """Return the age in seconds of the oldest event that the ledger has not confirmed."""
+        now = datetime.now(UTC)
+        return max((worker.delivery.lag(now) for worker in (self.worker, self._adopted) if worker), default=0.0)
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
-        if scope["method"] != "POST" or self.desk is None:
+        if scope["method"] != "POST" or self.worker is None or self.worker.writer is None:
             return
-        meter = self.desk.meter
-        if meter.trouble and self._settings.when_full == "refuse":
-            meter.retry()
-            if meter.trouble:
+        writer = self.worker.writer
+        if writer.trouble and self._settings.when_full == "refuse":
+            writer.flush()
+            if writer.trouble:
                 raise UnavailableError(
-                    "What requests use cannot be written down now; try again.",
+                    "Usage cannot be recorded now, so requests are refused (usage.when_full: refuse). Try again later.",
                     code="usage_unavailable",
-                    detail=meter.trouble,
+                    detail=writer.trouble,
                 )
-        context.usage_recorder = meter.tally(context)
+        context.usage_recorder = writer.recorder(context)
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
-        # of what began and no answer told the end
         if context.usage_recorder is not None:
+            # For requests whose endpoint began an answer and did not end it.
             context.usage_recorder.end(outcome)
-            # it knows its context: as a circle, each request would stay until a collector comes by
+            # The recorder refers to the context: the circle would stay until the garbage collector runs.
             context.usage_recorder = None
 
-    async def _look_around(self) -> None:
+    async def _adopt(self) -> None:
+        """Deliver the outboxes that dead gateways left, and delete their folders."""
         while True:
+            abandoned: list[FolderLock] = []
             try:
-                await self._adopt()
+                for found in lock_abandoned_folders(self._root):
+                    if (lock := await asyncio.to_thread(self._prepare, found)) is not None:
+                        abandoned.append(lock)
+                while abandoned:
+                    self._limit_own_outbox(sum(lock.size for lock in abandoned))
+                    await self._deliver_abandoned(abandoned[0])
+                    del abandoned[0]
+                self._limit_own_outbox(0)
             except Exception:
-                log.exception("What other gateways left cannot be taken up.")
+                log.exception("The outboxes of other gateways cannot be delivered.")
+            finally:
+                for lock in abandoned:
+                    lock.release()
             await asyncio.sleep(ADOPT_INTERVAL)
 
-    async def _adopt(self) -> None:
-        """What workers left that died and have no successor goes to the ledger, and then their folders go."""
-        for found in lock_abandoned_folders(self._root):
+    def _limit_own_outbox(self, others: int) -> None:
+        """Bound all outboxes together: leave room for those of dead gateways."""
+        assert self.worker is not None
+        self.worker.outbox.limit(max(self._settings.bytes - others, 0))
+
+    async def _deliver_abandoned(self, lock: FolderLock) -> None:
+        outbox = await asyncio.to_thread(UsageOutbox, lock.folder)
+        worker = self._adopted = OutboxWorker(lock, outbox, self._sink)
+        try:
+            await worker.delivery.drain()
+        finally:
+            self._adopted = None
+            await worker.close()
+
+    def _prepare(self, lock: FolderLock) -> FolderLock | None:
+        """Make the outbox of a dead gateway complete. Return the folder that holds its events now, None without events.
+
+        What can be read of a damaged outbox is copied to a new one.
+        """
+        outbox = None
+        try:
+            outbox = UsageOutbox(lock.folder)
+            recover_open_answers(lock.folder, outbox, self._prices)
+        except Exception as error:
+            if is_machine_error(error) or (isinstance(error, OSError) and error.errno in _MACHINE_ERRNOS):
+                log.error("The outbox in %s cannot be opened now (%s).", lock.folder, error)  # noqa: BLE001  any error is damage
+                lock.release()
+                return None
+            return self._salvage(lock, error)
+        finally:
+            if outbox is not None:
+                outbox.close()
+        if outbox.count:
+            return lock
+        lock.remove()
+        return None
+
+    def _salvage(self, damaged: FolderLock, error: Exception) -> FolderLock:
+        """Copy what can be read of a damaged outbox to a new one, and set the damaged one aside."""
+        lock = lock_new_folder(self._root)
+        outbox = UsageOutbox(lock.folder)
+        try:
+            events = salvage_events(damaged.folder)
+            while batch := list(islice(events, _SALVAGE_BATCH)):
+                outbox.add(batch)
+            count = outbox.count
             try:
-                desk = self._readable(found)
-            except OSError as error:
-                log.error("The journal %s cannot be taken up (%s).", found.folder, error.strerror or error)
-                continue
-            if desk is None:
-                continue
-            try:
-                await desk.journal.sync()
-                desk.shipper.synced()
-                await desk.shipper.drained.wait()
-            finally:
-                await desk.close()
+                recover_open_answers(damaged.folder, outbox, self._prices)
+            except OSError as unreadable:
+                log.error("The requests that ran when a gateway died cannot be billed (%s).", unreadable)
+        except BaseException:
+            lock.release()
+            damaged.release()
+            raise
+        finally:
+            outbox.close()
+        log.error(
+            "The outbox of a gateway that died is damaged (%s). %d of its events can be read and are billed; the "
+            "others are not. Its files are kept in %s.",
+            error, count, damaged.quarantine(),
+        )  # fmt: skip
+        return lock
 
 
 def create_usage_check(settings: GatewaySettings, prices: Prices | None = None) -> UsageCheck | None:
-    """None where there is no store.
+    """Return the check, None without a store.
 
-    Raises InputError for Kafka without a store or a signing key, MissingDependencyError where a library is not there.
+    Raises:
+        InputError: Kafka is set without a store or without a signing key.
+        MissingDependencyError: A library is not installed.
     """
     if settings.store is None:
         if settings.kafka is not None:
             raise InputError("The setting `kafka` needs `store`: it says which events have arrived.")
         return None
     try:
-        sink = _sink(settings, settings.store)
+        sink = _create_sink(settings, settings.store)
     except ModuleNotFoundError as error:
-        what, extra = ("Kafka", "kafka") if error.name == "aiokafka" else ("A store", "store")
-        raise missing_extra(f"{what} needs {error.name}, which is not installed", extra) from error
+        subject, extra = ("Kafka", "kafka") if error.name == "aiokafka" else ("A store", "store")
+        raise missing_extra(f"{subject} needs {error.name}, which is not installed", extra) from error
     return UsageCheck(_root(settings, settings.store), settings.usage, sink, prices or NoPrices())
 
 
-def _sink(settings: GatewaySettings, store: str) -> UsageSink:
+def create_billing(settings: GatewaySettings) -> Billing | None:
+    """Return the prices, None without keys: then no caller is billed."""
+    if settings.store is None or settings.open:
+        return None
+    from llmops.gateway.usage.billing import Billing
+
+    return Billing(settings.store)
+
+
+def _create_sink(settings: GatewaySettings, store: str) -> UsageSink:
     from llmops.gateway.usage.ledger_sink import LedgerSink
 
     if settings.kafka is None:
         return LedgerSink(store)
-    from llmops.gateway.usage.kafka import Kafka
+    from llmops.gateway.usage.kafka import KafkaSink
 
-    return Kafka(settings.kafka, LedgerSink(store))
+    return KafkaSink(settings.kafka, LedgerSink(store))
 
 
 def _root(settings: GatewaySettings, store: str) -> Path:
-    """One folder for each store, whatever its password: what is meant for one is never shipped to another."""
+    """Return the folder of the outboxes for one store, whatever its password: events of one never go to another."""
     root = settings.usage.journal or cache_dir() / "usage"
     scheme, _, rest = store.partition("://")
     return root / hashlib.sha256(f"{scheme}://{rest.rpartition('@')[2]}".encode()).hexdigest()[:12]

@@ -26,7 +26,7 @@ from llmops.gateway.interfaces import Caller, Outcome, Usage, UsageEvent, UsageR
 from llmops.gateway.settings import KafkaSettings
 from llmops.gateway.usage.delivery import UsageDelivery
 from llmops.gateway.usage.event_formats import from_cloud_event, to_cloud_event
-from llmops.gateway.usage.kafka import Kafka
+from llmops.gateway.usage.kafka import KafkaSink
 from llmops.gateway.usage.ledger_sink import LedgerSink, write_events
 from llmops.gateway.usage.outbox import UsageOutbox
 from llmops.gateway.usage.outbox_writer import OutboxWriter
@@ -116,7 +116,7 @@ async def _kafka_away(folder: Path, section: Section, count: int) -> None:
         KafkaSettings(servers=f"127.0.0.1:{broker.port}", signing_keys="0123456789abcdef" * 2),
         f"sqlite:///{folder}/away.db",
     )
-    sink = Kafka(kafka, LedgerSink(url))
+    sink = KafkaSink(kafka, LedgerSink(url))
     shipper = UsageDelivery(meter.journal, sink)
     async with _going(shipper.run()):
         await _make(meter, context, shipper, count // 100)

@@ -21,7 +21,7 @@ from llmops.errors import InputError, ResourceError
 from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.settings import GatewaySettings, KafkaSettings, load_settings
 from llmops.gateway.usage.delivery import BATCH_SIZE, UsageDelivery
-from llmops.gateway.usage.kafka import Kafka, connection
+from llmops.gateway.usage.kafka import KafkaSink, client_options
 from llmops.gateway.usage.ledger_sink import ANONYMOUS_USER_ID, LedgerSink
 from llmops.gateway.usage.outbox import UsageOutbox
 from llmops.gateway.usage.usage_check import create_usage_check
@@ -86,10 +86,10 @@ async def total(store) -> UsageSum:
 
 async def test_events_arrive_once_whatever_else_is_in_the_topic(broker, store, url):
     kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
-    sink = Kafka(kafka, LedgerSink(url))
+    sink = KafkaSink(kafka, LedgerSink(url))
     events = [event(seq) for seq in range(40)]
     await sink.write(events[:20])
-    producer = AIOKafkaProducer(**connection(kafka))
+    producer = AIOKafkaProducer(**client_options(kafka))
     await producer.start()
     for other in (b"", b"\xff", b'{"specversion":"1.0","type":"com.example"}', b"[]"):
         await producer.send_and_wait(kafka.topic, other)
@@ -117,7 +117,7 @@ async def test_events_arrive_once_whatever_else_is_in_the_topic(broker, store, u
 async def test_killed_before_it_told_kafka(broker, store, url, monkeypatch):
     """The batch is in the store, and comes again."""
     kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
-    sink = Kafka(kafka, LedgerSink(url))
+    sink = KafkaSink(kafka, LedgerSink(url))
     await sink.write([event(seq) for seq in range(10)])
     committed = ledger_module.AIOKafkaConsumer.commit
     monkeypatch.setattr(ledger_module.AIOKafkaConsumer, "commit", _dies)
@@ -142,7 +142,7 @@ async def test_a_broker_that_forgot_what_it_acknowledged_gets_it_again(store, ur
     journal = UsageOutbox(tmp_path / "gw-1")
     with Broker() as own:
         kafka = KafkaSettings(servers=own.servers, topic="t", signing_keys=KEY)
-        sink = Kafka(kafka, LedgerSink(url))
+        sink = KafkaSink(kafka, LedgerSink(url))
         shipper = UsageDelivery(journal, sink, patience=1.0)
         for seq in range(1200):
             journal.append(event(seq))
@@ -167,10 +167,10 @@ async def test_a_broker_that_forgot_what_it_acknowledged_gets_it_again(store, ur
 async def test_a_broker_whose_log_is_shorter_than_what_was_read_of_it(broker, store, url):
     """One that forgot its events, and was told by a ledger that it had read many."""
     kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
-    sink = Kafka(kafka, LedgerSink(url))
+    sink = KafkaSink(kafka, LedgerSink(url))
     await sink.write([event(seq) for seq in range(10)])
     before = AIOKafkaConsumer(
-        kafka.topic, group_id=ledger_module.CONSUMER_GROUP, enable_auto_commit=False, **connection(kafka)
+        kafka.topic, group_id=ledger_module.CONSUMER_GROUP, enable_auto_commit=False, **client_options(kafka)
     )
     await before.start()
     await before.commit(dict.fromkeys(before.assignment(), 1000))
@@ -183,7 +183,7 @@ async def test_a_broker_whose_log_is_shorter_than_what_was_read_of_it(broker, st
 async def test_the_ledger_waits_for_its_postgresql(broker, own_postgres):
     url, stop, start = own_postgres
     kafka = KafkaSettings(servers=broker, topic=f"t{uuid4().hex}", signing_keys=KEY)
-    sink = Kafka(kafka, LedgerSink(url))
+    sink = KafkaSink(kafka, LedgerSink(url))
     async with at_work(Ledger(kafka, url)):
         events = [event(seq) for seq in range(10)]
         await sink.write(events[:5])
@@ -207,7 +207,7 @@ async def _arrived(sink, events) -> int:
 
 
 async def test_brokers_that_are_away():
-    sink = Kafka(
+    sink = KafkaSink(
         KafkaSettings(servers="127.0.0.1:9", user="me", password="secret", signing_keys=KEY),
         LedgerSink("sqlite:///none.db"),
     )
@@ -283,7 +283,7 @@ async def test_while_kafka_is_away_the_journal_grows_and_not_the_memory(store, u
     journal, broker = UsageOutbox(tmp_path / "gw-1", segment=100_000), Broker()
     try:
         kafka = KafkaSettings(servers=broker.servers, topic="t", signing_keys=KEY)
-        sink = Kafka(kafka, LedgerSink(url))
+        sink = KafkaSink(kafka, LedgerSink(url))
         shipper = UsageDelivery(journal, sink)
         shipping = asyncio.create_task(shipper.run())
         for seq in range(3000):

@@ -1,0 +1,525 @@
+"""The outbox and the slots of open answers, torn, full and killed: each event is delivered once."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import sqlite3
+from contextlib import closing, contextmanager
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from uuid import UUID
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmops.gateway.errors import UnavailableError
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Caller, Outcome, Usage, UsageEvent
+from llmops.gateway.settings import UsageSettings
+from llmops.gateway.usage.delivery import BATCH_SIZE, UsageDelivery
+from llmops.gateway.usage.event_formats import (
+    decode_event,
+    encode_event,
+    format_event_id,
+    from_cloud_event,
+    new_event_id,
+    to_cloud_event,
+)
+from llmops.gateway.usage.open_answers import SLOTS_PER_CHUNK, OpenAnswers, read_slots
+from llmops.gateway.usage.outbox import UsageOutbox
+from llmops.gateway.usage.outbox_folders import lock_abandoned_folders, lock_new_folder
+from llmops.gateway.usage.outbox_writer import OutboxWriter, recover_open_answers
+from llmops.gateway.usage.sink import NoPrices, UsageSink
+from llmops.gateway.usage.usage_check import UsageCheck
+
+NOON = datetime(2026, 11, 22, 12, 0, 0, 123456, tzinfo=UTC)
+ANN = Caller("acme", str(UUID(int=7)), "key-a", tier="pro")
+
+
+def event(seq: int, gateway: str = "gw-1", **changes) -> UsageEvent:
+    made = UsageEvent(
+        str(UUID(int=1000 + seq)),
+        gateway,
+        seq,
+        NOON,
+        f"chatcmpl-{seq}",
+        "acme",
+        str(UUID(int=7)),
+        "key-a",
+        "smollm2",
+        37,
+    )
+    return made._replace(output_tokens=seq, **changes)
+
+
+def add(outbox: UsageOutbox, seqs, **changes) -> None:
+    outbox.add([encode_event(event(seq, **changes)) for seq in seqs])
+
+
+async def all_of(outbox: UsageOutbox) -> list[UsageEvent]:
+    return [row.event for row in await outbox.read(0, 10**6)]
+
+
+texts = st.text(max_size=40)
+counts = st.integers(0, 2**31)
+# the times and costs that a bill takes; tests/attacks/test_usage_topic.py has the others
+moments = st.datetimes(datetime(1971, 1, 1), datetime(2199, 12, 31), timezones=st.just(UTC))
+events = st.builds(
+    UsageEvent, st.uuids().map(str), st.just("gw-1"), counts, moments, texts, texts, texts, texts, texts,
+    counts, counts, counts, counts, st.integers(0, 10**12), st.none() | texts,
+    st.integers(0, 599), st.none() | texts, st.none() | counts, st.none() | counts,
+    migrations=st.integers(0, 2**15 - 1),
+)  # fmt: skip
+
+
+@given(events)
+def test_an_event_survives_both_of_its_forms(one):
+    assert decode_event(encode_event(one)) == one
+    assert from_cloud_event(to_cloud_event(one)) == one
+
+
+def test_a_cloud_event_is_what_others_read():
+    """Field by field as CloudEvents 1.0 and docs/accounts.md have it."""
+    sent = event(1841)._replace(cached_tokens=32, cost_micros=12, price_id="p", finish_reason="stop", ttft_ms=41)
+    assert to_cloud_event(sent).decode() == (
+        '{"specversion":"1.0","id":"00000000-0000-0000-0000-000000000b19","source":"gateway/gw-1",'
+        '"type":"llmops.usage.v1","time":"2026-11-22T12:00:00.123456Z","subject":"acme",'
+        '"datacontenttype":"application/json","data":{"seq":1841,"request_id":"chatcmpl-1841",'
+        '"user_id":"00000000-0000-0000-0000-000000000007","key_id":"key-a","model":"smollm2","input_tokens":37,'
+        '"cached_tokens":32,"output_tokens":1841,"reasoning_tokens":0,"cost_micros":12,"price_id":"p","status":200,'
+        '"finish_reason":"stop","ttft_ms":41,"latency_ms":null,"priority":null,"version":null,"replica":null,'
+        '"migrations":0}}'
+    )
+
+
+@pytest.mark.parametrize(
+    "message", [b"", b"{}", b"[1]", b"\xff", b'{"type":"other","source":"gateway/x","id":"1"}',
+                b'{"type":"llmops.usage.v1","source":"gateway/x","id":"no","time":"2026-11-22T12:00:00Z","data":{}}'],
+)  # fmt: skip
+def test_what_is_no_event_of_usage_is_refused(message):
+    with pytest.raises(ValueError):  # noqa: PT011
+        from_cloud_event(message)
+
+
+def test_ids_are_in_the_order_of_time():
+    made = [UUID(format_event_id(*new_event_id())) for _ in range(100)]
+    assert {one.version for one in made} == {7}
+    assert {one.variant for one in made} == {UUID(int=0x8 << 60).variant}
+    assert len(set(made)) == 100
+    assert [one.int >> 80 for one in made] == sorted(one.int >> 80 for one in made)
+
+
+@pytest.mark.parametrize("change", [{"checksum": 1}, {"body": b"[]"}, {"id": "another"}], ids=str)
+def test_a_row_that_is_not_what_was_written_is_refused(change):
+    with pytest.raises(ValueError):  # noqa: PT011
+        decode_event(encode_event(event(1))._replace(**change))
+
+
+# -- the outbox ------------------------------------------------------------------------------------------------------
+
+
+async def test_events_are_read_in_the_order_in_which_they_were_added(tmp_path):
+    outbox = UsageOutbox(tmp_path)
+    for seq in range(0, 100, 10):
+        add(outbox, range(seq, seq + 10))
+    assert [row.event.seq for row in await outbox.read(0, 1000)] == list(range(100))
+    some = await outbox.read(50, 7)
+    assert [row.place for row in some] == list(range(51, 58))
+    outbox.delete([row.place for row in some])
+    assert outbox.count == 93
+    assert [row.event.seq for row in await outbox.read(0, 1000)] == [*range(50), *range(57, 100)]
+    assert await outbox.ids(2, 10) == {event(0).id: 1, event(1).id: 2}
+    assert outbox.known([event(1).id, event(51).id]) == {event(1).id}
+    outbox.close()
+
+
+async def test_a_place_is_never_used_again(tmp_path):
+    """SQLite would give the first row id again once the table is empty, and delivery would pass it over."""
+    outbox = UsageOutbox(tmp_path)
+    add(outbox, range(3))
+    outbox.delete([1, 2, 3])
+    add(outbox, [3])
+    assert [row.place for row in await outbox.read(3, 10)] == [4]
+    outbox.delete([4])
+    outbox.close()
+    again = UsageOutbox(tmp_path)
+    assert (again.count, again.last_place) == (0, 4)
+    again.close()
+
+
+@settings(max_examples=40, deadline=None)
+@given(steps=st.lists(st.tuples(st.sampled_from(["add", "checkpoint", "delete", "reopen"]), st.integers(0, 9))))
+def test_an_outbox_is_what_was_added_less_what_was_deleted(steps):
+    async def run(folder: Path) -> None:
+        outbox, expected, count = UsageOutbox(folder), {}, 0
+        for step, number in steps:
+            if step == "add":
+                add(outbox, range(count, count + number))
+                expected |= {seq + 1: event(seq) for seq in range(count, count + number)}
+                count += number
+            elif step == "delete" and expected:
+                places = list(expected)[::3]
+                outbox.delete(places)
+                expected = {place: one for place, one in expected.items() if place not in places}
+            elif step == "checkpoint":
+                await outbox.checkpoint()
+            elif step == "reopen":
+                outbox.close()
+                outbox = UsageOutbox(folder)
+            assert dict(await outbox.read(0, 1000)) == expected
+            assert outbox.count == len(expected)
+        outbox.close()
+
+    with TemporaryDirectory() as folder:
+        asyncio.run(run(Path(folder)))
+
+
+async def test_a_damaged_row_is_reported_and_holds_up_no_other(tmp_path, caplog):
+    outbox = UsageOutbox(tmp_path)
+    add(outbox, range(10))
+    with closing(sqlite3.connect(tmp_path / "outbox.db")) as other, other:
+        other.execute("UPDATE events SET body = replace(body, '37', '38') WHERE place IN (1, 2, 7)")
+    found = await outbox.read(0, 2)
+    assert [row.place for row in found] == [3, 4]
+    assert [row.place for row in await outbox.read(4, 10)] == [5, 6, 8, 9, 10]
+    assert outbox.damaged == {1, 2, 7}
+    assert list((await outbox.ids(10, 2)).values()) == [3, 4]
+    assert caplog.text.count("is damaged") == 3
+    outbox.close()
+
+
+async def test_a_lost_end_of_the_log_is_reported(tmp_path, caplog):
+    """SQLite ends a log silently at the first frame that is not whole."""
+    outbox = UsageOutbox(tmp_path)
+    add(outbox, range(5))
+    await outbox.checkpoint()
+    whole = {path: path.read_bytes() for path in tmp_path.glob("outbox.db*")}
+    add(outbox, range(5, 8))
+    outbox.close()
+    for path, data in whole.items():
+        path.write_bytes(data)
+    again = UsageOutbox(tmp_path)
+    assert [one.seq for one in await all_of(again)] == list(range(5))
+    assert "up to 3 events of usage are missing" in caplog.text
+    # The places of the lost events are not used again.
+    assert again.last_place == 8
+    again.close()
+
+
+async def test_an_outbox_is_small_again_after_an_outage(tmp_path):
+    outbox = UsageOutbox(tmp_path)
+    add(outbox, range(20_000))
+    await outbox.checkpoint()
+    full = (tmp_path / "outbox.db").stat().st_size
+    assert full > 5 * 2**20
+    outbox.delete(range(1, 20_001))
+    assert outbox.size < 50_000
+    for _ in range(2):
+        await outbox.checkpoint()
+    assert (tmp_path / "outbox.db").stat().st_size < 50_000
+    add(outbox, [20_000])
+    assert [row.place for row in await outbox.read(0, 10)] == [20_001]
+    outbox.close()
+
+
+# -- no room ---------------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def full_disk(size: int):
+    """No file can grow beyond `size`: the system writes what fits, and then says no."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+async def test_a_full_disk_loses_nothing_and_says_so(tmp_path):
+    outbox = UsageOutbox(tmp_path)
+    writer = OutboxWriter(tmp_path, outbox, NoPrices())
+    ask(writer, 1)
+    writer.flush()
+    with full_disk((tmp_path / "outbox.db-wal").stat().st_size + 10):
+        ask(writer, 2)
+        ask(writer, 3)
+        writer.flush()
+        assert writer.trouble
+        assert outbox.count == 1
+        # a process that is killed now leaves them in its slots
+        assert sorted(decode_event(one).output_tokens for one in slots(tmp_path).ended) == [2, 3]
+        writer.flush()
+        assert writer.trouble
+    writer.flush()
+    assert writer.trouble == ""
+    assert [one.output_tokens for one in await all_of(outbox)] == [1, 2, 3]
+    assert slots(tmp_path) == ([], [], 0)
+
+
+async def test_an_outbox_that_is_not_emptied_is_bounded(tmp_path):
+    outbox = UsageOutbox(tmp_path, max_bytes=2**17)
+    writer = OutboxWriter(tmp_path, outbox, NoPrices())
+    count = 0
+    while not writer.trouble:
+        count += 1
+        ask(writer, count)
+        writer.flush()
+    assert 2**16 < outbox.size <= 2**17
+    assert "full" in writer.trouble
+    for tokens in range(count + 1, count + 40):
+        ask(writer, tokens)
+    had: list[int] = []
+    while writer.trouble:
+        rows = await outbox.read(0, 10**6)
+        had += [row.event.output_tokens for row in rows]
+        outbox.delete([row.place for row in rows])
+        writer.flush()
+    had += [one.output_tokens for one in await all_of(outbox)]
+    assert had == list(range(1, count + 40))
+
+
+def ask(writer: OutboxWriter, tokens: int, end: bool = True) -> None:
+    context = RequestContext("req_1", caller=ANN)
+    recorder = writer.recorder(context)
+    recorder.begin("smollm2", f"chatcmpl-{tokens}", 37)
+    recorder.count(tokens)
+    if end:
+        recorder.end(Outcome(200, "stop", Usage(37, tokens)), context.started)
+        recorder.end(Outcome(0, "cancelled", Usage(37, 0)))
+
+
+def slots(folder: Path):
+    return read_slots(folder / "open-answers")
+
+
+# -- what a process that dies leaves ---------------------------------------------------------------------------------
+
+
+async def recovered(folder: Path) -> list[UsageEvent]:
+    """Return the events of a folder whose process died."""
+    outbox = UsageOutbox(folder)
+    recover_open_answers(folder, outbox, NoPrices())
+    events = await all_of(outbox)
+    outbox.close()
+    return events
+
+
+async def test_open_answers_of_a_gateway_that_died_become_events(tmp_path):
+    folder = tmp_path / "gw-1"
+    folder.mkdir()
+    writer = OutboxWriter(folder, UsageOutbox(folder), NoPrices())
+    ask(writer, 4)
+    writer.flush()
+    # This one has ended and is not in the outbox yet.
+    ask(writer, 5)
+    for tokens in (7, 0, 9):
+        ask(writer, tokens, end=False)
+    flushed, ended, *lost = await recovered(folder)
+    assert [(one.output_tokens, one.finish_reason, one.seq) for one in (flushed, ended)] == [
+        (4, "stop", 0),
+        (5, "stop", 1),
+    ]
+    assert sorted(one.output_tokens for one in lost) == [7, 9]
+    assert {(one.status, one.finish_reason, one.tenant_id, one.key_id, one.model, one.priority) for one in lost} == {
+        (0, "gateway_lost", "acme", "key-a", "smollm2", "pro")
+    }
+    assert {one.request_id for one in lost} == {"chatcmpl-7", "chatcmpl-9"}
+    # Their numbers are of a new gateway id: the dead one may have used them for events that are lost.
+    (identity,) = {one.gateway_id for one in lost}
+    assert identity != folder.name
+    assert [one.seq for one in lost] == [0, 1]
+    # once, however often it is looked at
+    assert len(await recovered(folder)) == 4
+
+
+async def test_killed_between_the_outbox_and_the_slots(tmp_path):
+    """The events are in the outbox, and their slots still in use: they must not come twice."""
+    outbox = UsageOutbox(tmp_path)
+    writer = OutboxWriter(tmp_path, outbox, NoPrices())
+    writer.release = lambda slot: None
+    ask(writer, 5)
+    writer.flush()
+    assert len(slots(tmp_path).ended) == 1
+    assert [one.finish_reason for one in await recovered(tmp_path)] == ["stop"]
+
+
+async def test_killed_while_open_answers_are_recovered(tmp_path, monkeypatch):
+    """The events are in the outbox, and the slots still there: the next process adds nothing."""
+    writer = OutboxWriter(tmp_path, UsageOutbox(tmp_path), NoPrices())
+    ask(writer, 5)
+    ask(writer, 7, end=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "unlink", lambda path, missing_ok: None)
+        first = await recovered(tmp_path)
+    assert await recovered(tmp_path) == first
+    assert len(first) == 2
+
+
+async def test_an_event_too_long_for_a_slot_goes_to_the_outbox_at_once(tmp_path):
+    outbox = UsageOutbox(tmp_path)
+    writer = OutboxWriter(tmp_path, outbox, NoPrices())
+    recorder = writer.recorder(RequestContext("req_1", caller=ANN))
+    recorder.begin("m" * 1000, "chatcmpl-1", 37)
+    recorder.end(Outcome(200, "stop", Usage(37, 3)))
+    assert outbox.count == 1
+    assert slots(tmp_path) == ([], [], 0)
+
+
+def test_slots_grow(tmp_path):
+    answers = OpenAnswers(tmp_path / "open-answers")
+    taken = [answers.take() for _ in range(SLOTS_PER_CHUNK + 5)]
+    for at, slot in enumerate(taken):
+        slot.open(new_event_id(), 10**15, at, ["m" * at, "é" * 600])
+    found = slots(tmp_path).unfinished
+    assert [one.prompt for one in found] == list(range(SLOTS_PER_CHUNK + 5))
+    assert found[3].texts[0] == "mmm"
+    for slot in taken:
+        answers.release(slot)
+    assert slots(tmp_path) == ([], [], 0)
+    answers.close()
+
+
+def test_a_folder_is_one_processes(tmp_path):
+    root = tmp_path / "usage"
+    first, second = lock_new_folder(root), lock_new_folder(root)
+    assert first.folder != second.folder
+    assert list(lock_abandoned_folders(root)) == []
+    first.release()
+    (third,) = lock_abandoned_folders(root)
+    assert third.folder == first.folder
+    third.remove()
+    second.remove()
+    assert list(tmp_path.iterdir()) == []
+
+
+# -- delivery --------------------------------------------------------------------------------------------------------
+
+
+class Ledger(UsageSink):
+    """A ledger in memory. `lose`: numbers that are accepted and forgotten, as by a broker that is killed."""
+
+    def __init__(self) -> None:
+        self.had: list[int] = []
+        self.ids: set[str] = set()
+        self.lose: set[int] = set()
+        self.away = False
+
+    async def write(self, events) -> None:
+        if self.away:
+            raise UnavailableError("away")
+        kept = [one for one in events if one.seq not in self.lose]
+        self.had += [one.seq for one in kept]
+        self.ids |= {one.id for one in kept}
+        self.lose -= {one.seq for one in events}
+
+    async def confirmed(self, ids) -> frozenset[str]:
+        return frozenset(ids) & self.ids
+
+
+class Delivering:
+    """A delivery that is driven by hand, with a clock that is set by hand."""
+
+    def __init__(self, folder: Path, count: int) -> None:
+        self.outbox, self.ledger, self.now = UsageOutbox(folder), Ledger(), 0.0
+        self.delivery = UsageDelivery(self.outbox, self.ledger, resend_timeout=10, clock=lambda: self.now)
+        add(self.outbox, range(count))
+
+    async def turns(self, count: int) -> None:
+        for _ in range(count):
+            await self.delivery.deliver()
+
+
+async def test_events_are_delivered_in_batches_and_deleted(tmp_path):
+    one = Delivering(tmp_path, 3 * BATCH_SIZE)
+    await one.turns(3)
+    assert one.ledger.had == list(range(3 * BATCH_SIZE))
+    assert one.delivery.behind == one.outbox.count == 0
+    assert one.delivery.lag(NOON) == 0
+
+
+async def test_what_a_broker_lost_is_sent_again_and_nothing_else(tmp_path):
+    one = Delivering(tmp_path, 5 * BATCH_SIZE)
+    one.ledger.lose = set(range(600, 700))
+    await one.turns(6)
+    had = one.ledger.had
+    assert set(range(5 * BATCH_SIZE)) - set(had) == set(range(600, 700))
+    assert one.delivery.behind == 100
+    assert one.delivery.lag(NOON + timedelta(seconds=7)) == 7
+    await one.turns(3)
+    assert len(had) == 5 * BATCH_SIZE - 100
+    # Events that come later do not put off the first one that is missing.
+    for one.now in range(1, 10):
+        add(one.outbox, [5 * BATCH_SIZE + one.now])
+        await one.turns(1)
+    one.now = 11
+    await one.turns(3)
+    assert set(range(5 * BATCH_SIZE)) <= set(had)
+    assert len(had) == 5 * BATCH_SIZE + 9
+    assert one.delivery.behind == 0
+
+
+async def test_while_the_ledger_stands_still_ever_less_is_sent_again(tmp_path):
+    one = Delivering(tmp_path, 5 * BATCH_SIZE)
+    one.ledger.confirmed = nothing
+    await one.turns(5)
+    sent = len(one.ledger.had)
+    for one.now in range(1000):
+        await one.turns(1)
+    # after 10, 20, 40 s, and then once a minute: at 10, 30, 70, 130 … 970
+    assert len(one.ledger.had) - sent == 18 * BATCH_SIZE
+
+
+async def nothing(ids) -> frozenset[str]:
+    return frozenset()
+
+
+async def test_what_an_earlier_process_sent_is_asked_for_before_it_is_sent(tmp_path):
+    one = Delivering(tmp_path, 20)
+    one.ledger.ids = {event(seq).id for seq in range(5)}
+    again = UsageDelivery(one.outbox, one.ledger)
+    await again.deliver()
+    assert one.ledger.had == list(range(5, 20))
+    assert one.outbox.count == 0
+
+
+async def test_a_sink_that_is_away_is_tried_again(tmp_path, caplog):
+    one = Delivering(tmp_path, 5)
+    one.ledger.away = True
+    task = asyncio.create_task(one.delivery.run())
+    while "cannot be delivered (away)" not in caplog.text:
+        await asyncio.sleep(0.01)
+    one.ledger.away = False
+    await asyncio.wait_for(one.delivery.drain(), 60)
+    task.cancel()
+    assert one.ledger.had == list(range(5))
+
+
+async def test_a_restored_snapshot_is_delivered_again_and_loses_nothing(tmp_path):
+    """The folder is one of an hour ago: the ledger has some of it, and later events under numbers behind it."""
+    folder = tmp_path / "gw-1"
+    folder.mkdir()
+    one = Delivering(folder, 10)
+    await one.outbox.checkpoint()
+    snapshot = {path.name: path.read_bytes() for path in folder.iterdir()}
+    await one.turns(1)
+    add(one.outbox, range(10, 15))
+    await one.turns(1)
+    one.outbox.close()
+    for path in folder.iterdir():
+        path.unlink()
+    for name, data in snapshot.items():
+        (folder / name).write_bytes(data)
+    check = UsageCheck(tmp_path, UsageSettings(), one.ledger, NoPrices())
+    await check.start()
+    ask(check.worker.writer, 77)
+    await check.settle(30)
+    while folder.exists():
+        await asyncio.sleep(0.01)
+    await check.close()
+    # once each, the new event under a new gateway's number 0
+    assert one.ledger.had == [*range(15), 0]
+    assert len(one.ledger.ids) == 16
