@@ -16,15 +16,20 @@ import logging
 import mmap
 import os
 import sqlite3
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.usage.event_formats import EncodedEvent, decode_event
 
 log = logging.getLogger(__name__)
+
+Result = TypeVar("Result")
 
 #: Bytes of an outbox, with its log.
 MAX_BYTES = 2**30
@@ -47,6 +52,8 @@ _MACHINE_ERRORS = frozenset(
         sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN,
     }
 )  # fmt: skip
+#: Reads a damaged id as another text, which `decode_event` notices; by default the whole read would fail.
+_TEXT = partial(str, encoding="utf-8", errors="replace")
 _COLUMNS = "place, id, checksum, body"
 
 
@@ -60,7 +67,7 @@ class OutboxRow(NamedTuple):
 class UsageOutbox:
     """An outbox in a folder that no other process uses.
 
-    `add` and `delete` are for the thread of the event loop; `read`, `ids` and `checkpoint` work in other threads.
+    `add` and `delete` are for the thread of the event loop; `read`, `ids` and `checkpoint` work in a thread of their own.
     """
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
@@ -73,11 +80,11 @@ class UsageOutbox:
         path = folder / _DATABASE
         self._path, self._log_path, is_new = path, folder / f"{_DATABASE}-wal", not path.exists()
         self._connections: list[sqlite3.Connection] = []
+        self._thread = ThreadPoolExecutor(1, "usage-outbox")
         #: Places of rows that cannot be read. They are not delivered, and stay in the file.
         self.damaged: set[int] = set()
         try:
-            # The writer, and one connection for each kind of work that runs in another thread.
-            self._writer, self._reader, self._checkpointer = (self._connect(path) for _ in range(3))
+            self._writer = self._connect(path)
             if is_new:
                 self._writer.execute(
                     "CREATE TABLE events "
@@ -88,7 +95,12 @@ class UsageOutbox:
             else:
                 self._check()
             self.limit(max_bytes)
-            self.count, last = self._writer.execute("SELECT count(*), coalesce(max(place), 0) FROM events").fetchone()
+            self._reader = self._connect(path)
+            # A connection that has read nothing yet does not know the log, and has nothing to checkpoint.
+            for connection in self._connections:
+                self.count, last = connection.execute(
+                    "SELECT count(*), coalesce(max(place), 0) FROM events"
+                ).fetchone()
             self._position = _map_position(folder / _POSITION)
             self._recover_position(last)
         except BaseException:
@@ -139,13 +151,13 @@ class UsageOutbox:
 
     async def read(self, after: int, limit: int) -> list[OutboxRow]:
         """Return the first events behind the place `after`, at most `limit`. Rows that are damaged are left out."""
-        return await asyncio.to_thread(self._read, after, limit)
+        return await self._in_thread(self._read, after, limit)
 
     async def ids(self, until: int, limit: int) -> dict[str, int]:
         """Return the places of the first events up to the place `until`, at most `limit`, by the events' ids."""
         statement = "SELECT id, place FROM events WHERE place <= ? ORDER BY place LIMIT ?"
-        rows = await asyncio.to_thread(_fetch, self._reader, statement, (until, limit + len(self.damaged)))
-        return {event_id: place for event_id, place in rows if place not in self.damaged}
+        rows = await self._in_thread(_fetch, self._reader, statement, (until, limit + len(self.damaged)))
+        return dict([row for row in rows if row[1] not in self.damaged][:limit])
 
     def known(self, ids: Collection[str]) -> set[str]:
         """Return those of the event ids that are in the outbox. Reads all of it."""
@@ -166,20 +178,26 @@ class UsageOutbox:
         Raises:
             sqlite3.Error: The disk fails.
         """
-        await asyncio.to_thread(_fetch, self._checkpointer, "PRAGMA wal_checkpoint(PASSIVE)")
+        await self._in_thread(_fetch, self._reader, "PRAGMA wal_checkpoint(PASSIVE)")
         if self._log_path.stat().st_size > self._max_log_bytes:
             self._writer.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
         if not self.count and self._path.stat().st_size > SHRINK_BYTES:
             self._writer.execute("VACUUM")
 
     def close(self) -> None:
-        """Close the files. Running reads must have ended."""
+        """Wait for a running read or checkpoint, and close the files."""
+        self._thread.shutdown(cancel_futures=True)
         for connection in self._connections:
             connection.close()
+
+    async def _in_thread(self, work: Callable[..., Result], *args: Any) -> Result:
+        """Run `work` in the thread of the second connection. Cancelling the caller does not end it: `close` waits."""
+        return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
     def _connect(self, path: Path) -> sqlite3.Connection:
         connection = sqlite3.connect(path, timeout=_LOCK_TIMEOUT, isolation_level="IMMEDIATE", check_same_thread=False)
         self._connections.append(connection)
+        connection.text_factory = _TEXT
         connection.execute("PRAGMA synchronous = NORMAL")
         connection.execute("PRAGMA wal_autocheckpoint = 0")
         return connection
@@ -239,8 +257,8 @@ def salvage_events(folder: Path) -> Iterator[EncodedEvent]:
     last = 0
     for condition in ("place > ? ORDER BY place", "place > ? ORDER BY place DESC"):
         try:
-            connection = sqlite3.connect(folder / _DATABASE)
-            with connection:
+            with closing(sqlite3.connect(folder / _DATABASE)) as connection:
+                connection.text_factory = _TEXT
                 for place, *values in connection.execute(f"SELECT {_COLUMNS} FROM events WHERE {condition}", (last,)):
                     encoded = EncodedEvent(*values)
                     try:
@@ -250,7 +268,6 @@ def salvage_events(folder: Path) -> Iterator[EncodedEvent]:
                     if condition.endswith("place"):
                         last = max(last, place)
                     yield encoded
-            connection.close()
         except sqlite3.Error:
             continue
 

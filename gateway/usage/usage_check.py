@@ -188,8 +188,7 @@ class UsageCheck(Check):
                         abandoned.append(lock)
                 while abandoned:
                     self._limit_own_outbox(sum(lock.size for lock in abandoned))
-                    await self._deliver_abandoned(abandoned[0])
-                    del abandoned[0]
+                    await self._deliver_abandoned(abandoned.pop(0))
                 self._limit_own_outbox(0)
             except Exception:
                 log.exception("The outboxes of other gateways cannot be delivered.")
@@ -204,7 +203,11 @@ class UsageCheck(Check):
         self.worker.outbox.limit(max(self._settings.bytes - others, 0))
 
     async def _deliver_abandoned(self, lock: FolderLock) -> None:
-        outbox = await asyncio.to_thread(UsageOutbox, lock.folder)
+        try:
+            outbox = await asyncio.to_thread(UsageOutbox, lock.folder)
+        except BaseException:
+            lock.release()
+            raise
         worker = self._adopted = OutboxWorker(lock, outbox, self._sink)
         try:
             await worker.delivery.drain()
@@ -221,9 +224,9 @@ class UsageCheck(Check):
         try:
             outbox = UsageOutbox(lock.folder)
             recover_open_answers(lock.folder, outbox, self._prices)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  any error is damage
             if is_machine_error(error) or (isinstance(error, OSError) and error.errno in _MACHINE_ERRNOS):
-                log.error("The outbox in %s cannot be opened now (%s).", lock.folder, error)  # noqa: BLE001  any error is damage
+                log.error("The outbox in %s cannot be opened now (%s).", lock.folder, error)
                 lock.release()
                 return None
             return self._salvage(lock, error)

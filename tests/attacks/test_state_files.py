@@ -15,15 +15,16 @@ from hypothesis import strategies as st
 
 from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.settings import UsageSettings
-from llmops.gateway.usage.event_formats import new_event_id
+from llmops.gateway.usage.event_formats import encode_event, new_event_id
 from llmops.gateway.usage.open_answers import SLOT_BYTES, TOKENS, OpenAnswers
 from llmops.gateway.usage.outbox import UsageOutbox
 from llmops.gateway.usage.sink import NoPrices, UsageSink
 from llmops.gateway.usage.usage_check import UsageCheck
 from tests.attacks.harness import record, scaled
-from tests.gateway.test_usage_journal import event
+from tests.gateway.test_usage_outbox import event
 
-EVENTS, OPEN_ANSWERS = 20, 5
+EVENTS, ENDED, OPEN_ANSWERS = 200, 2, 5
+SLOTS = ENDED + OPEN_ANSWERS
 
 
 class Ledger(UsageSink):
@@ -40,29 +41,39 @@ class Ledger(UsageSink):
 
 
 def a_dead_gateway(root: Path) -> Path:
-    """Leave a folder with events that no ledger has and with answers that were under way."""
+    """Leave a folder with events that no ledger has, half of them in the log, and with slots that are in use."""
     folder = root / "gw-000000000000"
     folder.mkdir(parents=True)
-    journal, page = UsageOutbox(folder), OpenAnswers(folder / "page")
-    for seq in range(EVENTS):
-        journal.append(event(seq))
-    for at in range(OPEN_ANSWERS):
-        slot = page.take()
+    outbox, answers = UsageOutbox(folder), OpenAnswers(folder / "open-answers")
+    outbox.add([encode_event(event(seq)) for seq in range(EVENTS // 2)])
+    asyncio.run(outbox.checkpoint())
+    outbox.add([encode_event(event(seq)) for seq in range(EVENTS // 2, EVENTS)])
+    for at in range(SLOTS):
+        slot = answers.take()
         assert slot is not None
         slot.open(new_event_id(), 1_790_000_000_000_000, 10, ["tiny", f"answer-{at}", "acme", "user", "key", "pro"])
         slot.numbers[TOKENS] = 100 + at
-    journal.close()
-    page.close()
+        if at >= OPEN_ANSWERS:
+            slot.end(encode_event(event(EVENTS + at)))
+    # As a process that is killed leaves them: closing a database empties its log.
+    killed = {path.name: path.read_bytes() for path in folder.iterdir() if not path.name.endswith("-shm")}
+    outbox.close()
+    answers.close()
+    for path in folder.iterdir():
+        path.unlink()
+    for name, data in killed.items():
+        (folder / name).write_bytes(data)
     return folder
 
 
 async def taken_up(root: Path) -> Ledger:
-    """Start a gateway's usage on `root`, and return what its ledger has when all is shipped."""
+    """Start a gateway's usage on `root`, and return what its ledger has when all is delivered."""
     ledger = Ledger()
     check = UsageCheck(root, UsageSettings(), ledger, NoPrices())
     await check.start()
-    assert check.desk is not None
-    await check.desk.settle(30)
+    assert check.worker is not None
+    while set(root.glob("gw-*")) != {check.worker.lock.folder}:
+        await asyncio.sleep(0.002)
     await check.close()
     return ledger
 
@@ -75,7 +86,7 @@ def flip(data: bytes, chance: random.Random) -> bytes:
 
 
 def torn_slot(data: bytes, chance: random.Random) -> bytes:
-    at = chance.randrange(OPEN_ANSWERS) * SLOT_BYTES
+    at = chance.randrange(SLOTS) * SLOT_BYTES
     return data[:at] + chance.randbytes(SLOT_BYTES) + data[at + SLOT_BYTES :]
 
 
@@ -89,43 +100,50 @@ DAMAGES: dict[str, Callable[[bytes, random.Random], bytes]] = {
 }
 
 
-@pytest.mark.parametrize("file", ["page", "00000000000000000000.journal", "lock"])
+@pytest.mark.parametrize("file", ["open-answers", "outbox.db", "outbox.db-wal", "position", "lock"])
 @given(damage=st.sampled_from(sorted(DAMAGES)), seed=st.integers(0, 2**32))
-@settings(max_examples=scaled(25, 500))
+@settings(max_examples=scaled(25, 500), deadline=None)
 def test_a_damaged_file(file: str, damage: str, seed: int) -> None:
-    """What the other file has is billed, and a loss is an error in the log."""
+    """The gateway starts, what the other files have is billed, and a loss is an error in the log."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder) / "usage"
         path = a_dead_gateway(root) / file
         data = path.read_bytes() if path.exists() else b"x"
         path.write_bytes(DAMAGES[damage](data, random.Random(seed)))
         said: list[str] = []
-        listener = logging.Handler(logging.WARNING)
+        listener = logging.Handler(logging.ERROR)
         listener.emit = lambda one: said.append(one.getMessage())  # type: ignore[method-assign]
         logging.getLogger("llmops").addHandler(listener)
         try:
             ledger = asyncio.run(taken_up(root))
         finally:
             logging.getLogger("llmops").removeHandler(listener)
-        kept = [one for one in ledger.events.values() if one.finish_reason not in ("damaged", "gateway_lost")]
-        lost = [one for one in ledger.events.values() if one.finish_reason == "gateway_lost"]
-        if file != "00000000000000000000.journal":
+        events = ledger.events.values()
+        kept = [one for one in events if one.finish_reason != "gateway_lost" and one.seq < EVENTS]
+        ended = [one for one in events if one.finish_reason != "gateway_lost" and one.seq >= EVENTS]
+        lost = [one for one in events if one.finish_reason == "gateway_lost"]
+        # Nothing is billed that was not used.
+        assert all(one == event(one.seq) for one in [*kept, *ended])
+        if not file.startswith("outbox"):
             assert len(kept) == EVENTS
-        if file != "page":
+        elif len(kept) < EVENTS:
+            assert said
+        if file != "open-answers":
             assert {one.output_tokens for one in lost} == set(range(100, 100 + OPEN_ANSWERS))
-        elif len(lost) < OPEN_ANSWERS and damage not in ("empty", "half"):
+            assert len(ended) == ENDED
+        elif len(lost) + len(ended) < SLOTS and damage not in ("empty", "half"):
             # a file that ends early has nothing that could be found damaged
             assert any("damaged" in text for text in said), said
 
 
 async def test_a_file_that_is_no_file(tmp_path: Path) -> None:
-    """Folders in the place of files, and a journal that may not be read, are set aside whole."""
+    """A folder in the place of a file is set aside with all others, and the events beside it are billed."""
     root = tmp_path / "usage"
-    folder = a_dead_gateway(root)
-    (folder / "page").unlink()
-    (folder / "page").mkdir()
+    folder = await asyncio.to_thread(a_dead_gateway, root)
+    (folder / "open-answers").unlink()
+    (folder / "open-answers").mkdir()
     ledger = await taken_up(root)
-    assert ledger.events == {}
+    assert len(ledger.events) == EVENTS
     (aside,) = root.glob("damaged-*")
-    assert (aside / "00000000000000000000.journal").stat().st_size > 0
+    assert (aside / "outbox.db").stat().st_size > 0
     record("the gateway starts beside every damaged file; before, a torn slot stopped each start")

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
+import sqlite3
 from types import SimpleNamespace
 from uuid import UUID
 
@@ -18,6 +18,7 @@ from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import CONTEXT_KEY, RequestContext
 from llmops.gateway.interfaces import Caller, TokenStream
 from llmops.gateway.settings import GatewaySettings, RequestLimits, UsageSettings
+from llmops.gateway.usage.open_answers import read_slots
 from llmops.gateway.usage.sink import NoPrices, UsageSink
 from llmops.gateway.usage.usage_check import UsageCheck, create_usage_check
 from llmops.store.factory import open_store
@@ -68,7 +69,7 @@ class Metered:
         await self.stack.idle()
         await eventually(lambda: len(self.ledger.events) >= count)
         # what comes twice or too much would come now
-        await self.check.desk.settle(10)
+        await self.check.settle(10)
         assert len(self.ledger.events) == count
         return sorted(self.ledger.events.values(), key=lambda event: event.seq)
 
@@ -112,13 +113,15 @@ async def test_every_api_is_one_event_streamed_or_not(metered):
 
 
 async def test_the_event_is_written_before_the_answer_ends(metered):
-    """Whoever has the end of an answer can be sure that it is on the bill."""
+    """Whoever has the end of an answer can be sure that it is on the bill, though the gateway is killed then."""
     metered.stack.say("Hello")
-    journal = metered.check.desk.journal
+    slots = metered.check.worker.lock.folder / "open-answers"
     async with metered.stack.client.stream("POST", CHAT, json={**BODIES[CHAT], "stream": True}) as response:
         async for line in response.aiter_lines():
             if line == "data: [DONE]":
-                assert journal.next_seq == 1
+                left = read_slots(slots)
+                assert left.unfinished == []
+                assert len(left.ended) + metered.check.worker.outbox.last_place == 1
     assert (await metered.one()).finish_reason == "stop"
 
 
@@ -215,7 +218,7 @@ async def test_a_cancelled_background_response(metered):
 
 async def test_where_it_ended_and_how_often_it_moved(metered, monkeypatch):
     monkeypatch.setattr(TokenStream, "replica", "triton-1:8001")
-    monkeypatch.setattr(TokenStream, "seams", {"exact": 1, "approximate": 2})
+    monkeypatch.setattr(TokenStream, "splices", {"exact": 1, "approximate": 2})
     metered.stack.say("Hello")
     await metered.post(CHAT, json=BODIES[CHAT])
     event = await metered.one()
@@ -240,14 +243,15 @@ async def test_what_the_engine_had_in_its_cache_is_told_and_billed_alike(metered
 async def test_no_room_for_usage(metered, monkeypatch, when_full, status):
     """What is open is finished, and its event waits for room; who comes next is refused, or served all the same."""
 
-    def full(event):
-        raise OSError(errno.ENOSPC, "No space left on device")
+    def full(events):
+        raise sqlite3.OperationalError("database or disk is full")
 
     monkeypatch.setattr(metered.check._settings, "when_full", when_full)
     metered.stack.say("Hello")
     with monkeypatch.context() as patch:
-        patch.setattr(metered.check.desk.journal, "append", full)
+        patch.setattr(metered.check.worker.outbox, "add", full)
         assert (await metered.post(CHAT, json=BODIES[CHAT])).status_code == 200
+        await eventually(lambda: metered.check.worker.writer.trouble)
         answer = await metered.post(CHAT, json=BODIES[CHAT])
         assert answer.status_code == status
         if status == 503:
@@ -298,7 +302,7 @@ async def test_encoders_are_billed_for_what_they_read(metered, tokenizer, what):
 
 
 async def test_rows_of_a_store_anonymous_and_priced_by_the_ledger(card, tokenizer, tmp_path):
-    """As a gateway with a store does it: a restart finds its journal empty, and removes it."""
+    """As a gateway with a store does it: its folder is removed when the ledger has all of it."""
     url = f"sqlite:///{tmp_path}/store.db"
     async with running(card, tokenizer, store=url, open=True, usage={"journal": tmp_path / "usage"}) as stack:
         stack.say("Hello world!")

@@ -181,7 +181,7 @@ async def test_a_damaged_row_is_reported_and_holds_up_no_other(tmp_path, caplog)
     outbox = UsageOutbox(tmp_path)
     add(outbox, range(10))
     with closing(sqlite3.connect(tmp_path / "outbox.db")) as other, other:
-        other.execute("UPDATE events SET body = replace(body, '37', '38') WHERE place IN (1, 2, 7)")
+        other.execute("UPDATE events SET body = cast(replace(body, '37', '38') AS BLOB) WHERE place IN (1, 2, 7)")
     found = await outbox.read(0, 2)
     assert [row.place for row in found] == [3, 4]
     assert [row.place for row in await outbox.read(4, 10)] == [5, 6, 8, 9, 10]

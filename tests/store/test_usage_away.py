@@ -11,7 +11,6 @@ from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller, Outcome, Usage
 from llmops.gateway.settings import UsageSettings
 from llmops.gateway.usage.ledger_sink import LedgerSink
-from llmops.gateway.usage.outbox import MAX_CACHED_EVENTS
 from llmops.gateway.usage.sink import NoPrices
 from llmops.gateway.usage.usage_check import UsageCheck
 from llmops.store.factory import open_store
@@ -33,27 +32,26 @@ async def test_litellm_38193_no_row_is_dropped_and_no_memory_filled(own_postgres
             context.usage_recorder.begin("tiny", f"chatcmpl-{at}", 10)
             context.usage_recorder.end(Outcome(200, "stop", Usage(10, 5)))
             check.after(context, Outcome(200))
-        await check.desk.journal.sync()
+        check.worker.writer.flush()
 
     await requests(100)
-    await check.desk.settle(GENEROUS)
-    assert check.desk.shipper.behind == 0
+    await check.settle(GENEROUS)
+    assert check.worker.delivery.behind == 0
     stop()
     tracemalloc.start()
-    # the newest are in memory, too
-    await requests(MAX_CACHED_EVENTS)
+    await requests(1000)
     before, _ = tracemalloc.get_traced_memory()
     await requests(3000)
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    # one event is some 600 bytes: the older ones are in the journal, and only there
+    # one event is some 600 bytes: they are in the outbox, and only there
     assert grown < 300_000
     start()
-    await check.desk.settle(GENEROUS)
-    assert check.desk.shipper.behind == 0
+    await check.settle(GENEROUS)
+    assert check.worker.delivery.behind == 0
     await check.close()
     async with await open_store(url) as store, store.read() as connection:
         seqs = (await connection.execute(select(usage_records.c.seq))).scalars().all()
         total = await connection.scalar(select(func.sum(tenant_totals.c.output_tokens)))
-    assert sorted(seqs) == list(range(3100 + MAX_CACHED_EVENTS))
-    assert total == 5 * (3100 + MAX_CACHED_EVENTS)
+    assert sorted(seqs) == list(range(4100))
+    assert total == 5 * (4100)
