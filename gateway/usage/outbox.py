@@ -98,9 +98,7 @@ class UsageOutbox:
             self._reader = self._connect(path)
             # A connection that has read nothing yet does not know the log, and has nothing to checkpoint.
             for connection in self._connections:
-                self.count, last = connection.execute(
-                    "SELECT count(*), coalesce(max(place), 0) FROM events"
-                ).fetchone()
+                self.count, last = connection.execute("SELECT count(*), coalesce(max(place), 0) FROM events").fetchone()
             self._position = _map_position(folder / _POSITION)
             self._recover_position(last)
         except BaseException:

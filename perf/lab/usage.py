@@ -63,30 +63,30 @@ async def _measure(folder: Path, section: Section) -> None:
 
 
 def _metering(folder: Path, section: Section) -> None:
-    meter, context = _meter(folder / "gw-1"), RequestContext("req_1", caller=ANN)
+    outbox, context = _outbox(folder / "gw-1"), RequestContext("req_1", caller=ANN)
+    meter = OutboxWriter(folder / "gw-1", outbox, NoPrices())
     costs, per_token = [], []
     for _ in range(ROUNDS):
         costs.append(_cpu(lambda: _requests(meter, context, EVENTS)) / EVENTS)
-        tally = meter.tally(context)
+        tally = meter.recorder(context)
         tally.begin("smollm2", "chatcmpl-8beb6e669f618ec87e5d28e7", 37)
         loop = _cpu(lambda: [None for _ in range(TOKENS)])
         per_token.append((_cpu(partial(_grow, tally)) - loop) / TOKENS)
         tally.end(Outcome(200, "stop", Usage(37, TOKENS)))
-    section.add("page and journal, of a request", 1e6 * statistics.median(costs), "µs/event", 20)
-    section.add("page, of a message of the engine", 1e6 * statistics.median(per_token), "µs/token", 0.2)
-    meter.journal.close()
+    section.add("slot and outbox, of a request", 1e6 * statistics.median(costs), "µs/event", 20)
+    section.add("slot, of a message of the engine", 1e6 * statistics.median(per_token), "µs/token", 0.2)
+    outbox.close()
 
 
 async def _shipping(folder: Path, section: Section) -> None:
-    journal = UsageOutbox(folder / "gw-1")
-    began, seen = time.process_time(), 0
-    while seen < journal.next_seq:
-        found = await journal.read(seen, 500)
-        for event in found:
-            to_cloud_event(event)
-        seen = found[-1].seq + 1
-    section.add("reading the journal, making CloudEvents", 1e6 * (time.process_time() - began) / seen, "µs/event")
-    journal.close()
+    outbox = UsageOutbox(folder / "gw-1")
+    began, count, place = time.process_time(), 0, 0
+    while found := await outbox.read(place, 500):
+        for row in found:
+            to_cloud_event(row.event)
+        count, place = count + len(found), found[-1].place
+    section.add("reading the outbox, making CloudEvents", 1e6 * (time.process_time() - began) / count, "µs/event")
+    outbox.close()
 
 
 async def _ledger(url: str, name: str, section: Section, server: Callable[[], float]) -> None:
@@ -110,27 +110,28 @@ async def _ledger(url: str, name: str, section: Section, server: Callable[[], fl
 
 async def _kafka_away(folder: Path, section: Section, count: int) -> None:
     """The events of ten minutes, as fast as they can be made; then the broker comes up."""
-    meter, context = _meter(folder / "gw-2"), RequestContext("req_1", caller=ANN)
+    outbox, context = _outbox(folder / "gw-2"), RequestContext("req_1", caller=ANN)
+    meter = OutboxWriter(folder / "gw-2", outbox, NoPrices())
     broker = Broker()
     kafka, url = (
         KafkaSettings(servers=f"127.0.0.1:{broker.port}", signing_keys="0123456789abcdef" * 2),
         f"sqlite:///{folder}/away.db",
     )
     sink = KafkaSink(kafka, LedgerSink(url))
-    shipper = UsageDelivery(meter.journal, sink)
-    async with _going(shipper.run()):
-        await _make(meter, context, shipper, count // 100)
+    delivery = UsageDelivery(outbox, sink)
+    async with _going(delivery.run()):
+        await _make(meter, context, count // 100)
         # the client that tries to reach it, and its threads, included
-        while not shipper.trouble:
+        while not delivery.trouble:
             await asyncio.sleep(0.05)
         before = _resident()
-        await _make(meter, context, shipper, count)
+        await _make(meter, context, count)
         section.add(f"Kafka away for {count:,} requests: memory", (_resident() - before) / 2**20, "MiB", 8)
-        section.add(f"Kafka away for {count:,} requests: journal", meter.journal.size / 2**20, "MiB")
+        section.add(f"Kafka away for {count:,} requests: outbox", outbox.size / 2**20, "MiB")
         began = time.monotonic()
         with broker:
             async with _going(Ledger(kafka, url).run()):
-                await shipper.drained.wait()
+                await delivery.drain()
         section.add("until the ledger has them, by way of Kafka", time.monotonic() - began, "s")
     await sink.close()
     async with await open_store(url) as store, store.read() as connection:
@@ -138,15 +139,13 @@ async def _kafka_away(folder: Path, section: Section, count: int) -> None:
     section.add("of them lost", count + count // 100 - total.requests, "events", 0)
 
 
-async def _make(meter: OutboxWriter, context: RequestContext, shipper: UsageDelivery, count: int) -> None:
+async def _make(meter: OutboxWriter, context: RequestContext, count: int) -> None:
     for at in range(count):
         _request(meter, context)
-        if at % 1000 == 999:
-            await meter.journal.sync()
-            shipper.synced()
+        if at % 50 == 49:
+            meter.flush()
             await asyncio.sleep(0)
-    await meter.journal.sync()
-    shipper.synced()
+    meter.flush()
 
 
 @asynccontextmanager
@@ -160,14 +159,17 @@ async def _going(work: Coroutine[Any, Any, None]) -> AsyncIterator[None]:
             await task
 
 
-def _meter(folder: Path) -> OutboxWriter:
+def _outbox(folder: Path) -> UsageOutbox:
     folder.mkdir()
-    return OutboxWriter(folder, UsageOutbox(folder), NoPrices())
+    return UsageOutbox(folder)
 
 
 def _requests(meter: OutboxWriter, context: RequestContext, count: int) -> None:
-    for _ in range(count):
+    """Flush after 50 requests, as a gateway does at 500 requests a second."""
+    for at in range(count):
         _request(meter, context)
+        if at % 50 == 49:
+            meter.flush()
 
 
 def _grow(tally: UsageRecorder) -> None:
@@ -176,7 +178,7 @@ def _grow(tally: UsageRecorder) -> None:
 
 
 def _request(meter: OutboxWriter, context: RequestContext) -> None:
-    tally = meter.tally(context)
+    tally = meter.recorder(context)
     tally.begin("smollm2", "chatcmpl-8beb6e669f618ec87e5d28e7", 37)
     tally.end(Outcome(200, "stop", Usage(37, 7)), context.started)
 

@@ -20,7 +20,8 @@ from llmops.control.ledger import Ledger
 from llmops.errors import InputError, ResourceError
 from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.settings import GatewaySettings, KafkaSettings, load_settings
-from llmops.gateway.usage.delivery import BATCH_SIZE, UsageDelivery
+from llmops.gateway.usage.delivery import UsageDelivery
+from llmops.gateway.usage.event_formats import encode_event
 from llmops.gateway.usage.kafka import KafkaSink, client_options
 from llmops.gateway.usage.ledger_sink import ANONYMOUS_USER_ID, LedgerSink
 from llmops.gateway.usage.outbox import UsageOutbox
@@ -139,27 +140,25 @@ async def _dies(*_):
 
 async def test_a_broker_that_forgot_what_it_acknowledged_gets_it_again(store, url, tmp_path):
     (tmp_path / "gw-1").mkdir()
-    journal = UsageOutbox(tmp_path / "gw-1")
+    outbox = UsageOutbox(tmp_path / "gw-1")
     with Broker() as own:
         kafka = KafkaSettings(servers=own.servers, topic="t", signing_keys=KEY)
         sink = KafkaSink(kafka, LedgerSink(url))
-        shipper = UsageDelivery(journal, sink, patience=1.0)
-        for seq in range(1200):
-            journal.append(event(seq))
-        await journal.sync()
+        delivery = UsageDelivery(outbox, sink, resend_timeout=1.0)
+        outbox.add([encode_event(event(seq)) for seq in range(1200)])
         # most of it is with the broker, and nobody has read it
-        shipping = asyncio.create_task(shipper.run())
-        while shipper._next < 1000:
+        delivering = asyncio.create_task(delivery.run())
+        while delivery._cursor < 1000:
             await asyncio.sleep(0.05)
-        assert shipper.lag(NOON.replace(minute=5)) == 300
+        assert delivery.lag(NOON.replace(minute=5)) == 300
         own.kill()
         own.start()
         async with at_work(Ledger(kafka, url)):
             await until(store, 1200)
-            await asyncio.wait_for(shipper.drained.wait(), 300)
-            assert shipper.lag(NOON.replace(year=2027)) == 0
-        shipping.cancel()
-        await asyncio.gather(shipping, return_exceptions=True)
+            await asyncio.wait_for(delivery.drain(), 300)
+            assert delivery.lag(NOON.replace(year=2027)) == 0
+        delivering.cancel()
+        await asyncio.gather(delivering, return_exceptions=True)
         await sink.close()
     assert (await total(store)).requests == 1200
 
@@ -277,34 +276,32 @@ def test_the_leader_keeps_the_ledger_where_there_is_kafka():
     assert "The ledger" in [duty.name for duty in make_leader_jobs(settings)]
 
 
-async def test_while_kafka_is_away_the_journal_grows_and_not_the_memory(store, url, tmp_path):
+async def test_while_kafka_is_away_the_outbox_grows_and_not_the_memory(store, url, tmp_path):
     """What LiteLLM #38193 lost up to 1.97, and kept in memory from 1.98 on. The figure is in the benchmark `usage`."""
     (tmp_path / "gw-1").mkdir()
-    journal, broker = UsageOutbox(tmp_path / "gw-1", segment=100_000), Broker()
+    outbox, broker = UsageOutbox(tmp_path / "gw-1"), Broker()
     try:
         kafka = KafkaSettings(servers=broker.servers, topic="t", signing_keys=KEY)
         sink = KafkaSink(kafka, LedgerSink(url))
-        shipper = UsageDelivery(journal, sink)
-        shipping = asyncio.create_task(shipper.run())
-        for seq in range(3000):
-            journal.append(event(seq))
-            if seq % 500 == 499:
-                await journal.sync()
-                shipper.synced()
-                await asyncio.sleep(0)
-        while not shipper.trouble:
+        delivery = UsageDelivery(outbox, sink)
+        delivering = asyncio.create_task(delivery.run())
+        for first in range(0, 3000, 500):
+            outbox.add([encode_event(event(seq)) for seq in range(first, first + 500)])
+            await asyncio.sleep(0)
+        while not delivery.trouble:
             await asyncio.sleep(0.05)
-        assert (shipper.behind, shipper.drained.is_set()) == (3000, False)
-        # a batch of what is on the disk, and no more
-        assert len(shipper._unconfirmed) <= BATCH_SIZE
+        # None of them is sent, and delivery holds none: the outbox has all of them.
+        assert delivery.behind == outbox.count == 3000
+        assert delivery._unconfirmed == 0
         broker.start()
         async with at_work(Ledger(kafka, url)):
-            await asyncio.wait_for(shipper.drained.wait(), 300)
-        shipping.cancel()
-        await asyncio.gather(shipping, return_exceptions=True)
+            await asyncio.wait_for(delivery.drain(), 300)
+        delivering.cancel()
+        await asyncio.gather(delivering, return_exceptions=True)
         await sink.close()
         # and what has arrived needs no room
-        assert len(list((tmp_path / "gw-1").glob("*.journal"))) == 1
+        assert outbox.count == 0
+        assert outbox.size < 50_000
     finally:
         broker.close()
     assert (await total(store)).requests == 3000

@@ -32,7 +32,9 @@ async def test_litellm_38193_no_row_is_dropped_and_no_memory_filled(own_postgres
             context.usage_recorder.begin("tiny", f"chatcmpl-{at}", 10)
             context.usage_recorder.end(Outcome(200, "stop", Usage(10, 5)))
             check.after(context, Outcome(200))
-        check.worker.writer.flush()
+            # As the gateway's own task does ten times a second.
+            if at % 50 == 49:
+                check.worker.writer.flush()
 
     await requests(100)
     await check.settle(GENEROUS)
