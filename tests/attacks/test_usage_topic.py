@@ -29,7 +29,7 @@ from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.settings import GatewaySettings, KafkaSettings
 from llmops.gateway.usage.delivery import UsageDelivery
 from llmops.gateway.usage.event_formats import from_cloud_event, to_cloud_event
-from llmops.gateway.usage.kafka import Kafka, connection
+from llmops.gateway.usage.kafka import KafkaSink, client_options
 from llmops.gateway.usage.ledger_sink import LedgerSink
 from llmops.gateway.usage.outbox import UsageOutbox
 from llmops.gateway.usage.signing import SIGNATURE_HEADER, signature, signing_keys
@@ -82,7 +82,7 @@ def quick_groups(monkeypatch: pytest.MonkeyPatch) -> None:
 @asynccontextmanager
 async def stranger(kafka: KafkaSettings, **options: object) -> AsyncIterator[AIOKafkaProducer]:
     """A producer that can write to the topic and has no signing key."""
-    producer = AIOKafkaProducer(**connection(kafka), **options)
+    producer = AIOKafkaProducer(**client_options(kafka), **options)
     await producer.start()
     try:
         yield producer
@@ -124,7 +124,7 @@ async def bill(store: Store) -> tuple[int, int]:
 async def test_a_stranger_who_takes_the_next_numbers_of_a_gateway_costs_it_no_event(kafka, store, url, tmp_path):
     """On the tree before: 40 of the next 50 honest requests were never billed, and the log said nothing."""
     (tmp_path / "gw-1").mkdir()
-    journal, sink = UsageOutbox(tmp_path / "gw-1"), Kafka(kafka, LedgerSink(url))
+    journal, sink = UsageOutbox(tmp_path / "gw-1"), KafkaSink(kafka, LedgerSink(url))
     honest = [event(seq) for seq in range(scaled(60, 1000))]
     shipper = UsageDelivery(journal, sink, patience=1.0)
     for one in honest[:10]:
@@ -179,7 +179,7 @@ async def test_numbers_that_another_event_has_in_the_ledger_do_not_let_an_event_
 async def test_two_keys_are_valid_while_one_replaces_the_other(kafka, store, url):
     old, new = KEY, OTHER
     rotated = kafka.model_copy(update={"signing_keys": f"{new},{old}"})
-    behind, ahead = Kafka(kafka, LedgerSink(url)), Kafka(rotated, LedgerSink(url))
+    behind, ahead = KafkaSink(kafka, LedgerSink(url)), KafkaSink(rotated, LedgerSink(url))
     events = [event(0), event(1)]
     await behind.write(events[:1])
     await ahead.write(events[1:])
@@ -405,7 +405,7 @@ async def _run(program: str, *arguments: object) -> asyncio.subprocess.Process:
 async def test_a_compressed_record_is_never_unpacked(kafka, folder):
     """On the tree before, a record that unpacks to 700 MiB took 1,420 MiB of memory and held the loop for 3.7 s."""
     url = f"sqlite:///{folder}/ledger.db"
-    sink = Kafka(kafka, LedgerSink(url))
+    sink = KafkaSink(kafka, LedgerSink(url))
     events = [event(seq) for seq in range(20)]
     await sink.write(events[:10])
     watched = await _run(_WATCHED, kafka.servers, kafka.topic, url, KEY)
@@ -433,7 +433,7 @@ def _peak(pid: int) -> int:
 async def test_a_record_is_bounded_before_it_is_parsed(kafka, store, url):
     value = b"[" * (900 * 1024)
     assert len(zlib.compress(value)) < 2000
-    sink = Kafka(kafka, LedgerSink(url))
+    sink = KafkaSink(kafka, LedgerSink(url))
     async with stranger(kafka) as producer:
         await producer.send_and_wait(kafka.topic, value)
         await producer.send_and_wait(kafka.topic, value, headers=[(SIGNATURE_HEADER, signature(KEY.encode(), value))])
@@ -474,7 +474,7 @@ _DIES = _WATCHED.replace(
 async def test_an_offset_that_ended_the_process_twice_is_stepped_over(kafka, folder):
     """On the tree before, the process ended at every start."""
     url = f"sqlite:///{folder}/ledger.db"
-    sink = Kafka(kafka, LedgerSink(url))
+    sink = KafkaSink(kafka, LedgerSink(url))
     events = [event(seq) for seq in range(20)]
     await (await open_store(url)).close()
     await sink.write(events[:7])
