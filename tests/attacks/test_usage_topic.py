@@ -28,7 +28,7 @@ from llmops.errors import InputError
 from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.settings import GatewaySettings, KafkaSettings
 from llmops.gateway.usage.delivery import UsageDelivery
-from llmops.gateway.usage.event_formats import from_cloud_event, to_cloud_event
+from llmops.gateway.usage.event_formats import encode_event, from_cloud_event, to_cloud_event
 from llmops.gateway.usage.kafka import KafkaSink, client_options
 from llmops.gateway.usage.ledger_sink import LedgerSink
 from llmops.gateway.usage.outbox import UsageOutbox
@@ -100,7 +100,7 @@ async def at_work(kafka: KafkaSettings, url: str) -> AsyncIterator[None]:
         await asyncio.gather(task, return_exceptions=True)
 
 
-async def arrived(sink: LedgerSink | Kafka, events: list[UsageEvent]) -> None:
+async def arrived(sink: LedgerSink | KafkaSink, events: list[UsageEvent]) -> None:
     wanted = {one.id for one in events}
     while await sink.confirmed(list(wanted)) != wanted:
         await asyncio.sleep(0.05)
@@ -124,14 +124,11 @@ async def bill(store: Store) -> tuple[int, int]:
 async def test_a_stranger_who_takes_the_next_numbers_of_a_gateway_costs_it_no_event(kafka, store, url, tmp_path):
     """On the tree before: 40 of the next 50 honest requests were never billed, and the log said nothing."""
     (tmp_path / "gw-1").mkdir()
-    journal, sink = UsageOutbox(tmp_path / "gw-1"), KafkaSink(kafka, LedgerSink(url))
+    outbox, sink = UsageOutbox(tmp_path / "gw-1"), KafkaSink(kafka, LedgerSink(url))
     honest = [event(seq) for seq in range(scaled(60, 1000))]
-    shipper = UsageDelivery(journal, sink, patience=1.0)
-    for one in honest[:10]:
-        journal.append(one)
-    await journal.sync()
-    shipper.synced()
-    shipping = asyncio.create_task(shipper.run())
+    delivery = UsageDelivery(outbox, sink, resend_timeout=1.0)
+    outbox.add([encode_event(one) for one in honest[:10]])
+    delivering = asyncio.create_task(delivery.run())
     async with at_work(kafka, url), stranger(kafka) as producer:
         await arrived(sink, honest[:10])
         forged = [event(seq, cost_micros=10**9) for seq in range(10, 50)]
@@ -140,40 +137,34 @@ async def test_a_stranger_who_takes_the_next_numbers_of_a_gateway_costs_it_no_ev
             wrong = signature(OTHER.encode(), to_cloud_event(one))
             await producer.send(kafka.topic, to_cloud_event(one), headers=[(SIGNATURE_HEADER, wrong)])
         await producer.flush()
-        for one in honest[10:]:
-            journal.append(one)
-        await journal.sync()
-        shipper.synced()
-        shipper.hurry()
+        outbox.add([encode_event(one) for one in honest[10:]])
         await arrived(sink, honest)
-        await shipper.drained.wait()
-    shipping.cancel()
-    await asyncio.gather(shipping, return_exceptions=True)
-    assert shipper.behind == 0
+        await delivery.drain()
+    delivering.cancel()
+    await asyncio.gather(delivering, return_exceptions=True)
+    assert delivery.behind == 0
     assert await bill(store) == (len(honest), 3 * len(honest))
     assert await counts(store) == {"not signed by a gateway": 2 * len(forged)}
     await sink.close()
-    journal.close()
+    outbox.close()
 
 
 async def test_numbers_that_another_event_has_in_the_ledger_do_not_let_an_event_be_forgotten(store, url, tmp_path):
     """A restored snapshot uses its numbers a second time, with every signature in order."""
     (tmp_path / "gw-1").mkdir()
-    journal, sink = UsageOutbox(tmp_path / "gw-1"), LedgerSink(url)
+    outbox, sink = UsageOutbox(tmp_path / "gw-1"), LedgerSink(url)
     await sink.write([event(seq) for seq in range(40)])
     again = [event(seq) for seq in range(40)]
-    for one in again:
-        journal.append(one)
-    await journal.sync()
-    shipper = UsageDelivery(journal, sink)
-    shipping = asyncio.create_task(shipper.run())
-    await shipper.drained.wait()
-    shipping.cancel()
-    await asyncio.gather(shipping, return_exceptions=True)
+    outbox.add([encode_event(one) for one in again])
+    delivery = UsageDelivery(outbox, sink)
+    delivering = asyncio.create_task(delivery.run())
+    await delivery.drain()
+    delivering.cancel()
+    await asyncio.gather(delivering, return_exceptions=True)
     assert await sink.confirmed([one.id for one in again]) == {one.id for one in again}
     assert (await bill(store))[0] == 80
     await sink.close()
-    journal.close()
+    outbox.close()
 
 
 async def test_two_keys_are_valid_while_one_replaces_the_other(kafka, store, url):
