@@ -104,9 +104,10 @@ def alerts() -> str:
 
 
 def operations() -> str:
-    from llmops.control.admin.operations import OPERATIONS
+    from llmops.control.admin.routes import router
 
-    return table(("Request", "Does"), [(f"`{one.method} {one.path}`", one.summary) for one in OPERATIONS])
+    rows = [(f"`{method} {route.path}`", route.summary) for route in router.routes for method in route.methods]
+    return table(("Request", "Does"), rows)
 
 
 def _tensors(title: str, tensors: Iterable[Tensor], meaning: Callable[[Tensor], str]) -> str:

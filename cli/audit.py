@@ -1,4 +1,4 @@
-"""`llmops audit`: who changed what, and who was refused."""
+"""`llmops audit`: the log of administrative changes and rejected requests."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.cli.accounts.account_options import admin_options
-from llmops.cli.accounts.admin_backend import AdminBackend
-from llmops.cli.accounts.output import format_timestamp, print_json
-from llmops.cli.accounts.output import print_table as show_table
+from llmops.cli.accounts.admin_client import AdminClient
+from llmops.cli.accounts.output import format_timestamp, print_json, print_table
 from llmops.cli.accounts.param_types import DurationType, typed_values
 from llmops.money import format_usd
 
@@ -28,31 +27,30 @@ if TYPE_CHECKING:
 )
 @admin_options
 def command(
-    tenant: str | None, action: str | None, last: timedelta | None, limit: int, at: AdminBackend, as_json: bool
+    tenant: str | None, action: str | None, last: timedelta | None, limit: int, admin: AdminClient, as_json: bool
 ) -> None:
     """Show who changed what, and who was refused, newest first.
 
     Refusals are counted per minute, so that a flood of them takes only a few lines.
     """
-    from llmops.control.admin.operations import READ_AUDIT
-    from llmops.control.admin.schemas import AuditQuery
+    from llmops.control.admin.schemas import AuditEntryRead, AuditQuery
 
     since: datetime | None = datetime.now(UTC) - last if last else None
-    wanted = AuditQuery(**typed_values({"tenant": tenant, "action": action, "since": since}), limit=limit)
-    found = at.do(READ_AUDIT, wanted)
+    query = AuditQuery(**typed_values({"tenant": tenant, "action": action, "since": since}), limit=limit)
+    entries = admin.request("GET", ("audit",), tuple[AuditEntryRead, ...], query=query)
     if as_json:
-        print_json([entry.data() for entry in found])
-    elif not found:
+        print_json([entry.data() for entry in entries])
+    elif not entries:
         click.echo("Nothing is on record.", err=True)
     else:
-        show_table(("when", "who", "did", "to", "tenant", "detail"), [_row(entry) for entry in found])
+        print_table(("when", "who", "did", "to", "tenant", "detail"), [_row(entry) for entry in entries])
 
 
 def _row(entry: AuditEntryRead) -> list[str]:
-    # what was taken away is told; what was never given is not
-    taken = entry.action.endswith(".update")
-    told = ", ".join(_detail_text(name, value) for name, value in entry.detail.items() if taken or value is not None)
-    return [format_timestamp(entry.created_at), entry.actor, entry.action, entry.subject, entry.tenant or "", told]
+    # null removes a limit in an update, and means nothing elsewhere
+    update = entry.action.endswith(".update")
+    detail = ", ".join(_detail_text(name, value) for name, value in entry.detail.items() if update or value is not None)
+    return [format_timestamp(entry.created_at), entry.actor, entry.action, entry.subject, entry.tenant or "", detail]
 
 
 def _detail_text(name: str, value: Any) -> str:

@@ -1,4 +1,4 @@
-"""`llmops control`: administration, usage and the ledger, beside any number of gateways."""
+"""`llmops control`: administration, usage reports and the ledger, beside any number of gateways."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from llmops.cli.accounts.local_store import default_store, require_store_extra
+from llmops.cli.accounts.admin_client import default_store, require_store_extra
 
 PORT = 9100
 
@@ -35,8 +35,7 @@ def command(
     when that one stops.
     """
     require_store_extra()
-    from llmops.control.configured_jobs import make_leader_jobs
-    from llmops.control.server import run
+    from llmops.control.app import make_leader_jobs, run
     from llmops.gateway.logging_setup import configure_logging
     from llmops.gateway.settings import load_settings
 
@@ -44,15 +43,15 @@ def command(
     settings = load_settings(config, host=host, port=port, store=store, kafka=brokers, open=False)
     if settings.store is None:
         settings = settings.model_copy(update={"store": default_store()})
-    # what it lacks is told now, not when it leads
+    # report missing libraries and settings now, not when this process becomes the leader
     make_leader_jobs(settings)
     configure_logging(settings.log_level)
 
-    def announce(url: str, asked: bool) -> None:
+    def announce(url: str, keys: bool) -> None:
         from llmops.store.store_url import StoreUrl
 
-        who = "with a key" if asked else "without a key, and administered with one of scope admin only"
+        who = "with a key" if keys else "without a key, and administered with one of scope admin only"
         click.echo(f"llmops control listens on {url} (store {StoreUrl.parse(str(settings.store))}), {who}.")
 
-    if run(settings, lambda: make_leader_jobs(settings), gateway, announce):
+    if run(settings, gateway, announce):
         raise click.Abort

@@ -1,4 +1,4 @@
-"""`llmops key`: who may ask, and how much."""
+"""`llmops key`: create, change, rotate and revoke API keys."""
 
 from __future__ import annotations
 
@@ -8,9 +8,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.cli.accounts.account_options import admin_options, limit_options
-from llmops.cli.accounts.admin_backend import AdminBackend, key_reference
-from llmops.cli.accounts.output import format_budget, format_limits, format_timestamp, print_fields, print_json
-from llmops.cli.accounts.output import print_table as show_table
+from llmops.cli.accounts.admin_client import AdminClient, key_reference
+from llmops.cli.accounts.output import (
+    format_budget,
+    format_limits,
+    format_timestamp,
+    print_fields,
+    print_json,
+    print_table,
+)
 from llmops.cli.accounts.param_types import DurationType, NamesType, TimestampType, typed_values
 from llmops.money import format_usd
 
@@ -19,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def spec_options(command: Any) -> Any:
-    """What is decided about a key."""
+    """Add the options that set a key's name, tier, scopes, models, expiry and limits."""
     for option in (
         click.option(
             "--expires",
@@ -53,13 +59,13 @@ def command() -> None:
 @click.option("--user", required=True, metavar="EMAIL", help="The user it belongs to; created if new.")
 @spec_options
 @admin_options
-def create(tenant: str, user: str, at: AdminBackend, as_json: bool, **given: Any) -> None:
+def create(tenant: str, user: str, admin: AdminClient, as_json: bool, **settings: Any) -> None:
     """Create a key and print it; it cannot be shown again."""
-    from llmops.control.admin.operations import CREATE_KEY
-    from llmops.control.admin.schemas import KeyCreate
+    from llmops.control.admin.schemas import KeyCreate, KeyWithSecret
 
-    made = at.do(CREATE_KEY, KeyCreate(tenant=tenant, user=user, **typed_values(given)))
-    _show_secret(made, as_json, f"{made.id} for {made.user} of {made.tenant}: {_summary(made)}.")
+    body = KeyCreate(tenant=tenant, user=user, **typed_values(settings))
+    key = admin.request("POST", ("keys",), KeyWithSecret, body=body)
+    _print_secret(key, as_json, f"{key.id} for {key.user} of {key.tenant}: {_summary(key)}.")
 
 
 @command.command("list")
@@ -67,31 +73,30 @@ def create(tenant: str, user: str, at: AdminBackend, as_json: bool, **given: Any
 @click.option("--user", metavar="EMAIL", help="Only keys of this user.")
 @click.option("--all", "everything", is_flag=True, help="Include revoked and expired keys.")
 @admin_options
-def list_(tenant: str | None, user: str | None, everything: bool, at: AdminBackend, as_json: bool) -> None:
+def list_(tenant: str | None, user: str | None, everything: bool, admin: AdminClient, as_json: bool) -> None:
     """List keys and their limits, but not their secrets."""
-    from llmops.control.admin.operations import LIST_KEYS
-    from llmops.control.admin.schemas import KeyListQuery
+    from llmops.control.admin.schemas import KeyListQuery, KeyRead
 
-    keys = at.do(LIST_KEYS, KeyListQuery(**typed_values({"tenant": tenant, "user": user}), all=everything))
+    query = KeyListQuery(**typed_values({"tenant": tenant, "user": user}), all=everything)
+    keys = admin.request("GET", ("keys",), tuple[KeyRead, ...], query=query)
     if as_json:
         print_json([key.data() for key in keys])
         return
     if not keys:
         click.echo("No keys. Make one: llmops key create --tenant NAME --user EMAIL", err=True)
         return
-    columns = ("key", "tenant", "user", "tier", "limits", "budget", "state", "begins", "models", "name")
-    show_table(columns, [_row(key) for key in keys], narrow=7)
+    columns = ("key", "tenant", "user", "tier", "limits", "budget", "state", "prefix", "models", "name")
+    print_table(columns, [_row(key) for key in keys], narrow=7)
 
 
 @command.command("show")
 @click.argument("key")
 @admin_options
-def show(key: str, at: AdminBackend, as_json: bool) -> None:
+def show(key: str, admin: AdminClient, as_json: bool) -> None:
     """Show a key, how much of its budget is spent, and its tenant's limits."""
-    from llmops.control.admin.operations import SHOW_KEY
-    from llmops.control.admin.schemas import KeyReference
+    from llmops.control.admin.schemas import KeyDetails
 
-    found = at.do(SHOW_KEY, KeyReference(key=key_reference(key)))
+    found = admin.request("GET", ("keys", key_reference(key)), KeyDetails)
     if as_json:
         print_json(found.data())
     else:
@@ -102,14 +107,13 @@ def show(key: str, at: AdminBackend, as_json: bool) -> None:
 @click.argument("key")
 @spec_options
 @admin_options
-def update(key: str, at: AdminBackend, as_json: bool, **given: Any) -> None:
+def update(key: str, admin: AdminClient, as_json: bool, **settings: Any) -> None:
     """Change only what the options name; `none`, `all` and `never` lift a limit."""
-    from llmops.control.admin.operations import UPDATE_KEY
-    from llmops.control.admin.schemas import KeyUpdate
+    from llmops.control.admin.schemas import KeyRead, KeyUpdate
 
-    if not typed_values(given):
+    if not typed_values(settings):
         raise click.UsageError("Nothing to change; give an option, e.g. --rpm 120.")
-    updated = at.do(UPDATE_KEY, KeyUpdate(key=key_reference(key), **typed_values(given)))
+    updated = admin.request("PATCH", ("keys", key_reference(key)), KeyRead, body=KeyUpdate(**typed_values(settings)))
     if as_json:
         print_json(updated.data())
     else:
@@ -122,17 +126,17 @@ def update(key: str, at: AdminBackend, as_json: bool, **given: Any) -> None:
     "--overlap", type=DurationType(), default="24h", show_default=True, help="How long the old secret keeps working."
 )
 @admin_options
-def rotate(key: str, overlap: timedelta, at: AdminBackend, as_json: bool) -> None:
+def rotate(key: str, overlap: timedelta, admin: AdminClient, as_json: bool) -> None:
     """Give a key a new secret and print it; id, limits and spending stay.
 
     Use --overlap 0 if the old secret has leaked: it stops working at once. A still older one, from an earlier rotation,
     always does.
     """
-    from llmops.control.admin.operations import ROTATE_KEY
-    from llmops.control.admin.schemas import KeyRotate
+    from llmops.control.admin.schemas import KeyRotate, KeyWithSecret
 
-    rotated = at.do(ROTATE_KEY, KeyRotate(key=key_reference(key), overlap_seconds=overlap.total_seconds()))
-    _show_secret(
+    body = KeyRotate(overlap_seconds=overlap.total_seconds())
+    rotated = admin.request("POST", ("keys", key_reference(key), "rotate"), KeyWithSecret, body=body)
+    _print_secret(
         rotated, as_json, f"{rotated.id}: the old secret works until {format_timestamp(rotated.previous_until)} UTC."
     )
 
@@ -141,27 +145,26 @@ def rotate(key: str, overlap: timedelta, at: AdminBackend, as_json: bool) -> Non
 @click.argument("key")
 @click.option("--now", is_flag=True, help="Also end its running answers, within 30 seconds.")
 @admin_options
-def revoke(key: str, now: bool, at: AdminBackend, as_json: bool) -> None:
+def revoke(key: str, now: bool, admin: AdminClient, as_json: bool) -> None:
     """Revoke a key permanently.
 
     Gateways refuse it within 30 seconds. Answers that are running come to their end unless --now is given.
     """
-    from llmops.control.admin.operations import REVOKE_KEY
-    from llmops.control.admin.schemas import KeyRevoke
+    from llmops.control.admin.schemas import KeyRead, KeyRevoke
 
-    revoked = at.do(REVOKE_KEY, KeyRevoke(key=key_reference(key), now=now))
+    revoked = admin.request("POST", ("keys", key_reference(key), "revoke"), KeyRead, body=KeyRevoke(now=now))
     if as_json:
         print_json(revoked.data())
     else:
         click.echo(f"{revoked.id} of {revoked.user} is revoked; its usage stays on the bill.")
 
 
-def _show_secret(key: schemas.KeyWithSecret, as_json: bool, said: str) -> None:
+def _print_secret(key: schemas.KeyWithSecret, as_json: bool, message: str) -> None:
     if as_json:
         print_json(key.data())
         return
-    # the key alone, so that a script can take it
-    click.echo(f"{said} The key is shown only once:", err=True)
+    # only the key on standard output, so that a script can use it
+    click.echo(f"{message} The key is shown only once:", err=True)
     click.echo(key.key)
 
 
@@ -179,15 +182,17 @@ def _row(key: schemas.KeyRead) -> list[str]:
     models = "all" if key.models is None else ", ".join(key.models)
     owner = [key.id, key.tenant, key.user, key.tier]
     limits = [format_limits(key, short=True), format_budget(key), state]
-    return [*owner, *limits, f"{key.begins}…", models, key.name or ""]
+    return [*owner, *limits, f"{key.prefix}…", models, key.name or ""]
 
 
 def _pairs(key: schemas.KeyDetails) -> list[tuple[str, str]]:
-    rest = key.previous_until and key.previous_until > datetime.now(UTC)
+    overlaps = key.previous_until and key.previous_until > datetime.now(UTC)
     spent = f", {format_usd(key.spent_micros)} spent" if key.spent_micros is not None else ""
-    of_all = f"{format_limits(key.tenant_limits)}, {format_budget(key.tenant_limits)} for all keys of {key.tenant}"
+    tenant_limits = (
+        f"{format_limits(key.tenant_limits)}, {format_budget(key.tenant_limits)} for all keys of {key.tenant}"
+    )
     pairs = [
-        ("key", f"{key.id} ({key.begins}…)"),
+        ("key", f"{key.id} ({key.prefix}…)"),
         ("state", key.state),
         ("name", key.name or ""),
         ("user", f"{key.user} of {key.tenant}"),
@@ -196,9 +201,9 @@ def _pairs(key: schemas.KeyDetails) -> list[tuple[str, str]]:
         ("models", "all" if key.models is None else ", ".join(key.models)),
         ("limits", format_limits(key)),
         ("budget", format_budget(key) + spent),
-        ("tenant", of_all),
-        ("made", f"{format_timestamp(key.created_at)} UTC"),
+        ("tenant", tenant_limits),
+        ("created", f"{format_timestamp(key.created_at)} UTC"),
         ("expires", f"{format_timestamp(key.expires_at)} UTC" if key.expires_at else "never"),
-        ("rotated", f"the old secret works until {format_timestamp(key.previous_until)} UTC" if rest else ""),
+        ("rotated", f"the old secret works until {format_timestamp(key.previous_until)} UTC" if overlaps else ""),
     ]
     return [(name, value) for name, value in pairs if value]

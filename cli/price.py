@@ -1,4 +1,4 @@
-"""`llmops price`: what tokens cost, from when on."""
+"""`llmops price`: set and list prices of models."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from llmops.cli.accounts.account_options import admin_options
-from llmops.cli.accounts.admin_backend import AdminBackend
-from llmops.cli.accounts.output import format_timestamp, print_json
-from llmops.cli.accounts.output import print_table as show_table
+from llmops.cli.accounts.admin_client import AdminClient
+from llmops.cli.accounts.output import format_timestamp, print_json, print_table
 from llmops.cli.accounts.param_types import DollarsType, TimestampType, typed_values
 from llmops.money import MICROS_PER_USD, format_usd
 
@@ -30,62 +29,62 @@ def command() -> None:
 
 @command.command("set")
 @click.argument("model")
-@click.option("--input", "into", type=DollarsType(), required=True, help="Per million prompt tokens.")
+@click.option("--input", "input_price", type=DollarsType(), required=True, help="Per million prompt tokens.")
 @click.option(
     "--cached", type=DollarsType(), help="Per million of those found in the engine's cache.  [default: as --input]"
 )
 @click.option("--output", type=DollarsType(), required=True, help="Per million output tokens.")
 @click.option(
-    "--from", "begins", type=TimestampType(), help="Valid from: 7d (from now) or 2027-01-01 (UTC).  [default: now]"
+    "--from", "valid_from", type=TimestampType(), help="Valid from: 7d (from now) or 2027-01-01 (UTC).  [default: now]"
 )
 @admin_options
 def set_(
     model: str,
-    into: Decimal,
+    input_price: Decimal,
     cached: Decimal | None,
     output: Decimal,
-    begins: datetime | None,
-    at: AdminBackend,
+    valid_from: datetime | None,
+    admin: AdminClient,
     as_json: bool,
 ) -> None:
     """Set the price of MODEL, the name that requests use."""
-    from llmops.control.admin.operations import SET_PRICE
-    from llmops.control.admin.schemas import PriceCreate
+    from llmops.control.admin.schemas import PriceCreate, PriceRead
 
-    optional = typed_values({"cached": cached, "begins": begins})
-    price = at.do(SET_PRICE, PriceCreate(model=model, input=into, output=output, **optional))
+    optional = typed_values({"cached": cached, "valid_from": valid_from})
+    body = PriceCreate(model=model, input=input_price, output=output, **optional)
+    price = admin.request("POST", ("prices",), PriceRead, body=body)
     if as_json:
         print_json(price.data())
     else:
-        click.echo(f"{model}: {_text(price)} per million tokens, from {format_timestamp(price.begins)} UTC.")
+        click.echo(f"{model}: {_summary(price)} per million tokens, from {format_timestamp(price.valid_from)} UTC.")
 
 
 @command.command("list")
 @click.argument("model", required=False)
-@click.option("--at", "moment", type=TimestampType(), help="Only prices in force at this time, e.g. 2026-12-01 (UTC).")
+@click.option("--at", type=TimestampType(), help="Only prices in force at this time, e.g. 2026-12-01 (UTC).")
 @admin_options
-def list_(model: str | None, moment: datetime | None, at: AdminBackend, as_json: bool) -> None:
+def list_(model: str | None, at: datetime | None, admin: AdminClient, as_json: bool) -> None:
     """List past, present and future prices, of MODEL or of all models."""
-    from llmops.control.admin.operations import LIST_PRICES
-    from llmops.control.admin.schemas import PriceListQuery
+    from llmops.control.admin.schemas import PriceListQuery, PriceRead
 
-    found = at.do(LIST_PRICES, PriceListQuery(**typed_values({"model": model, "at": moment})))
+    query = PriceListQuery(**typed_values({"model": model, "at": at}))
+    prices = admin.request("GET", ("prices",), tuple[PriceRead, ...], query=query)
     if as_json:
-        print_json([price.data() for price in found])
-    elif not found:
+        print_json([price.data() for price in prices])
+    elif not prices:
         click.echo("No prices. Set one: llmops price set MODEL --input 0.6 --output 0.9", err=True)
     else:
         right = ("input", "cached", "output")
-        show_table(("model", *right, "from", ""), [_row(price) for price in found], right)
+        print_table(("model", *right, "from", ""), [_row(price) for price in prices], right)
 
 
-def _text(price: PriceRead) -> str:
+def _summary(price: PriceRead) -> str:
     return f"{_dollars(price.input)} in, {_dollars(price.cached)} cached, {_dollars(price.output)} out"
 
 
 def _row(price: PriceRead) -> list[str]:
     amounts = [_dollars(amount) for amount in (price.input, price.cached, price.output)]
-    return [price.model, *amounts, format_timestamp(price.begins), "in force" if price.in_force else ""]
+    return [price.model, *amounts, format_timestamp(price.valid_from), "in force" if price.in_force else ""]
 
 
 def _dollars(amount: Decimal) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import signal
 import threading
@@ -17,8 +18,7 @@ import click
 
 from llmops.build.engine_folder.manifest import FILE_NAME
 from llmops.build.target_facts import TARGETS, TargetName
-from llmops.cli.accounts.first_key import first_key
-from llmops.cli.accounts.local_store import default_store
+from llmops.cli.accounts.admin_client import current_audit_context, default_store
 from llmops.errors import InputError, ServerError
 
 if TYPE_CHECKING:
@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from llmops.gateway.app import Plugin
     from llmops.gateway.settings import GatewaySettings, SettingsLayers
     from llmops.model_repository.launch import TritonServer
+
+#: Owner of the first key of a store.
+FIRST_TENANT = "default"
+FIRST_USER = "admin@localhost"
 
 
 def build_engine(
@@ -149,7 +153,7 @@ class Stack:
         if not self._settings.open and not is_loopback(host):
             url = self._settings.store or default_store()
             self._settings = self._settings.model_copy(update={"store": url})
-            self.first_key = first_key(url)
+            self.first_key = create_first_key(url)
         keys_required(self._settings)
         self._exit = contextlib.ExitStack()
         self._failure: ServerError | None = None
@@ -240,12 +244,34 @@ class Stack:
                 click.echo(f"{error} The other replicas go on.", err=True)
 
 
+def create_first_key(url: str) -> str:
+    """Create a key with all scopes in a store that never had one. Return its secret, or an empty string."""
+    return asyncio.run(_create_first_key(url))
+
+
+async def _create_first_key(url: str) -> str:
+    by = current_audit_context()
+    from llmops.store.accounts.keys import SCOPES, KeySpec, create_key, has_any_key
+    from llmops.store.accounts.limits import Limits
+    from llmops.store.accounts.tenants import create_tenant, find_tenant
+    from llmops.store.accounts.users import ensure_user
+    from llmops.store.factory import open_store
+
+    async with await open_store(url, pool_size=1) as store, store.write() as connection:
+        if await has_any_key(connection):
+            return ""
+        if await find_tenant(connection, FIRST_TENANT) is None:
+            await create_tenant(connection, FIRST_TENANT, Limits(), by)
+        owner = await ensure_user(connection, FIRST_TENANT, FIRST_USER, by)
+        _, secret = await create_key(connection, owner, KeySpec(name="first", scopes=SCOPES), by)
+        return secret
+
+
 def _control_plugins(settings: GatewaySettings) -> Sequence[Plugin]:
     """What `llmops control` does, where there is a store for it."""
     if settings.store is None:
         return ()
-    from llmops.control.app import control_plugin
-    from llmops.control.configured_jobs import make_leader_jobs
+    from llmops.control.app import control_plugin, make_leader_jobs
 
     return (control_plugin(settings, lambda: make_leader_jobs(settings)),)
 

@@ -1,4 +1,4 @@
-"""`llmops tenant`: who pays."""
+"""`llmops tenant`: create, change, delete and restore tenants."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.cli.accounts.account_options import admin_options, limit_options
-from llmops.cli.accounts.admin_backend import AdminBackend
-from llmops.cli.accounts.output import format_budget, format_limits, format_timestamp, print_fields, print_json
-from llmops.cli.accounts.output import print_table as show_table
+from llmops.cli.accounts.admin_client import AdminClient
+from llmops.cli.accounts.output import (
+    format_budget,
+    format_limits,
+    format_timestamp,
+    print_fields,
+    print_json,
+    print_table,
+)
 from llmops.cli.accounts.param_types import typed_values
 
 if TYPE_CHECKING:
@@ -28,51 +34,47 @@ def command() -> None:
 @click.argument("name")
 @limit_options
 @admin_options
-def create(name: str, at: AdminBackend, as_json: bool, **given: Any) -> None:
+def create(name: str, admin: AdminClient, as_json: bool, **limits: Any) -> None:
     """Create a tenant."""
-    from llmops.control.admin.operations import CREATE_TENANT
-    from llmops.control.admin.schemas import TenantCreate
+    from llmops.control.admin.schemas import TenantCreate, TenantRead
 
-    made = at.do(CREATE_TENANT, TenantCreate(id=name, **typed_values(given)))
-    _print_tenant(made, as_json, f"{made.id}: {format_limits(made)}, {format_budget(made)}.")
+    created = admin.request("POST", ("tenants",), TenantRead, body=TenantCreate(id=name, **typed_values(limits)))
+    _print_tenant(created, as_json, f"{created.id}: {format_limits(created)}, {format_budget(created)}.")
 
 
 @command.command("list")
 @click.option("--all", "everything", is_flag=True, help="Include deleted tenants.")
 @admin_options
-def list_(everything: bool, at: AdminBackend, as_json: bool) -> None:
+def list_(everything: bool, admin: AdminClient, as_json: bool) -> None:
     """List tenants and their limits."""
-    from llmops.control.admin.operations import LIST_TENANTS
-    from llmops.control.admin.schemas import TenantListQuery
+    from llmops.control.admin.schemas import TenantListQuery, TenantRead
 
-    found = at.do(LIST_TENANTS, TenantListQuery(all=everything))
+    found = admin.request("GET", ("tenants",), tuple[TenantRead, ...], query=TenantListQuery(all=everything))
     if as_json:
         print_json([tenant.data() for tenant in found])
     elif not found:
         click.echo("No tenants. Make one: llmops tenant create NAME", err=True)
     else:
-        show_table(("tenant", "limits", "budget", "made", "deleted"), [_row(tenant) for tenant in found])
+        print_table(("tenant", "limits", "budget", "created", "deleted"), [_row(tenant) for tenant in found])
 
 
 @command.command("show")
 @click.argument("name")
 @admin_options
-def show(name: str, at: AdminBackend, as_json: bool) -> None:
+def show(name: str, admin: AdminClient, as_json: bool) -> None:
     """Show a tenant and its limits."""
-    from llmops.control.admin.operations import SHOW_TENANT
-    from llmops.control.admin.schemas import TenantReference
+    from llmops.control.admin.schemas import TenantRead
 
-    found = at.do(SHOW_TENANT, TenantReference(tenant=name))
+    found = admin.request("GET", ("tenants", name), TenantRead)
     if as_json:
         print_json(found.data())
         return
-    limits, budget = format_limits(found), format_budget(found)
     print_fields(
         [
             ("tenant", found.id),
-            ("limits", limits),
-            ("budget", budget),
-            ("made", f"{format_timestamp(found.created_at)} UTC"),
+            ("limits", format_limits(found)),
+            ("budget", format_budget(found)),
+            ("created", f"{format_timestamp(found.created_at)} UTC"),
         ]
     )
 
@@ -81,26 +83,24 @@ def show(name: str, at: AdminBackend, as_json: bool) -> None:
 @click.argument("name")
 @limit_options
 @admin_options
-def update(name: str, at: AdminBackend, as_json: bool, **given: Any) -> None:
+def update(name: str, admin: AdminClient, as_json: bool, **limits: Any) -> None:
     """Change the given limits; `none` removes one."""
-    from llmops.control.admin.operations import UPDATE_TENANT
-    from llmops.control.admin.schemas import TenantUpdate
+    from llmops.control.admin.schemas import TenantRead, TenantUpdate
 
-    if not typed_values(given):
+    if not typed_values(limits):
         raise click.UsageError("Nothing to change; give an option, e.g. --rpm 120.")
-    updated = at.do(UPDATE_TENANT, TenantUpdate(tenant=name, **typed_values(given)))
+    updated = admin.request("PATCH", ("tenants", name), TenantRead, body=TenantUpdate(**typed_values(limits)))
     _print_tenant(updated, as_json, f"{updated.id}: {format_limits(updated)}, {format_budget(updated)}.")
 
 
 @command.command("delete")
 @click.argument("name")
 @admin_options
-def delete(name: str, at: AdminBackend, as_json: bool) -> None:
+def delete(name: str, admin: AdminClient, as_json: bool) -> None:
     """Delete a tenant: its keys stop working, its usage is kept, and `restore` undoes it."""
-    from llmops.control.admin.operations import DELETE_TENANT
-    from llmops.control.admin.schemas import TenantReference
+    from llmops.control.admin.schemas import TenantRead
 
-    deleted = at.do(DELETE_TENANT, TenantReference(tenant=name))
+    deleted = admin.request("DELETE", ("tenants", name), TenantRead)
     _print_tenant(
         deleted, as_json, f"{name} is deleted and its keys are refused; `llmops tenant restore {name}` undoes it."
     )
@@ -109,21 +109,19 @@ def delete(name: str, at: AdminBackend, as_json: bool) -> None:
 @command.command("restore")
 @click.argument("name")
 @admin_options
-def restore(name: str, at: AdminBackend, as_json: bool) -> None:
+def restore(name: str, admin: AdminClient, as_json: bool) -> None:
     """Restore a deleted tenant and its keys."""
-    from llmops.control.admin.operations import RESTORE_TENANT
-    from llmops.control.admin.schemas import TenantReference
+    from llmops.control.admin.schemas import TenantRead
 
-    _print_tenant(
-        at.do(RESTORE_TENANT, TenantReference(tenant=name)), as_json, f"{name} is restored, and its keys work again."
-    )
+    restored = admin.request("POST", ("tenants", name, "restore"), TenantRead)
+    _print_tenant(restored, as_json, f"{name} is restored, and its keys work again.")
 
 
-def _print_tenant(tenant: TenantRead, as_json: bool, said: str) -> None:
+def _print_tenant(tenant: TenantRead, as_json: bool, message: str) -> None:
     if as_json:
         print_json(tenant.data())
     else:
-        click.echo(said)
+        click.echo(message)
 
 
 def _row(tenant: TenantRead) -> list[str]:

@@ -1,4 +1,1 @@
-"""The slow side: who administers, what was used and what it cost.
-
-Nothing here is in the way of an answer; queries belong to `store/`.
-"""
+"""Administration, usage reports and the billing ledger. Nothing in this package runs during a request for an answer."""

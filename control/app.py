@@ -1,120 +1,107 @@
-"""What control serves: as an application of its own, or as the guest of a gateway."""
+"""The control application: administration, usage and the leader's jobs, alone or inside a gateway."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any
 
 import httpx
 from fastapi import FastAPI
-from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 
 from llmops import __version__
-from llmops.control.admin.operations import OPERATIONS
-from llmops.control.admin.routes import add_admin
+from llmops.control import models_api, openai_usage, usage_api
+from llmops.control.admin.routes import add_admin_routes
+from llmops.control.api_route import add_routes
 from llmops.control.leader_election import run_while_leading
-from llmops.control.leader_jobs import LeaderJob, cancel_tasks, run_jobs
-from llmops.control.metrics import ControlMetrics
-from llmops.control.models_api import ModelDescriptionList, ModelDescriptionsEndpoint
-from llmops.control.openai_usage import (
-    BucketPage,
-    OrganizationCostsQuery,
-    OrganizationEndpoints,
-    OrganizationUsageQuery,
-)
-from llmops.control.openapi_parameters import get_route_options
-from llmops.control.request_parsing import json_response
-from llmops.control.shared_store import SharedStore
-from llmops.control.spending_collector import SpendingCollector
-from llmops.control.usage_api import CallerUsage, CallerUsageEndpoint, CallerUsageQuery
+from llmops.control.leader_jobs import LeaderJob, MakeJobs, cancel_tasks, run_jobs
+from llmops.control.metrics import ControlMetrics, SpendingCollector
+from llmops.control.reconcile import Reconciler
+from llmops.control.retention import Retention
+from llmops.control.store_access import SharedStore
+from llmops.distribution import missing_extra
 from llmops.gateway.auth.authentication import create_authentication
+from llmops.gateway.auth.exposure import keys_required
 from llmops.gateway.http.error_handlers import add_exception_handlers
 from llmops.gateway.http.middleware import GatewayApp
+from llmops.gateway.http.server import DrainingServer, bind, tune_garbage_collector, uvicorn_config
 from llmops.gateway.settings import GatewaySettings
 from llmops.store.store_url import StoreUrl
 
-MakeJobs = Callable[[], Sequence[LeaderJob]]
-BODIES: tuple[type[BaseModel], ...] = tuple(one.asked for one in OPERATIONS if one.has_body)
+#: Seconds for an answer of the gateway about its models.
+GATEWAY_TIMEOUT = 10.0
 
 
 class Control:
-    """Its routes on an application, and what lives as long as that does. `gateway`: a client of one, for what models
-    there are; `duties` makes those of the process that leads."""
+    """The control API of an application, and the work that runs as long as the application does.
+
+    Args:
+        store: The store.
+        make_jobs: Returns the jobs to run when this process becomes the leader.
+        gateway: A client of the gateway that knows which models there are, or None.
+        on_leading: Called with True on gaining and with False on losing leadership.
+    """
 
     def __init__(
         self,
         store: SharedStore,
-        duties: MakeJobs,
+        make_jobs: MakeJobs,
         gateway: httpx.AsyncClient | None,
-        leads: Callable[[bool], None] = lambda _: None,
+        on_leading: Callable[[bool], None] = lambda _: None,
     ) -> None:
         self._store, self._gateway = store, gateway
-        self._duties, self._leads = duties, leads
+        self._make_jobs, self._on_leading = make_jobs, on_leading
 
     def add_to(self, app: FastAPI) -> None:
-        add_admin(app, self._store)
-        usage, models = CallerUsageEndpoint(self._store), ModelDescriptionsEndpoint(self._store, self._gateway)
-        organization = OrganizationEndpoints(self._store)
-        own: dict[str, Any] = {"methods": ["GET"], "tags": ["usage"], "summary": "Show the caller's own usage"}
-        app.add_api_route("/api/usage", usage.handle, **own, **get_route_options(CallerUsageQuery, CallerUsage))
-        own["summary"] = "Describe models and their prices"
-        app.add_api_route("/api/models", models.handle, **own, responses={200: {"model": ModelDescriptionList}})
-        of_tenant: dict[str, Any] = {"methods": ["GET"], "tags": ["openai"]}
-        begins = "/v1/organization"
-        app.add_api_route(
-            f"{begins}/usage/completions",
-            organization.usage,
-            summary="Show usage by time",
-            **of_tenant,
-            **get_route_options(OrganizationUsageQuery, BucketPage),
-        )
-        app.add_api_route(
-            f"{begins}/costs",
-            organization.costs,
-            summary="Show costs by day",
-            **of_tenant,
-            **get_route_options(OrganizationCostsQuery, BucketPage),
-        )
-        app.body_models.extend(BODIES)
+        """Add the routes to an application."""
+        app.state.store, app.state.gateway = self._store, self._gateway
+        add_admin_routes(app, self._store)
+        for module in (usage_api, models_api, openai_usage):
+            add_routes(app, module.router)
 
     @asynccontextmanager
-    async def living(self) -> AsyncIterator[None]:
-        leading = asyncio.create_task(self._lead(), name="lead")
+    async def lifespan(self) -> AsyncIterator[None]:
+        """Take part in the election of a leader, and close all connections at the end."""
+        election = asyncio.create_task(self._lead(), name="leader election")
         try:
             yield
         finally:
-            await cancel_tasks([leading])
+            await cancel_tasks([election])
             if self._gateway is not None:
                 await self._gateway.aclose()
             await self._store.close()
 
-    async def ready(self, request: Request) -> Response:
-        """Whether the store can be asked."""
+    async def ready(self, _request: Request) -> Response:
+        """Answer whether the store can be reached."""
         async with self._store.read():
-            return json_response({"status": "ready"})
+            return JSONResponse({"status": "ready"})
 
     async def _lead(self) -> None:
-        await run_while_leading(StoreUrl.parse(self._store.url), lambda: run_jobs(self._duties()), self._leads)
+        await run_while_leading(StoreUrl.parse(self._store.url), lambda: run_jobs(self._make_jobs()), self._on_leading)
 
 
-def create_app(settings: GatewaySettings, duties: MakeJobs, gateway: str | None = None) -> GatewayApp:
-    """An application of its own. `gateway`: the URL of one."""
+def create_app(settings: GatewaySettings, make_jobs: MakeJobs, gateway: str | None = None) -> GatewayApp:
+    """Return an application of control alone.
+
+    Args:
+        settings: The settings; `store` is set.
+        make_jobs: Returns the leader's jobs.
+        gateway: The URL of the gateway that knows which models there are, or None.
+    """
     assert settings.store is not None
-    store, access = SharedStore(settings.store), create_authentication(settings)
-    meters = ControlMetrics(SpendingCollector(store))
-    client = httpx.AsyncClient(base_url=gateway, timeout=10.0) if gateway else None
-    control = Control(store, duties, client, meters.leads)
+    store, authentication = SharedStore(settings.store), create_authentication(settings)
+    metrics = ControlMetrics(SpendingCollector(store))
+    client = httpx.AsyncClient(base_url=gateway, timeout=GATEWAY_TIMEOUT) if gateway else None
+    control = Control(store, make_jobs, client, metrics.set_leading)
 
     @asynccontextmanager
-    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        async with control.living():
+    async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
+        async with control.lifespan():
             yield
-        if access is not None:
-            await access.close()
+        if authentication is not None:
+            await authentication.close()
 
     app = GatewayApp(
         title="llmops control",
@@ -122,33 +109,82 @@ def create_app(settings: GatewaySettings, duties: MakeJobs, gateway: str | None 
         description="Administration, usage and costs.",
         lifespan=lifespan,
         redirect_slashes=False,
-        checks=[meters, *([access] if access else [])],
+        checks=[metrics, *([authentication] if authentication else [])],
     )
     add_exception_handlers(app)
     control.add_to(app)
-    app.add_api_route("/health/live", live, methods=["GET"], tags=["health"], summary="Say that control runs")
-    app.add_api_route(
-        "/health/ready", control.ready, methods=["GET"], tags=["health"], summary="Say whether the store answers"
-    )
-    app.add_api_route("/metrics", meters.show, methods=["GET"], tags=["health"], summary="Show metrics for Prometheus")
+    for path, endpoint, summary in (
+        ("/health/live", _live, "Say that control runs"),
+        ("/health/ready", control.ready, "Say whether the store answers"),
+        ("/metrics", metrics.show, "Show metrics for Prometheus"),
+    ):
+        app.add_api_route(path, endpoint, methods=["GET"], tags=["health"], summary=summary)
     return app
 
 
 def control_plugin(
-    settings: GatewaySettings, duties: MakeJobs
+    settings: GatewaySettings, make_jobs: MakeJobs
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """Control inside a gateway that has these settings: behind its door, on its port."""
+    """Return a plugin that adds control to a gateway with these settings, behind its authentication."""
 
     def enter(app: FastAPI) -> AbstractAsyncContextManager[None]:
-        # asked as a client would: what a key may see is decided in one place
+        # as a client of its own gateway: what a key may see is decided in one place
         gateway = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
         assert settings.store is not None
-        control = Control(SharedStore(settings.store), duties, gateway)
+        control = Control(SharedStore(settings.store), make_jobs, gateway)
         control.add_to(app)
-        return control.living()
+        return control.lifespan()
 
     return enter
 
 
-async def live(request: Request) -> Response:
-    return json_response({"status": "live"})
+def make_leader_jobs(settings: GatewaySettings) -> Sequence[LeaderJob]:
+    """Return the leader's jobs.
+
+    Raises:
+        MissingDependencyError: Kafka is configured and its client is not installed.
+        InputError: Kafka is configured without a signing key.
+    """
+    assert settings.store is not None
+    jobs: list[LeaderJob] = [Reconciler(settings.store, settings.usage.engines)]
+    if settings.audit.days is not None:
+        jobs.append(Retention(settings.store, settings.audit.days))
+    if settings.kafka is not None:
+        try:
+            from llmops.control.ledger import Ledger
+        except ModuleNotFoundError as error:
+            raise missing_extra(f"Kafka needs {error.name}, which is not installed", "kafka") from error
+        jobs.append(Ledger(settings.kafka, settings.store))
+    return jobs
+
+
+def run(settings: GatewaySettings, gateway: str | None, on_listening: Callable[[str, bool], None]) -> bool:
+    """Serve control until SIGTERM or Ctrl-C.
+
+    Args:
+        settings: The settings; `store` is set.
+        gateway: The URL of the gateway that knows which models there are, or None.
+        on_listening: Called with the base URL, and with True if callers need keys.
+
+    Returns:
+        True if a second signal ended the process early.
+
+    Raises:
+        InputError: The host opens control to others without keys.
+    """
+    keys = keys_required(settings)
+    listener = bind(settings.host, settings.port)
+    try:
+        host, port = listener.getsockname()[:2]
+        on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", keys)
+        app = create_app(settings, lambda: make_leader_jobs(settings), gateway)
+        tune_garbage_collector()
+        server = DrainingServer(uvicorn_config(app, settings), lambda: None)
+        server.run(sockets=[listener])
+        return server.force_exit
+    finally:
+        listener.close()
+
+
+async def _live(_request: Request) -> Response:
+    return JSONResponse({"status": "live"})

@@ -1,9 +1,8 @@
-"""What the consumer unpacks of a topic: batches that are not compressed and not damaged.
+"""Safe unpacking of Kafka batches: compressed and damaged batches are rejected before the client library unpacks them.
 
-A batch of a few hundred kilobytes can unpack to gigabytes, and the client library unpacks it whole, on the event loop,
-before anybody can look at its records. Gateways do not compress, so a batch that is compressed is passed over, and so
-is a batch whose checksum is wrong, which the library would ask for again without end. A gateway sends again what is
-not confirmed.
+A batch of a few hundred kilobytes can unpack to gigabytes, and the library unpacks it whole, on the event loop, before
+its records can be checked. Gateways do not compress, so a compressed batch is skipped. A batch with a wrong checksum is
+skipped too, because the library would fetch it again forever. Gateways resend what was not confirmed.
 """
 
 from __future__ import annotations
@@ -20,11 +19,13 @@ from aiokafka.record.memory_records import MemoryRecords
 from llmops.distribution import install_command
 from llmops.errors import ResourceError
 
-COMPRESSED, DAMAGED = "compressed batch", "damaged batch"
+#: Reasons for rejecting a batch, as dead letters have them.
+COMPRESSED = "compressed batch"
+DAMAGED = "damaged batch"
 
 
 class RejectedBatch:
-    """A batch without records, in place of one that is not unpacked."""
+    """An empty batch in place of a rejected one."""
 
     producer_id = -1
     is_control_batch = is_transactional = False
@@ -34,7 +35,7 @@ class RejectedBatch:
         self.base_offset, self.next_offset = batch.base_offset, batch.next_offset
 
     def validate_crc(self) -> bool:
-        """The checksum of the batch is not asked for again."""
+        """Return True: the checksum was checked already."""
         return True
 
     def __iter__(self) -> Iterator[Any]:
@@ -42,7 +43,7 @@ class RejectedBatch:
 
 
 class SafeRecords:
-    """The batches of one partition in the answer to one fetch request, in place of the library's `MemoryRecords`."""
+    """The batches of one partition in the response to a fetch, in place of the library's `MemoryRecords`."""
 
     def __init__(self, data: bytes) -> None:
         self._records = MemoryRecords(data)
@@ -52,10 +53,10 @@ class SafeRecords:
         return bool(self._records.has_next())
 
     def next_batch(self) -> Any:
-        """Return the next batch, or a `RejectedBatch` in its place."""
+        """Return the next batch, or a RejectedBatch in its place."""
         batch = self._records.next_batch()
         if not isinstance(batch, DefaultRecordBatch):
-            # formats before Kafka 0.11, which our gateways do not write
+            # formats before Kafka 0.11, which gateways do not write
             raise CorruptRecordException("a batch in a format before version 2")
         reason = COMPRESSED if batch.compression_type else "" if batch.validate_crc() else DAMAGED
         if not reason:
@@ -64,23 +65,23 @@ class SafeRecords:
         return RejectedBatch(batch, reason)
 
     def size_in_bytes(self) -> int:
-        """Return the size of the answer's part, whole batches or not."""
+        """Return the bytes of the partition in the response, including an incomplete last batch."""
         return int(self._records.size_in_bytes())
 
 
-#: The batches that were refused since the ledger looked: reason and offset. The ledger empties it.
+#: Reason and offset of the batches that were rejected since the ledger last emptied this list.
 REJECTED: list[tuple[str, int]] = []
 
 
 def install_safe_records() -> None:
-    """Have every consumer of this process unpack through `SafeRecords`.
+    """Make every consumer of this process unpack with SafeRecords.
 
     Raises:
-        ResourceError: The library unpacks in another way than the version that llmops asks for.
+        ResourceError: The installed library unpacks in a way that this module does not know.
     """
     if getattr(fetcher, "MemoryRecords", None) not in (MemoryRecords, SafeRecords):
         raise ResourceError(
-            f"aiokafka {version('aiokafka')} unpacks records in a way that llmops cannot bound; install the version "
-            f"that llmops asks for with: {install_command('kafka')}"
+            f"aiokafka {version('aiokafka')} unpacks records in a way that llmops cannot bound. Install the version "
+            f"that llmops requires with: {install_command('kafka')}"
         )
     fetcher.MemoryRecords = SafeRecords

@@ -1,22 +1,22 @@
-"""Which of several control processes leads: one at a time, and another when that one is gone, however it went.
+"""Leader election between control processes that share a store.
 
-What the leader does may overlap for seconds with what the one before still does: all of it can be done twice.
+Leadership may overlap for seconds when it changes, so every leader job must be idempotent.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
-import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
 from sqlalchemy import text
 from sqlalchemy.exc import SQLAlchemyError
 
+from llmops.background import LogOnce
 from llmops.clocks import wait_with_timeout
 from llmops.control.leader_jobs import cancel_tasks
 from llmops.errors import LlmopsError, ResourceError
@@ -25,68 +25,79 @@ from llmops.store.store_url import StoreUrl
 
 log = logging.getLogger(__name__)
 
-# seconds between two attempts, and between two looks whether the lock is still held
+#: Seconds between two attempts to take the lock, and between two checks that it is still held.
 RETRY_INTERVAL = 2.0
-# seconds after which a store that says nothing may have given the lock to another
+
+#: Seconds without an answer of the store after which leadership is given up: the store may have released the lock.
 WATCH_TIMEOUT = 10.0
-# any number that the migrations do not use
+
+#: PostgreSQL's number of the lock. Any number that the migrations do not use.
 ADVISORY_LOCK_ID = 0x6C6C6D6F7074
 
+#: A coroutine function that raises when a lock is lost.
 LockWatch = Callable[[], Awaitable[object]]
 
 
 async def run_while_leading(
-    place: StoreUrl, work: Callable[[], Awaitable[None]], changed: Callable[[bool], None]
+    store: StoreUrl, work: Callable[[], Awaitable[None]], changed: Callable[[bool], None]
 ) -> None:
-    """Do `work` while this process leads; until it is cancelled. `changed` hears whether it leads."""
-    told = ""
+    """Run `work` whenever this process is the leader, until cancelled.
+
+    Args:
+        store: The store whose control processes elect a leader.
+        work: The leader's work. It is cancelled when leadership is lost.
+        changed: Called with True on gaining and with False on losing leadership.
+    """
+    problem = LogOnce(log)
     while True:
         try:
-            async with _try_lock(place) as watch:
+            async with _try_lock(store) as watch:
                 if watch is not None:
                     changed(True)
-                    told = ""
+                    problem.solved()
                     await _run_until_first_ends(work, watch)
         except (LlmopsError, SQLAlchemyError) as error:
-            # once, not every two seconds
-            said = error.message if isinstance(error, LlmopsError) else f"The store failed ({type(error).__name__})."
-            if said != told:
-                log.error("this process cannot lead. %s", said)
-            told = said
+            reason = error.message if isinstance(error, LlmopsError) else f"The store failed ({type(error).__name__})."
+            problem.problem("This process cannot lead. %s", reason)
         finally:
             changed(False)
         await asyncio.sleep(RETRY_INTERVAL)
 
 
-def _try_lock(place: StoreUrl) -> AbstractAsyncContextManager[LockWatch | None]:
-    """What raises once the lock is lost; None where another process has it."""
-    return _postgres_lock(place) if place.file is None else _file_lock(place.file)
+def _try_lock(store: StoreUrl) -> AbstractAsyncContextManager[LockWatch | None]:
+    """Try to take the lock.
+
+    Yields:
+        A coroutine function that raises when the lock is lost, or None if another process holds the lock.
+    """
+    return _postgres_lock(store) if store.file is None else _file_lock(store.file)
 
 
 @asynccontextmanager
 async def _file_lock(store: Path) -> AsyncIterator[LockWatch | None]:
-    """Beside the SQLite file; the system gives it back when the process ends."""
-    path = store.with_name(f"{store.name}.lead")
+    """Lock a file beside the SQLite file. The operating system releases the lock when the process ends."""
+    lock = FileLock(store.with_name(f"{store.name}.lead"), mode=0o600, thread_local=False)
     try:
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        lock.acquire(blocking=False)
+    except Timeout:
+        yield None
+        return
     except OSError as error:
-        raise ResourceError(f"{path} cannot be written ({error.strerror}).") from error
+        raise ResourceError(f"{lock.lock_file} cannot be written ({error.strerror}).") from error
     try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            yield None
-        else:
-            yield asyncio.Event().wait
+        yield asyncio.Event().wait
     finally:
-        os.close(file)
+        lock.release()
 
 
 @asynccontextmanager
-async def _postgres_lock(place: StoreUrl) -> AsyncIterator[LockWatch | None]:
-    """An advisory lock of one long transaction, which also a PgBouncer keeps on one connection. Between statements it
-    has no snapshot, so nothing waits for it; to wait inside PostgreSQL for the lock would be a statement, with one."""
-    async with connect(place, pool_size=1) as store, store.write() as connection:
+async def _postgres_lock(store: StoreUrl) -> AsyncIterator[LockWatch | None]:
+    """Take an advisory lock in one long transaction, which PgBouncer keeps on one connection too.
+
+    The transaction has no snapshot between statements, so it does not hold up vacuum. Waiting for the lock inside
+    PostgreSQL would be one long statement with a snapshot.
+    """
+    async with connect(store, pool_size=1) as database, database.write() as connection:
         if not await connection.scalar(text("SELECT pg_try_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK_ID}):
             yield None
             return
@@ -97,14 +108,14 @@ async def _postgres_lock(place: StoreUrl) -> AsyncIterator[LockWatch | None]:
                 try:
                     await wait_with_timeout(WATCH_TIMEOUT, connection.execute(text("SELECT 1")))
                 except TimeoutError as error:
-                    raise ResourceError("The store does not answer; the lead is given up.") from error
+                    raise ResourceError("The store does not answer; this process stops leading.") from error
 
         yield watch
 
 
 async def _run_until_first_ends(work: Callable[[], Awaitable[None]], watch: LockWatch) -> None:
-    """Until one of them ends; the other is cancelled then."""
-    tasks: list[asyncio.Task[Any]] = [asyncio.ensure_future(_run(one)) for one in (work, watch)]
+    """Run both until one of them ends, then cancel the other."""
+    tasks: list[asyncio.Task[Any]] = [asyncio.create_task(_run(function)) for function in (work, watch)]
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     finally:
@@ -113,5 +124,5 @@ async def _run_until_first_ends(work: Callable[[], Awaitable[None]], watch: Lock
         task.result()
 
 
-async def _run(one: Callable[[], Awaitable[object]]) -> None:
-    await one()
+async def _run(function: Callable[[], Awaitable[object]]) -> None:
+    await function()

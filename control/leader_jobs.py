@@ -1,61 +1,55 @@
-"""What one control process does at a time, whichever of several it is."""
+"""Jobs of the leader: work that exactly one control process does at a time."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from llmops.errors import LlmopsError
+from llmops.background import supervised
 
 log = logging.getLogger(__name__)
 
-# seconds until a duty that failed is begun again; twice as many each time, until it has held as long
-MIN_BACKOFF, MAX_BACKOFF = 1.0, 60.0
+#: Seconds before a failed job is restarted, at first and at most.
+MIN_BACKOFF = 1.0
+MAX_BACKOFF = 60.0
+
+#: Seconds after which a task that swallowed its cancellation is cancelled again.
+CANCEL_INTERVAL = 1.0
 
 
 class LeaderJob(ABC):
-    """Work of the process that leads: the ledger, the reconciler. `name` is what logs call it."""
+    """A job of the leader, such as the ledger. `name` is its name in the log."""
 
     name: str = ""
 
     @abstractmethod
     async def run(self) -> None:
-        """Until it is cancelled, after which it holds nothing. What it raises is logged, and it is begun again."""
+        """Run until cancelled and release all resources. Exceptions are logged and the job is restarted."""
 
 
-async def run_jobs(duties: Sequence[LeaderJob]) -> None:
-    """Have all of them done, until this is cancelled."""
-    tasks = [asyncio.create_task(_run_with_restarts(duty), name=duty.name) for duty in duties]
+MakeJobs = Callable[[], Sequence[LeaderJob]]
+
+
+async def run_jobs(jobs: Sequence[LeaderJob]) -> None:
+    """Run all jobs until cancelled. Also without jobs: a leader has to stay the leader."""
+    tasks = [
+        asyncio.create_task(
+            supervised(job.name, job.run, min_backoff=MIN_BACKOFF, max_backoff=MAX_BACKOFF, log=log), name=job.name
+        )
+        for job in jobs
+    ]
     try:
-        # they do not end by themselves; also without any, who leads has to stay the leader
         await asyncio.Event().wait()
     finally:
         await cancel_tasks(tasks)
 
 
 async def cancel_tasks(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel them until they are over: a driver that is just connecting can swallow a cancellation."""
+    """Cancel tasks until they have ended. A database driver that is connecting can swallow a cancellation."""
     while running := [task for task in tasks if not task.done()]:
         for task in running:
             task.cancel()
-        await asyncio.wait(running, timeout=1.0)
-
-
-async def _run_with_restarts(duty: LeaderJob) -> None:
-    pause, loop = MIN_BACKOFF, asyncio.get_running_loop()
-    while True:
-        begun = loop.time()
-        try:
-            await duty.run()
-            log.error("%s ended by itself", duty.name)
-        except LlmopsError as error:
-            log.error("%s failed. %s", duty.name, error.message)
-        except Exception:
-            log.exception("%s failed", duty.name)
-        if loop.time() - begun > MAX_BACKOFF:
-            pause = MIN_BACKOFF
-        await asyncio.sleep(pause)
-        pause = min(2 * pause, MAX_BACKOFF)
+        await asyncio.wait(running, timeout=CANCEL_INTERVAL)

@@ -1,8 +1,8 @@
-"""The ledger: events from Kafka into the store, each once.
+"""The ledger: write usage events from Kafka to the store, each of them once.
 
-A topic has other writers than gateways, so each record passes four checks before it is on a bill: its size, its
-signature, its fields, and the tables. A record that fails is parked with the reason (`store/dead_letters.py`), and the ledger
-goes on. A record that ends the process is stepped over at the third start.
+Other programs than gateways may write to a topic, so each record passes four checks before it is billed: its size, its
+signature, its fields, and the constraints of the tables. A record that fails becomes a dead letter with the reason, and
+the ledger continues. A record that crashed the process twice is skipped at the third start.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TypeVar
 
@@ -20,6 +20,7 @@ from pydantic_core import from_json
 from sqlalchemy import Connection
 from sqlalchemy.exc import SQLAlchemyError
 
+from llmops.background import LogOnce
 from llmops.clocks import utc_now
 from llmops.control import kafka_batches
 from llmops.control.leader_jobs import LeaderJob
@@ -43,45 +44,68 @@ log = logging.getLogger(__name__)
 
 ResultT = TypeVar("ResultT")
 
+#: Kafka's name of all ledgers of a topic together.
 CONSUMER_GROUP = "llmops-ledger"
+
+#: Records of one batch, which is one transaction.
 BATCH_SIZE = 1000
-# after which Kafka takes a ledger for dead that it does not hear of
+
+#: Milliseconds without a heartbeat after which Kafka removes this consumer from its group.
 SESSION_TIMEOUT_MS = 10_000
+
+#: Milliseconds between two batches after which Kafka would remove it: a day, so that it stays while the store is away.
+MAX_POLL_INTERVAL_MS = 24 * 3600 * 1000
+
+#: Milliseconds that a fetch waits for records.
+POLL_TIMEOUT_MS = 1000
+
 #: Bytes of one event. A gateway writes about 700, and 5,000 with the longest names.
 MAX_EVENT_BYTES = 64 * 1024
-#: Bytes of one partition, and of all, in an answer to a fetch request. The broker sends one whole batch in any case:
-#: its size is bounded by the topic's `max.message.bytes`.
-PARTITION_BYTES, FETCH_BYTES = 2**20, 8 * 2**20
-#: Processes that may end at an offset before the ledger steps over it.
+
+#: Bytes of one partition in the response to a fetch. The broker sends one whole batch in any case: its size is bounded
+#: by the topic's `max.message.bytes`.
+PARTITION_BYTES = 2**20
+
+#: Bytes of all partitions in the response to a fetch.
+FETCH_BYTES = 8 * 2**20
+
+#: Processes that may crash at an offset before the ledger skips it.
 MAX_CRASHES = 2
-#: Records that are read one by one after a process ended while it read.
+
+#: Records that are read one by one after a process crashed while it read.
 SINGLE_RECORD_READS = 2 * BATCH_SIZE
 
 
 class Ledger(LeaderJob):
-    """Takes batches, writes each in one transaction with its sums, then tells Kafka: killed in between, a batch comes
-    again and changes nothing.
+    """A job that consumes usage events in batches.
+
+    Each batch is written in one transaction before its offsets are committed, so a crash causes repeated reads and no
+    double billing.
     """
 
     name = "The ledger"
 
     def __init__(self, kafka: KafkaSettings, store: str) -> None:
         """Raises InputError without a signing key."""
-        self._kafka, self._url, self._keys = kafka, store, signing_keys(kafka)
-        self._careful = 0
+        self._kafka, self._store_url, self._keys = kafka, store, signing_keys(kafka)
+        self._single_reads_left = 0
         self._begun: set[TopicPartition] = set()
 
     async def run(self) -> None:
-        """Raises ResourceError when Kafka is away, and as `open_store` does."""
+        """Consume events until cancelled.
+
+        Raises:
+            ResourceError: Kafka does not answer.
+            LlmopsError: The store cannot be opened.
+        """
         kafka_batches.install_safe_records()
-        async with await open_store(self._url, pool_size=2) as store:
+        async with await open_store(self._store_url, pool_size=2) as store:
             consumer = AIOKafkaConsumer(
                 self._kafka.topic,
                 group_id=CONSUMER_GROUP,
                 enable_auto_commit=False,
                 auto_offset_reset="earliest",
-                # while the store is away it stays in the group
-                max_poll_interval_ms=24 * 3600 * 1000,
+                max_poll_interval_ms=MAX_POLL_INTERVAL_MS,
                 session_timeout_ms=SESSION_TIMEOUT_MS,
                 heartbeat_interval_ms=SESSION_TIMEOUT_MS // 4,
                 max_partition_fetch_bytes=PARTITION_BYTES,
@@ -89,11 +113,11 @@ class Ledger(LeaderJob):
                 **client_options(self._kafka),
             )
             self._begun.clear()
-            self._careful = 0
+            self._single_reads_left = 0
             try:
                 await consumer.start()
                 while True:
-                    await self._batch(consumer, store)
+                    await self._process_batch(consumer, store)
             except (KafkaError, OSError) as error:
                 await self._clear_read_attempts(store)
                 raise ResourceError(kafka_error_message(self._kafka, error)) from error
@@ -101,66 +125,67 @@ class Ledger(LeaderJob):
                 await self._clear_read_attempts(store)
                 raise
             finally:
-                # half a stop would leave it in the group, with partitions that nobody reads
+                # an interrupted stop would leave the consumer in the group, with partitions that are not read
                 await asyncio.shield(consumer.stop())
 
-    async def _batch(self, consumer: AIOKafkaConsumer, store: Store) -> None:
+    async def _process_batch(self, consumer: AIOKafkaConsumer, store: Store) -> None:
         for partition in consumer.assignment() - self._begun:
-            await self._begin(consumer, store, partition)
-        found = await consumer.getmany(timeout_ms=1000, max_records=1 if self._careful else BATCH_SIZE)
+            await self._begin_partition(consumer, store, partition)
+        size = 1 if self._single_reads_left else BATCH_SIZE
+        batch = await consumer.getmany(timeout_ms=POLL_TIMEOUT_MS, max_records=size)
         if kafka_batches.REJECTED:
-            await self._park(store, _take_rejected_batches(self._kafka.topic))
-        if not found:
+            await _add_dead_letters(store, _take_rejected_batches(self._kafka.topic))
+        if not batch:
             await _rewind_truncated_partitions(consumer)
             return
-        self._careful = max(self._careful - 1, 0)
-        events, refused = self._validate_records([one for records in found.values() for one in records])
-        await self._park(store, refused)
+        self._single_reads_left = max(self._single_reads_left - 1, 0)
+        events, rejected = self._validate_records([record for records in batch.values() for record in records])
+        await _add_dead_letters(store, rejected)
         await write_until_accepted(store, events)
-        behind = _next_offsets(found)
-        if self._careful:
-            # the next offset may be the one that ends the process
-            for partition, offset in behind.items():
+        offsets = {partition: records[-1].offset + 1 for partition, records in batch.items() if records}
+        if self._single_reads_left:
+            # the next offset may be the one that crashes the process
+            for partition, offset in offsets.items():
                 await _record_read_attempt(store, partition, offset)
-        await consumer.commit(behind)
+        await consumer.commit(offsets)
 
-    async def _begin(self, consumer: AIOKafkaConsumer, store: Store, partition: TopicPartition) -> None:
-        """Note that reading begins here, and step over an offset at which `MAX_CRASHES` processes ended."""
+    async def _begin_partition(self, consumer: AIOKafkaConsumer, store: Store, partition: TopicPartition) -> None:
+        """Record where reading begins, and skip an offset at which MAX_CRASHES processes crashed."""
         self._begun.add(partition)
         offset = await consumer.position(partition)
         if (await consumer.end_offsets([partition]))[partition] <= offset:
             return
-        deaths = await _record_read_attempt(store, partition, offset)
-        if deaths >= MAX_CRASHES:
+        crashes = await _record_read_attempt(store, partition, offset)
+        if crashes >= MAX_CRASHES:
             source = f"{partition.topic}[{partition.partition}] at {offset}"
-            log.error("%s ended the ledger's process %d times and is skipped.", source, deaths)
-            await self._park(store, [DeadLetter("ended the process", source, source.encode())])
+            log.error("%s crashed the ledger's process %d times and is skipped.", source, crashes)
+            await _add_dead_letters(store, [DeadLetter("ended the process", source, source.encode())])
             consumer.seek(partition, offset + 1)
             await consumer.commit({partition: offset + 1})
             await _record_read_attempt(store, partition, offset + 1)
-        if deaths:
-            self._careful = SINGLE_RECORD_READS
+        if crashes:
+            self._single_reads_left = SINGLE_RECORD_READS
 
     async def _clear_read_attempts(self, store: Store) -> None:
-        """Forget where reading began: the process was not ended by what it read."""
+        """Forget where reading began: what was read did not crash the process."""
         try:
             await store.transact(partial(clear_read_attempts, topic=self._kafka.topic))
         except (LlmopsError, SQLAlchemyError) as error:
             log.warning(
-                "The ledger's position cannot be stored (%s); it goes on, and stores the next one.",
+                "The ledger's position cannot be stored (%s); it continues, and stores the next one.",
                 type(error).__name__,
             )
 
     def _validate_records(self, records: Iterable[ConsumerRecord]) -> tuple[list[UsageEvent], list[DeadLetter]]:
-        """Return the events among the records, and the records that are none."""
-        events, refused = [], []
+        """Return the events among the records, and the records that are not events."""
+        events, rejected = [], []
         for record in records:
-            one = self._validate_record(record)
-            if isinstance(one, UsageEvent):
-                events.append(one)
+            result = self._validate_record(record)
+            if isinstance(result, UsageEvent):
+                events.append(result)
             else:
-                refused.append(one)
-        return events, refused
+                rejected.append(result)
+        return events, rejected
 
     def _validate_record(self, record: ConsumerRecord) -> UsageEvent | DeadLetter:
         value = record.value or b""
@@ -172,36 +197,15 @@ class Ledger(LeaderJob):
         try:
             return from_cloud_event(value)
         except (ValueError, OverflowError, RecursionError) as error:
-            fault = str(error) if isinstance(error, ValueError) else type(error).__name__
-            return DeadLetter("not an event of usage", f"{source}: {fault}", value, _id_in(value))
-
-    async def _park(self, store: Store, refused: Sequence[DeadLetter]) -> None:
-        if refused:
-            _log_dead_letters(refused)
-            await _transact_with_retry(store, partial(add_dead_letters, parked=refused, at=utc_now()))
-
-
-async def _record_read_attempt(store: Store, partition: TopicPartition, offset: int) -> int:
-    """Note where reading begins. Return the number of processes that ended there."""
-    return await _transact_with_retry(
-        store, partial(record_read_attempt, topic=partition.topic, partition=partition.partition, offset=offset)
-    )
-
-
-async def _rewind_truncated_partitions(consumer: AIOKafkaConsumer) -> None:
-    """Where a log is shorter than what was read of it: brokers have lost it, but not how far it was read, or were told
-    so afterwards. Nothing would be read until it is as long as before; what is read twice is kept once."""
-    ends = {one: consumer.highwater(one) for one in consumer.assignment()}
-    lost = [one for one, end in ends.items() if end is not None and end < await consumer.position(one)]
-    if lost:
-        log.warning("%d logs of %s are shorter than before; they are read again.", len(lost), lost[0].topic)
-        await consumer.seek_to_beginning(*lost)
+            reason = str(error) if isinstance(error, ValueError) else type(error).__name__
+            return DeadLetter("not an event of usage", f"{source}: {reason}", value, _event_id(value))
 
 
 async def write_until_accepted(store: Store, events: Sequence[UsageEvent]) -> None:
-    """Write the events as soon as the store is there to take them.
+    """Write events as soon as the store answers.
 
-    When writing fails for another reason, the events are halved until the one that causes it is alone; it is parked.
+    If the tables reject a batch, it is halved until the event that causes the error is alone. That event becomes a dead
+    letter.
     """
     if not events:
         return
@@ -215,49 +219,63 @@ async def write_until_accepted(store: Store, events: Sequence[UsageEvent]) -> No
             return
         if not is_data_error(error):
             raise
-        refused = [parked_event(events[0], "refused by the tables")]
-        _log_dead_letters(refused)
-        await _transact_with_retry(store, partial(add_dead_letters, parked=refused, at=utc_now()))
+        await _add_dead_letters(store, [parked_event(events[0], "refused by the tables")])
+
+
+async def _record_read_attempt(store: Store, partition: TopicPartition, offset: int) -> int:
+    """Record where reading begins. Return the number of processes that crashed there."""
+    return await _transact_with_retry(
+        store, partial(record_read_attempt, topic=partition.topic, partition=partition.partition, offset=offset)
+    )
+
+
+async def _rewind_truncated_partitions(consumer: AIOKafkaConsumer) -> None:
+    """Seek to the beginning of partitions whose log is shorter than the committed offset: the brokers lost records.
+
+    Otherwise nothing would be read until the log is as long as before. Duplicates are ignored by event id.
+    """
+    ends = {partition: consumer.highwater(partition) for partition in consumer.assignment()}
+    lost = [
+        partition for partition, end in ends.items() if end is not None and end < await consumer.position(partition)
+    ]
+    if lost:
+        log.warning("%d logs of %s are shorter than before; they are read again.", len(lost), lost[0].topic)
+        await consumer.seek_to_beginning(*lost)
 
 
 async def _transact_with_retry(store: Store, work: Callable[[Connection], ResultT]) -> ResultT:
-    """Do `work` in one transaction, as soon as the store is there."""
-    failures, told_last = 0, ""
+    """Do `work` in one transaction as soon as the store answers, and return its result."""
+    problem, failures = LogOnce(log), 0
     while True:
         try:
-            answer = await store.transact(work)
+            result = await store.transact(work)
         except LlmopsError as error:
-            if error.message != told_last:
-                log.error("The ledger cannot write, and waits for the store. %s", error.message)
-            told_last = error.message
+            problem.problem("The ledger cannot write, and waits for the store. %s", error.message)
             await asyncio.sleep(retry_delay(failures))
             failures += 1
         else:
-            if failures:
-                log.warning("The ledger writes again.")
-            return answer
+            problem.solved("The ledger writes again.")
+            return result
 
 
 def _take_rejected_batches(topic: str) -> list[DeadLetter]:
-    """Return what was refused since the last call, before it was unpacked."""
-    refused, kafka_batches.REJECTED[:] = list(kafka_batches.REJECTED), []
-    return [DeadLetter(reason, f"{topic} at {offset}", f"{topic} {offset}".encode()) for reason, offset in refused]
+    """Return the batches that were rejected since the last call without being decompressed."""
+    rejected, kafka_batches.REJECTED[:] = list(kafka_batches.REJECTED), []
+    return [DeadLetter(reason, f"{topic} at {offset}", f"{topic} {offset}".encode()) for reason, offset in rejected]
 
 
-def _log_dead_letters(refused: Sequence[DeadLetter]) -> None:
-    """Write one line for each reason, however many there are."""
-    for reason, count in Counter(one.reason for one in refused).items():
-        first = next(one for one in refused if one.reason == reason)
-        log.error("%d records of usage are parked (%s), the first is %s.", count, reason, escape_unsafe(first.source))
+async def _add_dead_letters(store: Store, letters: Sequence[DeadLetter]) -> None:
+    """Store dead letters, and log one line for each reason."""
+    for reason, count in Counter(letter.reason for letter in letters).items():
+        source = next(letter.source for letter in letters if letter.reason == reason)
+        log.error("%d records of usage are parked (%s), the first is %s.", count, reason, escape_unsafe(source))
+    if letters:
+        await _transact_with_retry(store, partial(add_dead_letters, parked=letters, at=utc_now()))
 
 
-def _id_in(value: bytes) -> str | None:
-    """Return the id of an event whose other fields are wrong, or None."""
+def _event_id(value: bytes) -> str | None:
+    """Return the id of an event whose other fields are invalid, or None."""
     try:
         return canonical_uuid(from_json(value)["id"])
     except (ValueError, TypeError, LookupError, AttributeError):
         return None
-
-
-def _next_offsets(found: Mapping[TopicPartition, Sequence[ConsumerRecord]]) -> dict[TopicPartition, int]:
-    return {partition: records[-1].offset + 1 for partition, records in found.items() if records}

@@ -1,4 +1,4 @@
-"""GET /api/models: which models there are, what they can do and what they cost."""
+"""GET /api/models: the models that a caller may use, their capabilities and their prices."""
 
 from __future__ import annotations
 
@@ -8,20 +8,21 @@ from typing import Any
 import httpx
 from pydantic import BaseModel
 from starlette.requests import Request
-from starlette.responses import Response
 
-from llmops.control.admin.money import to_dollars
-from llmops.control.request_parsing import json_response
-from llmops.control.shared_store import SharedStore
+from llmops.control.admin.schemas import to_dollars
+from llmops.control.api_route import CurrentCaller, make_router
+from llmops.control.store_access import StoreOfApp
 from llmops.gateway.errors import UnavailableError
-from llmops.gateway.http.request_context import context_of
 from llmops.store.prices import Price, prices_at
 
-_REQUESTED_FIELDS = ("authorization", "x-api-key")
+#: Headers in which a client sends its key, passed on to the gateway: it decides what the caller may see.
+_KEY_HEADERS = ("authorization", "x-api-key")
+
+router = make_router(tags=["usage"])
 
 
 class ModelPrice(BaseModel):
-    """US dollars per million tokens."""
+    """A price in US dollars per million tokens."""
 
     input: float
     cached: float
@@ -30,8 +31,11 @@ class ModelPrice(BaseModel):
 
 
 class ModelDescription(BaseModel):
-    """`context_window` in tokens, prompt and answer. Where no gateway was asked, all but `price` is null; `price` null:
-    none is set."""
+    """A model and its price.
+
+    `context_window`: prompt and answer, in tokens. `price` is null if none is set. Without a gateway every other field
+    except `id` is null.
+    """
 
     id: str
     context_window: int | None = None
@@ -42,52 +46,48 @@ class ModelDescription(BaseModel):
 
 
 class ModelDescriptionList(BaseModel):
+    """Models that the caller may use."""
+
     object: str = "list"
     data: list[ModelDescription]
 
 
-class ModelDescriptionsEndpoint:
-    """Those that a gateway lists to this caller; without a gateway those that have a price."""
-
-    def __init__(self, store: SharedStore, gateway: httpx.AsyncClient | None) -> None:
-        self._store, self._gateway = store, gateway
-
-    async def handle(self, request: Request) -> Response:
-        async with self._store.read() as connection:
-            prices = await prices_at(connection, datetime.now(UTC))
-        if self._gateway is None:
-            caller = context_of(request).caller
-            known = [{"id": name} for name in sorted(prices) if caller.may_use(name)]
-        else:
-            known = await self._listed(self._gateway, request)
-        described = [_described(entry, prices.get(entry["id"])) for entry in known]
-        return json_response(ModelDescriptionList(data=described).model_dump(mode="json"))
-
-    async def _listed(self, gateway: httpx.AsyncClient, request: Request) -> list[dict[str, Any]]:
-        """With what the caller sent as a key: what it may see is the gateway's to decide."""
-        headers = {name: value for name in _REQUESTED_FIELDS if (value := request.headers.get(name))}
-        try:
-            answer = await gateway.get("/v1/models", headers=headers)
-            answer.raise_for_status()
-            listed: list[dict[str, Any]] = answer.json()["data"]
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
-            said = f"{gateway.base_url} did not list its models ({type(error).__name__})."
-            raise UnavailableError("The gateway cannot be asked for its models now.", detail=said) from error
-        return listed
+@router.get("/api/models", summary="Describe models and their prices")
+async def describe_models(request: Request, store: StoreOfApp, caller: CurrentCaller) -> ModelDescriptionList:
+    gateway: httpx.AsyncClient | None = request.app.state.gateway
+    async with store.read() as connection:
+        prices = await prices_at(connection, datetime.now(UTC))
+    if gateway is None:
+        models = [{"id": name} for name in sorted(prices) if caller.may_use(name)]
+    else:
+        models = await _list_models(gateway, request)
+    return ModelDescriptionList(data=[_describe(model, prices.get(model["id"])) for model in models])
 
 
-def _described(entry: dict[str, Any], price: Price | None) -> ModelDescription:
+async def _list_models(gateway: httpx.AsyncClient, request: Request) -> list[dict[str, Any]]:
+    """Return the models that the gateway lists for the key of a request."""
+    headers = {name: value for name in _KEY_HEADERS if (value := request.headers.get(name))}
+    try:
+        response = await gateway.get("/v1/models", headers=headers)
+        response.raise_for_status()
+        models: list[dict[str, Any]] = response.json()["data"]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        detail = f"{gateway.base_url} did not list its models ({type(error).__name__})."
+        raise UnavailableError("The gateway cannot be asked for its models now.", detail=detail) from error
+    return models
+
+
+def _describe(model: dict[str, Any], price: Price | None) -> ModelDescription:
     return ModelDescription(
-        id=entry["id"],
-        context_window=entry.get("max_model_len"),
-        ready=entry.get("ready"),
-        parent=entry.get("parent"),
-        capabilities=entry.get("capabilities"),
-        price=None if price is None else _price(price),
+        id=model["id"],
+        context_window=model.get("max_model_len"),
+        ready=model.get("ready"),
+        parent=model.get("parent"),
+        capabilities=model.get("capabilities"),
+        price=price
+        and ModelPrice(
+            input=float(to_dollars(price.input_micros)),
+            cached=float(to_dollars(price.cached_micros)),
+            output=float(to_dollars(price.output_micros)),
+        ),
     )
-
-
-def _price(price: Price) -> ModelPrice:
-    amounts = (price.input_micros, price.cached_micros, price.output_micros)
-    into, cached, output = (float(to_dollars(micros)) for micros in amounts)
-    return ModelPrice(input=into, cached=cached, output=output)

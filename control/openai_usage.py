@@ -1,43 +1,54 @@
 """OpenAI's GET /v1/organization/usage/completions and /v1/organization/costs. The organization is the tenant.
 
-Shapes and bounds as of https://platform.openai.com/docs/api-reference/usage. There are no projects and no batches here.
+Fields and limits follow https://platform.openai.com/docs/api-reference/usage. There are no projects and no batches.
 """
 
 from __future__ import annotations
 
 import re
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 from uuid import UUID
 
+from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
-from starlette.requests import Request
-from starlette.responses import Response
 
-from llmops.control.request_parsing import json_response, parse_query
-from llmops.control.shared_store import SharedStore
+from llmops.control.api_route import CurrentCaller, make_router
+from llmops.control.store_access import SharedStore, StoreOfApp
 from llmops.gateway.errors import ForbiddenError, InvalidRequestError
-from llmops.gateway.http.request_body import FailFastModel, validate_body
-from llmops.gateway.http.request_context import context_of
+from llmops.gateway.http.request_body import FailFastModel
+from llmops.gateway.interfaces import Caller
 from llmops.store.usage_buckets import BucketSum, bucket_sums
 from llmops.store.usage_queries import UsageSum
 
-SECONDS = {"1m": 60, "1h": 3600, "1d": 86_400}
-# of buckets: unless asked for, and at most
+#: Seconds of a bucket, by the API's name for its width.
+BUCKET_SECONDS = {"1m": 60, "1h": 3600, "1d": 86_400}
+
+#: Default and maximum number of buckets in a page of usage, by bucket width.
 USAGE_LIMITS = {"1m": (60, 1440), "1h": (24, 168), "1d": (7, 31)}
+
+#: Default and maximum number of buckets in a page of costs.
 COST_LIMITS = (7, 180)
+
+#: Groups of the usage queries, by the API's names. Other names are accepted and group nothing.
 GROUPS = {"user_id": "user", "api_key_id": "key", "model": "model", "line_item": "model"}
-ANONYMOUS_USER = str(UUID(int=1))
-_PAGE = re.compile(r"page_([0-9]{1,12})")
-# the last second that a datetime and a database both know, less the widest page
+
+#: A user id that no user has.
+NO_USER = str(UUID(int=1))
+
+#: The last second that a datetime and a database can express, less the widest page.
 MAX_TIMESTAMP = 253_402_300_799 - 200 * 86_400
+
+_PAGE = re.compile(r"page_([0-9]{1,12})")
+
+router = make_router(prefix="/v1/organization", tags=["openai"])
 
 
 class _Query(FailFastModel):
-    """What both ask. `api_source` and `service_tier` are OpenAI's own and group nothing here."""
+    """Fields that both endpoints have. `api_source` and `service_tier` are accepted and group nothing."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -51,6 +62,8 @@ class _Query(FailFastModel):
 
 
 class OrganizationUsageQuery(_Query):
+    """Query of usage by time."""
+
     bucket_width: Literal["1m", "1h", "1d"] = "1d"
     user_ids: tuple[str, ...] = ()
     models: tuple[str, ...] = ()
@@ -61,12 +74,16 @@ class OrganizationUsageQuery(_Query):
 
 
 class OrganizationCostsQuery(_Query):
+    """Query of costs by day."""
+
     bucket_width: Literal["1d"] = "1d"
     line_items: tuple[str, ...] = ()
     group_by: tuple[Literal["project_id", "user_id", "line_item", "api_key_id", "api_source"], ...] = ()
 
 
 class UsageResult(BaseModel):
+    """Usage of one group in one bucket. Only requested groups are set."""
+
     object: Literal["organization.usage.completions.result"] = "organization.usage.completions.result"
     input_tokens: int
     output_tokens: int
@@ -83,12 +100,14 @@ class UsageResult(BaseModel):
 
 
 class CostAmount(BaseModel):
+    """An amount of money in US dollars."""
+
     value: float
     currency: Literal["usd"] = "usd"
 
 
 class CostsResult(BaseModel):
-    """A `line_item` is a model."""
+    """Costs of one group in one bucket. A `line_item` is a model."""
 
     object: Literal["organization.costs.result"] = "organization.costs.result"
     amount: CostAmount
@@ -99,6 +118,8 @@ class CostsResult(BaseModel):
 
 
 class Bucket(BaseModel):
+    """Results between two times, in Unix seconds."""
+
     object: Literal["bucket"] = "bucket"
     start_time: int
     end_time: int
@@ -106,6 +127,8 @@ class Bucket(BaseModel):
 
 
 class BucketPage(BaseModel):
+    """Consecutive buckets, also those without usage."""
+
     object: Literal["page"] = "page"
     data: list[Bucket]
     has_more: bool
@@ -113,122 +136,129 @@ class BucketPage(BaseModel):
 
 
 @dataclass(frozen=True)
-class _Span:
-    """The buckets of one page, whole ones: from `begins` to `ends`; `more` where there are others before the end that
-    was asked for."""
+class _TimeSpan:
+    """The buckets of a page: whole buckets of `width` seconds from `start` to `end`. `more`: later ones were requested."""
 
-    begins: int
-    ends: int
+    start: int
+    end: int
     width: int
     more: bool
 
 
-class OrganizationEndpoints:
-    """Both endpoints."""
-
-    def __init__(self, store: SharedStore) -> None:
-        self._store = store
-
-    async def usage(self, request: Request) -> Response:
-        tenant = _tenant_of(request)
-        asked = validate_body(OrganizationUsageQuery, parse_query(request, OrganizationUsageQuery))
-        span = _span(asked, *USAGE_LIMITS[asked.bucket_width])
-        only = {"key": asked.api_key_ids, "user": asked.user_ids, "model": asked.models}
-        # nothing here is a batch, or of a project
-        empty = asked.batch is True or bool(asked.project_ids)
-        sums = [] if empty else await self._sums(tenant, span, asked.group_by, only)
-        batch = False if "batch" in asked.group_by else None
-        return _page(span, [(one.begins, _usage(one.sum, batch)) for one in sums])
-
-    async def costs(self, request: Request) -> Response:
-        tenant = _tenant_of(request)
-        asked = validate_body(OrganizationCostsQuery, parse_query(request, OrganizationCostsQuery))
-        span = _span(asked, *COST_LIMITS)
-        only = {"key": asked.api_key_ids, "model": asked.line_items}
-        sums = [] if asked.project_ids else await self._sums(tenant, span, asked.group_by, only)
-        return _page(span, [(one.begins, _costs(one.sum)) for one in sums])
-
-    async def _sums(
-        self, tenant: str, span: _Span, group_by: Sequence[str], only: dict[str, tuple[str, ...]]
-    ) -> Sequence[BucketSum]:
-        by = tuple(dict.fromkeys(GROUPS[name] for name in group_by if name in GROUPS))
-        only = only | {"user": _ids(only.get("user", ()))}
-        async with self._store.read() as connection:
-            return await bucket_sums(connection, tenant, span.begins, span.ends, span.width, by, only)
+@router.get("/usage/completions", summary="Show usage by time")
+async def organization_usage(
+    store: StoreOfApp, caller: CurrentCaller, query: Annotated[OrganizationUsageQuery, Query()]
+) -> BucketPage:
+    tenant = _require_tenant(caller)
+    span = _time_span(query, *USAGE_LIMITS[query.bucket_width])
+    only = {"key": query.api_key_ids, "user": query.user_ids, "model": query.models}
+    # no usage belongs to a batch or a project
+    empty = query.batch is True or bool(query.project_ids)
+    sums = [] if empty else await _bucket_sums(store, tenant, span, query.group_by, only)
+    batch = False if "batch" in query.group_by else None
+    return _page(span, sums, lambda usage: _usage_result(usage, batch))
 
 
-def _tenant_of(request: Request) -> str:
-    """Raises ForbiddenError where nobody is asked for a key: then there are no tenants."""
-    tenant = context_of(request).caller.tenant_id
-    if not tenant:
+@router.get("/costs", summary="Show costs by day")
+async def organization_costs(
+    store: StoreOfApp, caller: CurrentCaller, query: Annotated[OrganizationCostsQuery, Query()]
+) -> BucketPage:
+    tenant = _require_tenant(caller)
+    span = _time_span(query, *COST_LIMITS)
+    only = {"key": query.api_key_ids, "model": query.line_items}
+    sums = [] if query.project_ids else await _bucket_sums(store, tenant, span, query.group_by, only)
+    return _page(span, sums, _costs_result)
+
+
+async def _bucket_sums(
+    store: SharedStore, tenant: str, span: _TimeSpan, group_by: Sequence[str], only: dict[str, tuple[str, ...]]
+) -> Sequence[BucketSum]:
+    groups = tuple(dict.fromkeys(GROUPS[name] for name in group_by if name in GROUPS))
+    only = only | {"user": _user_ids(only.get("user", ()))}
+    async with store.read() as connection:
+        return await bucket_sums(connection, tenant, span.start, span.end, span.width, groups, only)
+
+
+def _require_tenant(caller: Caller) -> str:
+    """Return the caller's tenant. Raises ForbiddenError for anonymous callers, who have none."""
+    if not caller.tenant_id:
         raise ForbiddenError(
             "This request has no key of a tenant, whose usage this is; send one, or use GET /api/usage."
         )
-    return tenant
+    return caller.tenant_id
 
 
-def _span(asked: _Query, usual: int, most: int) -> _Span:
-    """Raises InvalidRequestError for a page of another query, or more buckets than one answer has."""
-    width = SECONDS[asked.bucket_width]
-    limit = usual if asked.limit is None else asked.limit
-    if limit > most:
-        said = f"A page has at most {most} buckets of {asked.bucket_width}."
-        raise InvalidRequestError(said, param="limit", code="invalid_value")
-    end = int(time.time()) if asked.end_time is None else asked.end_time
-    begins = _begin(asked, width)
-    # whole buckets: the first holds the start, the last the second before the end
-    last = -(-end // width) * width
-    ends = min(begins + limit * width, last)
-    return _Span(begins, max(ends, begins), width, ends < last)
+def _time_span(query: _Query, default: int, maximum: int) -> _TimeSpan:
+    """Return the buckets of the requested page.
+
+    Args:
+        query: The query.
+        default: Buckets of a page if the query has no limit.
+        maximum: Largest allowed limit.
+
+    Raises:
+        InvalidRequestError: The limit is too large, or the page belongs to another query.
+    """
+    width = BUCKET_SECONDS[query.bucket_width]
+    limit = default if query.limit is None else query.limit
+    if limit > maximum:
+        message = f"A page has at most {maximum} buckets of {query.bucket_width}."
+        raise InvalidRequestError(message, param="limit", code="invalid_value")
+    end_time = int(time.time()) if query.end_time is None else query.end_time
+    start = _page_start(query, width)
+    # whole buckets: the first contains the start, the last contains the second before the end
+    last = -(-end_time // width) * width
+    end = min(start + limit * width, last)
+    return _TimeSpan(start=start, end=max(end, start), width=width, more=end < last)
 
 
-def _begin(asked: _Query, width: int) -> int:
-    if asked.page is None:
-        return asked.start_time // width * width
-    found = _PAGE.fullmatch(asked.page)
-    if found is None or int(found[1]) > MAX_TIMESTAMP:
-        said = "'page' is not the next_page of an answer; send that value unchanged."
-        raise InvalidRequestError(said, param="page", code="invalid_value")
-    return int(found[1]) // width * width
+def _page_start(query: _Query, width: int) -> int:
+    if query.page is None:
+        return query.start_time // width * width
+    match = _PAGE.fullmatch(query.page)
+    if match is None or int(match[1]) > MAX_TIMESTAMP:
+        message = "'page' is not the next_page of an answer; send that value unchanged."
+        raise InvalidRequestError(message, param="page", code="invalid_value")
+    return int(match[1]) // width * width
 
 
-def _ids(users: Sequence[str]) -> tuple[str, ...]:
-    """Those that can be a user's; PostgreSQL breaks on others. Of nobody, where all of them are others."""
-    known = []
+def _user_ids(users: Sequence[str]) -> tuple[str, ...]:
+    """Return the ids that are UUIDs: PostgreSQL rejects others. If none is, return an id that no user has."""
+    ids = []
     for user in users:
         with suppress(ValueError):
-            known.append(str(UUID(user)))
-    return tuple(known) if known or not users else (ANONYMOUS_USER,)
+            ids.append(str(UUID(user)))
+    return tuple(ids) if ids or not users else (NO_USER,)
 
 
-def _usage(one: UsageSum, batch: bool | None) -> UsageResult:
+def _usage_result(usage: UsageSum, batch: bool | None) -> UsageResult:
     return UsageResult(
-        input_tokens=one.input_tokens,
-        output_tokens=one.output_tokens,
-        input_cached_tokens=one.cached_tokens,
-        num_model_requests=one.requests,
-        user_id=one.group.get("user"),
-        api_key_id=one.group.get("key") or None,
-        model=one.group.get("model"),
+        input_tokens=usage.input_tokens,
+        output_tokens=usage.output_tokens,
+        input_cached_tokens=usage.cached_tokens,
+        num_model_requests=usage.requests,
+        user_id=usage.group.get("user"),
+        api_key_id=usage.group.get("key") or None,
+        model=usage.group.get("model"),
         batch=batch,
     )
 
 
-def _costs(one: UsageSum) -> CostsResult:
+def _costs_result(usage: UsageSum) -> CostsResult:
     return CostsResult(
-        amount=CostAmount(value=one.cost_micros / 1e6),
-        line_item=one.group.get("model"),
-        user_id=one.group.get("user"),
-        api_key_id=one.group.get("key") or None,
+        amount=CostAmount(value=usage.cost_micros / 1e6),
+        line_item=usage.group.get("model"),
+        user_id=usage.group.get("user"),
+        api_key_id=usage.group.get("key") or None,
     )
 
 
-def _page(span: _Span, results: Sequence[tuple[int, UsageResult | CostsResult]]) -> Response:
-    """Also of buckets in which nothing was used."""
-    begun = range(span.begins, span.ends, span.width)
-    buckets = {begins: Bucket(start_time=begins, end_time=begins + span.width, results=[]) for begins in begun}
-    for begins, result in results:
-        buckets[begins].results.append(result)
-    next_page = f"page_{span.ends}" if span.more else None
-    page = BucketPage(data=list(buckets.values()), has_more=span.more, next_page=next_page)
-    return json_response(page.model_dump(mode="json"))
+def _page(
+    span: _TimeSpan, sums: Sequence[BucketSum], result: Callable[[UsageSum], UsageResult | CostsResult]
+) -> BucketPage:
+    starts = range(span.start, span.end, span.width)
+    buckets = {start: Bucket(start_time=start, end_time=start + span.width, results=[]) for start in starts}
+    for bucket in sums:
+        buckets[bucket.begins].results.append(result(bucket.sum))
+    next_page = f"page_{span.end}" if span.more else None
+    return BucketPage(data=list(buckets.values()), has_more=span.more, next_page=next_page)

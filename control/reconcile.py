@@ -1,78 +1,144 @@
-"""Does the ledger have everything? What gateways wrote and has not come, and what engines say that they served.
+"""Reconciliation: compare the ledger with the events that gateways numbered and the tokens that engines counted.
 
-Nothing has to be asked for again: a gateway keeps an event until the ledger's mark has passed it, and sends again what
-the mark stands before. A gap that stays is one whose gateway has not come back, or has lost its journal.
+Missing events need not be requested: a gateway keeps an event until the ledger has it, and sends it again. A gap that
+remains belongs to a gateway that has not come back, or that lost its outbox.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
+from sqlalchemy import func, select
+from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llmops.background import every
 from llmops.contract import ENGINE_SUFFIX
-from llmops.control.admin.handlers.reconcile import reconcile
-from llmops.control.admin.schemas import ReconciliationRequest
+from llmops.control.admin.schemas import EngineTokens, MissingEvents, Reconciliation, ReconciliationRequest
 from llmops.control.leader_jobs import LeaderJob
 from llmops.errors import ResourceError
 from llmops.http_fetch import fetch_bounded
-from llmops.store.audit import AuditContext
+from llmops.store.audit import AuditContext, list_audit_entries, record_action
 from llmops.store.factory import open_store
+from llmops.store.tables import gateways
+from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, sum_usage
 
 log = logging.getLogger(__name__)
 
+#: The action of reports in the audit log, which keeps them.
+ACTION = "usage.reconcile"
+
+#: Seconds between two reports.
 REPORT_INTERVAL = 3600.0
-# Triton's own page: the lengths of all answers that an engine ended
+
+#: Triton's histogram of the output lengths of all answers that an engine finished.
 SERVED_TOKENS_METRIC = "nv_llm_output_token_len"
-#: Bytes of a metrics page: a longer one is refused before it is parsed.
+
+#: Bytes of a metrics page. A longer page is rejected before it is parsed.
 MAX_PAGE_BYTES = 8 * 2**20
+
 #: Seconds for one metrics page, from the connection to its last byte.
 PAGE_TIMEOUT = 10.0
 
 
 async def served_tokens(pages: Sequence[str]) -> dict[str, int]:
-    """Tokens of all answers that the engines behind these Triton metrics pages have ended, by model.
+    """Return the output tokens of all answers that engines finished, by model.
 
-    Raises ResourceError for one that does not answer.
+    Args:
+        pages: URLs of the metrics pages of Triton servers.
+
+    Raises:
+        ResourceError: A page cannot be read.
     """
-    found: dict[str, int] = {}
+    tokens: dict[str, int] = {}
     async with httpx.AsyncClient(timeout=PAGE_TIMEOUT) as client:
         for page in pages:
             try:
-                body = await asyncio.wait_for(fetch_bounded(client, page, MAX_PAGE_BYTES), PAGE_TIMEOUT)
+                async with asyncio.timeout(PAGE_TIMEOUT):
+                    body = await fetch_bounded(client, page, MAX_PAGE_BYTES)
                 families = list(text_string_to_metric_families(body.decode()))
             except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
                 raise ResourceError(f"The metrics page {page} cannot be read ({type(error).__name__}).") from error
-            for sample in (one for family in families for one in family.samples):
+            for sample in (sample for family in families for sample in family.samples):
                 if sample.name == f"{SERVED_TOKENS_METRIC}_sum":
                     model = sample.labels.get("model", "").removesuffix(ENGINE_SUFFIX)
-                    found[model] = found.get(model, 0) + round(sample.value)
-    return found
+                    tokens[model] = tokens.get(model, 0) + round(sample.value)
+    return tokens
+
+
+async def reconcile(connection: AsyncConnection, by: AuditContext, request: ReconciliationRequest) -> Reconciliation:
+    """Compare the ledger with gateways and engines since the previous report, and keep the report in the audit log."""
+    entries = await list_audit_entries(connection, limit=1, action=ACTION)
+    previous = Reconciliation.model_validate(entries[0].detail) if entries else None
+    since = {(gap.gateway, gap.first, gap.last): gap.since for gap in previous.gaps} if previous else {}
+    gaps = tuple(
+        MissingEvents(
+            gateway=gap.gateway_id,
+            first=gap.first,
+            last=gap.last,
+            since=since.get((gap.gateway_id, gap.first, gap.last), by.at),
+        )
+        for gap in await find_sequence_gaps(connection)
+    )
+    count = await connection.scalar(select(func.count()).select_from(gateways))
+    report = Reconciliation(
+        at=by.at,
+        gateways=count or 0,
+        missing=sum(gap.last - gap.first + 1 for gap in gaps),
+        gaps=gaps,
+        engines=await _compare_engines(connection, request.served, previous),
+    )
+    await record_action(connection, by, ACTION, "ledger", detail=report.data())
+    return report
+
+
+async def _compare_engines(
+    connection: AsyncConnection, served: Mapping[str, int], previous: Reconciliation | None
+) -> tuple[EngineTokens, ...]:
+    earlier = {engine.model: engine for engine in previous.engines} if previous is not None else {}
+    if not served:
+        # the next report with counts is compared with the last one that had them
+        return tuple(earlier.values())
+    sums = await sum_usage(connection, UsageFilter(), ("model",))
+    billed = {str(one.group["model"]): one.output_tokens for one in sums}
+    engines = []
+    for model, tokens in sorted(served.items()):
+        engine = EngineTokens(model=model, served=tokens, billed=billed.get(model, 0))
+        last = earlier.get(model)
+        # a restarted engine counts from 0
+        if last is not None and tokens >= last.served:
+            unbilled = (tokens - last.served) - (engine.billed - last.billed)
+            engine = engine.model_copy(update={"unbilled": unbilled})
+        engines.append(engine)
+    return tuple(engines)
 
 
 class Reconciler(LeaderJob):
-    """A report each hour, and a line in the log where something is missing."""
+    """A job that makes a report every hour, and logs a warning if events are missing."""
 
     name = "The reconciler"
 
-    def __init__(self, store: str, engines: Sequence[str] = (), every: float = REPORT_INTERVAL) -> None:
-        self._url, self._engines, self._every = store, engines, every
+    def __init__(self, store: str, engines: Sequence[str] = (), interval: float = REPORT_INTERVAL) -> None:
+        self._store, self._engines, self._interval = store, engines, interval
 
     async def run(self) -> None:
-        while True:
-            await asyncio.sleep(self._every)
-            served = await served_tokens(self._engines)
-            by = AuditContext("control", datetime.now(UTC))
-            async with await open_store(self._url, pool_size=1) as store, store.write() as connection:
-                report = await reconcile(connection, by, ReconciliationRequest(served=served))
-            if report.missing:
-                log.warning(
-                    "%d events of usage have not arrived, the first of gateway %s with number %d.",
-                    report.missing,
-                    report.gaps[0].gateway,
-                    report.gaps[0].first,
-                )
+        """Make reports until cancelled. Raises ResourceError if an engine or the store does not answer."""
+        await every(self._interval, self._report)
+
+    async def _report(self) -> None:
+        served = await served_tokens(self._engines)
+        by = AuditContext("control", datetime.now(UTC))
+        async with await open_store(self._store, pool_size=1) as store, store.write() as connection:
+            report = await reconcile(connection, by, ReconciliationRequest(served=served))
+        if report.missing:
+            gap = report.gaps[0]
+            log.warning(
+                "%d usage events have not arrived, the first of gateway %s with number %d.",
+                report.missing,
+                gap.gateway,
+                gap.first,
+            )

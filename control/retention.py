@@ -1,11 +1,11 @@
-"""Retention: entries of the audit log and parked events are deleted when they are old enough."""
+"""Retention: delete audit entries and dead letters that are old enough."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from datetime import datetime, timedelta
 
+from llmops.background import every
 from llmops.clocks import utc_now
 from llmops.control.leader_jobs import LeaderJob
 from llmops.store.audit import prune_audit
@@ -15,37 +15,38 @@ from llmops.store.factory import open_store
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks for old entries.
+#: Seconds between two deletions.
 PRUNE_INTERVAL = 6 * 3600.0
 
 
 class Retention(LeaderJob):
-    """Deletes what is older than `days`, when the process begins to lead and every six hours."""
+    """A job that deletes entries older than `days`, when this process becomes the leader and every `interval` seconds."""
 
     name = "The retention"
 
-    def __init__(self, store: str, days: int, every: float = PRUNE_INTERVAL) -> None:
-        self._url, self._age, self._every = store, timedelta(days=days), every
+    def __init__(self, store: str, days: int, interval: float = PRUNE_INTERVAL) -> None:
+        self._store, self._age, self._interval = store, timedelta(days=days), interval
 
     async def run(self) -> None:
-        """Raises as `open_store` does."""
-        while True:
-            async with await open_store(self._url, pool_size=1) as store:
-                audited, parked = await prune_expired(store, utc_now(), self._age)
-            if audited or parked:
-                days = self._age.days
-                log.info("Deleted %d audit entries and %d parked events older than %d days.", audited, parked, days)
-            await asyncio.sleep(self._every)
+        """Delete old entries until cancelled. Raises the errors of `open_store`."""
+        await every(self._interval, self._prune, immediately=True)
+
+    async def _prune(self) -> None:
+        async with await open_store(self._store, pool_size=1) as store:
+            entries, letters = await prune_expired(store, utc_now(), self._age)
+        if entries or letters:
+            days = self._age.days
+            log.info("Deleted %d audit entries and %d dead letters older than %d days.", entries, letters, days)
 
 
 async def prune_expired(store: Store, now: datetime, age: timedelta) -> tuple[int, int]:
-    """Delete what is older than `age`. Return the numbers of audit entries and of parked events."""
-    audited = 0
+    """Delete what is older than `age`. Return the numbers of audit entries and of dead letters."""
+    entries = 0
     while True:
         async with store.write() as connection:
             deleted = await prune_audit(connection, now - age)
-        audited += deleted
+        entries += deleted
         if not deleted:
             break
     async with store.write() as connection:
-        return audited, await prune_dead_letters(connection, now - age)
+        return entries, await prune_dead_letters(connection, now - age)

@@ -1,48 +1,49 @@
-"""GET /api/usage: what the one who asks used, and what it cost."""
+"""GET /api/usage: the caller's own usage, its cost, and what is left of its budgets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import UTC, date, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from uuid import UUID
 
+from fastapi import Query
 from pydantic import Field
 from sqlalchemy.ext.asyncio import AsyncConnection
-from starlette.requests import Request
-from starlette.responses import Response
 
-from llmops.control.admin.date_range import resolve_date_range
-from llmops.control.admin.handlers.usage import usage_line, usage_totals
-from llmops.control.admin.schemas import AdminSchema, UsageReport
-from llmops.control.errors import as_api_error
-from llmops.control.request_parsing import json_response, parse_query
-from llmops.control.shared_store import SharedStore
-from llmops.errors import InputError
+from llmops.control.admin.routes import report_fields
+from llmops.control.admin.schemas import AdminSchema, DateRange, UsageReport
+from llmops.control.api_route import CurrentCaller, make_router
+from llmops.control.store_access import StoreOfApp, client_errors
 from llmops.gateway.errors import ForbiddenError, InvalidRequestError
-from llmops.gateway.http.request_body import validate_body
-from llmops.gateway.http.request_context import context_of
 from llmops.gateway.interfaces import Caller
-from llmops.store.usage_queries import UsageFilter, spent_micros, sum_usage
+from llmops.store.usage_queries import UsageFilter, spent_micros
 
 UsageOwner = Literal["key", "user", "tenant"]
-# what can be told apart in the usage of each
+
+#: Groups by which the usage of each owner can be divided.
 GROUPS: dict[str, tuple[str, ...]] = {
     "key": ("day", "model"),
     "user": ("day", "model", "key"),
     "tenant": ("day", "model", "key", "user"),
 }
-# under which a gateway keeps what is used without a key
+
+#: The user id of requests without a key.
 ANONYMOUS = str(UUID(int=0))
+
+router = make_router(tags=["usage"])
 
 
 class CallerUsageQuery(AdminSchema):
-    """Usage `of` this key, of all that its user has or, with the scope `usage`, of its tenant's; of the key unless
-    asked for, of the user where it is no key that was sent."""
+    """Query of GET /api/usage.
+
+    `of` selects the key, its user or (scope `usage`) its tenant. It defaults to the key, or to the user for logins
+    without a key.
+    """
 
     of: UsageOwner | None = None
-    first: date | None = Field(default=None, validation_alias="from", serialization_alias="from")
-    last: date | None = Field(default=None, validation_alias="to", serialization_alias="to")
+    first: date | None = Field(default=None, alias="from")
+    last: date | None = Field(default=None, alias="to")
     by: tuple[Literal["day", "model", "key", "user"], ...] = ()
 
 
@@ -58,67 +59,65 @@ class BudgetStatus(AdminSchema):
 
 
 class CallerUsage(UsageReport):
+    """Usage of the caller's key, user or tenant, and the budgets that limit the caller."""
+
     of: UsageOwner
     budgets: tuple[BudgetStatus, ...]
 
 
-class CallerUsageEndpoint:
-    def __init__(self, store: SharedStore) -> None:
-        self._store = store
-
-    async def handle(self, request: Request) -> Response:
-        caller, now = context_of(request).caller, datetime.now(UTC)
-        asked = validate_body(CallerUsageQuery, parse_query(request, CallerUsageQuery))
-        of = asked.of or ("user" if caller.tenant_id and not caller.key_id else "key")
-        _validate_scope(of, asked.by, caller)
-        try:
-            period = resolve_date_range(asked.first, asked.last, now)
-        except InputError as error:
-            raise as_api_error(error) from error
-        wanted = _filter(of, caller, period.first, period.last)
-        groups = tuple(dict.fromkeys(asked.by))
-        async with self._store.read() as connection:
-            (total,) = await sum_usage(connection, wanted)
-            lines = await sum_usage(connection, wanted, groups) if groups else ()
-            budgets = await _budgets(connection, caller, now)
-        told = CallerUsage(
-            period=period, of=of, **usage_totals(total), budgets=budgets, lines=tuple(usage_line(one) for one in lines)
-        )
-        return json_response(told.data())
+@router.get("/api/usage", summary="Show the caller's own usage", response_model_exclude_unset=True)
+async def read_own_usage(
+    store: StoreOfApp, caller: CurrentCaller, query: Annotated[CallerUsageQuery, Query()]
+) -> CallerUsage:
+    owner = query.of or ("user" if caller.tenant_id and not caller.key_id else "key")
+    _check_permission(owner, query.by, caller)
+    now = datetime.now(UTC)
+    with client_errors():
+        period = DateRange.resolve(query.first, query.last, now)
+    async with store.read() as connection:
+        report = await report_fields(connection, _usage_filter(owner, caller, period), query.by)
+        budgets = await _read_budgets(connection, caller, now)
+    return CallerUsage(period=period, of=owner, budgets=budgets, **report)
 
 
-def _validate_scope(of: UsageOwner, by: Sequence[str], caller: Caller) -> None:
-    """Raises ForbiddenError for others' usage without the scope, InvalidRequestError for groups that are not there."""
-    if of == "tenant" and "usage" not in caller.scopes:
+def _check_permission(owner: UsageOwner, groups: Sequence[str], caller: Caller) -> None:
+    """Check that a caller may read this usage.
+
+    Raises:
+        ForbiddenError: The usage is the tenant's, and the key lacks the scope.
+        InvalidRequestError: The owner's usage has no such groups.
+    """
+    if owner == "tenant" and "usage" not in caller.scopes:
         raise ForbiddenError("This key may not read its tenant's usage; use a key with the scope 'usage'.")
-    unknown = [name for name in by if name not in GROUPS[of]]
+    unknown = [name for name in groups if name not in GROUPS[owner]]
     if unknown:
-        known = ", ".join(GROUPS[of])
-        raise InvalidRequestError(f"The usage of a {of} cannot be grouped by {unknown[0]}; use {known}.", param="by")
+        known = ", ".join(GROUPS[owner])
+        raise InvalidRequestError(f"The usage of a {owner} cannot be grouped by {unknown[0]}; use {known}.", param="by")
 
 
-def _filter(of: UsageOwner, caller: Caller, first: date, last: date) -> UsageFilter:
+def _usage_filter(owner: UsageOwner, caller: Caller, period: DateRange) -> UsageFilter:
     if not caller.tenant_id:
-        return UsageFilter(user_id=ANONYMOUS, first=first, last=last)
-    mine: dict[str, Any] = {"user_id": caller.user_id}
-    if of == "tenant":
-        mine = {"tenant_id": caller.tenant_id}
-    # all that comes without a key has the same in the totals: none
-    elif of == "key" and caller.key_id:
-        mine = {"key_id": caller.key_id}
-    return UsageFilter(**mine, first=first, last=last)
+        ids = {"user_id": ANONYMOUS}
+    elif owner == "tenant":
+        ids = {"tenant_id": caller.tenant_id}
+    elif owner == "key" and caller.key_id:
+        ids = {"key_id": caller.key_id}
+    else:
+        # usage without a key has no key id in the totals, so that of all logins would be summed
+        ids = {"user_id": caller.user_id}
+    return UsageFilter(**ids, first=period.first, last=period.last)
 
 
-async def _budgets(connection: AsyncConnection, caller: Caller, now: datetime) -> tuple[BudgetStatus, ...]:
-    found = []
+async def _read_budgets(connection: AsyncConnection, caller: Caller, now: datetime) -> tuple[BudgetStatus, ...]:
+    budgets = []
     for quota in caller.quotas:
         budget = quota.budget
         if budget is None or quota.model is not None:
             continue
         of: Literal["key", "tenant"] = "key" if quota.of == caller.key_id else "tenant"
-        whose: dict[str, Any] = {"key_id": caller.key_id} if of == "key" else {"tenant_id": caller.tenant_id}
-        spent = await spent_micros(connection, budget.begins(now), **whose)
-        found.append(
+        ids: dict[str, Any] = {"key_id": caller.key_id} if of == "key" else {"tenant_id": caller.tenant_id}
+        spent = await spent_micros(connection, budget.begins(now), **ids)
+        budgets.append(
             BudgetStatus(
                 of=of,
                 usd=budget.micros / 1e6,
@@ -128,4 +127,4 @@ async def _budgets(connection: AsyncConnection, caller: Caller, now: datetime) -
                 until=budget.ends(now),
             )
         )
-    return tuple(found)
+    return tuple(budgets)

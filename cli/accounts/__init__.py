@@ -1,4 +1,1 @@
-"""What `key`, `tenant`, `price` and `usage` share: options, tables, and whom they ask.
-
-The operations themselves belong to `control/admin/`.
-"""
+"""Options, tables and the admin client that `key`, `tenant`, `price`, `usage` and `audit` share."""

@@ -1,4 +1,4 @@
-"""Options that `key`, `tenant`, `price`, `usage` and `audit` share."""
+"""Options that the commands `key`, `tenant`, `price`, `usage` and `audit` share."""
 
 from __future__ import annotations
 
@@ -9,22 +9,21 @@ from typing import Any, TypeVar
 
 import click
 
-from llmops.cli.accounts.admin_backend import AdminBackend
-from llmops.cli.accounts.param_types import BudgetType, LimitType, typed_values
+from llmops.cli.accounts.admin_client import AdminClient
+from llmops.cli.accounts.param_types import BudgetType, LimitType
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-LIMITS = ("rpm", "tpm", "concurrent", "budget")
 
 
 def admin_options(command: Command) -> Command:
-    """`--store`, `--url` and `--json`, as parameters `at` (an Administration) and `as_json`."""
+    """Add `--store`, `--url` and `--json`, which become the parameters `admin` (an AdminClient) and `as_json`."""
 
     @functools.wraps(command)
-    def run(*arguments: Any, store: str | None, url: str | None, **given: Any) -> Any:
+    def run(*arguments: Any, store: str | None, url: str | None, **options: Any) -> Any:
         source = click.get_current_context().get_parameter_source
         if url and store and source("store") is click.core.ParameterSource.COMMANDLINE:
             raise click.UsageError("--store and --url exclude each other; give one of them.")
-        return command(*arguments, at=AdminBackend(store, url, os.environ.get("LLMOPS_API_KEY")), **given)
+        return command(*arguments, admin=AdminClient(store, url, os.environ.get("LLMOPS_API_KEY")), **options)
 
     for option in (
         click.option("--json", "as_json", is_flag=True, help="Print the result as JSON."),
@@ -44,7 +43,7 @@ def admin_options(command: Command) -> Command:
 
 
 def limit_options(command: Command) -> Command:
-    """`--rpm`, `--tpm`, `--concurrent`, `--budget`."""
+    """Add `--rpm`, `--tpm`, `--concurrent` and `--budget`."""
     for option in (
         click.option("--budget", type=BudgetType(), help="US dollars per day, week or month, e.g. 50/month, or none."),
         click.option("--concurrent", type=LimitType(), help="Concurrent requests, or none."),
@@ -53,8 +52,3 @@ def limit_options(command: Command) -> Command:
     ):
         command = option(command)
     return command
-
-
-def given_limits(given: dict[str, Any]) -> dict[str, Any]:
-    """Of what `limit_options` were given, that which was typed."""
-    return typed_values({name: given[name] for name in LIMITS})

@@ -1,4 +1,4 @@
-"""How `key`, `tenant`, `price` and `usage` show what they found: tables for people, plain data for programs."""
+"""Output of `key`, `tenant`, `price` and `usage`: tables for people, JSON for programs."""
 
 from __future__ import annotations
 
@@ -17,29 +17,39 @@ if TYPE_CHECKING:
 
     Limited = KeyRead | TenantRead | LimitFields
 
-# a pipe has no width, and a truncated name is useless
+#: Width of a table in a pipe, which has no width of its own. A truncated name would be useless.
 PIPED_WIDTH = 400
-MIN_WIDE_COLUMNS = 150
-# between two columns
+
+#: Width of a terminal from which on tables have all of their columns.
+MIN_WIDE_WIDTH = 150
+
+#: Spaces between two columns.
 GAP = 2
 
 
 def print_table(
     columns: Sequence[str], rows: Iterable[Sequence[str]], right: Sequence[str] = (), narrow: int | None = None
 ) -> None:
-    """A table; the columns of `right` are numbers, and a narrow terminal has only the first `narrow` columns."""
+    """Print a table.
+
+    Args:
+        columns: The names of the columns.
+        rows: The cells of each row.
+        right: Columns that are aligned to the right, such as numbers.
+        narrow: Number of columns that a narrow terminal gets, or None for all.
+    """
     from rich.cells import cell_len
     from rich.table import Table
 
     console = table_console(PIPED_WIDTH, markup=False)
     rows = [[escape_unsafe(cell) for cell in row] for row in rows]
-    kept = columns if console.width >= MIN_WIDE_COLUMNS else columns[:narrow]
+    kept = columns if console.width >= MIN_WIDE_WIDTH else columns[:narrow]
     rows = [row[: len(kept)] for row in rows]
     widths = [max(map(cell_len, cells)) for cells in zip(kept, *rows, strict=True)]
     if sum(widths) + GAP * (len(kept) - 1) <= console.width:
         _show_plain(kept, rows, right, widths)
         return
-    # folded, which takes a millisecond per row
+    # too wide: fold cells, which takes a millisecond per row
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in kept:
         side: Literal["left", "right"] = "right" if name in right else "left"
@@ -67,26 +77,28 @@ def _show_plain(
 
 
 def print_fields(pairs: Iterable[tuple[str, str]]) -> None:
-    """One thing, line by line."""
+    """Print the fields of one object, a line each."""
     for name, value in pairs:
         click.echo(f"{name:12}{escape_unsafe(value)}")
 
 
 def print_json(data: Any) -> None:
-    """Print data for programs, which a person may look at in a terminal."""
+    """Print data as JSON that is safe to show in a terminal."""
     click.echo(json_escape_unsafe(data))
 
 
-def format_timestamp(moment: datetime | None) -> str:
-    return f"{moment:%Y-%m-%d %H:%M}" if moment else "never"
+def format_timestamp(time: datetime | None) -> str:
+    """Return a time without seconds, or `never`."""
+    return f"{time:%Y-%m-%d %H:%M}" if time else "never"
 
 
 def format_limits(limits: Limited, short: bool = False) -> str:
-    """`60 requests/min, 90,000 tokens/min, 4 at once`; short, for a table: `60 rpm, 90,000 tpm, 4 at once`."""
+    """Return limits as `60 requests/min, 90,000 tokens/min, 4 at once`; `short` for a table: `60 rpm, 90,000 tpm`."""
     units = ("rpm", "tpm") if short else ("requests/min", "tokens/min")
-    named = zip((limits.rpm, limits.tpm, limits.concurrent), (*units, "at once"), strict=True)
-    return ", ".join(f"{value:,} {unit}" for value, unit in named if value is not None) or "no limit"
+    values = zip((limits.rpm, limits.tpm, limits.concurrent), (*units, "at once"), strict=True)
+    return ", ".join(f"{value:,} {unit}" for value, unit in values if value is not None) or "no limit"
 
 
 def format_budget(limits: Limited) -> str:
+    """Return a budget as `$50.00/month`."""
     return f"{format_usd(limits.budget.micros or 0)}/{limits.budget.period}" if limits.budget else "no budget"

@@ -1,4 +1,7 @@
-"""Option types of `key`, `tenant`, `price` and `usage`: limits, budgets, expiry, amounts. Errors are one sentence."""
+"""Option types of `key`, `tenant`, `price` and `usage`: limits, budgets, times and amounts.
+
+An invalid value is rejected in one sentence with an example.
+"""
 
 from __future__ import annotations
 
@@ -10,23 +13,25 @@ from typing import Any, NoReturn
 import click
 
 _UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+
+#: The longest accepted duration: longer ones are probably typing errors, and dates have an end.
 MAX_DURATION = timedelta(days=3650)
 
 
 class NoLimit:
-    """`none` on the command line: take the limit away. What was not given at all is None."""
+    """The value of `none`, `all` or `never`, which removes a limit. An absent option is None."""
 
 
 NO_LIMIT = NoLimit()
 
 
 def typed_values(options: dict[str, Any]) -> dict[str, Any]:
-    """Those that were typed; None for what is to be taken away."""
+    """Return the options that were given. None stands for a limit to remove."""
     return {name: None if value is NO_LIMIT else value for name, value in options.items() if value is not None}
 
 
 class _ExampleParamType(click.ParamType):
-    """A type whose values are refused with an example of a right one."""
+    """A type that rejects a value with an example of a valid one."""
 
     example = ""
 
@@ -38,7 +43,7 @@ class _ExampleParamType(click.ParamType):
 
 
 class LimitType(_ExampleParamType):
-    """A whole number, or `none`. Its bounds are the store's."""
+    """A whole number, or `none`. The store checks its bounds."""
 
     name = "n"
     example = "a limit; write a whole number, or none for no limit"
@@ -52,7 +57,7 @@ class LimitType(_ExampleParamType):
 
 
 class BudgetType(_ExampleParamType):
-    """`50/month`, `$0.5/day`: US dollars per day, week or month."""
+    """US dollars per day, week or month, such as `50/month` or `$0.5/day`, or `none`."""
 
     name = "$/period"
     example = "a budget; write US dollars per day, week or month, e.g. 50/month, or none"
@@ -70,7 +75,7 @@ class BudgetType(_ExampleParamType):
 
 
 class DollarsType(_ExampleParamType):
-    """US dollars, exact."""
+    """An exact amount of US dollars."""
 
     name = "$"
     example = "an amount; write US dollars with at most six decimals, e.g. 0.6"
@@ -83,7 +88,7 @@ class DollarsType(_ExampleParamType):
 
 
 class DurationType(_ExampleParamType):
-    """`90d`, `12h`, `30m`, `2w`; `0`."""
+    """A duration such as `90d`, `12h`, `30m`, `2w` or `0`."""
 
     name = "duration"
     example = "a duration of at most ten years; write 30m, 12h, 90d or 2w"
@@ -96,7 +101,7 @@ class DurationType(_ExampleParamType):
 
 
 class TimestampType(_ExampleParamType):
-    """From now on (`90d`) or a date of UTC (`2027-01-31`, `2027-01-31T12:00`); `never` where that can be."""
+    """A time from now (`90d`) or a UTC date (`2027-01-31`, `2027-01-31T12:00`), or `never` if that is allowed."""
 
     name = "when"
     example = "a time; write 90d or 12h from now, or a date (UTC) such as 2027-01-31"
@@ -119,7 +124,7 @@ class TimestampType(_ExampleParamType):
 
 
 class DayType(_ExampleParamType):
-    """A day of UTC."""
+    """A UTC day."""
 
     name = "day"
     example = "a day; write 2026-11-30"
@@ -132,7 +137,7 @@ class DayType(_ExampleParamType):
 
 
 class NamesType(_ExampleParamType):
-    """Names with commas between them; `all` where that can be."""
+    """Names separated by commas, or `all` if that is allowed."""
 
     name = "name,…"
     example = "a list of names; write them with commas between them"
@@ -154,7 +159,7 @@ class NamesType(_ExampleParamType):
 
 
 def micro_dollars(text: str) -> int | None:
-    """Exact; None if the text is not an amount, is negative, or has more decimals than are kept."""
+    """Return an amount of US dollars in micro-dollars, or None if the text is not an amount with at most six decimals."""
     if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or len(text) > 20:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Administration: operations that are done on a store (`work/`), served over HTTP (`routes`), asked for (`client`).
+"""The admin API: the schemas of its bodies, and its routes.
 
-What a caller may see of its own is in `control/usage_api.py`.
+Callers read their own usage through `control/usage_api.py`.
 """

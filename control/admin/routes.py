@@ -1,90 +1,411 @@
-"""The operations over HTTP. A key is needed even where the gateway asks nobody for one."""
+"""The routes of the admin API, /api/admin/…, which the CLI also calls in its own process on a local store."""
 
 from __future__ import annotations
 
-import json
-from datetime import UTC, datetime
-from typing import Any
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+from typing import Annotated, Any, Protocol
 
-from fastapi import FastAPI
+from fastapi import Depends, FastAPI, Path, Query
+from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.requests import Request
-from starlette.responses import Response
 
-from llmops.control.admin.handlers import HANDLERS
-from llmops.control.admin.operations import OPERATIONS, Operation
-from llmops.control.errors import as_api_error
-from llmops.control.openapi_parameters import make_parameters
-from llmops.control.request_parsing import parse_query, read_json_object
-from llmops.control.shared_store import SharedStore
-from llmops.errors import LlmopsError
+from llmops.control.admin.schemas import (
+    AuditEntryRead,
+    AuditQuery,
+    DateRange,
+    DeadLetterListQuery,
+    DeadLetterRead,
+    KeyCreate,
+    KeyDetails,
+    KeyListQuery,
+    KeyRead,
+    KeyRevoke,
+    KeyRotate,
+    KeyUpdate,
+    KeyWithSecret,
+    LimitFields,
+    PriceCreate,
+    PriceListQuery,
+    PriceRead,
+    Reconciliation,
+    ReconciliationRequest,
+    SafeText,
+    TenantCreate,
+    TenantListQuery,
+    TenantRead,
+    TenantUpdate,
+    UsageLine,
+    UsageReport,
+    UsageReportQuery,
+    to_dollars,
+    to_micros,
+)
+from llmops.control.api_route import ControlRoute, add_routes, make_router
+from llmops.control.reconcile import reconcile
+from llmops.control.store_access import client_errors
 from llmops.gateway.errors import ForbiddenError
-from llmops.gateway.http.openapi import request_body_schema
-from llmops.gateway.http.request_body import validate_body
+from llmops.gateway.http.error_handlers import add_exception_handlers
 from llmops.gateway.http.request_context import context_of
-from llmops.gateway.interfaces import Caller
+from llmops.store import audit, dead_letters, prices
+from llmops.store.accounts import keys, tenants
+from llmops.store.accounts.limits import Budget, Limits
+from llmops.store.accounts.users import DEFAULT_TIER, ensure_user, require_user
 from llmops.store.audit import AuditContext
+from llmops.store.usage_queries import UsageFilter, UsageSum, spent_micros, sum_usage
+from llmops.store.usage_writes import SUMMED
+from llmops.untrusted_text import escape_unsafe
 
-CREATED = frozenset({"create_tenant", "create_key", "set_price"})
+#: Characters shown of a usage event that could not be billed. An event of a gateway is shorter.
+MAX_EVENT_CHARACTERS = 4096
 
-
-def add_admin(app: FastAPI, store: SharedStore) -> None:
-    for operation in OPERATIONS:
-        app.add_api_route(
-            operation.path,
-            _Endpoint(operation, store).handle,
-            methods=[operation.method],
-            name=operation.name,
-            operation_id=operation.name,
-            summary=operation.summary,
-            tags=["admin"],
-            status_code=201 if operation.name in CREATED else 200,
-            responses={201 if operation.name in CREATED else 200: {"model": operation.told}},
-            openapi_extra=_openapi_extra(operation),
-        )
+#: Settings that a key always has, so that null does not remove them.
+_REQUIRED_SETTINGS = ("tier", "scopes")
+_KEY_SETTINGS = ("name", *_REQUIRED_SETTINGS, "models", "expires_at")
 
 
-class _Endpoint:
-    """One operation: who asks, what for, done in one transaction."""
+class _Store(Protocol):
+    def read(self) -> AbstractAsyncContextManager[AsyncConnection]: ...
 
-    def __init__(self, operation: Operation[Any, Any], store: SharedStore) -> None:
-        self._operation, self._store, self._work = operation, store, HANDLERS[operation.name]
-
-    async def handle(self, request: Request) -> Response:
-        operation = self._operation
-        caller = context_of(request).caller
-        _require_admin(caller)
-        asked = validate_body(operation.asked, {**await self._fields(request), **request.path_params})
-        by = AuditContext(_actor(caller), datetime.now(UTC))
-        async with self._store.write() if operation.writes else self._store.read() as connection:
-            try:
-                told = await self._work(connection, by, asked)
-            except LlmopsError as error:
-                raise as_api_error(error) from error
-        status = 201 if operation.name in CREATED else 200
-        return Response(json.dumps(_data(told), ensure_ascii=False), status, media_type="application/json")
-
-    async def _fields(self, request: Request) -> dict[str, Any]:
-        if self._operation.has_body:
-            return await read_json_object(request)
-        return parse_query(request, self._operation.asked)
+    def write(self) -> AbstractAsyncContextManager[AsyncConnection]: ...
 
 
-def _require_admin(caller: Caller) -> None:
-    """Raises ForbiddenError, also where nobody is asked for a key: any page that a browser shows could ask there."""
+@dataclass(frozen=True)
+class AdminAccess:
+    """The store that an application administers.
+
+    Attributes:
+        store: Where connections come from.
+        actor: Returns the name of a request's sender for the audit log. Raises ForbiddenError if the sender may not
+            administer the store.
+    """
+
+    store: _Store
+    actor: Callable[[Request], str]
+
+
+class AdminSession:
+    """A request's access to the store.
+
+    Attributes:
+        by: The sender of the request and its time, for the audit log.
+    """
+
+    def __init__(self, store: _Store, actor: str) -> None:
+        self._store = store
+        self.by = AuditContext(actor, datetime.now(UTC))
+
+    @asynccontextmanager
+    async def read(self) -> AsyncIterator[AsyncConnection]:
+        """Connect for queries. Errors of the request's input become HTTP errors."""
+        async with self._store.read() as connection:
+            with client_errors():
+                yield connection
+
+    @asynccontextmanager
+    async def write(self) -> AsyncIterator[AsyncConnection]:
+        """Connect with a transaction. Errors of the request's input become HTTP errors."""
+        async with self._store.write() as connection:
+            with client_errors():
+                yield connection
+
+
+class _AdminRoute(ControlRoute):
+    async def authorize(self, request: Request) -> None:
+        request.app.state.admin.actor(request)
+
+
+async def _open_session(request: Request) -> AdminSession:
+    access: AdminAccess = request.app.state.admin
+    return AdminSession(access.store, access.actor(request))
+
+
+Session = Annotated[AdminSession, Depends(_open_session)]
+TenantId = Annotated[SafeText, Path(description="The tenant's name.")]
+KeyId = Annotated[SafeText, Path(description="The key's id, or the SHA-256 of its secret in hex.")]
+
+router = make_router(prefix="/api/admin", tags=["admin"], route_class=_AdminRoute)
+
+
+def add_admin_routes(app: FastAPI, store: _Store, actor: Callable[[Request], str] | None = None) -> None:
+    """Add the admin API to an application. By default callers need a key with the scope `admin`."""
+    app.state.admin = AdminAccess(store, actor or _admin_key)
+    add_routes(app, router)
+
+
+def create_local_app(store: _Store, actor: str) -> FastAPI:
+    """Return an application with the admin API only, for the owner of a local store. Store errors are raised."""
+    app = FastAPI()
+    add_exception_handlers(app)
+    add_admin_routes(app, store, lambda _request: actor)
+    return app
+
+
+def _admin_key(request: Request) -> str:
+    """Return the caller as an actor of the audit log.
+
+    A key is required even if the gateway runs without authentication: otherwise every page in a browser on this machine
+    could create keys.
+
+    Raises:
+        ForbiddenError: The caller has no key with the scope `admin`.
+    """
+    caller = context_of(request).caller
     if "admin" not in caller.scopes:
         raise ForbiddenError(
-            "Administration wants a key with the scope 'admin'; `llmops key create --scopes admin` on a store makes it."
+            "Administration requires a key with the scope 'admin'. Create one on the store with "
+            "`llmops key create --scopes admin`."
         )
-
-
-def _actor(caller: Caller) -> str:
     return f"key:{caller.key_id}" if caller.key_id else f"user:{caller.user_id}"
 
 
-def _data(told: Any) -> Any:
-    return [one.data() for one in told] if isinstance(told, tuple) else told.data()
+# -- tenants ---------------------------------------------------------------------------------------------------------
 
 
-def _openapi_extra(operation: Operation[Any, Any]) -> dict[str, Any]:
-    parameters = {"parameters": make_parameters(operation.asked, operation.placed, not operation.has_body)}
-    return parameters | (request_body_schema(operation.asked) if operation.has_body else {})
+@router.post("/tenants", status_code=201, summary="Create a tenant")
+async def create_tenant(session: Session, body: TenantCreate) -> TenantRead:
+    async with session.write() as connection:
+        limits = _merge_limits(Limits(), body)
+        return _tenant_read(await tenants.create_tenant(connection, body.id, limits, session.by))
+
+
+@router.get("/tenants", summary="List tenants")
+async def list_tenants(session: Session, query: Annotated[TenantListQuery, Query()]) -> tuple[TenantRead, ...]:
+    async with session.read() as connection:
+        return tuple(map(_tenant_read, await tenants.list_tenants(connection, deleted=query.all)))
+
+
+@router.get("/tenants/{tenant}", summary="Show a tenant")
+async def show_tenant(session: Session, tenant: TenantId) -> TenantRead:
+    async with session.read() as connection:
+        return _tenant_read(await tenants.require_tenant(connection, tenant))
+
+
+@router.patch("/tenants/{tenant}", summary="Change the limits of a tenant")
+async def update_tenant(session: Session, tenant: TenantId, body: TenantUpdate) -> TenantRead:
+    async with session.write() as connection:
+        found = await tenants.require_tenant(connection, tenant)
+        limits = _merge_limits(found.limits, body)
+        return _tenant_read(await tenants.update_tenant(connection, tenant, limits, session.by))
+
+
+@router.delete("/tenants/{tenant}", summary="Delete a tenant: its keys are refused, its usage stays")
+async def delete_tenant(session: Session, tenant: TenantId) -> TenantRead:
+    async with session.write() as connection:
+        return _tenant_read(await tenants.delete_tenant(connection, tenant, session.by))
+
+
+@router.post("/tenants/{tenant}/restore", summary="Restore a deleted tenant")
+async def restore_tenant(session: Session, tenant: TenantId) -> TenantRead:
+    async with session.write() as connection:
+        return _tenant_read(await tenants.restore_tenant(connection, tenant, session.by))
+
+
+def _tenant_read(tenant: tenants.Tenant) -> TenantRead:
+    return TenantRead(id=tenant.id, created_at=tenant.created_at, deleted_at=tenant.deleted_at, **tenant.limits.data())
+
+
+def _merge_limits(limits: Limits, update: LimitFields) -> Limits:
+    """Return limits with the fields that an update sets. Raises InputError for an impossible limit."""
+    changes = {name: getattr(update, name) for name in LimitFields.model_fields if name in update.model_fields_set}
+    if changes.get("budget") is not None:
+        changes["budget"] = Budget(changes["budget"].micros, changes["budget"].period)
+    return replace(limits, **changes)
+
+
+# -- keys ------------------------------------------------------------------------------------------------------------
+
+
+@router.post("/keys", status_code=201, summary="Create a key; its secret is returned only once")
+async def create_key(session: Session, body: KeyCreate) -> KeyWithSecret:
+    async with session.write() as connection:
+        await tenants.require_tenant(connection, body.tenant)
+        owner = await ensure_user(connection, body.tenant, body.user, session.by, body.tier or DEFAULT_TIER)
+        spec = _merge_spec(keys.KeySpec(tier=owner.tier), body)
+        key, secret = await keys.create_key(connection, owner, spec, session.by)
+        return KeyWithSecret(**_key_fields(key, session.by.at), key=secret)
+
+
+@router.get("/keys", summary="List keys without their secrets")
+async def list_keys(session: Session, query: Annotated[KeyListQuery, Query()]) -> tuple[KeyRead, ...]:
+    now = session.by.at
+    async with session.read() as connection:
+        if query.tenant:
+            await tenants.require_tenant(connection, query.tenant)
+        owner = await require_user(connection, query.user) if query.user else None
+        found = await keys.list_keys(connection, query.tenant, owner.id if owner else None)
+    return tuple(KeyRead(**_key_fields(key, now)) for key in found if query.all or key.state(now) == "active")
+
+
+@router.get("/keys/{key}", summary="Show a key, what is spent of its budget, and its tenant's limits")
+async def show_key(session: Session, key: KeyId) -> KeyDetails:
+    now = session.by.at
+    async with session.read() as connection:
+        found = await keys.require_key(connection, key)
+        budget = found.spec.limits.budget
+        spent = await spent_micros(connection, budget.begins(now), key_id=found.id) if budget else None
+    limits = LimitFields(**found.tenant_limits.data())
+    return KeyDetails(**_key_fields(found, now), spent_micros=spent, tenant_limits=limits)
+
+
+@router.patch("/keys/{key}", summary="Change the settings of a key")
+async def update_key(session: Session, key: KeyId, body: KeyUpdate) -> KeyRead:
+    async with session.write() as connection:
+        found = await keys.require_key(connection, key)
+        updated = await keys.update_key(connection, found, _merge_spec(found.spec, body), session.by)
+        return KeyRead(**_key_fields(updated, session.by.at))
+
+
+@router.post("/keys/{key}/rotate", summary="Give a key another secret")
+async def rotate_key(session: Session, key: KeyId, body: KeyRotate) -> KeyWithSecret:
+    async with session.write() as connection:
+        found = await keys.require_key(connection, key)
+        secret = await keys.rotate_key(connection, found, timedelta(seconds=body.overlap_seconds), session.by)
+        rotated = await keys.require_key(connection, found.id)
+        return KeyWithSecret(**_key_fields(rotated, session.by.at), key=secret)
+
+
+@router.post("/keys/{key}/revoke", summary="Revoke a key permanently")
+async def revoke_key(session: Session, key: KeyId, body: KeyRevoke) -> KeyRead:
+    async with session.write() as connection:
+        found = await keys.require_key(connection, key)
+        await keys.revoke_key(connection, found, session.by, body.now)
+        return KeyRead(**_key_fields(await keys.require_key(connection, found.id), session.by.at))
+
+
+def _merge_spec(spec: keys.KeySpec, update: KeyUpdate) -> keys.KeySpec:
+    """Return a key's settings with those that an update sets."""
+    changes = {name: getattr(update, name) for name in _KEY_SETTINGS if name in update.model_fields_set}
+    changes = {name: value for name, value in changes.items() if value is not None or name not in _REQUIRED_SETTINGS}
+    return replace(spec, **changes, limits=_merge_limits(spec.limits, update))
+
+
+def _key_fields(key: keys.KeyRow, now: datetime) -> dict[str, Any]:
+    """Return the fields of a KeyRead."""
+    settings = {name: getattr(key.spec, name) for name in _KEY_SETTINGS}
+    times = {name: getattr(key, name) for name in ("created_at", "revoked_at", "previous_until")}
+    owner = {"id": key.id, "prefix": key.prefix, "tenant": key.tenant_id, "user": key.email, "state": key.state(now)}
+    return owner | settings | times | key.spec.limits.data()
+
+
+# -- prices ----------------------------------------------------------------------------------------------------------
+
+
+@router.post("/prices", status_code=201, summary="Set the price of a model from a time on")
+async def set_price(session: Session, body: PriceCreate) -> PriceRead:
+    async with session.write() as connection:
+        price = prices.Price(
+            model=body.model,
+            valid_from=body.valid_from or session.by.at,
+            input_micros=to_micros(body.input),
+            cached_micros=to_micros(body.input if body.cached is None else body.cached),
+            output_micros=to_micros(body.output),
+        )
+        await prices.set_price(connection, price, session.by)
+        return _price_read(price, await prices.prices_at(connection, session.by.at))
+
+
+@router.get("/prices", summary="List past, present and future prices")
+async def list_prices(session: Session, query: Annotated[PriceListQuery, Query()]) -> tuple[PriceRead, ...]:
+    async with session.read() as connection:
+        in_force = await prices.prices_at(connection, query.at or session.by.at)
+        found = [_price_read(price, in_force) for price in await prices.list_prices(connection, query.model)]
+    return tuple(price for price in found if price.in_force or not query.at)
+
+
+def _price_read(price: prices.Price, in_force: Mapping[str, prices.Price]) -> PriceRead:
+    return PriceRead(
+        id=price.id,
+        model=price.model,
+        valid_from=price.valid_from,
+        input=to_dollars(price.input_micros),
+        cached=to_dollars(price.cached_micros),
+        output=to_dollars(price.output_micros),
+        in_force=in_force.get(price.model) == price,
+    )
+
+
+# -- usage and the audit log -----------------------------------------------------------------------------------------
+
+
+@router.get("/usage", summary="Report usage and its cost", response_model_exclude_unset=True)
+async def read_usage(session: Session, query: Annotated[UsageReportQuery, Query()]) -> UsageReport:
+    async with session.read() as connection:
+        period = DateRange.resolve(query.first, query.last, session.by.at)
+        if query.tenant and await tenants.find_tenant(connection, query.tenant) is None:
+            # raises, with a suggestion; a deleted tenant has usage
+            await tenants.require_tenant(connection, query.tenant)
+        usage_filter = UsageFilter(
+            tenant_id=query.tenant,
+            user_id=(await require_user(connection, query.user)).id if query.user else None,
+            key_id=(await keys.require_key(connection, query.key)).id if query.key else None,
+            model=query.model,
+            first=period.first,
+            last=period.last,
+        )
+        return UsageReport(period=period, **await report_fields(connection, usage_filter, query.by))
+
+
+@router.post("/usage/reconcile", summary="Compare the ledger with gateways and engines")
+async def reconcile_usage(session: Session, body: ReconciliationRequest) -> Reconciliation:
+    async with session.write() as connection:
+        return await reconcile(connection, session.by, body)
+
+
+@router.get("/usage/dead-letters", summary="List usage events that could not be billed")
+async def list_dead_letters(
+    session: Session, query: Annotated[DeadLetterListQuery, Query()]
+) -> tuple[DeadLetterRead, ...]:
+    async with session.read() as connection:
+        found = await dead_letters.list_dead_letters(connection, query.limit)
+    return tuple(
+        DeadLetterRead(
+            reason=letter.reason,
+            source=escape_unsafe(letter.source),
+            signed=letter.event_id is not None,
+            count=count,
+            last_at=last,
+            value=escape_unsafe(letter.value.decode("utf-8", "replace"), MAX_EVENT_CHARACTERS),
+        )
+        for letter, count, last in found
+    )
+
+
+@router.get("/audit", summary="List administrative changes and rejected requests")
+async def read_audit(session: Session, query: Annotated[AuditQuery, Query()]) -> tuple[AuditEntryRead, ...]:
+    async with session.read() as connection:
+        found = await audit.list_audit_entries(
+            connection, tenant_id=query.tenant, since=query.since, limit=query.limit, action=query.action or ""
+        )
+    return tuple(
+        AuditEntryRead(
+            id=entry.id,
+            created_at=entry.created_at,
+            actor=entry.actor,
+            action=entry.action,
+            subject=entry.subject,
+            tenant=entry.tenant_id,
+            detail=dict(entry.detail),
+        )
+        for entry in found
+    )
+
+
+async def report_fields(connection: AsyncConnection, usage_filter: UsageFilter, by: Sequence[str]) -> dict[str, Any]:
+    """Return the fields of a UsageReport except its period: totals, and lines for each group of `by`."""
+    groups = tuple(dict.fromkeys(by))
+    (total,) = await sum_usage(connection, usage_filter)
+    sums = await sum_usage(connection, usage_filter, groups) if groups else ()
+    return {**_totals(total), "lines": tuple(_usage_line(one) for one in sums)}
+
+
+def _totals(usage: UsageSum) -> dict[str, Any]:
+    return {name: getattr(usage, name) for name in SUMMED} | {"cost_usd": usage.cost_micros / 1e6}
+
+
+def _usage_line(usage: UsageSum) -> UsageLine:
+    # usage of a user who is not in the store is on the bill all the same
+    groups: dict[str, Any] = {name: "unknown" if value is None else str(value) for name, value in usage.group.items()}
+    return UsageLine(**_totals(usage), **groups)

@@ -1,6 +1,7 @@
-"""What crosses the border of administration: the admin API's JSON, which is also what `--json` prints.
+"""Request and response bodies of the admin API, which the CLI prints with `--json` too.
 
-In a change, a field that is absent stays as it is, and null takes a limit away.
+In an update, a field that is absent is left unchanged, and null removes a limit. Nothing here imports a database
+library, so that the CLI can use a remote admin API without them.
 """
 
 from __future__ import annotations
@@ -10,66 +11,89 @@ from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
 
-from llmops.control.admin.money import Dollars, to_dollars, to_micros
+from llmops.errors import InputError
 from llmops.gateway.http.request_body import FailFastModel
+from llmops.money import MICROS_PER_USD
 from llmops.untrusted_text import is_safe_text
 
+#: Characters that JSON can express and a database cannot store: NUL and unpaired surrogates.
+_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
 
-def _to_utc(at: datetime) -> datetime:
-    """Without a zone it is UTC's."""
-    if at.tzinfo is None:
-        return at.replace(tzinfo=UTC)
+
+def to_micros(dollars: Decimal) -> int:
+    """Return US dollars as whole micro-dollars."""
+    return int(dollars * MICROS_PER_USD)
+
+
+def to_dollars(micros: int) -> Decimal:
+    """Return micro-dollars as US dollars."""
+    return Decimal(micros) / MICROS_PER_USD
+
+
+def _to_utc(time: datetime) -> datetime:
+    """Return a time in UTC, which is assumed if the time has no zone."""
+    if time.tzinfo is None:
+        return time.replace(tzinfo=UTC)
     try:
-        return at.astimezone(UTC)
+        return time.astimezone(UTC)
     except OverflowError:
         raise ValueError("this time is beyond the calendar") from None
 
 
-# what JSON can say, and a database cannot keep
-_UNSTORABLE = re.compile("[\0\ud800-\udfff]")
+def _texts(value: Any) -> list[str]:
+    return [text for text in (value if isinstance(value, tuple) else (value,)) if isinstance(text, str)]
+
+
+def _check_storable(value: Any) -> Any:
+    if any(_UNSTORABLE.search(text) for text in _texts(value)):
+        raise ValueError("a text has no NUL characters and no halves of surrogate pairs")
+    return value
+
+
+def _check_visible(value: Any) -> Any:
+    if not all(map(is_safe_text, _texts(value))):
+        raise ValueError("a text has no control characters, and none that are invisible or turn others around")
+    return value
+
+
+# Read exactly from JSON, written as a number.
+Dollars = Annotated[
+    Decimal,
+    Field(ge=0, max_digits=30, decimal_places=6, description="US dollars, with at most six decimals."),
+    PlainSerializer(float, return_type=float, when_used="json"),
+]
 Timestamp = Annotated[datetime, AfterValidator(_to_utc)]
 UsageGroup = Literal["day", "tenant", "user", "model", "key"]
+# A text of a request outside of a model, such as an id in a path.
+SafeText = Annotated[str, AfterValidator(_check_storable), AfterValidator(_check_visible)]
 
 
 class AdminSchema(FailFastModel):
-    """Unknown fields are refused: a limit that is misspelt must not be no limit."""
+    """Base of admin bodies. Unknown fields are rejected, so that a misspelt limit is not silently ignored."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
-    @field_validator("*")
-    @classmethod
-    def _storable(cls, value: Any) -> Any:
-        texts = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(text, str) and _UNSTORABLE.search(text) for text in texts):
-            raise ValueError("a text has no NUL characters and no halves of surrogate pairs")
-        return value
+    _storable = field_validator("*")(_check_storable)
 
     def data(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """Return the object as JSON data."""
         return self.model_dump(mode="json", by_alias=True)
 
 
 class AdminRequest(AdminSchema):
-    """A question or a change. Its texts are stored and shown to others, so they hold no character that a terminal obeys
-    or a reader cannot see."""
+    """Base of requests.
 
-    @field_validator("*")
-    @classmethod
-    def _plain(cls, value: Any) -> Any:
-        texts = value if isinstance(value, tuple) else (value,)
-        if any(isinstance(text, str) and not is_safe_text(text) for text in texts):
-            raise ValueError("a text has no control characters, and none that are invisible or turn others around")
-        return value
+    Texts of a request are stored and shown to others, so they must not contain characters that a terminal interprets or
+    a reader cannot see.
+    """
 
-
-class EmptyRequest(AdminSchema):
-    """Nothing to say."""
+    _visible = field_validator("*")(_check_visible)
 
 
 class BudgetFields(AdminSchema):
-    """US dollars per day, week (from Monday) or month, by UTC's calendar. One of `usd` and `micros` is enough."""
+    """US dollars per day, week (from Monday) or month of the UTC calendar. Give `usd` or `micros`."""
 
     usd: Dollars | None = None
     micros: int | None = None
@@ -77,13 +101,13 @@ class BudgetFields(AdminSchema):
 
     @model_validator(mode="before")
     @classmethod
-    def _whole(cls, data: Any) -> Any:
+    def _require_object(cls, data: Any) -> Any:
         if not isinstance(data, dict):
             raise ValueError('a budget is US dollars per period, as {"usd": 50, "period": "month"}')
         return data
 
     @model_validator(mode="after")
-    def _agree(self) -> BudgetFields:
+    def _complete(self) -> BudgetFields:
         usd, micros = self.usd, self.micros
         if usd is None and micros is None:
             raise ValueError("a budget is in US dollars: give usd, or micros")
@@ -95,7 +119,7 @@ class BudgetFields(AdminSchema):
 
 
 class LimitFields(AdminSchema):
-    """Requests and tokens per minute, requests at once, and money; null is without a limit."""
+    """Requests and tokens per minute, concurrent requests, and a budget. Null means unlimited."""
 
     rpm: int | None = None
     tpm: int | None = None
@@ -103,26 +127,24 @@ class LimitFields(AdminSchema):
     budget: BudgetFields | None = None
 
 
-class TenantCreate(LimitFields, AdminRequest):
+class TenantUpdate(LimitFields, AdminRequest):
+    """The limits of a tenant that change."""
+
+
+class TenantCreate(TenantUpdate):
+    """A new tenant and its limits."""
+
     id: str
 
 
-class TenantReference(AdminRequest):
-    tenant: str
-
-
-class TenantUpdate(LimitFields, AdminRequest):
-    tenant: str
-
-
 class TenantListQuery(AdminRequest):
-    """`all`: also deleted ones."""
+    """Query of a list of tenants. `all` includes deleted ones."""
 
     all: bool = False
 
 
 class TenantRead(AdminSchema):
-    """Who pays. Its limits hold for all of its keys together."""
+    """A tenant. Its limits apply to all of its keys together."""
 
     id: str
     rpm: int | None
@@ -133,8 +155,8 @@ class TenantRead(AdminSchema):
     deleted_at: Timestamp | None
 
 
-class KeyFields(LimitFields):
-    """What is decided about a key. `models` null: all of them."""
+class KeyUpdate(LimitFields, AdminRequest):
+    """The settings of a key that change. `models` null allows all models."""
 
     name: str | None = None
     tier: str | None = None
@@ -143,38 +165,27 @@ class KeyFields(LimitFields):
     expires_at: Timestamp | None = None
 
 
-class KeyCreate(KeyFields, AdminRequest):
-    """`user`: the address of its user, made where there is none."""
+class KeyCreate(KeyUpdate):
+    """A new key. `user` is an e-mail address; the user is created if there is none with this address."""
 
     tenant: str
     user: str
 
 
-class KeyReference(AdminRequest):
-    """`key`: its id, or the SHA-256 (hex) of the key itself, which has no place in a URL."""
-
-    key: str
-
-
-class KeyRevoke(KeyReference):
-    """`now`: also end the key's running answers."""
+class KeyRevoke(AdminRequest):
+    """Options of a revocation. `now` also ends the running answers of the key."""
 
     now: bool = False
 
 
-class KeyUpdate(KeyFields, AdminRequest):
-    key: str
-
-
 class KeyRotate(AdminRequest):
-    """For how many seconds the present secret works on."""
+    """Options of a rotation: the seconds that the present secret stays valid."""
 
-    key: str
     overlap_seconds: float = Field(default=86_400.0, ge=0, le=3650 * 86_400)
 
 
 class KeyListQuery(AdminRequest):
-    """`all`: also those that are refused."""
+    """Query of a list of keys. `all` includes keys that are refused."""
 
     tenant: str | None = None
     user: str | None = None
@@ -182,10 +193,10 @@ class KeyListQuery(AdminRequest):
 
 
 class KeyRead(AdminSchema):
-    """`begins`: its first characters, for people. `state`: active, or why it is refused."""
+    """A key without its secret. `prefix`: first characters of the secret. `state`: active, or why it is refused."""
 
     id: str
-    begins: str
+    prefix: str
     name: str | None
     tenant: str
     user: str
@@ -204,41 +215,41 @@ class KeyRead(AdminSchema):
 
 
 class KeyWithSecret(KeyRead):
-    """`key`: the key itself, told this once."""
+    """A key with its secret `key`, which is returned only once."""
 
     key: str
 
 
 class KeyDetails(KeyRead):
-    """`spent_micros`: of its budget, in the present period."""
+    """A key with the limits of its tenant. `spent_micros`: spent of the budget in the present period."""
 
     spent_micros: int | None
     tenant_limits: LimitFields
 
 
 class PriceCreate(AdminRequest):
-    """US dollars per million tokens; `cached` is that of input where it is not given, `from` now."""
+    """A price in US dollars per million tokens. `cached` defaults to `input`, `from` to now."""
 
     model: str
     input: Dollars
     cached: Dollars | None = None
     output: Dollars
-    begins: Timestamp | None = Field(default=None, validation_alias="from", serialization_alias="from")
+    valid_from: Timestamp | None = Field(default=None, alias="from")
 
 
 class PriceListQuery(AdminRequest):
-    """`at`: only those in force then."""
+    """Query of a list of prices. `at` selects the prices in force at a time."""
 
     model: str | None = None
     at: Timestamp | None = None
 
 
 class PriceRead(AdminSchema):
-    """US dollars per million tokens, until the model's next price."""
+    """A price in US dollars per million tokens, valid until the next price of the model."""
 
     id: str
     model: str
-    begins: Timestamp = Field(validation_alias="from", serialization_alias="from")
+    valid_from: Timestamp = Field(alias="from")
     input: Dollars
     cached: Dollars
     output: Dollars
@@ -246,26 +257,40 @@ class PriceRead(AdminSchema):
 
 
 class DateRange(AdminSchema):
-    """Days of UTC, both included."""
+    """A range of UTC days, both included."""
 
-    first: date = Field(validation_alias="from", serialization_alias="from")
-    last: date = Field(validation_alias="to", serialization_alias="to")
+    first: date = Field(alias="from")
+    last: date = Field(alias="to")
+
+    @classmethod
+    def resolve(cls, first: date | None, last: date | None, now: datetime) -> DateRange:
+        """Return the requested range, which defaults to the first of the month until today.
+
+        Raises:
+            InputError: The range ends before it begins.
+        """
+        today = now.astimezone(UTC).date()
+        last = last or max(today, first or today)
+        first = first or last.replace(day=1)
+        if first > last:
+            raise InputError(f"A period from {first} to {last} ends before it begins; swap the two days.")
+        return cls(first=first, last=last)
 
 
 class UsageReportQuery(AdminRequest):
-    """Of one tenant, user, key or model; `from` the first of the month unless given, `to` today."""
+    """Query of a usage report. `from` defaults to the first of the month, `to` to today (UTC)."""
 
     tenant: str | None = None
     user: str | None = None
     key: str | None = None
     model: str | None = None
-    first: date | None = Field(default=None, validation_alias="from", serialization_alias="from")
-    last: date | None = Field(default=None, validation_alias="to", serialization_alias="to")
+    first: date | None = Field(default=None, alias="from")
+    last: date | None = Field(default=None, alias="to")
     by: tuple[UsageGroup, ...] = ()
 
 
 class UsageTotals(AdminSchema):
-    """`input_tokens` include the cached ones."""
+    """Sums of usage. `input_tokens` include the cached ones."""
 
     requests: int
     input_tokens: int
@@ -275,9 +300,13 @@ class UsageTotals(AdminSchema):
     cost_micros: int
     cost_usd: float
 
+    def data(self) -> dict[str, Any]:
+        """Return the object as JSON data, with only the groups that were requested."""
+        return self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+
 
 class UsageLine(UsageTotals):
-    """The groups that were asked for are set, the others absent."""
+    """Sums of one group. Only the requested groups are set."""
 
     day: str | None = None
     tenant: str | None = None
@@ -286,23 +315,24 @@ class UsageLine(UsageTotals):
     key: str | None = None
 
 
-class UsageReport(UsageTotals):
+class _Period(AdminSchema):
     period: DateRange
-    lines: tuple[UsageLine, ...]
 
-    def data(self) -> dict[str, Any]:
-        found = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
-        return {"period": found.pop("period"), **found}
+
+class UsageReport(UsageTotals, _Period):
+    """Usage in a period: the total, and a line for each group."""
+
+    lines: tuple[UsageLine, ...]
 
 
 class ReconciliationRequest(AdminSchema):
-    """`served`: tokens of all answers that the engines of a model have ended, as they say themselves."""
+    """`served`: output tokens that the engines have counted, by model."""
 
     served: dict[str, int] = Field(default_factory=dict)
 
 
 class MissingEvents(AdminSchema):
-    """Events `first` to `last` of a gateway worker have not arrived, while later ones have; first seen at `since`."""
+    """Events `first` to `last` of a gateway that the ledger lacks although it has later ones. `since`: first seen."""
 
     gateway: str
     first: int
@@ -311,10 +341,10 @@ class MissingEvents(AdminSchema):
 
 
 class EngineTokens(AdminSchema):
-    """`served` as its engines say, `billed` as the ledger has them: both since they began to count.
+    """Output tokens of a model that its engines counted (`served`) and that the ledger has (`billed`).
 
-    `unbilled`: served and not billed since the report before, None for the first; tokens that end answers, and those
-    for who had left, are among them.
+    Both count from the start of their records. `unbilled`: served and not billed since the previous report, None in the
+    first one; it includes end-of-text tokens and tokens of clients that disconnected.
     """
 
     model: str
@@ -324,7 +354,10 @@ class EngineTokens(AdminSchema):
 
 
 class Reconciliation(AdminSchema):
-    """`missing`: events in all `gaps`, of which at most a thousand are named."""
+    """A comparison of the ledger with gateways and engines.
+
+    `missing`: number of missing events. `gaps` lists at most 1,000 ranges of them.
+    """
 
     at: Timestamp
     gateways: int
@@ -334,14 +367,16 @@ class Reconciliation(AdminSchema):
 
 
 class DeadLetterListQuery(AdminRequest):
-    """The newest `limit` of the events that are on no bill."""
+    """Query of usage events that could not be billed: the newest `limit`."""
 
     limit: int = Field(default=100, ge=1, le=10_000)
 
 
 class DeadLetterRead(AdminSchema):
-    """A record that came `count` times, the last time at `last_at`. `signed`: a gateway wrote it. `value`: its text,
-    escaped and cut.
+    """A usage event that could not be billed.
+
+    `count`: how often it arrived, last at `last_at`. `signed`: a gateway wrote it. `value`: its text, escaped and
+    truncated.
     """
 
     reason: str
@@ -353,7 +388,7 @@ class DeadLetterRead(AdminSchema):
 
 
 class AuditQuery(AdminRequest):
-    """Of one tenant, of actions that begin so (`key.`, `access.`), since then; the newest `limit`."""
+    """Query of the audit log: the newest `limit` entries. `action` is a prefix such as `key.` or `access.`."""
 
     tenant: str | None = None
     action: str | None = None
@@ -362,7 +397,10 @@ class AuditQuery(AdminRequest):
 
 
 class AuditEntryRead(AdminSchema):
-    """`actor`: `cli:` and the system's user, `key:` or `user:` and an id, `address:` and a stranger's."""
+    """An entry of the audit log.
+
+    `actor` is `cli:` and an operating-system user, `key:` or `user:` and an id, or `address:` and a network address.
+    """
 
     id: str
     created_at: Timestamp

@@ -88,19 +88,21 @@ async def update_tenant(connection: AsyncConnection, tenant_id: str, limits: Lim
     return replace(found, limits=limits)
 
 
-async def delete_tenant(connection: AsyncConnection, tenant_id: str, by: AuditContext) -> None:
+async def delete_tenant(connection: AsyncConnection, tenant_id: str, by: AuditContext) -> Tenant:
     """Its keys are refused from now on; its usage and its bill stay. Raises InputError as `require_tenant`."""
-    await require_tenant(connection, tenant_id)
+    found = await require_tenant(connection, tenant_id)
     await connection.execute(tenants.update().where(tenants.c.id == tenant_id).values(deleted_at=by.at))
     await record_action(connection, by, "tenant.delete", tenant_id, tenant_id)
+    return replace(found, deleted_at=by.at)
 
 
-async def restore_tenant(connection: AsyncConnection, tenant_id: str, by: AuditContext) -> None:
+async def restore_tenant(connection: AsyncConnection, tenant_id: str, by: AuditContext) -> Tenant:
     """Undo `delete_tenant`; its keys work again. Raises InputError for a tenant that is not deleted."""
     statement = tenants.update().where(tenants.c.id == tenant_id, tenants.c.deleted_at.is_not(None))
     if (await connection.execute(statement.values(deleted_at=None))).rowcount == 0:
         raise UnknownResourceError(f"There is no deleted tenant {tenant_id}; `llmops tenant list --all` shows them.")
     await record_action(connection, by, "tenant.restore", tenant_id, tenant_id)
+    return await require_tenant(connection, tenant_id)
 
 
 def _tenant(row: RowMapping) -> Tenant:

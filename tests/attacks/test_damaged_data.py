@@ -74,8 +74,8 @@ import resource, zlib
 resource.setrlimit(resource.RLIMIT_AS, ({1024 * MIB}, {1024 * MIB}))
 import gzip, struct
 from tests.attacks.test_damaged_data import _batch, _bomb
-from llmops.control import batches
-records = batches.SafeRecords(_bomb({scaled(300, 2000)}) + bytes(_batch(1)))
+from llmops.control import kafka_batches
+records = kafka_batches.SafeRecords(_bomb({scaled(300, 2000)}) + bytes(_batch(1)))
 seen = []
 while records.has_next():
     seen += [one.offset for one in records.next_batch()]

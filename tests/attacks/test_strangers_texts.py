@@ -15,7 +15,7 @@ import pytest
 from click.testing import CliRunner
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
 from llmops.cli.accounts.output import print_fields, print_json, print_table
@@ -24,8 +24,7 @@ from llmops.cli.monitor.exposition import MetricsPage, MetricsWindow
 from llmops.cli.monitor.layout import render_screen
 from llmops.cli.monitor.snapshot import PolledGateway, make_snapshot
 from llmops.cli.monitor.sorting import ViewOptions
-from llmops.control.admin import operations
-from llmops.control.admin.schemas import KeyCreate
+from llmops.control.admin.schemas import AdminRequest, KeyCreate, SafeText
 from llmops.errors import InputError, LlmopsError
 from llmops.gateway.logging_setup import MAX_LOG_MESSAGE_CHARACTERS, SafeFormatter
 from llmops.store.accounts.limits import Limits
@@ -76,17 +75,24 @@ def test_json_that_is_shown_says_the_same_to_a_program(data):
     assert json.loads(found) == data
 
 
+def all_subclasses(schema):
+    for subclass in schema.__subclasses__():
+        yield from (subclass, *all_subclasses(subclass))
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_the_admin_api_refuses_such_texts(text):
     """On the tree before, key names, models and addresses had ESC, BEL, U+202E and line breaks."""
     for fields in ({"name": text}, {"models": ["tiny", text]}, {"user": f"{text}@x"}, {"tenant": text}, {"tier": text}):
         with pytest.raises(ValidationError):
             KeyCreate(**{"tenant": "acme", "user": "a@b", **fields})
-    for operation in operations.OPERATIONS:
-        for name, field in operation.asked.model_fields.items():
+    for schema in all_subclasses(AdminRequest):
+        for name, field in schema.model_fields.items():
             if field.annotation in (str, str | None):
                 with pytest.raises(ValidationError):
-                    operation.asked.model_validate({name: text})
+                    schema.model_validate({name: text})
+    with pytest.raises(ValidationError):
+        TypeAdapter(SafeText).validate_python(text)
 
 
 @pytest.mark.parametrize("text", HOSTILE)

@@ -253,7 +253,7 @@ async def test_every_signed_json_is_on_a_bill_or_parked_and_sums_are_exact(ledge
     for at in range(0, len(made), 50):
         events, refused = ledger._validate_records([Record(value) for value in made[at : at + 50]])
         assert len(events) + len(refused) == len(made[at : at + 50])
-        await ledger._park(store, refused)
+        await ledger_module._add_dead_letters(store, refused)
         await asyncio.wait_for(write_until_accepted(store, events), 60)
     async with store.read() as reading:
         rows = (await reading.execute(select(usage_records.c.cost_micros))).scalars().all()
@@ -353,9 +353,9 @@ async def test_a_number_far_ahead_reports_no_quadrillions_of_missing_events(stor
 _WATCHED = """
 import asyncio, sys, threading, time
 from llmops.control import ledger
-from llmops.control.leader_jobs import keep
+from llmops.control.leader_jobs import run_jobs
 from llmops.gateway.settings import KafkaSettings
-ledger.SESSION_MS = 1000
+ledger.SESSION_TIMEOUT_MS = 1000
 servers, topic, url, key = sys.argv[1:]
 
 async def held():
@@ -368,7 +368,7 @@ async def held():
 
 async def main():
     kafka = KafkaSettings(servers=servers, topic=topic, signing_keys=key)
-    await asyncio.gather(keep([ledger.Ledger(kafka, url)]), held())
+    await asyncio.gather(run_jobs([ledger.Ledger(kafka, url)]), held())
 
 asyncio.run(main())
 """
@@ -454,11 +454,11 @@ async def test_parked_values_of_strangers_do_not_fill_the_store(store, monkeypat
 # -- records that end the process --------------------------------------------------------------------------------------
 
 _DIES = _WATCHED.replace(
-    "async def main", "examine = ledger.Ledger._examine\n"
+    "async def main", "examine = ledger.Ledger._validate_record\n"
     "def dies(self, record):\n"
     "    if record.value == b'kills': import os; os._exit(9)\n"
     "    return examine(self, record)\n"
-    "ledger.Ledger._examine = dies\n\nasync def main",
+    "ledger.Ledger._validate_record = dies\n\nasync def main",
 )  # fmt: skip
 
 

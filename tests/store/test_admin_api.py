@@ -10,10 +10,9 @@ import httpx
 import pytest
 from sqlalchemy import make_url
 
-from llmops.control.admin.client import AdminClient
-from llmops.control.admin.handlers import HANDLERS
-from llmops.control.admin.operations import LIST_TENANTS, OPERATIONS
-from llmops.control.admin.schemas import TenantListQuery
+from llmops.cli.accounts.admin_client import AdminClient
+from llmops.control.admin.routes import router
+from llmops.control.admin.schemas import TenantListQuery, TenantRead
 from llmops.control.app import control_plugin, create_app
 from llmops.errors import InputError, ServerError, UnknownResourceError
 from llmops.gateway.app import create_app as create_gateway
@@ -28,10 +27,6 @@ ONLY_SQLITE = pytest.mark.parametrize("kind", ["sqlite"])
 def said(answer) -> tuple[int, str, str]:
     error = answer.json()["error"]
     return answer.status_code, error["code"], error["message"]
-
-
-def test_every_operation_is_done_somewhere():
-    assert {one.name for one in OPERATIONS} == set(HANDLERS)
 
 
 @ONLY_SQLITE
@@ -184,15 +179,15 @@ async def test_a_store_of_a_newer_schema_is_not_touched(url, folder):
 async def test_the_openapi_document_has_every_operation_with_its_fields(url):
     document = create_app(GatewaySettings(store=url), tuple).openapi()
     create = document["paths"]["/api/admin/keys"]["post"]
-    assert create["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/NewKey"}
-    assert {"tenant", "user", "rpm", "budget"} <= set(document["components"]["schemas"]["NewKey"]["properties"])
-    assert create["responses"]["201"]["content"]["application/json"]["schema"]["$ref"].endswith("/MadeKey")
+    assert create["requestBody"]["content"]["application/json"]["schema"] == {"$ref": "#/components/schemas/KeyCreate"}
+    assert {"tenant", "user", "rpm", "budget"} <= set(document["components"]["schemas"]["KeyCreate"]["properties"])
+    assert create["responses"]["201"]["content"]["application/json"]["schema"]["$ref"].endswith("/KeyWithSecret")
     listed = {one["name"]: one["in"] for one in document["paths"]["/api/admin/audit"]["get"]["parameters"]}
     assert listed == {"tenant": "query", "action": "query", "since": "query", "limit": "query"}
     shown = document["paths"]["/api/admin/keys/{key}"]["get"]["parameters"]
     assert [(one["name"], one["in"], one["required"]) for one in shown] == [("key", "path", True)]
     operations = [one["operationId"] for path in document["paths"].values() for one in path.values()]
-    assert {one.name for one in OPERATIONS} <= set(operations)
+    assert {route.name for route in router.routes} <= set(operations)
 
 
 @ONLY_SQLITE
@@ -211,7 +206,7 @@ async def test_a_gateway_has_it_behind_its_own_door_only_as_a_guest(url):
             assert message.startswith(f"GET {path} is served by `llmops control`, not by the gateway.")
     document = with_guest.openapi()
     assert {"/api/usage", "/api/models", "/v1/organization/costs", "/api/admin/keys"} <= set(document["paths"])
-    assert {"NewKey", "ChatRequest"} <= set(document["components"]["schemas"])
+    assert {"KeyCreate", "ChatRequest"} <= set(document["components"]["schemas"])
     async with (
         with_guest.router.lifespan_context(with_guest),
         httpx.AsyncClient(transport=httpx.ASGITransport(with_guest), base_url="http://gateway") as client,
@@ -275,9 +270,9 @@ def test_whoever_answers_at_a_url_is_told_apart(met, kind, sentence):
         assert request.headers["authorization"] == "Bearer sk-admin"
         return met
 
-    client = AdminClient("http://control/v1", "sk-admin", httpx.MockTransport(answer))
+    client = AdminClient(url="http://control/v1", api_key="sk-admin", transport=httpx.MockTransport(answer))
     with pytest.raises(kind) as refused:
-        client.do(LIST_TENANTS, TenantListQuery())
+        client.request("GET", ("tenants",), tuple[TenantRead, ...], query=TenantListQuery())
     assert sentence in refused.value.message
     assert type(refused.value) is kind
 
@@ -285,4 +280,4 @@ def test_whoever_answers_at_a_url_is_told_apart(met, kind, sentence):
 @pytest.mark.parametrize("url", ["localhost:9100", "ftp://control", "http://[::1", "nonsense"])
 def test_what_is_no_url_is_told(url):
     with pytest.raises(InputError, match="is not a URL; write http://HOST:PORT"):
-        AdminClient(url, None).do(LIST_TENANTS, TenantListQuery())
+        AdminClient(url=url).request("GET", ("tenants",), tuple[TenantRead, ...])

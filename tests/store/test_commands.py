@@ -31,7 +31,7 @@ from llmops.cli.accounts.output import format_usd
 from llmops.cli.accounts.param_types import micro_dollars
 from llmops.cli.main import cli
 from llmops.control.app import Control
-from llmops.control.shared_store import SharedStore
+from llmops.control.store_access import SharedStore
 from llmops.distribution import install_command
 from llmops.errors import LlmopsError
 from llmops.gateway.http.error_handlers import add_exception_handlers

@@ -14,7 +14,7 @@ from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from sqlalchemy import select
 
 from llmops.control import ledger as ledger_module
-from llmops.control.configured_jobs import make_leader_jobs
+from llmops.control.app import make_leader_jobs
 from llmops.control.leader_jobs import run_jobs
 from llmops.control.ledger import Ledger
 from llmops.errors import InputError, ResourceError

@@ -13,9 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 from llmops.cli.main import cli
-from llmops.control.admin.handlers.reconcile import ACTION, reconcile
 from llmops.control.admin.schemas import EngineTokens, MissingEvents, ReconciliationRequest
-from llmops.control.reconcile import Reconciler, served_tokens
+from llmops.control.reconcile import ACTION, Reconciler, reconcile, served_tokens
 from llmops.errors import ResourceError
 from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.usage.ledger_sink import LedgerSink
@@ -111,12 +110,12 @@ async def test_the_leader_says_what_is_missing(store, url, by, caplog):
     sink = LedgerSink(url)
     await sink.write(events(by, 0, 3))
     await sink.close()
-    task = asyncio.create_task(Reconciler(url, every=0.01).run())
+    task = asyncio.create_task(Reconciler(url, interval=0.01).run())
     while not caplog.messages:
         await asyncio.sleep(0.01)
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    assert caplog.messages[0] == "2 events of usage have not arrived, the first of gateway gw-1 with number 1."
+    assert caplog.messages[0] == "2 usage events have not arrived, the first of gateway gw-1 with number 1."
 
 
 def test_the_command(url, by, page):

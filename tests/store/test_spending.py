@@ -8,8 +8,8 @@ from uuid import UUID
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmops.control.shared_store import SharedStore
-from llmops.control.spending_collector import CACHE_SECONDS, MAX_SERIES, OTHERS_LABEL, SpendingCollector
+from llmops.control.store_access import SharedStore
+from llmops.control.metrics import CACHE_SECONDS, MAX_SERIES, OTHERS_LABEL, SpendingCollector
 from llmops.gateway.errors import UnavailableError
 from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.accounts.tenants import update_tenant
@@ -50,7 +50,7 @@ async def test_it_is_the_month_of_the_ledger(url):
         await update_tenant(connection, "zeta", Limits(budget=Budget(1_000_000, "day")), BY)
     store = SharedStore(url)
     spending = SpendingCollector(store, lambda: NOW)
-    await spending.look()
+    await spending.refresh()
     await store.close()
     found = told(spending)
     assert found["llmops_spent_dollars"] == {("acme",): 1.75, ("zeta",): 4.0}
@@ -72,7 +72,7 @@ async def test_tenants_that_spend_little_share_a_series(url, kind):
         await insert(url, record(number, user, (number + 1) * 10**6))
     store = SharedStore(url)
     spending = SpendingCollector(store, lambda: NOW)
-    await spending.look()
+    await spending.refresh()
     await store.close()
     found = {tenant: value for (tenant,), value in told(spending)["llmops_spent_dollars"].items()}
     assert len(found) == MAX_SERIES + 1
@@ -97,7 +97,7 @@ async def test_the_store_is_asked_once_a_minute_and_may_be_away(url, kind, caplo
 
     async def after(more: float) -> float:
         seconds[0] += more
-        await spending.look()
+        await spending.refresh()
         return told(spending)["llmops_spent_dollars"]["acme",]
 
     assert await after(0) == 1.0

@@ -1,0 +1,188 @@
+"""The client of the admin API that `key`, `tenant`, `price`, `usage` and `audit` share: remote, or on a local store."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import importlib.util
+import os
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import quote
+
+from llmops.distribution import missing_extra
+from llmops.errors import InputError, ServerError, UnknownResourceError
+
+if TYPE_CHECKING:
+    import httpx
+
+    from llmops.control.admin.schemas import AdminSchema
+    from llmops.store.audit import AuditContext
+
+ResponseT = TypeVar("ResponseT")
+
+#: Seconds for a response, and for a connection.
+TIMEOUT = 30.0
+CONNECT_TIMEOUT = 10.0
+
+_STORE_MODULES = ("sqlalchemy", "alembic", "aiosqlite", "asyncpg")
+
+
+@dataclass(frozen=True)
+class AdminClient:
+    """A client of the admin API.
+
+    Attributes:
+        store: URL of the local store, used without `url`. Empty for the store in the cache folder.
+        url: URL of `llmops control`, or of `llmops up` with a store.
+        api_key: A key with the scope `admin`, for `url`.
+        transport: Replaces the network in tests.
+    """
+
+    store: str | None = None
+    url: str | None = None
+    api_key: str | None = field(default=None, repr=False)
+    transport: httpx.AsyncBaseTransport | None = None
+
+    def request(
+        self,
+        method: str,
+        path: tuple[str, ...],
+        response_type: type[ResponseT],
+        *,
+        query: AdminSchema | None = None,
+        body: AdminSchema | None = None,
+    ) -> ResponseT:
+        """Call an endpoint.
+
+        Args:
+            method: The HTTP method.
+            path: The segments of the path below /api/admin.
+            response_type: The type of a successful response.
+            query: The query parameters, of which only the set ones are sent.
+            body: The JSON body, of which only the set fields are sent.
+
+        Raises:
+            InputError: The API rejected the request; the message is the API's.
+            ServerError: There is no admin API at `url`, or it failed.
+            LlmopsError: The local store cannot be used.
+        """
+        for name in path:
+            if not name or "/" in name or name in (".", ".."):
+                raise UnknownResourceError(f"There is no {path[0].removesuffix('s')} {name!r}; check the spelling.")
+        return asyncio.run(self._request(method, path, response_type, query, body))
+
+    async def _request(
+        self,
+        method: str,
+        path: tuple[str, ...],
+        response_type: type[ResponseT],
+        query: AdminSchema | None,
+        body: AdminSchema | None,
+    ) -> ResponseT:
+        import httpx
+        from pydantic import TypeAdapter, ValidationError
+
+        from llmops.connection_errors import http_connection_error
+
+        location = "/".join(("/api/admin", *(quote(name, safe="") for name in path)))
+        try:
+            async with self._connect() as client:
+                response = await client.request(method, location, params=_set_fields(query), json=_set_fields(body))
+        except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
+            raise InputError(f"{self.url} is not a URL; write http://HOST:PORT.") from error
+        except httpx.HTTPError as error:
+            advice = "start `llmops control` or `llmops up --store`, or name another with --url"
+            raise http_connection_error(str(self.url), error, advice) from error
+        if not response.is_success:
+            raise self._error(response)
+        try:
+            return TypeAdapter(response_type).validate_json(response.content)
+        except ValidationError as error:
+            raise self._no_admin_api_error() from error
+
+    @asynccontextmanager
+    async def _connect(self) -> AsyncIterator[httpx.AsyncClient]:
+        import httpx
+
+        if self.url:
+            headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+            base, timeout = self.url.rstrip("/").removesuffix("/v1"), httpx.Timeout(TIMEOUT, connect=CONNECT_TIMEOUT)
+            try:
+                client = httpx.AsyncClient(base_url=base, headers=headers, timeout=timeout, transport=self.transport)
+            except (UnicodeError, ValueError) as error:
+                raise httpx.InvalidURL(str(error)) from error
+            async with client:
+                yield client
+            return
+        by = current_audit_context()
+        from llmops.control.admin.routes import create_local_app
+        from llmops.store.factory import open_store
+
+        async with await open_store(self.store or default_store(), pool_size=1) as store:
+            transport = httpx.ASGITransport(create_local_app(store, by.actor))
+            async with httpx.AsyncClient(base_url="http://store", transport=transport) as client:
+                yield client
+
+    def _error(self, response: httpx.Response) -> InputError | ServerError:
+        """Return the error of a response that is not a success."""
+        try:
+            message = response.json()["error"]["message"]
+        except (ValueError, KeyError, TypeError):
+            return self._no_admin_api_error()
+        # a gateway without control has no such route
+        if message.startswith(f"There is no {response.request.method} {response.request.url.path}."):
+            return self._no_admin_api_error()
+        if response.status_code >= 500:
+            return ServerError(f"{self.url} failed: {message}")
+        if response.status_code == 401:
+            advice = "set LLMOPS_API_KEY to a key of the scope admin that it knows"
+            return InputError(f"{self.url} refuses this API key ({message.rstrip('.')}); {advice}.")
+        return (UnknownResourceError if response.status_code == 404 else InputError)(message)
+
+    def _no_admin_api_error(self) -> ServerError:
+        return ServerError(
+            f"{self.url} answers, and has no admin API: a gateway has one only in an `llmops up` with a store "
+            "(--store); name an `llmops control` or such an `llmops up`."
+        )
+
+
+def key_reference(text: str) -> str:
+    """Return the id of a key, or the SHA-256 of its secret: a secret is never sent."""
+    from llmops.store.accounts.key_secrets import hash_secret
+
+    return hash_secret(text) if text.startswith("sk-") else text
+
+
+def default_store() -> str:
+    """Return the URL of the store in the cache folder."""
+    from llmops.cache import cache_dir
+
+    return f"sqlite:///{cache_dir() / 'store.db'}"
+
+
+def require_store_extra() -> None:
+    """Raise MissingDependencyError if the libraries of the `store` extra are not installed."""
+    missing = [name for name in _STORE_MODULES if importlib.util.find_spec(name) is None]
+    if missing:
+        raise missing_extra(f"A store needs {', '.join(missing)}, which is not installed", "store")
+
+
+def current_audit_context() -> AuditContext:
+    """Return the operating-system user and the present time, for the audit log."""
+    require_store_extra()
+    from llmops.store.audit import AuditContext
+
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):
+        # a container's user without a name
+        name = str(os.getuid())
+    return AuditContext(f"cli:{name}", datetime.now(UTC))
+
+
+def _set_fields(schema: AdminSchema | None) -> dict[str, Any] | None:
+    return None if schema is None else schema.model_dump(mode="json", by_alias=True, exclude_unset=True)

@@ -1,0 +1,154 @@
+"""The route class of the control API: FastAPI's routes with bounded bodies and one-sentence errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+from urllib.parse import parse_qsl, urlencode
+
+from fastapi import Depends, FastAPI
+from fastapi.exceptions import RequestValidationError
+from fastapi.routing import APIRoute, APIRouter
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Message
+
+from llmops.gateway.errors import (
+    BodyTooLargeError,
+    InvalidRequestError,
+    RequestTimeoutError,
+    missing_parameter,
+)
+from llmops.gateway.http.request_context import context_of
+from llmops.gateway.interfaces import Caller
+from llmops.gateway.schemas.response_schemas import ErrorResponse
+from llmops.validation_errors import explain_error
+
+#: Bytes of a request body. Admin bodies have a few fields, so a larger one is a mistake or an attack.
+MAX_BODY_BYTES = 64 * 2**10
+
+#: Seconds in which the whole body must arrive.
+BODY_TIMEOUT = 30.0
+
+_JSON = (b"content-type", b"application/json")
+
+
+class ControlRoute(APIRoute):
+    """A FastAPI route that is more tolerant of clients and stricter about sizes.
+
+    - A body is JSON whatever its content type says, has at most MAX_BODY_BYTES, and may be empty.
+    - A list in the query may be written with brackets, as some clients do: `group_by[]=model`.
+    - An invalid request gets the gateway's error format, with one sentence about its first mistake.
+    """
+
+    async def authorize(self, request: Request) -> None:
+        """Raise ForbiddenError if the caller may not use this route. Called before the body is read."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Return the handler of the route."""
+        handle = super().get_route_handler()
+
+        async def run(request: Request) -> Response:
+            await self.authorize(request)
+            scope, receive = dict(request.scope), request.receive
+            scope["query_string"] = _without_brackets(scope["query_string"])
+            if self.body_field is not None:
+                body = await _read_json_object(request)
+                scope["headers"] = [*(header for header in scope["headers"] if header[0] != _JSON[0]), _JSON]
+                receive = _replay(body)
+            try:
+                return await handle(Request(scope, receive))
+            except RequestValidationError as error:
+                raise _invalid_request(error) from error
+
+        return run
+
+
+async def _caller(request: Request) -> Caller:
+    return context_of(request).caller
+
+
+# The caller of a request, as a parameter of its endpoint.
+CurrentCaller = Annotated[Caller, Depends(_caller)]
+
+
+def make_router(**options: Any) -> APIRouter:
+    """Return a router whose routes are ControlRoutes and named by their functions."""
+    options.setdefault("route_class", ControlRoute)
+    return APIRouter(
+        generate_unique_id_function=lambda route: route.name,
+        responses={"4XX": {"model": ErrorResponse, "description": "The request is rejected."}},
+        **options,
+    )
+
+
+def add_routes(app: FastAPI, router: APIRouter) -> None:
+    """Add the routes of a router to an application.
+
+    `include_router` would wrap them in one nameless route, and metrics and error messages need each route's path.
+    """
+    app.router.routes.extend(router.routes)
+
+
+async def _read_json_object(request: Request) -> bytes:
+    """Return the body of a request, which is a JSON object.
+
+    Raises:
+        ApiError: The body is not a JSON object, is too large, or is incomplete after BODY_TIMEOUT.
+    """
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT):
+            body = await _read(request)
+    except TimeoutError:
+        raise RequestTimeoutError("The body came too slowly.") from None
+    try:
+        data = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(
+            "The body is not valid JSON; send a JSON object, with names and texts in double quotes."
+        ) from error
+    if not isinstance(data, dict):
+        raise InvalidRequestError("The body must be a JSON object.")
+    return body
+
+
+async def _read(request: Request) -> bytes:
+    body = bytearray()
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > MAX_BODY_BYTES:
+            raise BodyTooLargeError(f"The body is larger than is read here ({MAX_BODY_BYTES} bytes).")
+    return bytes(body or b"{}")
+
+
+def _replay(body: bytes) -> Callable[[], Coroutine[Any, Any, Message]]:
+    """Return an ASGI receive function that yields a body which was already read."""
+
+    async def receive() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return receive
+
+
+def _without_brackets(query: bytes) -> bytes:
+    """Return a query string whose parameter names do not end in `[]`."""
+    if b"[]=" not in query and b"%5B%5D=" not in query.upper():
+        return query
+    pairs = parse_qsl(query.decode("latin-1"), keep_blank_values=True)
+    return urlencode([(name.removesuffix("[]"), value) for name, value in pairs]).encode()
+
+
+def _invalid_request(error: RequestValidationError) -> InvalidRequestError:
+    """Return the error about the first mistake of a request."""
+    first = error.errors()[0]
+    place = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:])
+    param = place.lstrip(".")
+    if first["type"] == "missing":
+        return missing_parameter(param)
+    return InvalidRequestError(
+        f"Invalid value for '{param}': {explain_error(first)}.",
+        param=param,
+        code="invalid_type" if first["type"].endswith("_type") else "invalid_value",
+    )

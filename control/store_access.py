@@ -1,0 +1,85 @@
+"""Access to the store from HTTP endpoints: one shared store per process, and store errors as HTTP errors."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
+from typing import Annotated
+
+from fastapi import Depends
+from sqlalchemy import exc
+from sqlalchemy.ext.asyncio import AsyncConnection
+from starlette.requests import Request
+
+from llmops.errors import DuplicateNameError, InputError, LlmopsError, UnknownResourceError
+from llmops.gateway.errors import ApiError, InvalidRequestError, NotFoundError, UnavailableError
+from llmops.store.factory import LazyStore
+
+
+class ConflictError(ApiError):
+    """409: the object that a request creates exists already."""
+
+    status = 409
+    type = "invalid_request_error"
+    code = "already_exists"
+
+
+@contextmanager
+def client_errors() -> Iterator[None]:
+    """Turn the errors of a client's input into HTTP errors with the same message. Other errors pass unchanged."""
+    try:
+        yield
+    except UnknownResourceError as error:
+        raise NotFoundError(error.message) from error
+    except DuplicateNameError as error:
+        raise ConflictError(error.message) from error
+    except InputError as error:
+        raise InvalidRequestError(error.message) from error
+
+
+class SharedStore:
+    """The store that all endpoints of a process share. It is opened by its first use, so a process starts without it.
+
+    Connections raise UnavailableError while the store does not answer. The reason names hosts and files, so it is
+    logged and not sent to clients.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self._store = LazyStore(url)
+
+    def read(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """Return a connection for queries."""
+        return _hide_store_errors(self._store.read())
+
+    def write(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        """Return a connection with a transaction."""
+        return _hide_store_errors(self._store.write())
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._store.close()
+
+
+@asynccontextmanager
+async def _hide_store_errors(
+    connecting: AbstractAsyncContextManager[AsyncConnection],
+) -> AsyncIterator[AsyncConnection]:
+    try:
+        async with connecting as connection:
+            yield connection
+    except ApiError:
+        raise
+    except (LlmopsError, exc.TimeoutError) as error:
+        detail = error.message if isinstance(error, LlmopsError) else "All of its connections are in use."
+        message = "The store cannot be asked now; try again."
+        raise UnavailableError(message, code="store_unavailable", detail=detail) from error
+
+
+async def _shared_store(request: Request) -> SharedStore:
+    store: SharedStore = request.app.state.store
+    return store
+
+
+# The store of the application that serves a request, as a parameter of its endpoint.
+StoreOfApp = Annotated[SharedStore, Depends(_shared_store)]
