@@ -84,8 +84,9 @@ def _describe(model: dict[str, Any], price: Price | None) -> ModelDescription:
         ready=model.get("ready"),
         parent=model.get("parent"),
         capabilities=model.get("capabilities"),
-        price=price
-        and ModelPrice(
+        price=None
+        if price is None
+        else ModelPrice(
             input=float(to_dollars(price.input_micros)),
             cached=float(to_dollars(price.cached_micros)),
             output=float(to_dollars(price.output_micros)),

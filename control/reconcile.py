@@ -1,4 +1,4 @@
-"""Reconciliation: compare the ledger with the events that gateways numbered and the tokens that engines counted.
+"""The hourly reconciliation of the ledger with gateways and engines, and the token counts of engines.
 
 Missing events need not be requested: a gateway keeps an event until the ledger has it, and sends it again. A gap that
 remains belongs to a gateway that has not come back, or that lost its outbox.
@@ -8,29 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 
 import httpx
 from prometheus_client.parser import text_string_to_metric_families
-from sqlalchemy import func, select
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.background import every
 from llmops.contract import ENGINE_SUFFIX
-from llmops.control.admin.schemas import EngineTokens, MissingEvents, Reconciliation, ReconciliationRequest
+from llmops.control.admin.reconcile import reconcile
+from llmops.control.admin.schemas import ReconciliationRequest
 from llmops.control.leader_jobs import LeaderJob
 from llmops.errors import ResourceError
 from llmops.http_fetch import fetch_bounded
-from llmops.store.audit import AuditContext, list_audit_entries, record_action
+from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
-from llmops.store.tables import gateways
-from llmops.store.usage_queries import UsageFilter, find_sequence_gaps, sum_usage
 
 log = logging.getLogger(__name__)
-
-#: The action of reports in the audit log, which keeps them.
-ACTION = "usage.reconcile"
 
 #: Seconds between two reports.
 REPORT_INTERVAL = 3600.0
@@ -68,53 +62,6 @@ async def served_tokens(pages: Sequence[str]) -> dict[str, int]:
                     model = sample.labels.get("model", "").removesuffix(ENGINE_SUFFIX)
                     tokens[model] = tokens.get(model, 0) + round(sample.value)
     return tokens
-
-
-async def reconcile(connection: AsyncConnection, by: AuditContext, request: ReconciliationRequest) -> Reconciliation:
-    """Compare the ledger with gateways and engines since the previous report, and keep the report in the audit log."""
-    entries = await list_audit_entries(connection, limit=1, action=ACTION)
-    previous = Reconciliation.model_validate(entries[0].detail) if entries else None
-    since = {(gap.gateway, gap.first, gap.last): gap.since for gap in previous.gaps} if previous else {}
-    gaps = tuple(
-        MissingEvents(
-            gateway=gap.gateway_id,
-            first=gap.first,
-            last=gap.last,
-            since=since.get((gap.gateway_id, gap.first, gap.last), by.at),
-        )
-        for gap in await find_sequence_gaps(connection)
-    )
-    count = await connection.scalar(select(func.count()).select_from(gateways))
-    report = Reconciliation(
-        at=by.at,
-        gateways=count or 0,
-        missing=sum(gap.last - gap.first + 1 for gap in gaps),
-        gaps=gaps,
-        engines=await _compare_engines(connection, request.served, previous),
-    )
-    await record_action(connection, by, ACTION, "ledger", detail=report.data())
-    return report
-
-
-async def _compare_engines(
-    connection: AsyncConnection, served: Mapping[str, int], previous: Reconciliation | None
-) -> tuple[EngineTokens, ...]:
-    earlier = {engine.model: engine for engine in previous.engines} if previous is not None else {}
-    if not served:
-        # the next report with counts is compared with the last one that had them
-        return tuple(earlier.values())
-    sums = await sum_usage(connection, UsageFilter(), ("model",))
-    billed = {str(one.group["model"]): one.output_tokens for one in sums}
-    engines = []
-    for model, tokens in sorted(served.items()):
-        engine = EngineTokens(model=model, served=tokens, billed=billed.get(model, 0))
-        last = earlier.get(model)
-        # a restarted engine counts from 0
-        if last is not None and tokens >= last.served:
-            unbilled = (tokens - last.served) - (engine.billed - last.billed)
-            engine = engine.model_copy(update={"unbilled": unbilled})
-        engines.append(engine)
-    return tuple(engines)
 
 
 class Reconciler(LeaderJob):

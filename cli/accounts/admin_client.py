@@ -75,6 +75,10 @@ class AdminClient:
                 raise UnknownResourceError(f"There is no {path[0].removesuffix('s')} {name!r}; check the spelling.")
         return asyncio.run(self._request(method, path, response_type, query, body))
 
+    @property
+    def _base_url(self) -> str:
+        return (self.url or "").rstrip("/").removesuffix("/v1")
+
     async def _request(
         self,
         method: str,
@@ -93,10 +97,10 @@ class AdminClient:
             async with self._connect() as client:
                 response = await client.request(method, location, params=_set_fields(query), json=_set_fields(body))
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
-            raise InputError(f"{self.url} is not a URL; write http://HOST:PORT.") from error
+            raise InputError(f"{self._base_url} is not a URL; write http://HOST:PORT.") from error
         except httpx.HTTPError as error:
             advice = "start `llmops control` or `llmops up --store`, or name another with --url"
-            raise http_connection_error(str(self.url), error, advice) from error
+            raise http_connection_error(self._base_url, error, advice) from error
         if not response.is_success:
             raise self._error(response)
         try:
@@ -110,9 +114,11 @@ class AdminClient:
 
         if self.url:
             headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
-            base, timeout = self.url.rstrip("/").removesuffix("/v1"), httpx.Timeout(TIMEOUT, connect=CONNECT_TIMEOUT)
+            timeout = httpx.Timeout(TIMEOUT, connect=CONNECT_TIMEOUT)
             try:
-                client = httpx.AsyncClient(base_url=base, headers=headers, timeout=timeout, transport=self.transport)
+                client = httpx.AsyncClient(
+                    base_url=self._base_url, headers=headers, timeout=timeout, transport=self.transport
+                )
             except (UnicodeError, ValueError) as error:
                 raise httpx.InvalidURL(str(error)) from error
             async with client:
@@ -137,15 +143,15 @@ class AdminClient:
         if message.startswith(f"There is no {response.request.method} {response.request.url.path}."):
             return self._no_admin_api_error()
         if response.status_code >= 500:
-            return ServerError(f"{self.url} failed: {message}")
+            return ServerError(f"{self._base_url} failed: {message}")
         if response.status_code == 401:
             advice = "set LLMOPS_API_KEY to a key of the scope admin that it knows"
-            return InputError(f"{self.url} refuses this API key ({message.rstrip('.')}); {advice}.")
+            return InputError(f"{self._base_url} refuses this API key ({message.rstrip('.')}); {advice}.")
         return (UnknownResourceError if response.status_code == 404 else InputError)(message)
 
     def _no_admin_api_error(self) -> ServerError:
         return ServerError(
-            f"{self.url} answers, and has no admin API: a gateway has one only in an `llmops up` with a store "
+            f"{self._base_url} answers, and has no admin API: a gateway has one only in an `llmops up` with a store "
             "(--store); name an `llmops control` or such an `llmops up`."
         )
 

@@ -12,6 +12,7 @@ from fastapi import Depends, FastAPI, Path, Query
 from sqlalchemy.ext.asyncio import AsyncConnection
 from starlette.requests import Request
 
+from llmops.control.admin.reconcile import reconcile
 from llmops.control.admin.schemas import (
     AuditEntryRead,
     AuditQuery,
@@ -44,7 +45,6 @@ from llmops.control.admin.schemas import (
     to_micros,
 )
 from llmops.control.api_route import ControlRoute, add_routes, make_router
-from llmops.control.reconcile import reconcile
 from llmops.control.store_access import client_errors
 from llmops.gateway.errors import ForbiddenError
 from llmops.gateway.http.error_handlers import add_exception_handlers

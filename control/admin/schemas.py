@@ -249,7 +249,7 @@ class PriceRead(AdminSchema):
 
     id: str
     model: str
-    valid_from: Timestamp = Field(alias="from")
+    valid_from: Timestamp = Field(validation_alias="from", serialization_alias="from")
     input: Dollars
     cached: Dollars
     output: Dollars
@@ -259,8 +259,8 @@ class PriceRead(AdminSchema):
 class DateRange(AdminSchema):
     """A range of UTC days, both included."""
 
-    first: date = Field(alias="from")
-    last: date = Field(alias="to")
+    first: date = Field(validation_alias="from", serialization_alias="from")
+    last: date = Field(validation_alias="to", serialization_alias="to")
 
     @classmethod
     def resolve(cls, first: date | None, last: date | None, now: datetime) -> DateRange:

@@ -13,8 +13,9 @@ import pytest
 from click.testing import CliRunner
 
 from llmops.cli.main import cli
+from llmops.control.admin.reconcile import ACTION, reconcile
 from llmops.control.admin.schemas import EngineTokens, MissingEvents, ReconciliationRequest
-from llmops.control.reconcile import ACTION, Reconciler, reconcile, served_tokens
+from llmops.control.reconcile import Reconciler, served_tokens
 from llmops.errors import ResourceError
 from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.usage.ledger_sink import LedgerSink

@@ -8,8 +8,8 @@ from uuid import UUID
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from llmops.control.store_access import SharedStore
 from llmops.control.metrics import CACHE_SECONDS, MAX_SERIES, OTHERS_LABEL, SpendingCollector
+from llmops.control.store_access import SharedStore
 from llmops.gateway.errors import UnavailableError
 from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.accounts.tenants import update_tenant
@@ -106,7 +106,7 @@ async def test_the_store_is_asked_once_a_minute_and_may_be_away(url, kind, caplo
     assert await after(1) == 2.0
     away[0] = True
     assert await after(CACHE_SECONDS) == 2.0
-    assert "cannot be told to Prometheus: The store cannot be asked now" in caplog.text
+    assert "cannot be read for Prometheus: The store cannot be asked now" in caplog.text
     await store.close()
 
 

@@ -171,8 +171,7 @@ async def test_models_are_those_of_the_gateway_with_their_prices(url, by):
 
     async with control(url, "http://gateway") as client:
         app = client._transport.app
-        models = next(route for route in app.routes if route.path == "/api/models").endpoint.__self__
-        models._gateway = httpx.AsyncClient(transport=httpx.MockTransport(gateway), base_url="http://gateway")
+        app.state.gateway = httpx.AsyncClient(transport=httpx.MockTransport(gateway), base_url="http://gateway")
         found = (await client.get("/api/models", headers=bearer(narrow))).json()["data"]
     assert asked == [("/v1/models", f"Bearer {narrow}")]
     shown = [(one["id"], one["context_window"], one["ready"], one["capabilities"], one["price"]) for one in found]
