@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.console import console
 from llmops.cli.options import Duration, OutputFile, option_groups, reject_other_options
+from llmops.cli.output import console
 from llmops.cli.service.command_defaults import bench_defaults
 from llmops.cli.service.service_command import file_options, for_each_model
 from llmops.errors import InputError, LlmopsError
@@ -163,7 +163,7 @@ def _extra(text: str | None) -> dict[str, Any]:
 
 def _run(options: BenchOptions, quiet: bool) -> Document:
     from llmops.perf.bench import bench
-    from llmops.perf.load.event_loop import run_async
+    from llmops.perf.load.runner import run_async
     from llmops.perf.report.progress import Bar
     from llmops.perf.report.terminal import show
 

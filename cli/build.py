@@ -209,7 +209,7 @@ def _summary(manifest: EngineManifest, output: Path, cached: bool) -> str:
 
 def _quality(manifest: EngineManifest) -> str:
     from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
-    from llmops.cli.quality import quality_lines
+    from llmops.cli.eval import quality_lines
 
     return "\n".join([*quality_lines(QualityMetrics(**manifest.quality or {}), QualityGates.of_engine(manifest)), ""])
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
+
+if TYPE_CHECKING:
+    from llmops.build.quality.quality_gates import QualityGates, QualityMetrics
 
 
 @click.command()
@@ -28,8 +31,8 @@ def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> 
     from dataclasses import asdict
 
     from llmops.build.quality.evaluate import evaluate
+    from llmops.cli.eval import quality_lines
     from llmops.cli.progress import make_progress
-    from llmops.cli.quality import quality_lines
 
     quality, gates = evaluate(engine, against, limits, make_progress())
     if as_json:
@@ -38,3 +41,40 @@ def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> 
     else:
         click.echo("\n".join(quality_lines(quality, gates)))
     gates.check(quality)
+
+
+def quality_lines(quality: QualityMetrics, gates: QualityGates) -> list[str]:
+    """A line per figure with its limit. Nothing is judged here: `QualityGates.check` does that."""
+    rows = [
+        ("perplexity", f"x{quality.perplexity_ratio:.4f}", _limit("most", "x{:g}", gates.max_ppl_ratio),
+         f"{quality.perplexity:.2f} with the source's weights"),
+        ("most likely token", f"{quality.top1_agreement:.1%} same", _limit("least", "{:.0%}", gates.min_top1), ""),
+        ("mean KL", f"{quality.mean_kl:.4f} nats", _limit("most", "{:g}", gates.max_mean_kl), ""),
+        ("worst token's KL", f"{quality.worst_token_kl:.2f} nats", _limit("most", "{:g}", gates.max_token_kl), ""),
+    ]  # fmt: skip
+    if quality.golden_agreement is not None:
+        prompts = f"of the source's greedy answers to {quality.prompts} prompts"
+        rows.append(("answer tokens", f"{quality.golden_agreement:.1%} same", "", prompts))
+    if quality.weight_error is not None:
+        limit = _limit("most", "{:g}%", 100 * gates.max_weight_error if gates.max_weight_error else None)
+        rows.append(("furthest weight", f"{quality.weight_error:.2%} off", limit, quality.weight_error_at))
+    rows += _ranges(quality, gates)
+    lines = [f"Against the source, on {quality.tokens:,} tokens and {quality.prompts} prompts:"]
+    return lines + [f"  {name:<18} {value:<14} {limit:<17} {remark}".rstrip() for name, value, limit, remark in rows]
+
+
+def _limit(kind: str, form: str, value: float | None) -> str:
+    return "" if value is None else f"(at {kind} {form.format(value)})"
+
+
+def _ranges(quality: QualityMetrics, gates: QualityGates) -> list[tuple[str, str, str, str]]:
+    """How much of what the texts reach calibration saw: the layer where it saw least, and the one where most."""
+    from llmops.build.quality.quality_gates import WIDEST
+
+    if quality.narrowest is None or quality.widest is None:
+        return []
+    narrow, wide = quality.narrowest, quality.widest
+    return [
+        ("narrowest range", f"{narrow[0]:.2f} x reached", _limit("least", "{:g}", gates.min_range), narrow[1]),
+        ("widest range", f"{wide[0]:.2f} x reached", _limit("most", "{:g}", WIDEST), wide[1]),
+    ]

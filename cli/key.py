@@ -9,7 +9,8 @@ import click
 
 from llmops.cli.accounts.account_options import admin_options, limit_options
 from llmops.cli.accounts.admin_client import AdminClient, key_reference
-from llmops.cli.accounts.output import (
+from llmops.cli.accounts.param_types import DurationType, NamesType, TimestampType, typed_values
+from llmops.cli.output import (
     format_budget,
     format_limits,
     format_timestamp,
@@ -17,7 +18,6 @@ from llmops.cli.accounts.output import (
     print_json,
     print_table,
 )
-from llmops.cli.accounts.param_types import DurationType, NamesType, TimestampType, typed_values
 from llmops.money import format_usd
 
 if TYPE_CHECKING:

@@ -9,8 +9,8 @@ import click
 
 from llmops.build.quant_formats import PLANNED
 from llmops.build.target_facts import GPU_TARGETS
-from llmops.cli.console import console, table_console
 from llmops.cli.options import Duration, OutputFile, option_groups
+from llmops.cli.output import console, table_console
 from llmops.cli.service.command_defaults import plan_defaults
 from llmops.cli.service.service_command import file_options, for_each_model, model_option
 from llmops.errors import InputError

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from typing import TextIO
 
 from llmops.build.progress import Progress
-from llmops.cli.console import console
+from llmops.cli.output import console
 
 
 def make_progress(stream: TextIO | None = None) -> Progress:

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.console import console as terminal_console
-from llmops.cli.console import table_console
 from llmops.cli.options import Duration, OutputFile, option_groups
+from llmops.cli.output import console as terminal_console
+from llmops.cli.output import table_console
 from llmops.durations import seconds
 from llmops.errors import InputError
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from llmops.gateway.routing.admission.tiered_queue import PriorityTier
     from llmops.perf.report.document import Document
     from llmops.perf.simulate.autoscaler import AutoscalingSpec
+    from llmops.perf.simulate.engine import EngineSpec
     from llmops.perf.simulate.fleet import Arrivals, FleetSpec, ReplicaFailure
-    from llmops.perf.simulate.replica import EngineSpec
     from llmops.perf.simulate.run import SimulationResult
 
 POSITIVE = click.FloatRange(0, min_open=True)
@@ -160,7 +160,7 @@ def _policies(text: str) -> dict[str, tuple[str, bool]]:
 def _document(given: dict[str, Any], name: str, console: Any) -> Document:
     from llmops.build.plan.build_plan import BuildPlan
     from llmops.perf.load.objectives import parse_objective
-    from llmops.perf.simulate.planned_engine import make_engine_spec
+    from llmops.perf.simulate.engine import make_engine_spec
     from llmops.perf.simulate.report import document_of
     from llmops.perf.simulate.totals import spec_of
     from llmops.perf.workloads.files import BLOCK_TOKENS

@@ -8,7 +8,8 @@ import click
 
 from llmops.cli.accounts.account_options import admin_options, limit_options
 from llmops.cli.accounts.admin_client import AdminClient
-from llmops.cli.accounts.output import (
+from llmops.cli.accounts.param_types import typed_values
+from llmops.cli.output import (
     format_budget,
     format_limits,
     format_timestamp,
@@ -16,7 +17,6 @@ from llmops.cli.accounts.output import (
     print_json,
     print_table,
 )
-from llmops.cli.accounts.param_types import typed_values
 
 if TYPE_CHECKING:
     from llmops.control.admin.schemas import TenantRead

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.console import table_console
-from llmops.cli.monitor.sorting import SORT_ORDERS, ViewOptions
+from llmops.cli.monitor.layout import SORT_ORDERS, ViewOptions
 from llmops.cli.options import Duration, gateways_option
+from llmops.cli.output import table_console
 from llmops.errors import ServerError
 
 if TYPE_CHECKING:

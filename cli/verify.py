@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.console import console
 from llmops.cli.options import OutputFile, serving_option
+from llmops.cli.output import console
 from llmops.cli.service.command_defaults import verify_defaults
 from llmops.cli.service.service_command import file_options, for_each_model
 from llmops.errors import InputError
@@ -57,9 +57,9 @@ def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: 
     Exit code 0 when nothing is wrong; 1 with one sentence per fault.
     """
     from llmops.cli.openai_client import api_key
-    from llmops.perf.load.event_loop import run_async
+    from llmops.perf.load.runner import run_async
+    from llmops.perf.verify.report import TerminalProgress, show
     from llmops.perf.verify.run import VerifyOptions, verify
-    from llmops.perf.verify.terminal import TerminalProgress, show
 
     if not (given["engine"] or given["triton"] or given["url"]):
         given["engine"] = _embedded_default()
@@ -79,7 +79,7 @@ def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: 
     if textfile is not None:
         _write_textfile(report, textfile, as_json)
     if html is not None:
-        from llmops.perf.verify.html_page import write_page
+        from llmops.perf.verify.report import write_page
 
         write_page(report, html)
         click.echo(f"Wrote {html}", err=as_json)
@@ -90,7 +90,7 @@ def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: 
 
 
 def _write_textfile(report: VerifyReport, folder: Path, as_json: bool) -> None:
-    from llmops.perf.verify.textfile import write_textfile
+    from llmops.perf.verify.report import write_textfile
 
     written = write_textfile(report, folder)
     said = f"Wrote {written}" if written else "No llm_eval_score: the greedy answers were not compared."

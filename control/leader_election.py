@@ -48,17 +48,18 @@ async def run_while_leading(
         work: The leader's work. It is cancelled when leadership is lost.
         changed: Called with True on gaining and with False on losing leadership.
     """
-    problem = LogOnce(log)
+    problems = LogOnce()
     while True:
         try:
             async with _try_lock(store) as watch:
                 if watch is not None:
                     changed(True)
-                    problem.solved()
+                    problems.is_new("leading", None)
                     await _run_until_first_ends(work, watch)
         except (LlmopsError, SQLAlchemyError) as error:
             reason = error.message if isinstance(error, LlmopsError) else f"The store failed ({type(error).__name__})."
-            problem.problem("This process cannot lead. %s", reason)
+            if problems.is_new("leading", reason):
+                log.error("This process cannot lead. %s", reason)
         finally:
             changed(False)
         await asyncio.sleep(RETRY_INTERVAL)

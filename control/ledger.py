@@ -32,12 +32,11 @@ from llmops.gateway.usage.kafka import client_options, kafka_error_message
 from llmops.gateway.usage.ledger_sink import parked_event, write_events
 from llmops.gateway.usage.signing import is_signed, signing_keys
 from llmops.gateway.usage.sink import retry_delay
+from llmops.store.columns import canonical_uuid
 from llmops.store.database import Store
-from llmops.store.dead_letters import DeadLetter, add_dead_letters
+from llmops.store.dead_letters import DeadLetter, add_dead_letters, clear_read_attempts, record_read_attempt
 from llmops.store.errors import is_data_error
 from llmops.store.factory import open_store
-from llmops.store.ledger_read_attempts import clear_read_attempts, record_read_attempt
-from llmops.store.uuids import canonical_uuid
 from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)
@@ -245,16 +244,18 @@ async def _rewind_truncated_partitions(consumer: AIOKafkaConsumer) -> None:
 
 async def _transact_with_retry(store: Store, work: Callable[[Connection], ResultT]) -> ResultT:
     """Do `work` in one transaction as soon as the store answers, and return its result."""
-    problem, failures = LogOnce(log), 0
+    problems, failures = LogOnce(), 0
     while True:
         try:
             result = await store.transact(work)
         except LlmopsError as error:
-            problem.problem("The ledger cannot write, and waits for the store. %s", error.message)
+            if problems.is_new("store", error.message):
+                log.error("The ledger cannot write, and waits for the store. %s", error.message)
             await asyncio.sleep(retry_delay(failures))
             failures += 1
         else:
-            problem.solved("The ledger writes again.")
+            if failures:
+                log.warning("The ledger writes again.")
             return result
 
 

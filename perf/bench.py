@@ -7,9 +7,8 @@ from dataclasses import fields
 
 from llmops.errors import LlmopsError, ServerError
 from llmops.perf.clients.base import Client, RequestOptions
-from llmops.perf.load.arrivals import arrival_times
 from llmops.perf.load.objectives import meets_objectives
-from llmops.perf.load.runner import LoadRun, Runner, StopCondition
+from llmops.perf.load.runner import LoadRun, Runner, StopCondition, arrival_times
 from llmops.perf.load.sweep import SweepStep, highest_rate
 from llmops.perf.options import BenchOptions, BenchProgress
 from llmops.perf.report.document import Document, machine

@@ -12,8 +12,8 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import InputError
 from llmops.store.audit import AuditContext, record_action
+from llmops.store.columns import insert
 from llmops.store.tables import prices
-from llmops.store.upsert import insert
 
 MILLION = 1_000_000
 MAX_PRICE_MICROS = 1_000_000 * MILLION

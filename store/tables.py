@@ -26,7 +26,7 @@ from sqlalchemy import (
     text,
 )
 
-from llmops.store.timestamps import UtcDateTime
+from llmops.store.columns import UtcDateTime
 
 # SQLite has no such type, and people who look into a file look for what a bill shows
 UUID = Uuid(as_uuid=False).with_variant(String(36), "sqlite")

@@ -22,9 +22,8 @@ from sqlalchemy import Connection, CursorResult, Dialect, String, Table
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.ext.asyncio import AsyncConnection
 
+from llmops.store.columns import canonical_uuid, sqlite_timestamp
 from llmops.store.tables import tenant_totals, usage_records, usage_totals
-from llmops.store.timestamps import sqlite_timestamp
-from llmops.store.uuids import canonical_uuid
 from llmops.untrusted_text import escape_unsafe
 
 log = logging.getLogger(__name__)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from rich.console import Group, RenderableType
 from rich.text import Text
 
 from llmops.cli.monitor.columns import BAD, GATEWAYS, MODELS, REPLICAS, table
 from llmops.cli.monitor.snapshot import FleetSnapshot, ReplicaRow
-from llmops.cli.monitor.sorting import SORT_ORDERS, ViewOptions, descending
 from llmops.untrusted_text import escape_unsafe
+
+if TYPE_CHECKING:
+    from llmops.cli.monitor.snapshot import ModelRow
 
 # lines that are not rows: the first, blank ones, and the headings of three tables
 FRAME = 7
@@ -62,3 +66,37 @@ def _replicas(rows: Sequence[ReplicaRow], width: int, room: int | None) -> list[
         *([table(REPLICAS, escape_unsafe, width)] if escape_unsafe else []),
         *([Text(f"… and {more} more replicas", "dim")] if more else []),
     ]
+
+
+def descending(value: float | None) -> float:
+    """A key that puts the largest first, and what nobody knows last."""
+    return float("inf") if value is None else -value
+
+
+# what is most worth a look comes first
+SORT_ORDERS: Mapping[str, Callable[[ModelRow], float]] = {
+    "requests": lambda row: descending(row.requests_per_s),
+    "waiting": lambda row: -sum(row.waiting.values()),
+    "ttft": lambda row: descending(row.ttft_p95_s),
+    "tpot": lambda row: descending(row.tpot_p95_ms),
+    "goodput": lambda row: float("inf") if row.goodput is None else row.goodput,
+    "tokens": lambda row: descending(row.tokens_out_per_s),
+    "kv": lambda row: descending(row.kv_use),
+    "failed": lambda row: descending(row.failed_per_s),
+    "name": lambda row: 0.0,
+}
+
+
+@dataclass(frozen=True)
+class ViewOptions:
+    """What the one who looks has chosen."""
+
+    sort: str = "requests"
+    replicas: bool = True
+
+    def cycle_sort_order(self) -> ViewOptions:
+        names = list(SORT_ORDERS)
+        return replace(self, sort=names[(names.index(self.sort) + 1) % len(names)])
+
+    def toggle_replicas(self) -> ViewOptions:
+        return replace(self, replicas=not self.replicas)

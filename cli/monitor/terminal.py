@@ -15,10 +15,9 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from rich.console import Console
 from rich.live import Live
 
-from llmops.cli.monitor.layout import render_screen
+from llmops.cli.monitor.layout import ViewOptions, render_screen
 from llmops.cli.monitor.poller import GatewayPoller
 from llmops.cli.monitor.snapshot import FleetSnapshot
-from llmops.cli.monitor.sorting import ViewOptions
 
 KEYS = "q quits  s sorts  r replicas"
 QUIT = "q"

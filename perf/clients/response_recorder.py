@@ -10,7 +10,7 @@ from typing import Any
 
 from llmops.perf.clients.event_template import EventTemplate
 from llmops.perf.records import Record, Request
-from llmops.perf.workloads.tools import is_valid_call
+from llmops.perf.workloads.base import is_valid_call
 
 TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal")
 

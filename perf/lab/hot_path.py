@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.perf.lab.figures import Section
-from llmops.perf.load.event_loop import run_async
+from llmops.perf.load.runner import run_async
 from llmops.perf.report.document import Document
 from llmops.perf.report.summary import Distribution
 from tests.support.load import options, run, window

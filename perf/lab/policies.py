@@ -22,12 +22,11 @@ from llmops.gateway.routing.cost_model import time_to_first_token
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 from llmops.perf.lab.figures import Section
-from llmops.perf.percentiles import percentile
+from llmops.perf.report.summary import percentile
 from llmops.perf.simulate.arrivals import ConversationArrivals
+from llmops.perf.simulate.engine import EngineSpec, LinearStepTimes
 from llmops.perf.simulate.fleet import FleetSpec, SimulatedFleet, SimulationOutcome
-from llmops.perf.simulate.replica import EngineSpec
-from llmops.perf.simulate.simulated_request import SimulatedRequest
-from llmops.perf.simulate.step_times import LinearStepTimes
+from llmops.perf.simulate.replica import SimulatedRequest
 from llmops.perf.simulate.totals import sum_up
 from llmops.perf.workloads.lengths import parse_lengths
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llmops.perf.bench import bench
 from llmops.perf.lab.figures import Section
-from llmops.perf.load.event_loop import run_async
+from llmops.perf.load.runner import run_async
 from llmops.perf.report.document import Document
 from tests.support.load import options, run
 from tests.support.mock_engine.repository import PLAIN

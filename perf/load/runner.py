@@ -3,16 +3,124 @@
 from __future__ import annotations
 
 import asyncio
+import random
+import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
 from itertools import count
+from typing import Any, TypeVar
 
+from llmops.errors import InputError
 from llmops.perf.clients.base import Client
-from llmops.perf.load.generator_cost import GeneratorCost, GeneratorCostMeter
 from llmops.perf.records import Record
 from llmops.perf.workloads.base import Workload
+
+KINDS = ("constant", "poisson", "bursty")
+#: Gamma shape of bursty arrivals; 1 is Poisson. The squared coefficient of variation is 1/BURSTY.
+BURSTY = 0.25
+
+
+def arrival_times(kind: str, rate: float, rng: random.Random) -> Iterator[float]:
+    """Endless arrival offsets with `rate` per second on average.
+
+    `bursty` draws gaps from a gamma distribution with shape `BURSTY`, as vLLM's and TensorRT-LLM's serving benchmarks
+    do with --burstiness.
+    """
+    if rate <= 0:
+        raise InputError(f"The rate must be above 0 requests/s, not {rate}.")
+    if kind == "constant":
+        return _constant(rate)
+    shape = {"poisson": 1.0, "bursty": BURSTY}.get(kind)
+    if shape is None:
+        raise InputError(f"Arrival process {kind!r} is unknown; it is one of {', '.join(KINDS)}.")
+    return _gamma(rate, shape, rng)
+
+
+def _constant(rate: float) -> Iterator[float]:
+    count = 0
+    while True:
+        yield count / rate
+        count += 1
+
+
+def _gamma(rate: float, shape: float, rng: random.Random) -> Iterator[float]:
+    now = 0.0
+    while True:
+        now += rng.gammavariate(shape, 1 / (rate * shape))
+        yield now
+
+
+HEARTBEAT_INTERVAL = 0.05  # seconds between two looks at the loop
+
+
+@dataclass
+class GeneratorCost:
+    """`cpu` and `wall` in seconds, `lags` in seconds: how much later than due each heartbeat came."""
+
+    cpu: float = 0.0
+    wall: float = 0.0
+    lags: list[float] = field(default_factory=list)
+
+    @property
+    def share(self) -> float:
+        """Share of one core."""
+        return self.cpu / self.wall if self.wall else 0.0
+
+
+class GeneratorCostMeter:
+    """Async context manager that fills an `GeneratorCost`."""
+
+    async def __aenter__(self) -> GeneratorCost:
+        self._cost = GeneratorCost()
+        self._wall, self._cpu = time.perf_counter(), time.process_time()
+        self._task = asyncio.create_task(self._beat())
+        return self._cost
+
+    async def __aexit__(self, *exc: object) -> None:
+        self._task.cancel()
+        self._cost.cpu = time.process_time() - self._cpu
+        self._cost.wall = time.perf_counter() - self._wall
+
+    async def _beat(self) -> None:
+        while True:
+            due = time.perf_counter() + HEARTBEAT_INTERVAL
+            await asyncio.sleep(HEARTBEAT_INTERVAL)
+            self._cost.lags.append(time.perf_counter() - due)
+
+
+T = TypeVar("T")
+
+_local = threading.local()
+
+
+def run_async(main: Coroutine[Any, Any, T]) -> T:
+    """Run `main` on uvloop where there is one: it halves the load generator's own CPU.
+
+    Each thread has one loop for all its calls: grpc's poller stays with the loop it first saw, a second one fails.
+    """
+    loop: asyncio.AbstractEventLoop | None = getattr(_local, "loop", None)
+    if loop is None:
+        loop = _local.loop = _new_loop()
+    task = loop.create_task(main)
+    try:
+        return loop.run_until_complete(task)
+    except KeyboardInterrupt:
+        task.cancel()
+        loop.run_until_complete(asyncio.gather(task, return_exceptions=True))
+        raise
+    finally:
+        loop.run_until_complete(loop.shutdown_asyncgens())
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop()
+    loop: asyncio.AbstractEventLoop = uvloop.new_event_loop()
+    return loop
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from llmops.perf.load.objectives import Objective, meets_objectives
 from llmops.perf.load.runner import LoadRun
-from llmops.perf.percentiles import percentile
+from llmops.perf.report.summary import percentile
 
 RESOLUTION = 0.08  # stop when the bracket is this narrow, relative to its lower end
 GROWTH = 2.0  # answers at the end of a step that take this many times those at its start: a queue that only grows

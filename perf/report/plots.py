@@ -9,8 +9,8 @@ from typing import Any
 
 from llmops.durations import seconds
 from llmops.html_pages.plots import Plot, Points, Series
-from llmops.perf.percentiles import percentile
 from llmops.perf.report.document import Document
+from llmops.perf.report.summary import percentile
 
 
 def plots(document: Document) -> list[Plot]:

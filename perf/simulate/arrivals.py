@@ -13,7 +13,7 @@ from pathlib import Path
 from llmops.errors import InputError
 from llmops.perf.report.document import Document
 from llmops.perf.simulate.fleet import Arrivals
-from llmops.perf.simulate.simulated_request import SimulatedRequest
+from llmops.perf.simulate.replica import SimulatedRequest
 from llmops.perf.workloads.files import BLOCK_TOKENS, TraceEntry, read_trace
 from llmops.perf.workloads.lengths import Lengths, parse_lengths
 

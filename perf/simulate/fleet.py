@@ -14,13 +14,12 @@ from llmops.gateway.routing.admission.admission_controller import AdmissionContr
 from llmops.gateway.routing.admission.request_queue import POLL_INTERVAL
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
 from llmops.gateway.routing.replicas.gauge_scraper import SCRAPE_INTERVAL
-from llmops.perf.simulate.autoscaled_fleet import AutoscaledFleet
-from llmops.perf.simulate.autoscaler import AutoscalingSpec
+from llmops.perf.simulate.autoscaler import AutoscaledFleet, AutoscalingSpec
 from llmops.perf.simulate.clock import Clock
+from llmops.perf.simulate.engine import EngineSpec
 from llmops.perf.simulate.gateways import SimulatedGateway
 from llmops.perf.simulate.policies import POLICIES
-from llmops.perf.simulate.replica import EngineSpec, ReplicaVariation, SimulatedReplica
-from llmops.perf.simulate.simulated_request import SimulatedRequest
+from llmops.perf.simulate.replica import ReplicaVariation, SimulatedReplica, SimulatedRequest
 
 # the window of the rate that autoscaling looks at
 RATE_SECONDS = 120.0

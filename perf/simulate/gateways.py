@@ -11,8 +11,7 @@ from llmops.gateway.routing.cost_model import uncached_tokens
 from llmops.gateway.routing.replicas.in_flight import InFlightRequest, InFlightTracker
 from llmops.gateway.routing.replicas.load_estimator import LoadEstimator
 from llmops.perf.simulate.clock import Clock
-from llmops.perf.simulate.replica import SimulatedReplica
-from llmops.perf.simulate.simulated_request import SimulatedRequest
+from llmops.perf.simulate.replica import SimulatedReplica, SimulatedRequest
 
 
 class SimulatedGateway:

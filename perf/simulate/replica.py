@@ -3,40 +3,66 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import floor
 from random import Random
 from typing import Any
 
-from llmops.gateway.interfaces import ReplicaView
+from llmops.gateway.interfaces import QueuedRequest, ReplicaView, RoutingRequest
 from llmops.gateway.routing.cost_model import PrefillRate
 from llmops.gateway.routing.replicas.load_estimator import EngineGauges
 from llmops.perf.simulate.clock import Clock
+from llmops.perf.simulate.engine import EngineSpec
 from llmops.perf.simulate.prefix_cache import PrefixCache
-from llmops.perf.simulate.simulated_request import SimulatedRequest
-from llmops.perf.simulate.step_times import StepTimes
+
+
+@dataclass(slots=True, eq=False)
+class SimulatedRequest:
+    """Tokens of prompt and answer; `hashes` of the prompt's whole blocks, `after` of those that its answer fills.
+
+    Times in seconds, negative for what has not happened; `cached` tokens of the prompt were found, `refused` is the
+    wait that it was told. `made` are the tokens of its answer that its client has.
+    """
+
+    arrived: float
+    tokens: int
+    answer: int
+    hashes: Sequence[int] = ()
+    after: Sequence[int] = ()
+    tenant: str = ""
+    tier: str = ""
+    turn: int = 0
+    first: float = -1.0
+    end: float = -1.0
+    cached: int = 0
+    refused: float = -1.0
+    failed: bool = False
+    made: int = 0
+    moves: int = 0
+    replica: str = ""
+    gateway: int = 0
+    # while it is on a replica: blocks of its prompt that were there, its tokens that are still to be read, blocks it
+    # needs, and those of them that are kept for its answer
+    known: int = 0
+    left: int = 0
+    blocks: int = 0
+    answer_blocks: int = 0
+    # of the prompt, and of the answer as far as it was made elsewhere
+    known_tokens: int = field(init=False, repr=False)
+    ticket: QueuedRequest = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self.known_tokens = self.tokens
+        wanted = RoutingRequest(self.tokens, answer=self.answer, hashes=self.hashes)
+        self.ticket = QueuedRequest(self.tenant, wanted, self.arrived, self.tier, payload=self)
+
 
 # The share of what was before in the mean of steps, as gateways have it, with each that is new.
 KEPT = 0.9
 # The share of steps that take ten times as long, where there is noise.
 OUTLIERS = 0.005
-
-
-@dataclass(frozen=True)
-class EngineSpec:
-    """What a replica is. `blocks` of `block_tokens` tokens each in its KV cache; `gpus` it takes, `price` of one per
-    hour ($)."""
-
-    steps: StepTimes
-    blocks: int
-    block_tokens: int = 64
-    max_batch_size: int = 128
-    max_num_tokens: int = 8192
-    gpus: int = 1
-    price: float = 0.0
-    name: str = "engine"
 
 
 @dataclass(frozen=True)

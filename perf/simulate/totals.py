@@ -10,7 +10,7 @@ from typing import Any
 from llmops.gateway.routing.admission.fair_queue import service_cost
 from llmops.perf.records import Record
 from llmops.perf.simulate.fleet import FleetSpec, SimulationOutcome
-from llmops.perf.simulate.simulated_request import SimulatedRequest
+from llmops.perf.simulate.replica import SimulatedRequest
 
 REFUSED, FAILED = "overloaded", "engine_unavailable"
 

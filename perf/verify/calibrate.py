@@ -12,8 +12,8 @@ from collections.abc import Callable
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.plan.speed.measured_steps import MeasuredLayout, MeasuredSteps, StepTime
 from llmops.errors import LlmopsError
-from llmops.perf.verify.device import device_name
 from llmops.perf.verify.engine_context import EngineContext
+from llmops.perf.verify.host import device_name
 from llmops.perf.verify.probe import ProbeResponse
 
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)

@@ -11,8 +11,8 @@ from llmops.errors import InputError
 from llmops.gateway.interfaces import ModelMetadata
 from llmops.gateway.text.tokenizer import TextTokenizer
 from llmops.perf.verify.findings import WrongError
+from llmops.perf.verify.host import TritonGauges
 from llmops.perf.verify.probe import Probe, ProbeResponse
-from llmops.perf.verify.triton_metrics import TritonGauges
 
 # tokens of the answers that others are compared with
 PLAIN = 16

@@ -5,10 +5,22 @@ from __future__ import annotations
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from html import escape
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
+
+from prometheus_client import CollectorRegistry, Gauge, write_to_textfile
+from rich.console import Console
+from rich.status import Status
+from rich.text import Text
 
 from llmops import __version__
-from llmops.perf.verify.findings import CheckOutcome, Verdict
+from llmops.gateway.telemetry.metric_definitions import EVAL_BASELINE, EVAL_SCORE, MetricDefinition
+from llmops.html_pages.elements import data_table, key_figures, note
+from llmops.html_pages.elements import render_page as whole
+from llmops.output_files import write_text
+from llmops.perf.verify.findings import PARTS, CheckOutcome, Verdict
 
 FORMAT = "llmops-verify/1"
 # of a contract's capability, as a reader should see it
@@ -58,3 +70,111 @@ def verdict_of(result: CheckOutcome) -> str:
     if result.finding.verdict == "wrong" and result.part == "contract":
         return "ANNOUNCED AND WRONG"
     return SAID[result.finding.verdict]
+
+
+_COLOURS = {"works": "green", "refused": "dim", "unseen": "yellow", "wrong": "bold red"}
+_NAME, _VERDICT = 41, 22
+
+
+class TerminalProgress:
+    """`Progress` on a rich console. A context manager: the spinner ends with it."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._status = Status("", console=console)
+        self._part = ""
+
+    def __enter__(self) -> TerminalProgress:
+        if self._console.is_terminal:
+            self._status.start()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self._status.stop()
+
+    def begin(self, part: str, name: str) -> None:
+        self._status.update(f"{part}: {name}")
+
+    def result(self, result: CheckOutcome) -> None:
+        if result.part != self._part:
+            self._part = result.part
+            self._console.print(Text(result.part, style="bold"))
+        line = Text(f"  {result.name:<{_NAME}}")
+        line.append(f"{verdict_of(result):<{_VERDICT}}", style=_COLOURS[result.finding.verdict])
+        line.append(result.finding.detail)
+        self._console.print(line, soft_wrap=True)
+
+
+def show(report: VerifyReport, console: Console) -> None:
+    """The summary, then one line per fault."""
+    console.print(Text(report.summary()), soft_wrap=True)
+    for fault in report.faults:
+        console.print(Text(f"Fault: {fault}", style="bold red"), soft_wrap=True)
+
+
+# the label `eval`: share of the source's greedy answers that the deployment gives as well
+GREEDY = "greedy"
+
+
+def write_textfile(report: VerifyReport, folder: Path) -> Path | None:
+    """The file of this model in `folder`, whole or not at all; None where nothing was measured. Raises OSError."""
+    figures = next((one.finding.figures for one in report.results if "agreement" in one.finding.figures), None)
+    if figures is None:
+        return None
+    registry = CollectorRegistry()
+    for name, figure in ((EVAL_SCORE, "agreement"), (EVAL_BASELINE, "agreement_when_built")):
+        _gauge(name, registry).labels(report.model, GREEDY).set(figures[figure])
+    file = folder / f"llmops_eval_{quote(report.model, safe='')}.prom"
+    write_to_textfile(str(file), registry)
+    return file
+
+
+def _gauge(name: MetricDefinition, registry: CollectorRegistry) -> Gauge:
+    return Gauge(name.name, name.meaning, name.labels, registry=registry)
+
+
+_TITLES = {
+    "contract": "Contract", "answers": "Answers", "capacity": "Capacity", "speed": "Speed", "gateway": "OpenAI surface",
+}  # fmt: skip
+
+
+def write_page(report: VerifyReport, path: Path) -> None:
+    """Write atomically. Raises InputError when `path` cannot be written."""
+    write_text(path, page(report))
+
+
+def page(report: VerifyReport) -> str:
+    """The HTML text."""
+    faults = len(report.faults)
+    said = f"{faults} fault{'s' if faults > 1 else ''} found." if faults else "This deployment does what it promised."
+    body = [
+        f"<h1>{escape(report.model)}</h1>",
+        f'<p class="soft">llmops verify {escape(report.address)} · {report.created}</p>',
+        f'<p class="answer">{said}</p><p>{escape(report.summary())}</p>',
+        key_figures(_figures(report)),
+        *map(note, report.faults),
+        *(_part(part, report) for part in PARTS),
+    ]
+    return whole(f"llmops verify · {report.model}", body)
+
+
+def _figures(report: VerifyReport) -> list[tuple[str, str]]:
+    figures = {one.name: one.finding.figures for one in report.results}
+    found = [("Target", report.target), ("Device", report.device or "–")]
+    agreement = figures.get("greedy answers", {}).get("agreement")
+    if agreement is not None:
+        found.append(("Tokens as the source's", f"{agreement:.1%}"))
+    for name, label in (("one stream", "TPOT, 1 stream"), ("operating point", "TPOT, under load")):
+        if "tpot" in figures.get(name, {}):
+            found.append((f"{label}, ms", f"{1000 * figures[name]['tpot']:.1f}"))
+    rate = figures.get("operating point", {}).get("tokens_per_second")
+    return found if rate is None else [*found, ("Tokens/s under load", f"{rate:,.0f}")]
+
+
+def _part(part: str, report: VerifyReport) -> str:
+    rows = [
+        [one.name, verdict_of(one), one.finding.detail, f"{one.seconds:.1f} s"]
+        for one in report.results
+        if one.part == part
+    ]
+    return f"<h2>{_TITLES[part]}</h2>{data_table(['', '', '', ''], rows, words=True)}" if rows else ""

@@ -27,12 +27,11 @@ from llmops.perf.verify import answers, api_checks, capacity, contract, speed
 from llmops.perf.verify.api_checks import ApiContext
 from llmops.perf.verify.calibrate import calibrate
 from llmops.perf.verify.contract.step_stream import DRAIN
-from llmops.perf.verify.device import device_name
 from llmops.perf.verify.engine_context import EngineContext
 from llmops.perf.verify.findings import CheckOutcome, Finding, VerifyCheck, WrongError, works, wrong
+from llmops.perf.verify.host import TritonGauges, device_name
 from llmops.perf.verify.probe import Probe
 from llmops.perf.verify.report import VerifyReport
-from llmops.perf.verify.triton_metrics import TritonGauges
 
 READY_SECONDS = 3600.0
 _ENGINE_PARTS: dict[str, list[VerifyCheck]] = {

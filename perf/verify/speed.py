@@ -16,9 +16,9 @@ from llmops.perf.options import BenchOptions
 from llmops.perf.report.document import Document
 from llmops.perf.report.summary import Summary
 from llmops.perf.verify.capacity import ENOUGH, planned_tokens
-from llmops.perf.verify.device import HostGpu, gpus
 from llmops.perf.verify.engine_context import EngineContext
 from llmops.perf.verify.findings import Finding, VerifyCheck, WrongError, check, works, wrong
+from llmops.perf.verify.host import HostGpu, gpus
 from llmops.perf.workloads.lengths import parse_lengths
 
 CHECKS: list[VerifyCheck] = []

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from llmops.perf.records import Record, Request
+from llmops.perf.workloads.base import tool_definitions
 from llmops.perf.workloads.filler import Filler
 from llmops.perf.workloads.lengths import Lengths
-from llmops.perf.workloads.tools import tool_definitions
 
 PromptForm = Literal["chat", "prompt"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -12,10 +13,16 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import DuplicateNameError, InputError, UnknownResourceError
 from llmops.store.accounts.limits import Limits
-from llmops.store.accounts.suggestions import did_you_mean
 from llmops.store.audit import AuditContext, record_action
+from llmops.store.columns import insert
 from llmops.store.tables import tenants
-from llmops.store.upsert import insert
+
+
+def did_you_mean(typed: str, known: Sequence[str]) -> str:
+    """A remark for the sentence that `typed` is unknown; empty where nothing is close."""
+    close = difflib.get_close_matches(typed, known, 1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 

@@ -11,10 +11,10 @@ from sqlalchemy import select
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.errors import InputError, UnknownResourceError
-from llmops.store.accounts.suggestions import did_you_mean
+from llmops.store.accounts.tenants import did_you_mean
 from llmops.store.audit import AuditContext, record_action
+from llmops.store.columns import insert
 from llmops.store.tables import identities, users
-from llmops.store.upsert import insert
 from llmops.untrusted_text import escape_unsafe, is_safe_text
 
 DEFAULT_TIER = "free"

@@ -18,12 +18,11 @@ from hypothesis import strategies as st
 from pydantic import TypeAdapter, ValidationError
 from rich.console import Console
 
-from llmops.cli.accounts.output import print_fields, print_json, print_table
 from llmops.cli.main import cli
 from llmops.cli.monitor.exposition import MetricsPage, MetricsWindow
-from llmops.cli.monitor.layout import render_screen
+from llmops.cli.monitor.layout import ViewOptions, render_screen
 from llmops.cli.monitor.snapshot import PolledGateway, make_snapshot
-from llmops.cli.monitor.sorting import ViewOptions
+from llmops.cli.output import print_fields, print_json, print_table
 from llmops.control.admin.schemas import AdminRequest, KeyCreate, SafeText
 from llmops.errors import InputError, LlmopsError
 from llmops.gateway.logging_setup import MAX_LOG_MESSAGE_CHARACTERS, SafeFormatter

@@ -73,7 +73,7 @@ def test_help_groups_long_lists_of_options_and_shows_each_once():
 
 
 def test_no_color_removes_all_styling():
-    script = "from llmops.cli.console import console; console(force_terminal=True).print('[bold red]x[/]')"
+    script = "from llmops.cli.output import console; console(force_terminal=True).print('[bold red]x[/]')"
     plain, coloured = (
         subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True,
                        env={**os.environ, "TERM": "xterm", **more}).stdout

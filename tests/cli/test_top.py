@@ -23,9 +23,8 @@ from click.testing import CliRunner
 from llmops.cli.main import cli
 from llmops.cli.monitor.columns import number, seconds, share
 from llmops.cli.monitor.exposition import MetricsPage, MetricsWindow, quantile
-from llmops.cli.monitor.layout import render_screen
+from llmops.cli.monitor.layout import SORT_ORDERS, ViewOptions, render_screen
 from llmops.cli.monitor.snapshot import PolledGateway, make_snapshot
-from llmops.cli.monitor.sorting import SORT_ORDERS, ViewOptions
 from tests.deploy.conftest import promtool
 
 __all__ = ["promtool"]

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from llmops.perf.load.event_loop import run_async
+from llmops.perf.load.runner import run_async
 from tests.support.delay_server import Delays, DelayServer
 
 LLMOPS = Path(sys.executable).parent / "llmops"

@@ -25,12 +25,11 @@ from llmops.cli.main import cli
 from llmops.gateway.routing.admission.admission_controller import AdmissionLimits
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier
 from llmops.perf.simulate.arrivals import DAY, ConversationArrivals, arrivals_from_trace
+from llmops.perf.simulate.engine import EngineSpec, LinearStepTimes, PlannedStepTimes
 from llmops.perf.simulate.fleet import Arrivals, FleetSpec, ReplicaFailure, SimulatedFleet, SimulationOutcome
 from llmops.perf.simulate.prefix_cache import PrefixCache
-from llmops.perf.simulate.replica import EngineSpec
+from llmops.perf.simulate.replica import SimulatedRequest
 from llmops.perf.simulate.run import cell_sizes, make_cells
-from llmops.perf.simulate.simulated_request import SimulatedRequest
-from llmops.perf.simulate.step_times import LinearStepTimes, PlannedStepTimes
 from llmops.perf.simulate.totals import sum_up
 from llmops.perf.workloads.lengths import parse_lengths
 

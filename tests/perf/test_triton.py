@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.errors import ServerError
 from llmops.perf.bench import bench
-from llmops.perf.load.event_loop import run_async
+from llmops.perf.load.runner import run_async
 from tests.support.load import options
 from tests.support.mock_engine.repository import make_mock_engine
 from tests.support.stack import triton

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.errors import InputError
-from llmops.perf.load.arrivals import arrival_times
+from llmops.perf.load.runner import arrival_times
 from llmops.perf.records import Record
 from llmops.perf.workloads.files import PromptFile, TraceWorkload, read_trace
 from llmops.perf.workloads.filler import TokenIdFiller, WordFiller

@@ -23,7 +23,7 @@ from llmops.build.quantize.quantizer import quantize
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.build_request import make_request
 from llmops.build.targets.nvidia.stage_estimates import stage_needs
-from llmops.cli.quality import quality_lines
+from llmops.cli.eval import quality_lines
 from llmops.errors import BuildError
 
 

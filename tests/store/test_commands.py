@@ -27,9 +27,9 @@ from uuid import UUID
 import pytest
 from click.testing import CliRunner
 
-from llmops.cli.accounts.output import format_usd
 from llmops.cli.accounts.param_types import micro_dollars
 from llmops.cli.main import cli
+from llmops.cli.output import format_usd
 from llmops.control.app import Control
 from llmops.control.store_access import SharedStore
 from llmops.distribution import install_command

@@ -174,7 +174,7 @@ def main() -> None:
     parser.add_argument("--itl-ms", type=float, default=10)
     parser.add_argument("--port", type=int, default=0)
     options = parser.parse_args()
-    from llmops.perf.load.event_loop import run_async
+    from llmops.perf.load.runner import run_async
 
     delays = Delays(ttft=options.ttft_ms / 1000, itl=options.itl_ms / 1000)
     with contextlib.suppress(KeyboardInterrupt):

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from llmops.perf.bench import bench
-from llmops.perf.load.event_loop import run_async
+from llmops.perf.load.runner import run_async
 from llmops.perf.options import BenchOptions
 from llmops.perf.report.document import Document
 from llmops.perf.workloads.lengths import parse_lengths

@@ -7,8 +7,7 @@ from pathlib import Path
 from prometheus_client.parser import text_string_to_metric_families
 
 from llmops.perf.verify.findings import CheckOutcome, unseen, works, wrong
-from llmops.perf.verify.report import VerifyReport
-from llmops.perf.verify.textfile import write_textfile
+from llmops.perf.verify.report import VerifyReport, write_textfile
 
 
 def report(model: str, *findings) -> VerifyReport:

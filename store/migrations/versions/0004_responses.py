@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from llmops.store.timestamps import UtcDateTime
+from llmops.store.columns import UtcDateTime
 
 revision = "0004"
 down_revision = "0003"

@@ -6,7 +6,7 @@ The tables of the first schema are replaced: no release ever wrote to them.
 import sqlalchemy as sa
 from alembic import op
 
-from llmops.store.timestamps import UtcDateTime
+from llmops.store.columns import UtcDateTime
 
 revision = "0005"
 down_revision = "0004"

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from functools import lru_cache
+from typing import Any
+from uuid import UUID
 
-from sqlalchemy import DateTime, Dialect
+from sqlalchemy import Connection, DateTime, Dialect, Table
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeDecorator
 
 
@@ -40,3 +45,16 @@ def sqlite_timestamp(moment: datetime) -> str:
 def _second(unix: float) -> str:
     """Of what comes at one time there are many."""
     return datetime.fromtimestamp(unix, UTC).isoformat(" ")[:-6]
+
+
+def insert(connection: AsyncConnection | Connection, table: Table) -> Any:
+    """The dialect's own insert, with `on_conflict_do_nothing` and `on_conflict_do_update`."""
+    return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
+
+
+_CANONICAL = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}")
+
+
+def canonical_uuid(text: str) -> str:
+    """Lower-case, with four dashes. Raises ValueError for what is no UUID."""
+    return text if _CANONICAL.fullmatch(text) else str(UUID(text))

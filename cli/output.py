@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from collections.abc import Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from llmops.cli.console import table_console
 from llmops.money import format_usd
 from llmops.untrusted_text import escape_unsafe, json_escape_unsafe
 
@@ -16,6 +17,22 @@ if TYPE_CHECKING:
     from llmops.control.admin.schemas import KeyRead, LimitFields, TenantRead
 
     Limited = KeyRead | TenantRead | LimitFields
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def console(*, stderr: bool = False, **more: Any) -> Console:
+    """Return a console of the terminal. With NO_COLOR it has no colours and no other styling."""
+    from rich.console import Console
+
+    return Console(stderr=stderr, color_system=None if os.environ.get("NO_COLOR") else "auto", **more)
+
+
+def table_console(piped: int, *, markup: bool = True) -> Console:
+    """Standard output. A pipe has no width, and what is cut there would be noticed by nobody: it is `piped` wide."""
+    has_none = not sys.stdout.isatty() and "COLUMNS" not in os.environ
+    return console(highlight=False, markup=markup, width=piped if has_none else None)
+
 
 #: Width of a table in a pipe, which has no width of its own. A truncated name would be useless.
 PIPED_WIDTH = 400

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+from llmops.build.plan.build_plan import BuildPlan
+from llmops.build.plan.gpu_specs import find_gpu
+from llmops.build.plan.memory import kv_sizes
+from llmops.build.plan.memory.memory_budget import PlannedLimits, plan_memory
+from llmops.build.plan.memory.parallel_layout import ParallelLayout
+from llmops.build.plan.model_lookup import look_up_model
 from llmops.build.plan.speed.step_time import Prefill, StepModel
+from llmops.build.plan.timing.silicon import timing_source
+from llmops.build.quant_formats import FORMATS
+from llmops.errors import InputError
 
 # Grids on which the planner is asked: sequences beside a prompt, tokens of a step, tokens before them.
 BESIDE, CHUNK, BEFORE = 16, 128, 2048
@@ -73,3 +82,48 @@ class LinearStepTimes:
 
     def read(self, batch: int, length: float, tokens: int, before: int) -> float:
         return self.decode(batch, length) + tokens * self.prompt_token
+
+
+@dataclass(frozen=True)
+class EngineSpec:
+    """What a replica is. `blocks` of `block_tokens` tokens each in its KV cache; `gpus` it takes, `price` of one per
+    hour ($)."""
+
+    steps: StepTimes
+    blocks: int
+    block_tokens: int = 64
+    max_batch_size: int = 128
+    max_num_tokens: int = 8192
+    gpus: int = 1
+    price: float = 0.0
+    name: str = "engine"
+
+
+def make_engine_spec(plan: BuildPlan, block_tokens: int) -> EngineSpec:
+    """Return one replica of a plan, by measured tables unless the plan was made by the roofline.
+
+    Raises:
+        InputError: The plan does not fit on its GPUs.
+    """
+    model = look_up_model(plan.model).checkpoint.architecture
+    gpu, precision = find_gpu(plan.gpu), FORMATS[plan.quantisation]
+    layout = ParallelLayout(plan.tp_size, plan.pp_size, plan.ep_size)
+    limits = PlannedLimits(plan.max_batch_size, plan.max_num_tokens, plan.max_seq_len, plan.kv_cache_fraction)
+    memory = plan_memory(model, precision, plan.kv_cache_dtype, layout, gpu, limits)
+    blocks = memory.kv_cache // (kv_sizes.token_bytes(model, plan.kv_cache_dtype, layout) * block_tokens)
+    if not memory.fits or blocks < 1:
+        raise InputError(f"{plan.model} does not fit on {layout.gpus} x {gpu.name}; make another plan.")
+    timing = "roofline" if str(plan.predicted.get("timing")).startswith("roofline") else "auto"
+    steps = StepModel(
+        model, precision, plan.kv_cache_dtype, layout, timing_source(gpu, timing), layout.gpus > gpu.per_node
+    )
+    return EngineSpec(
+        PlannedStepTimes(steps),
+        blocks,
+        block_tokens,
+        plan.max_batch_size,
+        plan.max_num_tokens,
+        layout.gpus,
+        gpu.price,
+        f"{plan.model}, {plan.quantisation}, {layout} on {gpu.name}",
+    )
