@@ -1,4 +1,4 @@
-"""The `llmops` command: one thin file per subcommand (parse, call, print).
+"""The `llmops` command: one file per subcommand that parses options, calls another room and prints.
 
-Whatever another program could want to call belongs to the room that does it.
+Code that other programs could call belongs to the room that does the work.
 """

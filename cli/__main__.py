@@ -1,4 +1,4 @@
-"""`python -m llmops.cli` is `llmops`."""
+"""Entry point of `python -m llmops.cli`, which is `llmops`."""
 
 from llmops.cli.main import main
 

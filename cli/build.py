@@ -153,11 +153,11 @@ def command(
 
 
 def _typed(name: str) -> bool:
-    """Return True if the flag of this parameter is on the command line."""
+    """Return True if the flag of this parameter was given on the command line."""
     return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-# flags that only some targets have; the target checks them like --set KEY=VALUE
+# # flags for some targets only; the target checks them like --set KEY=VALUE
 _TARGET_FLAGS = ("calib_batch_size", "calib_seed", "max_ppl_ratio", "min_top1", "max_mean_kl", "max_token_kl")
 
 
@@ -171,7 +171,10 @@ def _show(manifest: EngineManifest, cached: bool, output: Path, as_json: bool) -
 
 
 def _planned(file: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """The fields that the plan sets, and the plan. Raises InputError when a flag says something else."""
+    """Return the fields that a plan sets, and the plan.
+
+    Raises InputError if a flag contradicts the plan.
+    """
     from llmops.build.plan.build_plan import BuildPlan
     from llmops.errors import InputError
 

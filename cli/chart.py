@@ -79,7 +79,7 @@ def _write(text: str, output: Path | None) -> None:
 
 
 def _planned(described: LoadedService, model: str) -> PlannedReplicas:
-    """Return the plan's replicas for the layout that the file has, and the rate that each keeps up with."""
+    """Return a model's planned replicas for the layout in the file, and the request rate of each."""
     from llmops.build.plan.report.recording_rules import render_rules
     from llmops.cli import plan
     from llmops.cli.service.command_defaults import plan_defaults

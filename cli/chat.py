@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmops.cli.openai_client import ChatClient, ChatDelta
 
 DEFAULT_URL = "http://127.0.0.1:9000/v1"
-# small models often find no end
+#: Tokens of an answer. Small models often do not end by themselves.
 DEFAULT_TOKENS = 1024
 HELP = "/reset forgets the conversation, /system TEXT changes the system prompt, /quit or Ctrl-D ends."
 
@@ -57,7 +57,7 @@ def command(
 
 @dataclass
 class Chat:
-    """A conversation: its history and how answers are shown."""
+    """A conversation: its messages, and how answers are printed."""
 
     client: ChatClient
     model: str
@@ -66,7 +66,7 @@ class Chat:
     messages: list[dict[str, str]] = field(default_factory=list)
 
     def system(self, text: str | None) -> None:
-        """Set or remove the system prompt, which stays when the conversation is forgotten."""
+        """Set or remove the system prompt, which survives /clear."""
         rest = [message for message in self.messages if message["role"] != "system"]
         self.messages = ([{"role": "system", "content": text}] if text else []) + rest
 
@@ -74,7 +74,7 @@ class Chat:
         self.messages = [message for message in self.messages if message["role"] == "system"]
 
     def answer_once(self, text: str) -> None:
-        """Print the answer and nothing else."""
+        """Print one answer and nothing else."""
         if not text.strip():
             raise InputError("--once needs a text to answer; got an empty one.")
         self.messages.append({"role": "user", "content": text})
@@ -82,7 +82,10 @@ class Chat:
         click.echo()
 
     def answer(self, text: str) -> None:
-        """One turn. Ctrl-C keeps what has come; an error takes the turn back."""
+        """Do one turn.
+
+        Ctrl-C keeps the text so far; an error removes the turn from the conversation.
+        """
         self.messages.append({"role": "user", "content": text})
         said: list[str] = []
         try:
@@ -112,7 +115,7 @@ class Chat:
             sys.stdout.flush()
 
     def _deltas(self) -> Iterator[ChatDelta]:
-        """With the default limit, unless the context has no room for so much."""
+        """Stream an answer. The default token limit is dropped if the context has no room for it."""
         from llmops.cli.openai_client import ContextError
 
         limited = {"max_tokens": DEFAULT_TOKENS, **self.options}

@@ -1,4 +1,4 @@
-"""`llmops clean`: what caches and the store of this machine take, and their removal."""
+"""`llmops clean`: show and remove this machine's caches."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ import click
 
 from llmops.errors import InputError, ResourceError
 
-# name -> the files in the cache folder, and what they are; the store and its usage are never removed with `all`
+# # Name of a part → its files in the cache folder, and a description. `all` never removes the store
+# or its usage.
 PARTS = {
     "engines": ("up", "engines and repositories that `llmops up` built; they are built again when needed"),
     "backends": ("triton-backends", "Triton's backends, laid out for this Python; laid out again when needed"),
@@ -76,7 +77,7 @@ def _part(folder: Path, name: str) -> CachePart:
 
 
 def _bytes(path: Path) -> int:
-    """Return the disk that a file or folder takes. A file that ends meanwhile takes none."""
+    """Return the disk space of a file or folder. A file that disappears meanwhile counts as 0."""
 
     def each() -> Iterator[int]:
         for place, _, names in os.walk(path):
@@ -107,7 +108,7 @@ def _remove(folder: Path, part: CachePart, yes: bool, quiet: bool) -> None:
 
 
 def _confirmed(question: str) -> bool:
-    """Ask `question`. Raises InputError when standard input ends before it holds an answer."""
+    """Ask a yes-or-no question. Raises InputError if standard input ends before an answer."""
     try:
         return click.confirm(question, err=True)
     except click.Abort:

@@ -1,4 +1,4 @@
-"""Click's own errors in the form of our messages: what happened, why, and what to do."""
+"""Click's error messages in the form of llmops: what happened, why, and what to do."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 from click.exceptions import BadParameter, MissingParameter, NoSuchOption, UsageError
 
-# click's sentences -> ours; `{}` are the groups of the pattern
+# # click's message → llmops' message; `{}` stands for the groups of the pattern
 _SENTENCES = (
     (r"Option '([^']+)' requires (?:an argument|\d+ arguments)\.", "{0} needs a value"),
     (r"Option '([^']+)' does not take a value\.", "{0} takes no value; leave it out"),
@@ -25,7 +25,7 @@ _SENTENCES = (
 
 
 def error_message(error: click.ClickException) -> str:
-    """Return the message of an error that click or one of our parameter types raised."""
+    """Return the message of an error raised by click or by a parameter type."""
     if isinstance(error, MissingParameter):
         return _missing(error)
     if isinstance(error, NoSuchOption):
@@ -39,7 +39,7 @@ def error_message(error: click.ClickException) -> str:
 
 
 def _similar_options(error: NoSuchOption) -> list[str]:
-    """Return the options whose names are like the one given; the dashes, which all have, do not count."""
+    """Return the options with names like the given one, compared without their dashes."""
     options = error.ctx.command.params if error.ctx else []
     names = {name.lstrip("-"): name for one in options for name in one.opts if name.startswith("--")}
     return [names[name] for name in difflib.get_close_matches(error.option_name.lstrip("-"), names)]
@@ -54,7 +54,7 @@ def _missing(error: MissingParameter) -> str:
 
 
 def _value(error: BadParameter) -> str:
-    """Return why a value does not fit, and which one would."""
+    """Return why a value is invalid, and which value would be valid."""
     kind = error.param.type if error.param is not None else None
     if isinstance(kind, click.Choice):
         given = re.match(r"'(.*)' is not one of", error.message)
@@ -93,7 +93,7 @@ def _name(error: BadParameter) -> str:
 
 
 def _with_advice(message: str, error: click.ClickException) -> str:
-    """End the sentence; where it does not say what to do, name the help that does."""
+    """End a sentence with advice: if it has none, name the help that does."""
     message = message.rstrip(".")
     if message.endswith("?"):
         return message
@@ -105,7 +105,7 @@ def _with_advice(message: str, error: click.ClickException) -> str:
 def _command(error: click.ClickException) -> str:
     if isinstance(error, UsageError) and error.ctx:
         return error.ctx.command_path
-    # an error of click's parser does not know its command
+    # # an error of click's parser does not know its command
     return " ".join(["llmops", *(word for word in sys.argv[1:2] if not word.startswith("-"))])
 
 

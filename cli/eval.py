@@ -1,4 +1,4 @@
-"""`llmops eval`: how much quality did quantisation cost."""
+"""`llmops eval`: the quality that quantisation cost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,10 @@ def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> 
 
 
 def quality_lines(quality: QualityMetrics, gates: QualityGates) -> list[str]:
-    """A line per figure with its limit. Nothing is judged here: `QualityGates.check` does that."""
+    """Return a line per figure with its limit.
+
+    `QualityGates.check` decides whether the figures are good enough.
+    """
     rows = [
         ("perplexity", f"x{quality.perplexity_ratio:.4f}", _limit("most", "x{:g}", gates.max_ppl_ratio),
          f"{quality.perplexity:.2f} with the source's weights"),
@@ -68,7 +71,9 @@ def _limit(kind: str, form: str, value: float | None) -> str:
 
 
 def _ranges(quality: QualityMetrics, gates: QualityGates) -> list[tuple[str, str, str, str]]:
-    """How much of what the texts reach calibration saw: the layer where it saw least, and the one where most."""
+    """Return how much of the activations on the texts calibration covered: the worst layer and the
+    best.
+    """
     from llmops.build.quality.quality_gates import WIDEST
 
     if quality.narrowest is None or quality.widest is None:

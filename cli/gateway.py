@@ -1,4 +1,4 @@
-"""`llmops gateway`: OpenAI requests to Triton gRPC streams."""
+"""`llmops gateway`: serve the OpenAI API from Triton."""
 
 from __future__ import annotations
 

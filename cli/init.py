@@ -1,4 +1,4 @@
-"""`llmops init`: an llmops.yaml to begin with."""
+"""`llmops init`: write a first llmops.yaml."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def _write_schema(beside: Path) -> None:
 
 
 def _planned(checkpoint: str, gpu: str, load: dict[str, str | None]) -> Any:
-    """`llmops plan` with these flags, and its own defaults for all others."""
+    """Return the plan that `llmops plan` makes with these flags, and its defaults for all others."""
     from llmops.cli import plan
 
     flags = [(f"--{flag.replace('_', '-')}", value) for flag, value in load.items() if value is not None]

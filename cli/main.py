@@ -1,4 +1,7 @@
-"""The `llmops` group: subcommands are imported only when they are called, so that `--help` stays fast."""
+"""The `llmops` command group.
+
+Subcommands are imported only when they are called, so that `--help` stays fast.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from llmops import __version__
 from llmops.errors import LlmopsError
 from llmops.untrusted_text import escape_unsafe
 
-# heading -> command -> the line that `llmops --help` shows; the command itself is `command` in llmops.cli.<name>
+# # Heading → command → its line in `llmops --help`. The command is `command` in llmops.cli.<name>.
 SECTIONS = {
     "Plan": {
         "init": "Write an llmops.yaml: one file for all commands below.",
@@ -66,7 +69,7 @@ COMMANDS = {name: line for commands in SECTIONS.values() for name, line in comma
 
 
 class LazyGroup(click.Group):
-    """Lists `SECTIONS` and imports a command's module on first use."""
+    """A group that lists SECTIONS and imports a command's module on first use."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -102,16 +105,18 @@ def cli() -> None:
     """
 
 
-#: Characters of the longest error message. Some hold what a server or a file said.
+#: Characters of the longest error message. Some contain what a server or a file said.
 MAX_ERROR_LENGTH = 4096
-# a path from the command line, which Python's own checks of paths pass on
+# # errors of a path from the command line, which Python's own path checks raise
 _UNUSABLE_PATH = (errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
 _NO_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _Interrupts:
-    """Ctrl-C as Python does it, and that there was one: a library that is just being imported turns it into an
-    ImportError of its own."""
+    """A handler of SIGINT that behaves like Python's and remembers the signal.
+
+    A library that is just being imported turns KeyboardInterrupt into an ImportError.
+    """
 
     def __init__(self) -> None:
         self.seen = False
@@ -124,7 +129,7 @@ class _Interrupts:
 
 
 def main() -> NoReturn:
-    """Run the CLI. Exit codes: 0 done, 1 failed, 2 bad input, 130 interrupted."""
+    """Run the CLI. Exit codes: 0 success, 1 failure, 2 invalid input, 130 interrupted."""
     if sys.platform != "linux":
         sys.exit(f"Error: llmops runs on Linux, and this is {sys.platform}; use a Linux machine, a container or WSL 2.")
     interrupts = _Interrupts()
@@ -161,8 +166,8 @@ def main() -> NoReturn:
 
 
 def _warn_of_foreign_files() -> None:
-    """Warn when PyPI's distribution `llmops`, which is not ours, has installed files into our package."""
-    # a glob costs a millisecond, the import behind it ten times as much
+    """Warn if PyPI's unrelated distribution `llmops` has installed files into this package."""
+    # # a glob takes a millisecond, the import behind it ten
     if any(Path(llmops.__file__).parents[1].glob("llmops-[0-9]*.dist-info")):
         from llmops.distribution import foreign_distributions, repair_command
 
@@ -181,8 +186,11 @@ def _interrupted() -> NoReturn:
 
 
 def _unwritable(error: OSError) -> NoReturn:
-    """Standard output is on a full disk, or a pipe whose reader has gone, which is that reader's own business."""
-    # Python would try once more when it ends, and complain
+    """Handle a failed write to standard output: a full disk, or a pipe whose reader has gone.
+
+    A closed pipe is not an error: the reader wanted no more.
+    """
+    # # otherwise Python would try to write again at exit, and complain
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno != errno.EPIPE:
         click.echo(

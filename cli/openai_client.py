@@ -1,4 +1,4 @@
-"""A small client for any OpenAI endpoint, over plain httpx: models, and chat completions as they stream."""
+"""A small client of OpenAI endpoints: models, and chat completions as streams."""
 
 from __future__ import annotations
 
@@ -16,12 +16,15 @@ KEY_VARIABLES = ("LLMOPS_API_KEY", "OPENAI_API_KEY")
 
 
 def api_key() -> str | None:
-    """As the environment has it."""
+    """Return the API key from the environment, or an empty string."""
     return next((os.environ[name] for name in KEY_VARIABLES if os.environ.get(name)), None)
 
 
 class ChatDelta(NamedTuple):
-    """A stretch of an answer: of its text, or of the thinking before it. The last one has the `finish` reason."""
+    """A piece of an answer's text, or of the reasoning before it.
+
+    The last piece has the `finish` reason.
+    """
 
     text: str
     reasoning: bool = False
@@ -29,11 +32,11 @@ class ChatDelta(NamedTuple):
 
 
 class ContextError(ServerError):
-    """Prompt and max_tokens do not fit into the model's context."""
+    """Prompt and max_tokens together exceed the model's context."""
 
 
 class ChatClient:
-    """Talks to `url` (with or without /v1). The key comes from LLMOPS_API_KEY or OPENAI_API_KEY."""
+    """A client of `url`, with or without /v1. The key comes from LLMOPS_API_KEY or OPENAI_API_KEY."""
 
     def __init__(self, url: str, *, timeout: float = 600.0) -> None:
         check_url(url)
@@ -47,7 +50,7 @@ class ChatClient:
             raise InputError(f"--url {url} is not a URL of HTTP ({error}); write http://HOST:PORT/v1.") from error
 
     def models(self) -> list[str]:
-        """Names of the served models. Raises ServerError."""
+        """Return the names of the served models. Raises ServerError."""
         try:
             response = self._http.get("/models")
         except (httpx.HTTPError, httpx.InvalidURL) as error:
@@ -59,9 +62,11 @@ class ChatClient:
             raise ServerError(f"{self.url} does not answer like an OpenAI endpoint; check the URL.") from error
 
     def chat(self, model: str, messages: list[dict[str, str]], options: dict[str, Any]) -> Iterator[ChatDelta]:
-        """Stream one answer. Leaving the iterator early closes the connection, which stops the generation.
+        """Stream one answer. Leaving the iterator early closes the connection, which stops the
+        generation.
 
-        Raises ServerError for what the server refuses, and when the connection breaks.
+        Raises:
+            ServerError: The server rejected the request, or the connection broke.
         """
         body = {"model": model, "messages": messages, "stream": True, **options}
         try:

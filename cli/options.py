@@ -1,4 +1,4 @@
-"""Types and checks of options that several commands share."""
+"""Parameter types and checks that several commands share."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ class Duration(click.ParamType):
     name = "duration"
 
     def __init__(self, *, zero: bool = False, whole: bool = False) -> None:
-        """`zero` allows 0; `whole` rounds to whole seconds, of which there must be one."""
+        """Args:
+        zero: True if 0 is allowed.
+        whole: True to round to whole seconds, at least one.
+        """
         self._zero, self._whole = zero, whole
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
@@ -38,7 +41,7 @@ class Duration(click.ParamType):
 
 
 class OutputFile(click.ParamType):
-    """A file to write. It is checked before the command begins; `-` is left to the command."""
+    """A file to write. It is checked before the command begins; the command handles `-` itself."""
 
     name = "file"
 
@@ -74,15 +77,19 @@ def option_groups(groups: Mapping[str, Sequence[str]]) -> Callable[[Command], Co
 
 
 def gateways_option(help_: str) -> Any:
-    """--url, as often as there are gateways: `urls` of the command."""
+    """Add --url, which may be repeated, as the parameter `urls`."""
     return click.option(
         "--url", "urls", multiple=True, default=("http://127.0.0.1:9000",), show_default=True, help=help_
     )
 
 
 def reject_other_options(sentence: str, *names: str) -> None:
-    """Raises UsageError, `sentence` and what to leave out, for anything typed beside the parameters `names`: it would
-    change nothing."""
+    """Raise UsageError if any parameter except `names` was given, because it would have no effect.
+
+    Args:
+        sentence: Beginning of the message.
+        names: Parameters that are allowed.
+    """
     context = click.get_current_context()
     typed = [
         parameter.opts[0] if isinstance(parameter, click.Option) else parameter.human_readable_name
@@ -95,7 +102,7 @@ def reject_other_options(sentence: str, *names: str) -> None:
 
 
 def serving_option(command: Any) -> Any:
-    """--serving, of every command that makes a repository."""
+    """Add --serving, for commands that make a repository."""
     return click.option(
         "--serving",
         type=click.Choice(["llmops", "nvidia"]),

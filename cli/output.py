@@ -1,4 +1,4 @@
-"""Output of `key`, `tenant`, `price` and `usage`: tables for people, JSON for programs."""
+"""Terminal output that several commands share: consoles, tables, fields, and JSON for programs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,10 @@ def console(*, stderr: bool = False, **more: Any) -> Console:
 
 
 def table_console(piped: int, *, markup: bool = True) -> Console:
-    """Standard output. A pipe has no width, and what is cut there would be noticed by nobody: it is `piped` wide."""
+    """Return a console on standard output.
+
+    In a pipe it is `piped` characters wide, because a truncated line would go unnoticed.
+    """
     has_none = not sys.stdout.isatty() and "COLUMNS" not in os.environ
     return console(highlight=False, markup=markup, width=piped if has_none else None)
 

@@ -1,4 +1,4 @@
-"""`llmops plan`: will it fit, how to shard it, how fast, what will it cost."""
+"""`llmops plan`: whether a model fits, how to shard it, how fast it is and what it costs."""
 
 from __future__ import annotations
 

@@ -13,13 +13,13 @@ from llmops.cli.output import console
 
 
 def make_progress(stream: TextIO | None = None) -> Progress:
-    """The kind that fits the stream (default stderr)."""
+    """Return the progress display that fits the stream (default stderr)."""
     stream = stream or sys.stderr
     return RichProgress() if stream.isatty() else PlainProgress(stream)
 
 
 class PlainProgress:
-    """`Reading weights ... 2.9 s`; for logs and pipes."""
+    """Progress for logs and pipes, one line per stage: `Reading weights ... 2.9 s`."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -40,7 +40,7 @@ class PlainProgress:
 
 
 class RichProgress:
-    """One line per stage, with a bar while it runs and its time when it is done."""
+    """Progress on a terminal: a line per stage, with a bar while it runs and its time at the end."""
 
     def __init__(self) -> None:
 
@@ -53,7 +53,9 @@ class RichProgress:
         from rich.text import Text
 
         class TimeLeft(rich_progress.TimeRemainingColumn):
-            """`0:01:10 left`; nothing where the amount of work is not known, and at the end."""
+            """Remaining time as `0:01:10 left`, or nothing if the amount of work is unknown or
+            done.
+            """
 
             def render(self, task: rich_progress.Task) -> Text:
                 known = task.total is not None and task.time_remaining is not None and not task.finished

@@ -1,4 +1,4 @@
-"""The list of commands of docs/cli.md, from the commands themselves."""
+"""The list of commands in docs/cli.md, generated from the commands."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def markdown() -> str:
 
 
 def _iterate_usages(name: str, parent: click.Context) -> Iterator[tuple[str, str]]:
-    """Yield usage and summary of a command, or of each of its own commands."""
+    """Yield usage and summary of a command, or of each of its subcommands."""
     command = cli.get_command(parent, name)
     assert command is not None, name
     context = click.Context(command, info_name=name, parent=parent)

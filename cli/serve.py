@@ -1,4 +1,4 @@
-"""`llmops serve`: the real Triton server on a model repository."""
+"""`llmops serve`: run the real Triton server on a model repository."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def _stop_event() -> threading.Event:
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         if event.is_set():
-            # what is left is ended by the time of the third
+            # # the second signal ends what is left, before a third one arrives
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             raise KeyboardInterrupt

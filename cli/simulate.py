@@ -141,7 +141,9 @@ def command(json_path: Path | None, html_path: Path | None, policies: str, **giv
 
 
 def _policies(text: str) -> dict[str, tuple[str, bool]]:
-    """Return each policy by the name it was given, and True where requests wait in the gateway for room."""
+    """Return the policies by their names on the command line, each with True if requests queue in
+    the gateway.
+    """
     from llmops.perf.simulate.policies import POLICIES
 
     found = {}
@@ -202,13 +204,17 @@ def _spec(given: dict[str, Any], plan: BuildPlan, engine: EngineSpec, tiers: Seq
 
 
 def _most(scale: str | None) -> int:
-    """How many replicas there can be; 0 where nothing is scaled, or it is written as nobody can read it."""
+    """Return the maximum number of replicas of --scale, or 0 without scaling or if the text is
+    invalid.
+    """
     last = (scale or "").rpartition(".")[2]
     return int(last) if last.isdecimal() else 0
 
 
 def _scaling(given: dict[str, Any], plan: BuildPlan) -> AutoscalingSpec:
-    """Scale by what waits, by the KV cache, and by the plan's rate of one replica, as the chart does."""
+    """Return autoscaling by waiting requests, KV cache and the plan's request rate of a replica, as
+    in the chart.
+    """
     from llmops.perf.simulate.autoscaler import AutoscalingSpec
     from llmops.perf.simulate.run import CELL_SIZE
 
@@ -234,7 +240,7 @@ def _simulated(given: dict[str, Any], spec: FleetSpec, told: Callable[[float, in
             return arrivals_from_bench(read_document(given["bench"]))
         return _conversations(given, share, number)
 
-    # what is replayed goes to all replicas as one cell
+    # # a replay goes to all replicas as one cell
     sizes = [spec.replicas] if given["trace"] or given["bench"] else cell_sizes(spec.replicas)
     return simulate(make_cells(spec, sizes, arrivals, given["skip"], GATEWAY_LATENCY), given["jobs"], told)
 
@@ -258,7 +264,7 @@ def _conversations(given: dict[str, Any], share: float, number: int) -> Arrivals
 
 
 def _rules(config: Path | None, model: str) -> tuple[list[PriorityTier], AdmissionLimits, list[Any]]:
-    """Tiers, bounds and objectives of a gateway's settings."""
+    """Return tiers, limits and objectives of the gateway's settings."""
     from llmops.gateway.routing.admission.request_queue import admission_limits_from_settings, tiers_from_settings
     from llmops.gateway.settings import load_settings
     from llmops.perf.load.objectives import Objective
@@ -274,7 +280,7 @@ def _rules(config: Path | None, model: str) -> tuple[list[PriorityTier], Admissi
 
 
 def _failure(text: str, replicas: int) -> ReplicaFailure:
-    """`replicas`: how many are simulated."""
+    """Parse a --fail option. `replicas` is the number of simulated replicas."""
     from llmops.perf.simulate.fleet import ReplicaFailure
 
     number, _, when = text.partition("@")
@@ -289,7 +295,7 @@ def _failure(text: str, replicas: int) -> ReplicaFailure:
 
 
 def _write(documents: list[tuple[str, Document]], json_path: Path | None, html_path: Path | None) -> None:
-    """With several, the name of each is put before the file's ending."""
+    """Write each document. With several documents, their names become part of the file names."""
     from llmops.perf.report.html_page import write_page
 
     for way, document in documents:

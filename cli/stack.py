@@ -1,4 +1,6 @@
-"""The pieces of `llmops up`: an engine, a repository, and Triton and the gateway as one thing that ends together."""
+"""The parts of `llmops up`: an engine, a repository, and Triton and the gateway, which end
+together.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,7 @@ FIRST_USER = "admin@localhost"
 def build_engine(
     checkpoint: str, target: TargetName, quant: str | None, tp: int, name: str | None, folder: Path | None
 ) -> Path:
-    """The engine folder of `checkpoint`, built unless it is there already."""
+    """Return the engine folder of `checkpoint`, built if it does not exist yet."""
     from llmops.build.job.build_engine import build
     from llmops.build.spec import BuildSpec
     from llmops.cache import cache_dir
@@ -54,14 +56,14 @@ def build_engine(
     except BaseException:
         if made:
             with contextlib.suppress(OSError):
-                # only where it is empty: finished stages stay for the next attempt
+                # # only if empty: finished stages stay for the next attempt
                 place.rmdir()
         raise
     return spec.output
 
 
 def _make_folder(place: Path) -> bool:
-    """Make the folder and return True where it was not there."""
+    """Create a folder. Return False if it existed."""
     made = not place.exists()
     try:
         place.mkdir(parents=True, exist_ok=True)
@@ -72,8 +74,10 @@ def _make_folder(place: Path) -> bool:
 
 @dataclass(frozen=True)
 class Ready:
-    """What `llmops up` tells when all of it runs; `exposure` is the line that says what is open to whom, `asked`
-    whether for a key."""
+    """Facts for `llmops up` to announce.
+
+    `exposure` says who can reach what, `asked` is True if keys are required.
+    """
 
     url: str
     models: Sequence[str]
@@ -82,7 +86,7 @@ class Ready:
 
 
 def build_described(described: LoadedService) -> tuple[Path, list[str]]:
-    """All engines of a description, built unless they are there; their repository, and the models' names."""
+    """Build the missing engines of a service and return its repository and model names."""
     from llmops.build.job.build_engine import build
     from llmops.cli.progress import make_progress
     from llmops.cli.service.command_defaults import repo_defaults, spec_of
@@ -103,7 +107,10 @@ def build_described(described: LoadedService) -> tuple[Path, list[str]]:
 
 
 def make_repository(engine: Path, folder: Path | None, serving: str = "") -> tuple[Path, list[str]]:
-    """A Triton model repository in `folder`, or beside the engine, served by `serving`; and the name of its model."""
+    """Make a Triton model repository in `folder`, or beside the engine.
+
+    Return it and the names of its models.
+    """
     from llmops.model_repository.generate import generate_repository, read_engines
 
     repository = (folder or engine.absolute().parent) / f"{engine.absolute().name}-repository"
@@ -117,7 +124,10 @@ def _slug(checkpoint: str) -> str:
 
 
 class Stack:
-    """Triton and the gateway. Leaving the block ends both, whatever the reason. SIGTERM is as good as Ctrl-C."""
+    """Triton servers and the gateway as a context manager, which ends them.
+
+    SIGTERM acts like Ctrl-C.
+    """
 
     def __init__(
         self,
@@ -177,7 +187,11 @@ class Stack:
         self._exit.close()
 
     def start_tritons(self, repository: Path, count: int) -> None:
-        """Raises ServerError with Triton's own reason when a model does not load."""
+        """Start Triton servers and wait until they are ready.
+
+        Raises:
+            ServerError: A model does not load; the message has Triton's reason.
+        """
         from llmops.model_repository.launch import Ports, start_triton
 
         for _ in range(count):
@@ -190,8 +204,12 @@ class Stack:
             threading.Thread(target=self._watch, args=[triton], name="watch-triton", daemon=True).start()
 
     def run_gateway(self, models: Sequence[str], on_ready: Callable[[Ready], None]) -> None:
-        """Serve until Ctrl-C, SIGTERM, or the end of the last Triton (then ServerError). Raises click.Abort when a
-        second signal ended it."""
+        """Serve until Ctrl-C, SIGTERM or the end of the last Triton.
+
+        Raises:
+            ServerError: The last Triton ended.
+            click.Abort: A second signal ended the gateway.
+        """
         from llmops.gateway.launcher import run
         from llmops.gateway.logging_setup import configure_logging
 
@@ -199,7 +217,7 @@ class Stack:
         addresses = [triton.grpc_address for triton in self._tritons]
         where = {"triton": addresses[0]} if len(addresses) == 1 else {"replicas": addresses}
         settings = self._settings.model_copy(update=where)
-        # uvicorn handles both itself, and raises them once more when it is done
+        # # uvicorn handles both signals, and raises them again at its end
         _on_signals(_ignore)
 
         def listening(url: str, asked: bool) -> None:
@@ -232,7 +250,7 @@ class Stack:
         try:
             triton.wait(self._leaving)
         except ServerError as error:
-            # what is gone cannot be waited for: open answers end with an error, and with the last of them the gateway
+            # # open answers of this Triton end with an error; the gateway ends with the last Triton
             triton.stop()
             with self._counting:
                 self._running -= 1
@@ -268,7 +286,7 @@ async def _create_first_key(url: str) -> str:
 
 
 def _control_plugins(settings: GatewaySettings) -> Sequence[Plugin]:
-    """What `llmops control` does, where there is a store for it."""
+    """Return the plugin that does the work of `llmops control`, if there is a store."""
     if settings.store is None:
         return ()
     from llmops.control.app import control_plugin, make_leader_jobs
@@ -281,7 +299,7 @@ def _interrupt(_signal: int, _frame: FrameType | None) -> None:
 
 
 def _end_now(_signal: int, _frame: FrameType | None) -> None:
-    """Nothing is waited for any more, but a third signal must not leave a server behind."""
+    """Stop waiting. Further signals are ignored, so that no server is left behind."""
     _on_signals(signal.SIG_IGN)
     raise KeyboardInterrupt
 

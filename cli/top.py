@@ -1,4 +1,4 @@
-"""`llmops top`: how gateways, models and replicas are, live."""
+"""`llmops top`: a live view of gateways, models and replicas."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from llmops.cli.monitor.poller import GatewayPoller
     from llmops.cli.monitor.snapshot import FleetSnapshot
 
-# a pipe has no width, and a line that is cut would be noticed by nobody
+#: Width of a table in a pipe, which has no width of its own. A truncated line would go unnoticed.
 PIPED_WIDTH = 400
 
 
@@ -73,7 +73,7 @@ async def _top(
 
 
 async def _once(sources: GatewayPoller, interval: float, as_json: bool, view: ViewOptions) -> None:
-    """Raises ServerError where nobody answered."""
+    """Print one snapshot. Raises ServerError if no gateway answered."""
     board = await sources.look()
     if any(not one.problem for one in board.gateways):
         await asyncio.sleep(interval)

@@ -1,4 +1,4 @@
-"""`llmops up`: build, repository, Triton and gateway in one process tree."""
+"""`llmops up`: build an engine, make its repository, and run Triton and a gateway."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from llmops.distribution import llmops_command
 if TYPE_CHECKING:
     from llmops.cli.stack import Ready
 
-# Tokens of an answer of the bundled model whose request sets no limit. The model seldom ends a long answer by itself,
-# and on two cores 512 tokens take about 20 seconds.
+#: Tokens of the bundled model's answers if a request sets no limit. The model seldom stops by
+#: itself, and 512 tokens take about 20 seconds on two cores.
 DEMO_TOKENS = 512
 FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
 

@@ -1,4 +1,4 @@
-"""`llmops upgrade`: an engine on another release of TensorRT-LLM."""
+"""`llmops upgrade`: move an engine to another release of TensorRT-LLM."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`llmops verify`: does a deployment do what it promised."""
+"""`llmops verify`: check that a deployment keeps its promises."""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What is kept: accounts, prices, usage, conversations, the audit log; one schema for SQLite and PostgreSQL.
+"""The database: accounts, prices, usage, conversations and the audit log, in one schema for SQLite
+and PostgreSQL.
 
-Who may do what belongs to `control/` and `gateway/callers/`; counters of the moment to `gateway/ratelimit/`.
+Permissions belong to `control/` and `gateway/auth/`, rate limits to `gateway/ratelimit/`.
 """

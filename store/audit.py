@@ -1,5 +1,8 @@
-"""Who changed what, and whom the gateway refused. Rows are added, deleted when they are
-old (`control/retention.py`), never changed, and hold no secret."""
+"""The audit log: administrative changes, and requests that the gateway rejected.
+
+Rows are inserted, deleted when they are old (`control/retention.py`) and never changed. They
+contain no secret.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,7 @@ from llmops.store.tables import audit
 
 @dataclass(frozen=True)
 class AuditContext:
-    """Who does something, and when: `AuditContext("cli:alice", now)`."""
+    """The actor of a change and its time: `AuditContext("cli:alice", now)`."""
 
     actor: str
     at: datetime
@@ -25,7 +28,10 @@ class AuditContext:
 
 @dataclass(frozen=True)
 class AuditLogEntry:
-    """One line of the log. `action` is `subject kind.verb`, as `key.create`; `subject` its id."""
+    """An entry of the log.
+
+    `action` is `subject kind.verb`, such as `key.create`; `subject` is an id.
+    """
 
     id: str
     created_at: datetime
@@ -44,7 +50,7 @@ async def record_action(
     tenant_id: str | None = None,
     detail: Mapping[str, Any] | None = None,
 ) -> None:
-    """Add a line, in the transaction of what it tells about."""
+    """Insert an entry, in the transaction of the change that it describes."""
     await connection.execute(
         audit.insert().values(
             id=str(uuid4()),
@@ -65,22 +71,25 @@ async def list_audit_entries(
     limit: int = 100,
     action: str = "",
 ) -> Sequence[AuditLogEntry]:
-    """The newest first; those whose action begins with `action`."""
-    wanted = select(audit).order_by(audit.c.created_at.desc(), audit.c.id).limit(limit)
+    """Return the newest entries first, optionally only those whose action begins with `action`."""
+    statement = select(audit).order_by(audit.c.created_at.desc(), audit.c.id).limit(limit)
     if tenant_id is not None:
-        wanted = wanted.where(audit.c.tenant_id == tenant_id)
+        statement = statement.where(audit.c.tenant_id == tenant_id)
     if since is not None:
-        wanted = wanted.where(audit.c.created_at >= since)
+        statement = statement.where(audit.c.created_at >= since)
     if action:
-        wanted = wanted.where(audit.c.action.startswith(action, autoescape=True))
-    return [AuditLogEntry(**row) for row in (await connection.execute(wanted)).mappings()]
+        statement = statement.where(audit.c.action.startswith(action, autoescape=True))
+    return [AuditLogEntry(**row) for row in (await connection.execute(statement)).mappings()]
 
 
-#: Rows of one transaction: other writers of SQLite wait for no longer than these take.
+#: Rows deleted in one transaction. Other writers of SQLite wait no longer than this many rows take.
 PRUNE_BATCH_SIZE = 5000
 
 
 async def prune_audit(connection: AsyncConnection, before: datetime) -> int:
-    """Delete up to `PRUNE_BATCH_SIZE` entries that are older than `before`. Return how many were deleted."""
+    """Delete up to PRUNE_BATCH_SIZE entries older than `before`.
+
+    Return the number of deleted entries.
+    """
     old = select(audit.c.id).where(audit.c.created_at < before).limit(PRUNE_BATCH_SIZE).scalar_subquery()
     return (await connection.execute(delete(audit).where(audit.c.id.in_(old)))).rowcount

@@ -1,4 +1,4 @@
-"""Times in the store: UTC, to the microsecond."""
+"""Column types, identifiers and inserts that behave the same in SQLite and PostgreSQL."""
 
 from __future__ import annotations
 
@@ -15,9 +15,10 @@ from sqlalchemy.types import TypeDecorator
 
 
 class UtcDateTime(TypeDecorator[datetime]):
-    """A timezone-aware datetime. SQLite keeps none, and would keep local digits as they are: there it is UTC's digits.
+    """A timezone-aware datetime. Stored as UTC text in SQLite, which has no time zones.
 
-    Raises ValueError for a datetime without a time zone.
+    Raises:
+        ValueError: A datetime has no time zone.
     """
 
     impl = DateTime(timezone=True)
@@ -37,18 +38,18 @@ class UtcDateTime(TypeDecorator[datetime]):
 
 
 def sqlite_timestamp(moment: datetime) -> str:
-    """What SQLite keeps of it, for rows that go to the driver as they are."""
+    """Return a time as SQLite stores it, for rows that are given to the driver directly."""
     return f"{_second(moment.timestamp() // 1)}.{moment.microsecond:06d}"
 
 
 @lru_cache(maxsize=1024)
 def _second(unix: float) -> str:
-    """Of what comes at one time there are many."""
+    """Return a second as text. Events of one batch share few seconds, so the result is cached."""
     return datetime.fromtimestamp(unix, UTC).isoformat(" ")[:-6]
 
 
 def insert(connection: AsyncConnection | Connection, table: Table) -> Any:
-    """The dialect's own insert, with `on_conflict_do_nothing` and `on_conflict_do_update`."""
+    """Return the dialect's insert, which has `on_conflict_do_nothing` and `on_conflict_do_update`."""
     return (postgresql if connection.dialect.name == "postgresql" else sqlite).insert(table)
 
 
@@ -56,5 +57,5 @@ _CANONICAL = re.compile(r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-
 
 
 def canonical_uuid(text: str) -> str:
-    """Lower-case, with four dashes. Raises ValueError for what is no UUID."""
+    """Return a UUID in lower case with four dashes. Raises ValueError if the text is not a UUID."""
     return text if _CANONICAL.fullmatch(text) else str(UUID(text))

@@ -1,7 +1,9 @@
-"""Conversations and their messages. Every query of a request names the user, who alone finds a conversation.
+"""Conversations and their messages. Every query of a request names the user, who is the only one to
+find a conversation.
 
-The messages of a conversation form a tree: each names the one that it follows, and the conversation names the last
-message of the branch that is shown. A message that replaces another is a sibling, so that nothing is overwritten.
+The messages of a conversation form a tree. Each message names its parent, and the conversation
+names the last message of the branch that is shown. A replacement of a message is its sibling, so
+nothing is overwritten.
 """
 
 from __future__ import annotations
@@ -19,7 +21,8 @@ from llmops.store.tables import conversations, messages, responses, users
 
 MAX_TITLE_LENGTH = 500
 MAX_MODEL_LENGTH = 50
-#: Conversations that one statement of a purge deletes: few enough that writers who wait are not held up for long.
+#: Conversations that one statement of a purge deletes. Few enough that waiting writers are not held
+#: up for long.
 PURGE_BATCH_SIZE = 500
 
 
@@ -42,17 +45,18 @@ class Conversation:
 
 @dataclass(frozen=True, kw_only=True)
 class NewMessage:
-    """A message that is to be stored.
+    """A message to store.
 
     Attributes:
-        item_id: The id that clients know the message by.
+        item_id: The id by which clients know the message.
         role: `user`, `assistant`, `system`, `developer` or `tool`.
         content: The text of the message.
-        items: JSON of the items of the Responses API that the row stands for; None for a plain message.
+        items: JSON of the items of the Responses API that the row represents, or None for a plain
+            message.
         status: `completed`, `in_progress` while a gateway generates it, or `incomplete`.
-        token_count: Tokens of the message, as the engine counted them.
-        prompt_tokens: Tokens of the prompt that was answered.
-        cost_micros: The price of the answer in micro-dollars; None where the model has no price.
+        token_count: Tokens of the message, counted by the engine.
+        prompt_tokens: Tokens of the prompt that the message answers.
+        cost_micros: Price of the answer in micro-dollars, or None if the model has no price.
     """
 
     item_id: str
@@ -69,13 +73,16 @@ class NewMessage:
 
     @property
     def size(self) -> int:
-        """The characters that the message counts for."""
+        """Return the number of characters by which the message counts against limits."""
         return len(self.content) + len(self.items or "")
 
 
 @dataclass(frozen=True, kw_only=True)
 class StoredMessage(NewMessage):
-    """A stored message. `parent_id` is the message that it follows, `position` its place in the order of writing."""
+    """A stored message.
+
+    `parent_id` is its parent in the tree, `position` its place in the order of writing.
+    """
 
     id: str
     parent_id: str | None
@@ -89,13 +96,13 @@ _MESSAGE = [messages.c[field.name] for field in fields(StoredMessage)]
 
 
 async def create_conversation(connection: AsyncConnection, new: Conversation) -> None:
-    """Insert a conversation; a title or a model's name that is too long is cut."""
+    """Insert a conversation. A title or a model name that is too long is truncated."""
     values = {**vars(new), "title": new.title and new.title[:MAX_TITLE_LENGTH], "model": new.model[:MAX_MODEL_LENGTH]}
     await connection.execute(insert(conversations).values(**values))
 
 
 async def find_conversation(connection: AsyncConnection, user_id: str, conversation_id: str) -> Conversation | None:
-    """Return the user's conversation, or None if the user has none of this id, or deleted it."""
+    """Return the user's conversation, or None if it does not exist or is deleted."""
     row = (await connection.execute(select(*_CONVERSATION).where(_own(user_id, conversation_id)))).mappings().first()
     return None if row is None else Conversation(**row)
 
@@ -108,39 +115,39 @@ async def list_conversations(
     before: Conversation | None = None,
     text: str | None = None,
 ) -> Sequence[Conversation]:
-    """Return the user's conversations, the last changed first.
+    """Return the user's conversations, the most recently changed first.
 
     Args:
-        connection: Where to read.
+        connection: The connection.
         user_id: The owner.
-        limit: The most conversations to return.
-        before: The last conversation of the page before.
-        text: Only conversations whose title or messages contain this, in upper or lower case.
+        limit: Maximum number of conversations.
+        before: The last conversation of the previous page, or None for the first page.
+        text: Only conversations whose title or messages contain this text, in any case.
     """
     table = conversations.c
-    wanted = select(*_CONVERSATION).where(table.user_id == user_id, table.deleted_at.is_(None))
+    statement = select(*_CONVERSATION).where(table.user_id == user_id, table.deleted_at.is_(None))
     if before is not None:
         earlier = and_(table.updated_at == before.updated_at, table.id > before.id)
-        wanted = wanted.where(or_(table.updated_at < before.updated_at, earlier))
+        statement = statement.where(or_(table.updated_at < before.updated_at, earlier))
     if text:
         said = select(messages.c.conversation_id).where(
             messages.c.conversation_id == table.id, messages.c.content.icontains(text, autoescape=True)
         )
-        wanted = wanted.where(or_(table.title.icontains(text, autoescape=True), said.exists()))
-    rows = await connection.execute(wanted.order_by(table.updated_at.desc(), table.id).limit(limit))
+        statement = statement.where(or_(table.title.icontains(text, autoescape=True), said.exists()))
+    rows = await connection.execute(statement.order_by(table.updated_at.desc(), table.id).limit(limit))
     return [Conversation(**row) for row in rows.mappings()]
 
 
 async def read_messages(connection: AsyncConnection, conversation_id: str) -> Sequence[StoredMessage]:
-    """Return the messages of all branches in the order in which they were begun."""
-    wanted = select(*_MESSAGE).where(messages.c.conversation_id == conversation_id).order_by(messages.c.position)
-    return [StoredMessage(**row) for row in (await connection.execute(wanted)).mappings()]
+    """Return the messages of all branches in the order in which they were written."""
+    statement = select(*_MESSAGE).where(messages.c.conversation_id == conversation_id).order_by(messages.c.position)
+    return [StoredMessage(**row) for row in (await connection.execute(statement)).mappings()]
 
 
 async def lock_conversation(connection: AsyncConnection, user_id: str, conversation_id: str) -> Conversation | None:
-    """Return the user's conversation and keep other writers from it until the transaction ends."""
-    wanted = select(*_CONVERSATION).where(_own(user_id, conversation_id)).with_for_update()
-    row = (await connection.execute(wanted)).mappings().first()
+    """Return the user's conversation, and lock it for other writers until the transaction ends."""
+    statement = select(*_CONVERSATION).where(_own(user_id, conversation_id)).with_for_update()
+    row = (await connection.execute(statement)).mappings().first()
     return None if row is None else Conversation(**row)
 
 
@@ -151,12 +158,12 @@ async def append_messages(
     new: Sequence[NewMessage],
     now: datetime,
 ) -> Sequence[StoredMessage]:
-    """Store messages one after the other behind `parent_id` and show the branch that they end.
+    """Append messages in a row after `parent_id`, and show the branch that they end.
 
     Args:
         connection: The transaction in which `conversation` was locked.
         conversation: The conversation.
-        parent_id: The message that the first one follows; None for the beginning.
+        parent_id: The parent of the first message, or None at the beginning.
         new: The messages.
         now: The time of writing.
     """
@@ -190,7 +197,7 @@ async def update_conversation(connection: AsyncConnection, conversation_id: str,
 async def update_message(
     connection: AsyncConnection, conversation_id: str, message: StoredMessage, now: datetime
 ) -> bool:
-    """Replace a stored message by its new state. Returns False if it was deleted meanwhile."""
+    """Replace a stored message by its new state. Return False if it was deleted meanwhile."""
     known = select(messages.c.content, messages.c["items"]).where(messages.c.id == message.id)
     before = (await connection.execute(known.with_for_update())).first()
     if before is None:
@@ -204,7 +211,7 @@ async def update_message(
 
 
 async def delete_message(connection: AsyncConnection, conversation: Conversation, message: StoredMessage) -> None:
-    """Delete a message; the messages that follow it follow its parent then."""
+    """Delete a message. Its children become children of its parent."""
     children = messages.c.conversation_id == conversation.id, messages.c.parent_id == message.id
     await connection.execute(update(messages).where(*children).values(parent_id=message.parent_id))
     await connection.execute(delete(messages).where(messages.c.id == message.id))
@@ -213,7 +220,7 @@ async def delete_message(connection: AsyncConnection, conversation: Conversation
 
 
 async def delete_conversation(connection: AsyncConnection, user_id: str, conversation_id: str, now: datetime) -> bool:
-    """Hide a conversation until it is purged. Returns False if the user has no such conversation."""
+    """Hide a conversation until it is purged. Return False if the user has no such conversation."""
     statement = update(conversations).where(_own(user_id, conversation_id)).values(deleted_at=now)
     return (await connection.execute(statement)).rowcount > 0
 
@@ -226,30 +233,37 @@ async def count_conversations(connection: AsyncConnection, user_id: str) -> tupl
 
 
 async def purge_deleted(connection: AsyncConnection, before: datetime) -> int:
-    """Purge up to `PURGE_BATCH_SIZE` conversations that were deleted before `before`. Returns their number."""
+    """Purge up to PURGE_BATCH_SIZE conversations that were deleted before `before`.
+
+    Return their number.
+    """
     return await _purge(connection, conversations.c.deleted_at < before)
 
 
 async def purge_inactive(connection: AsyncConnection, before: datetime, tenants: Sequence[str], others: bool) -> int:
-    """Purge up to `PURGE_BATCH_SIZE` conversations that nobody wrote to since `before`. Returns their number.
+    """Purge up to PURGE_BATCH_SIZE conversations without a change since `before`. Return their
+    number.
 
     Args:
-        connection: Where to write.
-        before: The time of the last change of what is purged.
+        connection: The transaction.
+        before: The time of the last change.
         tenants: The tenants whose conversations are purged.
-        others: Purge those of all tenants except `tenants` instead.
+        others: Purge the conversations of all other tenants instead.
     """
     named = conversations.c.tenant_id.in_(tenants)
     return await _purge(connection, conversations.c.updated_at < before, ~named if others else named)
 
 
 async def purge_user(connection: AsyncConnection, user_id: str) -> int:
-    """Delete all conversations of a user for good. Returns their number."""
+    """Delete all conversations of a user permanently. Return their number."""
     return await _deleted(connection, conversations.c.user_id == user_id)
 
 
 async def purge_tenant(connection: AsyncConnection, tenant_id: str) -> int:
-    """Delete all conversations and stored responses of a tenant for good. Returns the number of conversations."""
+    """Delete all conversations and stored responses of a tenant permanently.
+
+    Return the number of conversations.
+    """
     members = select(cast(users.c.id, String)).where(users.c.tenant_id == tenant_id)
     await connection.execute(delete(responses).where(responses.c.owner.in_(members)))
     return await _deleted(connection, conversations.c.tenant_id == tenant_id)
@@ -258,10 +272,10 @@ async def purge_tenant(connection: AsyncConnection, tenant_id: str) -> int:
 async def iterate_conversations(
     connection: AsyncConnection, *, user_id: str | None = None, tenant_id: str | None = None
 ) -> AsyncIterator[Conversation]:
-    """Yield all conversations of a user or a tenant that are not deleted, oldest first."""
+    """Yield all conversations of a user or a tenant that are not deleted, the oldest first."""
     owned = conversations.c.user_id == user_id if user_id is not None else conversations.c.tenant_id == tenant_id
-    wanted = select(*_CONVERSATION).where(owned, conversations.c.deleted_at.is_(None))
-    for row in (await connection.execute(wanted.order_by(conversations.c.created_at))).mappings().all():
+    statement = select(*_CONVERSATION).where(owned, conversations.c.deleted_at.is_(None))
+    for row in (await connection.execute(statement.order_by(conversations.c.created_at))).mappings().all():
         yield Conversation(**row)
 
 

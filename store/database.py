@@ -1,4 +1,4 @@
-"""An open store: connections to read and to write with."""
+"""An open database: connections for reading and for writing."""
 
 from __future__ import annotations
 
@@ -18,47 +18,59 @@ from llmops.errors import MissingDependencyError
 from llmops.store.errors import translate_database_errors
 from llmops.store.store_url import StoreUrl
 
-# INSERT … RETURNING
+#: The first SQLite with INSERT … RETURNING.
 MIN_SQLITE_VERSION = (3, 35)
 BUSY_TIMEOUT = 10.0
 CONNECT_TIMEOUT = 10.0
-# a server that says nothing does not say goodbye either
+#: Seconds for closing a connection: a server that hangs does not confirm it.
 CLOSE_TIMEOUT = 1.0
 _WRITES = "llmops_writes"
 ResultT = TypeVar("ResultT")
 
 
 class Store:
-    """One database. Queries take a connection, so that several can be one transaction."""
+    """A database. Queries get a connection as an argument, so that several can share a transaction."""
 
     def __init__(self, place: StoreUrl, engine: AsyncEngine, alone: Engine | None = None) -> None:
-        """`alone`: what `transact` has on SQLite."""
+        """Args:
+        place: Location of the database.
+        engine: The engine of all connections.
+        alone: A synchronous engine for `transact` on SQLite.
+        """
         self.place, self._alone = place, alone
-        # PostgreSQL shows each statement what is committed by then, within a transaction too, whose beginning and end
-        # would be two round trips more; a statement is prepared and executed on one connection
+        # # In PostgreSQL a single statement is consistent by itself, so reads need no transaction,
+        # which would cost two round trips. Behind a PgBouncer a statement must be prepared and
+        # executed on one connection.
         alike = place.file is None and not place.pooled
         self._reading = engine.execution_options(isolation_level="AUTOCOMMIT") if alike else engine
         self._writing = engine.execution_options(**{_WRITES: True})
-        # SQLite has one writer, and lets others look again and again whether it is done: here they wait in a line
+        # # SQLite has one writer and makes others poll for it: here they wait in a queue instead
         self._turn: AbstractAsyncContextManager[None] = asyncio.Lock() if place.file else nullcontext()
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """A connection to ask with, and nothing else. Raises InputError or ResourceError when it cannot."""
+        """Connect for queries. Raises InputError or ResourceError if the database cannot be used."""
         with translate_database_errors(self.place):
             async with self._reading.connect() as connection:
                 yield connection
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """A transaction: kept when the block ends, undone when it raises. Raises as `read` does. Not within another."""
+        """Open a transaction, committed at the end of the block and rolled back if the block
+        raises.
+
+        Raises the errors of `read`. Transactions cannot be nested.
+        """
         with translate_database_errors(self.place):
             async with self._turn, self._writing.begin() as connection:
                 yield connection
 
     async def transact(self, work: Callable[[Connection], ResultT]) -> ResultT:
-        """`write` for what is many statements: the driver of SQLite would send each of them to a thread and back, and
-        here all of `work` is done in one."""
+        """Do work of many statements in a transaction, and return its result.
+
+        SQLite's async driver would switch threads for every statement; here all of `work` runs in
+        one thread.
+        """
         if self._alone is None:
             async with self.write() as connection:
                 return await connection.run_sync(work)
@@ -79,14 +91,20 @@ class Store:
 
 
 def connect(place: StoreUrl, pool_size: int = 5, busy_seconds: float = BUSY_TIMEOUT) -> Store:
-    """The database as it is. `busy_seconds`: how long a SQLite writer waits for another one. Nothing is opened yet."""
+    """Return the database as it is, without opening a connection yet.
+
+    Args:
+        place: Location of the database.
+        pool_size: Maximum number of connections.
+        busy_seconds: Seconds for which a SQLite writer waits for another one.
+    """
     if place.file is None:
         return Store(place, _postgres_engine(place, pool_size))
     return Store(place, *_sqlite_engines(place, pool_size, busy_seconds))
 
 
 class _Connection(asyncpg.Connection):  # type: ignore[misc]
-    """SQLAlchemy closes connections without a bound, so that a server that hangs would keep a process from ending."""
+    """A connection with a bounded close: SQLAlchemy would wait forever for a server that hangs."""
 
     async def close(self, *, timeout: float | None = CLOSE_TIMEOUT) -> None:
         with suppress(asyncio.TimeoutError):
@@ -102,8 +120,11 @@ def _postgres_engine(place: StoreUrl, pool_size: int) -> AsyncEngine:
 
 
 def _discard_closed_connection(_: object, record: ConnectionPoolEntry, __: object) -> None:
-    """One that the server has closed meanwhile is another's turn. The driver has heard of it: asking the server, as
-    `pool_pre_ping` does, would be a round trip for each use."""
+    """Discard a connection that the server has closed. The driver knows that without asking the
+    server.
+
+    `pool_pre_ping` would cost a round trip for each use.
+    """
     driver = record.driver_connection
     if driver is not None and driver.is_closed():
         raise DisconnectionError
@@ -115,7 +136,8 @@ def _sqlite_engines(place: StoreUrl, pool_size: int, busy_seconds: float) -> tup
             f"This Python has SQLite {sqlite3.sqlite_version}, and a store needs 3.35 or later; use another Python, or "
             "PostgreSQL."
         )
-    # isolation_level None: Python's driver begins transactions late and commits before DDL; we begin them ourselves
+    # # isolation_level None: Python's driver begins transactions late and commits before DDL, so
+    # transactions are begun here
     options = {"isolation_level": None, "timeout": busy_seconds}
     engine = create_async_engine(place.url, pool_size=pool_size, connect_args=options)
     alone = create_engine(
@@ -131,13 +153,15 @@ def _opened(connection: Any, _: object) -> None:
     try:
         _set_up(connection)
     except BaseException:
-        # nobody else closes it, and its thread would keep the process from ending
+        # # SQLAlchemy does not close a connection that failed here, and its thread would keep the
+        # process from ending
         connection.close()
         raise
 
 
 def _begin(connection: Connection) -> None:
-    # a transaction that reads first and then writes would fail, and not wait, when another wrote in between
+    # # A transaction that reads first and then writes would fail instead of waiting if another one
+    # wrote in between.
     immediate = connection.get_execution_options().get(_WRITES)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
 
@@ -149,9 +173,10 @@ def _transacted(engine: Engine, work: Callable[[Connection], ResultT]) -> Result
 
 def _set_up(connection: Any) -> None:
     cursor = connection.cursor()
-    # readers and the one writer do not wait for each other
+    # # readers and the writer do not wait for each other
     cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA foreign_keys = ON")
-    # a journal is deleted once the ledger has it: what is committed has to be on the disk
+    # # a gateway deletes its copy of an event once the ledger has it, so a commit has to be on the
+    # disk
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.close()

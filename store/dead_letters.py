@@ -1,7 +1,8 @@
-"""Events of usage that are on no bill: kept with the reason, counted, and bounded in number.
+"""Usage events that could not be billed, and where the ledger reads.
 
-A row is one value with one reason. Once the table holds `MAX_ROWS`, values that no gateway signed are only counted,
-in one row for each reason: whoever can write to the topic must not be able to fill the disk.
+A row is a value with a reason. Once the table has MAX_ROWS rows, values without a gateway's
+signature are only counted, in one row for each reason: a program that can write to the topic must
+not be able to fill the disk.
 """
 
 from __future__ import annotations
@@ -20,18 +21,18 @@ from llmops.store.tables import dead_letters, ledger_reads
 
 #: Rows after which unsigned values are only counted.
 MAX_ROWS = 10_000
-#: Bytes that are kept of a value that no gateway signed. What a gateway signed is kept whole.
+#: Bytes stored of an unsigned value. A signed value is stored whole.
 MAX_UNSIGNED_BYTES = 2048
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A value that is on no bill.
+    """A value that could not be billed.
 
     Attributes:
-        reason: A few words, from a fixed list: it is a label of a metric.
-        source: The place that the value came from, such as `topic[partition] at offset`.
-        value: The value as it came.
+        reason: A few words from a fixed list, because the reason is a label of a metric.
+        source: Where the value came from, such as `topic[partition] at offset`.
+        value: The value.
         event_id: The event's id if a gateway signed it. Such an event counts as arrived.
     """
 
@@ -42,7 +43,7 @@ class DeadLetter:
 
 
 def add_dead_letters(connection: Connection, parked: Iterable[DeadLetter], at: datetime) -> None:
-    """Keep each value once, and count how often it came."""
+    """Store each value once, and count how often it arrived."""
     room: int | None = None
     for one in sorted(parked, key=_id):
         row = _id(one)
@@ -62,21 +63,21 @@ def add_dead_letters(connection: Connection, parked: Iterable[DeadLetter], at: d
 
 
 async def count_dead_letters(connection: AsyncConnection) -> dict[str, int]:
-    """Return how many events were parked, by reason."""
+    """Return the number of dead letters by reason."""
     counts = select(dead_letters.c.reason, func.sum(dead_letters.c.count)).group_by(dead_letters.c.reason)
     return {reason: int(count) for reason, count in await connection.execute(counts)}
 
 
 async def list_dead_letters(connection: AsyncConnection, limit: int) -> Sequence[tuple[DeadLetter, int, datetime]]:
-    """Return the newest parked values, each with its count and the time of the last one."""
+    """Return the newest dead letters, each with its count and the time of the last arrival."""
     columns = dead_letters.c
-    wanted = select(columns.reason, columns.source, columns.value, columns.event_id, columns.count, columns.last_at)
-    rows = await connection.execute(wanted.order_by(columns.last_at.desc(), columns.id).limit(limit))
+    statement = select(columns.reason, columns.source, columns.value, columns.event_id, columns.count, columns.last_at)
+    rows = await connection.execute(statement.order_by(columns.last_at.desc(), columns.id).limit(limit))
     return [(DeadLetter(*row[:4]), row.count, row.last_at) for row in rows.all()]  # type: ignore[misc]
 
 
 async def prune_dead_letters(connection: AsyncConnection, before: datetime) -> int:
-    """Delete what did not come again since `before`. Return the number of rows."""
+    """Delete values that did not arrive again since `before`. Return the number of rows."""
     return (await connection.execute(delete(dead_letters).where(dead_letters.c.last_at < before))).rowcount
 
 
@@ -85,10 +86,10 @@ def _id(one: DeadLetter) -> str:
 
 
 def record_read_attempt(connection: Connection, topic: str, partition: int, offset: int) -> int:
-    """Note that a process reads from `offset` on.
+    """Record that a process reads from `offset` on.
 
     Returns:
-        The number of processes that began at this offset before and neither came further nor ended well.
+        The number of processes that began at this offset before and crashed there.
     """
     columns = ledger_reads.c
     here = (columns.topic == topic, columns.partition == partition)

@@ -1,4 +1,4 @@
-"""What a database says when it cannot, in one sentence."""
+"""Errors of database drivers, as one sentence for the user."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from llmops.errors import InputError, LlmopsError, ResourceError
 from llmops.store.store_url import StoreUrl
 
-# what SQLite's own codes mean for the one who runs llmops; the first that a message holds
+# # Parts of SQLite's messages and their meaning. The first one that a message contains counts.
 _SQLITE: tuple[tuple[str, type[LlmopsError], str], ...] = (
     ("not a database", InputError, "is not a SQLite database; name another file."),
     ("malformed", ResourceError, "is damaged; restore it from a backup (`sqlite3 FILE .recover` saves what can be)."),
@@ -80,41 +80,41 @@ _POSTGRES: tuple[tuple[tuple[type[BaseException], ...], type[LlmopsError], str],
 
 @contextmanager
 def translate_database_errors(place: StoreUrl) -> Iterator[None]:
-    """Turns what the drivers raise for a store that is wrong, away or full into InputError or ResourceError.
+    """Turn driver errors of a wrong, unreachable or full database into InputError or ResourceError.
 
-    What only a bug can cause (a constraint, a syntax error) keeps its traceback.
+    Errors that only a bug can cause, such as a syntax error, keep their traceback.
     """
     try:
         yield
     except (TimeoutError, DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         cause = _driver_error(error)
-        told = _sqlite(cause) if place.file else _postgres(cause)
-        if told is None:
+        match = _sqlite(cause) if place.file else _postgres(cause)
+        if match is None:
             raise
-        kind, sentence = told
-        # without the driver's text: it can hold values, and asyncpg's holds the user
+        kind, sentence = match
+        # # without the driver's text, which can contain values and, with asyncpg, the user's name
         raise kind(f"The store {place} {sentence}") from error
 
 
 def is_data_error(error: BaseException) -> bool:
-    """Return True if what was to be written or asked for caused the error, and the database itself is well."""
+    """Return True if the data of a statement caused the error, and the database itself works."""
     if isinstance(error, LlmopsError):
         return False
     return not isinstance(error, SQLAlchemyError) or _is_driver_data_error(_driver_error(error))
 
 
 def _is_driver_data_error(error: BaseException) -> bool:
-    # the driver's own DataError is both, as if its connection had failed
-    of_client = isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)
+    # # asyncpg's own DataError is an InterfaceError and a ValueError
+    is_client_error = isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)
     kinds = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, sqlite3.DataError, sqlite3.IntegrityError)
-    return of_client or isinstance(error, (*kinds, OverflowError, UnicodeError, TypeError))
+    return is_client_error or isinstance(error, (*kinds, OverflowError, UnicodeError, TypeError))
 
 
 def _driver_error(error: BaseException) -> BaseException:
-    """SQLAlchemy wraps an adapter's error, which was raised from the driver's."""
+    """Return the driver's error inside SQLAlchemy's."""
     while True:
         inner = error.orig if isinstance(error, DBAPIError) else error.__cause__
-        # a connection that took too long was raised from its own cancellation
+        # # a connection timeout is raised from its own cancellation
         if inner is None or isinstance(error, (sqlite3.Error, asyncpg.PostgresError, asyncio.TimeoutError)):
             return error
         error = inner
@@ -123,7 +123,7 @@ def _driver_error(error: BaseException) -> BaseException:
 def _sqlite(error: BaseException) -> tuple[type[LlmopsError], str] | None:
     if not isinstance(error, sqlite3.Error):
         return None
-    return next(((kind, told) for part, kind, told in _SQLITE if part in str(error)), None)
+    return next(((kind, sentence) for part, kind, sentence in _SQLITE if part in str(error)), None)
 
 
 def _postgres(error: BaseException) -> tuple[type[LlmopsError], str] | None:
@@ -131,4 +131,4 @@ def _postgres(error: BaseException) -> tuple[type[LlmopsError], str] | None:
         return InputError, "does not speak TLS, which sslmode asks for."
     if _is_driver_data_error(error):
         return None
-    return next(((kind, told) for causes, kind, told in _POSTGRES if isinstance(error, causes)), None)
+    return next(((kind, sentence) for causes, kind, sentence in _POSTGRES if isinstance(error, causes)), None)

@@ -1,4 +1,4 @@
-"""The one way to a store."""
+"""Opening of stores, with the migration of their schema."""
 
 from __future__ import annotations
 
@@ -15,10 +15,12 @@ from llmops.store.store_url import StoreUrl
 
 
 async def open_store(url: str, pool_size: int = 5) -> Store:
-    """Open the store at `url`, made or migrated first where it has to be.
+    """Open the store at `url`. Create and migrate it if necessary.
 
-    Raises InputError for a URL, password or file that is wrong, VersionMismatchError for a newer schema, ResourceError
-    for a server or disk that does not do its part.
+    Raises:
+        InputError: The URL, password or file is wrong.
+        VersionMismatchError: A newer llmops made the schema.
+        ResourceError: The server or disk does not work.
     """
     place = StoreUrl.parse(url)
     place.create()
@@ -32,7 +34,7 @@ async def open_store(url: str, pool_size: int = 5) -> Store:
 
 
 class LazyStore:
-    """A store that is opened when it is needed first: who has it starts although the store is away."""
+    """A store that its first use opens, so that a process starts while the store is unreachable."""
 
     def __init__(self, url: str, pool_size: int = 5) -> None:
         self.url, self._pool_size = url, pool_size
@@ -41,18 +43,18 @@ class LazyStore:
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
-        """As Store's. Raises as `open_store` does, too."""
+        """Connect for queries. Raises the errors of `open_store` too."""
         async with (await self._opened()).read() as connection:
             yield connection
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """As Store's. Raises as `open_store` does, too."""
+        """Open a transaction. Raises the errors of `open_store` too."""
         async with (await self._opened()).write() as connection:
             yield connection
 
     async def transact(self, work: Callable[[Connection], ResultT]) -> ResultT:
-        """As Store's. Raises as `open_store` does, too."""
+        """Do work in a transaction. Raises the errors of `open_store` too."""
         return await (await self._opened()).transact(work)
 
     async def close(self) -> None:

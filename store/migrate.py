@@ -1,4 +1,6 @@
-"""The schema of a store, brought to the newest one: whole or not at all, by one process at a time."""
+"""Migration of a store's schema to the newest revision: completely or not at all, by one process at
+a time.
+"""
 
 from __future__ import annotations
 
@@ -12,25 +14,29 @@ from llmops.store.database import Store, connect
 from llmops.store.tables import SCHEMA, SCHEMA_TABLE, metadata
 
 FOLDER = Path(__file__).parent / "migrations"
-# any number will do; PostgreSQL's advisory locks have no names
+#: PostgreSQL's number of the migration lock. Any number will do.
 MIGRATION_LOCK_ID = 0x6C6C6D6F7073
 LOCK_TIMEOUT = 3600.0
 
 
 async def migrate(store: Store, folder: Path = FOLDER, newest: str = SCHEMA) -> None:
-    """Raises VersionMismatchError for a schema that this llmops does not know, InputError for a database that holds
-    tables of the same names which are not llmops'."""
+    """Migrate a store to the newest schema.
+
+    Raises:
+        VersionMismatchError: The schema is newer than this llmops.
+        InputError: The database has tables of another program with the same names.
+    """
     async with store.read() as connection:
         found = await connection.run_sync(_version)
     if found == newest:
         return
-    # the second process waits for the first, however long its migration takes
+    # # a second process waits for the first, however long its migration takes
     async with connect(store.place, 1, LOCK_TIMEOUT) as patient, patient.write() as connection:
         await connection.run_sync(_upgrade, str(store.place), folder, newest)
 
 
 def _version(connection: Connection) -> str | None:
-    """The schema's revision; None where there is none yet."""
+    """Return the schema's revision, or None for an empty database."""
     if not inspect(connection).has_table(SCHEMA_TABLE):
         return None
     return connection.scalar(select(sql_column("version_num")).select_from(table(SCHEMA_TABLE)))
@@ -40,7 +46,7 @@ def _upgrade(connection: Connection, place: str, folder: Path, newest: str) -> N
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK_ID})
     found = _version(connection)
-    # another process may have done it while this one waited for the lock
+    # # another process may have migrated while this one waited for the lock
     if found == newest:
         return
     if found is None:

@@ -1,4 +1,4 @@
-"""What tokens cost, from when on, and the arithmetic of it: whole micro-dollars, rounded once."""
+"""Prices of models and the cost of requests, in whole micro-dollars that are rounded once."""
 
 from __future__ import annotations
 
@@ -21,7 +21,8 @@ MAX_PRICE_MICROS = 1_000_000 * MILLION
 
 @dataclass(frozen=True)
 class Price:
-    """Micro-dollars per million tokens of `model`, from `valid_from` until its next price.
+    """A price in micro-dollars per million tokens, valid from `valid_from` until the model's next
+    price.
 
     `cached_micros` is for prompt tokens that the engine found in its cache.
     """
@@ -41,13 +42,19 @@ class Price:
 
     @cached_property
     def id(self) -> str:
-        """What a bill calls this price."""
+        """Return the id of the price on bills."""
         return f"{self.model}@{self.valid_from.astimezone(UTC).replace(tzinfo=None).isoformat()}Z"
 
     def cost_micros(self, input_tokens: int, cached_tokens: int, output_tokens: int) -> int:
-        """Of one request. `input_tokens` include the cached ones, as in OpenAI's `usage`; half a micro is rounded up.
+        """Return the cost of a request, rounded half up.
 
-        Raises ValueError for counts that cannot be.
+        Args:
+            input_tokens: Prompt tokens including the cached ones, as in OpenAI's `usage`.
+            cached_tokens: Prompt tokens found in the cache.
+            output_tokens: Tokens of the answer.
+
+        Raises:
+            ValueError: The counts are impossible.
         """
         if not 0 <= cached_tokens <= input_tokens or output_tokens < 0:
             raise ValueError(
@@ -57,7 +64,9 @@ class Price:
 
     @cached_property
     def tariff(self) -> Callable[[int, int, int], int]:
-        """`cost_micros` for an engine's own counts: one that found more in its cache than there was is not believed."""
+        """Return `cost_micros` as a fast function for an engine's counts, which bounds the cached
+        tokens by the prompt's.
+        """
         input_micros, output_micros = self.input_micros, self.output_micros
         saved, half = self.input_micros - self.cached_micros, MILLION // 2
 
@@ -70,9 +79,10 @@ class Price:
 
 
 async def set_price(connection: AsyncConnection, price: Price, by: AuditContext) -> None:
-    """Replaces a price of the same model and date that is not in force yet.
+    """Set a price. It replaces a price of the same model and date that is not in force yet.
 
-    Raises InputError for a date in the past: what was billed stays as it was billed.
+    Raises:
+        InputError: The date is in the past, for which usage has been billed already.
     """
     if price.valid_from < by.at:
         raise InputError(
@@ -86,7 +96,7 @@ async def set_price(connection: AsyncConnection, price: Price, by: AuditContext)
 
 
 def price_in_force(known: Sequence[Price], at: datetime) -> Price | None:
-    """Of one model's prices, the oldest first: that of `at`; None where there is none."""
+    """Return the price in force at `at` among one model's prices, the oldest first, or None."""
     for price in reversed(known):
         if price.valid_from <= at:
             return price
@@ -94,28 +104,28 @@ def price_in_force(known: Sequence[Price], at: datetime) -> Price | None:
 
 
 async def prices_at(connection: AsyncConnection, at: datetime) -> dict[str, Price]:
-    """The prices in force at `at`, by model."""
+    """Return the prices in force at `at`, by model."""
     newest = (
         select(prices.c.model, func.max(prices.c.valid_from).label("valid_from"))
         .where(prices.c.valid_from <= at)
         .group_by(prices.c.model)
         .subquery()
     )
-    wanted = select(prices).join(
+    statement = select(prices).join(
         newest, and_(prices.c.model == newest.c.model, prices.c.valid_from == newest.c.valid_from)
     )
-    rows = (await connection.execute(wanted)).mappings()
+    rows = (await connection.execute(statement)).mappings()
     return {row["model"]: Price(**row) for row in rows}
 
 
 async def list_prices(connection: AsyncConnection, model: str | None = None) -> Sequence[Price]:
-    """All there were and will be, by model, the oldest first."""
+    """Return past, present and future prices, by model, the oldest first."""
     return await connection.run_sync(list_prices_async, model)
 
 
 def list_prices_async(connection: Connection, model: str | None) -> Sequence[Price]:
-    """The same, where queries wait."""
-    wanted = select(prices).order_by(prices.c.model, prices.c.valid_from)
+    """Return `list_prices` on a synchronous connection."""
+    statement = select(prices).order_by(prices.c.model, prices.c.valid_from)
     if model is not None:
-        wanted = wanted.where(prices.c.model == model)
-    return [Price(**row) for row in connection.execute(wanted).mappings()]
+        statement = statement.where(prices.c.model == model)
+    return [Price(**row) for row in connection.execute(statement).mappings()]

@@ -1,4 +1,7 @@
-"""Stored responses of the Responses API. Every query names the owner, who alone finds a response."""
+"""Stored responses of the Responses API.
+
+Every query names the owner, who is the only one to find a response.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +17,10 @@ from llmops.store.tables import response_items, responses
 
 @dataclass(frozen=True)
 class ResponseRow:
-    """A row of `responses` without its item ids. `response`, `items` and `cuts` are JSON, `size` is their characters.
+    """A row of `responses` without its item ids.
 
-    `running` is True while a gateway generates the response, `cancelled` once another gateway was asked to stop it.
+    `response`, `items` and `cuts` are JSON, `size` is their number of characters. `running` is True
+    while a gateway generates the response, `cancelled` once another gateway was asked to stop it.
     """
 
     id: str

@@ -1,4 +1,4 @@
-"""Where a store is: `sqlite:///FILE` or `postgresql://…`, as people write it, in SQLAlchemy's terms."""
+"""URLs of stores: `sqlite:///FILE` or `postgresql://…`, translated to SQLAlchemy's async drivers."""
 
 from __future__ import annotations
 
@@ -16,35 +16,40 @@ EXPECTED_FORMS = "write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABA
 _POSTGRES = ("postgresql", "postgres", "postgresql+asyncpg")
 _SQLITE = ("sqlite", "sqlite+aiosqlite")
 _TLS = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
-# the second is 0 behind a PgBouncer that shares connections between transactions
+# # prepared_statement_cache_size is 0 behind a PgBouncer that shares connections between
+# transactions
 _OPTIONS = ("ssl", "prepared_statement_cache_size")
 
 
 @dataclass(frozen=True)
 class StoreUrl:
-    """A store's URL for the async drivers. `str(place)` is for people and has no password."""
+    """A store's URL for the async drivers. `str(url)` is for people and contains no password."""
 
     url: URL
 
     @property
     def file(self) -> Path | None:
-        """The SQLite file; None for PostgreSQL."""
+        """Return the SQLite file, or None for PostgreSQL."""
         return Path(str(self.url.database)) if self.url.drivername in _SQLITE else None
 
     @property
     def pooled(self) -> bool:
-        """Whether a PgBouncer may give each transaction another of the server's connections."""
+        """Return True if a PgBouncer may give each transaction another connection of the server."""
         return self.url.query.get("prepared_statement_cache_size") == "0"
 
     def __str__(self) -> str:
         if self.file:
             return str(self.file)
-        # a query can hold a password as well
+        # # a query can contain a password as well
         return self.url.set(drivername="postgresql", query={}).render_as_string(hide_password=True)
 
     @classmethod
     def parse(cls, url: str) -> StoreUrl:
-        """Raises InputError for anything but a SQLite file and PostgreSQL. The text itself may hold a password."""
+        """Parse a URL. Messages never contain the text itself, which may contain a password.
+
+        Raises:
+            InputError: The text is not the URL of a SQLite file or a PostgreSQL database.
+        """
         if not url.strip():
             raise InputError(f"--store or LLMOPS_STORE is empty; leave it out for no store, or {EXPECTED_FORMS}.")
         try:
@@ -63,10 +68,11 @@ class StoreUrl:
         return cls(_asyncpg(parsed))
 
     def create(self) -> None:
-        """Make the SQLite file for its owner alone, as it holds conversations. One that is there is looked at.
+        """Create the SQLite file, readable by its owner only because it contains conversations.
 
-        Raises InputError when its folder is missing or the file is unreadable; ResourceError when it cannot
-        be written.
+        Raises:
+            InputError: The folder is missing, or an existing file is unreadable.
+            ResourceError: The file cannot be written.
         """
         if self.file is None:
             return
@@ -91,9 +97,10 @@ class StoreUrl:
 
 
 def _asyncpg(url: URL) -> URL:
-    """libpq's `sslmode`, which providers put into their URLs, is asyncpg's `ssl`.
+    """Translate libpq's `sslmode`, which providers put into their URLs, to asyncpg's `ssl`.
 
-    Raises InputError for options that would be passed on to be misunderstood.
+    Raises:
+        InputError: The URL has an unknown option.
     """
     query = {name: value if isinstance(value, str) else value[-1] for name, value in url.query.items()}
     if "sslmode" in query:

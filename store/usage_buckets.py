@@ -1,4 +1,4 @@
-"""Usage of a tenant by stretches of time: days from the totals, hours and minutes from the records."""
+"""Usage of a tenant in buckets of time: days from the totals, hours and minutes from the records."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ _COUNTED = ("input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens"
 
 @dataclass(frozen=True)
 class BucketSum:
-    """What was used in the bucket that begins at `begins` (Unix seconds). `sum.group`: ids of `user` and `key`, a
-    model's name."""
+    """Usage in a bucket that begins at `begins` (Unix seconds).
+
+    `sum.group` has ids of users and keys, and model names.
+    """
 
     begins: int
     sum: UsageSum
 
 
 class _Seconds(FunctionElement[int]):
-    """A moment in whole Unix seconds, rounded down."""
+    """A time in whole Unix seconds, rounded down."""
 
     type = BigInteger()
     inherit_cache = True
@@ -37,7 +39,8 @@ class _Seconds(FunctionElement[int]):
 
 @compiles(_Seconds, "sqlite")
 def _sqlite_seconds(element: Any, compiler: Any, **kw: Any) -> str:
-    # without its microseconds, which SQLite rounds to milliseconds, and so perhaps up to the next second
+    # # without microseconds: SQLite would round them to milliseconds, and so perhaps up to the next
+    # second
     return f"CAST(strftime('%s', substr({compiler.process(element.clauses, **kw)}, 1, 19)) AS INTEGER)"
 
 
@@ -55,21 +58,32 @@ async def bucket_sums(
     by: Sequence[str] = (),
     only: Mapping[str, Sequence[str]] = {},
 ) -> Sequence[BucketSum]:
-    """From `begins` to `ends`, which are whole buckets of `width` seconds, by the groups of `by` (`user`, `key`,
-    `model`). `only`: of these users, keys or models. Buckets in which nothing was used are left out."""
-    asked = {*by, *(name for name, values in only.items() if values)}
+    """Return the usage of a tenant in buckets, without the empty ones.
+
+    Args:
+        connection: The connection.
+        tenant_id: The tenant.
+        begins: Start of the first bucket in Unix seconds, a multiple of `width`.
+        ends: End of the last bucket.
+        width: Seconds of a bucket.
+        by: Groups: `user`, `key`, `model`.
+        only: Users, keys or models to include, by the name of the group.
+    """
+    columns = {*by, *(name for name, values in only.items() if values)}
     if width == DAY:
-        statement = _of_days(tenant_id, begins, ends, by, only, asked <= {"model"}, connection.dialect.name)
+        statement = _sum_days(tenant_id, begins, ends, by, only, columns <= {"model"}, connection.dialect.name)
     else:
-        statement = _of_records(tenant_id, begins, ends, width, by, only)
+        statement = _sum_records(tenant_id, begins, ends, width, by, only)
     found = []
     for row in (await connection.execute(statement)).mappings():
         counted = {name: int(row[name]) for name in ("requests", *_COUNTED)}
-        found.append(BucketSum(_begins(row["bucket"], width), UsageSum({name: row[name] for name in by}, **counted)))
+        found.append(
+            BucketSum(_bucket_start(row["bucket"], width), UsageSum({name: row[name] for name in by}, **counted))
+        )
     return found
 
 
-def _of_days(
+def _sum_days(
     tenant_id: str,
     begins: int,
     ends: int,
@@ -79,7 +93,7 @@ def _of_days(
     dialect: str,
 ) -> Select:
     table: Table = tenant_totals if coarse else usage_totals
-    first, last = _moment(begins).date(), _moment(ends - 1).date()
+    first, last = _to_datetime(begins).date(), _to_datetime(ends - 1).date()
     sums = [func.sum(table.c[name]).label(name) for name in ("requests", *_COUNTED)]
     statement = _grouped(table, table.c.day, sums, by, only).where(table.c.day >= first, table.c.day <= last)
     if coarse:
@@ -88,13 +102,13 @@ def _of_days(
     return statement.where(*user_belongs_to_tenant(table.c.user_id, tenant_id, dialect))
 
 
-def _of_records(
+def _sum_records(
     tenant_id: str, begins: int, ends: int, width: int, by: Sequence[str], only: Mapping[str, Sequence[str]]
 ) -> Select:
     at = usage_records.c.created_at
     sums = [func.count().label("requests"), *(func.sum(usage_records.c[name]).label(name) for name in _COUNTED)]
     statement = _grouped(usage_records, _Seconds(at) // width, sums, by, only)
-    statement = statement.where(at >= _moment(begins), at < _moment(ends))
+    statement = statement.where(at >= _to_datetime(begins), at < _to_datetime(ends))
     return statement.join(users, users.c.id == usage_records.c.user_id).where(users.c.tenant_id == tenant_id)
 
 
@@ -115,11 +129,11 @@ def _grouped(
     return statement.group_by(*labels).order_by(*labels)
 
 
-def _moment(seconds: int) -> datetime:
+def _to_datetime(seconds: int) -> datetime:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=seconds)
 
 
-def _begins(bucket: Any, width: int) -> int:
+def _bucket_start(bucket: Any, width: int) -> int:
     if width == DAY:
         return int(datetime(bucket.year, bucket.month, bucket.day, tzinfo=UTC).timestamp())
     return int(bucket) * width

@@ -1,8 +1,8 @@
-"""Usage written down: each event once, its sums with it, and how far the events of each gateway have come.
+"""Writing of usage: each event once, together with its sums and its gateway's high-water mark.
 
-Synchronous, and few statements: `Store.transact` does all of a batch in one visit to a thread where that is possible.
-They are texts, because a batch of a gateway with little to do is a few rows: with SQLAlchemy's expressions, carrying a
-statement took most of its time. What both databases understand is written once, with SQLite's places for values.
+The functions are synchronous, so that `Store.transact` runs a whole batch in one thread. Statements
+are text: a batch is often a few rows, and composing statements with SQLAlchemy took most of its
+time. Placeholders are SQLite's and are translated for PostgreSQL.
 """
 
 from __future__ import annotations
@@ -29,20 +29,21 @@ from llmops.untrusted_text import escape_unsafe
 log = logging.getLogger(__name__)
 
 GAP_PAGE_SIZE = 2000
-#: The largest number of an event, and the largest sum in a row of the totals. JSON readers keep both exact, and a
-#: thousand such rows stay below 2**63, where a database's own sum would fail or become a float.
+#: The largest event number, and the largest sum in a row of the totals. JSON readers keep both
+#: exact, and a thousand such rows stay below 2**63, where a database's sum would fail or become a
+#: float.
 MAX_SEQUENCE = MAX_SUM = 2**53 - 1
-#: Numbers that a gateway may be ahead of the ledger. The window of events that are sent without an answer is a tenth.
-#: After a larger jump (a ledger restored from a backup) counting goes on behind the gap.
+#: Numbers by which a gateway may be ahead of the ledger: ten times the window of unconfirmed
+#: events. After a larger jump (a ledger restored from a backup), counting continues behind the gap.
 MAX_SEQUENCE_LEAD = 1_000_000
 SUMMED = ("requests", "input_tokens", "cached_tokens", "output_tokens", "reasoning_tokens", "cost_micros")
 
 
 class UsageRecord(NamedTuple):
-    """One request as it is billed. `id` is the event's (a UUID), by which it is inserted once.
+    """A billed request. `id` is the event's UUID, by which it is inserted once.
 
-    `seq` counts the events of one gateway from 0. `input_tokens` include the cached ones. `tenant_id` is no column: it
-    is billed where the store does not know the user.
+    `seq` numbers the events of a gateway from 0. `input_tokens` include the cached ones.
+    `tenant_id` is not a column: it is billed if the store does not know the user.
     """
 
     id: str
@@ -71,46 +72,52 @@ class UsageRecord(NamedTuple):
 
 
 class RecordOwners(NamedTuple):
-    """What the store knows of the users and keys of some records: each user's tenant, and each key's user."""
+    """Owners that the store knows: the tenant of each user, and the user of each key."""
 
     tenants: Mapping[str, str]
     users: Mapping[str, str]
 
 
 class WriteResult(NamedTuple):
-    """How many were `new`; and of each of their gateways the number before which all events are there."""
+    """The result of a write: the number of new events, and each gateway's high-water mark."""
 
     new: int
     marks: dict[str, int]
 
 
 def find_record_owners(connection: Connection, records: Sequence[UsageRecord]) -> RecordOwners:
-    """Return what the store knows of the users and keys of these records."""
-    users = _pairs(connection, "users", "tenant_id", sorted({one.user_id for one in records}))
-    return RecordOwners(users, _pairs(connection, "api_keys", "user_id", sorted({one.key_id or "" for one in records})))
+    """Return the owners of the users and keys of some records."""
+    users = _read_pairs(connection, "users", "tenant_id", sorted({one.user_id for one in records}))
+    return RecordOwners(
+        users, _read_pairs(connection, "api_keys", "user_id", sorted({one.key_id or "" for one in records}))
+    )
 
 
 def write_usage(
     connection: Connection, records: Iterable[UsageRecord], owners: RecordOwners | None = None
 ) -> WriteResult:
-    """Insert those that are not there yet, add them to the day's sums and move the gateways' marks.
+    """Insert records that are not in the store yet, add them to the sums, and advance the
+    high-water marks.
 
-    The rows are locked in one order, so that two writers with the same events do not lock each other out. Raises
-    ValueError for an id that is none.
+    Rows are locked in one order, so that two writers with the same events do not deadlock.
+
+    Raises:
+        ValueError: An id is not a UUID.
     """
     offered = {canonical_uuid(record.id): record for record in records}
     if not offered:
         return WriteResult(0, {})
-    insert = _insert_alone if connection.dialect.name == "sqlite" else _insert
+    insert = _insert_as_only_writer if connection.dialect.name == "sqlite" else _insert
     new = insert(connection, offered)
-    sums = _summed(offered[one] for one in new)
+    sums = _sum_by_key(offered[one] for one in new)
     if sums:
         _add(connection, usage_totals, sums)
     arrived: dict[str, set[int]] = {}
     for record in offered.values():
         arrived.setdefault(record.gateway_id, set()).add(record.seq)
     marks = {one: _advance_high_water_mark(connection, one, seqs) for one, seqs in sorted(arrived.items())}
-    # last: all writers of a tenant's usage meet at one row, which they hold until the end of the transaction
+    # # last, because all writers of a tenant's usage wait for its one row until the end of the
+    # transaction
     if new:
         fresh = [offered[one] for one in new]
         _add(connection, tenant_totals, _sum_by_tenant(owners or find_record_owners(connection, fresh), fresh))
@@ -118,7 +125,7 @@ def write_usage(
 
 
 async def insert_usage(connection: AsyncConnection, records: Iterable[UsageRecord]) -> int:
-    """`write_usage` as part of a transaction that is open; how many were new."""
+    """Do `write_usage` in an open transaction. Return the number of new events."""
     return (await connection.run_sync(write_usage, records)).new
 
 
@@ -128,24 +135,28 @@ _FIELDS = tuple(name for name in UsageRecord._fields if name != "tenant_id")
 _WIDTH = len(_FIELDS)
 _summands = itemgetter(*map(_FIELDS.index, SUMMED[1:]))
 _AT = _FIELDS.index("created_at")
-_INSERT_ALONE = (
+_INSERT_SQLITE = (
     f"INSERT INTO usage_records ({', '.join(_FIELDS)}) VALUES ({', '.join('?' * len(_FIELDS))}) "
     "ON CONFLICT (id) DO NOTHING"
 )
-_LAST_ALONE = "SELECT id FROM usage_records ORDER BY rowid DESC LIMIT ?"
+_LAST_SQLITE = "SELECT id FROM usage_records ORDER BY rowid DESC LIMIT ?"
 
 
-def _insert_alone(connection: Connection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
-    """As the one writer that SQLite has: what it inserted are the last rows, where it was not all that was offered."""
+def _insert_as_only_writer(connection: Connection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
+    """Insert records as SQLite's only writer and return the new ids: the last rows, unless all
+    records were new.
+    """
     ids = sorted(offered)
     rows = [(one, *(of := offered[one])[1:_AT], sqlite_timestamp(of.created_at), *of[_AT + 1 : _WIDTH]) for one in ids]
-    new = connection.exec_driver_sql(_INSERT_ALONE, rows).rowcount
-    return ids if new == len(ids) else connection.exec_driver_sql(_LAST_ALONE, (new,)).scalars().all()
+    new = connection.exec_driver_sql(_INSERT_SQLITE, rows).rowcount
+    return ids if new == len(ids) else connection.exec_driver_sql(_LAST_SQLITE, (new,)).scalars().all()
 
 
 def _insert(connection: Connection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
-    """Beside other writers: which are new, PostgreSQL says. All as one text: for each value its driver takes longer
-    than the server does for one in JSON."""
+    """Insert records beside other writers, and return the new ids.
+
+    The rows are one JSON text: asyncpg takes longer to encode a value than PostgreSQL to parse it.
+    """
     rows = [(one, *offered[one][1:_WIDTH]) for one in sorted(offered)]
     new: Sequence[str] | None = connection.exec_driver_sql(_INSERT_JSON, (to_json(rows).decode(),)).scalar()
     return new or ()
@@ -156,7 +167,7 @@ _POSTGRES: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 def _type_of(name: str) -> str:
     kind = usage_records.c[name].type
-    # without its length, to which a cast would cut
+    # # without a length, to which a cast would truncate
     return "text" if isinstance(kind, String) else kind.compile(_POSTGRES)
 
 
@@ -174,30 +185,34 @@ _INSERT_JSON = (
 _Sums = dict[tuple[Any, ...], tuple[int, ...]]
 
 
-def _summed(new: Iterable[UsageRecord]) -> _Sums:
-    """By the primary key of `usage_totals`."""
-    return _added(((one.user_id, _day(one), one.model, one.key_id or ""), (1, *_summands(one))) for one in new)
+def _sum_by_key(new: Iterable[UsageRecord]) -> _Sums:
+    """Return sums by the primary key of `usage_totals`."""
+    return _group_sums(((one.user_id, _day(one), one.model, one.key_id or ""), (1, *_summands(one))) for one in new)
 
 
 def _sum_by_tenant(owners: RecordOwners, new: Iterable[UsageRecord]) -> _Sums:
-    """Return sums by the primary key of `tenant_totals`. For a user that the store does not know, the tenant is the
-    event's."""
-    return _added(
+    """Return sums by the primary key of `tenant_totals`.
+
+    The tenant of an unknown user is the event's.
+    """
+    return _group_sums(
         ((owners.tenants.get(one.user_id, one.tenant_id), _day(one), one.model), (1, *_summands(one))) for one in new
     )
 
 
-def _pairs(connection: Connection, table: str, column: str, ids: Sequence[str]) -> dict[str, str]:
+def _read_pairs(connection: Connection, table: str, column: str, ids: Sequence[str]) -> dict[str, str]:
     if connection.dialect.name == "sqlite":
         statement = f"SELECT id, {column} FROM {table} WHERE id IN (SELECT value FROM json_each(?))"
         rows = connection.exec_driver_sql(statement, (json.dumps(ids),))
     else:
         kind = "uuid" if table == "users" else "text"
-        rows = _run(connection, f"SELECT id::text, {column}::text FROM {table} WHERE id = ANY(?::{kind}[])", list(ids))
+        rows = _execute(
+            connection, f"SELECT id::text, {column}::text FROM {table} WHERE id = ANY(?::{kind}[])", list(ids)
+        )
     return {one: of for one, of in rows}  # noqa: C416  dict() does not know that a row is a pair
 
 
-def _added(summands: Iterable[tuple[tuple[Any, ...], tuple[int, ...]]]) -> _Sums:
+def _group_sums(summands: Iterable[tuple[tuple[Any, ...], tuple[int, ...]]]) -> _Sums:
     groups: dict[tuple[Any, ...], list[tuple[int, ...]]] = {}
     for key, some in summands:
         groups.setdefault(key, []).append(some)
@@ -205,15 +220,15 @@ def _added(summands: Iterable[tuple[tuple[Any, ...], tuple[int, ...]]]) -> _Sums
 
 
 def _add(connection: Connection, table: Table, sums: _Sums) -> None:
-    """To the rows of `table`, whose primary keys they are by."""
+    """Add sums to the rows of `table` with these primary keys."""
     rows = sorted((*key, *some) for key, some in sums.items())
     if connection.dialect.name == "sqlite":
         rows = [tuple(one.isoformat() if isinstance(one, date) else one for one in row) for row in rows]
-    connection.exec_driver_sql(_with_places(connection.dialect.name, _adding(table)), rows)
+    connection.exec_driver_sql(_with_placeholders(connection.dialect.name, _add_statement(table)), rows)
 
 
 @lru_cache(maxsize=4)
-def _adding(table: Table) -> str:
+def _add_statement(table: Table) -> str:
     keys = ", ".join(column.name for column in table.primary_key)
     names, values = f"{keys}, {', '.join(SUMMED)}", ", ".join("?" * (len(table.primary_key) + len(SUMMED)))
     added = ", ".join(
@@ -234,21 +249,21 @@ _MARK = "SELECT next_seq FROM gateways WHERE id = ?"
 _LOCKED = f"{_MARK} FOR UPDATE"
 _BEGIN = "INSERT INTO gateways (id, next_seq) VALUES (?, 0) ON CONFLICT DO NOTHING"
 _MOVE = "UPDATE gateways SET next_seq = ? WHERE id = ?"
-_BEHIND = "SELECT seq FROM usage_records WHERE gateway_id = ? AND seq >= ? ORDER BY seq LIMIT ?"
+_NEXT_NUMBERS = "SELECT seq FROM usage_records WHERE gateway_id = ? AND seq >= ? ORDER BY seq LIMIT ?"
 
 
 def _advance_high_water_mark(connection: Connection, gateway_id: str, arrived: set[int]) -> int:
-    """Move the mark past all that has come without a gap, `arrived` with it; where it is then.
+    """Advance the mark past all events without a gap, and return it.
 
-    A number that is further ahead than `MAX_SEQUENCE_LEAD` begins a new count, so that a gap is never reported as quadrillions
-    of missing events.
+    A number more than MAX_SEQUENCE_LEAD ahead begins a new count, so that a gap is never reported
+    as quadrillions of missing events.
     """
-    # SQLite has one writer, and no word for a lock on a row
+    # # SQLite has one writer, and no row locks
     locked = _MARK if connection.dialect.name == "sqlite" else _LOCKED
-    mark = _run(connection, locked, gateway_id).scalar()
+    mark = _execute(connection, locked, gateway_id).scalar()
     if mark is None:
-        _run(connection, _BEGIN, gateway_id)
-        mark = _run(connection, locked, gateway_id).scalar() or 0
+        _execute(connection, _BEGIN, gateway_id)
+        mark = _execute(connection, locked, gateway_id).scalar() or 0
     reached = mark
     far = [seq for seq in arrived if seq > mark + MAX_SEQUENCE_LEAD]
     if far:
@@ -261,15 +276,18 @@ def _advance_high_water_mark(connection: Connection, gateway_id: str, arrived: s
         reached += 1
     reached = _first_missing_sequence(connection, gateway_id, reached)
     if reached != mark:
-        _run(connection, _MOVE, reached, gateway_id)
+        _execute(connection, _MOVE, reached, gateway_id)
     return reached
 
 
 def _first_missing_sequence(connection: Connection, gateway_id: str, mark: int) -> int:
-    """The first number from `mark` on that is not there: page by page, a range of the index each, because an
-    anti-join gets a plan that is quadratic while the planner has no statistics."""
+    """Return the first number from `mark` on that is missing.
+
+    Pages of the index are read one after the other: an anti-join gets a quadratic plan while the
+    planner has no statistics.
+    """
     while True:
-        seqs = _run(connection, _BEHIND, gateway_id, mark, GAP_PAGE_SIZE).scalars().all()
+        seqs = _execute(connection, _NEXT_NUMBERS, gateway_id, mark, GAP_PAGE_SIZE).scalars().all()
         for seq in seqs:
             if seq > mark:
                 return mark
@@ -281,12 +299,12 @@ def _first_missing_sequence(connection: Connection, gateway_id: str, mark: int) 
 # -- statements --------------------------------------------------------------------------------------------------------
 
 
-def _run(connection: Connection, statement: str, *values: Any) -> CursorResult[Any]:
-    return connection.exec_driver_sql(_with_places(connection.dialect.name, statement), values)
+def _execute(connection: Connection, statement: str, *values: Any) -> CursorResult[Any]:
+    return connection.exec_driver_sql(_with_placeholders(connection.dialect.name, statement), values)
 
 
 @lru_cache(maxsize=64)
-def _with_places(dialect: str, statement: str) -> str:
-    """As the database's driver marks places for values: `?`, or `$1`, `$2` …"""
+def _with_placeholders(dialect: str, statement: str) -> str:
+    """Return a statement with the driver's placeholders: `?`, or `$1`, `$2`, …"""
     numbers = count(1)
     return statement if dialect == "sqlite" else re.sub(r"\?", lambda _: f"${next(numbers)}", statement)

@@ -1,4 +1,4 @@
-"""`llmops top`: what gateways and engines say about themselves at /metrics, as one screen.
+"""The screen of `llmops top`, from the metrics pages of gateways and engines.
 
-What is measured belongs to `gateway/telemetry/` and to the engine model.
+The metrics themselves belong to `gateway/telemetry/` and to the engine model.
 """

@@ -1,4 +1,4 @@
-"""What the tables of `llmops top` say, column by column."""
+"""The columns of the tables of `llmops top`."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmops.untrusted_text import escape_unsafe
 
 MISSING_VALUE = "-"
 BAD, POOR = "bold red", "yellow"
-# from where on it is worth a look, and where somebody is woken (docs/metrics.md)
+# # values from which on a cell is yellow, and red, at which alerts fire (docs/metrics.md)
 TTFT_S, TPOT_MS, KV_USE, GOODPUT, HIT = (0.5, 1.0), (50.0, 100.0), (0.9, 0.95), (0.9, 0.85), (0.4, 0.3)
 STATES = {"ready": "green", "starting": "cyan", "draining": POOR, "suspect": POOR, "gone": BAD}
 GAP = 2
@@ -25,7 +25,10 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Column(Generic[R]):
-    """`dropped`: where a terminal is too narrow, the columns with the highest go first; 0 stays."""
+    """A column.
+
+    In a narrow terminal the columns with the highest `dropped` are left out first; 0 always stays.
+    """
 
     name: str
     text: Callable[[R], str | Text]
@@ -34,7 +37,7 @@ class Column(Generic[R]):
 
 
 def table(columns: Sequence[Column[R]], rows: Sequence[R], width: int) -> Table:
-    """With as many of the columns as there is room for."""
+    """Return a table with as many of the columns as fit."""
     cells = {one: [_text(one.text(row)) for row in rows] for one in columns}
     widths = {one: max(map(len, (one.name, *map(str, cells[one])))) for one in columns}
     kept = list(columns)
@@ -53,7 +56,7 @@ def _text(cell: str | Text) -> Text:
 
 
 def number(value: float | None) -> str:
-    """Three figures at least, and no more than four characters before its unit."""
+    """Format a number with three significant digits, and at most four characters before its unit."""
     if value is None:
         return MISSING_VALUE
     for size_, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -83,7 +86,10 @@ def size(value: float | None) -> str:
 
 
 def _highlight(text: str, value: float | None, limits: tuple[float, float]) -> Text:
-    """Yellow from the first limit on, red from the second; downwards where the second is the lower one."""
+    """Return yellow from the first limit on and red from the second.
+
+    If the second is smaller, low values are bad.
+    """
     if value is None:
         return Text(text)
     look, wake = limits
@@ -100,7 +106,7 @@ def _ready(row: ModelRow) -> Text:
 
 
 def _waiting(row: ModelRow) -> str:
-    """By tier, where there are several."""
+    """Return the number of waiting requests, by tier if there are several."""
     tiers = {tier: count for tier, count in row.waiting.items() if count}
     if set(row.waiting) <= {"default"} or not tiers:
         return number(sum(tiers.values()))

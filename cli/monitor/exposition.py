@@ -1,4 +1,4 @@
-"""Pages of /metrics as numbers, and what was counted between two of them."""
+"""Metrics pages as numbers, and increases of counters between two pages."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmops.untrusted_text import escape_unsafe
 
-#: Characters of a label that are shown: a longer name would fill the screen.
+#: Characters shown of a label: a longer name would fill the screen.
 MAX_LABEL_LENGTH = 100
-#: Larger numbers, and what is no number, are no counts of anything.
+#: The largest plausible value of a count. Larger numbers and NaN are ignored.
 MAX_VALUE = 1e18
 Labels = Mapping[str, str]
 _Series = dict[frozenset[tuple[str, str]], float]
 
 
 class MetricsPage:
-    """One exposition. `at`: when it came, by a monotonic clock (s)."""
+    """A metrics page. `at` is the time of its arrival in seconds of a monotonic clock."""
 
     def __init__(self, text: str, at: float) -> None:
-        """Raises ValueError for a text that is none of Prometheus'."""
+        """Parse a page. Raises ValueError if it is not in Prometheus' text format."""
         self.at = at
         self._series: dict[str, _Series] = defaultdict(dict)
         try:
@@ -34,19 +34,22 @@ class MetricsPage:
                         )
                         self._series[sample.name][frozenset(labels)] = sample.value
         except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            # what the parser stumbles over in other texts
+            # # the parser fails with various errors on other texts
             raise ValueError(f"not metrics ({type(error).__name__})") from error
 
     def __contains__(self, name: str) -> bool:
         return name in self._series
 
     def series(self, name: str) -> Iterator[tuple[Labels, float]]:
-        """Labels and value of each."""
+        """Return labels and value of each sample of a metric."""
         for labels, value in self._series.get(name, {}).items():
             yield dict(labels), value
 
     def increases(self, name: str, before: MetricsPage) -> Iterator[tuple[Labels, float]]:
-        """What each counter of that name was raised by since then. One that fell began anew, as its process did."""
+        """Return the increase of each counter since an earlier page.
+
+        A counter that fell was restarted from 0.
+        """
         known = before._series.get(name, {})
         for labels, value in self._series.get(name, {}).items():
             last = known.get(labels, 0.0)
@@ -54,10 +57,12 @@ class MetricsPage:
 
 
 class MetricsWindow:
-    """The pages of one process within a window: rates are between its first and its last."""
+    """The pages of one process within a time window. Rates are between the first and the last page."""
 
     def __init__(self, window: float) -> None:
-        """`window` in seconds."""
+        """Args:
+        window: Length of the window in seconds.
+        """
         self._window = window
         self._pages: deque[MetricsPage] = deque()
 
@@ -67,7 +72,7 @@ class MetricsWindow:
             self._pages.popleft()
 
     def clear(self) -> None:
-        """It was away: what it counts from now on may have another beginning."""
+        """Forget all pages. After an outage, the counters may have been restarted."""
         self._pages.clear()
 
     @property
@@ -76,7 +81,7 @@ class MetricsWindow:
 
     @property
     def seconds(self) -> float:
-        """Between the two; 0 where there is one page alone."""
+        """Return the seconds between the first and the last page, or 0 if there are fewer than two."""
         return self._pages[-1].at - self._pages[0].at if len(self._pages) > 1 else 0.0
 
     def increases(self, name: str) -> Iterator[tuple[Labels, float]]:
@@ -85,7 +90,7 @@ class MetricsWindow:
 
 
 class LabelSums:
-    """Values added up by a label, over any number of pages."""
+    """Sums of samples by a label, over any number of pages."""
 
     def __init__(self, *labels: str) -> None:
         self._labels = labels
@@ -96,13 +101,17 @@ class LabelSums:
             self.values[tuple(labels.get(name, "") for name in self._labels)] += value * factor
 
     def of(self, *values: str) -> dict[str, float]:
-        """By the last label, where those before it have these values."""
+        """Return sums by the last label, of samples whose other labels have these values."""
         return {key[-1]: value for key, value in self.values.items() if key[:-1] == values}
 
 
 def quantile(share: float, buckets: Mapping[str, float]) -> float | None:
-    """Of cumulative counts by upper bound (`le`), as PromQL's histogram_quantile has it: evenly within a bucket, and
-    the highest bound for what is above it. None where nothing was counted."""
+    """Return a quantile of cumulative bucket counts by upper bound (`le`), like PromQL's
+    histogram_quantile.
+
+    Values are assumed to be evenly distributed within a bucket. The result is the highest finite
+    bound for values above it, and None without observations.
+    """
     known = ((_bound(bound), count) for bound, count in buckets.items())
     bounds = sorted((bound, count) for bound, count in known if not math.isnan(bound))
     if len(bounds) < 2 or not math.isinf(bounds[-1][0]) or bounds[-1][1] <= 0:
@@ -117,7 +126,7 @@ def quantile(share: float, buckets: Mapping[str, float]) -> float | None:
 
 
 def _bound(text: str) -> float:
-    """Return the upper bound of a bucket, NaN for a text that is none."""
+    """Return the upper bound of a bucket, or NaN if the text is not a number."""
     try:
         return float(text)
     except ValueError:

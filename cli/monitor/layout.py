@@ -1,4 +1,4 @@
-"""How `llmops top` looks: models, their replicas, and the gateways, as wide and as long as there is room."""
+"""The layout of `llmops top`: models, their replicas and the gateways, as large as the terminal."""
 
 from __future__ import annotations
 
@@ -17,14 +17,19 @@ from llmops.untrusted_text import escape_unsafe
 if TYPE_CHECKING:
     from llmops.cli.monitor.snapshot import ModelRow
 
-# lines that are not rows: the first, blank ones, and the headings of three tables
+#: Lines that are not rows: the title, blank lines and the headings of three tables.
 FRAME = 7
 
 
 def render_screen(
     board: FleetSnapshot, view: ViewOptions, width: int, height: int | None = None, keys: str = ""
 ) -> RenderableType:
-    """`height` in lines, None for as long as it is; `keys`: what can be pressed."""
+    """Return the screen.
+
+    Args:
+        height: Maximum number of lines, or None for no limit.
+        keys: The keys that can be pressed.
+    """
     models = sorted(board.models, key=lambda row: (SORT_ORDERS[view.sort](row), row.model))
     there = [one for one in board.gateways if not one.problem]
     away = [Text(f"{one.url}  {one.problem}", BAD) for one in board.gateways if one.problem]
@@ -56,7 +61,7 @@ def _heading(board: FleetSnapshot, view: ViewOptions, keys: str) -> Text:
 
 
 def _replicas(rows: Sequence[ReplicaRow], width: int, room: int | None) -> list[RenderableType]:
-    """Those in trouble first, then the fullest."""
+    """Return the replicas, those with problems first, then by load."""
     rows = sorted(
         rows, key=lambda row: (row.state in ("ready", ""), not row.doubts, descending(row.kv_use), row.replica)
     )
@@ -69,11 +74,11 @@ def _replicas(rows: Sequence[ReplicaRow], width: int, room: int | None) -> list[
 
 
 def descending(value: float | None) -> float:
-    """A key that puts the largest first, and what nobody knows last."""
+    """Return a sort key that puts the largest value first and None last."""
     return float("inf") if value is None else -value
 
 
-# what is most worth a look comes first
+# # the values most worth attention come first
 SORT_ORDERS: Mapping[str, Callable[[ModelRow], float]] = {
     "requests": lambda row: descending(row.requests_per_s),
     "waiting": lambda row: -sum(row.waiting.values()),
@@ -89,7 +94,7 @@ SORT_ORDERS: Mapping[str, Callable[[ModelRow], float]] = {
 
 @dataclass(frozen=True)
 class ViewOptions:
-    """What the one who looks has chosen."""
+    """The choices of the user: sorting and filters."""
 
     sort: str = "requests"
     replicas: bool = True

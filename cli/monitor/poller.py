@@ -1,4 +1,4 @@
-"""Who is asked for `llmops top`: gateways, and the engines behind those that have one Triton alone."""
+"""Polling of metrics for `llmops top`: gateways, and the engines of gateways with a single Triton."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from llmops.gateway.telemetry.metric_definitions import SERVER_REACHABLE
 from llmops.http_fetch import fetch_bounded
 from llmops.untrusted_text import escape_unsafe
 
-# what a connection may take, and an answer (s): a gateway asks its other workers for as long as Prometheus waits
+#: Seconds for a connection and for a response. A gateway waits for its other workers as long as
+#: Prometheus does.
 CONNECT_TIMEOUT, READ_TIMEOUT = 2.0, 10.0
 
 
-#: Bytes of one answer. A gateway with a hundred models and replicas sends about one million.
+#: Bytes of a response. A gateway with a hundred models and replicas sends about one million.
 MAX_PAGE_BYTES = 4 * 2**20
 
 _Name = Annotated[str, AfterValidator(lambda text: escape_unsafe(text, MAX_LABEL_LENGTH))]
@@ -52,27 +53,35 @@ class _Worker(BaseModel):
 
 
 class _ReplicaStates(BaseModel):
-    """The answer to GET /replicas, as far as `llmops top` shows it."""
+    """The response of GET /replicas, as far as `llmops top` shows it."""
 
     gateways: list[_Worker]
 
 
 class GatewayPoller:
-    """Asked again and again. Nothing that is away is an error: it is a line."""
+    """A poller of gateways and engines.
+
+    An unreachable gateway is a row with its problem, not an error.
+    """
 
     def __init__(self, gateways: Sequence[str], engines: Sequence[str], window: float, key: str | None) -> None:
-        """`gateways`: URLs, or dns:NAME:PORT for all addresses behind a name; `engines`: HOST:PORT of Triton's metrics,
-        port 8002 of the gateways' servers where there are none. Raises InputError."""
+        """Args:
+            gateways: URLs, or dns:NAME:PORT for all addresses of a name.
+            engines: HOST:PORT of Triton's metrics; by default port 8002 of the gateways' servers.
+
+        Raises:
+            InputError: A URL is invalid.
+        """
         self._gateways = [_place(one) for one in gateways]
         self._engines, self._window = engines, window
-        # gateways' alone: engines ask for no key, and are told none
+        # # for gateways only: engines require no key, and must not see it
         self._key = {"authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT))
         self._recent: dict[str, MetricsWindow] = {}
         self._workers: dict[str, frozenset[str]] = {}
 
     async def look(self) -> FleetSnapshot:
-        """What all say now."""
+        """Poll everything and return a snapshot."""
         urls, away = await self._found()
         gateways = [*await asyncio.gather(*map(self._gateway, urls)), *away]
         engines = {} if rows_from_gateways(gateways) else await self._engine_pages(gateways)
@@ -82,7 +91,7 @@ class GatewayPoller:
         await self._http.aclose()
 
     async def _found(self) -> tuple[list[str], list[PolledGateway]]:
-        """The URLs of the gateways, and the names that DNS_PREFIX knows nothing of."""
+        """Return the gateways' URLs, and the names that have no address."""
         urls: dict[str, None] = {}
         away = []
         for one in self._gateways:
@@ -108,7 +117,7 @@ class GatewayPoller:
         workers = frozenset(str(worker.get("gateway")) for worker in beliefs)
         problem = ""
         if workers and not workers & self._workers.setdefault(url, workers):
-            # of two processes behind one address the differences mean nothing
+            # # differences between two processes behind one address mean nothing
             recent.clear()
             problem = "another process than before answers: it was started again, or this is a balancer"
         self._workers[url] = workers or self._workers.get(url, workers)
@@ -116,7 +125,9 @@ class GatewayPoller:
         return PolledGateway(url, recent, problem, beliefs)
 
     async def _beliefs(self, url: str) -> Sequence[Mapping[str, Any]]:
-        """Nothing where there is one Triton alone, or the key may not ask."""
+        """Return the replica states of a gateway, or nothing if it has one Triton or the key lacks
+        permission.
+        """
         try:
             body = await asyncio.wait_for(
                 fetch_bounded(self._http, f"{url}/replicas", MAX_PAGE_BYTES, self._key), READ_TIMEOUT
@@ -126,7 +137,7 @@ class GatewayPoller:
             return ()
 
     async def _engine_pages(self, gateways: Sequence[PolledGateway]) -> Mapping[str, MetricsWindow]:
-        """By HOST:PORT, of those that answer."""
+        """Return the metrics pages of the engines that answer, by HOST:PORT."""
         wanted = list(self._engines) or _servers(gateways)
         pages = await asyncio.gather(*(self._page(f"http://{one}/metrics") for one in wanted))
         found = {}
@@ -137,7 +148,7 @@ class GatewayPoller:
         return found
 
     async def _page(self, url: str, headers: Mapping[str, str] = {}) -> MetricsPage | str:
-        """Or why there is none."""
+        """Return a page, or the reason why it cannot be read."""
         try:
             body = await asyncio.wait_for(fetch_bounded(self._http, url, MAX_PAGE_BYTES, headers), READ_TIMEOUT)
             return MetricsPage(body.decode(), time.monotonic())
@@ -170,7 +181,7 @@ def _place(text: str) -> str | DnsAddress:
 
 
 def _servers(gateways: Sequence[PolledGateway]) -> list[str]:
-    """Port 8002 of the hosts that gateways have their Triton on."""
+    """Return port 8002 of the hosts of the gateways' Tritons."""
     hosts = {
         labels["server"].rpartition(":")[0]
         for one in gateways

@@ -1,4 +1,4 @@
-"""The numbers of `llmops top`: those of docs/metrics.md, from pages of /metrics and from what gateways believe."""
+"""The numbers of `llmops top`, from metrics pages and replica states (docs/metrics.md)."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from llmops.cli.monitor.exposition import LabelSums, MetricsWindow, quantile
 from llmops.contract import ENGINE_SUFFIX
 from llmops.gateway.telemetry import metric_definitions
 
-# of the outcomes of an answer, those that are nobody's success
+# # outcomes of an answer that are failures
 UNHEALTHY_STATES = ("failed", "shed", "aborted")
 
 
 @dataclass(frozen=True)
 class PolledGateway:
-    """A gateway that was asked: what it counted lately, or the `problem` why it said nothing. `beliefs`: what each of
-    its workers believes of its replicas, as GET /replicas has it."""
+    """A polled gateway: its recent counts, or the `problem` why there are none.
+
+    `beliefs`: the replica states of each of its workers, from GET /replicas.
+    """
 
     url: str
     recent: MetricsWindow
@@ -28,8 +30,11 @@ class PolledGateway:
 
 @dataclass(frozen=True)
 class ReplicaRow:
-    """A model on one server. `doubts`: gateways' workers that believe it to be in another state; `own`: streams that
-    these gateways have open there; times in ms."""
+    """A model on one server.
+
+    `doubts`: gateway workers that report a different state. `own`: streams of the reporting
+    gateways. Times are in milliseconds.
+    """
 
     model: str
     replica: str
@@ -48,8 +53,11 @@ class ReplicaRow:
 
 @dataclass(frozen=True)
 class ModelRow:
-    """A model at all gateways. Shares are of 1, rates per second, None what nobody knows: without traffic there is no
-    goodput. `kv_use` is the fullest of the ready replicas, `batch` their mean."""
+    """A model at all gateways. Shares are fractions of 1, rates per second. None: not known, such
+    as goodput without traffic.
+
+    `kv_use` is that of the fullest ready replica, `batch` the mean of the ready replicas.
+    """
 
     model: str
     ready: int | None = None
@@ -74,8 +82,11 @@ class ModelRow:
 
 @dataclass(frozen=True)
 class GatewayRow:
-    """`refused_per_s` by HTTP status; `loop_held`: share of the time in which its own work kept streams waiting;
-    `unreached`: servers that it cannot reach, each with the reason."""
+    """A gateway.
+
+    `refused_per_s` is by HTTP status. `loop_held`: share of the time in which the gateway's own
+    work delayed streams. `unreached`: servers that the gateway cannot reach, with the reasons.
+    """
 
     url: str
     problem: str = ""
@@ -89,7 +100,7 @@ class GatewayRow:
 
 @dataclass(frozen=True)
 class FleetSnapshot:
-    """`seconds` that rates are over; 0 where there was one look alone."""
+    """A snapshot of a fleet. `seconds` is the length of the window of rates, 0 after a single poll."""
 
     seconds: float
     models: Sequence[ModelRow]
@@ -98,7 +109,11 @@ class FleetSnapshot:
 
 
 def make_snapshot(gateways: Sequence[PolledGateway], engines: Mapping[str, MetricsWindow]) -> FleetSnapshot:
-    """`engines`: pages of Triton's metrics by HOST:PORT, for replicas of which no gateway speaks."""
+    """Return a snapshot.
+
+    Args:
+        engines: Triton's metrics pages by HOST:PORT, for replicas that no gateway reports.
+    """
     there = [one.recent for one in gateways if not one.problem]
     replicas = rows_from_gateways(gateways) or rows_from_triton(engines)
     counted = _ModelCounters(there)
@@ -111,7 +126,7 @@ def make_snapshot(gateways: Sequence[PolledGateway], engines: Mapping[str, Metri
 
 
 class _ModelCounters:
-    """Sums over gateways, by model."""
+    """Sums of counters over gateways, by model."""
 
     def __init__(self, gateways: Sequence[MetricsWindow]) -> None:
         self._rates = {
@@ -124,7 +139,7 @@ class _ModelCounters:
                 metric_definitions.PREFIX_LOOKUP_TOKENS,
             )
         }
-        # rates of buckets and not their counts: gateways need not have been watched for equally long
+        # # rates of buckets, because gateways may have been watched for different times
         self._buckets = {
             name: self._sums(gateways, name, ("model", "le"), "_bucket", rate=True)
             for name in (metric_definitions.TTFT, metric_definitions.TPOT)
@@ -137,7 +152,7 @@ class _ModelCounters:
         self._rated = any(one.seconds > 0 for one in gateways)
 
     def models(self, replicas: Iterable[ReplicaRow]) -> list[str]:
-        """All that somebody names."""
+        """Return the models that any gateway names."""
         found = {model for (model,) in self._active.values} | {model for model, _ in self._waiting.values}
         return sorted(found | set(self._states) | {one.model for one in replicas})
 
@@ -174,7 +189,10 @@ class _ModelCounters:
         return self._rates[name].values.get((model,), 0.0) if self._rated else None
 
     def _see_states(self, gateway: MetricsWindow) -> None:
-        """Each gateway sees the same replicas: the one that sees most of a state is believed."""
+        """Count the states of replicas.
+
+        Gateways share replicas, so the highest count of a state is used.
+        """
         sums = LabelSums("model", "state")
         if gateway.last is not None:
             sums.add(gateway.last.series(metric_definitions.REPLICAS.name))
@@ -202,7 +220,7 @@ class _ModelCounters:
 
 
 def rows_from_gateways(gateways: Sequence[PolledGateway]) -> list[ReplicaRow]:
-    """Each replica as the worker believes that heard of it last."""
+    """Return a row per replica, from the worker with the most recent update."""
     lines: dict[tuple[str, str], list[Mapping[str, Any]]] = defaultdict(list)
     for gateway in gateways:
         for worker in gateway.beliefs:
@@ -237,7 +255,7 @@ def _replica(model: str, lines: Sequence[Mapping[str, Any]]) -> ReplicaRow:
 
 
 def rows_from_triton(engines: Mapping[str, MetricsWindow]) -> list[ReplicaRow]:
-    """Replicas as Triton's own metrics show them."""
+    """Return a row per replica, from Triton's own metrics."""
     rows = []
     for server, recent in sorted(engines.items()):
         if recent.last is None:

@@ -1,4 +1,4 @@
-"""A screen of its own that is drawn again and again, and leaves the terminal as it was."""
+"""A full-screen display that is redrawn periodically and restores the terminal."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from llmops.cli.monitor.snapshot import FleetSnapshot
 
 KEYS = "q quits  s sorts  r replicas"
 QUIT = "q"
-# what arrows and the like send
+#: Escape sequences of arrow keys and the like.
 SEQUENCES = re.compile(r"\x1b(\[[0-9;]*[A-Za-z~]|O.)?")
 
 
 async def poll_forever(sources: GatewayPoller, interval: float) -> AsyncIterator[FleetSnapshot]:
-    """Without end, `interval` seconds apart."""
+    """Yield a snapshot every `interval` seconds, without end."""
     while True:
         yield await sources.look()
         await asyncio.sleep(interval)
 
 
 async def show_live(sources: GatewayPoller, view: ViewOptions, interval: float, console: Console) -> None:
-    """Until q is pressed, or a signal ends it."""
+    """Show snapshots until q is pressed or a signal arrives."""
     events: asyncio.Queue[FleetSnapshot | str] = asyncio.Queue()
     watching = asyncio.create_task(_redraw(sources, interval, events))
     watching.add_done_callback(lambda _: events.put_nowait(QUIT))
@@ -67,7 +67,9 @@ def _handle_key(view: ViewOptions, key: str) -> ViewOptions:
 
 @contextlib.contextmanager
 def _quit_on_signals(tell: Callable[[str], None]) -> Iterator[None]:
-    """Ctrl-C is a way to leave, and whoever ends the process does not want a terminal without a cursor."""
+    """Return an event set by SIGINT and SIGTERM, so that the cursor is restored before the process
+    ends.
+    """
     loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for one in signals:
         loop.add_signal_handler(one, tell, QUIT)
@@ -80,7 +82,7 @@ def _quit_on_signals(tell: Callable[[str], None]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _read_keys(tell: Callable[[str], None]) -> Iterator[None]:
-    """Keys as they are pressed, without Enter."""
+    """Read keys as they are pressed, without Enter."""
     if not sys.stdin.isatty():
         yield
         return
@@ -91,7 +93,7 @@ def _read_keys(tell: Callable[[str], None]) -> Iterator[None]:
             keys = os.read(terminal, 64).decode(errors="replace")
         except OSError:
             keys = ""
-        # nothing to read is no terminal any more
+        # # end of input means that the terminal is gone
         for key in SEQUENCES.sub("", keys) if keys else QUIT:
             tell(key)
 

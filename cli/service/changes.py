@@ -1,4 +1,6 @@
-"""What a description would change: against the engines that are built beside it, and the gateway that runs."""
+"""Differences between llmops.yaml and what exists: engines beside it, and models of a running
+gateway.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,7 @@ from llmops.cli.service.service_file import LoadedService
 
 
 class ServiceChange(NamedTuple):
-    """`what` of a model, from `old` to `new`; None where there is none."""
+    """A change of a model's `what` from `old` to `new`. None stands for absence."""
 
     model: str
     what: str
@@ -27,7 +29,7 @@ class ServiceChange(NamedTuple):
 
 
 def engine_changes(described: LoadedService) -> Iterator[ServiceChange]:
-    """What `llmops build -f` would build."""
+    """Return what `llmops build -f` would build."""
     for name in described.service.models:
         folder = described.engine(name)
         if not (folder / FILE_NAME).is_file():
@@ -44,7 +46,10 @@ def engine_changes(described: LoadedService) -> Iterator[ServiceChange]:
 
 
 def _compared(manifest: EngineManifest, described: LoadedService, name: str) -> dict[str, tuple[Any, Any]]:
-    """(what was built, what is described), None where the description leaves it to the target."""
+    """Return the built and the described value of each field.
+
+    The described value is None if the target decides it.
+    """
     spec, layout, limits = spec_of(described, name), manifest.parallelism, manifest.limits
     return {
         "checkpoint": (manifest.source.checkpoint, spec.checkpoint),
@@ -61,7 +66,7 @@ def _compared(manifest: EngineManifest, described: LoadedService, name: str) -> 
 
 
 def served_model_changes(described: LoadedService, served: Sequence[str]) -> Iterator[ServiceChange]:
-    """What a gateway that serves these models lacks, or has too many of."""
+    """Return models that a gateway with this service lacks, and models that it should not have."""
     models = described.service.models
     yield from (ServiceChange(name, "served", None, "by the gateway") for name in models if name not in served)
     yield from (ServiceChange(name, "served", "by the gateway", None) for name in served if name not in models)

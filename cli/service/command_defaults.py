@@ -1,4 +1,4 @@
-"""What each command reads of a description: its own parameters, as if they had been typed."""
+"""The parameters that each command takes from llmops.yaml, as if they had been typed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from llmops.build.spec import BuildSpec
     from llmops.cli.service.service_file import LoadedService
 
-# a flag of `llmops build` for each field of `build`, and the two that are not called alike
+# # the flag of `llmops build` for each field of `build`; two have other names
 _BUILD = ("target", "kv_cache", "gpu", "tp", "pp", "ep", "max_batch_size", "max_seq_len", "max_num_tokens")
 
 
@@ -30,19 +30,22 @@ def build_defaults(described: LoadedService, name: str) -> dict[str, Any]:
 
 
 def spec_of(described: LoadedService, name: str) -> BuildSpec:
-    """The build of one model."""
+    """Return the build of one model."""
     from llmops.build.spec import BuildSpec
 
     return BuildSpec(**{**build_defaults(described, name), "options": dict(described.service.models[name].build.set)})
 
 
 def plan_defaults(described: LoadedService, name: str) -> dict[str, Any]:
-    """A model that is described for a CPU is planned for the GPU of the planner's default."""
+    """Return the parameters of `llmops plan`.
+
+    A model described for a CPU is planned for the planner's default GPU.
+    """
     model = described.service.models[name]
     build, gpus = model.build, TARGETS[model.build.target].gpus
     layout = {"tp": build.tp, "pp": build.pp, "ep": build.ep, "target": build.target, "quant": build.quant}
     limits = {"max_seq_len": build.max_seq_len, "max_num_tokens": build.max_num_tokens, "gpu": build.gpu}
-    # `auto` asks the planner how many there are to be; what one is was decided in the file
+    # # `auto` leaves only the number of replicas to the planner; the file decides what a replica is
     load = model.traffic.model_dump()
     shape = layout | limits if gpus else {}
     return _given(name=name, checkpoint=model.checkpoint, **load, **model.slo.model_dump(), **shape)
@@ -62,7 +65,9 @@ def verify_defaults(described: LoadedService, name: str) -> dict[str, Any]:
 
 
 def bench_defaults(described: LoadedService, name: str) -> dict[str, Any]:
-    """The load of `traffic` against the gateway's address, held to `slo`."""
+    """Return the parameters of `llmops bench`: the load of `traffic` against the gateway, with the
+    objectives of `slo`.
+    """
     model, settings = described.service.models[name], described.settings
     load, slo = model.traffic, model.slo
     held = {"ttft": slo.ttft_p95, "tpot": slo.tpot_p95}

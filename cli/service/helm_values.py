@@ -1,4 +1,7 @@
-"""The Helm chart's values that follow from llmops.yaml; the others are in deploy/helm/llmops/values.yaml."""
+"""Values of the Helm chart that follow from llmops.yaml.
+
+Others are in deploy/helm/llmops/values.yaml.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,7 @@ class ClusterResources:
 
 
 class HelmValues(NamedTuple):
-    """Values for `helm install -f`, and what is left to do before, a sentence each."""
+    """Values for `helm install -f`, and sentences about what is left to do before."""
 
     values: dict[str, Any]
     notes: list[str]
@@ -59,7 +62,7 @@ def make_helm_values(
     Raises:
         InputError: A cluster cannot serve one of the models, or cannot reach one of the addresses.
     """
-    # not the settings of this machine's environment
+    # # without the settings of this machine's environment
     settings = load_settings(replace(described.layers, alone=True))
     models = described.service.models
     names = _pool_names(models)
@@ -108,7 +111,7 @@ def _pool_names(models: Mapping[str, ModelSection]) -> dict[str, str]:
 
 
 def _access(settings: GatewaySettings) -> dict[str, Any]:
-    """Return the values that name Secrets: passwords stay where they are."""
+    """Return the values that name Secrets: passwords stay in the Secrets."""
     secrets: dict[str, Any] = {}
     kafka = settings.kafka
     if settings.store is not None:
@@ -149,7 +152,7 @@ def _pool(
     nodes, each = max(1, gpus // PER_NODE), min(gpus, PER_NODE)
     pool: dict[str, Any] = {"repository": str(repository), "models": [name], "gpus": each}
     if found is not None:
-        # autoscaling uses the rate only once autoscaling.enabled is set
+        # # autoscaling uses the rate only if autoscaling.enabled is set
         pool |= {"replicas": found.replicas, "autoscaling": {"requests": float(f"{found.rate:.3g}")}}
     else:
         pool["replicas"] = model.replicas
@@ -167,7 +170,9 @@ def _pool(
 def _build(
     described: LoadedService, name: str, folder: PurePosixPath, gpus: int, sizes: ModelSizes | None
 ) -> dict[str, Any]:
-    """Return the steps of a Job: quantise, finish the engine where TensorRT-LLM is, make its repository."""
+    """Return the steps of a Job: quantise, finish the engine where TensorRT-LLM is, and make its
+    repository.
+    """
     flags, engine = build_defaults(described, name), str(folder / "engine")
     typed = [part for flag in _FLAGS if flag in flags for part in (f"--{flag.replace('_', '-')}", str(flags[flag]))]
     own = [part for option in flags["options"] for part in ("--set", option)]
@@ -187,7 +192,9 @@ def _build(
 
 
 def _quantising_gpus(flags: Mapping[str, Any], sizes: ModelSizes) -> int:
-    """Return the GPUs that hold the model while it is quantised, in 16 bits; 1 where their kind is not known."""
+    """Return the GPUs that hold the model in 16 bits during quantisation, or 1 if their kind is not
+    known.
+    """
     return math.ceil(sizes.build_gpu / find_gpu(flags["gpu"]).memory) if "gpu" in flags else 1
 
 

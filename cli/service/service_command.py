@@ -1,4 +1,4 @@
-"""`-f llmops.yaml [--profile NAME]`: a command that reads its parameters from a description; flags still win."""
+"""`-f llmops.yaml [--profile NAME]`: commands that take parameters from llmops.yaml. Flags win."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ Command = Callable[..., None]
 
 @dataclass(frozen=True)
 class ServiceSelection:
-    """The description that a command was given, what was typed, and the model that this run of it is about, before
-    `others`; no model where it is about all of them."""
+    """The service file that a command was given, its flags, and the model that this run is about.
+
+    There is no model if the command is about all models.
+    """
 
     described: LoadedService
     arguments: tuple[str, ...]
@@ -27,7 +29,10 @@ class ServiceSelection:
 
 
 class ServiceFileCommand(click.Command):
-    """What the file says are its defaults, so what is typed wins. `parameters` are those of all models at once."""
+    """A command whose defaults come from llmops.yaml.
+
+    `parameters` returns those of all models together.
+    """
 
     parameters: ClassVar[Callable[[Any], dict[str, Any]]]
 
@@ -56,7 +61,7 @@ class ServiceFileCommand(click.Command):
 
 
 class ForEachModel(ServiceFileCommand):
-    """Runs once for each model of the file, or for those that `--model` names."""
+    """A command that runs once for each model of the file, or for those named by `--model`."""
 
     parameters_of: ClassVar[Callable[[Any, str], dict[str, Any]]]
 
@@ -83,7 +88,7 @@ class ForEachModel(ServiceFileCommand):
 
 
 def for_each_model(parameters: Callable[[LoadedService, str], dict[str, Any]]) -> type[click.Command]:
-    """The class of a command whose parameters are those of one model."""
+    """Return the class of a command whose parameters are those of one model."""
     return type("DescribedModel", (ForEachModel,), {"parameters_of": staticmethod(parameters)})
 
 
@@ -92,7 +97,7 @@ def for_all_models(parameters: Callable[[LoadedService], dict[str, Any]]) -> typ
 
 
 def file_options(command: Command) -> Command:
-    """-f and --profile."""
+    """Add -f and --profile."""
     file = click.option(
         "-f",
         "--file",
@@ -106,12 +111,12 @@ def file_options(command: Command) -> Command:
 
 
 def model_option(command: Command) -> Command:
-    """--model, for commands that have none of their own."""
+    """Add --model, for commands without such an option of their own."""
     text = "With -f: only this model of the file; may be repeated."
     return click.option("--model", multiple=True, expose_value=False, help=text)(command)
 
 
 def current_selection() -> LoadedService | None:
-    """What the command that runs was given with -f."""
+    """Return the service file that the running command was given, or None."""
     chosen = click.get_current_context().obj
     return chosen.described if isinstance(chosen, ServiceSelection) else None

@@ -1,4 +1,6 @@
-"""What may be in llmops.yaml, and how it is read. docs/operate.md shows one; llmops.schema.json is made of this."""
+"""The models and the reader of llmops.yaml. docs/operate.md has an example; llmops.schema.json is
+generated.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ class _ServiceModel(BaseModel):
 
 
 class BuildSection(_ServiceModel):
-    """The flags of `llmops build`; what is left out is up to the target. `set` has those of `--set`."""
+    """Flags of `llmops build`. The target decides absent ones. `set` has those of `--set`."""
 
     target: TargetName = "openvino"
     quant: str | None = None
@@ -44,8 +46,9 @@ class BuildSection(_ServiceModel):
 
 
 class TrafficSection(_ServiceModel):
-    """What comes: requests/s, tokens of prompt and answer (means), and the share of prompt tokens found in the prefix
-    cache."""
+    """The expected load: requests/s, mean prompt and answer tokens, and the share of prompt tokens
+    in the prefix cache.
+    """
 
     qps: Annotated[float, Field(gt=0)] | None = None
     isl: Annotated[int, Field(ge=1)] | None = None
@@ -54,9 +57,10 @@ class TrafficSection(_ServiceModel):
 
 
 class ModelSection(_ServiceModel):
-    """One model: `checkpoint` as `llmops build` takes it; `replicas`: engines that serve it, `auto` as planned.
+    """A model. `checkpoint` is as for `llmops build`. `replicas` is the number of engines, `auto`
+    if planned.
 
-    `serving`: what serves a TensorRT engine, as `llmops repo --serving` says.
+    `serving`: the server of a TensorRT engine, as for `llmops repo --serving`.
     """
 
     checkpoint: str
@@ -68,9 +72,11 @@ class ModelSection(_ServiceModel):
 
 
 class ServiceFile(BaseSettings):
-    """`models` by the name they are served under; `gateway`: its settings (docs/gateway.md).
+    """A service. `models` are by served name, `gateway` has the gateway's settings
+    (docs/gateway.md).
 
-    `profiles`: what another place changes. A `build` of a profile stands alone; all else is laid over the file.
+    `profiles`: changes for other environments. A profile's `build` replaces the whole section; all
+    else is merged.
     """
 
     model_config = SettingsConfigDict(extra="forbid")
@@ -92,7 +98,10 @@ class ServiceFile(BaseSettings):
 
 
 class LoadedService(BaseModel):
-    """A service as one profile of a file has it; `layers` are the gateway's settings, for flags to be laid over."""
+    """A service with one profile applied.
+
+    `layers` are the gateway's settings, to which flags are added.
+    """
 
     model_config = ConfigDict(frozen=True, arbitrary_types_allowed=True)
 
@@ -103,7 +112,7 @@ class LoadedService(BaseModel):
 
     @property
     def folder(self) -> Path:
-        """What is built goes beside the file."""
+        """Return the folder for everything that is built: the file's folder."""
         return self.file.parent
 
     @property
@@ -112,7 +121,7 @@ class LoadedService(BaseModel):
 
     @property
     def serving(self) -> dict[str, str]:
-        """What serves the TensorRT engine of each model that says so."""
+        """Return the server of each model's TensorRT engine, for models that name one."""
         models = self.service.models.items()
         return {name: one.serving for name, one in models if one.serving and one.build.target == "tensorrt"}
 
@@ -121,8 +130,15 @@ class LoadedService(BaseModel):
 
 
 def read(file: Path, profile: str | None = None) -> LoadedService:
-    """The service that `file` describes, by `profile`. Raises InputError for whatever is wrong in it, also in profiles
-    that were not asked for."""
+    """Read a service file.
+
+    Args:
+        file: The file.
+        profile: Name of the profile to apply, or None.
+
+    Raises:
+        InputError: The file is invalid, also in profiles other than `profile`.
+    """
     content = _content(file)
     profiles = content.get("profiles") or {}
     if not isinstance(profiles, dict) or not all(isinstance(one, dict) for one in profiles.values()):
@@ -158,7 +174,7 @@ def _described(
 
 
 def _layered(content: dict[str, Any], overlay: dict[str, Any]) -> ServiceFile:
-    """The overlay over the content, laid by pydantic-settings."""
+    """Return the content with the overlay merged into it."""
     base = copy.deepcopy(content)
     for name, model in _mapping(overlay.get("models")).items():
         if "build" in _mapping(model):
@@ -180,13 +196,13 @@ def _mapping(value: Any) -> dict[str, Any]:
 
 
 def schema() -> dict[str, Any]:
-    """The JSON Schema of llmops.yaml, for editors."""
+    """Return the JSON Schema of llmops.yaml, for editors."""
     found = ServiceFile.model_json_schema()
     gateway = GatewaySettings.model_json_schema()
     found["$defs"] = {**gateway.pop("$defs", {}), **found["$defs"]}
     gateway.pop("title")
     found["properties"]["gateway"] = {**gateway, "default": {}}
-    # a profile may say any part of it
+    # # a profile may have any subset of the fields
     parts = {name: found["properties"][name] for name in ("gateway",)}
     model = copy.deepcopy(found["$defs"]["Model"])
     model.pop("required")

@@ -1,4 +1,4 @@
-"""What a deployment in a cluster follows from: sizes of engines and builds, and addresses of backends."""
+"""Sizes of engines and builds in a cluster, and addresses of backends."""
 
 from __future__ import annotations
 
@@ -28,7 +28,9 @@ _PORTS = {"postgresql": 5432, "redis": 6379, "rediss": 6379, "http": 80, "https"
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Bytes that a model takes: downloaded, written, served, and the most that a stage of its build needs."""
+    """Bytes that a model takes: downloaded, written, served, and at most during a stage of its
+    build.
+    """
 
     checkpoint: int
     disk: int
@@ -72,7 +74,9 @@ def resources(ram: int, gpus: int) -> dict[str, Any]:
 
 
 def is_hub_id(checkpoint: str) -> bool:
-    """Return True if a build downloads this checkpoint, unless a folder of the claim has the same name."""
+    """Return True if a build downloads this checkpoint, unless a folder of the claim has the same
+    name.
+    """
     return HUB_ID.fullmatch(checkpoint) is not None and not checkpoint.startswith((".", "/"))
 
 
@@ -127,7 +131,9 @@ def _rules(addresses: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
 
 
 def _peer(host: str) -> dict[str, Any] | None:
-    """Return the NetworkPolicyPeer of a host; None for a public name, as policies know addresses and labels only."""
+    """Return the NetworkPolicyPeer of a host, or None for a public name: policies know only
+    addresses and labels.
+    """
     try:
         address = ipaddress.ip_address(host)
         return {"ipBlock": {"cidr": f"{address}/{address.max_prefixlen}"}}

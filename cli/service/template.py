@@ -1,4 +1,4 @@
-"""The text of a new llmops.yaml, with what the planner found in its comments."""
+"""The text of a new llmops.yaml, with the planner's results as comments."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ profiles:
 
 
 def default_model_name(checkpoint: str) -> str:
-    """What a model is served as unless it is told: the last part of where it comes from, as Triton takes it."""
+    """Return the default served name of a model: the last part of its source, as Triton allows it."""
     last = Path(checkpoint.rstrip("/")).name.removesuffix(".gguf").lower()
     return re.sub(r"[^a-z0-9._-]+", "-", last).strip("-._")[:63] or "model"
 
 
 def cpu_template(checkpoint: str, name: str) -> str:
-    """A service for the machine at hand."""
+    """Return a service for the machine at hand."""
     model = [
         f"  {_scalar(name)}:",
         f"    checkpoint: {_scalar(checkpoint)}",
@@ -52,7 +52,7 @@ def cpu_template(checkpoint: str, name: str) -> str:
 
 
 def gpu_template(checkpoint: str, name: str, plan: PlanResult) -> str:
-    """A service as it was planned."""
+    """Return a service as it was planned."""
     from llmops.build.plan.search.plan_summary import build_plan
 
     chosen, request = build_plan(plan), plan.request
@@ -95,7 +95,7 @@ def _flow(values: dict[str, Any]) -> str:
 
 
 def _scalar(value: Any) -> str:
-    """As YAML reads it back, in a mapping on one line too."""
+    """Return a value as YAML, also valid inside a mapping on one line."""
     text = f"{value:g}" if isinstance(value, float) else str(value)
     plain = re.fullmatch(r"[A-Za-z0-9./][\w./-]*", text, re.ASCII) and yaml.safe_load(text) == value
     quoted: str = yaml.safe_dump(text, default_style='"', width=sys.maxsize, allow_unicode=True)

@@ -1,4 +1,4 @@
-"""API keys as text: made from 190 random bits, so a plain hash of one tells nothing."""
+"""Secrets of API keys. They have 190 random bits, so an unsalted hash reveals nothing."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ def new_secret() -> str:
 
 
 def new_key_id() -> str:
-    """`key-` and 12 lower-case letters and digits: what people and reports call a key by."""
+    """Return a new id: `key-` and 12 lower-case letters and digits."""
     return "key-" + "".join(secrets.choice(string.digits + string.ascii_lowercase) for _ in range(12))
 
 
 def is_secret(text: str) -> bool:
-    """Whether `text` has the form of a key; costs no query."""
+    """Return True if `text` has the form of a secret. This needs no query."""
     return _SECRET.fullmatch(text) is not None
 
 
 def is_hash(text: str) -> bool:
-    """Whether `text` has the form of what `hash_secret` makes."""
+    """Return True if `text` has the form of a hash."""
     return _HASH.fullmatch(text) is not None
 
 
 def hash_secret(secret: str) -> str:
-    """SHA-256 in hex, as the store keeps it."""
+    """Return the SHA-256 of a secret in hex, as the store keeps it."""
     return hashlib.sha256(secret.encode()).hexdigest()

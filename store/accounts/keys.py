@@ -1,4 +1,4 @@
-"""The users' keys: what each may do, and which one a request came with."""
+"""API keys: their settings, and the look-up of the key of a request."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TIER = re.compile(r"[a-z0-9][a-z0-9_-]{0,19}")
 
 @dataclass(frozen=True)
 class KeySpec:
-    """What is decided about a key; `models` None: all of them."""
+    """The settings of a key. `models` None allows all models."""
 
     name: str | None = None
     tier: str = DEFAULT_TIER
@@ -65,9 +65,9 @@ class KeySpec:
 
 @dataclass(frozen=True)
 class KeyRow:
-    """A key and all that a request with it needs to know.
+    """A key with everything that a request with it needs.
 
-    `secret_until`: when the secret that was looked up ends, of a key that was rotated; None for its newest one.
+    `secret_until`: end of the secret by which the key was found, or None for its newest secret.
     """
 
     id: str
@@ -84,7 +84,10 @@ class KeyRow:
     secret_until: datetime | None = None
 
     def state(self, now: datetime) -> str:
-        """`active`, or why the key is refused: `revoked`, `expired`, `rotated`, `tenant deleted`."""
+        """Return `active`, or why the key is refused:
+
+        `revoked`, `expired`, `rotated` or `tenant deleted`.
+        """
         if self.revoked_at is not None:
             return "revoked"
         if self.tenant_deleted_at is not None:
@@ -108,7 +111,7 @@ _KEYS = (
     .join(tenants)
 )
 _HASHED = bindparam("hashed", type_=String)
-# made once: putting it together would cost as much as the database takes
+# # composed once: that would take as long as the query itself
 _BY_HASH = _KEYS.add_columns(
     case((api_keys.c.previous_hash == _HASHED, api_keys.c.previous_until)).label("secret_until")
 ).where(or_(api_keys.c.hash == _HASHED, api_keys.c.previous_hash == _HASHED))
@@ -118,7 +121,11 @@ _BY_HASHES = _KEYS.where(or_(api_keys.c.hash.in_(_HASHES), api_keys.c.previous_h
 
 
 async def create_key(connection: AsyncConnection, user: User, spec: KeySpec, by: AuditContext) -> tuple[KeyRow, str]:
-    """The new key and its secret, which is kept nowhere. Raises InputError for an end in the past."""
+    """Create a key. Return it and its secret, which is not stored.
+
+    Raises:
+        InputError: The expiry is in the past.
+    """
     _require_future_expiry(spec, by)
     secret, key_id = new_secret(), new_key_id()
     await connection.execute(
@@ -137,13 +144,19 @@ async def create_key(connection: AsyncConnection, user: User, spec: KeySpec, by:
 
 
 async def find_key(connection: AsyncConnection, hashed: str) -> KeyRow | None:
-    """The key of this SHA-256, in one query. It may be one that is refused: ask its `state`."""
+    """Return the key with this SHA-256 in one query, or None.
+
+    Check its `state`: the key may be refused.
+    """
     row = (await connection.execute(_BY_HASH, {"hashed": hashed})).mappings().first()
     return None if row is None else _key(row)
 
 
 async def find_keys(connection: AsyncConnection, hashes: Sequence[str]) -> dict[str, KeyRow]:
-    """Those of the hashes that are keys', in one query; a key that was rotated can be there by both of its secrets."""
+    """Return the keys of the hashes in one query.
+
+    A rotated key can be found by both of its secrets.
+    """
     found: dict[str, KeyRow] = {}
     for row in (await connection.execute(_BY_HASHES, {"hashes": list(hashes)})).mappings():
         key = _key(row)
@@ -154,19 +167,22 @@ async def find_keys(connection: AsyncConnection, hashes: Sequence[str]) -> dict[
 
 
 async def has_any_key(connection: AsyncConnection) -> bool:
-    """Whether a key was ever made here."""
+    """Return True if a key was ever created in this store."""
     return (await connection.execute(select(api_keys.c.id).limit(1))).first() is not None
 
 
 async def require_key(connection: AsyncConnection, key: str) -> KeyRow:
-    """By its id, its SHA-256, or the key itself. Raises UnknownResourceError where there is none."""
+    """Return a key by its id, its SHA-256 or its secret.
+
+    Raises UnknownResourceError if there is none.
+    """
     if is_secret(key) or is_hash(key):
         found = await find_key(connection, key if is_hash(key) else hash_secret(key))
     else:
         row = (await connection.execute(_KEYS.where(api_keys.c.id == key))).mappings().first()
         found = None if row is None else _key(row)
     if found is None:
-        # a key that was mistyped is almost one
+        # # a mistyped secret is almost a secret, so only its beginning is shown
         shown = (
             f"{key[:VISIBLE_PREFIX_LENGTH]}…" if key.startswith("sk-") else "of this secret" if is_hash(key) else key
         )
@@ -177,17 +193,21 @@ async def require_key(connection: AsyncConnection, key: str) -> KeyRow:
 async def list_keys(
     connection: AsyncConnection, tenant_id: str | None = None, user_id: str | None = None
 ) -> Sequence[KeyRow]:
-    """Also those that are refused; by tenant and user, the oldest first."""
-    wanted = _KEYS.order_by(users.c.tenant_id, users.c.email, api_keys.c.created_at, api_keys.c.id)
+    """Return keys by tenant and user, the oldest first, including refused ones."""
+    statement = _KEYS.order_by(users.c.tenant_id, users.c.email, api_keys.c.created_at, api_keys.c.id)
     if tenant_id is not None:
-        wanted = wanted.where(users.c.tenant_id == tenant_id)
+        statement = statement.where(users.c.tenant_id == tenant_id)
     if user_id is not None:
-        wanted = wanted.where(users.c.id == user_id)
-    return [_key(row) for row in (await connection.execute(wanted)).mappings()]
+        statement = statement.where(users.c.id == user_id)
+    return [_key(row) for row in (await connection.execute(statement)).mappings()]
 
 
 async def update_key(connection: AsyncConnection, key: KeyRow, spec: KeySpec, by: AuditContext) -> KeyRow:
-    """Raises InputError for a key that was revoked, and for an end in the past."""
+    """Change the settings of a key.
+
+    Raises:
+        InputError: The key is revoked, or the new expiry is in the past.
+    """
     _require_not_revoked(key)
     if spec.expires_at != key.spec.expires_at:
         _require_future_expiry(spec, by)
@@ -199,11 +219,13 @@ async def update_key(connection: AsyncConnection, key: KeyRow, spec: KeySpec, by
 
 
 async def revoke_key(connection: AsyncConnection, key: KeyRow, by: AuditContext, now: bool = False) -> None:
-    """Revoke a key permanently, with all its secrets. With `now`, its running answers end too.
+    """Revoke a key with all its secrets, permanently. With `now`, its running answers end too.
 
-    A key that expires when it is revoked has no time left for running answers (see `find_revoked_or_expired`).
+    A key that expires when it is revoked has no time left for running answers (see
+    `find_revoked_or_expired`).
 
-    Raises InputError for a key that is already revoked.
+    Raises:
+        InputError: The key is revoked already.
     """
     _require_not_revoked(key)
     ends = {"expires_at": by.at} if now else {}
@@ -214,15 +236,17 @@ async def revoke_key(connection: AsyncConnection, key: KeyRow, by: AuditContext,
 
 
 async def find_revoked_or_expired(connection: AsyncConnection, ids: Sequence[str]) -> list[str]:
-    """Return the keys among `ids` whose running answers must end: revoked, and expired by then."""
+    """Return the keys among `ids` whose running answers must end: they are revoked and expired."""
     ended = select(api_keys.c.id).where(api_keys.c.id.in_(ids), api_keys.c.expires_at <= api_keys.c.revoked_at)
     return list((await connection.execute(ended)).scalars())
 
 
 async def rotate_key(connection: AsyncConnection, key: KeyRow, overlap: timedelta, by: AuditContext) -> str:
-    """A new secret for the same key; the one before works on for `overlap`, those before that no more.
+    """Give a key a new secret and return it. The previous secret stays valid for `overlap`, older
+    ones do not.
 
-    Raises InputError for a key that was revoked.
+    Raises:
+        InputError: The key is revoked.
     """
     _require_not_revoked(key)
     secret = new_secret()
@@ -250,10 +274,10 @@ def _key(row: RowMapping) -> KeyRow:
             tier=row["tier"],
             scopes=tuple(row["scopes"]),
             models=None if row["models"] is None else tuple(row["models"]),
-            limits=Limits.of_row(row),
+            limits=Limits.from_row(row),
             expires_at=row["expires_at"],
         ),
-        tenant_limits=Limits.of_row(row, "tenant_"),
+        tenant_limits=Limits.from_row(row, "tenant_"),
         secret_until=row.get("secret_until"),
         **{name: row[name] for name in _SAME},
     )
@@ -281,7 +305,7 @@ def _require_not_revoked(key: KeyRow) -> None:
 
 
 def _detail(spec: KeySpec) -> dict[str, Any]:
-    """Of a key, as the audit log keeps it."""
+    """Return the settings of a key as the audit log has them."""
     columns = spec.columns()
     return columns | {"expires_at": spec.expires_at.isoformat() if spec.expires_at else None}
 

@@ -1,4 +1,4 @@
-"""What a key or a tenant may use."""
+"""Limits and budgets of keys and tenants."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TO_STOP = "to stop a key, revoke it; to stop a tenant, delete it"
 
 @dataclass(frozen=True)
 class Budget:
-    """So many micro-dollars in each day, week (from Monday) or month, by UTC's calendar."""
+    """Micro-dollars per day, week (from Monday) or month of the UTC calendar."""
 
     micros: int
     period: str
@@ -31,7 +31,7 @@ class Budget:
             raise InputError(f"A budget is more than $0 and at most ${MAX_BUDGET_MICROS // 10**6:,}; {_TO_STOP}.")
 
     def begins(self, now: datetime) -> datetime:
-        """When the period that holds `now` began."""
+        """Return the start of the period that contains `now`."""
         midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         if self.period == "week":
             return midnight - timedelta(days=midnight.weekday())
@@ -40,7 +40,7 @@ class Budget:
 
 @dataclass(frozen=True)
 class Limits:
-    """Requests and tokens per minute, requests at once, and money; None is without a limit."""
+    """Requests and tokens per minute, concurrent requests, and a budget. None means unlimited."""
 
     rpm: int | None = None
     tpm: int | None = None
@@ -54,7 +54,7 @@ class Limits:
                 raise InputError(f"{name} {limit}: a limit is 1 to {MAX_LIMIT:,}; {_TO_STOP}.")
 
     def columns(self) -> dict[str, Any]:
-        """As tables `tenants` and `api_keys` have them."""
+        """Return the limits as columns of `tenants` and `api_keys`."""
         return {
             "rpm": self.rpm,
             "tpm": self.tpm,
@@ -64,8 +64,8 @@ class Limits:
         }
 
     @classmethod
-    def of_row(cls, row: RowMapping, prefix: str = "") -> Limits:
-        """From a row's columns, which are called `prefix` and their own name."""
+    def from_row(cls, row: RowMapping, prefix: str = "") -> Limits:
+        """Return the limits of a row whose column names begin with `prefix`."""
         micros, period = row[f"{prefix}budget_micros"], row[f"{prefix}budget_period"]
         return cls(
             rpm=row[f"{prefix}rpm"],

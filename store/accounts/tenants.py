@@ -1,4 +1,4 @@
-"""Who pays."""
+"""Tenants, who pay for the usage of their keys."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from llmops.store.tables import tenants
 
 
 def did_you_mean(typed: str, known: Sequence[str]) -> str:
-    """A remark for the sentence that `typed` is unknown; empty where nothing is close."""
+    """Return a remark with the closest known name for an error message, or an empty string."""
     close = difflib.get_close_matches(typed, known, 1)
     return f" (did you mean {close[0]}?)" if close else ""
 
@@ -29,7 +29,7 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9._-]{0,62}")
 
 @dataclass(frozen=True)
 class Tenant:
-    """Who pays. Its limits hold for all of its keys together."""
+    """A tenant. Its limits apply to all of its keys together."""
 
     id: str
     limits: Limits
@@ -38,7 +38,12 @@ class Tenant:
 
 
 async def create_tenant(connection: AsyncConnection, tenant_id: str, limits: Limits, by: AuditContext) -> Tenant:
-    """Raises InputError for a name that cannot be one, DuplicateNameError for one that is taken, also if deleted."""
+    """Create a tenant.
+
+    Raises:
+        InputError: The name is invalid.
+        DuplicateNameError: The name is taken, perhaps by a deleted tenant.
+    """
     if not _NAME.fullmatch(tenant_id):
         raise InputError(
             f"{tenant_id!r} cannot name a tenant; write up to 63 lower-case letters, digits, dots, - and _."
@@ -59,13 +64,16 @@ async def create_tenant(connection: AsyncConnection, tenant_id: str, limits: Lim
 
 
 async def find_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant | None:
-    """Also one that was deleted."""
+    """Return a tenant, also a deleted one, or None."""
     row = (await connection.execute(select(tenants).where(tenants.c.id == tenant_id))).mappings().first()
     return None if row is None else _tenant(row)
 
 
 async def require_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
-    """Raises UnknownResourceError for one that is not there, with the name that was meant perhaps, or was deleted."""
+    """Return a tenant that is not deleted.
+
+    Raises UnknownResourceError, with a suggestion, if there is none.
+    """
     found = await find_tenant(connection, tenant_id)
     if found is None:
         names = [tenant.id for tenant in await list_tenants(connection)]
@@ -80,15 +88,15 @@ async def require_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
 
 
 async def list_tenants(connection: AsyncConnection, deleted: bool = False) -> Sequence[Tenant]:
-    """By name; with `deleted` also those that were."""
-    wanted = select(tenants).order_by(tenants.c.id)
+    """Return tenants by name, with `deleted` including the deleted ones."""
+    statement = select(tenants).order_by(tenants.c.id)
     if not deleted:
-        wanted = wanted.where(tenants.c.deleted_at.is_(None))
-    return [_tenant(row) for row in (await connection.execute(wanted)).mappings()]
+        statement = statement.where(tenants.c.deleted_at.is_(None))
+    return [_tenant(row) for row in (await connection.execute(statement)).mappings()]
 
 
 async def update_tenant(connection: AsyncConnection, tenant_id: str, limits: Limits, by: AuditContext) -> Tenant:
-    """Raises InputError as `require_tenant`."""
+    """Replace the limits of a tenant. Raises the errors of `require_tenant`."""
     found = await require_tenant(connection, tenant_id)
     await connection.execute(tenants.update().where(tenants.c.id == tenant_id).values(**limits.columns()))
     await record_action(connection, by, "tenant.update", tenant_id, tenant_id, limits.data())
@@ -96,7 +104,10 @@ async def update_tenant(connection: AsyncConnection, tenant_id: str, limits: Lim
 
 
 async def delete_tenant(connection: AsyncConnection, tenant_id: str, by: AuditContext) -> Tenant:
-    """Its keys are refused from now on; its usage and its bill stay. Raises InputError as `require_tenant`."""
+    """Delete a tenant: its keys are refused from now on, its usage and bill stay.
+
+    Raises the errors of `require_tenant`.
+    """
     found = await require_tenant(connection, tenant_id)
     await connection.execute(tenants.update().where(tenants.c.id == tenant_id).values(deleted_at=by.at))
     await record_action(connection, by, "tenant.delete", tenant_id, tenant_id)
@@ -104,7 +115,10 @@ async def delete_tenant(connection: AsyncConnection, tenant_id: str, by: AuditCo
 
 
 async def restore_tenant(connection: AsyncConnection, tenant_id: str, by: AuditContext) -> Tenant:
-    """Undo `delete_tenant`; its keys work again. Raises InputError for a tenant that is not deleted."""
+    """Undo `delete_tenant`; the tenant's keys work again.
+
+    Raises UnknownResourceError if it is not deleted.
+    """
     statement = tenants.update().where(tenants.c.id == tenant_id, tenants.c.deleted_at.is_not(None))
     if (await connection.execute(statement.values(deleted_at=None))).rowcount == 0:
         raise UnknownResourceError(f"There is no deleted tenant {tenant_id}; `llmops tenant list --all` shows them.")
@@ -113,4 +127,4 @@ async def restore_tenant(connection: AsyncConnection, tenant_id: str, by: AuditC
 
 
 def _tenant(row: RowMapping) -> Tenant:
-    return Tenant(row["id"], Limits.of_row(row), row["created_at"], row["deleted_at"])
+    return Tenant(row["id"], Limits.from_row(row), row["created_at"], row["deleted_at"])

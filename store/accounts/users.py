@@ -1,4 +1,4 @@
-"""Who asks. A user belongs to one tenant permanently."""
+"""Users, who own keys. A user belongs to one tenant permanently."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _COLUMNS = select(users.c.id, users.c.email, users.c.tier, users.c.tenant_id, us
 
 @dataclass(frozen=True)
 class User:
-    """`tier` is that of new keys."""
+    """A user. `tier` is the default tier of new keys."""
 
     id: str
     email: str
@@ -36,9 +36,10 @@ class User:
 async def ensure_user(
     connection: AsyncConnection, tenant_id: str, email: str, by: AuditContext, tier: str = DEFAULT_TIER
 ) -> User:
-    """The user of this address, made where there is none.
+    """Return the user with an e-mail address, created if there is none.
 
-    Raises InputError for an invalid address, and for a user of another tenant.
+    Raises:
+        InputError: The address is invalid, or belongs to a user of another tenant.
     """
     email = email.lower()
     if not _EMAIL.fullmatch(email) or len(email) > 255 or not is_safe_text(email):
@@ -49,7 +50,7 @@ async def ensure_user(
         await record_action(connection, by, "user.create", email, tenant_id, {"tier": tier})
     found = await require_user(connection, email)
     if found.tenant_id != tenant_id:
-        # not whose: an admin of one tenant must learn nothing about another
+        # # without the other tenant's name, which an admin of this one must not learn
         raise InputError(f"{email} belongs to another tenant; a user cannot change tenants, so use another address.")
     return found
 
@@ -62,10 +63,12 @@ async def find_user_by_identity(connection: AsyncConnection, issuer: str, subjec
 
 
 async def bind_identity(connection: AsyncConnection, user: User, issuer: str, subject: str, by: AuditContext) -> User:
-    """Bind the user to this subject, in the transaction that found or made the user.
+    """Bind a user to a subject of an identity provider, in the transaction that found or created
+    the user.
 
-    Raises InputError for a user who is another subject of this provider already: an address can be given to another
-    person. Deleting the row of `identities` lets the new one in.
+    Raises:
+        InputError: The user is bound to another subject of this provider: an address can be
+            reassigned to another person. Deleting the row of `identities` lets the new person in.
     """
     here = select(identities.c.subject).where(identities.c.user_id == user.id, identities.c.issuer == issuer)
     bound = (await connection.execute(here)).scalars().all()

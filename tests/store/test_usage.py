@@ -195,7 +195,7 @@ def test_in_whatever_batches_events_come_the_books_are_the_same(data, by, newest
         assert holes == [seq for seq in range(max(arrived, default=0)) if seq not in arrived]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(usage_writes, "PAGE", 3)
+        patch.setattr(usage_writes, "GAP_PAGE_SIZE", 3)
         asyncio.run(run())
 
 
