@@ -157,7 +157,7 @@ def _typed(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-# # flags for some targets only; the target checks them like --set KEY=VALUE
+# flags for some targets only; the target checks them like --set KEY=VALUE
 _TARGET_FLAGS = ("calib_batch_size", "calib_seed", "max_ppl_ratio", "min_top1", "max_mean_kl", "max_token_kl")
 
 

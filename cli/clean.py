@@ -14,7 +14,7 @@ import click
 
 from llmops.errors import InputError, ResourceError
 
-# # Name of a part → its files in the cache folder, and a description. `all` never removes the store
+# Name of a part → its files in the cache folder, and a description. `all` never removes the store
 # or its usage.
 PARTS = {
     "engines": ("up", "engines and repositories that `llmops up` built; they are built again when needed"),

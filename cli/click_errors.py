@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import click
 from click.exceptions import BadParameter, MissingParameter, NoSuchOption, UsageError
 
-# # click's message → llmops' message; `{}` stands for the groups of the pattern
+# click's message → llmops' message; `{}` stands for the groups of the pattern
 _SENTENCES = (
     (r"Option '([^']+)' requires (?:an argument|\d+ arguments)\.", "{0} needs a value"),
     (r"Option '([^']+)' does not take a value\.", "{0} takes no value; leave it out"),
@@ -105,7 +105,7 @@ def _with_advice(message: str, error: click.ClickException) -> str:
 def _command(error: click.ClickException) -> str:
     if isinstance(error, UsageError) and error.ctx:
         return error.ctx.command_path
-    # # an error of click's parser does not know its command
+    # an error of click's parser does not know its command
     return " ".join(["llmops", *(word for word in sys.argv[1:2] if not word.startswith("-"))])
 
 

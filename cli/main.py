@@ -22,7 +22,7 @@ from llmops import __version__
 from llmops.errors import LlmopsError
 from llmops.untrusted_text import escape_unsafe
 
-# # Heading → command → its line in `llmops --help`. The command is `command` in llmops.cli.<name>.
+# Heading → command → its line in `llmops --help`. The command is `command` in llmops.cli.<name>.
 SECTIONS = {
     "Plan": {
         "init": "Write an llmops.yaml: one file for all commands below.",
@@ -107,7 +107,7 @@ def cli() -> None:
 
 #: Characters of the longest error message. Some contain what a server or a file said.
 MAX_ERROR_LENGTH = 4096
-# # errors of a path from the command line, which Python's own path checks raise
+# errors of a path from the command line, which Python's own path checks raise
 _UNUSABLE_PATH = (errno.EACCES, errno.ELOOP, errno.ENAMETOOLONG)
 _NO_OUTPUT = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
@@ -167,7 +167,7 @@ def main() -> NoReturn:
 
 def _warn_of_foreign_files() -> None:
     """Warn if PyPI's unrelated distribution `llmops` has installed files into this package."""
-    # # a glob takes a millisecond, the import behind it ten
+    # a glob takes a millisecond, the import behind it ten
     if any(Path(llmops.__file__).parents[1].glob("llmops-[0-9]*.dist-info")):
         from llmops.distribution import foreign_distributions, repair_command
 
@@ -190,7 +190,7 @@ def _unwritable(error: OSError) -> NoReturn:
 
     A closed pipe is not an error: the reader wanted no more.
     """
-    # # otherwise Python would try to write again at exit, and complain
+    # otherwise Python would try to write again at exit, and complain
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if error.errno != errno.EPIPE:
         click.echo(

@@ -62,8 +62,9 @@ class ChatClient:
             raise ServerError(f"{self.url} does not answer like an OpenAI endpoint; check the URL.") from error
 
     def chat(self, model: str, messages: list[dict[str, str]], options: dict[str, Any]) -> Iterator[ChatDelta]:
-        """Stream one answer. Leaving the iterator early closes the connection, which stops the
-        generation.
+        """Stream one answer.
+
+        Leaving the iterator early closes the connection, which stops the generation.
 
         Raises:
             ServerError: The server rejected the request, or the connection broke.

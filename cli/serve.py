@@ -154,7 +154,7 @@ def _stop_event() -> threading.Event:
 
     def handle(_signal: int, _frame: FrameType | None) -> None:
         if event.is_set():
-            # # the second signal ends what is left, before a third one arrives
+            # the second signal ends what is left, before a third one arrives
             signal.signal(signal.SIGTERM, signal.SIG_IGN)
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             raise KeyboardInterrupt

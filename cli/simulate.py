@@ -240,7 +240,7 @@ def _simulated(given: dict[str, Any], spec: FleetSpec, told: Callable[[float, in
             return arrivals_from_bench(read_document(given["bench"]))
         return _conversations(given, share, number)
 
-    # # a replay goes to all replicas as one cell
+    # a replay goes to all replicas as one cell
     sizes = [spec.replicas] if given["trace"] or given["bench"] else cell_sizes(spec.replicas)
     return simulate(make_cells(spec, sizes, arrivals, given["skip"], GATEWAY_LATENCY), given["jobs"], told)
 

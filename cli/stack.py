@@ -56,7 +56,7 @@ def build_engine(
     except BaseException:
         if made:
             with contextlib.suppress(OSError):
-                # # only if empty: finished stages stay for the next attempt
+                # only if empty: finished stages stay for the next attempt
                 place.rmdir()
         raise
     return spec.output
@@ -217,7 +217,7 @@ class Stack:
         addresses = [triton.grpc_address for triton in self._tritons]
         where = {"triton": addresses[0]} if len(addresses) == 1 else {"replicas": addresses}
         settings = self._settings.model_copy(update=where)
-        # # uvicorn handles both signals, and raises them again at its end
+        # uvicorn handles both signals, and raises them again at its end
         _on_signals(_ignore)
 
         def listening(url: str, asked: bool) -> None:
@@ -250,7 +250,7 @@ class Stack:
         try:
             triton.wait(self._leaving)
         except ServerError as error:
-            # # open answers of this Triton end with an error; the gateway ends with the last Triton
+            # open answers of this Triton end with an error; the gateway ends with the last Triton
             triton.stop()
             with self._counting:
                 self._running -= 1

@@ -1,5 +1,6 @@
-"""Conversations and their messages. Every query of a request names the user, who is the only one to
-find a conversation.
+"""Conversations and their messages.
+
+Every query of a request names the user, who is the only one to find a conversation.
 
 The messages of a conversation form a tree. Each message names its parent, and the conversation
 names the last message of the branch that is shown. A replacement of a message is its sibling, so
@@ -241,8 +242,9 @@ async def purge_deleted(connection: AsyncConnection, before: datetime) -> int:
 
 
 async def purge_inactive(connection: AsyncConnection, before: datetime, tenants: Sequence[str], others: bool) -> int:
-    """Purge up to PURGE_BATCH_SIZE conversations without a change since `before`. Return their
-    number.
+    """Purge up to PURGE_BATCH_SIZE conversations without a change since `before`.
+
+    Return their number.
 
     Args:
         connection: The transaction.

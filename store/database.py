@@ -38,13 +38,13 @@ class Store:
         alone: A synchronous engine for `transact` on SQLite.
         """
         self.place, self._alone = place, alone
-        # # In PostgreSQL a single statement is consistent by itself, so reads need no transaction,
+        # In PostgreSQL a single statement is consistent by itself, so reads need no transaction,
         # which would cost two round trips. Behind a PgBouncer a statement must be prepared and
         # executed on one connection.
         alike = place.file is None and not place.pooled
         self._reading = engine.execution_options(isolation_level="AUTOCOMMIT") if alike else engine
         self._writing = engine.execution_options(**{_WRITES: True})
-        # # SQLite has one writer and makes others poll for it: here they wait in a queue instead
+        # SQLite has one writer and makes others poll for it: here they wait in a queue instead
         self._turn: AbstractAsyncContextManager[None] = asyncio.Lock() if place.file else nullcontext()
 
     @asynccontextmanager
@@ -120,8 +120,9 @@ def _postgres_engine(place: StoreUrl, pool_size: int) -> AsyncEngine:
 
 
 def _discard_closed_connection(_: object, record: ConnectionPoolEntry, __: object) -> None:
-    """Discard a connection that the server has closed. The driver knows that without asking the
-    server.
+    """Discard a connection that the server has closed.
+
+    The driver knows that without asking the server.
 
     `pool_pre_ping` would cost a round trip for each use.
     """
@@ -136,7 +137,7 @@ def _sqlite_engines(place: StoreUrl, pool_size: int, busy_seconds: float) -> tup
             f"This Python has SQLite {sqlite3.sqlite_version}, and a store needs 3.35 or later; use another Python, or "
             "PostgreSQL."
         )
-    # # isolation_level None: Python's driver begins transactions late and commits before DDL, so
+    # isolation_level None: Python's driver begins transactions late and commits before DDL, so
     # transactions are begun here
     options = {"isolation_level": None, "timeout": busy_seconds}
     engine = create_async_engine(place.url, pool_size=pool_size, connect_args=options)
@@ -153,14 +154,14 @@ def _opened(connection: Any, _: object) -> None:
     try:
         _set_up(connection)
     except BaseException:
-        # # SQLAlchemy does not close a connection that failed here, and its thread would keep the
+        # SQLAlchemy does not close a connection that failed here, and its thread would keep the
         # process from ending
         connection.close()
         raise
 
 
 def _begin(connection: Connection) -> None:
-    # # A transaction that reads first and then writes would fail instead of waiting if another one
+    # A transaction that reads first and then writes would fail instead of waiting if another one
     # wrote in between.
     immediate = connection.get_execution_options().get(_WRITES)
     connection.exec_driver_sql("BEGIN IMMEDIATE" if immediate else "BEGIN")
@@ -173,10 +174,10 @@ def _transacted(engine: Engine, work: Callable[[Connection], ResultT]) -> Result
 
 def _set_up(connection: Any) -> None:
     cursor = connection.cursor()
-    # # readers and the writer do not wait for each other
+    # readers and the writer do not wait for each other
     cursor.execute("PRAGMA journal_mode = WAL")
     cursor.execute("PRAGMA foreign_keys = ON")
-    # # a gateway deletes its copy of an event once the ledger has it, so a commit has to be on the
+    # a gateway deletes its copy of an event once the ledger has it, so a commit has to be on the
     # disk
     cursor.execute("PRAGMA synchronous = FULL")
     cursor.close()

@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError, SQLAlchemyError
 from llmops.errors import InputError, LlmopsError, ResourceError
 from llmops.store.store_url import StoreUrl
 
-# # Parts of SQLite's messages and their meaning. The first one that a message contains counts.
+# Parts of SQLite's messages and their meaning. The first one that a message contains counts.
 _SQLITE: tuple[tuple[str, type[LlmopsError], str], ...] = (
     ("not a database", InputError, "is not a SQLite database; name another file."),
     ("malformed", ResourceError, "is damaged; restore it from a backup (`sqlite3 FILE .recover` saves what can be)."),
@@ -92,7 +92,7 @@ def translate_database_errors(place: StoreUrl) -> Iterator[None]:
         if match is None:
             raise
         kind, sentence = match
-        # # without the driver's text, which can contain values and, with asyncpg, the user's name
+        # without the driver's text, which can contain values and, with asyncpg, the user's name
         raise kind(f"The store {place} {sentence}") from error
 
 
@@ -104,7 +104,7 @@ def is_data_error(error: BaseException) -> bool:
 
 
 def _is_driver_data_error(error: BaseException) -> bool:
-    # # asyncpg's own DataError is an InterfaceError and a ValueError
+    # asyncpg's own DataError is an InterfaceError and a ValueError
     is_client_error = isinstance(error, asyncpg.InterfaceError) and isinstance(error, ValueError)
     kinds = (asyncpg.DataError, asyncpg.IntegrityConstraintViolationError, sqlite3.DataError, sqlite3.IntegrityError)
     return is_client_error or isinstance(error, (*kinds, OverflowError, UnicodeError, TypeError))
@@ -114,7 +114,7 @@ def _driver_error(error: BaseException) -> BaseException:
     """Return the driver's error inside SQLAlchemy's."""
     while True:
         inner = error.orig if isinstance(error, DBAPIError) else error.__cause__
-        # # a connection timeout is raised from its own cancellation
+        # a connection timeout is raised from its own cancellation
         if inner is None or isinstance(error, (sqlite3.Error, asyncpg.PostgresError, asyncio.TimeoutError)):
             return error
         error = inner

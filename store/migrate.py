@@ -30,7 +30,7 @@ async def migrate(store: Store, folder: Path = FOLDER, newest: str = SCHEMA) -> 
         found = await connection.run_sync(_version)
     if found == newest:
         return
-    # # a second process waits for the first, however long its migration takes
+    # a second process waits for the first, however long its migration takes
     async with connect(store.place, 1, LOCK_TIMEOUT) as patient, patient.write() as connection:
         await connection.run_sync(_upgrade, str(store.place), folder, newest)
 
@@ -46,7 +46,7 @@ def _upgrade(connection: Connection, place: str, folder: Path, newest: str) -> N
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK_ID})
     found = _version(connection)
-    # # another process may have migrated while this one waited for the lock
+    # another process may have migrated while this one waited for the lock
     if found == newest:
         return
     if found is None:

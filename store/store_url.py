@@ -16,7 +16,7 @@ EXPECTED_FORMS = "write sqlite:///FILE or postgresql://USER:PASSWORD@HOST/DATABA
 _POSTGRES = ("postgresql", "postgres", "postgresql+asyncpg")
 _SQLITE = ("sqlite", "sqlite+aiosqlite")
 _TLS = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
-# # prepared_statement_cache_size is 0 behind a PgBouncer that shares connections between
+# prepared_statement_cache_size is 0 behind a PgBouncer that shares connections between
 # transactions
 _OPTIONS = ("ssl", "prepared_statement_cache_size")
 
@@ -40,7 +40,7 @@ class StoreUrl:
     def __str__(self) -> str:
         if self.file:
             return str(self.file)
-        # # a query can contain a password as well
+        # a query can contain a password as well
         return self.url.set(drivername="postgresql", query={}).render_as_string(hide_password=True)
 
     @classmethod

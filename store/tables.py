@@ -28,14 +28,14 @@ from sqlalchemy import (
 
 from llmops.store.columns import UtcDateTime
 
-# # SQLite has no UUIDs. As text, they look as on a bill.
+# SQLite has no UUIDs. As text, they look as on a bill.
 UUID = Uuid(as_uuid=False).with_variant(String(36), "sqlite")
 
 SCHEMA = "0005"
 """The newest revision under `migrations/versions`."""
 SCHEMA_TABLE = "llmops_schema"
 
-# # a later migration can only change a constraint that has a name
+# a later migration can only change a constraint that has a name
 metadata = MetaData(
     naming_convention={
         "pk": "pk_%(table_name)s",
@@ -84,7 +84,7 @@ users = Table(
     _id(),
     Column("email", String(255), nullable=False, unique=True),
     Column("tier", String(20), nullable=False, server_default="free"),
-    # # the newest of the user's keys, for readers of this table alone; api_keys decides access
+    # the newest of the user's keys, for readers of this table alone; api_keys decides access
     Column("api_key_hash", String(64)),
     _created_at(),
     Column("tenant_id", String(63), ForeignKey("tenants.id"), nullable=False, index=True),
@@ -123,18 +123,18 @@ conversations = Table(
     "conversations",
     metadata,
     _id(),
-    # # Caller.owner as a UUID, which is not in `users` on a gateway without accounts
+    # Caller.owner as a UUID, which is not in `users` on a gateway without accounts
     Column("user_id", UUID, nullable=False),
-    # # '' without accounts; a copy, so that retention and deletion of a tenant need no join
+    # '' without accounts; a copy, so that retention and deletion of a tenant need no join
     Column("tenant_id", String(63), nullable=False, index=True),
     Column("title", String(500)),
     Column("model", String(50), nullable=False),
     Column("system_prompt", Text),
-    # # JSON as the client wrote it
+    # JSON as the client wrote it
     Column("metadata", Text, nullable=False),
-    # # the last message of the branch that is shown
+    # the last message of the branch that is shown
     Column("head_id", UUID),
-    # # characters of all messages
+    # characters of all messages
     Column("size", BigInteger, nullable=False),
     _created_at(),
     Column("updated_at", UtcDateTime, nullable=False, server_default=func.current_timestamp()),
@@ -147,15 +147,15 @@ messages = Table(
     metadata,
     _id(),
     Column("conversation_id", UUID, ForeignKey("conversations.id", ondelete="CASCADE"), nullable=False),
-    # # None at the beginning; several messages with one parent are branches
+    # None at the beginning; several messages with one parent are branches
     Column("parent_id", UUID),
-    # # the order in which the messages of a conversation were written
+    # the order in which the messages of a conversation were written
     Column("position", Integer, nullable=False),
-    # # the id by which clients know the message
+    # the id by which clients know the message
     Column("item_id", String(128), nullable=False),
     Column("role", String(20), nullable=False),
     Column("content", Text, nullable=False),
-    # # JSON of the items of the Responses API that this row represents, unless it is a plain
+    # JSON of the items of the Responses API that this row represents, unless it is a plain
     # message
     Column("items", Text),
     Column("status", String(20), nullable=False),
@@ -236,22 +236,22 @@ usage_totals = Table(
     "usage_totals",
     metadata,
     Column("user_id", UUID, primary_key=True),
-    # # day before model: a user's month is one range of the key
+    # day before model: a user's month is one range of the key
     Column("day", Date, primary_key=True),
     Column("model", String(255), primary_key=True),
-    # # '' for usage without a key; budgets of keys are computed from here
+    # '' for usage without a key; budgets of keys are computed from here
     Column("key_id", String(20), primary_key=True),
     *_sums(),
 )
 Index("idx_usage_totals_day", usage_totals.c.day)
 Index("idx_usage_totals_key", usage_totals.c.key_id, usage_totals.c.day)
 
-# # what a tenant's budget is computed from: a month of a tenant with thousands of users is a few
+# what a tenant's budget is computed from: a month of a tenant with thousands of users is a few
 # dozen rows
 tenant_totals = Table(
     "tenant_totals",
     metadata,
-    # # '' for users that were unknown when the usage arrived
+    # '' for users that were unknown when the usage arrived
     Column("tenant_id", String(63), primary_key=True),
     Column("day", Date, primary_key=True),
     Column("model", String(255), primary_key=True),
@@ -263,7 +263,7 @@ gateways = Table(
     "gateways",
     metadata,
     Column("id", String(64), primary_key=True),
-    # # all events of this gateway with a smaller number are in usage_records
+    # all events of this gateway with a smaller number are in usage_records
     Column("next_seq", BigInteger, nullable=False),
 )
 
@@ -281,17 +281,17 @@ audit = Table(
 Index("idx_audit_tenant", audit.c.tenant_id, audit.c.created_at)
 Index("idx_audit_period", audit.c.created_at)
 
-# # usage events that could not be billed: a row for each value, or for each reason once the table
+# usage events that could not be billed: a row for each value, or for each reason once the table
 # is full
 dead_letters = Table(
     "dead_letters",
     metadata,
-    # # SHA-256 of the reason and the value
+    # SHA-256 of the reason and the value
     Column("id", String(64), primary_key=True),
     Column("reason", String(40), nullable=False),
-    # # the event's own id if a gateway signed it
+    # the event's own id if a gateway signed it
     Column("event_id", UUID, index=True),
-    # # the topic's partition and offset, or the gateway
+    # the topic's partition and offset, or the gateway
     Column("source", String(255), nullable=False),
     Column("value", LargeBinary, nullable=False),
     Column("count", BigInteger, nullable=False),
@@ -299,7 +299,7 @@ dead_letters = Table(
     Column("last_at", UtcDateTime, nullable=False, index=True),
 )
 
-# # where the ledger began to read and has not advanced, and the number of processes that crashed
+# where the ledger began to read and has not advanced, and the number of processes that crashed
 # there
 ledger_reads = Table(
     "ledger_reads",
@@ -310,7 +310,7 @@ ledger_reads = Table(
     Column("deaths", Integer, nullable=False),
 )
 
-# # subjects of identity providers and their users: another subject with the same address is another
+# subjects of identity providers and their users: another subject with the same address is another
 # person
 identities = Table(
     "identities",

@@ -39,7 +39,7 @@ class _Seconds(FunctionElement[int]):
 
 @compiles(_Seconds, "sqlite")
 def _sqlite_seconds(element: Any, compiler: Any, **kw: Any) -> str:
-    # # without microseconds: SQLite would round them to milliseconds, and so perhaps up to the next
+    # without microseconds: SQLite would round them to milliseconds, and so perhaps up to the next
     # second
     return f"CAST(strftime('%s', substr({compiler.process(element.clauses, **kw)}, 1, 19)) AS INTEGER)"
 

@@ -107,7 +107,7 @@ async def find_sequence_gaps(
         .join(gateways, gateways.c.id == usage_records.c.gateway_id)
         .where(usage_records.c.seq >= gateways.c.next_seq)
     )
-    # # the event before the first missing one is in the store, whichever row has it
+    # the event before the first missing one is in the store, whichever row has it
     marks = select(gateways.c.id, gateways.c.next_seq - 1)
     if gateway_id is not None:
         arrived, marks = arrived.where(gateways.c.id == gateway_id), marks.where(gateways.c.id == gateway_id)
@@ -160,7 +160,7 @@ def _source(filters: frozenset[str], by: Sequence[str]) -> tuple[Table, FromClau
         coarse = tenant_totals.c
         return tenant_totals, tenant_totals, {"day": coarse.day, "model": coarse.model, "tenant": coarse.tenant_id}
     totals = usage_totals
-    # # usage of an unknown user is billed too
+    # usage of an unknown user is billed too
     joined = totals.outerjoin(users, users.c.id == totals.c.user_id)
     known = {"day": totals.c.day, "model": totals.c.model, "key": totals.c.key_id}
     return totals, joined, known | {"tenant": users.c.tenant_id, "user": users.c.email}

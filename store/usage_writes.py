@@ -116,7 +116,7 @@ def write_usage(
     for record in offered.values():
         arrived.setdefault(record.gateway_id, set()).add(record.seq)
     marks = {one: _advance_high_water_mark(connection, one, seqs) for one, seqs in sorted(arrived.items())}
-    # # last, because all writers of a tenant's usage wait for its one row until the end of the
+    # last, because all writers of a tenant's usage wait for its one row until the end of the
     # transaction
     if new:
         fresh = [offered[one] for one in new]
@@ -167,7 +167,7 @@ _POSTGRES: Dialect = postgresql.dialect()  # type: ignore[no-untyped-call]
 
 def _type_of(name: str) -> str:
     kind = usage_records.c[name].type
-    # # without a length, to which a cast would truncate
+    # without a length, to which a cast would truncate
     return "text" if isinstance(kind, String) else kind.compile(_POSTGRES)
 
 
@@ -258,7 +258,7 @@ def _advance_high_water_mark(connection: Connection, gateway_id: str, arrived: s
     A number more than MAX_SEQUENCE_LEAD ahead begins a new count, so that a gap is never reported
     as quadrillions of missing events.
     """
-    # # SQLite has one writer, and no row locks
+    # SQLite has one writer, and no row locks
     locked = _MARK if connection.dialect.name == "sqlite" else _LOCKED
     mark = _execute(connection, locked, gateway_id).scalar()
     if mark is None:

@@ -15,7 +15,7 @@ from llmops.untrusted_text import escape_unsafe
 
 MISSING_VALUE = "-"
 BAD, POOR = "bold red", "yellow"
-# # values from which on a cell is yellow, and red, at which alerts fire (docs/metrics.md)
+# values from which on a cell is yellow, and red, at which alerts fire (docs/metrics.md)
 TTFT_S, TPOT_MS, KV_USE, GOODPUT, HIT = (0.5, 1.0), (50.0, 100.0), (0.9, 0.95), (0.9, 0.85), (0.4, 0.3)
 STATES = {"ready": "green", "starting": "cyan", "draining": POOR, "suspect": POOR, "gone": BAD}
 GAP = 2

@@ -34,7 +34,7 @@ class MetricsPage:
                         )
                         self._series[sample.name][frozenset(labels)] = sample.value
         except (LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
-            # # the parser fails with various errors on other texts
+            # the parser fails with various errors on other texts
             raise ValueError(f"not metrics ({type(error).__name__})") from error
 
     def __contains__(self, name: str) -> bool:

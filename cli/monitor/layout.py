@@ -78,7 +78,7 @@ def descending(value: float | None) -> float:
     return float("inf") if value is None else -value
 
 
-# # the values most worth attention come first
+# the values most worth attention come first
 SORT_ORDERS: Mapping[str, Callable[[ModelRow], float]] = {
     "requests": lambda row: descending(row.requests_per_s),
     "waiting": lambda row: -sum(row.waiting.values()),

@@ -74,7 +74,7 @@ class GatewayPoller:
         """
         self._gateways = [_place(one) for one in gateways]
         self._engines, self._window = engines, window
-        # # for gateways only: engines require no key, and must not see it
+        # for gateways only: engines require no key, and must not see it
         self._key = {"authorization": f"Bearer {key}"} if key else {}
         self._http = httpx.AsyncClient(timeout=httpx.Timeout(READ_TIMEOUT, connect=CONNECT_TIMEOUT))
         self._recent: dict[str, MetricsWindow] = {}
@@ -117,7 +117,7 @@ class GatewayPoller:
         workers = frozenset(str(worker.get("gateway")) for worker in beliefs)
         problem = ""
         if workers and not workers & self._workers.setdefault(url, workers):
-            # # differences between two processes behind one address mean nothing
+            # differences between two processes behind one address mean nothing
             recent.clear()
             problem = "another process than before answers: it was started again, or this is a balancer"
         self._workers[url] = workers or self._workers.get(url, workers)

@@ -11,7 +11,7 @@ from llmops.cli.monitor.exposition import LabelSums, MetricsWindow, quantile
 from llmops.contract import ENGINE_SUFFIX
 from llmops.gateway.telemetry import metric_definitions
 
-# # outcomes of an answer that are failures
+# outcomes of an answer that are failures
 UNHEALTHY_STATES = ("failed", "shed", "aborted")
 
 
@@ -53,8 +53,9 @@ class ReplicaRow:
 
 @dataclass(frozen=True)
 class ModelRow:
-    """A model at all gateways. Shares are fractions of 1, rates per second. None: not known, such
-    as goodput without traffic.
+    """A model at all gateways.
+
+    Shares are fractions of 1, rates per second. None: not known, such as goodput without traffic.
 
     `kv_use` is that of the fullest ready replica, `batch` the mean of the ready replicas.
     """
@@ -139,7 +140,7 @@ class _ModelCounters:
                 metric_definitions.PREFIX_LOOKUP_TOKENS,
             )
         }
-        # # rates of buckets, because gateways may have been watched for different times
+        # rates of buckets, because gateways may have been watched for different times
         self._buckets = {
             name: self._sums(gateways, name, ("model", "le"), "_bucket", rate=True)
             for name in (metric_definitions.TTFT, metric_definitions.TPOT)

@@ -93,7 +93,7 @@ def _read_keys(tell: Callable[[str], None]) -> Iterator[None]:
             keys = os.read(terminal, 64).decode(errors="replace")
         except OSError:
             keys = ""
-        # # end of input means that the terminal is gone
+        # end of input means that the terminal is gone
         for key in SEQUENCES.sub("", keys) if keys else QUIT:
             tell(key)
 

@@ -10,15 +10,16 @@ if TYPE_CHECKING:
     from llmops.build.spec import BuildSpec
     from llmops.cli.service.service_file import LoadedService
 
-# # the flag of `llmops build` for each field of `build`; two have other names
+# the flag of `llmops build` for each field of `build`; two have other names
 _BUILD = ("target", "kv_cache", "gpu", "tp", "pp", "ep", "max_batch_size", "max_seq_len", "max_num_tokens")
 
 
 def build_defaults(described: LoadedService, name: str) -> dict[str, Any]:
+    """Return the parameters of `llmops build`."""
     model = described.service.models[name]
     build = model.build
     fields = {field: getattr(build, field) for field in _BUILD}
-    return _given(
+    return _without_none(
         **fields,
         checkpoint=model.checkpoint,
         output=described.engine(name),
@@ -45,22 +46,25 @@ def plan_defaults(described: LoadedService, name: str) -> dict[str, Any]:
     build, gpus = model.build, TARGETS[model.build.target].gpus
     layout = {"tp": build.tp, "pp": build.pp, "ep": build.ep, "target": build.target, "quant": build.quant}
     limits = {"max_seq_len": build.max_seq_len, "max_num_tokens": build.max_num_tokens, "gpu": build.gpu}
-    # # `auto` leaves only the number of replicas to the planner; the file decides what a replica is
+    # `auto` leaves only the number of replicas to the planner; the file decides what a replica is
     load = model.traffic.model_dump()
     shape = layout | limits if gpus else {}
-    return _given(name=name, checkpoint=model.checkpoint, **load, **model.slo.model_dump(), **shape)
+    return _without_none(name=name, checkpoint=model.checkpoint, **load, **model.slo.model_dump(), **shape)
 
 
 def repo_defaults(described: LoadedService) -> dict[str, Any]:
+    """Return the parameters of `llmops repo`."""
     engines = tuple(f"{name}={described.engine(name)}" for name in described.service.models)
     return {"engines": engines, "output": described.repository}
 
 
 def up_defaults(described: LoadedService) -> dict[str, Any]:
+    """Return the parameters of `llmops up`."""
     return {"host": described.settings.host, "port": described.settings.port}
 
 
 def verify_defaults(described: LoadedService, name: str) -> dict[str, Any]:
+    """Return the parameters of `llmops verify`."""
     return {"engine": described.engine(name), "model": name}
 
 
@@ -70,18 +74,18 @@ def bench_defaults(described: LoadedService, name: str) -> dict[str, Any]:
     """
     model, settings = described.service.models[name], described.settings
     load, slo = model.traffic, model.slo
-    held = {"ttft": slo.ttft_p95, "tpot": slo.tpot_p95}
+    objectives = {"ttft": slo.ttft_p95, "tpot": slo.tpot_p95}
     prefix = round((load.isl or 0) * (load.prefix_hit or 0.0))
-    return _given(
+    return _without_none(
         url=f"http://{settings.host}:{settings.port}/v1",
         model=name,
         rate=load.qps,
         input_=str(load.isl - prefix) if load.isl else None,
         prefix_tokens=prefix or None,
         output=str(load.osl) if load.osl else None,
-        slo=tuple(f"{what}:{duration}" for what, duration in held.items() if duration is not None),
+        slo=tuple(f"{what}:{duration}" for what, duration in objectives.items() if duration is not None),
     )
 
 
-def _given(**values: Any) -> dict[str, Any]:
+def _without_none(**values: Any) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}

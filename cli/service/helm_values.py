@@ -62,7 +62,7 @@ def make_helm_values(
     Raises:
         InputError: A cluster cannot serve one of the models, or cannot reach one of the addresses.
     """
-    # # without the settings of this machine's environment
+    # without the settings of this machine's environment
     settings = load_settings(replace(described.layers, alone=True))
     models = described.service.models
     names = _pool_names(models)
@@ -152,7 +152,7 @@ def _pool(
     nodes, each = max(1, gpus // PER_NODE), min(gpus, PER_NODE)
     pool: dict[str, Any] = {"repository": str(repository), "models": [name], "gpus": each}
     if found is not None:
-        # # autoscaling uses the rate only if autoscaling.enabled is set
+        # autoscaling uses the rate only if autoscaling.enabled is set
         pool |= {"replicas": found.replicas, "autoscaling": {"requests": float(f"{found.rate:.3g}")}}
     else:
         pool["replicas"] = model.replicas

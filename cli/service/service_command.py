@@ -29,71 +29,70 @@ class ServiceSelection:
 
 
 class ServiceFileCommand(click.Command):
-    """A command whose defaults come from llmops.yaml.
+    """A command whose defaults come from llmops.yaml, so that flags win.
 
-    `parameters` returns those of all models together.
+    Subclasses are made by `for_each_model` and `for_all_models`.
     """
 
-    parameters: ClassVar[Callable[[Any], dict[str, Any]]]
+    per_model: ClassVar[bool]
+    defaults: ClassVar[Callable[..., dict[str, Any]]]
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        chosen = ctx.obj if isinstance(ctx.obj, ServiceSelection) else self._chosen(ctx, args)
-        if chosen is not None:
-            ctx.obj, ctx.default_map = chosen, self.defaults(chosen)
+        """Parse arguments with the file's values as defaults."""
+        selection = ctx.obj if isinstance(ctx.obj, ServiceSelection) else self._select(ctx, args)
+        if selection is not None:
+            ctx.obj = selection
+            model = (selection.model,) if self.per_model else ()
+            ctx.default_map = type(self).defaults(selection.described, *model)
         return super().parse_args(ctx, args)
 
-    def defaults(self, chosen: ServiceSelection) -> dict[str, Any]:
-        return type(self).parameters(chosen.described)
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command, and then once more for each other model."""
+        result = super().invoke(ctx)
+        selection = ctx.obj
+        for name in selection.others if isinstance(selection, ServiceSelection) else ():
+            other = replace(selection, model=name, others=())
+            with self.make_context(ctx.info_name, list(selection.arguments), parent=ctx.parent, obj=other) as again:
+                result = super().invoke(again)
+        return result
 
-    def choose(self, chosen: ServiceSelection, given: dict[str, Any], ctx: click.Context) -> ServiceSelection:
-        return chosen
-
-    def _chosen(self, ctx: click.Context, args: list[str]) -> ServiceSelection | None:
-        given, _, _ = self.make_parser(ctx).parse_args(list(args))
-        file = given.get("described")
+    def _select(self, ctx: click.Context, args: list[str]) -> ServiceSelection | None:
+        options, _, _ = self.make_parser(ctx).parse_args(list(args))
+        file = options.get("described")
         if file is None:
-            if given.get("profile"):
+            if options.get("profile"):
                 raise click.UsageError("--profile chooses within a file; give -f FILE.", ctx)
             return None
         from llmops.cli.service.service_file import read
 
-        return self.choose(ServiceSelection(read(Path(file), given.get("profile")), tuple(args)), given, ctx)
-
-
-class ForEachModel(ServiceFileCommand):
-    """A command that runs once for each model of the file, or for those named by `--model`."""
-
-    parameters_of: ClassVar[Callable[[Any, str], dict[str, Any]]]
-
-    def defaults(self, chosen: ServiceSelection) -> dict[str, Any]:
-        return type(self).parameters_of(chosen.described, chosen.model)
-
-    def choose(self, chosen: ServiceSelection, given: dict[str, Any], ctx: click.Context) -> ServiceSelection:
-        known, asked = list(chosen.described.service.models), given.get("model") or ()
-        names = [asked] if isinstance(asked, str) else list(asked) or known
+        selection = ServiceSelection(read(Path(file), options.get("profile")), tuple(args))
+        if not self.per_model:
+            return selection
+        known, names = list(selection.described.service.models), options.get("model") or ()
+        names = [names] if isinstance(names, str) else list(names) or known
         for name in names:
             if name not in known:
-                where = f"{chosen.described.file} has no model {name!r}"
+                where = f"{selection.described.file} has no model {name!r}"
                 raise click.UsageError(f"{where}; choose {' or '.join(known)}.", ctx)
-        return replace(chosen, model=names[0], others=tuple(names[1:]))
-
-    def invoke(self, ctx: click.Context) -> Any:
-        result = super().invoke(ctx)
-        chosen = ctx.obj
-        for name in chosen.others if isinstance(chosen, ServiceSelection) else ():
-            other = replace(chosen, model=name, others=())
-            with self.make_context(ctx.info_name, list(chosen.arguments), parent=ctx.parent, obj=other) as again:
-                result = super().invoke(again)
-        return result
+        return replace(selection, model=names[0], others=tuple(names[1:]))
 
 
-def for_each_model(parameters: Callable[[LoadedService, str], dict[str, Any]]) -> type[click.Command]:
-    """Return the class of a command whose parameters are those of one model."""
-    return type("DescribedModel", (ForEachModel,), {"parameters_of": staticmethod(parameters)})
+def for_each_model(defaults: Callable[[LoadedService, str], dict[str, Any]]) -> type[click.Command]:
+    """Return the class of a command that runs once for each model of the file, or of `--model`.
+
+    Args:
+        defaults: Returns the parameters of one model.
+    """
+    return type("ModelCommand", (ServiceFileCommand,), {"defaults": staticmethod(defaults), "per_model": True})
 
 
-def for_all_models(parameters: Callable[[LoadedService], dict[str, Any]]) -> type[click.Command]:
-    return type("DescribedService", (ServiceFileCommand,), {"parameters": staticmethod(parameters)})
+def for_all_models(defaults: Callable[[LoadedService], dict[str, Any]]) -> type[click.Command]:
+    """Return the class of a command that runs once for the whole file.
+
+    Args:
+        defaults: Returns the parameters.
+    """
+    return type("ServiceCommand", (ServiceFileCommand,), {"defaults": staticmethod(defaults), "per_model": False})
 
 
 def file_options(command: Command) -> Command:
@@ -118,5 +117,5 @@ def model_option(command: Command) -> Command:
 
 def current_selection() -> LoadedService | None:
     """Return the service file that the running command was given, or None."""
-    chosen = click.get_current_context().obj
-    return chosen.described if isinstance(chosen, ServiceSelection) else None
+    selection = click.get_current_context().obj
+    return selection.described if isinstance(selection, ServiceSelection) else None

@@ -9,18 +9,13 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-)
 
 from llmops.build.target_facts import TargetName
 from llmops.errors import InputError
 from llmops.gateway.settings import GatewaySettings, SettingsLayers, SloSettings, explain_settings_error, load_settings
 from llmops.yaml_files import read_yaml
 
+#: The file that commands read by default.
 FILE = Path("llmops.yaml")
 
 
@@ -57,8 +52,9 @@ class TrafficSection(_ServiceModel):
 
 
 class ModelSection(_ServiceModel):
-    """A model. `checkpoint` is as for `llmops build`. `replicas` is the number of engines, `auto`
-    if planned.
+    """A model.
+
+    `checkpoint` is as for `llmops build`. `replicas` is the number of engines, `auto` if planned.
 
     `serving`: the server of a TensorRT engine, as for `llmops repo --serving`.
     """
@@ -71,30 +67,18 @@ class ModelSection(_ServiceModel):
     serving: Literal["llmops", "nvidia"] | None = None
 
 
-class ServiceFile(BaseSettings):
-    """A service. `models` are by served name, `gateway` has the gateway's settings
-    (docs/gateway.md).
+class ServiceFile(_ServiceModel):
+    """A service.
+
+    `models` are by served name, `gateway` has the gateway's settings (docs/gateway.md).
 
     `profiles`: changes for other environments. A profile's `build` replaces the whole section; all
     else is merged.
     """
 
-    model_config = SettingsConfigDict(extra="forbid")
-
     models: Annotated[dict[str, ModelSection], Field(min_length=1)]
     gateway: dict[str, Any] = Field(default_factory=dict)
     profiles: dict[str, dict[str, Any]] = Field(default_factory=dict)
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return (init_settings,)
 
 
 class LoadedService(BaseModel):
@@ -117,6 +101,7 @@ class LoadedService(BaseModel):
 
     @property
     def repository(self) -> Path:
+        """Return the folder of the Triton repository."""
         return self.folder / "repository"
 
     @property
@@ -126,6 +111,7 @@ class LoadedService(BaseModel):
         return {name: one.serving for name, one in models if one.serving and one.build.target == "tensorrt"}
 
     def engine(self, name: str) -> Path:
+        """Return the engine folder of a model."""
         return self.folder / "engines" / name
 
 
@@ -139,7 +125,7 @@ def read(file: Path, profile: str | None = None) -> LoadedService:
     Raises:
         InputError: The file is invalid, also in profiles other than `profile`.
     """
-    content = _content(file)
+    content = _read_content(file)
     profiles = content.get("profiles") or {}
     if not isinstance(profiles, dict) or not all(isinstance(one, dict) for one in profiles.values()):
         raise InputError(
@@ -148,47 +134,46 @@ def read(file: Path, profile: str | None = None) -> LoadedService:
     if profile is not None and profile not in profiles:
         advice = f"choose {' or '.join(profiles)}" if profiles else "it has no profiles at all, so leave --profile out"
         raise InputError(f"{file} has no profile {profile!r}; {advice}.")
-    found = {name: _described(file, content, profiles.get(name), name) for name in (None, *profiles)}
-    return found[profile]
+    services = {name: _load(file, content, profiles.get(name), name) for name in (None, *profiles)}
+    return services[profile]
 
 
-def _content(file: Path) -> dict[str, Any]:
+def _read_content(file: Path) -> dict[str, Any]:
     content = read_yaml(file, "`llmops init CHECKPOINT` writes one")
     if not isinstance(content, dict):
         raise InputError(f"{file} must be a mapping with `models`; `llmops init CHECKPOINT` writes one.")
     return content
 
 
-def _described(
-    file: Path, content: dict[str, Any], overlay: dict[str, Any] | None, profile: str | None
-) -> LoadedService:
+def _load(file: Path, content: dict[str, Any], overlay: dict[str, Any] | None, profile: str | None) -> LoadedService:
     place = f"{file}, profile {profile}" if profile else str(file)
     try:
-        service = _layered(content, overlay or {})
+        service = ServiceFile.model_validate(_apply_profile(content, overlay or {}))
     except ValidationError as error:
         raise InputError(explain_settings_error(error, ServiceFile, place, "docs/operate.md")) from error
-    kept = {name: model.slo.model_dump(exclude_none=True) for name, model in service.models.items()}
-    objectives = {name: {"slo": slo} for name, slo in kept.items() if slo}
+    objectives = {
+        name: {"slo": slo} for name, model in service.models.items() if (slo := model.slo.model_dump(exclude_none=True))
+    }
     layers = SettingsLayers(f"{place}, gateway", (service.gateway, {"models": objectives}))
     return LoadedService(file=file, service=service, layers=layers, settings=load_settings(layers))
 
 
-def _layered(content: dict[str, Any], overlay: dict[str, Any]) -> ServiceFile:
-    """Return the content with the overlay merged into it."""
+def _apply_profile(content: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
+    """Return the content with a profile merged into it, except that a profile's `build` replaces the section."""
     base = copy.deepcopy(content)
     for name, model in _mapping(overlay.get("models")).items():
         if "build" in _mapping(model):
             _mapping(_mapping(base.get("models")).get(name)).pop("build", None)
+    return _deep_merge(base, overlay)
 
-    class Layered(ServiceFile):
-        @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], *sources: Any, **named: Any
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return tuple(InitSettingsSource(settings_cls, init_kwargs=layer) for layer in (overlay, base))
 
-    # its fields come from the layers
-    return Layered()  # type: ignore[call-arg]
+def _deep_merge(base: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
+    """Return `base` updated with `overlay`, recursively in mappings that both have."""
+    merged = dict(base)
+    for key, value in overlay.items():
+        both = isinstance(value, dict) and isinstance(base.get(key), dict)
+        merged[key] = _deep_merge(base[key], value) if both else value
+    return merged
 
 
 def _mapping(value: Any) -> dict[str, Any]:
@@ -202,9 +187,9 @@ def schema() -> dict[str, Any]:
     found["$defs"] = {**gateway.pop("$defs", {}), **found["$defs"]}
     gateway.pop("title")
     found["properties"]["gateway"] = {**gateway, "default": {}}
-    # # a profile may have any subset of the fields
-    parts = {name: found["properties"][name] for name in ("gateway",)}
-    model = copy.deepcopy(found["$defs"]["Model"])
+    # a profile may have any subset of the fields
+    parts = {"gateway": found["properties"]["gateway"]}
+    model = copy.deepcopy(found["$defs"]["ModelSection"])
     model.pop("required")
     found["$defs"]["ModelOfProfile"] = model
     parts["models"] = {"type": "object", "additionalProperties": {"$ref": "#/$defs/ModelOfProfile"}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,26 +14,29 @@ if TYPE_CHECKING:
     from llmops.build.plan.search.layout_search import PlanResult
 
 SCHEMA = "llmops.schema.json"
-HEAD = f"""\
-# yaml-language-server: $schema=./{SCHEMA}
+_TEMPLATE = """\
+# yaml-language-server: $schema=./{{ schema }}
 # The models to build and serve, on this machine and elsewhere (docs/operate.md). What reads this file:
 #   llmops plan|build|repo|up|verify|bench -f FILE [--profile NAME]     llmops diff -f FILE
-"""
-GATEWAY = """
+models:
+  {{ name }}:
+    checkpoint: {{ checkpoint }}
+{% for reason in reasons %}    # {{ reason }}
+{% endfor %}{% for key, value in sections %}    {{ key }}: {{ value }}
+{% endfor %}
 gateway:                   # settings of the gateway (docs/gateway.md)
   workers: 1               # gateway processes, at most one per CPU core
   # host: 0.0.0.0          # listen for other machines too; they need keys then (docs/accounts.md)
-"""
-LAPTOP = """
+{% if planned %}
 profiles:
   laptop:                  # the same service on this machine with the bundled model; choose it with --profile laptop
     models:
-      %s:
+      {{ name }}:
         checkpoint: smollm2
         build: {target: openvino, quant: int8}
         slo: {ttft_p95: 5s, tpot_p95: 500ms}
         replicas: 1
-"""
+{% endif %}"""
 
 
 def default_model_name(checkpoint: str) -> str:
@@ -43,12 +47,7 @@ def default_model_name(checkpoint: str) -> str:
 
 def cpu_template(checkpoint: str, name: str) -> str:
     """Return a service for the machine at hand."""
-    model = [
-        f"  {_scalar(name)}:",
-        f"    checkpoint: {_scalar(checkpoint)}",
-        "    build: {target: openvino, quant: int8}",
-    ]
-    return HEAD + "models:\n" + "\n".join(model) + "\n" + GATEWAY
+    return _render(checkpoint, name, {"build": {"target": "openvino", "quant": "int8"}})
 
 
 def gpu_template(checkpoint: str, name: str, plan: PlanResult) -> str:
@@ -77,17 +76,31 @@ def gpu_template(checkpoint: str, name: str, plan: PlanResult) -> str:
         "(95th percentiles)",
         f"up to {best.capacity:.1f} requests/s within the objectives; `llmops plan -f` shows the others",
     ]
-    lines = [
-        "models:",
-        f"  {_scalar(name)}:",
-        f"    checkpoint: {_scalar(checkpoint)}",
-        *(f"    # {reason}" for reason in reasons),
-        f"    build: {_flow(build)}",
-        f"    traffic: {_flow(traffic)}",
-        *([f"    slo: {_flow(slo)}"] if any(slo.values()) else []),
-        f"    replicas: {best.replicas}",
-    ]
-    return HEAD + "\n".join(lines) + "\n" + GATEWAY + LAPTOP % _scalar(name)
+    sections = {
+        "build": build,
+        "traffic": traffic,
+        "slo": slo if any(slo.values()) else None,
+        "replicas": best.replicas,
+    }
+    return _render(checkpoint, name, sections, reasons)
+
+
+def _render(checkpoint: str, name: str, sections: dict[str, Any], reasons: Sequence[str] | None = None) -> str:
+    from jinja2 import Environment
+
+    environment = Environment(trim_blocks=False, keep_trailing_newline=True)
+    return environment.from_string(_TEMPLATE).render(
+        schema=SCHEMA,
+        name=_scalar(name),
+        checkpoint=_scalar(checkpoint),
+        reasons=reasons or (),
+        planned=reasons is not None,
+        sections=[
+            (key, _flow(value) if isinstance(value, dict) else _scalar(value))
+            for key, value in sections.items()
+            if value is not None
+        ],
+    )
 
 
 def _flow(values: dict[str, Any]) -> str:

@@ -111,7 +111,7 @@ _KEYS = (
     .join(tenants)
 )
 _HASHED = bindparam("hashed", type_=String)
-# # composed once: that would take as long as the query itself
+# composed once: that would take as long as the query itself
 _BY_HASH = _KEYS.add_columns(
     case((api_keys.c.previous_hash == _HASHED, api_keys.c.previous_until)).label("secret_until")
 ).where(or_(api_keys.c.hash == _HASHED, api_keys.c.previous_hash == _HASHED))
@@ -182,7 +182,7 @@ async def require_key(connection: AsyncConnection, key: str) -> KeyRow:
         row = (await connection.execute(_KEYS.where(api_keys.c.id == key))).mappings().first()
         found = None if row is None else _key(row)
     if found is None:
-        # # a mistyped secret is almost a secret, so only its beginning is shown
+        # a mistyped secret is almost a secret, so only its beginning is shown
         shown = (
             f"{key[:VISIBLE_PREFIX_LENGTH]}…" if key.startswith("sk-") else "of this secret" if is_hash(key) else key
         )
@@ -242,8 +242,9 @@ async def find_revoked_or_expired(connection: AsyncConnection, ids: Sequence[str
 
 
 async def rotate_key(connection: AsyncConnection, key: KeyRow, overlap: timedelta, by: AuditContext) -> str:
-    """Give a key a new secret and return it. The previous secret stays valid for `overlap`, older
-    ones do not.
+    """Give a key a new secret and return it.
+
+    The previous secret stays valid for `overlap`, older ones do not.
 
     Raises:
         InputError: The key is revoked.

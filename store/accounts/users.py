@@ -50,7 +50,7 @@ async def ensure_user(
         await record_action(connection, by, "user.create", email, tenant_id, {"tier": tier})
     found = await require_user(connection, email)
     if found.tenant_id != tenant_id:
-        # # without the other tenant's name, which an admin of this one must not learn
+        # without the other tenant's name, which an admin of this one must not learn
         raise InputError(f"{email} belongs to another tenant; a user cannot change tenants, so use another address.")
     return found
 
