@@ -1,4 +1,4 @@
-"""Load generator, verification, simulator and their reports: what a deployment does, measured from outside.
+"""Load generator, verification, simulator and their reports: deployments measured from outside.
 
-How this project measures itself belongs to `lab/`, which is not part of the wheel.
+Benchmarks of this project itself belong to `lab/`, which is not part of the wheel.
 """

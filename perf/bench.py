@@ -18,14 +18,14 @@ from llmops.perf.workloads.files import PromptFile, TraceEntry, TraceWorkload, r
 from llmops.perf.workloads.filler import Filler, TokenIdFiller, WordFiller
 from llmops.perf.workloads.synthetic import PromptForm, SyntheticSpec, SyntheticWorkload
 
-STEP_SECONDS = 30.0  # of a sweep step, unless --duration says otherwise
-UNLOADED = 8  # requests sent one at a time before a sweep
-#: Requests/s at which a sweep ends: more than one process can send.
+STEP_SECONDS = 30.0  # #: Seconds of a sweep step without --duration.
+UNLOADED = 8  # #: Requests sent one at a time before a sweep.
+#: Requests/s at which a sweep ends: one process cannot send more.
 HIGHEST_RATE = 1024.0
 
 
 async def bench(options: BenchOptions, progress: BenchProgress | None = None) -> Document:
-    """Run what `options` ask for. Raises InputError, ServerError."""
+    """Run a benchmark. Raises InputError, ServerError."""
     options.check()
     progress = progress or BenchProgress()
     client, model, form, filler = await _connect(options)
@@ -128,7 +128,9 @@ async def _open(options: BenchOptions, runner: Runner, rate: float, limit: StopC
 
 
 async def _check_unloaded(options: BenchOptions, runner: Runner, progress: BenchProgress) -> None:
-    """A server that breaks the objectives with one request at a time would be tried at ever lower rates."""
+    """Raise ServerError if the server misses the objectives with one request at a time: no rate
+    would meet them.
+    """
     progress.phase("one at a time", UNLOADED, None)
     run = await runner.closed(1, StopCondition(UNLOADED, STEP_SECONDS))
     records = run.stayed

@@ -1,4 +1,4 @@
-"""What `llmops bench` can be asked to do, and whom it tells how far it is."""
+"""Options of a benchmark, and the interface for its progress."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmops.perf.workloads.lengths import Lengths
 
 @dataclass
 class BenchOptions(RequestOptions):
-    """What `llmops bench` was asked to do. Lengths in tokens, times in seconds, rates per second."""
+    """Options of `llmops bench`. Lengths in tokens, times in seconds, rates per second."""
 
     url: str
     model: str | None
@@ -25,7 +25,7 @@ class BenchOptions(RequestOptions):
     output: Lengths
     requests: int | None = None
     duration: float | None = None
-    #: Users of a closed loop; the most requests at once of an open one.
+    # users of a closed loop, or the maximum number of concurrent requests of an open one
     concurrency: int | None = None
     rate: float | None = None
     arrival: str = "poisson"
@@ -43,7 +43,7 @@ class BenchOptions(RequestOptions):
     seed: int = 0
 
     def check(self) -> None:
-        """Raises InputError for what cannot be meant together."""
+        """Raise InputError for options that contradict each other."""
         if self.trace is not None and (self.rate or self.prompts or self.turns):
             raise InputError("--trace brings its own times and lengths; leave out --rate, --prompts and --turns.")
         if self.sweep and not self.slos:
@@ -64,7 +64,7 @@ class BenchOptions(RequestOptions):
             raise InputError("--turns cannot be sent to an ensemble; give --via engine, or a chat endpoint.")
 
     def public(self) -> dict[str, Any]:
-        """For the report: everything but secrets."""
+        """Return the options for the report, without secrets."""
         hidden = {"api_key", "headers"}
         data = {key: value for key, value in asdict(self).items() if key not in hidden}
         for name in ("input", "output", "turns"):
@@ -75,7 +75,7 @@ class BenchOptions(RequestOptions):
 
 
 class BenchProgress:
-    """What the command line shows meanwhile; this one shows nothing."""
+    """Progress of a benchmark. The base class shows nothing; the command line overrides it."""
 
     def phase(self, name: str, sessions: int | None, seconds: float | None) -> None: ...
 

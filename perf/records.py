@@ -1,4 +1,6 @@
-"""The two messages that cross the borders of this package: a `Request` to send and the `Record` of how it went."""
+"""The two messages that cross the borders of this package: a `Request` to send and the `Record` of
+its answer.
+"""
 
 from __future__ import annotations
 
@@ -8,22 +10,24 @@ from typing import Any
 
 @dataclass(slots=True)
 class Request:
-    """One request, for any client. Either `messages` (chat) or `prompt` (text, or token ids for Triton)."""
+    """A request for any client, with either `messages` (chat) or `prompt` (text, or token ids for
+    Triton).
+    """
 
     max_tokens: int
     messages: list[dict[str, Any]] | None = None
     prompt: str | list[int] | None = None
     tools: list[dict[str, Any]] | None = None
-    cancel_after: int | None = None  # leave when this many tokens have come
-    keep_text: bool = False  # the answer is needed for the next turn
+    cancel_after: int | None = None  # cancel after this many tokens
+    keep_text: bool = False  # keep the text of the answer for the next turn
 
 
 @dataclass(slots=True)
 class Record:
-    """How one request went. Times are seconds on the load generator's monotonic clock.
+    """The record of a request. Times are seconds on the load generator's monotonic clock.
 
-    `chunks` holds the arrival time of each message that carried tokens; `tokens_in` and `tokens_out` are the server's
-    own count (`counted` false) or, where it sends none, the number of chunks (`counted` true).
+    `chunks` has the arrival time of each message with tokens. `tokens_in` and `tokens_out` are the
+    server's counts (`counted` false) or, if it sends none, the number of chunks (`counted` true).
     """
 
     start: float
@@ -38,7 +42,7 @@ class Record:
     error: str | None = None
     cancelled: bool = False
     overhead_ms: float | None = None
-    lag: float = 0.0  # how much later than scheduled the load generator sent it
+    lag: float = 0.0  # seconds between the scheduled and the real time of sending
     turn: int = 0
     text: str | None = None
     ids: list[int] | None = None
@@ -47,7 +51,7 @@ class Record:
 
     @property
     def ok(self) -> bool:
-        """Finished as asked: neither failed nor cancelled by the load generator."""
+        """Return True if the request neither failed nor was cancelled by the load generator."""
         return self.error is None and not self.cancelled
 
     @property
@@ -60,18 +64,18 @@ class Record:
 
     @property
     def tpot(self) -> float | None:
-        """Mean time per output token after the first; None with fewer than two tokens."""
+        """Return the mean time per output token after the first, or None for fewer than two tokens."""
         if self.first is None or self.tokens_out < 2:
             return None
         return (self.chunks[-1] - self.first) / (self.tokens_out - 1)
 
     @property
     def gaps(self) -> list[float]:
-        """Inter-token latencies: the gaps between successive messages that carried tokens."""
+        """Return the inter-token latencies: gaps between successive messages with tokens."""
         return [b - a for a, b in zip(self.chunks, self.chunks[1:], strict=False)]
 
     def to_json(self, origin: float) -> dict[str, Any]:
-        """Relative to `origin`, microsecond resolution, without the text."""
+        """Return the record relative to `origin`, in microseconds and without the text."""
         data = asdict(self)
         for name in ("start", "first", "end"):
             data[name] = None if data[name] is None else round(data[name] - origin, 6)

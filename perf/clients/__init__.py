@@ -1,4 +1,4 @@
-"""How requests travel: OpenAI over HTTP, Triton over gRPC. One `Client` interface, one `Record` per request.
+"""Clients: OpenAI over HTTP, Triton over gRPC. One `Client` interface, one `Record` per request.
 
-When they leave belongs to `load/`, what they say to `workloads/`.
+`load/` decides when requests are sent, `workloads/` what they contain.
 """

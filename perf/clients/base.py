@@ -10,7 +10,7 @@ from llmops.perf.records import Record, Request
 
 @dataclass(kw_only=True)
 class RequestOptions:
-    """How requests are sent; `extra` is merged into every body."""
+    """Options of all requests. `extra` is merged into every body."""
 
     stream: bool = True
     ignore_eos: bool = True
@@ -21,12 +21,16 @@ class RequestOptions:
 
 
 class Client(Protocol):
-    """Sends requests to one server. One instance serves any number of requests at a time."""
+    """A client of one server, for any number of concurrent requests."""
 
     async def send(self, request: Request, start: float | None = None) -> Record:
-        """Send and wait for the end. Never raises for what the server does: that is in the record.
+        """Send a request and wait for its end.
 
-        `start` is when the clock began (seconds, `time.perf_counter`), now if it is None.
+        Failures of the server are in the record and never raised.
+
+        Args:
+            request: The request.
+            start: Time of `time.perf_counter` from which latencies count, or None for now.
         """
         ...
 

@@ -1,7 +1,9 @@
-"""Recognises a token event that differs from an earlier one in its text alone, without parsing it.
+"""Recognition of token events that differ from an earlier one only in their text, without parsing
+them.
 
-Streams repeat themselves: after the first token, events of one answer differ only between the quotes of the text. Two
-comparisons of bytes take a tenth of the time of a JSON parser, and the load generator stays out of the figures.
+After the first token, events of an answer differ only between the quotes of the text. Two
+comparisons of bytes take a tenth of the time of a JSON parser, so that the load generator does not
+distort the figures.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ _QUOTE = ord('"')
 
 
 class EventTemplate:
-    """What surrounds the text of a token event."""
+    """The bytes around the text of a token event."""
 
     __slots__ = ("_head", "_least", "_tail")
 
@@ -23,14 +25,14 @@ class EventTemplate:
 
     @classmethod
     def of(cls, payload: bytes) -> EventTemplate | None:
-        """Learn from an event that was parsed and carried text; None when the text cannot be told apart."""
+        """Return the template of a parsed event with text, or None if the text is ambiguous in it."""
         found = _TEXT.search(payload)
         if found is None or _TEXT.search(payload, found.end()) is not None:
             return None
         return cls(payload[: found.start(1)], payload[found.end(1) :])
 
     def fits(self, payload: bytes) -> bool:
-        """True when `payload` is another token event of this shape, with some text in it."""
+        """Return True if `payload` is another token event of this form, with some text."""
         return (
             len(payload) > self._least
             and payload.startswith(self._head)

@@ -1,7 +1,8 @@
-"""A bare HTTP/1.1 client on asyncio and httptools.
+"""A minimal HTTP/1.1 client on asyncio and httptools.
 
-A load generator pays per chunk, not per request, and shares the machine with what it measures: this costs a fraction of
-httpx or aiohttp per streamed chunk, and it takes the time when the bytes arrive, not when a task wakes up.
+A load generator pays per chunk, not per request, and shares the machine with what it measures. This
+client costs a fraction of httpx or aiohttp per streamed chunk, and takes the time when the bytes
+arrive instead of when a task wakes up.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from llmops.errors import InputError
 
 
 class ResponseHandler(Protocol):
-    """Receives one response. `failed` or `complete` is called once, at the end."""
+    """A receiver of one response. `failed` or `complete` is called once, at the end."""
 
     def headers(self, status: int, headers: dict[bytes, bytes]) -> None: ...
 
@@ -31,7 +32,7 @@ class ResponseHandler(Protocol):
 
 
 class Connection(asyncio.Protocol):
-    """One keep-alive connection; `send` one request at a time."""
+    """A keep-alive connection for one request at a time."""
 
     def __init__(self, on_idle: Callable[[Connection], None]) -> None:
         self._on_idle = on_idle
@@ -42,7 +43,7 @@ class Connection(asyncio.Protocol):
         self.answered = False
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's transport does not inherit from asyncio's
 
     @property
     def open(self) -> bool:
@@ -58,7 +59,7 @@ class Connection(asyncio.Protocol):
         self._transport.write(data)
 
     def abort(self) -> None:
-        """Leave at once, without a word to the sink."""
+        """Close the connection at once, without a call of the handler."""
         self._sink = None
         if self._transport is not None:
             self._transport.abort()
@@ -119,7 +120,7 @@ class Connection(asyncio.Protocol):
 
 
 class HttpClient:
-    """Connections to one origin, kept alive and reused."""
+    """A pool of keep-alive connections to one origin."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -132,7 +133,7 @@ class HttpClient:
         self._idle: list[Connection] = []
 
     def idle(self) -> Connection | None:
-        """A connection that is open and free, or None."""
+        """Return an open and free connection, or None."""
         while self._idle:
             connection = self._idle.pop()
             if connection.open:
@@ -140,7 +141,7 @@ class HttpClient:
         return None
 
     async def connect(self) -> Connection:
-        """A new connection. Raises OSError."""
+        """Return a new connection. Raises OSError."""
         loop = asyncio.get_running_loop()
         _, connection = await loop.create_connection(
             lambda: Connection(self._idle.append), self._host, self._port, ssl=self._ssl
@@ -154,7 +155,7 @@ class HttpClient:
 
 
 def render(method: str, path: str, netloc: str, headers: dict[str, str], body: bytes = b"") -> bytes:
-    """The bytes of one request."""
+    """Return the bytes of one request."""
     lines = [f"{method} {path} HTTP/1.1", f"host: {netloc}", f"content-length: {len(body)}"]
     lines += [f"{name}: {value}" for name, value in headers.items()]
     return ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1") + body

@@ -1,4 +1,4 @@
-"""Any OpenAI endpoint: `/chat/completions` and `/completions`, streamed or not."""
+"""A client of OpenAI endpoints: `/chat/completions` and `/completions`, streamed or not."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from llmops.perf.records import Record, Request
 
 @dataclass
 class OpenAITarget(RequestOptions):
-    """Where and how. `url` up to and with `/v1`."""
+    """An endpoint and its options. `url` ends in /v1."""
 
     url: str
     model: str
@@ -28,7 +28,7 @@ class OpenAITarget(RequestOptions):
 
 
 class OpenAIBenchClient:
-    """`Client` for an OpenAI endpoint."""
+    """A `Client` of an OpenAI endpoint."""
 
     def __init__(self, target: OpenAITarget) -> None:
         self._target = target
@@ -46,7 +46,7 @@ class OpenAIBenchClient:
             await self._exchange(connection, data, request, record)
             if record.error != "disconnected" or connection.answered:
                 return record
-            record.error = None  # the server had closed the idle connection: not a failure of this request
+            record.error = None  # the server had closed the idle connection, which is not a failure of this request
         try:
             connection = await self._http.connect()
         except OSError:
@@ -89,7 +89,7 @@ class OpenAIBenchClient:
 
 
 async def first_model(url: str, headers: dict[str, str]) -> str:
-    """The id of the first model that `GET /models` lists. Raises ServerError, InputError."""
+    """Return the first id of `GET /models`. Raises ServerError, InputError."""
     import httpx
 
     base = url.rstrip("/")

@@ -1,4 +1,4 @@
-"""Reads one OpenAI answer as it arrives and writes it into the record."""
+"""Reading of an OpenAI answer into a record while it arrives."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal")
 
 
 class ResponseRecorder:
-    """The `Sink` of one request: server-sent events or one JSON body."""
+    """The handler of one request's response: server-sent events or one JSON body."""
 
     def __init__(
         self, record: Record, request: Request, stream: bool, done: asyncio.Future[None], abort: Callable[[], None]
@@ -74,7 +74,7 @@ class ResponseRecorder:
             self._token(now)
 
     def _learn(self, payload: bytes) -> None:
-        # a reader of text or calls gets every event parsed
+        # text and tool calls are wanted, so every event is parsed
         if not (self._request.keep_text or self._request.tools or self._record.finish):
             self._shape = EventTemplate.of(payload)
 

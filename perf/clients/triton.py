@@ -1,7 +1,8 @@
-"""Triton's own gRPC: the engine model (token ids in and out) or the ensemble (text in and out), one stream per request.
+"""A client of Triton's gRPC API: the engine model (token ids) or the ensemble (text), with one
+stream per request.
 
-This is the baseline that the gateway is held against, so it does as little as a Python client can: raw grpc.aio with
-Triton's protobuf messages, no tritonclient.
+It is the baseline for the gateway, so it does as little as a Python client can: grpc.aio with
+Triton's protobuf messages, without tritonclient.
 """
 
 from __future__ import annotations
@@ -27,7 +28,11 @@ CHANNEL_OPTIONS = [("grpc.max_receive_message_length", -1), ("grpc.max_send_mess
 
 @dataclass(frozen=True)
 class TritonTarget:
-    """`address` is host:port; `model` the served NAME; `ensemble` picks NAME instead of NAME-tensorrt_llm."""
+    """A Triton server.
+
+    `address` is HOST:PORT, `model` the served NAME. `ensemble` selects NAME instead of
+    NAME-tensorrt_llm.
+    """
 
     address: str
     model: str
@@ -42,7 +47,7 @@ class TritonTarget:
 
 
 class TritonBenchClient:
-    """`Client` for Triton. Make it inside the event loop it is used in."""
+    """A `Client` of Triton. Create it inside the event loop that uses it."""
 
     def __init__(self, target: TritonTarget) -> None:
         grpc, self._pb = _grpc(), _messages()
@@ -57,7 +62,7 @@ class TritonBenchClient:
         self._count = 0
 
     async def card(self) -> dict[str, Any]:
-        """What the engine model announces (docs/contract.md). Raises ServerError."""
+        """Return the metadata of the engine model (docs/contract.md). Raises ServerError."""
         call = self._channel.unary_unary(
             f"{SERVICE}/ModelConfig",
             request_serializer=self._pb.ModelConfigRequest.SerializeToString,
@@ -115,7 +120,8 @@ class TritonBenchClient:
     def _tokens(self, response: Any, request: Request, record: Record) -> int:
         raw = dict(zip((output.name for output in response.outputs), response.raw_output_contents, strict=False))
         if self._target.ensemble:
-            # text comes without counts: one message is one token, save for half characters that the server holds back
+            # text has no counts: a message is a token, except for half characters that the server
+            # holds back
             return int(len(raw.get(contract.TEXT_OUTPUT, b"")) > 4)
         ids = raw.get(_OUTPUT_IDS, b"")
         record.counted = False
@@ -155,7 +161,10 @@ class TritonBenchClient:
 
 
 async def first_model(address: str) -> str:
-    """The served NAME of the first engine model in Triton's repository. Raises ServerError."""
+    """Return the served NAME of the first engine model in Triton's repository.
+
+    Raises ServerError.
+    """
     grpc, pb = _grpc(), _messages()
     async with grpc.aio.insecure_channel(address) as channel:
         call = channel.unary_unary(

@@ -1,4 +1,5 @@
-"""When requests leave: arrival processes, closed loop, the runner, the search for the highest rate.
+"""Scheduling of requests: arrival processes, closed loop, the runner, the search for the highest
+rate.
 
-What came of it belongs to `report/`.
+`report/` computes the figures.
 """

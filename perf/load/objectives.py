@@ -1,4 +1,6 @@
-"""Service-level objectives as users type them (`ttft:200ms`, `tpot:50ms`, `itl:100ms`, `e2e:5s`), and goodput."""
+"""Service-level objectives as users write them (`ttft:200ms`, `tpot:50ms`, `itl:100ms`, `e2e:5s`),
+and goodput.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,10 @@ METRICS = ("ttft", "tpot", "itl", "e2e")
 
 @dataclass(frozen=True)
 class Objective:
-    """`metric` of a request is at most `seconds`. For `itl` that is the longest gap of the request."""
+    """An objective:
+
+    `metric` of a request is at most `seconds`. For `itl` that is the request's longest gap.
+    """
 
     metric: str
     seconds: float
@@ -22,13 +27,16 @@ class Objective:
         return f"{self.metric}:{Seconds(self.seconds)}"
 
     def held_by(self, record: Record) -> bool:
-        """A request without the figure (one token has no gap) breaks nothing."""
+        """Return True if a record meets the objective.
+
+        A record without the figure, such as gaps of one token, meets it.
+        """
         value = _value(record, self.metric)
         return value is None or value <= self.seconds
 
 
 def parse_objective(text: str) -> Objective:
-    """Return the objective that `METRIC:DURATION` stands for. Raises InputError."""
+    """Return the objective written as `METRIC:DURATION`. Raises InputError."""
     metric, colon, limit = text.partition(":")
     if not colon:
         raise InputError(f"The objective {text!r} has no colon; write METRIC:DURATION, as in ttft:200ms.")
@@ -49,5 +57,5 @@ def _value(record: Record, metric: str) -> float | None:
 
 
 def meets_objectives(record: Record, slos: list[Objective]) -> bool:
-    """Answered without error, and every objective held."""
+    """Return True if a request was answered without error and met every objective."""
     return record.ok and all(slo.held_by(record) for slo in slos)

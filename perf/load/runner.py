@@ -1,4 +1,6 @@
-"""Drives a client with a workload: closed loop (so many users at a time) or open loop (arrivals at set times)."""
+"""Running a workload on a client: a closed loop of users, or an open loop with arrivals at set
+times.
+"""
 
 from __future__ import annotations
 
@@ -18,15 +20,16 @@ from llmops.perf.records import Record
 from llmops.perf.workloads.base import Workload
 
 KINDS = ("constant", "poisson", "bursty")
-#: Gamma shape of bursty arrivals; 1 is Poisson. The squared coefficient of variation is 1/BURSTY.
+#: Gamma shape of bursty arrivals, where 1 is Poisson. The squared coefficient of variation is
+#: 1/BURSTY.
 BURSTY = 0.25
 
 
 def arrival_times(kind: str, rate: float, rng: random.Random) -> Iterator[float]:
-    """Endless arrival offsets with `rate` per second on average.
+    """Yield arrival offsets in seconds without end, with a mean rate of `rate` per second.
 
-    `bursty` draws gaps from a gamma distribution with shape `BURSTY`, as vLLM's and TensorRT-LLM's serving benchmarks
-    do with --burstiness.
+    `bursty` draws gaps from a gamma distribution with shape BURSTY, as the serving benchmarks of
+    vLLM and TensorRT-LLM do with --burstiness.
     """
     if rate <= 0:
         raise InputError(f"The rate must be above 0 requests/s, not {rate}.")
@@ -52,12 +55,15 @@ def _gamma(rate: float, shape: float, rng: random.Random) -> Iterator[float]:
         yield now
 
 
-HEARTBEAT_INTERVAL = 0.05  # seconds between two looks at the loop
+HEARTBEAT_INTERVAL = 0.05  # #: Seconds between two heartbeats, which measure how late the event loop runs.
 
 
 @dataclass
 class GeneratorCost:
-    """`cpu` and `wall` in seconds, `lags` in seconds: how much later than due each heartbeat came."""
+    """The load generator's own cost.
+
+    `cpu` and `wall` in seconds, `lags`: seconds by which each heartbeat was late.
+    """
 
     cpu: float = 0.0
     wall: float = 0.0
@@ -65,12 +71,12 @@ class GeneratorCost:
 
     @property
     def share(self) -> float:
-        """Share of one core."""
+        """Return the CPU time as a share of one core."""
         return self.cpu / self.wall if self.wall else 0.0
 
 
 class GeneratorCostMeter:
-    """Async context manager that fills an `GeneratorCost`."""
+    """An async context manager that measures a GeneratorCost."""
 
     async def __aenter__(self) -> GeneratorCost:
         self._cost = GeneratorCost()
@@ -96,9 +102,10 @@ _local = threading.local()
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
-    """Run `main` on uvloop where there is one: it halves the load generator's own CPU.
+    """Run `main` on uvloop if it is installed, which halves the load generator's CPU.
 
-    Each thread has one loop for all its calls: grpc's poller stays with the loop it first saw, a second one fails.
+    Each thread has one loop for all its calls: grpc's poller stays with the loop it saw first, and
+    fails on a second one.
     """
     loop: asyncio.AbstractEventLoop | None = getattr(_local, "loop", None)
     if loop is None:
@@ -125,7 +132,7 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 @dataclass(frozen=True)
 class StopCondition:
-    """When to stop starting sessions: after `sessions`, after `seconds`, or whichever comes first."""
+    """The end of a phase: after `sessions`, after `seconds`, or whichever comes first."""
 
     sessions: int | None = None
     seconds: float | None = None
@@ -133,7 +140,7 @@ class StopCondition:
 
 @dataclass
 class LoadRun:
-    """All records of one measured phase. `start` and `end` on the load generator's clock."""
+    """The records of a phase. `start` and `end` are on the load generator's clock."""
 
     start: float
     end: float = 0.0
@@ -146,12 +153,15 @@ class LoadRun:
 
     @property
     def stayed(self) -> list[Record]:
-        """Without the requests that the load generator cancelled on purpose."""
+        """Return the records without requests that the load generator cancelled on purpose."""
         return [record for record in self.records if not record.cancelled]
 
 
 class Runner:
-    """One client, one workload, any number of phases; sessions are numbered through all of them."""
+    """A client and a workload, for any number of phases.
+
+    Sessions are numbered through all of them.
+    """
 
     def __init__(
         self,
@@ -167,15 +177,16 @@ class Runner:
         self._next_session = count()
 
     async def closed(self, concurrency: int, limit: StopCondition) -> LoadRun:
-        """`concurrency` users, each of whom starts a session as soon as the last one ended."""
+        """Run `concurrency` users, each of whom starts a session as soon as the last one has ended."""
         return await self._measured(lambda run: self._users(run, concurrency, limit))
 
     async def open(
         self, arrivals: Iterable[float], limit: StopCondition, max_concurrency: int | None = None
     ) -> LoadRun:
-        """Sessions start at `arrivals` (seconds from now) whether or not earlier ones have ended.
+        """Start sessions at `arrivals` (seconds from now), whether or not earlier ones have ended.
 
-        With `max_concurrency`, a session waits for a free place; its clock runs from its arrival.
+        With `max_concurrency` a session waits for a free place. Its latencies count from its
+        arrival.
         """
         return await self._measured(lambda run: self._arrive(run, arrivals, limit, max_concurrency))
 

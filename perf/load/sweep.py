@@ -1,4 +1,6 @@
-"""The highest open-loop rate that holds the objectives: doubling until one breaks, then bisection."""
+"""Search for the highest open-loop rate that meets the objectives: doubling until one fails, then
+bisection.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +11,13 @@ from llmops.perf.load.objectives import Objective, meets_objectives
 from llmops.perf.load.runner import LoadRun
 from llmops.perf.report.summary import percentile
 
-RESOLUTION = 0.08  # stop when the bracket is this narrow, relative to its lower end
-GROWTH = 2.0  # answers at the end of a step that take this many times those at its start: a queue that only grows
+RESOLUTION = 0.08  # #: The search ends when the bracket is this narrow, relative to its lower end.
+GROWTH = 2.0  # #: Latency at the end of a step relative to its start from which on the queue only grows.
 
 
 @dataclass(frozen=True)
 class SweepStep:
-    """One rate tried. Rates per second, times in ms."""
+    """A rate that was tried. Rates per second, times in ms."""
 
     rate: float
     holds: bool
@@ -43,7 +45,9 @@ class SweepStep:
 
 
 def _keeps_up(run: LoadRun) -> bool:
-    """The median answer of the last third against the first third."""
+    """Return True if the latency of the last third of answers has not grown much compared with the
+    first third.
+    """
     done = sorted((record for record in run.records if record.ok), key=lambda record: record.start)
     third = len(done) // 3
     if third < 10:
@@ -56,7 +60,10 @@ def _keeps_up(run: LoadRun) -> bool:
 async def highest_rate(
     measure: Callable[[float], Awaitable[SweepStep]], start: float, ceiling: float
 ) -> SweepStep | None:
-    """The best step that holds, from `start` / 32 up to `ceiling`; None when there is none."""
+    """Return the step with the highest rate that meets the objectives, or None.
+
+    The search begins at `start` / 32 and ends at `ceiling`.
+    """
     step = await measure(start)
     best, broken = await (
         _double_until_broken(measure, step, ceiling)

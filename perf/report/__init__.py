@@ -1,4 +1,4 @@
-"""What a run says afterwards: statistics, JSON, terminal table, HTML page, comparison of two runs.
+"""Reports of a run: statistics, JSON, terminal table, HTML page, comparison of two runs.
 
-How a page looks belongs to `llmops/html_pages/`.
+The style of pages belongs to `llmops/html_pages/`.
 """

@@ -1,4 +1,4 @@
-"""Two runs side by side, and which differences are more than chance."""
+"""Comparison of two runs, with the differences that are more than chance."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ RATES = (
     ("output_tokens_per_second", "Output tokens/s"),
     ("goodput_per_second", "Goodput, req/s"),
 )
-# a difference below this is not worth a word, however sure it is
+#: Relative change below which a difference does not matter, even if it is certain.
 MIN_CHANGE = 0.02
-# options that may differ without making the runs answers to different questions
+#: Options that may differ between comparable runs.
 FREE = {"url", "model", "timeout", "verify", "simulated", "fleet"}
 
 
 @dataclass(frozen=True)
 class ComparisonRow:
-    """One figure of both runs. `certain` is None where nothing can be said."""
+    """A figure of both runs. `certain` is None if the runs are too short for a verdict."""
 
     label: str
     first: float
@@ -35,7 +35,9 @@ class ComparisonRow:
 
     @property
     def change(self) -> float | None:
-        """Relative change from the first to the second; None when the first is 0."""
+        """Return the relative change from the first to the second run, or None if the first figure
+        is 0.
+        """
         return self.second / self.first - 1 if self.first else None
 
     @property
@@ -49,7 +51,7 @@ class ComparisonRow:
 
 
 def comparison_rows(first: Document, second: Document) -> list[ComparisonRow]:
-    """Figures that both runs have."""
+    """Return the figures that both runs have."""
     found = []
     for name, label in RATES:
         a, b = getattr(first.summary, name), getattr(second.summary, name)
@@ -76,21 +78,21 @@ def _apart(first: Distribution, second: Distribution, name: str) -> bool | None:
 
 
 def _do_not_touch(a: Sequence[float] | None, b: Sequence[float] | None) -> bool | None:
-    """None without intervals."""
+    """Return True if two intervals are disjoint, or None without intervals."""
     if a is None or b is None:
         return None
     return bool(a[1] < b[0] or b[1] < a[0])
 
 
 def differing_options(first: Document, second: Document) -> list[str]:
-    """`name: A against B` for each option of the load that was not the same."""
+    """Return `name: A against B` for each option of the load that differs."""
     names = sorted((set(first.options) | set(second.options)) - FREE)
     pairs = [(name, first.options.get(name), second.options.get(name)) for name in names]
     return [f"{name}: {a} against {b}" for name, a, b in pairs if a != b]
 
 
 def show_comparison(first: Document, second: Document, console: Console) -> None:
-    """Print what makes the runs hard to compare, and the table. Different loads get no verdicts."""
+    """Print the differing options and the table. Runs with different loads get no verdicts."""
     different = differing_options(first, second)
     for text in different:
         console.print(f"[yellow]![/] Different load – {text}", highlight=False)

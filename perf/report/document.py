@@ -1,4 +1,4 @@
-"""The JSON document of a run: what was asked, on what machine, what came out, and each request."""
+"""The JSON document of a run: options, machine, figures, and every request."""
 
 from __future__ import annotations
 
@@ -21,18 +21,21 @@ FORMAT = "llmops-bench/1"
 
 @dataclass
 class Document:
-    """Everything a report needs; `records` as `Record.to_json` wrote them, times relative to the start of the run."""
+    """Everything that a report needs.
+
+    `records` are those of `Record.to_json`, with times relative to the start.
+    """
 
     options: dict[str, Any]
     machine: dict[str, Any]
     summary: Summary
     sweep: list[SweepStep] = field(default_factory=list)
     records: list[dict[str, Any]] = field(default_factory=list)
-    origin: float = 0.0  # the load generator's clock at the start; means nothing in another process
+    origin: float = 0.0  # the load generator's clock at the start, meaningless in other processes
     created: str = field(default_factory=lambda: time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()))
 
     def missed_objectives(self) -> str:
-        """Return a sentence when too few requests met the objectives of the run, and an empty text otherwise."""
+        """Return a sentence if too few requests met the objectives, otherwise an empty text."""
         slos, wanted = self.options.get("slos"), self.options.get("slo_share", 0.0)
         if not slos:
             return ""
@@ -50,12 +53,12 @@ class Document:
         return {"format": FORMAT, "llmops": __version__, **asdict(self)}
 
     def write(self, path: Path) -> None:
-        """Write the document as JSON. Raises InputError when `path` cannot be written."""
+        """Write the document as JSON. Raises InputError if `path` cannot be written."""
         write_text(path, json.dumps(self.to_json()))
 
 
 def read_document(path: Path) -> Document:
-    """Read what `write` wrote. Raises InputError."""
+    """Read a document. Raises InputError."""
     try:
         data = json.loads(path.read_text("utf-8"))
     except OSError as error:
@@ -76,7 +79,7 @@ def _distribution(value: dict[str, Any] | None) -> Distribution | None:
 
 
 def machine() -> dict[str, Any]:
-    """Where the load generator ran."""
+    """Return a description of the machine of the load generator."""
     return {
         "cpu": _cpu_name(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),

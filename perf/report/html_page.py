@@ -1,4 +1,4 @@
-"""One self-contained HTML page per run: no script, no font, no address outside it."""
+"""One self-contained HTML page per run: no script, no font, no external address."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from llmops.perf.report.run_warnings import list_warnings
 from llmops.perf.report.summary import LATENCIES, PERCENTILES, Summary
 from llmops.perf.report.terminal import milliseconds, rates
 
-# of the options, what no reader of a report asks for
+#: Options that readers of a report do not need.
 UNSAID = {"simulated", "url", "model", "timeout", "verify", "usage", "stream", "seed"}
 
 
 def write_page(document: Document, path: Path) -> None:
-    """Write the page atomically. Raises InputError when `path` cannot be written."""
+    """Write the page atomically. Raises InputError if `path` cannot be written."""
     write_text(path, render_page(document))
 
 
 def render_page(document: Document) -> str:
-    """The HTML text."""
+    """Return the page as HTML."""
     model = str(document.options.get("model"))
     body = [
         f"<h1>{escape(model)}</h1>",
@@ -52,7 +52,7 @@ def _tool(document: Document) -> str:
 
 
 def _fleet(document: Document) -> str:
-    """What only a simulation knows."""
+    """Return the figures that only a simulation has."""
     figures = document.options.get("simulated")
     return (
         f"<h2>Fleet</h2>{key_value_table([(k.replace('_', ' '), str(v)) for k, v in figures.items()])}"
@@ -62,7 +62,7 @@ def _fleet(document: Document) -> str:
 
 
 def _key_figures(summary: Summary) -> list[tuple[str, str]]:
-    """What most readers came for."""
+    """Return the most important figures."""
     found = [("Output tokens/s", f"{summary.output_tokens_per_second:,.0f}")]
     for name, key, p in (("TTFT p50", "ttft", "p50"), ("TTFT p99", "ttft", "p99"), ("TPOT p50", "tpot", "p50")):
         value = getattr(summary, key)
@@ -104,7 +104,7 @@ def _ms(value: float | None) -> str:
 
 
 def _given(options: dict[str, Any]) -> list[tuple[str, str]]:
-    """The options that were set, by their names on the command line."""
+    """Return the options that were set, by their names on the command line."""
     usual = {field.name: field.default for field in fields(BenchOptions)}
     said = {k: v for k, v in options.items() if k not in UNSAID and v not in (None, [], {}, usual.get(k))}
     return [(k.replace("_", " "), ", ".join(map(str, v)) if isinstance(v, list) else str(v)) for k, v in said.items()]

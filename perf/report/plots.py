@@ -1,4 +1,4 @@
-"""Which plots a run gets."""
+"""The plots of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from llmops.perf.report.summary import percentile
 
 
 def plots(document: Document) -> list[Plot]:
-    """Latency distributions, what happened over time and, after a sweep, latency and goodput against the rate."""
+    """Return latency distributions, a timeline and, after a sweep, latency and goodput by rate."""
     records = [r for r in document.records if r["error"] is None and not r["cancelled"]]
     found = []
     for name, of, values in (
@@ -29,7 +29,7 @@ def plots(document: Document) -> list[Plot]:
 
 
 def _distribution(name: str, of: str, points: Points, document: Document) -> Plot:
-    """How many are at most so slow, with percentiles and the objective."""
+    """Return a cumulative distribution with percentiles and the objective."""
     values = [value for value, _ in points]
     marks = [(percentile(values, p), f"p{p}") for p in (50, 95, 99)]
     marks += [
@@ -40,12 +40,12 @@ def _distribution(name: str, of: str, points: Points, document: Document) -> Plo
 
 
 def _is_of(slo: str, name: str) -> bool:
-    # the objective for itl is on the longest gap of a request, not on each gap
+    # the objective for itl is about the longest gap of a request, not about each gap
     return slo.startswith(f"{name.lower()}:") and name != "ITL"
 
 
 def cumulative(values: list[float]) -> Points:
-    """The empirical distribution function as points."""
+    """Return the points of the empirical distribution function."""
     ordered = sorted(values)
     return [(value, (rank + 1) / len(ordered)) for rank, value in enumerate(ordered)]
 
@@ -64,7 +64,7 @@ def _over_time(records: list[dict[str, Any]]) -> list[Plot]:
 def _tokens(records: list[dict[str, Any]], width: float) -> Points:
     bins: Counter[int] = Counter()
     for record in records:
-        # a chunk may hold several tokens: the server's own count is spread over the chunks
+        # a chunk may have several tokens: the server's count is spread over the chunks
         weight = record["tokens_out"] / len(record["chunks"]) if record["chunks"] else 0
         for at in record["chunks"]:
             bins[math.floor(at / width)] += weight  # type: ignore[assignment]

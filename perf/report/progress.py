@@ -11,11 +11,11 @@ from llmops.perf import options
 from llmops.perf.load.sweep import SweepStep
 from llmops.perf.records import Record
 
-REFRESH = 0.2  # seconds; drawing costs CPU that the load generator should not take
+REFRESH = 0.2  # #: Seconds between two drawings, which cost CPU that the load generator needs.
 
 
 class Bar(options.BenchProgress):
-    """Shows the phase, how far it is, tokens and failures. Redraws at most five times a second."""
+    """A progress bar with the phase, its tokens and failures, redrawn at most five times a second."""
 
     def __init__(self, console: Console) -> None:
         columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn(), TextColumn("{task.fields[text]}"))
@@ -25,7 +25,7 @@ class Bar(options.BenchProgress):
             console=console,
             transient=True,
             auto_refresh=False,
-            # where nothing can be redrawn, rich would print an empty line at the end
+            # without a terminal, rich would print an empty line at the end
             disable=not console.is_terminal,
         )
         self._task = self._progress.add_task("connecting", total=None, text="")

@@ -1,4 +1,4 @@
-"""How sure one can be of a rate: 95 % confidence intervals."""
+"""95 % confidence intervals of rates."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import statistics
 from llmops.perf.report.document import Document
 
 WINDOWS = 10
-# of Student's t with WINDOWS - 1 degrees of freedom, two-sided (any table of it)
+# Student's t with WINDOWS - 1 degrees of freedom, two-sided
 _T = 2.262
-# below this many events per window their number is chance
+#: Events per window below which their number is chance.
 MIN_COUNT = 5
 Interval = tuple[float, float]
 
 
 def rate_interval(document: Document, name: str) -> Interval | None:
-    """That of a rate of the summary; None where the run is too short for one."""
+    """Return the interval of a rate of the summary, or None if the run is too short."""
     if name == "goodput_per_second":
         return _goodput(document)
     events = _tokens(document) if name == "output_tokens_per_second" else _ends(document)
@@ -24,7 +24,9 @@ def rate_interval(document: Document, name: str) -> Interval | None:
 
 
 def _batch_means(events: list[tuple[float, float]], seconds: float, completed: int) -> Interval | None:
-    """The run is cut into windows; how their rates scatter says how far the mean may be off."""
+    """Return an interval by batch means: the variation of rates between windows of the run gives
+    the error of the mean.
+    """
     if completed < WINDOWS * MIN_COUNT:
         return None
     width, sums = seconds / WINDOWS, [0.0] * WINDOWS
@@ -48,7 +50,7 @@ def _tokens(document: Document) -> list[tuple[float, float]]:
 
 
 def _goodput(document: Document) -> Interval | None:
-    """Wilson's interval of the share that was good, at the run's own rate of requests."""
+    """Return Wilson's interval of the goodput share, at the run's request rate."""
     summary = document.summary
     count = summary.requests - summary.cancelled
     if summary.goodput_share is None or count < WINDOWS * MIN_COUNT:

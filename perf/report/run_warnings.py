@@ -1,4 +1,4 @@
-"""What a reader of the figures must be told."""
+"""Warnings about the figures of a run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ MAX_LAG_MS = 20.0
 
 
 def list_warnings(document: Document) -> list[str]:
-    """Sentences; empty when there is nothing to beware of."""
+    """Return sentences that a reader of the figures must know, or an empty list."""
     summary, found = document.summary, []
     if summary.own_cpu_share > BUSY_SHARE:
         found.append(
@@ -44,7 +44,9 @@ def _sweep_notes(document: Document) -> list[str]:
 
 
 def _too_few(requests: int, share: float) -> list[str]:
-    """The rule of three: if all of n were good, the share is above 1 - 3/n with 95 % confidence."""
+    """Return True if the sample is too small, by the rule of three: if all of n succeed, the share
+    is above 1 - 3/n with 95 % confidence.
+    """
     needed = round(3 / (1 - share)) if share < 1 else 0
     if requests >= needed:
         return []

@@ -1,4 +1,4 @@
-"""From records to figures."""
+"""Figures of a run, computed from its records."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmops.perf.records import Record
 
 
 def percentile(ordered: list[float], p: float) -> float:
-    """The p-th percentile of sorted values, linear between neighbours (numpy's default)."""
+    """Return the p-th percentile of sorted values, interpolated linearly like numpy's default."""
     position = (len(ordered) - 1) * p / 100
     low = math.floor(position)
     high = min(low + 1, len(ordered) - 1)
@@ -21,9 +21,11 @@ def percentile(ordered: list[float], p: float) -> float:
 
 
 def intervals(ordered: list[float], percentiles: tuple[int, ...]) -> dict[str, list[float]]:
-    """95 % confidence intervals by percentile, `p50` and so on; those that `ordered` is too short for are left out.
+    """Return 95 % confidence intervals of percentiles by name (`p50`, …), without those that need
+    more values.
 
-    Distribution-free: the order statistics 1.96 binomial standard deviations around the percentile's rank.
+    They are distribution-free: the order statistics 1.96 binomial standard deviations around the
+    percentile's rank.
     """
     found: dict[str, list[float]] = {}
     size = len(ordered)
@@ -37,15 +39,18 @@ def intervals(ordered: list[float], percentiles: tuple[int, ...]) -> dict[str, l
 
 
 PERCENTILES = (50, 90, 95, 99)
-# the distributions of a summary, and what people call them
+# the distributions of a summary and their usual names
 LATENCIES = {"ttft": "TTFT", "itl": "ITL", "tpot": "TPOT", "e2e": "E2E", "overhead": "Overhead"}
-# the CPU share of one core from which on the load generator may itself be what is measured
+#: CPU share of one core from which on the load generator may itself be the bottleneck.
 BUSY_SHARE = 0.7
 
 
 @dataclass(frozen=True)
 class Distribution:
-    """Milliseconds. `interval` holds the 95 % confidence interval of each percentile where the sample allows one."""
+    """A latency distribution in milliseconds.
+
+    `interval` has the 95 % confidence intervals that the sample allows.
+    """
 
     count: int
     mean: float
@@ -59,7 +64,10 @@ class Distribution:
 
     @classmethod
     def of(cls, seconds: list[float], independent: bool = True) -> Distribution | None:
-        """None for no values. No intervals for values that are not `independent` (the gaps within one answer)."""
+        """Return the distribution of values, or None without values.
+
+        Values that are not `independent`, such as the gaps within one answer, get no intervals.
+        """
         if not seconds:
             return None
         ordered = sorted(1000 * value for value in seconds)
@@ -71,7 +79,7 @@ class Distribution:
 
 @dataclass(frozen=True)
 class Summary:
-    """The figures of one run. Rates per second of the run, from its first request to its last answer."""
+    """The figures of a run. Rates are per second, from the first request to the last answer."""
 
     seconds: float
     requests: int
@@ -108,7 +116,11 @@ class Summary:
 
 
 def summarise(run: LoadRun, slos: list[Objective]) -> Summary:
-    """All figures of `run`. Latencies are of completed requests; tokens of every request, also of cancelled ones."""
+    """Return the figures of a run.
+
+    Latencies are those of completed requests. Tokens are those of all requests, also of cancelled
+    ones.
+    """
     records = run.records
     done = [record for record in records if record.ok]
     good = sum(meets_objectives(record, slos) for record in records) if slos else None
@@ -157,7 +169,7 @@ def _p99(seconds: list[float]) -> float | None:
 
 
 def _source(done: list[Record]) -> str:
-    """Who counted the output tokens."""
+    """Return who counted the output tokens."""
     kinds = {record.counted for record in done}
     if not kinds:
         return "none"

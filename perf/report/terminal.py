@@ -1,4 +1,4 @@
-"""The run as a table in the terminal."""
+"""The report of a run as a table in the terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmops.perf.report.summary import LATENCIES, PERCENTILES, Distribution, Sum
 
 
 def show(document: Document, console: Console) -> None:
-    """Print latencies, rates and everything a reader should be warned of."""
+    """Print latencies, rates and warnings."""
     summary = document.summary
     console.print(_latencies(summary))
     console.print(_rates(summary))
@@ -36,7 +36,7 @@ def _latencies(summary: Summary) -> Table:
 
 
 def milliseconds(value: float) -> str:
-    """Four digits or so: 0.28, 14.03, 538.1, 1,465."""
+    """Format milliseconds with about four digits: 0.28, 14.03, 538.1, 1,465."""
     return f"{value:,.{0 if value >= 1000 else 1 if value >= 100 else 2}f}"
 
 
@@ -50,7 +50,7 @@ def _rates(summary: Summary) -> Table:
 
 
 def rates(summary: Summary) -> list[tuple[str, str]]:
-    """(label, value) of all that is not a latency."""
+    """Return (label, value) of all figures except latencies."""
     counted = {"chunks": " (counted chunks)", "mixed": " (partly counted chunks)"}.get(summary.tokens_source, "")
     rows = [
         ("Requests", f"{summary.completed} completed, {summary.failed} failed, {summary.cancelled} cancelled"),
@@ -75,7 +75,7 @@ def rates(summary: Summary) -> list[tuple[str, str]]:
 
 
 def generator_cost_rows(summary: Summary) -> str:
-    """What the measuring itself took."""
+    """Return (label, value) of the load generator's own cost."""
     per_token = f", {summary.own_cpu_us_per_token:.1f} µs/token" if summary.own_cpu_us_per_token is not None else ""
     lag = f", late p99 {summary.own_lag_p99_ms:.1f} ms" if summary.own_lag_p99_ms is not None else ""
     return f"{100 * summary.own_cpu_share:.1f} % of a core{per_token}{lag}"

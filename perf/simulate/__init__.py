@@ -1,4 +1,4 @@
-"""A fleet in simulated time: the gateway's own policies, on replicas at the planner's pace.
+"""A fleet in simulated time: the gateway's own policies, with replicas at the planner's pace.
 
-The policies themselves belong to `gateway/routing/` and `gateway/callers/`.
+The policies themselves belong to `gateway/routing/`.
 """

@@ -1,4 +1,4 @@
-"""What comes to a simulated fleet: traces, and days of conversations that nobody has recorded."""
+"""Arrivals at a simulated fleet: traces, and synthetic days of conversations."""
 
 from __future__ import annotations
 
@@ -19,18 +19,31 @@ from llmops.perf.workloads.lengths import Lengths, parse_lengths
 
 DAY = 86_400.0
 PEAK_HOUR = 20 * 3600.0
-# A day's rate is a wave to the third power, of which this is the mean.
+#: Mean of a day's wave, the third power of a cosine between 0 and 1.
 DAILY_AMPLITUDE = 0.3125
 
 
 @dataclass(frozen=True)
 class ConversationArrivals:
-    """Sessions of several turns: a system prompt that an application's users share, then what was said so far.
+    """Sessions of several turns: a system prompt that an application's users share, then the
+    conversation so far.
 
-    `rate`: requests/s on average, `peak` times as many in the evening and less at night; 1: always the same. `apps`:
-    how many system prompts, by Zipf's law. Lengths in tokens; `think`: seconds between an answer and the next turn, on
-    average. `tenants` share the requests evenly but for the first, which sends `flood` times as many; `tiers` by their
-    shares.
+    Attributes:
+        rate: Mean requests/s.
+        seconds: Length of the arrivals.
+        turns: Turns of a session.
+        system: Tokens of a system prompt.
+        apps: Number of system prompts, distributed by Zipf's law.
+        message: Tokens of a message.
+        answer: Tokens of an answer.
+        think: Mean seconds between an answer and the next turn.
+        start: Time of the day at the beginning, in seconds.
+        peak: Rate in the evening as a multiple of the mean; 1 for a constant rate.
+        tenants: Number of tenants that share the requests evenly.
+        flood: Requests of the first tenant as a multiple of another's.
+        tiers: Tiers of requests with their shares.
+        block_tokens: Tokens of a cache block.
+        seed: Seed of the random numbers.
     """
 
     rate: float
@@ -54,7 +67,7 @@ class ConversationArrivals:
         return Arrivals(talk.first(), talk.next)
 
 
-# of a session: tokens of the message and of the answer, and seconds before the message
+# of a turn: tokens of the message and of the answer, and seconds before the message
 _Turn = tuple[int, int, float]
 
 
@@ -70,12 +83,14 @@ class _ConversationState:
         self._tenants = [f"tenant-{number}" for number in range(spec.tenants)]
         self._demand = list(accumulate([spec.flood, *[1.0] * (spec.tenants - 1)]))
         self._tiers = list(accumulate(share for _, share in spec.tiers))
-        # by the last job of a session: what is still to be said, and the blocks so far
+        # by the last request of a session: its remaining turns, and its blocks so far
         self._open: dict[SimulatedRequest, tuple[list[_Turn], list[int]]] = {}
 
     def first(self) -> Iterator[SimulatedRequest]:
-        """The first requests of the sessions, whose number per second makes up for their turns. All of a session is
-        drawn here: it is the same whatever becomes of others."""
+        """Yield the first requests of the sessions, at a rate that accounts for their turns.
+
+        A whole session is drawn here, so that it does not depend on the answers of others.
+        """
         spec, rng = self.spec, self._rng
         drawn = random.Random("turns")
         mean = sum(spec.turns.draw(drawn) for _ in range(2000)) / 2000
@@ -95,7 +110,7 @@ class _ConversationState:
             yield self._job(now, spec.system, list(self._system[app]), tenant, tier, 0, turns)
 
     def next(self, last: SimulatedRequest) -> tuple[float, SimulatedRequest] | None:
-        """The next turn: all that was said, and a message more. Who is refused is gone."""
+        """Return the next turn and the seconds until it. A rejected user does not return."""
         turns, blocks = self._open.pop(last, ([], []))
         if not turns or last.refused >= 0 or last.failed:
             return None
@@ -110,7 +125,7 @@ class _ConversationState:
         return spec.message.draw(rng), spec.answer.draw(rng), pause
 
     def _level(self, now: float) -> float:
-        """Of the mean rate, by the time of the day."""
+        """Return the rate at a time of the day, as a multiple of the mean."""
         peak = self.spec.peak
         wave = (1 + math.cos(2 * math.pi * (self.spec.start + now - PEAK_HOUR) / DAY)) / 2
         night = (1 - DAILY_AMPLITUDE * peak) / (1 - DAILY_AMPLITUDE)
@@ -137,18 +152,21 @@ class _ConversationState:
 
 
 def _drawn(rng: random.Random, cumulated: Sequence[float]) -> int:
-    """As `choices` does, for one at a time."""
+    """Return one index as `random.choices` would, faster."""
     return bisect(cumulated, rng.random() * cumulated[-1], 0, len(cumulated) - 1)
 
 
 def arrivals_from_trace(path: Path) -> Arrivals:
-    """A trace in Mooncake's format. Raises InputError."""
+    """Return the arrivals of a trace in Mooncake's format. Raises InputError."""
     names: dict[tuple[int, int], int] = {}
     return Arrivals(iter([_of_entry(entry, names) for entry in read_trace(path)]))
 
 
 def _of_entry(entry: TraceEntry, names: dict[tuple[int, int], int]) -> SimulatedRequest:
-    """A block that comes after another one in some prompts is another block there, as it is in a cache."""
+    """Return the request of an entry.
+
+    A block after different blocks is a different block, as in a prefix cache.
+    """
     whole, before, blocks = entry.input_length // BLOCK_TOKENS, 0, []
     for block in entry.hash_ids[:whole]:
         before = names.setdefault((before, block), len(names) + 1)
@@ -157,8 +175,12 @@ def _of_entry(entry: TraceEntry, names: dict[tuple[int, int], int]) -> Simulated
 
 
 def arrivals_from_bench(document: Document) -> Arrivals:
-    """The requests of a `llmops bench --json` run, at the times at which they left. Nothing is known of their prompts
-    but how long they were. Raises InputError for a run without token counts."""
+    """Return the requests of a `llmops bench --json` run at their times, with prompts of the same
+    lengths.
+
+    Raises:
+        InputError: The run has no token counts.
+    """
     jobs = []
     for record in document.records:
         if record["tokens_in"] is None:

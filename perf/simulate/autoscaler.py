@@ -1,7 +1,8 @@
-"""How many replicas Kubernetes would run: KEDA's sums through the algorithm of the HorizontalPodAutoscaler. Pure.
+"""Autoscaling as in Kubernetes: KEDA's sums and the algorithm of the HorizontalPodAutoscaler.
 
-Source: https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/ and kubernetes/kubernetes
-`pkg/controller/podautoscaler/horizontal.go`, `replica_calculator.go` (external metrics with an average value).
+Source: https://kubernetes.io/docs/tasks/run-application/horizontal-pod-autoscale/ and
+kubernetes/kubernetes `pkg/controller/podautoscaler/horizontal.go`, `replica_calculator.go`
+(external metrics with an average value).
 """
 
 from __future__ import annotations
@@ -14,16 +15,26 @@ from typing import Protocol
 
 from llmops.perf.simulate.clock import Clock
 
-# the controller's own: a sum that is so near to what the replicas should have changes nothing
+#: Relative deviation from the target below which nothing changes, as in the controller.
 TOLERANCE = 0.1
 
 
 @dataclass(frozen=True)
 class AutoscalingSpec:
-    """A ScaledObject as deploy/helm/llmops writes it. `targets`: of each sum, the part that one replica is to have;
-    `period`: seconds between two looks. Up: to `grow` times as many within `up_period` seconds; down: `shrink` fewer
-    within `down_period`, and never below what was wanted in the last `window` seconds. A new replica is ready
-    `cold_start` seconds after it was asked for."""
+    """A ScaledObject as deploy/helm/llmops writes it.
+
+    Attributes:
+        least: Minimum number of replicas.
+        most: Maximum number of replicas.
+        targets: Value per replica of each sum.
+        period: Seconds between two decisions.
+        grow: Largest growth, as a factor within `up_period` seconds.
+        up_period: Seconds to which `grow` applies.
+        shrink: Largest number of replicas removed within `down_period` seconds.
+        down_period: Seconds to which `shrink` applies.
+        window: Seconds of decisions whose maximum limits scaling down.
+        cold_start: Seconds until a new replica is ready.
+    """
 
     least: int = 1
     most: int = 4
@@ -38,16 +49,16 @@ class AutoscalingSpec:
 
 
 class Autoscaler:
-    """Remembers what it wanted, and what it did."""
+    """The state of an autoscaler: its recent recommendations and changes."""
 
     def __init__(self, scaling: AutoscalingSpec) -> None:
         self._scaling = scaling
-        # when, and how many: what the sums asked for, and by how many replicas it became more (or fewer)
+        # (time, replicas) that the sums recommended, and (time, difference) of changes
         self._wanted: deque[tuple[float, int]] = deque()
         self._changes: deque[tuple[float, int]] = deque()
 
     def replicas(self, now: float, current: int, sums: Mapping[str, float]) -> int:
-        """How many there are to be from now on. `current` has those that are still starting."""
+        """Return the number of replicas from now on. `current` includes those that are starting."""
         scaling = self._scaling
         asked = max(_asked(sums[name], target, current) for name, target in scaling.targets.items())
         self._wanted.append((now, asked))
@@ -73,37 +84,42 @@ class Autoscaler:
 
 
 def _asked(total: float, target: float, current: int) -> int:
-    """By one of the sums."""
+    """Return the number of replicas that one sum recommends."""
     if current and abs(total / (target * current) - 1) <= TOLERANCE:
         return current
     return math.ceil(total / target)
 
 
 class ScalableFleet(Protocol):
-    """What is scaled: replicas by number, of which the first few run."""
+    """A fleet to scale: replicas by number, of which the first ones run."""
 
     clock: Clock
 
     def sums(self) -> Mapping[str, float]:
-        """What Prometheus would say: requests that wait for their first token, shares of KV caches in use."""
+        """Return the sums that Prometheus would have: waiting requests, used shares of KV caches,
+        requests/s.
+        """
         ...
 
     def set_ready(self, number: int) -> None: ...
 
     def drain(self, number: int) -> None:
-        """It is gone; its answers go on elsewhere."""
+        """Remove a replica. Its answers continue on others."""
         ...
 
 
 class AutoscaledFleet:
-    """Looks each `period`, as long as anything else happens. The last replica that came is the first that goes, as in
-    a StatefulSet; `told` hears when how many there are."""
+    """A fleet under an autoscaler that decides every `period`, as long as anything else happens.
+
+    The newest replica is removed first, as in a StatefulSet. `told` is called with the time and the
+    new number.
+    """
 
     def __init__(self, fleet: ScalableFleet, scaling: AutoscalingSpec, told: Callable[[float, int], None]) -> None:
         self._fleet, self._scaling, self._told = fleet, scaling, told
         self._autoscaler = Autoscaler(scaling)
         self._count = scaling.least
-        # of each replica, how often it was asked for: one that was given up while it started never comes
+        # starts of each replica, so that one that was removed while it started never becomes ready
         self._asked = [0] * scaling.most
 
     def begin(self) -> None:

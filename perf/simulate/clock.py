@@ -1,4 +1,4 @@
-"""Simulated time: what is to happen, in the order in which it does."""
+"""Simulated time: a queue of future calls."""
 
 from __future__ import annotations
 
@@ -8,7 +8,10 @@ from typing import Any
 
 
 class Clock:
-    """`now` in seconds. Of two things at the same time the one that was planned first happens first."""
+    """A clock.
+
+    `now` is in seconds. Calls at the same time happen in the order in which they were planned.
+    """
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -16,12 +19,12 @@ class Clock:
         self._planned = self._repeating = 0
 
     def at(self, when: float, happen: Callable[..., None], *args: Any) -> None:
-        """`happen` is called with `args` then."""
+        """Plan the call `happen(*args)` for a time."""
         self._planned += 1
         heappush(self._heap, (when, self._planned, happen, args))
 
     def every(self, seconds: float, happen: Callable[[], None]) -> None:
-        """Call `happen` now and every `seconds`, as long as anything is planned that happens once."""
+        """Call `happen` now and every `seconds`, as long as any single call is planned."""
         self._repeating += 1
         self._repeat(seconds, happen)
 
@@ -34,11 +37,11 @@ class Clock:
 
     @property
     def is_over(self) -> bool:
-        """Nothing is planned any more that happens once."""
+        """Return True if no single call is planned."""
         return len(self._heap) <= self._repeating
 
     def run(self) -> None:
-        """Until nothing is planned any more."""
+        """Run until nothing is planned."""
         heap = self._heap
         while heap:
             self.now, _, happen, args = heappop(heap)

@@ -1,4 +1,4 @@
-"""How long an engine's step takes, as the planner has it, looked up often."""
+"""The engine of simulated replicas: its step times and limits, from the planner."""
 
 from __future__ import annotations
 
@@ -16,26 +16,31 @@ from llmops.build.plan.timing.silicon import timing_source
 from llmops.build.quant_formats import FORMATS
 from llmops.errors import InputError
 
-# Grids on which the planner is asked: sequences beside a prompt, tokens of a step, tokens before them.
+#: Grid on which the planner is asked: sequences beside a prompt, tokens of a step, cached tokens
+#: before them.
 BESIDE, CHUNK, BEFORE = 16, 128, 2048
-# Two lengths between which decoding grows as a line: what is read of the cache does.
+#: Lengths between which decode time is interpolated linearly, as reading of the KV cache is.
 SHORT, LONG = 512, 8192
 
 
 class StepTimes(Protocol):
-    """Seconds of a step."""
+    """Times of steps in seconds."""
 
     def decode(self, batch: int, length: float) -> float:
-        """One token for each of `batch` sequences, which have `length` tokens before it on average."""
+        """Return the time of a step that generates a token for each of `batch` sequences of mean
+        length `length`.
+        """
         ...
 
     def read(self, batch: int, length: float, tokens: int, before: int) -> float:
-        """The same, and `tokens` of prompts beside it, which have `before` in the cache."""
+        """Return the time of a decode step with `tokens` of prompts beside it, after `before`
+        cached tokens.
+        """
         ...
 
 
 class PlannedStepTimes:
-    """A StepModel on a grid; each point is asked for once."""
+    """A StepModel on a grid, of which each point is computed once."""
 
     def __init__(self, model: StepModel) -> None:
         self._model = model
@@ -58,7 +63,7 @@ class PlannedStepTimes:
         return added + self.decode(batch, length) if batch else added
 
     def _added(self, beside: int, chunk: int, before: int) -> float:
-        """What prompts add to a step; alone they are the step."""
+        """Return the seconds that prompts add to a step. Without sequences they are the step."""
         key = (beside, chunk, before)
         known = self._reading.get(key)
         if known is None:
@@ -70,7 +75,9 @@ class PlannedStepTimes:
 
 @dataclass(frozen=True)
 class LinearStepTimes:
-    """Seconds per step, per sequence, per prompt token, and per token in the cache: an engine for experiments."""
+    """Linear step times for experiments: per step, per sequence, per prompt token and per cached
+    token.
+    """
 
     step: float = 0.01
     sequence: float = 0.0
@@ -86,8 +93,10 @@ class LinearStepTimes:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """What a replica is. `blocks` of `block_tokens` tokens each in its KV cache; `gpus` it takes, `price` of one per
-    hour ($)."""
+    """A replica's engine:
+
+    `blocks` of `block_tokens` tokens in its KV cache, `gpus` at a `price` per hour ($).
+    """
 
     steps: StepTimes
     blocks: int
@@ -100,7 +109,7 @@ class EngineSpec:
 
 
 def make_engine_spec(plan: BuildPlan, block_tokens: int) -> EngineSpec:
-    """Return one replica of a plan, by measured tables unless the plan was made by the roofline.
+    """Return the engine of a plan, by measured tables unless the plan was made by the roofline.
 
     Raises:
         InputError: The plan does not fit on its GPUs.

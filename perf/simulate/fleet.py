@@ -1,4 +1,4 @@
-"""A fleet of equal replicas behind gateways, given a workload, until the last answer is there."""
+"""A simulated fleet of equal replicas behind gateways."""
 
 from __future__ import annotations
 
@@ -21,18 +21,20 @@ from llmops.perf.simulate.gateways import SimulatedGateway
 from llmops.perf.simulate.policies import POLICIES
 from llmops.perf.simulate.replica import ReplicaVariation, SimulatedReplica, SimulatedRequest
 
-# the window of the rate that autoscaling looks at
+#: Seconds over which autoscaling averages the request rate.
 RATE_SECONDS = 120.0
-# What comes next after a request of a session: seconds until then, and the request (its `arrived` is set then).
+# Returns the request that follows a finished one of a session, and the seconds until then.
 Next = Callable[[SimulatedRequest], "tuple[float, SimulatedRequest] | None"]
-# Hears now and then how far a run is: simulated seconds, and requests that have ended.
+# Called now and then with the simulated seconds and the number of finished requests.
 Told = Callable[[float, int], None] | None
 PROGRESS_EVERY = 1000
 
 
 @dataclass(frozen=True)
 class Arrivals:
-    """A workload: requests by the time of their arrival, and what each is followed by when it has ended."""
+    """A workload: requests by arrival time, and a function that returns the request after a
+    finished one.
+    """
 
     jobs: Iterator[SimulatedRequest]
     next: Next = lambda _: None
@@ -40,7 +42,7 @@ class Arrivals:
 
 @dataclass(frozen=True)
 class ReplicaFailure:
-    """Replica number `replica` is gone at `at` seconds and ready again `back` seconds later."""
+    """A failure of replica number `replica` at `at` seconds, for `back` seconds."""
 
     replica: int
     at: float
@@ -49,8 +51,21 @@ class ReplicaFailure:
 
 @dataclass(frozen=True)
 class FleetSpec:
-    """`tiers`: empty for no gate at all. `scaling`: how many of the replicas run is Kubernetes' to say. `measured`: no
-    replica reports its state; `noise` of their steps, and `slow`: how many times as long those of some replicas take.
+    """A fleet.
+
+    Attributes:
+        engine: The engine of each replica.
+        replicas: Number of replicas.
+        policy: Name of the routing policy.
+        tiers: Priority tiers of the admission queue; empty disables queueing.
+        gateways: Number of gateways.
+        failures: Planned failures.
+        bounds: Limits of the admission queue.
+        seed: Seed of the random numbers.
+        scaling: Autoscaling, or None.
+        measured: True if replicas report no state, so that gateways estimate it.
+        noise: Noise of step times, see ReplicaVariation.
+        slow: Factors of the step times of some replicas, by number.
     """
 
     engine: EngineSpec
@@ -69,8 +84,11 @@ class FleetSpec:
 
 @dataclass
 class SimulationOutcome:
-    """What a simulated run was. `busy`: seconds that each replica worked, of `seconds`; `queues`: the longest queue
-    inside of each. `scaled`: when the number of replicas changed, and to what."""
+    """The outcome of a run.
+
+    `busy`: seconds that each replica worked, of `seconds`. `queues`: longest queue inside each
+    engine. `scaled`: times of changes of the number of replicas, and the new numbers.
+    """
 
     spec: FleetSpec
     jobs: list[SimulatedRequest] = field(default_factory=list)
@@ -80,7 +98,7 @@ class SimulationOutcome:
     scaled: list[tuple[float, int]] = field(default_factory=list)
 
     def replica_seconds(self, since: float, until: float) -> float:
-        """What there was of them, those that were still starting too."""
+        """Return the replica-seconds between two times, including replicas that are starting."""
         changes = [*self.scaled, (until, 0)] if self.scaled else [(0.0, self.spec.replicas), (until, 0)]
         return sum(
             count * max(min(ends, until) - max(begins, since), 0.0) for (begins, count), (ends, _) in pairwise(changes)
@@ -88,7 +106,7 @@ class SimulationOutcome:
 
 
 class SimulatedFleet:
-    """One run."""
+    """A fleet during one run."""
 
     def __init__(self, spec: FleetSpec, told: Told = None) -> None:
         self.spec, self.clock, self.outcome, self._told = spec, Clock(), SimulationOutcome(spec), told
@@ -112,12 +130,12 @@ class SimulatedFleet:
             AutoscaledFleet(
                 self, self.spec.scaling, lambda now, count: self.outcome.scaled.append((now, count))
             ).begin()
-        # there is no garbage: what is made is kept, and looking for it among all of that takes a third of the time
+        # a run makes no garbage, and searching for it takes a third of the time
         gc.disable()
         try:
             self.clock.run()
         finally:
-            # all of it counts as old then, and is not searched at once
+            # move everything to the oldest generation, so that it is not searched at once
             gc.freeze()
             gc.unfreeze()
             gc.enable()
@@ -128,7 +146,9 @@ class SimulatedFleet:
         return done
 
     def sums(self) -> dict[str, float]:
-        """What autoscaling looks at: requests without a first token, shares of KV caches in use, requests/s."""
+        """Return the sums for autoscaling: requests without a first token, used shares of KV
+        caches, requests/s.
+        """
         waiting = sum(one.waiting for one in self.replicas.values())
         waiting += sum(len(one.gate.queue) for one in self._gateways if one.gate is not None)
         ready = [one.views[0] for one in self.replicas.values() if one.views[0].state == "ready"]
@@ -165,7 +185,10 @@ class SimulatedFleet:
         return gateway
 
     def _arrive(self, jobs: Iterator[SimulatedRequest]) -> None:
-        """The next of the stream is planned when one has come: it may be endless to us."""
+        """Plan the next arrival.
+
+        The one after it is planned on arrival, because the stream may be endless.
+        """
         job = next(jobs, None)
         if job is not None:
             self.clock.at(job.arrived, self._came_of, jobs, job)
@@ -225,7 +248,7 @@ class SimulatedFleet:
         self.clock.at(failure.at + failure.back, self.set, name, "ready")
 
     def fail(self, name: str) -> None:
-        """It is gone with its cache; its requests go on elsewhere."""
+        """Remove a replica with its cache. Its requests continue elsewhere."""
         lost = self.replicas[name].fail()
         for gateway in self._gateways:
             gateway.policy.forget(name)
@@ -245,7 +268,7 @@ class SimulatedFleet:
             gateway.look()
 
     def _continue(self, job: SimulatedRequest) -> None:
-        """Its prompt and what it has of the answer go elsewhere, before others."""
+        """Send a request with the tokens generated so far to another replica, ahead of others."""
         made = job.made
         job.moves, job.known_tokens = job.moves + 1, job.tokens + made
         known = [*job.hashes, *job.after][: job.known_tokens // self.spec.engine.block_tokens]

@@ -1,4 +1,6 @@
-"""Gateways in the simulation: the product's own gate and policy, each with its own view of the replicas."""
+"""Simulated gateways: the product's own admission and policy, each with its own view of the
+replicas.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from llmops.perf.simulate.replica import SimulatedReplica, SimulatedRequest
 
 
 class SimulatedGateway:
-    """Without a gate every request goes to a replica at once."""
+    """A gateway. Without an admission controller, every request goes to a replica at once."""
 
     def __init__(
         self,
@@ -28,10 +30,10 @@ class SimulatedGateway:
     ) -> None:
         self.clock, self.policy, self.gate, self.views = clock, policy, gate, views
         self.replicas: Mapping[str, SimulatedReplica] = {}
-        # who waits
+        # the queue
         self.order = TieredQueue([PriorityTier("")]) if gate is None else gate.queue
         self._done = done
-        # of replicas that do not report: what is measured, and what was sent
+        # load estimates of replicas that do not report, and requests in flight
         self._unseen = {view.replica_id: InFlightTracker(view) for view in views} if is_measured else {}
         self._measured = {name: LoadEstimator(in_flight.view, in_flight) for name, in_flight in self._unseen.items()}
         self._sent: dict[SimulatedRequest, InFlightRequest] = {}
@@ -59,7 +61,7 @@ class SimulatedGateway:
         self.pump()
 
     def pump(self) -> None:
-        """Somewhere may be room."""
+        """Send queued requests as long as there is room."""
         gate = self.gate
         if gate is None:
             return
@@ -67,7 +69,7 @@ class SimulatedGateway:
             self._submit(placed.request.payload, self.views[placed.replica_index])
 
     def look(self) -> None:
-        """Replicas came or went."""
+        """Update the admission controller after replicas came or went."""
         if self.gate is not None:
             self.gate.update_views(self.views, self.clock.now)
             self.pump()
@@ -86,7 +88,7 @@ class SimulatedGateway:
                 self.policy.limit(name, replica.cache.blocks)
 
     def left(self, job: SimulatedRequest) -> None:
-        """It is no longer on its replica."""
+        """Remove a request from the load of its replica."""
         sent = self._sent.pop(job, None)
         if sent is not None:
             self._unseen[job.replica].remove(sent)

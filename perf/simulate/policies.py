@@ -1,4 +1,4 @@
-"""Ways to choose a replica: the gateway's own, and what is often done instead, to be compared with it."""
+"""Routing policies: the gateway's own, and common alternatives for comparison."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 
 
 class CacheBlindPolicy:
-    """Knows nothing of caches."""
+    """A policy without knowledge of caches, which chooses at random."""
 
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
@@ -39,21 +39,21 @@ class CacheBlindPolicy:
 
 
 class LeastLoaded(CacheBlindPolicy):
-    """waiting × 4 + running, as is often recommended."""
+    """The least of waiting × 4 + running, a common recommendation."""
 
     def _of(self, wanted: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int:
         return min(places, key=lambda at: (_load(views[at]), self._rng.random()))
 
 
 class PowerOfTwoChoices(CacheBlindPolicy):
-    """The emptier one of two drawn by lot."""
+    """The emptier one of two random replicas."""
 
     def _of(self, wanted: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int:
         return min(self._rng.choices(places, k=2), key=lambda at: occupancy(views[at]))
 
 
 class PrefixAffinity(CacheBlindPolicy):
-    """Always where the prompt's beginning went first, whatever waits there."""
+    """The replica to which the beginning of the prompt went first, regardless of its load."""
 
     def __init__(self, rng: random.Random) -> None:
         super().__init__(rng)

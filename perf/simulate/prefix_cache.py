@@ -1,4 +1,6 @@
-"""A replica's KV cache in blocks: those that running sequences hold, equal ones once, and those that are kept since."""
+"""The KV cache of a replica in blocks: held by running sequences and shared between them, or kept
+for reuse.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +9,38 @@ from collections.abc import Sequence
 
 
 class PrefixCache:
-    """`added` and `evicted` gather hashes until somebody takes them.
+    """A prefix cache. `added` and `evicted` collect hashes until they are taken.
 
-    A block's hash stands for all that is before it too. So who holds a block holds those before it, of which only the
-    last need know, and what is kept of a prompt is its beginning.
+    A block's hash stands for all blocks before it too. So a holder of a block holds those before
+    it, only the last of which has to be counted, and what is kept of a prompt is its beginning.
     """
 
     def __init__(self, blocks: int) -> None:
         self.blocks = blocks
-        # blocks of sequences that are not known by a hash (yet), and how many of them are still empty: they are sure to
-        # be had, and until they are used what is kept for others stays in them
+        # blocks of sequences without a hash (yet), and how many of them are still empty: until they
+        # are filled, kept blocks stay in them
         self.reserved = self.unused = 0
         self.added: list[int] = []
         self.evicted: list[int] = []
-        # of a block that is held: how many such come right after it, and of the sequences that end with it; of one that
-        # is kept since: the time, which is negative
+        # per held block: the number of held blocks that follow it and of sequences that end with
+        # it; per kept block: the negative time of its release
         self._known: dict[int, int] = {}
         self._held = 0
-        # what was let go at each time: some of it has been held or evicted since
+        # blocks released at each time, some of which have been held or evicted since
         self._let_go: deque[tuple[int, list[int]]] = deque()
         self._time = 0
 
     @property
     def free(self) -> int:
-        """Those that no sequence holds; some of them have something in them."""
+        """Return the number of blocks that no sequence holds, including kept ones."""
         return self.blocks - self.reserved + self.unused - self._held
 
     def start(self, hashes: Sequence[int], needed: int) -> int | None:
-        """Holds what is known of a prompt's beginning, and room for the rest of `needed` blocks. Returns how many were
-        known; None when there is no room."""
+        """Hold the known beginning of a prompt, and reserve the rest of `needed` blocks.
+
+        Returns:
+            The number of known blocks, or None if there is no room.
+        """
         counts, held = self._known, self._held_of(hashes, 0)
         if needed - held > self.blocks - self.reserved - self._held:
             return None
@@ -52,7 +57,7 @@ class PrefixCache:
         return known
 
     def was_read(self, hashes: Sequence[int], known: int) -> None:
-        """The prompt is in the cache: from now on others find it."""
+        """Add the prompt to the cache: from now on other requests find it."""
         counts, held, size = self._known, self._held_of(hashes, known), len(hashes)
         self.reserved -= size - known
         if known < size:
@@ -67,15 +72,21 @@ class PrefixCache:
             self._held += size - held
 
     def use(self, unused: int) -> None:
-        """So many of the reserved blocks are still empty; what was kept in the others goes."""
+        """Set the number of reserved blocks that are still empty.
+
+        Kept blocks in the others are evicted.
+        """
         self.unused = unused
         over = self.reserved - unused + len(self._known) - self.blocks
         if over > 0:
             self._evict(min(over, len(self._known) - self._held))
 
     def end(self, hashes: Sequence[int], rest: int, after: Sequence[int]) -> None:
-        """A sequence leaves: its prompt's blocks and `rest` reserved ones. What is in them stays until others need
-        the room, as do those of its answer (`after`). The end goes first: nothing is found without what is before."""
+        """Release a sequence: its prompt's blocks and `rest` reserved ones.
+
+        Their contents, and the answer's blocks (`after`), are kept until the room is needed. The
+        end is evicted first, because a block is not found without those before it.
+        """
         counts = self._known
         self.reserved -= rest
         out = [name for name in reversed(after) if name not in counts]
@@ -101,7 +112,7 @@ class PrefixCache:
         self.evicted.clear()
 
     def _held_of(self, hashes: Sequence[int], low: int) -> int:
-        """How many of them are held; the first `low` are."""
+        """Return how many of the first hashes are held. The first `low` are known to be."""
         counts, high = self._known, len(hashes)
         while low < high:
             middle = (low + high) // 2
@@ -112,7 +123,7 @@ class PrefixCache:
         return low
 
     def _evict(self, count: int) -> None:
-        """So many of those that are kept, the oldest first."""
+        """Evict this many kept blocks, the oldest first."""
         counts, evicted = self._known, self.evicted
         while count:
             time, names = self._let_go.popleft()

@@ -1,4 +1,7 @@
-"""One replica: continuous batching, chunked prefill, a prefix cache; advanced from change to change of its batch."""
+"""A simulated replica: continuous batching, chunked prefill and a prefix cache.
+
+Time advances from change to change of the batch instead of step by step.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +23,13 @@ from llmops.perf.simulate.prefix_cache import PrefixCache
 
 @dataclass(slots=True, eq=False)
 class SimulatedRequest:
-    """Tokens of prompt and answer; `hashes` of the prompt's whole blocks, `after` of those that its answer fills.
+    """A request.
 
-    Times in seconds, negative for what has not happened; `cached` tokens of the prompt were found, `refused` is the
-    wait that it was told. `made` are the tokens of its answer that its client has.
+    `tokens` and `answer` are counts; `hashes` are those of the prompt's whole blocks, `after` of
+    the answer's.
+
+    Times are in seconds, negative before they happen. `cached`: prompt tokens found in the cache.
+    `refused`: the Retry-After of a rejection. `made`: tokens of the answer that the client has.
     """
 
     arrived: float
@@ -43,13 +49,13 @@ class SimulatedRequest:
     moves: int = 0
     replica: str = ""
     gateway: int = 0
-    # while it is on a replica: blocks of its prompt that were there, its tokens that are still to be read, blocks it
-    # needs, and those of them that are kept for its answer
+    # while on a replica: cached blocks of the prompt, tokens still to prefill, needed blocks, and
+    # blocks reserved for the answer
     known: int = 0
     left: int = 0
     blocks: int = 0
     answer_blocks: int = 0
-    # of the prompt, and of the answer as far as it was made elsewhere
+    # tokens of the prompt, and of the answer as far as another replica generated it
     known_tokens: int = field(init=False, repr=False)
     ticket: QueuedRequest = field(init=False, repr=False)
 
@@ -59,21 +65,23 @@ class SimulatedRequest:
         self.ticket = QueuedRequest(self.tenant, wanted, self.arrived, self.tier, payload=self)
 
 
-# The share of what was before in the mean of steps, as gateways have it, with each that is new.
+#: Weight of the past in the moving average of step times, as in gateways.
 KEPT = 0.9
-# The share of steps that take ten times as long, where there is noise.
+#: Share of steps that take ten times as long, with noise.
 OUTLIERS = 0.005
 
 
 @dataclass(frozen=True)
 class ReplicaVariation:
-    """What is true of one replica and not in its specification.
+    """Properties of one replica that its engine's specification does not have.
 
     Attributes:
-        reports: It sends its state and its cache's changes with each step; otherwise gateways see tokens and gauges.
-        noise: Standard deviation of the logarithm of a step's time; 1 of 200 steps also takes ten times as long.
-        factor: Its steps take this many times as long as those of the specification.
-        seed: Of the noise.
+        reports: True if it sends its state and cache changes with each step. Otherwise gateways see
+            tokens and gauges.
+        noise: Standard deviation of the logarithm of a step's time. With noise, 1 of 200 steps also
+            takes ten times as long.
+        factor: Factor of its step times.
+        seed: Seed of the noise.
     """
 
     reports: bool = True
@@ -83,7 +91,10 @@ class ReplicaVariation:
 
 
 class _View(ReplicaView):
-    """A gateway hears of each step. Those that are all alike are counted when it asks."""
+    """A gateway's view of a replica.
+
+    The mean of equal steps is computed when a gateway reads it.
+    """
 
     def __init__(self, replica: SimulatedReplica) -> None:
         self._replica = replica
@@ -109,8 +120,10 @@ def _fields(replica: SimulatedReplica) -> dict[str, Any]:
 
 
 class SimulatedReplica:
-    """`views` are those that gateways have of it, brought up to date with each step; `changed` is called after each,
-    `done` with each request that ends."""
+    """A replica. `views` are those of the gateways, updated with each step.
+
+    `changed` is called after each step, `done` with each request that ends.
+    """
 
     def __init__(
         self,
@@ -122,7 +135,9 @@ class SimulatedReplica:
         conduct: ReplicaVariation | None = None,
         token: Callable[[SimulatedRequest], None] = lambda job: None,
     ) -> None:
-        """`token` is called with each token of a replica that does not report."""
+        """Args:
+        token: Called with each token of a replica that does not report.
+        """
         self.name, self.spec, self.clock = name, spec, clock
         self.conduct = conduct or ReplicaVariation()
         self._by_step = not self.conduct.reports or self.conduct.noise > 0
@@ -133,12 +148,14 @@ class SimulatedReplica:
         self.longest_queue = self.busy = 0.0
         self._done, self._changed = done, changed
         self._reading: deque[SimulatedRequest] = deque()
-        # (step at whose end it ends, when it began, job)
+        # (step at whose end it ends, order of beginning, request)
         self._running: list[tuple[int, int, SimulatedRequest]] = []
         self._steps = self._begun = 0
-        # tokens of those that run: all of them, those they began with, and blocks that are reserved for answers
+        # tokens of running sequences: now, at their beginning; and blocks reserved for their
+        # answers
         self._context = self._beginning = self._answers = 0
-        # the steps under way: when they began, how long one takes, how many; what is read in the (only) one
+        # the steps under way: start, seconds of one, number; and prompt parts of the (then only)
+        # step
         self._since, self._seconds, self._count = 0.0, 0.0, 0
         self._chunks: list[tuple[SimulatedRequest, int]] = []
         self._version = 0
@@ -148,17 +165,17 @@ class SimulatedReplica:
 
     @property
     def waiting(self) -> int:
-        """Requests without a first token."""
+        """Return the number of requests without a first token."""
         return len(self.queue) + len(self._reading)
 
     @property
     def gauges(self) -> EngineGauges:
-        """What its server's metrics page shows."""
+        """Return the gauges of the server's metrics page."""
         spec, active = self.spec, self.waiting + len(self._running)
         return EngineGauges(active, self.waiting, self._steps, spec.blocks, self.cache.free, spec.block_tokens)
 
     def submit(self, job: SimulatedRequest) -> None:
-        """A request has come; it is looked at when the step under way ends."""
+        """Accept a request. It is admitted when the step under way ends."""
         job.replica = self.name
         self.queue.append(job)
         if self._idle:
@@ -169,10 +186,10 @@ class SimulatedReplica:
                 self._plan(passed)
 
     def fail(self) -> list[SimulatedRequest]:
-        """It is gone with all that it had; returns the requests that were on it."""
+        """Lose everything. Return the requests that were on the replica."""
         lost = [*(job for _, _, job in self._running), *self._reading, *self.queue]
         if not self._idle and not self._chunks:
-            # tokens that had come
+            # tokens that had been sent
             passed = min(floor((self.clock.now - self._since) / self._seconds), self._count)
             self._steps += passed
         for end, _, job in self._running:
@@ -187,7 +204,7 @@ class SimulatedReplica:
         return lost
 
     def _plan(self, count: int) -> None:
-        """The next change is after `count` of the steps under way."""
+        """Plan the next change after `count` of the steps under way."""
         self._version += 1
         self._count = count
         self.clock.at(self._since + count * self._seconds, self._end, self._version)
@@ -208,7 +225,7 @@ class SimulatedReplica:
             self._idle = True
 
     def _read(self, batch: int, length: float) -> None:
-        """A step with as much of the prompts as fits in it."""
+        """Begin a step with as much of the prompts as fits."""
         room = max(self.spec.max_num_tokens - batch, 1)
         tokens, before = 0, self._reading[0].known_tokens - self._reading[0].left
         for job in self._reading:
@@ -222,7 +239,7 @@ class SimulatedReplica:
         self._plan(1)
 
     def _took(self, seconds: float) -> float:
-        """What a step takes here that takes `seconds` by the specification."""
+        """Return the time of a step that takes `seconds` by the specification."""
         conduct = self.conduct
         if conduct.noise:
             seconds *= self._rng.lognormvariate(0.0, conduct.noise) * (10.0 if self._rng.random() < OUTLIERS else 1.0)
@@ -238,7 +255,7 @@ class SimulatedReplica:
             if known is None:
                 if self._running or self._reading:
                     break
-                # larger than the cache: no replica can have it
+                # larger than the cache, so no replica can serve it
                 queue.popleft()
                 job.failed, job.end = True, self.clock.now
                 self._done(job)
@@ -279,7 +296,9 @@ class SimulatedReplica:
         self._tell()
 
     def _use(self) -> None:
-        """The blocks of all answers together that have something in them by now, as if one began where another ends."""
+        """Update how many blocks reserved for answers are filled, as if one answer began where
+        another ends.
+        """
         unused = self._answers + (self._beginning - self._context) // self.spec.block_tokens
         self.cache.use(unused if unused > 0 else 0)
 
@@ -309,23 +328,23 @@ class SimulatedReplica:
         self._done(job)
 
     def view(self) -> ReplicaView:
-        """As one more gateway sees it."""
+        """Return a view for another gateway."""
         self.views.append(_View(self) if self.conduct.reports else ReplicaView(**_fields(self)))
         return self.views[-1]
 
     def mean_step(self) -> float:
-        """Seconds, as a gateway has it by now."""
+        """Return the mean step time in seconds, as a gateway has it now."""
         if self._idle or self._chunks or self.clock.now < self._since + self._seconds:
             return self._step
         return self._mean_of(floor((self.clock.now - self._since) / self._seconds))
 
     def _mean_of(self, count: int) -> float:
-        """With so many of the steps under way."""
+        """Return the mean step time after `count` of the steps under way."""
         mean = self._step or self._seconds
         return mean + (1 - KEPT**count) * (self._seconds - mean)
 
     def _tell(self) -> None:
-        """Its state and its cache's news, to all gateways."""
+        """Send the state and cache changes to all gateways."""
         waiting = len(self.queue)
         if waiting > self.longest_queue:
             self.longest_queue = waiting

@@ -1,4 +1,4 @@
-"""A simulated run as `llmops bench` reports one, and what only a simulation knows."""
+"""Reports of a simulated run: those of `llmops bench`, and figures that only a simulation has."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from llmops.perf.simulate.run import SimulationResult
 def document_of(
     done: SimulationResult, slos: list[Objective], options: Mapping[str, Any], fleet: Mapping[str, Any]
 ) -> Document:
-    """`options`: the load; `fleet`: what it was simulated on."""
-    # an answer's tokens come evenly here: there are no gaps to tell of
+    """Return the document of a run. `options` describes the load, `fleet` the fleet."""
+    # the tokens of a simulated answer are evenly spaced, so gaps are meaningless
     summary = replace(summarise(done.run, slos), itl=None)
     figures = {**done.tally.figures(), "simulated_requests": done.simulated, "cpu_seconds": round(done.cpu, 3)}
     rows = sorted(done.run.records, key=lambda record: record.start)
@@ -45,7 +45,7 @@ def show(document: Document, console: Console) -> None:
 
 
 def fleet_rows(document: Document) -> list[tuple[str, str]]:
-    """(label, value) of what only a simulation knows."""
+    """Return (label, value) of the figures that only a simulation has."""
     known = document.options["simulated"]
     rows = [
         ("Replicas, GPUs", f"{known['replicas']:,}, {known['gpus']:,}"),
@@ -72,13 +72,13 @@ def fleet_rows(document: Document) -> list[tuple[str, str]]:
 
 
 def _over_time(scaled: Sequence[Sequence[float]], most: int = 12) -> str:
-    """`1, 3 at 120 s, …`: the last `most` changes."""
+    """Return the last `most` changes as `1, 3 at 120 s, …`."""
     said = [f"{count:.0f} at {when:,.0f} s" for when, count in scaled[-most:]]
     return ("… " if len(scaled) > most else "") + ", ".join(said)
 
 
 def show_comparison(documents: Sequence[tuple[str, Document]], console: Console) -> None:
-    """One column for each way to do it, on the same requests."""
+    """Print a column for each policy, all on the same requests."""
     table = Table(box=SIMPLE_HEAD)
     table.add_column("")
     for name, _ in documents:

@@ -1,4 +1,4 @@
-"""One simulation: cells of a large fleet, each with its share of what comes, in as many processes as one likes."""
+"""A simulation run: cells of a large fleet, each with its share of the load, in several processes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from llmops.perf.records import Record
 from llmops.perf.simulate.fleet import Arrivals, FleetSpec, SimulatedFleet, Told
 from llmops.perf.simulate.totals import SimulationTotals, records, sum_up
 
-# Replicas that one set of gateways looks after; larger fleets are several of these beside each other.
+#: Replicas of one set of gateways. Larger fleets are several such cells.
 CELL_SIZE = 64
 
 
 @dataclass
 class SimulationResult:
-    """All requests of a run, and what it took to simulate them (CPU seconds)."""
+    """All requests of a run, and the CPU seconds of the simulation."""
 
     run: LoadRun
     tally: SimulationTotals = field(default_factory=SimulationTotals)
@@ -30,8 +30,10 @@ class SimulationResult:
 
 @dataclass(frozen=True)
 class FleetCell:
-    """A part of the fleet and how its requests are made. Of the first `skipped` seconds nothing is reported; `added`:
-    seconds that answers take on their way, beside what is simulated."""
+    """A part of the fleet and its load. The first `skipped` seconds are not reported.
+
+    `added`: seconds that answers take beside what is simulated.
+    """
 
     spec: FleetSpec
     work: Callable[[], Arrivals]
@@ -40,14 +42,20 @@ class FleetCell:
 
 
 def cell_sizes(replicas: int) -> list[int]:
-    """How many replicas each cell has: about `CELL_SIZE`, and about equal."""
+    """Return the numbers of replicas of cells of about equal size, near CELL_SIZE."""
     count = -(-replicas // CELL_SIZE)
     return [replicas // count + (number < replicas % count) for number in range(count)]
 
 
 def simulate(parts: Sequence[FleetCell], jobs: int = 1, told: Told = None) -> SimulationResult:
-    """`jobs`: processes. `told`: how far a cell is, in seconds, and how many of its requests have ended, now and then;
-    of several processes nothing is heard until they are done."""
+    """Simulate all cells.
+
+    Args:
+        parts: The cells.
+        jobs: Number of processes.
+        told: Called now and then with the simulated seconds and the finished requests of a cell;
+            only with one process.
+    """
     whole = SimulationResult(LoadRun(0.0))
     for rows, sums, simulated, cpu in _all(parts, jobs, told):
         whole.run.records += rows
@@ -60,7 +68,7 @@ def simulate(parts: Sequence[FleetCell], jobs: int = 1, told: Told = None) -> Si
 
 
 _Found = tuple[list[Record], SimulationTotals, int, float]
-# of a process that was made for them: what they are made of cannot be sent to it
+# the cells in a forked process, to which they cannot be pickled
 _parts: Sequence[FleetCell] = ()
 
 
@@ -90,7 +98,10 @@ def _one(part: FleetCell, told: Told = None) -> _Found:
 def make_cells(
     spec: FleetSpec, sizes: Sequence[int], work: Callable[[float, int], Arrivals], skipped: float, added: float = 0.0
 ) -> list[FleetCell]:
-    """`work` makes the arrivals of a cell from its share of the fleet and its number."""
+    """Return the cells of a fleet.
+
+    `work` returns the arrivals of a cell from its share and its number.
+    """
     total, parts = sum(sizes), []
     for number, size in enumerate(sizes):
         first = sum(sizes[:number])

@@ -1,4 +1,6 @@
-"""What came of a simulated run: records as `llmops bench` has them, and what only a simulation knows."""
+"""Results of a simulated run: records as `llmops bench` has them, and sums that only a simulation
+has.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ REFUSED, FAILED = "overloaded", "engine_unavailable"
 
 @dataclass
 class SimulationTotals:
-    """Sums over requests and replicas; those of several cells add up. `busiest`: the share of the time in which the
-    replica with most to do had something to do; `served`: cost by tenant, as it is shared."""
+    """Sums over requests and replicas. Those of several cells can be added.
+
+    `busiest`: share of the time in which the busiest replica worked. `served`: cost by tenant, as
+    fairness counts it.
+    """
 
     replicas: int = 0
     gpus: int = 0
@@ -46,33 +51,35 @@ class SimulationTotals:
 
     @property
     def hit_rate(self) -> float:
-        """Of the prompt tokens that were read, those found in the cache."""
+        """Return the share of prompt tokens found in the cache."""
         return self.cached_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def ceiling(self) -> float:
-        """What one cache without end would have found."""
+        """Return the share that one unlimited cache would have found."""
         return self.seen_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
 
     @property
     def imbalance(self) -> float:
-        """The most requests of a replica, of the mean."""
+        """Return the requests of the busiest replica, divided by the mean."""
         mean = sum(self.requests) / len(self.requests) if self.requests else 0.0
         return max(self.requests) / mean if mean else 0.0
 
     @property
     def jain(self) -> float:
-        """Jain's index of what tenants were served: 1 for equal parts, 1/n for all to one."""
+        """Return Jain's fairness index of tenants: 1 for equal parts, 1/n if one tenant got
+        everything.
+        """
         parts = list(self.served.values())
         return sum(parts) ** 2 / (len(parts) * sum(part * part for part in parts)) if any(parts) else 1.0
 
     @property
     def busy(self) -> float:
-        """The share of the time in which replicas had something to do."""
+        """Return the share of the time in which replicas worked."""
         return self.busy_seconds / self.replica_seconds if self.replica_seconds else 0.0
 
     def figures(self) -> dict[str, Any]:
-        """For the JSON document."""
+        """Return the figures for the JSON document."""
         shares = ("hit_rate", "ceiling", "imbalance", "jain", "busy", "busiest")
         rounded = {name: round(getattr(self, name), 4) for name in shares}
         tokens = self.prompt_tokens + self.answer_tokens
@@ -95,7 +102,7 @@ class SimulationTotals:
 
 
 def sum_up(outcome: SimulationOutcome, skipped: float = 0.0) -> SimulationTotals:
-    """Of the requests that arrived after the first `skipped` seconds."""
+    """Return the sums of the requests that arrived after the first `skipped` seconds."""
     spec = outcome.spec
     seconds = outcome.seconds
     found = SimulationTotals(
@@ -103,7 +110,7 @@ def sum_up(outcome: SimulationOutcome, skipped: float = 0.0) -> SimulationTotals
     )
     found.busy_seconds, found.replica_seconds = sum(outcome.busy.values()), seconds * spec.replicas
     found.busiest = max(outcome.busy.values()) / seconds if seconds else 0.0
-    # what it takes while requests come, not until the last answer is done
+    # cost counts while requests arrive, not until the last answer is done
     measured = max(max((job.arrived for job in outcome.jobs), default=0.0) - skipped, 0.0)
     found.gpu_seconds = spec.engine.gpus * outcome.replica_seconds(skipped, skipped + measured)
     found.scaled = [(when, count) for when, count in outcome.scaled if when >= skipped]
@@ -128,8 +135,11 @@ def sum_up(outcome: SimulationOutcome, skipped: float = 0.0) -> SimulationTotals
 
 
 def records(jobs: Iterable[SimulatedRequest], skipped: float = 0.0, added: float = 0.0) -> list[Record]:
-    """As if a load generator had sent them, to which every answer comes `added` seconds later. Their tokens come
-    evenly: an answer has two times, its first and last."""
+    """Return records as if a load generator had sent the requests and answers arrived `added`
+    seconds later.
+
+    Tokens are evenly spaced, so an answer has two times: its first and last token.
+    """
     return [_record(job, added) for job in jobs if job.arrived >= skipped]
 
 
@@ -148,7 +158,7 @@ def _longest(outcome: SimulationOutcome) -> int:
 
 
 def _seen(jobs: Sequence[SimulatedRequest], size: int) -> Iterable[tuple[SimulatedRequest, int]]:
-    """With each request the tokens of its prompt that any request before it had."""
+    """Yield each request with the number of its prompt tokens that any earlier request had."""
     known: set[int] = set()
     for job in sorted(jobs, key=lambda one: one.arrived):
         count = 0
@@ -163,7 +173,7 @@ def _seen(jobs: Sequence[SimulatedRequest], size: int) -> Iterable[tuple[Simulat
 
 
 def spec_of(spec: FleetSpec) -> dict[str, Any]:
-    """What was simulated, for the JSON document."""
+    """Return the fleet for the JSON document."""
     return {
         "policy": spec.policy,
         "gate": bool(spec.tiers),

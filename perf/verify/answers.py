@@ -137,8 +137,11 @@ _NORMALISED = (
 
 @dataclass
 class Agreement:
-    """Over all positions of the source's answers, each asked after the source's own tokens. `off` has the differences
-    of the log-probabilities where both chose the same token; `silent`: they were 0 throughout."""
+    """Over all positions of the source's answers, each asked after the source's own tokens.
+
+    `off` has the differences of the log-probabilities where both chose the same token; `silent`:
+    they were 0 throughout.
+    """
 
     same: int = 0
     total: int = 0

@@ -29,8 +29,11 @@ _INPUTS = {tensor.name: tensor for tensor in contract.PYTHON_ENGINE_INPUTS}
 
 @dataclass
 class ProbeResponse:
-    """All that came for one request. Tokens and log-probabilities by sequence; `sizes` has the tokens of each response
-    in order, `lengths` its `sequence_length`."""
+    """All that came for one request.
+
+    Tokens and log-probabilities by sequence; `sizes` has the tokens of each response in order,
+    `lengths` its `sequence_length`.
+    """
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
     log_probs: dict[int, list[float]] = field(default_factory=dict)

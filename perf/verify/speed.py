@@ -91,8 +91,11 @@ async def _compare(
 
 
 def ratios_of(found: MeasuredSpeed, point: dict[str, float]) -> dict[str, float]:
-    """How much of the predicted speed there is; above 1 it is faster. Random arrivals bring somewhat more or fewer
-    requests than planned: then it is the share of their tokens that came while they arrived."""
+    """How much of the predicted speed there is; above 1 it is faster.
+
+    Random arrivals bring somewhat more or fewer requests than planned: then it is the share of
+    their tokens that came while they arrived.
+    """
     return {
         "TTFT": point["ttft"] / found.ttft,
         "TPOT": point["tpot"] / found.tpot,

@@ -1,4 +1,4 @@
-"""What requests say: lengths, prompts, shared prefixes, conversations, traces.
+"""Contents of requests: lengths, prompts, shared prefixes, conversations, traces.
 
-When they are sent belongs to `load/`.
+`load/` decides when they are sent.
 """

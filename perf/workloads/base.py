@@ -1,4 +1,4 @@
-"""A workload hands out sessions; a session hands out requests, one after another."""
+"""The interface of workloads, which yield sessions, which yield requests; and tool definitions."""
 
 from __future__ import annotations
 
@@ -9,15 +9,18 @@ from llmops.perf.records import Record, Request
 
 
 class Session(Protocol):
-    """One user: a single request, or a conversation whose next turn depends on the last answer."""
+    """A user: a single request, or a conversation whose next turn depends on the last answer."""
 
     def next(self, last: Record | None) -> Request | None:
-        """The next request after `last` (None at first); None when the user is done."""
+        """Return the next request after `last` (None at first), or None if the user is done."""
         ...
 
 
 class Workload(Protocol):
-    """An endless supply of sessions; the same index gives the same session in every run with the same seed."""
+    """A source of sessions without end.
+
+    With one seed, an index gives the same session in every run.
+    """
 
     def session(self, index: int) -> Session: ...
 
@@ -37,7 +40,7 @@ _SUBJECTS = ("weather", "time", "population", "exchange_rate", "flight", "hotel"
 
 
 def tool_definitions(count: int) -> list[dict[str, Any]]:
-    """`count` function tools in OpenAI's format, all of the same shape and size."""
+    """Return `count` function tools in OpenAI's format, of the same shape and size."""
     return [_tool(index) for index in range(count)]
 
 
@@ -60,7 +63,9 @@ def _tool(index: int) -> dict[str, Any]:
 
 
 def is_valid_call(name: str, arguments: str, tools: list[dict[str, Any]]) -> bool:
-    """True when `name` is one of `tools` and `arguments` is a JSON object with all its required keys."""
+    """Return True if `name` is one of `tools` and `arguments` is a JSON object with all required
+    keys.
+    """
     by_name = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
     if name not in by_name:
         return False

@@ -1,4 +1,6 @@
-"""Workloads from files: prompts of one's own (JSONL or plain lines) and request traces (JSONL, Mooncake's format)."""
+"""Workloads from files: own prompts (JSONL or plain lines) and request traces (JSONL in Mooncake's
+format).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ from llmops.perf.workloads.filler import Filler
 from llmops.perf.workloads.lengths import Lengths
 from llmops.perf.workloads.synthetic import PromptForm
 
-BLOCK_TOKENS = 512  # a hash id of a Mooncake trace stands for one block of this many tokens
+BLOCK_TOKENS = 512  # #: Tokens of a block, which a hash id of a Mooncake trace stands for.
 
 
 def _lines(path: Path) -> list[str]:
@@ -40,7 +42,10 @@ def _json_line(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 class PromptFile:
-    """Prompts in the file's order, over and over: `{"messages": […]}`, `{"prompt": "…"}` or a line of plain text."""
+    """Prompts of a file in order, repeated:
+
+    `{"messages": […]}`, `{"prompt": "…"}` or a line of plain text.
+    """
 
     def __init__(self, path: Path, output: Lengths, form: PromptForm, seed: int) -> None:
         self._output = output
@@ -71,7 +76,7 @@ class PromptFile:
 
 @dataclass(frozen=True)
 class TraceEntry:
-    """One request of a trace. `at` in seconds from the start; lengths in tokens."""
+    """A request of a trace. `at` is in seconds from the start, lengths are in tokens."""
 
     at: float
     input_length: int
@@ -80,7 +85,7 @@ class TraceEntry:
 
 
 def read_trace(path: Path) -> list[TraceEntry]:
-    """Entries sorted by time; `timestamp` is in milliseconds."""
+    """Return entries sorted by time. `timestamp` in the file is in milliseconds."""
     entries = [_entry(path, number, line) for number, line in enumerate(_lines(path), 1)]
     return sorted(entries, key=lambda entry: entry.at)
 
@@ -100,7 +105,10 @@ def _entry(path: Path, number: int, line: str) -> TraceEntry:
 
 
 class TraceWorkload:
-    """The requests of a trace; equal hash ids give equal blocks of prompt, so prefix caches see what they saw."""
+    """The requests of a trace.
+
+    Equal hash ids become equal blocks of a prompt, for the prefix cache to find.
+    """
 
     def __init__(self, entries: list[TraceEntry], filler: Filler, form: PromptForm, seed: int) -> None:
         self._entries = entries
@@ -123,7 +131,8 @@ class TraceWorkload:
         for hash_id in entry.hash_ids:
             size = min(BLOCK_TOKENS, left)
             if size > 0:
-                # the whole block is drawn and then cut, so that a short last block is a prefix of the long one
+                # the whole block is drawn and then cut, so that a short last block is a prefix of
+                # the long one
                 parts.append(self._filler.make(random.Random(f"block {hash_id}"), size))
             left -= size
         if left > 0:

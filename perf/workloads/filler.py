@@ -1,11 +1,13 @@
-"""Prompt material of a set length: words that are one token each in common vocabularies, or random token ids."""
+"""Prompt material of a set length: words that are one token each in common vocabularies, or random
+token ids.
+"""
 
 from __future__ import annotations
 
 import random
 from typing import Any, Protocol
 
-# each is a single token, with its leading space, in the vocabularies of GPT-2, Llama 3, Qwen, Mistral and SmolLM2
+# each word with its leading space is one token of GPT-2, Llama 3, Qwen, Mistral and SmolLM2
 WORDS = """
 the of and to in is that for it as was with be by on not he his but at are this have from or had an they which
 you were her all she there would their we him been has when who will more no if out so said what up its about
@@ -18,7 +20,10 @@ against go came right used take three
 
 
 class Filler(Protocol):
-    """Makes prompts of a set number of tokens and joins them; the prompt's type is the filler's own business."""
+    """A maker of prompts of a set number of tokens.
+
+    Only the filler knows the type of its prompts.
+    """
 
     def make(self, rng: random.Random, tokens: int) -> Any: ...
 
@@ -26,7 +31,7 @@ class Filler(Protocol):
 
 
 class WordFiller:
-    """Random common words; one word is one token, give or take what the tokenizer adds at the start."""
+    """Random common words. A word is a token, apart from what the tokenizer adds at the start."""
 
     def make(self, rng: random.Random, tokens: int) -> str:
         return " ".join(rng.choices(WORDS, k=tokens))
@@ -36,7 +41,7 @@ class WordFiller:
 
 
 class TokenIdFiller:
-    """Random token ids below `vocab_size`: exact lengths for clients that speak tokens."""
+    """Random token ids below `vocab_size`, of exact lengths, for clients that send tokens."""
 
     def __init__(self, vocab_size: int = 1000) -> None:
         # the first hundred ids are often special tokens

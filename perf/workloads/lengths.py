@@ -1,4 +1,7 @@
-"""Length distributions as users type them: `128`, `uniform:64,256`, `lognormal:256,0.6`, `choice:32@0.8,2048@0.2`…"""
+"""Length distributions as users write them:
+
+`128`, `uniform:64,256`, `lognormal:256,0.6`, `choice:32@0.8,2048@0.2`…
+"""
 
 from __future__ import annotations
 
@@ -14,19 +17,19 @@ FORMS = "N, uniform:LOW,HIGH, normal:MEAN,STDDEV, lognormal:MEDIAN,SIGMA, expone
 
 @dataclass(frozen=True)
 class Lengths:
-    """A distribution of token counts; every draw is at least 1."""
+    """A distribution of token counts of at least 1."""
 
     text: str
     _draw: Callable[[random.Random], float]
 
     def draw(self, rng: random.Random) -> int:
-        """One length in tokens."""
+        """Return a random length in tokens."""
         length = round(self._draw(rng))
         return length if length > 1 else 1
 
 
 def parse_lengths(text: str) -> Lengths:
-    """The distribution that `text` names; InputError with the accepted forms otherwise."""
+    """Return the distribution written as `text`. Raises InputError with the accepted forms."""
     kind, _, rest = text.strip().partition(":")
     try:
         if not rest:

@@ -1,4 +1,6 @@
-"""Random prompts of drawn lengths: single requests, shared prefixes, conversations, tools, cancellations."""
+"""Random prompts of random lengths: single requests, shared prefixes, conversations, tools,
+cancellations.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ PromptForm = Literal["chat", "prompt"]
 
 @dataclass(frozen=True)
 class SyntheticSpec:
-    """What a synthetic user sends. Lengths are tokens, before any chat template."""
+    """The requests of synthetic users. Lengths are in tokens, before any chat template."""
 
     input: Lengths
     output: Lengths
@@ -29,7 +31,7 @@ class SyntheticSpec:
 
 
 class SyntheticWorkload:
-    """Sessions of `shape` with prompts from `filler`; deterministic by seed and index."""
+    """Sessions of `shape` with prompts from `filler`, determined by seed and index."""
 
     def __init__(self, shape: SyntheticSpec, filler: Filler) -> None:
         self.shape = shape
@@ -45,7 +47,7 @@ class SyntheticWorkload:
 
 @dataclass
 class SyntheticConversation:
-    """One or more turns; each sends all that was said before."""
+    """A conversation of one or more turns. Each request has all earlier messages."""
 
     workload: SyntheticWorkload
     rng: random.Random
@@ -68,7 +70,7 @@ class SyntheticConversation:
         return request
 
     def _cancel_after(self, output: int) -> int | None:
-        # drawn in every session, so that the share does not change the prompts
+        # drawn in every session, so that the share of cancellations does not change the prompts
         leaves, where = self.rng.random(), self.rng.random()
         return 1 + int(where * (output - 1)) if leaves < self.workload.shape.cancel_share else None
 
