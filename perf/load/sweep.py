@@ -45,9 +45,7 @@ class SweepStep:
 
 
 def _keeps_up(run: LoadRun) -> bool:
-    """Return True if the latency of the last third of answers has not grown much compared with the
-    first third.
-    """
+    """Return True if the median latency of the last third of answers is near that of the first."""
     done = sorted((record for record in run.records if record.ok), key=lambda record: record.start)
     third = len(done) // 3
     if third < 10:

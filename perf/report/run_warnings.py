@@ -44,8 +44,9 @@ def _sweep_notes(document: Document) -> list[str]:
 
 
 def _too_few(requests: int, share: float) -> list[str]:
-    """Return True if the sample is too small, by the rule of three: if all of n succeed, the share
-    is above 1 - 3/n with 95 % confidence.
+    """Return a warning if the sample is too small.
+
+    This is the rule of three: if all of n succeed, the share is above 1 - 3/n with 95 % confidence.
     """
     needed = round(3 / (1 - share)) if share < 1 else 0
     if requests >= needed:

@@ -1,5 +1,5 @@
-"""`llmops verify`: does a deployment do what its contract, its checkpoint and its plan promised.
+"""`llmops verify`: check that a deployment keeps the promises of its contract, checkpoint and plan.
 
-`base.py` says what a finding is; each part (`contract/`, `answers.py`, `capacity.py`, `speed.py`, `surface.py`) is a
-list of small checks; `run.py` carries them out one after the other.
+`findings.py` defines findings. Each part (`contract/`, `answers.py`, `capacity.py`, `speed.py`,
+`api_checks.py`) is a list of small checks, and `run.py` runs them one after the other.
 """

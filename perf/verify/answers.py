@@ -1,4 +1,4 @@
-"""Does the served model answer as the checkpoint does that it was built from: tokenizer, chat template, weights."""
+"""Checks that a served model answers like its checkpoint: tokenizer, chat template, weights."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llmops.perf.verify.probe import strings
 
 CHECKS: list[VerifyCheck] = []
 _AT_ONCE = 8
-# below it the model is another one, not the same one rounded
+#: Agreement below which the served model is another one, not the same one rounded.
 _NOTHING = 0.25
 _NO_GOLDEN = (
     "engine.json keeps no answers of the source checkpoint: it was built by an older llmops, without its quality gate, "
@@ -63,7 +63,7 @@ def _other_ids(what: str, text: str, found: list[int], wanted: list[int]) -> str
 
 
 async def _preprocessing(desk: EngineContext, golden: Golden) -> str:
-    """The ensemble's tokenizer, which may have been loaded from other files."""
+    """Return the ensemble's tokenizer, which may have been loaded from other files."""
     model = f"{desk.card.name}{PREPROCESSING_SUFFIX}"
     if not await desk.probe.client.model_ready(model):
         return ""
@@ -137,10 +137,11 @@ _NORMALISED = (
 
 @dataclass
 class Agreement:
-    """Over all positions of the source's answers, each asked after the source's own tokens.
+    """The agreement with the source's answers over all positions, each asked after the source's own
+    tokens.
 
-    `off` has the differences of the log-probabilities where both chose the same token; `silent`:
-    they were 0 throughout.
+    `off`: differences of the log-probabilities where both chose the same token. `silent`: all of
+    the engine's were 0.
     """
 
     same: int = 0
@@ -204,14 +205,17 @@ def _format(manifest: EngineManifest) -> str:
 
 
 def _alike(weights: str) -> str:
-    """The format with limits that rounds like it."""
+    """Return the format with limits whose rounding is most similar."""
     form = FORMATS.get(weights)
     return (form.equivalent_rounding if form else "") or "int4_wo"
 
 
 def limits(manifest: EngineManifest, tokens: int) -> tuple[float, float]:
-    """(least agreement, most mean difference of log-probabilities): those of the build's quality gate, with what so
-    few tokens scatter; and where the build measured its own weights, no less than that allows."""
+    """Return the least agreement and the largest mean difference of log-probabilities.
+
+    They are the limits of the build's quality gate, with the variation of so few tokens. If the
+    build measured its own weights, the agreement must not be lower than that allows.
+    """
     gates = QualityGates.of_engine(manifest)
     if gates.min_top1 is None or gates.max_mean_kl is None:
         gates = QualityGates.from_options({}, _alike(manifest.quantisation.weights))
@@ -221,12 +225,12 @@ def limits(manifest: EngineManifest, tokens: int) -> tuple[float, float]:
     measured = _measured(manifest)
     if measured is not None:
         least = max(least, measured - 3 * _scatter(measured, tokens) - 0.02)
-    # Pinsker's bound on what a divergence can move, doubled
+    # twice Pinsker's bound on the difference that a divergence can cause
     return least, 2 * math.sqrt(2 * gates.max_mean_kl)
 
 
 def _measured(manifest: EngineManifest) -> float | None:
-    """What the build found of its own weights; None where it changed none."""
+    """Return what the build measured of its own weights, or None if it changed none."""
     return QualityMetrics(**manifest.quality).golden_agreement if manifest.quality else None
 
 
@@ -235,7 +239,7 @@ def _scatter(share: float, tokens: int) -> float:
 
 
 async def agreement(desk: EngineContext, golden: Golden) -> Agreement:
-    """All answers, a few at a time."""
+    """Compare all answers, a few at a time."""
     found, slots = Agreement(), asyncio.Semaphore(_AT_ONCE)
 
     async def one(answer: GoldenAnswer) -> None:
@@ -247,7 +251,7 @@ async def agreement(desk: EngineContext, golden: Golden) -> Agreement:
 
 
 async def _follow(desk: EngineContext, answer: GoldenAnswer, found: Agreement) -> None:
-    """Where the engine takes another token, it is asked again after the source's."""
+    """Compare one answer. After a different token, the engine continues with the source's."""
     at, scored = 0, desk.card.capabilities.logprobs
     asked: dict[str, Any] = {contract.RETURN_LOG_PROBS.name: True} if scored else {}
     while at < len(answer.tokens):

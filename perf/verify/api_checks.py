@@ -1,4 +1,4 @@
-"""What can be said of a deployment through its OpenAI surface alone."""
+"""Checks of a deployment through its OpenAI API alone."""
 
 from __future__ import annotations
 
@@ -21,7 +21,11 @@ _NEW = 12
 
 @dataclass
 class ApiContext:
-    """`http` has the base URL with /v1. `capabilities` are those of our gateway's model card, empty elsewhere."""
+    """The deployment.
+
+    `http` has the base URL with /v1. `capabilities` are those of a gateway's model, empty
+    elsewhere.
+    """
 
     http: httpx.AsyncClient
     model: str = ""
@@ -30,7 +34,7 @@ class ApiContext:
     capabilities: dict[str, Any] = field(default_factory=dict)
 
     async def post(self, path: str, **body: Any) -> dict[str, Any]:
-        """Raises WrongError with the server's own words when it refuses."""
+        """Send a request. Raises WrongError with the server's message if it is rejected."""
         response = await self.http.post(path, json={"model": self.model, **body})
         if response.status_code != 200:
             raise WrongError(f"{path} answers {response.status_code}: {_message(response)}")
@@ -38,7 +42,7 @@ class ApiContext:
         return answer
 
     async def stream(self, path: str, **body: Any) -> list[dict[str, Any]]:
-        """The events before [DONE]."""
+        """Yield the events before [DONE]."""
         events: list[str] = []
         request = {"model": self.model, "stream": True, **body}
         async with self.http.stream("POST", path, json=request) as response:
@@ -228,6 +232,8 @@ async def greedy(desk: ApiContext) -> Finding:
 
 
 def _least_shared(agreement: float, tokens: int) -> float:
-    """Of an answer, until the first token that differs; half of what is expected, for it scatters."""
+    """Return the least number of tokens that two answers must share: half of the expected number,
+    because it varies.
+    """
     expected = sum(agreement**position for position in range(1, tokens + 1)) / tokens
     return expected / 2

@@ -1,4 +1,6 @@
-"""Step times of this host, for `llmops plan --measured`: decode by batch, prefill by prompt length."""
+"""Measurement of this host's step times for `llmops plan --measured`: decode by batch, prefill by
+prompt length.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +21,16 @@ from llmops.perf.verify.probe import ProbeResponse
 _BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _CONTEXTS = (64, 1024)
 _PROMPTS = (64, 256, 1024, 4096)
-# decode steps of one point; seconds after which larger points are left out
+#: Decode steps of a point, and seconds after which larger points are skipped.
 _STEPS = 24
 _PATIENCE = 30.0
 
 
 async def calibrate(desk: EngineContext, manifest: EngineManifest, on_point: Callable[[str], None]) -> MeasuredSteps:
-    """Smallest points first; those that would take longer than half a minute are left out."""
+    """Measure all points, the smallest first.
+
+    Points that would take more than half a minute are skipped.
+    """
     steps = [*await _prefills(desk, on_point), *await _decodes(desk, manifest, on_point)]
     plan = manifest.plan or {}
     parallel = manifest.parallelism
@@ -44,7 +49,10 @@ async def calibrate(desk: EngineContext, manifest: EngineManifest, on_point: Cal
 
 
 async def _prefills(desk: EngineContext, on_point: Callable[[str], None]) -> list[StepTime]:
-    """Fresh prompts, so that no prefix is found; a first token costs its prompt's step."""
+    """Measure prefills with new prompts, so that no prefix is cached.
+
+    A first token takes one step of its prompt.
+    """
     found = []
     for tokens in _PROMPTS:
         if tokens + 2 > desk.card.max_seq_len:
@@ -72,7 +80,7 @@ async def _decodes(desk: EngineContext, manifest: EngineManifest, on_point: Call
                 break
             on_point(f"decode of {batch} sequences after {context} tokens")
             begun = time.monotonic()
-            # prompts join over as many steps as their tokens take
+            # prompts join over as many steps as their tokens need
             joining = -(-batch * context // manifest.limits.max_num_tokens) + 8
             step = await _decode(desk, batch, context, _STEPS + 2 * joining)
             if step is not None:
@@ -83,7 +91,9 @@ async def _decodes(desk: EngineContext, manifest: EngineManifest, on_point: Call
 
 
 async def _decode(desk: EngineContext, batch: int, context: int, new: int) -> StepTime | None:
-    """The gaps between the tokens of one sequence while all `batch` of them generate, of `new` tokens each."""
+    """Measure the gaps between the tokens of a sequence while all `batch` sequences generate `new`
+    tokens each.
+    """
     arrivals: list[list[float]] = [[] for _ in range(batch)]
 
     def watch(number: int) -> Callable[[ProbeResponse], bool]:

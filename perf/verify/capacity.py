@@ -1,4 +1,4 @@
-"""What the engine has room for, against the plan and engine.json."""
+"""Checks of the engine's capacity against the plan and engine.json."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from llmops.perf.verify.engine_context import EngineContext
 from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, unseen, works, wrong
 
 CHECKS: list[VerifyCheck] = []
-# of the plan's KV cache: what CUDA graphs and NCCL take is not known to the byte
+#: Least share of the planned KV cache: the memory of CUDA graphs and NCCL is not known exactly.
 ENOUGH = 0.9
 
 
 def promised(desk: EngineContext) -> tuple[dict[str, Any], str]:
-    """Limits and who promised them."""
+    """Return the limits and the document that promises them."""
     if desk.manifest is None:
         return {}, ""
     return (
@@ -71,7 +71,7 @@ async def kv_cache(desk: EngineContext) -> Finding:
 
 
 def planned_tokens(desk: EngineContext) -> float | None:
-    """Of the KV cache of one replica; None without a plan that says it."""
+    """Return the planned tokens of a replica's KV cache, or None without a plan of it."""
     predicted = (desk.manifest.plan or {}).get("predicted", {}) if desk.manifest else {}
     cache, token = predicted.get("kv_cache_bytes_per_gpu"), predicted.get("kv_bytes_per_token")
     return cache / token if cache and token else None

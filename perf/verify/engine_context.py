@@ -1,4 +1,6 @@
-"""What the checks of an engine model share: a way to ask it, its card, and answers to compare with."""
+"""The shared state of checks of an engine model: a client, its metadata, and answers to compare
+with.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ from llmops.perf.verify.findings import WrongError
 from llmops.perf.verify.host import TritonGauges
 from llmops.perf.verify.probe import Probe, ProbeResponse
 
-# tokens of the answers that others are compared with
+#: Tokens of the answers that others are compared with.
 PLAIN = 16
 _TEXT = "What is the capital of France?"
 _LOOP = "one two one two one two one two one"
@@ -22,8 +24,11 @@ _LOOP = "one two one two one two one two one"
 
 @dataclass
 class EngineContext:
-    """`ours`: the engine model is this project's Python one, which refuses by tensor name and knows step streams.
-    `owned`: Triton was started for these checks and may be drained."""
+    """The engine model under test.
+
+    `ours`: the engine model is this project's Python model, which rejects tensors by name and has
+    step streams. `owned`: Triton was started for these checks, so it may be drained.
+    """
 
     probe: Probe
     card: ModelMetadata
@@ -40,8 +45,10 @@ class EngineContext:
         return SUBSCRIPTION.name in self.probe.inputs
 
     async def prepare(self) -> None:
-        """Tokenise the prompts, and get the greedy answer that others are compared with: the second one, which like
-        all that follow finds its prompt in the prefix cache."""
+        """Tokenise the prompts, and get the greedy answer that others are compared with.
+
+        It is the second answer, which like all later ones finds its prompt in the prefix cache.
+        """
         self.tokenizer = _tokenizer(self.card)
         self.prompt = self._ids(_TEXT, list(range(10, 22)))
         self.loop = self._ids(_LOOP, [10, 11] * 6)
@@ -56,15 +63,17 @@ class EngineContext:
         return [token for token in ids if token < self.card.vocab_size] or otherwise
 
     async def same(self, new: int = 12, prompt: list[int] | None = None, **tensors: object) -> ProbeResponse:
-        """A greedy answer to the common prompt."""
+        """Return a greedy answer to the common prompt."""
         return await self.probe.ask(self.prompt if prompt is None else prompt, new, **tensors)  # type: ignore[arg-type]
 
     def place(self, least: int = 2) -> int | None:
-        """A position in `plain` from `least` on whose token did not come before: what can end an answer there."""
+        """Return a position in `plain` from `least` on whose token did not occur before, so that it
+        can end an answer there.
+        """
         return next((at for at in range(least, len(self.plain) - 4) if self.plain[at] not in self.plain[:at]), None)
 
     def room(self, wanted: int) -> int:
-        """So many new tokens, or as many as the context has room for."""
+        """Return this number of new tokens, or fewer if the context has no room."""
         return max(1, min(wanted, self.card.max_seq_len - len(self.prompt) - 1))
 
 

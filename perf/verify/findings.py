@@ -1,4 +1,4 @@
-"""What a check finds, and how checks are listed."""
+"""Findings of checks, and lists of checks."""
 
 from __future__ import annotations
 
@@ -6,14 +6,17 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
 
-# refused: the model announced that it cannot; unseen: nothing here could have shown a fault
+# refused: the model announced that it cannot; unseen: this deployment could not have shown a fault
 Verdict = Literal["works", "refused", "unseen", "wrong"]
 PARTS = ("contract", "answers", "capacity", "speed", "gateway")
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at. `detail` is a sentence: for `wrong`, the fault and what to do about it."""
+    """The result of a check.
+
+    `detail` is a sentence: for `wrong`, the fault and what to do about it.
+    """
 
     verdict: Verdict
     detail: str = ""
@@ -37,11 +40,11 @@ def wrong(sentence: str, **figures: float) -> Finding:
 
 
 class WrongError(Exception):
-    """Raised from within a check: the sentence of a `wrong` finding."""
+    """The error of a failed check. Its message is the sentence of a `wrong` finding."""
 
 
 def expect(condition: object, sentence: str) -> None:
-    """Raises WrongError unless `condition` holds."""
+    """Raise WrongError unless `condition` holds."""
     if not condition:
         raise WrongError(sentence)
 
@@ -51,7 +54,11 @@ Subject = TypeVar("Subject")
 
 @dataclass(frozen=True)
 class VerifyCheck:
-    """`run` takes the part's subject (Desk, Surface) and answers with a Finding or raises WrongError."""
+    """A check.
+
+    `run` takes the part's context (EngineContext, ApiContext) and returns a Finding or raises
+    WrongError.
+    """
 
     name: str
     run: Callable[[Any], Awaitable[Finding]]
@@ -60,7 +67,7 @@ class VerifyCheck:
 def check(
     checks: list[VerifyCheck], name: str
 ) -> Callable[[Callable[[Subject], Awaitable[Finding]]], Callable[[Subject], Awaitable[Finding]]]:
-    """Adds the function to `checks`."""
+    """Return a decorator that adds a function to `checks`."""
 
     def add(function: Callable[[Subject], Awaitable[Finding]]) -> Callable[[Subject], Awaitable[Finding]]:
         checks.append(VerifyCheck(name, function))
@@ -71,7 +78,7 @@ def check(
 
 @dataclass(frozen=True)
 class CheckOutcome:
-    """A finding with its place in the report; `seconds` is what it took."""
+    """A finding with its place in the report. `seconds` is the duration of the check."""
 
     part: str
     name: str
@@ -80,5 +87,5 @@ class CheckOutcome:
 
     @property
     def fault(self) -> str | None:
-        """The sentence for a reader, None when nothing is wrong."""
+        """Return the sentence about a fault, or None."""
         return f"{self.part}, {self.name}: {self.finding.detail}" if self.finding.verdict == "wrong" else None

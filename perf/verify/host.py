@@ -1,4 +1,4 @@
-"""NVIDIA's gauges of one engine model, from Triton's metrics port."""
+"""The host of an engine: its GPUs, and Triton's metrics of one engine model."""
 
 from __future__ import annotations
 
@@ -14,12 +14,16 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from llmops.perf.report.document import machine
 
-# seconds between two looks, and what one counts at most: where all is slow, an engine must not end by itself meanwhile
+#: Seconds between two polls, and the most that one counts: on a slow host, polls must not use up
+#: the time limit.
 _PAUSE, _LONGEST = 0.02, 2.0
 
 
 class TritonGauges:
-    """`read` gives (family, category) -> value, empty where the page or the model is not there."""
+    """Triton's gauges of one model.
+
+    `read` returns values by (family, category), empty if page or model are missing.
+    """
 
     def __init__(self, url: str, engine_model: str) -> None:
         self.url, self._model = url, engine_model
@@ -38,7 +42,10 @@ class TritonGauges:
         return found
 
     async def wait_for(self, condition: Callable[[dict[tuple[str, str], float]], bool], seconds: float) -> bool:
-        """Whether it came true in time; a second in which this machine stood still is none of the engine's."""
+        """Return True if a condition became true in time.
+
+        Seconds in which this machine stood still do not count.
+        """
         while not condition(await self.read()):
             if seconds <= 0:
                 return False
@@ -57,7 +64,7 @@ _FIELDS = "name,clocks.sm,clocks.max.sm,memory.total,memory.used"
 
 @dataclass(frozen=True)
 class HostGpu:
-    """Clocks in MHz, memory in MiB."""
+    """A GPU. Clocks in MHz, memory in MiB."""
 
     name: str
     clock: float
@@ -67,7 +74,7 @@ class HostGpu:
 
 
 def gpus() -> list[HostGpu]:
-    """Empty without nvidia-smi, or when it does not answer."""
+    """Return the GPUs, or nothing if nvidia-smi is missing or does not answer."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return []
@@ -85,6 +92,6 @@ def _gpu(line: str) -> HostGpu:
 
 
 def device_name(target: str) -> str:
-    """What runs the engine: the GPU's own name, or for `openvino` the CPU's."""
+    """Return the name of the engine's device: the GPU, or the CPU for `openvino`."""
     found = [] if target == "openvino" else gpus()
     return found[0].name if found else str(machine()["cpu"])

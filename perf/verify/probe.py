@@ -1,4 +1,6 @@
-"""Asks an engine model anything that its Triton configuration declares, and keeps all that comes back."""
+"""A client that sends anything that an engine model's Triton configuration declares, and keeps
+every response.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from llmops.gateway.triton.response_reader import trailing_floats
 from llmops.gateway.triton.tensor_writers import MessageTensorWriter
 from llmops.perf.verify.findings import WrongError
 
-# seconds without any response after which a request counts as stuck
+#: Seconds without a response after which a request counts as stuck.
 PATIENCE = 60.0
 _ARRAYS = {"INT32": "i", "FP32": "f", "INT64": "q", "UINT64": "Q", "BOOL": "b"}
 _WORDS = (contract.STOP_WORDS_LIST, contract.BAD_WORDS_LIST)
@@ -29,10 +31,9 @@ _INPUTS = {tensor.name: tensor for tensor in contract.PYTHON_ENGINE_INPUTS}
 
 @dataclass
 class ProbeResponse:
-    """All that came for one request.
+    """All responses to one request. Tokens and log-probabilities are by sequence.
 
-    Tokens and log-probabilities by sequence; `sizes` has the tokens of each response in order,
-    `lengths` its `sequence_length`.
+    `sizes` has the number of tokens of each response in order, `lengths` its `sequence_length`.
     """
 
     tokens: dict[int, list[int]] = field(default_factory=dict)
@@ -48,7 +49,10 @@ class ProbeResponse:
 
     @property
     def ids(self) -> list[int]:
-        """Of the first sequence. Raises WrongError with the engine's error if there was one."""
+        """Return the tokens of the first sequence.
+
+        Raises WrongError with the engine's error, if any.
+        """
         if self.error is not None:
             raise WrongError(f"the engine failed: {self.error}")
         return self.tokens.get(0, [])
@@ -62,7 +66,10 @@ OnResponse = Callable[[ProbeResponse], bool]
 
 
 class Probe:
-    """`model` is the engine model's Triton name; `inputs` and `outputs` are its tensors' datatypes, by name."""
+    """A connection to an engine model.
+
+    `model` is its Triton name, `inputs` and `outputs` are datatypes of tensors by name.
+    """
 
     def __init__(self, client: TritonClient, model: str, config: Any) -> None:
         self.client, self.model, self.config = client, model, config
@@ -72,7 +79,7 @@ class Probe:
 
     @classmethod
     async def open(cls, client: TritonClient, name: str) -> Probe:
-        """`name` is the served one. Raises UnavailableError."""
+        """Connect to the model served as `name`. Raises UnavailableError."""
         model = name + ENGINE_SUFFIX
         return cls(client, model, await client.model_config(model))
 
@@ -85,9 +92,15 @@ class Probe:
         greedy: bool = True,
         **tensors: Any,
     ) -> ProbeResponse:
-        """One streamed request that ignores the end of text, unless `tensors` say otherwise (None leaves one out).
-        `on_response` is called after each response; when it returns True the call is cancelled. Raises WrongError when
-        the engine says nothing for a minute."""
+        """Send a streamed request that ignores the end of text.
+
+        Args:
+            tensors: Additional or other tensors; None omits one.
+            on_response: Called after each response. Return True to cancel the request.
+
+        Raises:
+            WrongError: The engine sends nothing for a minute.
+        """
         given = {
             contract.INPUT_IDS.name: list(ids),
             contract.INPUT_LENGTHS.name: len(ids),
@@ -111,7 +124,7 @@ class Probe:
         return heard
 
     async def stop(self, request_id: str) -> None:
-        """`stop` true for a running request."""
+        """Send a request with `stop` true, to stop a running one."""
         call = self.client.start_call()
         tensors = {
             contract.INPUT_IDS.name: [0],
@@ -194,7 +207,7 @@ class Probe:
 
 
 def _datatype(number: int) -> str:
-    """Triton's enumeration to the name that travels: TYPE_INT32 is INT32, TYPE_STRING is BYTES."""
+    """Return the name of a datatype in requests: TYPE_INT32 is INT32, TYPE_STRING is BYTES."""
     from tritonclient.grpc import model_config_pb2
 
     name = str(model_config_pb2.DataType.Name(number)).removeprefix("TYPE_")
@@ -209,7 +222,7 @@ def _values(datatype: str, raw: bytes) -> list[Any]:
 
 
 def strings(raw: bytes) -> list[str]:
-    """Each element is a little-endian length and that many bytes."""
+    """Return the strings of a tensor, each a little-endian length and that many bytes."""
     found, at = [], 0
     while at < len(raw):
         (size,) = struct.unpack_from("<I", raw, at)

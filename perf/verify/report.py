@@ -1,4 +1,4 @@
-"""The report of one run: as JSON, and as lines for people."""
+"""Reports of a verification: JSON, terminal, HTML page, and metrics for a node exporter."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llmops.output_files import write_text
 from llmops.perf.verify.findings import PARTS, CheckOutcome, Verdict
 
 FORMAT = "llmops-verify/1"
-# of a contract's capability, as a reader should see it
+# the verdicts of capabilities as readers see them
 SAID: dict[Verdict, str] = {
     "works": "works",
     "refused": "refused as announced",
@@ -34,7 +34,10 @@ SAID: dict[Verdict, str] = {
 
 @dataclass
 class VerifyReport:
-    """`address` is where the model was asked; `promised` whether an engine folder said what to expect."""
+    """A report.
+
+    `address` is where the model was asked. `promised`: an engine folder said what to expect.
+    """
 
     model: str
     address: str
@@ -47,11 +50,11 @@ class VerifyReport:
 
     @property
     def faults(self) -> list[str]:
-        """One sentence each."""
+        """Return a sentence for each fault."""
         return [result.fault for result in self.results if result.fault is not None]
 
     def summary(self) -> str:
-        """One line."""
+        """Return a summary of one line."""
         count = Counter(result.finding.verdict for result in self.results)
         parts = [f"{count[verdict]} {said}" for verdict, said in SAID.items() if count[verdict]]
         return f"{len(self.results)} checks of {self.model} in {self.seconds:.0f} s: {', '.join(parts)}."
@@ -66,7 +69,7 @@ class VerifyReport:
 
 
 def verdict_of(result: CheckOutcome) -> str:
-    """ANNOUNCED AND WRONG where a promise was broken."""
+    """Return the verdict of a capability, ANNOUNCED AND WRONG for a broken promise."""
     if result.finding.verdict == "wrong" and result.part == "contract":
         return "ANNOUNCED AND WRONG"
     return SAID[result.finding.verdict]
@@ -77,7 +80,7 @@ _NAME, _VERDICT = 41, 22
 
 
 class TerminalProgress:
-    """`Progress` on a rich console. A context manager: the spinner ends with it."""
+    """Progress on a rich console, as a context manager that ends the spinner."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -106,18 +109,23 @@ class TerminalProgress:
 
 
 def show(report: VerifyReport, console: Console) -> None:
-    """The summary, then one line per fault."""
+    """Print the summary, then one line per fault."""
     console.print(Text(report.summary()), soft_wrap=True)
     for fault in report.faults:
         console.print(Text(f"Fault: {fault}", style="bold red"), soft_wrap=True)
 
 
-# the label `eval`: share of the source's greedy answers that the deployment gives as well
+#: Value of the label `eval`: share of the source's greedy answers that the deployment reproduces.
 GREEDY = "greedy"
 
 
 def write_textfile(report: VerifyReport, folder: Path) -> Path | None:
-    """The file of this model in `folder`, whole or not at all; None where nothing was measured. Raises OSError."""
+    """Write the metrics file of this model in `folder` atomically and return it, or None without
+    measurements.
+
+    Raises:
+        OSError: The file cannot be written.
+    """
     figures = next((one.finding.figures for one in report.results if "agreement" in one.finding.figures), None)
     if figures is None:
         return None
@@ -139,12 +147,12 @@ _TITLES = {
 
 
 def write_page(report: VerifyReport, path: Path) -> None:
-    """Write atomically. Raises InputError when `path` cannot be written."""
+    """Write the page atomically. Raises InputError if `path` cannot be written."""
     write_text(path, page(report))
 
 
 def page(report: VerifyReport) -> str:
-    """The HTML text."""
+    """Return the page as HTML."""
     faults = len(report.faults)
     said = f"{faults} fault{'s' if faults > 1 else ''} found." if faults else "This deployment does what it promised."
     body = [

@@ -1,4 +1,4 @@
-"""`llmops verify` without the command line: what to look at in, a report out."""
+"""`llmops verify` without the command line: options in, a report out."""
 
 from __future__ import annotations
 
@@ -44,9 +44,18 @@ _ENGINE_PARTS: dict[str, list[VerifyCheck]] = {
 
 @dataclass(frozen=True)
 class VerifyOptions:
-    """`engine`: the folder whose promises are held; served by a Triton of its own unless `triton` (gRPC HOST:PORT) or
-    `url` (a gateway) names a running one. `metrics`: Triton's page; `only`: parts; `calibrate`: also step times;
-    `serving`: what serves a TensorRT `engine` for the checks."""
+    """Options of a verification.
+
+    Attributes:
+        engine: Folder of the engine whose promises are checked. It is served by a Triton of its own
+            unless `triton` or `url` name a running one.
+        triton: HOST:PORT of Triton's gRPC.
+        url: URL of a gateway.
+        metrics: URL of Triton's metrics page.
+        only: The parts to run.
+        calibrate: Also measure step times.
+        serving: Server of a TensorRT engine during the checks.
+    """
 
     engine: Path | None = None
     triton: str | None = None
@@ -59,7 +68,7 @@ class VerifyOptions:
     serving: str | None = None
 
     def check(self) -> None:
-        """Raises InputError for what does not go together."""
+        """Raise InputError for options that contradict each other."""
         if self.triton and self.url:
             raise InputError("--triton and --url exclude each other; give the one to check.")
         if not (self.engine or self.triton or self.url):
@@ -81,14 +90,14 @@ class VerifyOptions:
 
 
 class _EndedError(Exception):
-    """Nothing answers any more; what is left cannot be looked at."""
+    """The server has ended, so remaining checks cannot run."""
 
 
 Alive = Callable[[], Awaitable[bool]]
 
 
 class VerifyProgress(Protocol):
-    """Hears how far it is."""
+    """Progress of a verification. The base class shows nothing."""
 
     def begin(self, part: str, name: str) -> None: ...
 
@@ -96,7 +105,12 @@ class VerifyProgress(Protocol):
 
 
 async def verify(options: VerifyOptions, progress: VerifyProgress) -> tuple[VerifyReport, MeasuredSteps | None]:
-    """Carry out all checks; faults are in the report. Raises InputError or ServerError when there is nothing to ask."""
+    """Run all checks. Faults are in the report.
+
+    Raises:
+        InputError: An option is wrong.
+        ServerError: There is no server to check.
+    """
     options.check()
     begun = time.monotonic()
     manifest = EngineManifest.load(options.engine) if options.engine else None
@@ -115,7 +129,7 @@ async def verify(options: VerifyOptions, progress: VerifyProgress) -> tuple[Veri
 
 @contextlib.contextmanager
 def _served(engine: Path, serving: str) -> Iterator[tuple[str, str | None]]:
-    """(gRPC address, metrics URL) of a Triton with that engine alone."""
+    """Start a Triton with this engine alone. Yield its gRPC address and metrics URL."""
     from llmops.model_repository.generate import generate_repository, read_engines
     from llmops.model_repository.launch import Ports, start_triton
 
@@ -160,7 +174,10 @@ async def _triton(
 def _all_parts(
     options: VerifyOptions, owned: bool, measured: list[MeasuredSteps], progress: VerifyProgress
 ) -> Iterator[tuple[str, Sequence[VerifyCheck]]]:
-    """In their order; the step times go into `measured`. `drain` ends the deployment, so it is the last."""
+    """Yield the parts in order.
+
+    Step times go into `measured`. `drain` ends the deployment, so it is the last part.
+    """
     yield from ((part, checks) for part, checks in _ENGINE_PARTS.items() if options.has(part))
 
     async def step_times(desk: EngineContext) -> Finding:
@@ -184,7 +201,10 @@ async def _client(address: str) -> AsyncIterator[TritonClient]:
 
 
 async def _served_name(client: TritonClient, wanted: str | None) -> str:
-    """Raises InputError when there is none, or none of that name."""
+    """Return the name of the served model.
+
+    Raises InputError if there is none, or none with the requested name.
+    """
     models = await client.engine_models()
     ready = [name.removesuffix(ENGINE_SUFFIX) for name, state in models.items() if state]
     if wanted is None and len(ready) > 1:
@@ -206,7 +226,9 @@ async def _card(client: TritonClient, name: str) -> ModelMetadata:
 
 
 def _beside(card: ModelMetadata) -> EngineManifest | None:
-    """engine.json beside the tokenizer that the model names, where that folder is on this machine."""
+    """Return engine.json beside the tokenizer that the model names, if that folder is on this
+    machine.
+    """
     folder = Path(card.tokenizer_dir).parent
     try:
         return EngineManifest.load(folder) if (folder / FILE_NAME).is_file() else None
@@ -254,7 +276,10 @@ async def _answers(http: httpx.AsyncClient) -> bool:
 async def _carry_out(
     part: str, checks: Sequence[VerifyCheck], subject: Any, report: VerifyReport, progress: VerifyProgress, alive: Alive
 ) -> None:
-    """Raises _EndedError after the check during which the server ended."""
+    """Run the checks of a part.
+
+    Raises _EndedError after the check during which the server ended.
+    """
     for check in checks:
         progress.begin(part, check.name)
         begun = time.monotonic()
@@ -278,7 +303,7 @@ def _ended(report: VerifyReport, finding: Finding) -> str:
 
 
 async def _finding(check: VerifyCheck, subject: Any) -> Finding:
-    """What an engine, its server or its gateway breaks on is a fault of theirs."""
+    """Run one check. Errors of the engine, its server or its gateway are faults."""
     try:
         return await check.run(subject)
     except WrongError as error:

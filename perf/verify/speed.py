@@ -1,4 +1,7 @@
-"""TTFT, TPOT and tokens/s of the engine, at one stream and at the plan's operating point, against the prediction."""
+"""Checks of the engine's speed:
+
+TTFT, TPOT and tokens/s with one stream and at the plan's operating point.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +25,22 @@ from llmops.perf.verify.host import HostGpu, gpus
 from llmops.perf.workloads.lengths import parse_lengths
 
 CHECKS: list[VerifyCheck] = []
-# a ratio below it is a fault
+#: Ratio of measured to predicted speed below which a check fails.
 MIN_SPEED_RATIO = 0.8
-# without a plan
+#: Load without a plan: streams, and tokens of prompts and answers.
 _STREAMS, _INPUT, _OUTPUT = 8, 64, 32
-# seconds in which requests of one point are started
+#: Seconds in which the requests of a point are started, without and with a plan.
 _SECONDS, _PLANNED_SECONDS = 3.0, 20.0
-# of the highest clock: below it power or heat hold the GPU back
+#: Share of the highest clock below which power or heat limit the GPU.
 _CLOCK = 0.85
 
 
 @dataclass
 class MeasuredSpeed:
-    """Means in seconds; `offered`: tokens/s that an open loop asked for, `waiting`: requests that the engine kept out
-    of its batch, `gpus` under load."""
+    """Measured means in seconds. `offered`: tokens/s that an open loop requested.
+
+    `waiting`: requests outside of the engine's batch. `gpus`: GPUs under load.
+    """
 
     ttft: float
     tpot: float
@@ -72,7 +77,7 @@ async def _compare(
     except WrongError as error:
         if not point:
             raise
-        # a queue that is full, most often: what makes an engine slow makes it refuse
+        # most often a full queue: what makes an engine slow makes it reject requests
         nothing = MeasuredSpeed(0.0, 0.0, 0.0, 0)
         return wrong(f"{error}. First suspects: {'; '.join(await suspects(desk, streams, nothing))}")
     figures = {"ttft": found.ttft, "tpot": found.tpot, "tokens_per_second": found.tokens_per_second}
@@ -91,10 +96,10 @@ async def _compare(
 
 
 def ratios_of(found: MeasuredSpeed, point: dict[str, float]) -> dict[str, float]:
-    """How much of the predicted speed there is; above 1 it is faster.
+    """Return the ratios of measured to predicted speed; above 1 is faster.
 
-    Random arrivals bring somewhat more or fewer requests than planned: then it is the share of
-    their tokens that came while they arrived.
+    Random arrivals bring a few more or fewer tokens than planned, so throughput is compared with
+    the tokens that were requested.
     """
     return {
         "TTFT": point["ttft"] / found.ttft,
@@ -104,8 +109,11 @@ def ratios_of(found: MeasuredSpeed, point: dict[str, float]) -> dict[str, float]
 
 
 async def measure(desk: EngineContext, streams: int, planned: bool, rate: float | None = None) -> MeasuredSpeed:
-    """At the engine model, without gateway and HTTP: a closed loop of `streams`, or the steady state of `rate` random
-    arrivals per second, which is what the planner predicts."""
+    """Measure the engine model without gateway and HTTP.
+
+    Either with a closed loop of `streams`, or in the steady state of `rate` random arrivals per
+    second, which is what the planner predicts.
+    """
     predicted = _predicted(desk)
     isl = int(predicted.get("isl", _INPUT)) if planned else _INPUT
     osl = int(predicted.get("osl", _OUTPUT)) if planned else _OUTPUT
@@ -134,13 +142,18 @@ async def measure(desk: EngineContext, streams: int, planned: bool, rate: float 
 
 
 def _counted(streams: int) -> int:
-    """Of how many answers: enough that those which begin and end outside the window weigh little."""
+    """Return the number of answers to measure: enough that those at the edges of the window hardly
+    matter.
+    """
     return 2 * streams + 20
 
 
 def steady(document: Document, streams: int) -> MeasuredSpeed:
-    """Of an open loop: without the sessions that fill the batch, `streams` at the start, and those that keep it full
-    until the last that counts has ended."""
+    """Measure an open loop without its beginning and end.
+
+    `streams` sessions fill the batch at the start, and others keep it full until the last measured
+    one has ended.
+    """
     _mean(document.summary)
     records = sorted(document.records, key=lambda record: record["start"])
     counted = records[streams : streams + _counted(streams)]
@@ -154,13 +167,13 @@ def steady(document: Document, streams: int) -> MeasuredSpeed:
 
 
 def _tokens_within(record: dict[str, Any], begun: float, ended: float) -> float:
-    """A message brings the mean number of tokens."""
+    """Return the tokens within a time window. Each message counts as the mean number of tokens."""
     here = sum(begun <= at < ended for at in record["chunks"])
     return float(here * record["tokens_out"] / len(record["chunks"]))
 
 
 def _mean(summary: Summary) -> MeasuredSpeed:
-    """Raises WrongError when requests failed."""
+    """Return the mean of records. Raises WrongError if requests failed."""
     if summary.failed or summary.ttft is None or summary.tpot is None:
         errors = ", ".join(f"{kind} ({count})" for kind, count in summary.errors.items()) or "no answer had two tokens"
         raise WrongError(f"{summary.failed} of {summary.requests} requests failed under load: {errors}")
@@ -169,7 +182,9 @@ def _mean(summary: Summary) -> MeasuredSpeed:
 
 
 async def suspects(desk: EngineContext, streams: int, found: MeasuredSpeed) -> list[str]:
-    """What most often makes an engine slower than planned, as far as it can be seen from here."""
+    """Return the likely reasons why an engine is slower than planned, as far as they are visible
+    here.
+    """
     named = [_batch(desk, streams, found), await _cache(desk), _clocks(found.gpus), _chunked(desk)]
     return [one for one in named if one] or [
         "none of KV cache, clocks, chunked prefill and batch limit explains it; see docs/first-hour.md"
@@ -207,12 +222,12 @@ def _chunked(desk: EngineContext) -> str | None:
 
 
 def _chunks(parameters: Mapping[str, Any]) -> bool | None:
-    """Whether the engine model was told to cut prompts; None where it says nothing of it."""
+    """Return True if the engine model chunks prompts, or None if it does not say."""
     if "enable_chunked_context" in parameters:
         return str(parameters["enable_chunked_context"].string_value) == "true"
     if "llm_profiles" not in parameters:
         return None
-    # one for each release line, and which of them runs is not told: they are made of the same settings
+    # one profile for each release line with the same settings; the running one is unknown
     for profile in reversed(json.loads(parameters["llm_profiles"].string_value)):
         if "enable_chunked_prefill" in profile["arguments"]:
             return bool(profile["arguments"]["enable_chunked_prefill"])

@@ -1,6 +1,6 @@
-"""The conformance suite of docs/contract.md, for any engine model: ours or NVIDIA's.
+"""The conformance suite of docs/contract.md for any engine model: this project's or NVIDIA's.
 
-Whether answers are good or fast belongs to the other parts of `verify/`.
+Quality and speed of answers belong to the other parts of `verify/`.
 """
 
 from llmops.perf.verify.contract import (

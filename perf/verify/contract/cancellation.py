@@ -1,4 +1,4 @@
-"""Leaving early: a client's cancel and `stop` by id free the batch and the KV cache."""
+"""Checks that a client's cancel and `stop` by id free the batch and the KV cache."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from llmops.perf.verify.probe import ProbeResponse
 
 CHECKS: list[VerifyCheck] = []
 _CANCELLED, _STOPPED, _AFTER = 2048, 512, 3
-# seconds; what is left is long gone by then, also on a busy host
+#: Seconds after which a cancelled request must be gone, also on a busy host.
 _PATIENCE = 30.0
-# gauges are published every 100 ms, and a cancel is looked for every 50 ms
+#: Least seconds of patience: gauges are published every 100 ms, and cancels are polled every 50 ms.
 _LEAST = 1.0
-# tokens that come although all is well: the engine goes on while a message travels
+#: Tokens that may still arrive: the engine goes on while a message travels.
 IN_FLIGHT = 8
 
 
 class TokenPace:
-    """Seconds between two tokens of an answer, from when its responses came."""
+    """The seconds between two tokens of an answer, from the arrival of its responses."""
 
     def __init__(self) -> None:
         self._first, self._before, self.gap = 0.0, 0, _PATIENCE
 
     def heard(self, so_far: ProbeResponse) -> bool:
-        """Call it for each response; always true."""
+        """Record a response. Returns True."""
         now, count = time.monotonic(), len(so_far.ids)
         if not self._before:
             self._first, self._before = now, count
@@ -44,14 +44,14 @@ async def cancel(desk: EngineContext) -> Finding:
         return unseen("no metrics of this engine could be read; name Triton's metrics page with --metrics URL")
     leaving = asyncio.Event()
     running = asyncio.create_task(desk.same(new, on_response=lambda so_far: pace.heard(so_far) and leaving.is_set()))
-    # the gauges lag: only what was seen in the batch can be seen to have left it
+    # gauges lag: only a request that was seen in the batch can be seen to leave it
     inside = await desk.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 0) > 0 or running.done(), _PATIENCE)
     leaving.set()
     heard, left = await running, time.monotonic()
     expect(heard.error is None, f"the request failed: {heard.error}")
     if not inside or not heard.cancelled or len(heard.ids) > new - 8:
         return unseen("the engine was done before it could be cancelled")
-    # half the time that the rest of it would have taken: later it would be gone anyway
+    # half of the time that the rest would have taken: later the request would be gone anyway
     patience = min(_PATIENCE, (new - len(heard.ids)) * pace.gap / 2)
     gone = await desk.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 1) == 0, patience)
     if not gone and patience < _LEAST:
@@ -60,7 +60,7 @@ async def cancel(desk: EngineContext) -> Finding:
     seconds = time.monotonic() - left
     after = await desk.gauges.read()
     used = (BLOCKS, "used")
-    # blocks that the prefix cache keeps for the next request are not free in every runtime's books
+    # not every runtime counts blocks that the prefix cache keeps as free
     leaked = after.get(used, 0) - before.get(used, 0)
     per = max(1.0, after.get((BLOCKS, "tokens_per"), 32))
     most = (len(desk.prompt) + len(heard.ids)) / per + 2
@@ -69,7 +69,7 @@ async def cancel(desk: EngineContext) -> Finding:
 
 
 async def _idle(desk: EngineContext) -> dict[tuple[str, str], float] | None:
-    """The gauges once nothing runs; None without gauges, or when others use the engine."""
+    """Return the gauges once nothing runs, or None without gauges or if others use the engine."""
     if desk.gauges is None or not await desk.gauges.read():
         return None
     await desk.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 0) == 0, _PATIENCE)
@@ -104,7 +104,7 @@ async def stop(desk: EngineContext) -> Finding:
         return unseen("the engine was done before it could be stopped")
     expect(len(heard.ids) < new, "a second request with its id and `stop` did not end the request")
     expect(heard.finals == 1, "a stopped request has no final flag")
-    # those of a round trip are under way when the answer is heard
+    # tokens of a round trip are under way when the answer arrives
     late, most = len(heard.ids) - said, IN_FLIGHT + answered / pace.gap
     expect(late <= most, f"{late} tokens more came after `stop` was answered, {most:.0f} can have been under way")
     return works(f"ended after {len(heard.ids)} of {new} tokens")

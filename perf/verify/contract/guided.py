@@ -1,4 +1,4 @@
-"""Guided decoding: each announced kind keeps the answer to its grammar, each other one is refused."""
+"""Checks of guided decoding: announced kinds follow their grammar, others are rejected."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""What an engine reports about itself for as long as it lives: gauges of its KV cache, and events
-of it.
-"""
+"""Checks of the KV cache reports of an engine: gauges and events."""
 
 from __future__ import annotations
 
@@ -14,11 +12,11 @@ from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, ref
 
 CHECKS: list[VerifyCheck] = []
 _USED = ("nv_trt_llm_kv_cache_block_metrics", "used")
-#: Tokens that are generated while the gauge is watched: they fill several blocks of any usual size.
+#: Tokens generated while the gauge is watched. They fill several blocks of any usual size.
 _LONG = 400
 #: Tokens of a prompt whose blocks must be reported: at least one block of any usual size.
 _PROMPT = 96
-#: Rounds of events. A reader that ends with its first empty read reports the first one at most.
+#: Rounds of events. A reader that ends with its first empty read reports at most the first one.
 _ROUNDS = 2
 _PATIENCE = 10.0
 
@@ -33,7 +31,7 @@ async def gauges(desk: EngineContext) -> Finding:
     new = desk.room(_LONG)
     seen: set[float] = {before[_USED]}
     end = time.monotonic() + _PATIENCE
-    # a fast engine is done before its gauges are read, so it is kept at work
+    # a fast engine is done before its gauges are read, so it is kept busy
     while len(seen) < 2 and time.monotonic() < end:
         running = asyncio.create_task(desk.same(new))
         while not running.done():
@@ -59,14 +57,14 @@ async def events(desk: EngineContext) -> Finding:
         return unseen(f"the context of {desk.card.max_seq_len} tokens may not hold a whole block")
     stored: list[int] = []
     async with Subscriber(desk, watch=True) as stream:
-        # what is there already comes first
+        # what is stored already is reported first
         await stream.stored(1.0)
         for number in range(1, _ROUNDS + 1):
             prompt = [random.randrange(3, desk.card.vocab_size) for _ in range(size)]
             await desk.same(1, prompt)
             found = await stream.stored(_PATIENCE)
             if not found and not stored and desk.card.target == "openvino":
-                # its prefix cache goes with the first request of a tenant, and events with the cache
+                # the prefix cache is off from a tenant's first request on, and events with it
                 return unseen("the engine has no prefix cache, or reports nothing of it: tenants may not share one")
             expect(
                 found,

@@ -1,4 +1,4 @@
-"""Tensors, deltas, final flags, counts and log-probabilities."""
+"""Checks of output tensors, deltas, final flags, counts and log-probabilities."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, ref
 from llmops.perf.verify.probe import ProbeResponse
 
 CHECKS: list[VerifyCheck] = []
-# nats: kernels for prompts and for single tokens round differently, in 8 bits most
+#: Tolerance in nats: kernels for prompts and for single tokens round differently, most in 8 bits.
 LOG_PROB_TOLERANCE = 0.25
 _NEW = 12
 
@@ -85,11 +85,13 @@ async def log_probs(desk: EngineContext) -> Finding:
 
 
 async def _second_request(desk: EngineContext, tokens: list[int], scores: list[float]) -> Finding:
-    """The same positions again, each as the first token of a request of its own."""
+    """Return the log-probabilities of the same positions, each as the first token of a request of
+    its own.
+    """
     worst = 0.0
     for at in (1, 4, 9):
         again = await desk.same(1, [*desk.prompt, *tokens[:at]], return_log_probs=True)
-        # a near tie may turn; then there is nothing to compare
+        # a near tie may be decided differently, which leaves nothing to compare
         if again.ids == tokens[at : at + 1]:
             worst = max(worst, abs(again.scores[0] - scores[at]))
     if worst > LOG_PROB_TOLERANCE:
@@ -112,7 +114,7 @@ def _differs(found: list[int], expected: list[int], other: str) -> str:
 
 
 def _refused(heard: ProbeResponse, tensor: Tensor) -> Finding:
-    """Not announced: refused by name, before any token."""
+    """Check that an output that is not announced is rejected by name, before any token."""
     if heard.error is None:
         return wrong(f"{tensor} is not announced, yet the request was answered: what it asked for was dropped")
     expect(not heard.tokens, f"{tensor} was refused only after {len(heard.tokens.get(0, []))} tokens")

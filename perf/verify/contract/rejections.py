@@ -1,4 +1,4 @@
-"""What cannot be honoured is refused before any token, by the name of its tensor."""
+"""Checks that unsupported inputs are rejected before any token, by the name of their tensor."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ CHECKS: list[VerifyCheck] = []
 
 
 def _cases(desk: EngineContext) -> list[tuple[Tensor, Any]]:
-    """(tensor, what to send). The second half only our own model promises to refuse by name."""
+    """Return (tensor, value).
+
+    Only this project's model promises to reject the second half by name.
+    """
     too_long = desk.card.max_seq_len - len(desk.prompt) + 1
     common: list[tuple[Tensor, Any]] = [
         (contract.REQUEST_OUTPUT_LEN, too_long),

@@ -1,4 +1,4 @@
-"""Seeds, sequences, penalties, cut-offs, bias and adapters."""
+"""Checks of seeds, sequences, penalties, cut-offs, bias and adapters."""
 
 from __future__ import annotations
 
@@ -11,23 +11,26 @@ from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, ref
 
 CHECKS: list[VerifyCheck] = []
 _NEW = 8
-#: What the gateway sends for OpenAI's defaults, but for the temperature: an engine that reads an unset
-#: top_k and top_p as greedy is not asked without them, and one that still is greedy is at fault.
+#: What the gateway sends for OpenAI's defaults, except the temperature. Some engines read an unset
+#: top_k and top_p as greedy, so both are always sent; an engine that is still greedy is at fault.
 _HOT: dict[str, Any] = {
     "greedy": False,
     contract.TEMPERATURE.name: 2.5,
     contract.RUNTIME_TOP_K.name: 0,
     contract.RUNTIME_TOP_P.name: 1.0,
 }
-#: Greedy tokens this certain (nats) are drawn at any temperature that is tried here.
+#: Log-probability (nats) from which on a greedy token is drawn at any temperature that is tried
+#: here.
 _CERTAIN = -1e-3
-#: What an engine gives for a log-probability that it did not compute.
+#: Log-probability that an engine gives for one that it did not compute.
 _NOT_COMPUTED = -9000.0
 
 
 @check(CHECKS, "drawing")
 async def drawing(desk: EngineContext) -> Finding:
-    """An engine that is greedy at every temperature passes all greedy checks."""
+    """Check that the engine draws: one that is greedy at every temperature passes all greedy
+    checks.
+    """
     scored = desk.card.capabilities.logprobs
     asked: dict[str, Any] = {contract.RETURN_LOG_PROBS.name: True} if scored else {}
     if desk.card.capabilities.seed:
@@ -92,7 +95,7 @@ async def sequences(desk: EngineContext) -> Finding:
         found = heard.tokens.get(sequence, [])
         expect(found == desk.plain[:_NEW], f"greedy sequence {sequence}: " + differs(found, desk.plain, "n = 1"))
     if not announced:
-        # NVIDIA's C++ backend knows them; the gateway asks it for one at a time
+        # NVIDIA's C++ backend supports them, but the gateway requests one at a time from it
         return works("not announced, yet each of two greedy sequences is what a request of its own gets")
     if not desk.card.capabilities.seed:
         return works("greedy; seeds are not announced")
@@ -105,7 +108,7 @@ async def sequences(desk: EngineContext) -> Finding:
             found[:1] == alone[:1], f"sequence {sequence} of seed 20: " + differs(found, alone, f"seed {20 + sequence}")
         )
         whole = whole and found == alone
-    # two sequences in a batch round differently from one, which moves a draw that falls on an edge
+    # two sequences in a batch round differently from one, which can change a draw
     return works(
         "each is what a request of its own would get" + ("" if whole else ", until a batch's rounding differs")
     )
@@ -122,7 +125,7 @@ async def penalties(desk: EngineContext) -> Finding:
     for tensor in (contract.FREQUENCY_PENALTY, contract.REPETITION_PENALTY, contract.PRESENCE_PENALTY):
         heard = await desk.same(3 * _NEW, desk.loop, **{tensor.name: 2.0})
         fewer = len(set(heard.ids)) > len(set(plain))
-        # a token that stands out by more than 2 nats survives a presence penalty of 2
+        # a token more than 2 nats above the others survives a presence penalty of 2
         expect(
             fewer or tensor is contract.PRESENCE_PENALTY, f"{tensor} 2 does not keep the model from repeating itself"
         )

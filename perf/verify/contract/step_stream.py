@@ -1,4 +1,6 @@
-"""The step stream's promises: order, cancel, refusal, resume, window, unknown; and drain, which ends the deployment."""
+"""Checks of step streams: order, cancel, rejection, resume, window, unknown ids, and drain, which
+ends the deployment.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from llmops.perf.verify.engine_context import PLAIN, EngineContext
 from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, refused, unseen, works
 
 CHECKS: list[VerifyCheck] = []
-# after everything else, and only on a Triton that was started for it
+#: Checks that run last, and only on a Triton that was started for them.
 DRAIN: list[VerifyCheck] = []
 
 
@@ -74,7 +76,8 @@ async def cancel(desk: EngineContext) -> Finding:
     if not last.flags & CANCELLED_FLAG:
         expect(len(_tokens(before + after, 1)) == new, "the slot ended without the cancelled flag")
         return unseen("the engine was done before it could be cancelled")
-    # what was said after the cancel shows in which step the engine had heard it, however long both travelled
+    # an entry after the cancel shows in which step the engine had received it, however long both
+    # travelled
     heard = next(at for at, step in enumerate(after) if any(entry.slot == 2 for entry in step.entries))
     late = len(_tokens(after[heard:], 1))
     expect(late <= IN_FLIGHT, f"{late} tokens more came after the engine had heard the cancel")
@@ -162,7 +165,7 @@ async def _first(stream: Subscriber, count: int) -> list[ReceivedStep]:
 
 
 async def _keep_alive(stream: Subscriber) -> None:
-    """A gateway that lives but lags: it acknowledges nothing new."""
+    """Return the keep-alive of a gateway that lives but lags: it acknowledges nothing new."""
     while True:
         await asyncio.sleep(1.0)
         await stream.acknowledge(0)

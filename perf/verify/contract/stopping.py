@@ -1,4 +1,4 @@
-"""What ends an answer: length, end id, stop words, bad words, min_tokens."""
+"""Checks of what ends an answer: length, end id, stop words, bad words, min_tokens."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def _first(tokens: list[int], word: list[int]) -> int:
 
 
 def _ended(found: list[int], plain: list[int], at: int, length: int, what: str) -> None:
-    """The tokens up to there, with any part of what ended it."""
+    """Return the tokens up to the stop, including any part of what stopped the answer."""
     expect(len(found) < len(plain), f"{what} at position {at} did not end the answer")
     expect(
         at <= len(found) <= at + length and found == plain[: len(found)],
@@ -58,7 +58,8 @@ async def min_tokens(desk: EngineContext) -> Finding:
     least = at + 4
     heard = await desk.same(PLAIN, end_id=desk.plain[at], min_tokens=least)
     expect(len(heard.ids) >= least, f"min_tokens {least} was asked for, the answer ended after {len(heard.ids)} tokens")
-    # a second end token goes the way that the gateway sends it: as a stop word, or to NVIDIA's backend as a bad word
+    # a second end token is sent as the gateway does: as a stop word, or to NVIDIA's backend as a
+    # bad word
     never = next(token for token in range(desk.card.vocab_size - 1, 0, -1) if token not in desk.plain)
     second: dict[str, Any] = {STOP_WORDS_LIST.name if desk.ours else BAD_WORDS_LIST.name: [[desk.plain[at]]]}
     heard = await desk.same(PLAIN, end_id=never, min_tokens=least, **second)

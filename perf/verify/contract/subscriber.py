@@ -1,4 +1,4 @@
-"""A gateway's end of a step stream with nothing hidden: each message is said and heard as it is."""
+"""A gateway's end of a step stream for tests, which sends and shows each message as it is."""
 
 from __future__ import annotations
 
@@ -33,8 +33,12 @@ class StepEntry:
 
 @dataclass(frozen=True)
 class ReceivedStep:
-    """One step message; `index` 0 is the end of the subscription, with Triton's `error` if there was one. `stored`
-    counts the KV-cache blocks that it reports as new."""
+    """A step message.
+
+    `index` 0 is the end of the subscription, with Triton's `error` if there was one.
+
+    `stored` is the number of KV cache blocks that it reports as new.
+    """
 
     index: int
     entries: list[StepEntry]
@@ -43,10 +47,12 @@ class ReceivedStep:
 
 
 class Subscriber:
-    """`async with`: leaving it breaks the stream."""
+    """An async context manager of a subscription. Leaving it breaks the stream."""
 
     def __init__(self, desk: EngineContext, watch: bool = False) -> None:
-        """`watch`: the engine's state and its cache's events are wanted, too."""
+        """Args:
+        watch: Also subscribe to the engine's state and cache events.
+        """
         self._desk, self._watch = desk, watch
         self._name = f"verify-{uuid.uuid4().hex}"
         requests = RequestWriter(desk.probe.model, vocab_size=desk.card.vocab_size, pad_id=desk.card.pad_id)
@@ -68,7 +74,7 @@ class Subscriber:
         await self._call.write(self._writer.subscribe(resume_from, self._watch))
 
     async def leave(self) -> None:
-        """Break the stream, as a gateway that dies does; what was heard and not taken is lost with it."""
+        """Break the stream like a gateway that crashes. Messages that were not read are lost."""
         self._call.cancel()
         if self._reader is not None:
             await asyncio.gather(self._reader, return_exceptions=True)
@@ -76,7 +82,7 @@ class Subscriber:
             self._steps.get_nowait()
 
     async def submit(self, *requests: tuple[int, int]) -> None:
-        """Greedy requests with the common prompt, (slot, new tokens) each, in one message."""
+        """Submit greedy requests with the common prompt, (slot, new tokens) each, in one message."""
         submissions = [
             self._writer.submission(
                 EngineRequest("", self._desk.prompt, new, SamplingParams(temperature=0.0)), slot
@@ -92,16 +98,15 @@ class Subscriber:
         await self._call.write(self._writer.cancel(slot))
 
     async def next(self, patience: float = PATIENCE) -> ReceivedStep | None:
-        """None when nothing came in time."""
+        """Return the next step, or None after a timeout."""
         try:
             return await asyncio.wait_for(self._steps.get(), patience)
         except TimeoutError:
             return None
 
     async def stored(self, patience: float) -> int:
-        """Return how many KV-cache blocks are reported as stored, in the first message that reports any.
-
-        0: none came in time.
+        """Return the number of KV cache blocks in the first message that reports stored blocks, or
+        0 after a timeout.
         """
         end = asyncio.get_running_loop().time() + patience
         while (left := end - asyncio.get_running_loop().time()) > 0:
@@ -115,7 +120,11 @@ class Subscriber:
         return 0
 
     async def until_done(self, slots: set[int], acknowledge: bool = True) -> list[ReceivedStep]:
-        """The steps until each slot had its last entry. Raises WrongError when they stay away or the stream ends."""
+        """Return the steps until each slot had its last entry.
+
+        Raises:
+            WrongError: Steps stay away, or the stream ends.
+        """
         steps: list[ReceivedStep] = []
         while slots:
             step = await self.next()
