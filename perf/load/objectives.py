@@ -15,9 +15,9 @@ METRICS = ("ttft", "tpot", "itl", "e2e")
 
 @dataclass(frozen=True)
 class Objective:
-    """An objective:
+    """An objective: `metric` of a request is at most `seconds`.
 
-    `metric` of a request is at most `seconds`. For `itl` that is the request's longest gap.
+    For `itl` that is the request's longest gap.
     """
 
     metric: str

@@ -93,9 +93,8 @@ class LinearStepTimes:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """A replica's engine:
-
-    `blocks` of `block_tokens` tokens in its KV cache, `gpus` at a `price` per hour ($).
+    """A replica's engine: `blocks` of `block_tokens` tokens in its KV cache, `gpus` at a `price`
+    per hour ($).
     """
 
     steps: StepTimes

@@ -1,7 +1,4 @@
-"""Checks of the engine's speed:
-
-TTFT, TPOT and tokens/s with one stream and at the plan's operating point.
-"""
+"""Checks of the engine's speed: TTFT, TPOT and tokens/s with one stream and at the plan's operating point."""
 
 from __future__ import annotations
 

@@ -42,9 +42,8 @@ def _json_line(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 class PromptFile:
-    """Prompts of a file in order, repeated:
-
-    `{"messages": […]}`, `{"prompt": "…"}` or a line of plain text.
+    """Prompts of a file in order, repeated: `{"messages": […]}`, `{"prompt": "…"}` or a line of
+    plain text.
     """
 
     def __init__(self, path: Path, output: Lengths, form: PromptForm, seed: int) -> None:

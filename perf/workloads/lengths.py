@@ -1,6 +1,5 @@
-"""Length distributions as users write them:
-
-`128`, `uniform:64,256`, `lognormal:256,0.6`, `choice:32@0.8,2048@0.2`…
+"""Length distributions as users write them: `128`, `uniform:64,256`, `lognormal:256,0.6`,
+`choice:32@0.8,2048@0.2`…
 """
 
 from __future__ import annotations
