@@ -21,9 +21,9 @@ from llmops.gateway.errors import (
     RequestTimeoutError,
     missing_parameter,
 )
+from llmops.gateway.http.openapi import ErrorResponse
 from llmops.gateway.http.request_context import context_of
 from llmops.gateway.interfaces import Caller
-from llmops.gateway.schemas.response_schemas import ErrorResponse
 from llmops.validation_errors import explain_error
 
 #: Bytes of a request body. Admin bodies have a few fields, so a larger one is a mistake or an attack.
