@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,6 +12,7 @@ from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.job.build_engine import build
 from llmops.build.progress import SilentProgress
 from llmops.build.spec import BuildSpec
+from tests.support.tiny_models import write_checkpoint
 
 TEMPLATE = (
     "{{ bos_token }}{%- for message in messages %}{% if message.role == 'user' %}[{{ strftime_now('%d %B %Y') }}] "
@@ -24,13 +23,7 @@ TEMPLATE = (
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pytest.importorskip("torch")
-    path = Path(__file__).parents[1] / "quantize" / "models.py"
-    spec = importlib.util.spec_from_file_location("tiny_models", path)
-    assert spec is not None
-    assert spec.loader is not None
-    models: Any = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(models)
-    folder: Path = models.write_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", fitted=True)
+    folder = write_checkpoint(tmp_path_factory.mktemp("tiny"), "llama", fitted=True)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
     return folder
 

@@ -1,15 +1,8 @@
 from __future__ import annotations
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 
-_spec = importlib.util.spec_from_file_location("quantize_models", Path(__file__).with_name("models.py"))
-_models = importlib.util.module_from_spec(_spec)
-sys.modules["quantize_models"] = _models
-_spec.loader.exec_module(_models)
+from tests.support.tiny_models import write_checkpoint
 
 
 @pytest.fixture(scope="session")
@@ -23,7 +16,7 @@ def checkpoint(tmp_path_factory):
         key = (family, tuple(sorted(overrides.items())))
         if key not in made:
             folder = tmp_path_factory.mktemp(family)
-            made[key] = open_checkpoint(str(_models.write_checkpoint(folder, family, **overrides)))
+            made[key] = open_checkpoint(str(write_checkpoint(folder, family, **overrides)))
         return made[key]
 
     return get

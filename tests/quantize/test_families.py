@@ -6,10 +6,7 @@ Every fifth cell by default, because all of them take minutes: LLMOPS_EVERY_CELL
 
 from __future__ import annotations
 
-import importlib.util
 import os
-import sys
-from pathlib import Path
 
 import pytest
 
@@ -18,10 +15,7 @@ from llmops.build.quant_formats import FORMATS
 from llmops.build.quantize.hf_checkpoint_reader import HfCheckpointReader
 from llmops.build.quantize.rank_file_reader import RankFileReader
 from llmops.build.targets.nvidia.build_request import allowed_formats
-
-_spec = importlib.util.spec_from_file_location("rank_file_tests", Path(__file__).with_name("test_rank_files.py"))
-_tests = sys.modules["rank_file_tests"] = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(_tests)
+from tests.quantize.test_rank_files import check_within_bounds
 
 CELLS = [
     (family, quant, target)
@@ -53,7 +47,7 @@ def test_a_cell_of_the_table(export, family, quant, target):
     if grouped and target == "pytorch":
         weights = fold(weights, exported, offset=1.0 if family.startswith("gemma") else 0.0)
     tied = family.startswith("gemma")
-    _tests.check_within_bounds(weights, exported, tied=tied, float16=target == "pytorch")
+    check_within_bounds(weights, exported, tied=tied, float16=target == "pytorch")
 
 
 def fold(weights, exported, offset):

@@ -8,8 +8,9 @@ import shutil
 
 import pytest
 import torch
-from quantize_models import AWQ, FP8, GPTQ, compressed
 from safetensors.torch import load_file, save_file
+
+from tests.support.tiny_models import AWQ, FP8, GPTQ, compressed
 
 
 def integers(weight, size, bits, zero):

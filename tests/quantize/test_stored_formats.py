@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from quantize_models import AWQ, FP8, GPTQ, compressed
 
 from llmops.build.quantize.exported_weights import InputRounding
 from llmops.build.quantize.layer_readers import reader_of
 from llmops.errors import InputError
+from tests.support.tiny_models import AWQ, FP8, GPTQ, compressed
 
 
 def read(quantised, **stored):

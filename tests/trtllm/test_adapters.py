@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 from pathlib import Path
@@ -17,6 +16,7 @@ from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.trtllm.backend_files import convert_adapter
 from llmops.cli.main import cli
 from llmops.errors import CheckpointError, InputError, LlmopsError
+from tests.support.tiny_models import write_checkpoint
 
 torch = pytest.importorskip("torch")
 HIDDEN, KV = 256, 128
@@ -44,11 +44,7 @@ def write_adapter(folder: Path, modules: dict[str, tuple[int, int]] | None = Non
 
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = Path(__file__).parents[1] / "quantize" / "models.py"
-    spec = importlib.util.spec_from_file_location("tiny_models", path)
-    models = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(models)
-    return models.write_checkpoint(tmp_path_factory.mktemp("tiny"), "llama")
+    return write_checkpoint(tmp_path_factory.mktemp("tiny"), "llama")
 
 
 @pytest.fixture

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -13,19 +10,7 @@ from llmops.build.trtllm.flag_rules import FlagContext
 from llmops.build.trtllm.trtllm_build_arguments import EngineOptions, LoraOptions, SpeculativeOptions, build_arguments
 from llmops.build.trtllm.trtllm_build_flags import FLAGS, effective_flags, from_argv, to_argv
 from llmops.errors import InputError
-
-
-def _recipes():
-    spec = importlib.util.spec_from_file_location("recipes", Path(__file__).with_name("recipes.py"))
-    module = importlib.util.module_from_spec(spec)
-    import sys
-
-    sys.modules["recipes"] = module
-    spec.loader.exec_module(module)
-    return module.RECIPES
-
-
-RECIPES = _recipes()
+from tests.trtllm.recipes import RECIPES
 
 
 def options(family="llama", quant="none", tp=1, pp=1, **asked):

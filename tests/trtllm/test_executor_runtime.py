@@ -14,7 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.model_code import version_folder
+from tests.support.model_code import version_folder
+from tests.trtllm import standin_executor
 
 ENGINE = version_folder("tensorrt_llm")
 HERE = Path(__file__).parent
@@ -42,11 +43,7 @@ def engine():
 
 @pytest.fixture(scope="module")
 def standin():
-    spec = importlib.util.spec_from_file_location("executor_standin", HERE / "standin_executor.py")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["executor_standin"] = module
-    spec.loader.exec_module(module)
-    return module
+    return standin_executor
 
 
 @pytest.fixture

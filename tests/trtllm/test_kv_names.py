@@ -12,7 +12,7 @@ import pytest
 
 from llmops.contract import KV_CLEARED, KV_REMOVED, KV_STORED
 from llmops.kv_blocks import adapter_salt, block_hashes
-from tests.model_code import version_folder
+from tests.support.model_code import version_folder
 
 SIZE = 4
 

@@ -15,20 +15,10 @@ import numpy as np
 import pytest
 
 from llmops.build.trtllm.release_profiles import profiles_per_release
-from tests.model_code import version_folder
+from tests.support.model_code import version_folder
+from tests.trtllm import standin
 
 ENGINE = version_folder("tensorrt_llm")
-
-
-def _load(name: str, path: Path):
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
-
-
-standin = _load("trtllm_standin", Path(__file__).with_name("standin.py"))
 
 
 @pytest.fixture(scope="module")

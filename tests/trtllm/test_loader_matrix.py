@@ -8,11 +8,9 @@ docs/tensorrt-llm.md. Where `tensorrt_llm` is installed its own classes load the
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import json
 import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -26,22 +24,14 @@ from llmops.build.target_facts import TARGETS
 from llmops.build.targets.build_target import get_target
 from llmops.build.trtllm.unsupported_checkpoints import UNSUPPORTED_CHECKPOINTS
 from llmops.errors import LlmopsError
+from tests.support import tiny_models as models
+from tests.trtllm import hf_required, required
 
 pytest.importorskip("modelopt")
 
 
-def _module(name: str, path: Path):
-    spec = importlib.util.spec_from_file_location(name, path)
-    module = sys.modules[name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
 HERE = Path(__file__).parent
 DOC = HERE.parents[1] / "docs" / "tensorrt-llm.md"
-required = _module("trtllm_required", HERE / "required.py")
-hf_required = _module("trtllm_hf_required", HERE / "hf_required.py")
-models = _module("trtllm_models", HERE.parent / "quantize" / "models.py")
 
 SMALL = {"hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2, "num_attention_heads": 4,
          "num_key_value_heads": 2, "head_dim": 32}  # fmt: skip

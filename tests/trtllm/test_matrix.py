@@ -10,10 +10,10 @@ Which weights and caches a family can have is test_loader_matrix.py's; here each
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import itertools
 import json
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +30,11 @@ from llmops.errors import LlmopsError
 from llmops.model_repository.generate import EngineEntry, model_folders, model_metadata
 from llmops.model_repository.repository.pbtxt import parse_config
 from llmops.model_repository.targets import find_target
-from tests.model_code import version_folder
-from tests.trtllm import cpp_backend
+from tests.support import tiny_models as models
+from tests.support.model_code import version_folder
+from tests.trtllm import cpp_backend, standin
+from tests.trtllm import standin_executor as executor
+from tests.trtllm.test_adapters import write_adapter
 
 TESTS = Path(__file__).parents[1]
 KV_CACHES = ("auto", "fp8", "int8")
@@ -51,21 +54,9 @@ GUIDED = {
 }
 
 
-def _load(path: Path) -> Any:
-    spec = importlib.util.spec_from_file_location(f"matrix_{path.stem}", path)
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-standin = _load(TESTS / "trtllm" / "standin.py")
-executor = _load(TESTS / "trtllm" / "standin_executor.py")
-
-
 @pytest.fixture(scope="module")
 def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """family -> a checkpoint with a config.json alone, and one adapter for all."""
-    models = _load(TESTS / "quantize" / "models.py")
     transformers = pytest.importorskip("transformers")
     root = tmp_path_factory.mktemp("configs")
     for family, (name, extra) in models.CLASSES.items():
@@ -77,7 +68,7 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Any:
         if quantised:
             path = root / family / "config.json"
             path.write_text(json.dumps({**json.loads(path.read_text()), "quantization_config": quantised}))
-    _load(TESTS / "trtllm" / "test_adapters.py").write_adapter(root / "adapter")
+    write_adapter(root / "adapter")
     return root
 
 
@@ -158,7 +149,7 @@ def check_llm_api(config: Any, announced: dict[str, Any], manifest: EngineManife
         # the engines are built for 1.2.1
         assert [announced[name] for name in ("min_p", "seed", "penalties", "logit_bias")] == [plain] * 4
         assert announced["top_logprobs"] == 0
-    if importlib.util.find_spec("tensorrt_llm") is not None:
+    if find_spec("tensorrt_llm") is not None:
         library = engine.load_library()
         engine.final_arguments(library, engine.choose_profile(profiles, library.version), "model", "tokenizer")
 
@@ -186,7 +177,7 @@ def seen() -> set[str]:
 def test_all_that_build_accepts_is_what_the_other_side_takes(
     checkpoints: Path, engine: Any, seen: set[str], tmp_path: Path, family: str, target: str
 ) -> None:
-    assert (checkpoints / family).is_dir(), "tests/quantize/models.py knows every family"
+    assert (checkpoints / family).is_dir(), "tests/support/tiny_models.py knows every family"
     checkpoint = open_checkpoint(str(checkpoints / family), weights=False)
     builder, repository_target = build_target(target), find_target(target)
     adapters: dict[str, Any] = {"adapters": {"sql": str(checkpoints / "adapter")}}
@@ -213,7 +204,7 @@ def test_all_that_build_accepts_is_what_the_other_side_takes(
             check_cpp(config, announced, manifest)
             ours = EngineEntry("tiny", tmp_path / "e", manifest, find_target(target, "llmops"))
             text = next(one.config for one in model_folders(ours) if one.name == "tiny-tensorrt_llm")
-            runtime = sys.modules["llmops_engine.runtimes.executor"]
+            runtime = importlib.import_module("llmops_engine.runtimes.executor")
             check_executor(parse_config(text, "tiny"), model_metadata(ours)["capabilities"], manifest, runtime)
         else:
             check_llm_api(config, announced, manifest, engine)

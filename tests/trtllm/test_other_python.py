@@ -7,20 +7,19 @@ LLMOPS_LIBRARY_PYTHON has numpy >= 2 and none of them.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 import shutil
 import signal
 import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 
 import pytest
 
 from llmops.build.engine_folder.manifest import EngineLimits, EngineManifest, Source, TokenizerInfo
+from tests.support import tiny_models
 
 PYTHON, LIBRARY = (os.environ.get(f"LLMOPS_{name}_PYTHON", "") for name in ("OTHER", "LIBRARY"))
 pytestmark = [
@@ -63,7 +62,7 @@ def repository(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, 
     (engine / "model").mkdir(parents=True)
     (engine / "tokenizer").mkdir()
     (engine / "model" / "config.json").write_text("{}")
-    _models().write_tokenizer(engine / "tokenizer")
+    tiny_models.write_tokenizer(engine / "tokenizer")
     EngineManifest(
         key="k", name="tiny", target="pytorch", architecture="LlamaForCausalLM", versions={},
         source=Source(checkpoint="x", format="huggingface", files=[]),
@@ -80,13 +79,6 @@ def repository(tmp_path_factory: pytest.TempPathFactory, environment: dict[str, 
     for name in ("executor", "llmapi/__init__", "llmapi/llm_args"):
         (library / f"{name}.py").write_text("from tensorrt_llm import *\n")
     return root / "repository"
-
-
-def _models():
-    spec = importlib.util.spec_from_file_location("tiny_models", TESTS / "quantize" / "models.py")
-    module = sys.modules["tiny_models"] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_doctor_knows_the_image(environment: dict[str, str]) -> None:
