@@ -15,7 +15,7 @@ from llmops.build.quant_formats import FORMATS
 from llmops.build.quantize.hf_checkpoint_reader import HfCheckpointReader
 from llmops.build.quantize.rank_file_reader import RankFileReader
 from llmops.build.targets.nvidia.build_request import allowed_formats
-from tests.quantize.test_rank_files import check_within_bounds
+from tests.quantize.test_rank_files import check_within_bounds, read_all
 
 CELLS = [
     (family, quant, target)
@@ -43,7 +43,7 @@ def test_a_cell_of_the_table(export, family, quant, target):
     grouped = FORMATS[quant].grouped
     weights, folder, _ = export(family, quant, target=target, tp=2, group=128 if grouped else None)
     reader = RankFileReader(folder, family) if target == "tensorrt" else HfCheckpointReader(folder)
-    exported = _tests.read_all(reader)
+    exported = read_all(reader)
     if grouped and target == "pytorch":
         weights = fold(weights, exported, offset=1.0 if family.startswith("gemma") else 0.0)
     tied = family.startswith("gemma")
