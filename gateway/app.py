@@ -99,6 +99,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
         queues=EngineSlots(settings.limits.queued),
         default_tokens=settings.sampling.max_tokens,
         strict_fields=settings.strict_fields,
+        drop_session_blocks=settings.drop_session_blocks,
         cache_scope=settings.cache_scope or ("tenant" if settings.store else ""),
         safety=safety,
     )

@@ -528,6 +528,7 @@ class GatewaySettings(BaseSettings):
     traces: TraceSettings | None = None
     access_log: Annotated[str, Field(min_length=1)] | None = None
     strict_fields: bool = False
+    drop_session_blocks: bool = True
     request_checks: list[ImportString[Callable[..., Any]]] = Field(default_factory=list)
     refresh: _PositiveDuration = Seconds(2)
     text_threads: Annotated[int, Field(ge=1)] = 2

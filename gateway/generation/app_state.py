@@ -41,6 +41,8 @@ class AppState:
     strict_fields: bool = False
     # who shares cached prefixes: `tenant`, or everybody
     cache_scope: str = ""
+    # leave out listed blocks of agents that differ in each session, so that the rest of a prompt is found in the cache
+    drop_session_blocks: bool = True
     # filters of prompts and answers; None without any
     safety: Safety | None = None
 

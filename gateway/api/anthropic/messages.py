@@ -25,6 +25,7 @@ from llmops.gateway.api.anthropic.schemas import (
     MessagesRequest,
     TokenCount,
 )
+from llmops.gateway.api.anthropic.session_blocks import without_session_blocks
 from llmops.gateway.api.anthropic.stream_events import (
     PING,
     MessageEvents,
@@ -130,12 +131,16 @@ class MessagesEndpoints:
 
     def _as_chat(self, body: CountTokensRequest, model: GenerativeModel, context: RequestContext) -> ChatRequest:
         template = model.template.source if model.template else ""
+        dropped: list[str] = []
+        if self._service.drop_session_blocks:
+            body.system, dropped = without_session_blocks(body.system)
         with _own_field_names():
             chat = validate_body(ChatRequest, to_chat_request(body, template))
             validate_chat(chat, model, self._service.limits)
         if (chat.n or 1) > 1:
             raise UnsupportedError("A message is one answer; leave out n.", param="n")
         report_ignored_fields(context, self._service, body, ignored_message_fields(body, template), extra=chat)
+        context.ignored.extend(dropped)
         report_dropped_tools(context, dropped_tool_types(body))
         return chat
 
