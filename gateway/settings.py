@@ -1,4 +1,4 @@
-"""The gateway's settings. Flags win over LLMOPS_… environment variables, those over the YAML file."""
+"""The gateway's settings. Flags override LLMOPS_… environment variables, which override the YAML file."""
 
 from __future__ import annotations
 
@@ -22,15 +22,7 @@ from pydantic import (
     ValidationError,
     model_validator,
 )
-from pydantic_settings import (
-    BaseSettings,
-    InitSettingsSource,
-    NoDecode,
-    PydanticBaseSettingsSource,
-    SettingsConfigDict,
-    SettingsError,
-    YamlConfigSettingsSource,
-)
+from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict, SettingsError
 
 from llmops.durations import Seconds
 from llmops.errors import InputError
@@ -39,6 +31,7 @@ from llmops.hosts import is_secure_url
 from llmops.validation_errors import explain_first_error
 from llmops.yaml_files import read_yaml
 
+#: The prefix of environment variables. `__` leads into a section: LLMOPS_TIMEOUTS__IDLE.
 PREFIX = "LLMOPS_"
 
 
@@ -46,19 +39,21 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
 
-def _above_zero(found: Seconds) -> Seconds:
-    if not found:
+def _above_zero(duration: Seconds) -> Seconds:
+    if not duration:
         raise ValueError("it must be above zero, such as 500ms or 0.5s")
-    return found
+    return duration
 
 
 _PositiveDuration = Annotated[Seconds, AfterValidator(_above_zero)]
 
 
 class SloSettings(_Section):
-    """What 95 of 100 answers are to keep, each measured by it: `500ms`, `0.5s`; None is no objective.
+    """Latency objectives that 95 of 100 answers must meet; None is no objective.
 
-    `ttft_p95`: from the request's arrival to the first token; `tpot_p95`: per token after it.
+    Attributes:
+        ttft_p95: Time from the request's arrival to the first token.
+        tpot_p95: Time per token after the first.
     """
 
     ttft_p95: _PositiveDuration | None = None
@@ -66,11 +61,13 @@ class SloSettings(_Section):
 
 
 class TierSettings(_Section):
-    """What requests of one tier get when there are more than the replicas can take; the tiers before it come first.
+    """Scheduling of one tier under load. Tiers that are listed before it are served first.
 
-    `share`: of all tokens the least it gets while it waits; `max_wait`: who would wait longer for the first token is
-    refused at once (None: 0.6 of the objective for the first token in the first tier, 60 s in others); `weight`: what
-    each of its tenants that wait counts for when several gateways share a replica.
+    Attributes:
+        weight: Weight of each waiting tenant when several gateways share a replica.
+        share: Minimum fraction of all tokens while the tier has waiting requests.
+        max_wait: Requests that would wait longer for their first token are rejected. None: 0.6 of the objective for
+            the first token in the first tier, 60 s in others.
     """
 
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -79,19 +76,27 @@ class TierSettings(_Section):
 
 
 class QueueSettings(_Section):
-    """How many requests of a model may wait in this worker, and what they may hold."""
+    """Bounds on the requests of a model that wait in this gateway.
+
+    Attributes:
+        entries: The most waiting requests.
+        bytes: The most memory that they hold.
+    """
 
     entries: Annotated[int, Field(gt=0)] = 4096
     bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
 
 
 class ModelOverrides(_Section):
-    """What this gateway knows better than the model's own card, e.g. where its copy of the tokenizer is.
+    """Values that override a model's own metadata, such as the folder of its tokenizer.
 
-    Unset fields are the card's. A model without a card (not made by `llmops repo`) needs tokenizer_dir, max_seq_len,
-    vocab_size and end_ids, and `engine_model` where the Triton model is not called NAME-tensorrt_llm.
-    `control_tokens_in_messages`: text such as `<|im_end|>` in a message becomes the token, as the template's own does.
-    `slo`: in place of the gateway's.
+    A model without metadata (not made by `llmops repo`) needs `tokenizer_dir`, `max_seq_len`, `vocab_size` and
+    `end_ids`, and `engine_model` if its Triton model is not called NAME-tensorrt_llm.
+
+    Attributes:
+        engine_model: The name of the Triton model.
+        control_tokens_in_messages: True if text such as `<|im_end|>` in a message becomes the token.
+        slo: Objectives in place of the gateway's.
     """
 
     engine_model: str | None = None
@@ -108,21 +113,36 @@ class ModelOverrides(_Section):
     slo: SloSettings | None = None
 
     def metadata_fields(self) -> dict[str, Any]:
-        """The overrides in the card's own terms."""
+        """Return the overrides as fields of the model's metadata."""
         fields = self.model_dump(exclude_none=True, exclude={"engine_model", "control_tokens_in_messages", "slo"})
         return {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
 
 
 class RequestLimits(_Section):
-    """What is checked before any work starts, and how much of it one worker does at once.
+    """Bounds that are checked before work starts, and on how much of it one gateway does at once.
 
-    `json_values`: of a body, a key or a container counting for eight; `held_bytes`: of all bodies whose requests are
-    not over; `connections_per_client`: of one address (IPv6: one /64), None for half of `connections`, 0 for any
-    number; `prompt_bytes`: UTF-8 of all texts of one request that are tokenised; `queued`: sequences per engine
-    beyond those of its batch; `queued_inputs`: texts that wait for one encoder; `preparing`: requests that wait for a
-    thread that renders and tokenises; `reads_per_second`: requests of one caller that are no POST, 0 for any number;
-    `inputs`: of one embeddings request, or documents of one rerank request;
-    `choices`: of a guided choice.
+    Attributes:
+        body_bytes: The largest body.
+        json_values: JSON values of a body; a key or a container counts for eight.
+        held_bytes: Bodies of all requests that have not ended.
+        prompt_bytes: UTF-8 bytes of all texts of one request that are tokenised.
+        queued: Sequences per engine beyond those of its batch.
+        queued_inputs: Texts that wait for one encoder.
+        header_bytes: The largest header.
+        connections: Open connections.
+        connections_per_client: Connections of one address (IPv6: one /64). None: half of `connections`; 0: unlimited.
+        messages: Messages of a request.
+        stop_strings: Stop strings of a request.
+        stop_length: Characters of a stop string.
+        stop_token_ids: Stop tokens of a request.
+        tools: Tools of a request.
+        schema_bytes: The largest JSON Schema.
+        choices: Choices of a guided choice.
+        prompts: Prompts of a completion request.
+        inputs: Inputs of an embeddings request, or documents of a rerank request.
+        preparing: Requests that wait for a thread that renders and tokenises.
+        reads_per_second: Requests of one caller that are no POST, 0 for any number.
+        template_time: Time for rendering a chat template.
     """
 
     body_bytes: Annotated[int, Field(gt=0)] = 16 * 2**20
@@ -152,7 +172,13 @@ _QuotaLimit = Annotated[int, Field(gt=0, le=1_000_000_000)] | None
 
 
 class QuotaSettings(_Section):
-    """Requests and tokens (prompt and answer) per minute, and requests at once; None: no limit."""
+    """Limits of one caller; None is no limit.
+
+    Attributes:
+        rpm: Requests per minute.
+        tpm: Tokens per minute, of prompts and answers.
+        concurrent: Requests at once.
+    """
 
     rpm: _QuotaLimit = None
     tpm: _QuotaLimit = None
@@ -160,8 +186,12 @@ class QuotaSettings(_Section):
 
 
 class Quotas(_Section):
-    """What callers may use. `each`: of those without quotas of their own, by key or by address; `models`: what each of
-    them may use of one model; `all`: everybody together.
+    """Default quotas.
+
+    Attributes:
+        each: The quota of each caller without one of its own, by key or by address.
+        all: The quota of all callers together.
+        models: The quota of each caller for one model, by the model's name.
     """
 
     each: QuotaSettings = QuotaSettings()
@@ -170,10 +200,19 @@ class Quotas(_Section):
 
 
 class Timeouts(_Section):
-    """`first_token` includes waiting in the engine's queue; `idle` is between two chunks of the engine;
-    `client` is how long a client may leave its answer unread; `header` and `body` are what it has to send those;
-    `connection` how long one without a request stays open; `keepalive` after how long a silent stream says that it
-    lives (0: never).
+    """Timeouts of engines and clients.
+
+    Attributes:
+        connect: Connecting to Triton.
+        first_token: Until the first token, including the wait in the engine's queue.
+        idle: Between two messages of the engine.
+        client: Until a client that does not read its response is dropped.
+        header: For a client to send a header.
+        body: For a client to send a part of a body.
+        connection: Until a connection without a request is closed.
+        keepalive: Until a silent stream sends a comment, 0 for never.
+        total: For a whole answer.
+        drain: For running answers when the gateway is shut down.
     """
 
     connect: _PositiveDuration = Seconds(5)
@@ -189,16 +228,19 @@ class Timeouts(_Section):
 
 
 class SamplingSettings(_Section):
-    """What requests get that do not say. `max_tokens`: None lets a chat fill the context."""
+    """Defaults of requests. `max_tokens` None lets a chat fill the context."""
 
     max_tokens: Annotated[int, Field(gt=0)] | None = None
 
 
 class ResponseStoreSettings(_Section):
-    """Responses that are kept for `previous_response_id` and GET: in the store if there is one, else in memory.
+    """Bounds on the responses kept for `previous_response_id` and GET: in the store if there is one, else in memory.
 
-    `entries` (0 stores none) and `bytes` bound the responses of each owner in a store, and of all owners in memory;
-    `item_bytes` bounds a single response with its input, `age` how long it is kept.
+    Attributes:
+        entries: Responses of each owner in a store, or of all owners in memory; 0 stores none.
+        bytes: The bytes of these responses.
+        item_bytes: The bytes of a single response with its input.
+        age: How long a response is kept.
     """
 
     entries: Annotated[int, Field(ge=0)] = 2_000
@@ -208,18 +250,27 @@ class ResponseStoreSettings(_Section):
 
 
 class TenantConversations(_Section):
-    """What is different for a tenant. `store` false: nothing of its requests is stored; `days`: as of all tenants."""
+    """Overrides for one tenant.
+
+    Attributes:
+        store: False if nothing of its requests is stored.
+        days: As in ConversationSettings.
+    """
 
     store: bool = True
     days: Annotated[int, Field(gt=0)] | None = None
 
 
 class ConversationSettings(_Section):
-    """Conversations in the store, or in `store.db` of the cache folder where no store is named.
+    """Bounds on conversations in the store, or in `store.db` of the cache folder if no store is set.
 
-    `entries` (0 stores none) and `bytes` bound the conversations of each owner, `conversation_bytes` bounds a single
-    one. A conversation that nobody writes to for `days` is deleted (None: never), and a deleted one is purged after
-    `purge_days`. `tenants` have what is different for a tenant.
+    Attributes:
+        entries: Conversations of each owner, 0 to store none.
+        bytes: Bytes of each owner's conversations.
+        conversation_bytes: Bytes of a single conversation.
+        days: Days without a write after which a conversation is deleted, None for never.
+        purge_days: Days after which a deleted conversation is purged.
+        tenants: Overrides by tenant.
     """
 
     entries: Annotated[int, Field(ge=0)] = 20_000
@@ -235,14 +286,17 @@ class ConversationSettings(_Section):
 
 
 class WebSettings(_Section):
-    """The chat page. `hosts`: names by which browsers may reach a gateway that asks for no key, besides `localhost` and
-    IP addresses; a page of another site could make any other name point here.
+    """The chat page.
+
+    Attributes:
+        hosts: Host names by which browsers may reach a gateway without API keys, besides `localhost` and IP
+            addresses. A page of another site could make any other name resolve to the gateway.
     """
 
     hosts: list[str] = Field(default_factory=list)
 
 
-def _https(url: str | None) -> str | None:
+def _check_https(url: str | None) -> str | None:
     if url is None:
         return None
     parts = urlsplit(url)
@@ -253,7 +307,7 @@ def _https(url: str | None) -> str | None:
     return url
 
 
-_Url = Annotated[str, AfterValidator(_https)]
+_Url = Annotated[str, AfterValidator(_check_https)]
 
 
 class RulesFilterSettings(_Section):
@@ -346,16 +400,25 @@ class SafetySettings(_Section):
 
 
 class KeyCacheSettings(_Section):
-    """The time for which a key that was looked up counts as it was: `fresh`, and `stale` while its store is away."""
+    """How long looked-up keys are cached.
+
+    Attributes:
+        fresh: Until a key is looked up again.
+        stale: How long a cached key is valid while the store is unavailable.
+    """
 
     fresh: _PositiveDuration = Seconds(30)
     stale: Seconds = Seconds(3600)
 
 
 class UsageSettings(_Section):
-    """`journal`: the folder of what the ledger does not have yet, None for `usage` in the cache folder; `bytes`: what
-    it may have, per worker; `when_full`: `serve` goes on without writing usage down where there is no room for it.
-    `engines`: the metrics pages of Triton servers, whose tokens `llmops control` compares with the bill.
+    """The outbox of usage events.
+
+    Attributes:
+        journal: The folder of events that the ledger does not have yet. None: `usage` in the cache folder.
+        bytes: The size of the folder, per gateway.
+        when_full: `refuse` rejects requests, `serve` goes on without recording usage.
+        engines: Metrics pages of Triton servers, whose tokens `llmops control` compares with the bill.
     """
 
     journal: Path | None = None
@@ -365,15 +428,17 @@ class UsageSettings(_Section):
 
 
 class AuditSettings(_Section):
-    """`days`: entries of the audit log and parked events that are older are deleted by `llmops control`; None keeps
-    all of them.
+    """The audit log.
+
+    Attributes:
+        days: Age in days at which `llmops control` deletes entries and dead letters, None to keep all.
     """
 
     days: Annotated[int, Field(gt=0)] | None = 400
 
 
 class ClaimSettings(_Section):
-    """The claims (`a.b` for one within another) that say whose a token is, and what it may ask for."""
+    """The claims of a token that name its tenant, user and scopes. `a.b` is a claim within another."""
 
     tenant: str = "tenant"
     user: str = "email"
@@ -384,11 +449,19 @@ _Algorithm = Literal["RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES25
 
 
 class OidcSettings(_Section):
-    """An OpenID Connect provider, whose tokens are taken beside keys.
+    """An OpenID Connect provider, whose tokens are accepted beside API keys.
 
-    `jwks`: where its keys are, if it has no discovery document; `tenant`: of all its users, where no claim says it;
-    `scopes`: of tokens that have none with `scope_prefix`; `leeway`: how far clocks may differ; `refresh`: after
-    how long its keys are read again.
+    Attributes:
+        issuer: The provider's URL.
+        audience: The audience that a token must have.
+        jwks: The URL of its keys, if it has no discovery document.
+        algorithms: Accepted signature algorithms.
+        tenant: The tenant of users whose token has no tenant claim.
+        claims: The names of the claims.
+        scope_prefix: The prefix of scopes that concern the gateway.
+        scopes: The scopes of tokens without a scope that has the prefix.
+        leeway: How far clocks may differ.
+        refresh: How often its keys are read again.
     """
 
     issuer: _Url
@@ -403,7 +476,7 @@ class OidcSettings(_Section):
     refresh: Annotated[_PositiveDuration, Field(ge=10)] = Seconds(300)
 
 
-def _brokers(servers: str) -> str:
+def _check_brokers(servers: str) -> str:
     for one in servers.split(","):
         host, _, port = one.strip().rpartition(":")
         if not host or "/" in host or not port.isdecimal():
@@ -412,13 +485,20 @@ def _brokers(servers: str) -> str:
 
 
 class KafkaSettings(_Section):
-    """Events of usage go through `topic` of the brokers at `servers` (HOST:PORT, with commas between them) and are read
-    by `llmops control`. `user` and `password` are for SASL with `mechanism`, `tls` for brokers that encrypt.
-    `signing_keys`: one key, or two with a comma between them during a rotation; the first signs events, both verify
-    them. `signing_keys_file`: a file with a key in each line, instead.
+    """A Kafka topic through which usage events reach `llmops control`.
+
+    Attributes:
+        servers: HOST:PORT of the brokers, with commas between them.
+        topic: The topic.
+        tls: True for brokers that encrypt.
+        user: The user for SASL, None for no authentication.
+        password: The password for SASL.
+        mechanism: The mechanism of SASL.
+        signing_keys: A key, or two with a comma during a rotation. The first signs events, both verify them.
+        signing_keys_file: A file with a key in each line, instead.
     """
 
-    servers: Annotated[str, AfterValidator(_brokers)]
+    servers: Annotated[str, AfterValidator(_check_brokers)]
     topic: str = "llmops.usage"
     tls: bool = False
     user: str | None = None
@@ -428,7 +508,7 @@ class KafkaSettings(_Section):
     signing_keys_file: Path | None = None
 
 
-def _receiver(url: str) -> str:
+def _check_receiver(url: str) -> str:
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         raise ValueError("this is not the URL of an OTLP receiver, such as http://127.0.0.1:4318")
@@ -436,40 +516,43 @@ def _receiver(url: str) -> str:
 
 
 class TraceSettings(_Section):
-    """Traces go to `endpoint`, an OTLP receiver over HTTP; a URL without a path means /v1/traces.
+    """Export of traces.
 
-    `ratio` of the requests without a `traceparent` that says it; `per_second`: of those so many, and as many again of
-    those that failed, were slow or went on elsewhere; `queue`: how many may wait to be sent.
+    Attributes:
+        endpoint: The URL of an OTLP receiver over HTTP; without a path, /v1/traces.
+        ratio: Fraction of the requests without a `traceparent` that are traced.
+        per_second: The most traces of sampled requests per second, and as many of failed, slow or moved ones.
+        queue: Traces that may wait to be sent.
     """
 
-    endpoint: Annotated[str, AfterValidator(_receiver)]
+    endpoint: Annotated[str, AfterValidator(_check_receiver)]
     ratio: Annotated[float, Field(ge=0, le=1)] = 0.01
     per_second: Annotated[int, Field(gt=0)] = 50
     queue: Annotated[int, Field(gt=0)] = 2048
 
 
-# gRPC's own names of servers, https://github.com/grpc/grpc/blob/master/doc/naming.md
+# gRPC's own names of servers: https://github.com/grpc/grpc/blob/master/doc/naming.md
 _GRPC_SCHEMES = ("dns:", "unix:", "unix-abstract:", "ipv4:", "ipv6:")
 
 
-def _replicas(given: Any) -> Any:
-    """One text, or several with commas between, as flags and environment have them."""
-    return [one.strip() for one in given.split(",") if one.strip()] if isinstance(given, str) else given
+def _split(value: Any) -> Any:
+    """Split a text at its commas: flags and environment variables have no lists."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
 
 
-def _replica(text: str) -> str:
+def _check_replica(text: str) -> str:
     parse_replica(text)
     return text
 
 
-def _redis_url(url: str | None) -> str | None:
+def _check_redis_url(url: str | None) -> str | None:
     if url is not None and not url.startswith(("redis://", "rediss://", "unix://")):
-        # not shown: it may have a password
+        # the URL is not part of the message: it may have a password
         raise ValueError("this is not the URL of a Redis or Valkey, such as redis://127.0.0.1:6379/0")
     return url
 
 
-def _grpc_address(address: str) -> str:
+def _check_grpc_address(address: str) -> str:
     host, _, port = address.rpartition(":")
     known = address.startswith(_GRPC_SCHEMES)
     if not known and (not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 65536):
@@ -477,27 +560,37 @@ def _grpc_address(address: str) -> str:
     return address
 
 
-class GatewaySettings(BaseSettings):
-    """Everything `llmops gateway` can be told.
+class GatewaySettings(_Section):
+    """All settings of a gateway.
 
-    `request_checks`: `module:name` of what makes a Check (gateway/http/middleware.py) when it is called with these settings.
-    `slo`: of all models without one of their own. `tiers`, the highest first, by the tiers of keys:
-    who is served first.
-    `replicas`: several servers as one, in place of `triton`: HOST:PORT each, dns:NAME:PORT for all that a name stands
-    for, or [NAME=]HOST:PORT/ENGINE_MODEL. `cache_scope`: who shares cached prefixes; by default each tenant has its own
-    where keys are asked for. `metrics_port`: of the servers, for engines that do not say their state in step streams.
-    `store`: the URL of a store, whose keys are asked for as soon as there are any; with `open` nobody is asked.
-    What is used is written there, with `kafka` by way of it. `strict_fields` refuses a request with an unknown field,
-    which is otherwise answered with a warning in the header `x-llmops-warnings`. `access_log`: a file for a line of
-    JSON per request, `-` for the standard output.
+    Attributes:
+        triton: HOST:PORT of Triton's gRPC endpoint.
+        replicas: Several servers, in place of `triton`: HOST:PORT, dns:NAME:PORT for all addresses of a name, or
+            [NAME=]HOST:PORT/ENGINE_MODEL for one model of a server.
+        cache_scope: Who shares cached prefixes. By default each tenant has its own if API keys are required.
+        metrics_port: The port of Triton's metrics, for engines that do not report their state.
+        host: The address to listen on.
+        port: The port to listen on, 0 for any.
+        models: Overrides by model.
+        slo: Objectives of models without their own.
+        tiers: Tiers of keys, the highest first.
+        waiting: Bounds on waiting requests.
+        redis: The URL of a Redis or Valkey with which gateways share limits.
+        store: The URL of a store. Its API keys are required as soon as there are any, and usage is recorded there.
+        open: True to require no API keys.
+        access_log: A file for a line of JSON per request, `-` for the standard output.
+        strict_fields: True to reject unknown fields, which otherwise cause a warning in `x-llmops-warnings`.
+        request_checks: `module:name` of callables that take these settings and return a Check
+            (gateway/http/middleware.py).
+        refresh: How often models are looked up again.
+        text_threads: Threads that render and tokenise.
+        workers: Gateways to start on one port.
     """
 
-    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid")
-
-    triton: Annotated[str, AfterValidator(_grpc_address)] = "127.0.0.1:8001"
+    triton: Annotated[str, AfterValidator(_check_grpc_address)] = "127.0.0.1:8001"
     replicas: Annotated[
-        list[Annotated[str, AfterValidator(_replica)]],
-        BeforeValidator(_replicas, json_schema_input_type=list[str] | str),
+        list[Annotated[str, AfterValidator(_check_replica)]],
+        BeforeValidator(_split, json_schema_input_type=list[str] | str),
         NoDecode,
     ] = Field(default_factory=list)
     cache_scope: Literal["tenant", "shared"] | None = None
@@ -510,7 +603,7 @@ class GatewaySettings(BaseSettings):
     waiting: QueueSettings = QueueSettings()
     limits: RequestLimits = RequestLimits()
     quotas: Quotas = Quotas()
-    redis: Annotated[str | None, AfterValidator(_redis_url), Field(repr=False)] = None
+    redis: Annotated[str | None, AfterValidator(_check_redis_url), Field(repr=False)] = None
     timeouts: Timeouts = Timeouts()
     sampling: SamplingSettings = SamplingSettings()
     responses: ResponseStoreSettings = ResponseStoreSettings()
@@ -537,42 +630,31 @@ class GatewaySettings(BaseSettings):
 
     @property
     def queues_requests(self) -> bool:
-        """Whether requests wait in the gateway for room on a replica, instead of going there at once."""
-        every = [self.slo, *(one.slo for one in self.models.values() if one.slo is not None)]
-        return bool(self.tiers) or any(slo.ttft_p95 is not None for slo in every)
+        """Return True if requests queue in the gateway for a replica, instead of going to a replica immediately."""
+        objectives = [self.slo, *(model.slo for model in self.models.values() if model.slo is not None)]
+        return bool(self.tiers) or any(slo.ttft_p95 is not None for slo in objectives)
 
     def slo_of(self, model: str) -> SloSettings:
-        own = self.models.get(model)
-        return own.slo if own is not None and own.slo is not None else self.slo
-
-    @classmethod
-    def settings_customise_sources(
-        cls,
-        settings_cls: type[BaseSettings],
-        init_settings: PydanticBaseSettingsSource,
-        env_settings: PydanticBaseSettingsSource,
-        dotenv_settings: PydanticBaseSettingsSource,
-        file_secret_settings: PydanticBaseSettingsSource,
-    ) -> tuple[PydanticBaseSettingsSource, ...]:
-        return init_settings, env_settings, _YamlFileSource(settings_cls)
+        """Return the objectives of a model."""
+        overrides = self.models.get(model)
+        return overrides.slo if overrides is not None and overrides.slo is not None else self.slo
 
 
-class _YamlFileSource(YamlConfigSettingsSource):
-    """The file of `load_settings`. Raises InputError unless it holds a mapping, even where dict() would accept it."""
+class _EnvironmentSettings(GatewaySettings, BaseSettings):
+    """The settings as pydantic-settings reads them from environment variables."""
 
-    def _read_file(self, file_path: Any) -> dict[str, Any]:
-        data: Any = read_yaml(Path(file_path)) or {}
-        if not isinstance(data, dict):
-            raise InputError(
-                f"The configuration {file_path} must be a mapping of settings, such as `triton: 127.0.0.1:8001`."
-            )
-        return {str(key): value for key, value in data.items()}
+    model_config = SettingsConfigDict(env_prefix=PREFIX, env_nested_delimiter="__", extra="forbid")
 
 
 @dataclass(frozen=True)
 class SettingsLayers:
-    """Settings in place of a file's: each mapping is over those after it. `place` is where they come from. `alone`:
-    without those of the environment, which is not the one that they are for."""
+    """Settings in place of a file's.
+
+    Attributes:
+        place: Where they come from, for messages.
+        mappings: The layers; each overrides the ones after it.
+        alone: True to ignore the environment, for settings of a gateway on another machine.
+    """
 
     place: str
     mappings: tuple[Mapping[str, Any], ...]
@@ -580,74 +662,90 @@ class SettingsLayers:
 
 
 def load_settings(config: Path | SettingsLayers | None = None, **flags: Any) -> GatewaySettings:
-    """Settings from flags (None: not given), environment and `config`. Raises InputError naming the key."""
+    """Return the settings of flags (None: not set), environment and `config`.
+
+    Raises:
+        InputError: A setting is unknown or invalid, or the file cannot be read. The message names the setting.
+    """
     _reject_misspelt_environment()
-    path, layers = (config, ()) if not isinstance(config, SettingsLayers) else (None, config.mappings)
-    alone = isinstance(config, SettingsLayers) and config.alone
-
-    class Configured(GatewaySettings):
-        model_config = SettingsConfigDict(yaml_file=path)
-
-        @classmethod
-        def settings_customise_sources(
-            cls, settings_cls: type[BaseSettings], *sources: Any, **named: Any
-        ) -> tuple[PydanticBaseSettingsSource, ...]:
-            usual = () if alone else super().settings_customise_sources(settings_cls, *sources, **named)
-            return *usual, *(InitSettingsSource(settings_cls, init_kwargs=dict(layer)) for layer in layers)
-
-    place = config.place if isinstance(config, SettingsLayers) else config
+    layers = config if isinstance(config, SettingsLayers) else SettingsLayers(str(config or ""), (_read_file(config),))
+    given = {name: value for name, value in flags.items() if value is not None}
+    values: dict[str, Any] = {}
+    for layer in (*reversed(layers.mappings), {} if layers.alone else _environment(), given):
+        values = _merge(values, layer)
     try:
-        if path is not None:
-            # the source passes over what is no file
-            read_yaml(path)
-        return Configured(**{name: value for name, value in flags.items() if value is not None})
+        return GatewaySettings.model_validate(values)
+    except ValidationError as error:
+        where = f"flags, environment or {layers.place}" if layers.place else "flags or environment"
+        raise InputError(explain_settings_error(error, GatewaySettings, where, "docs/gateway.md")) from error
+
+
+def _read_file(path: Path | None) -> dict[str, Any]:
+    content: Any = read_yaml(path) or {} if path is not None else {}
+    if not isinstance(content, dict):
+        raise InputError(f"The configuration {path} must be a mapping of settings, such as `triton: 127.0.0.1:8001`.")
+    return {str(key): value for key, value in content.items()}
+
+
+def _environment() -> dict[str, Any]:
+    try:
+        return EnvSettingsSource(_EnvironmentSettings)()
     except SettingsError as error:
         field = re.search(r'field "(\w+)"', str(error))
         name = PREFIX + field[1].upper() if field else "An environment variable of the gateway"
         raise InputError(
             f"The environment variable {name} is not JSON, which this setting needs in the environment; correct it."
         ) from error
-    except ValidationError as error:
-        where = f"flags, environment or {place}" if place else "flags or environment"
-        raise InputError(explain_settings_error(error, GatewaySettings, where, "docs/gateway.md")) from error
+
+
+def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
+    """Return both mappings as one. Sections are merged, and other values of `upper` override those of `lower`."""
+    merged = dict(lower)
+    for name, value in upper.items():
+        below = merged.get(name)
+        merged[name] = _merge(below, value) if isinstance(below, Mapping) and isinstance(value, Mapping) else value
+    return merged
 
 
 def _reject_misspelt_environment() -> None:
-    """LLMOPS_ variables belong to other commands too, so only what looks like one of the gateway's is refused."""
+    """Raise InputError for variables that resemble a setting. Other commands have LLMOPS_ variables too."""
     known = [PREFIX + name.upper() for name in GatewaySettings.model_fields]
     for name in os.environ:
         stem = name.split("__")[0]
         if not name.startswith(PREFIX) or stem in known:
             continue
-        meant = difflib.get_close_matches(stem, known, n=1, cutoff=0.85)
-        if meant:
-            raise InputError(f"The environment variable {name} is an unknown setting; did you mean {meant[0]}?")
+        nearest = difflib.get_close_matches(stem, known, n=1, cutoff=0.85)
+        if nearest:
+            raise InputError(f"The environment variable {name} is an unknown setting; did you mean {nearest[0]}?")
 
 
 def explain_settings_error(error: ValidationError, kind: type[BaseModel], where: str, docs: str) -> str:
-    """The first place at which settings do not fit `kind`, in a sentence; an unknown one with the nearest there is."""
-    faults = error.errors()
-    # a name that is misspelt makes others missing
-    first = next((fault for fault in faults if fault["type"] == "extra_forbidden"), faults[0])
-    key = ".".join(str(part) for part in first["loc"])
+    """Return a sentence about the first invalid setting of `kind`; for an unknown one with the most similar name.
+
+    Args:
+        error: The error of the validation.
+        kind: The model of the settings.
+        where: Where the settings come from.
+        docs: The page that lists them.
+    """
+    errors = error.errors()
+    # a misspelt name makes others missing
+    first = next((one for one in errors if one["type"] == "extra_forbidden"), errors[0])
     where = f" ({where})" if where else ""
     if first["type"] != "extra_forbidden":
-        key, clause = explain_first_error(faults)
+        key, clause = explain_first_error(errors)
         return f"The setting `{key}`{where} is not usable: {clause}."
     *section, name = first["loc"]
-    meant = difflib.get_close_matches(str(name), _names_in(kind, section), n=1)
-    nearest = f"did you mean `{meant[0]}`? " if meant else ""
-    return f"Unknown setting `{key}`{where}; {nearest}{docs} lists those there are."
+    nearest = difflib.get_close_matches(str(name), _names_in(kind, section), n=1)
+    suggestion = f"did you mean `{nearest[0]}`? " if nearest else ""
+    key = ".".join(map(str, first["loc"]))
+    return f"Unknown setting `{key}`{where}; {suggestion}{docs} lists those there are."
 
 
 def _names_in(kind: Any, section: Sequence[str | int]) -> list[str]:
-    """The settings of a section, or all sections; what is in a dict of sections has any name."""
+    """Return the names of the settings in a section. A dict of sections may have any names."""
     for part in section:
         kind = kind.model_fields[part].annotation if hasattr(kind, "model_fields") else get_args(kind)[-1]
-        # `Section | None`
-        kind = next((one for one in get_args(kind) if hasattr(one, "model_fields")), kind) if _is_union(kind) else kind
-    return list(kind.model_fields)
-
-
-def _is_union(kind: Any) -> bool:
-    return get_origin(kind) in (Union, UnionType)
+        if get_origin(kind) in (Union, UnionType):  # `Section | None`
+            kind = next((one for one in get_args(kind) if hasattr(one, "model_fields")), kind)
+    return list(kind.model_fields) if hasattr(kind, "model_fields") else []
