@@ -1,8 +1,7 @@
-"""The gateway's branch of the error tree: each error knows its HTTP status, OpenAI `type`, `code` and `param`,
-and whether trying again makes sense.
+"""The errors that clients of the gateway get.
 
-`body()` is OpenAI's envelope, `headers()` what its clients read (`x-should-retry`, `retry-after`, `retry-after-ms`).
-The same body is the data object of a stream that fails midway.
+Each class has an HTTP status, OpenAI's `type` and `code`, and says whether a retry makes sense. The same body is the
+response of a request and the last event of a stream that fails.
 """
 
 from __future__ import annotations
@@ -18,9 +17,11 @@ from llmops.gateway.logging_setup import current_request
 
 log = logging.getLogger(__name__)
 
+#: Characters of a message or parameter that a client gets back. Some contain the client's own text.
 MAX_ERROR_MESSAGE_CHARACTERS = 2000
 #: The code of errors that more requests wait than the limits allow.
 OVERLOADED = "overloaded"
+# The finish reasons of requests that fail with these codes; all others end with `error`.
 _FINISH_REASONS = {"cancelled": "cancelled", "engine_unavailable": "engine_lost", "engine_timeout": "engine_lost"}
 
 
@@ -29,17 +30,26 @@ def _truncate(text: str) -> str:
 
 
 class ApiError(LlmopsError):
-    """Base of all answers that are not a success. `retry_after` is in seconds.
+    """Base of all responses that are not a success.
 
-    `message` is for the client. `detail`, what an engine, library or address said, is for the log alone (`log_detail`).
-    Clients retry 408, 409, 429 and every 5xx unless `should_retry` tells them better, so each class says it.
+    Clients retry 408, 409, 429 and every 5xx unless a header tells them otherwise, so each class decides.
+
+    Attributes:
+        status: The HTTP status.
+        type: OpenAI's `type`.
+        code: OpenAI's `code`.
+        should_retry: True if the same request may succeed later.
+        message: A sentence for the client.
+        param: The field of the request that is at fault.
+        retry_after: Seconds after which a retry makes sense.
+        detail: What an engine, library or address said. For the log only, see `log_detail`.
+        logged: The request for which the detail was logged last; several requests can end with one error.
     """
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     code: str | None = None
     should_retry: bool = False
-    # where the detail was logged last; several requests can end with one error
     logged: str | None = None
 
     def __init__(
@@ -62,35 +72,37 @@ class ApiError(LlmopsError):
             self.should_retry = should_retry
 
     @property
-    def told(self) -> str:
-        """The message with what only the log may have."""
+    def full_message(self) -> str:
+        """Return the message with the detail, for the log."""
         return f"{self.message} ({self.detail})" if self.detail else self.message
 
     @property
-    def public(self) -> str:
-        """The message, and where the rest is."""
+    def public_message(self) -> str:
+        """Return the message for the client, with the request's id if the log has more."""
         request = current_request.get()
         return f"{self.message} The gateway's log has request {request}." if self.detail and request else self.message
 
     @property
-    def finish(self) -> str:
-        """How a request that fails with this ended, as an Outcome calls it."""
+    def finish_reason(self) -> str:
+        """Return the finish reason of a request that fails with this error (see `Outcome.finish`)."""
         return _FINISH_REASONS.get(self.code or "", "error")
 
     @property
     def phrase(self) -> str:
-        """What HTTP calls the status."""
+        """Return HTTP's phrase for the status."""
         return HTTPStatus(self.status).phrase
 
     def body(self) -> dict[str, Any]:
-        # a client's own texts are in some messages; it needs no megabytes of them back
-        message, param = _truncate(self.public), _truncate(self.param) if self.param else self.param
+        """Return OpenAI's envelope of the error."""
+        message, param = _truncate(self.public_message), _truncate(self.param) if self.param else self.param
         return {"error": {"message": message, "type": self.type, "param": param, "code": self.code}}
 
     def body_json(self) -> bytes:
+        """Return the envelope as JSON."""
         return json.dumps(self.body(), ensure_ascii=False).encode("utf-8", "replace")
 
     def headers(self) -> dict[str, str]:
+        """Return the headers that tell clients whether and when to retry."""
         headers = {"x-should-retry": "true" if self.should_retry else "false"}
         if self.retry_after is not None:
             headers["retry-after"] = str(math.ceil(self.retry_after))
@@ -106,14 +118,18 @@ class InvalidRequestError(ApiError):
 
 
 class UnsupportedError(InvalidRequestError):
-    """400: the field is fine, but this model's engine target cannot do it."""
+    """400: the field is valid, but the engine of this model does not support it."""
 
     code = "unsupported_parameter"
 
 
 class ContextLengthError(InvalidRequestError):
-    """400: prompt and answer do not fit into the model's context. `tokens` of the prompt and the `most` that there may
-    be, where they are known."""
+    """400: prompt and answer do not fit into the model's context.
+
+    Attributes:
+        tokens: Tokens of the prompt, if they are known.
+        most: The most tokens allowed, if they are known.
+    """
 
     code = "context_length_exceeded"
 
@@ -123,7 +139,7 @@ class ContextLengthError(InvalidRequestError):
 
 
 class InvalidKeyError(ApiError):
-    """401: no key, or one that is not taken. The message says no more than its sender may know."""
+    """401: the API key is missing or not valid. The message does not say why a key is not valid."""
 
     status = 401
     type = "invalid_request_error"
@@ -135,7 +151,7 @@ class InvalidKeyError(ApiError):
 
 
 class MissingKeyError(InvalidKeyError):
-    """401: nothing was sent that could be a key."""
+    """401: the request has no API key."""
 
     challenge = 'Bearer realm="llmops"'
 
@@ -144,7 +160,7 @@ class MissingKeyError(InvalidKeyError):
 
 
 class ForbiddenError(ApiError):
-    """403: the key is right, and is not for this."""
+    """403: the API key is valid, but does not permit this."""
 
     status = 403
     type = "invalid_request_error"
@@ -152,7 +168,7 @@ class ForbiddenError(ApiError):
 
 
 class ModelNotAllowedError(ForbiddenError):
-    """403: a model that the key does not name, whether there is one or not."""
+    """403: the API key does not permit the model, whether it exists or not."""
 
     code = "model_not_allowed"
 
@@ -163,7 +179,7 @@ class ModelNotAllowedError(ForbiddenError):
 
 
 class ModelNotPricedError(ForbiddenError):
-    """403: a budget cannot pay for what has no price, and would bound nothing."""
+    """403: the model has no price, so the caller's budget cannot pay for it."""
 
     code = "model_not_priced"
 
@@ -176,17 +192,17 @@ class ModelNotPricedError(ForbiddenError):
 
 
 class ContentPolicyError(InvalidRequestError):
-    """400: a safety filter found something in the prompt."""
+    """400: a safety filter rejected the prompt."""
 
     code = "content_policy_violation"
 
     def __init__(self, category: str) -> None:
-        """Name the `category` that was found, and nothing of the text."""
+        """Create the error. Only the `category` is named, never the text."""
         super().__init__(f"The request was refused by a safety filter ({category}); change its text and send it again.")
 
 
 class SafetyUnavailableError(ApiError):
-    """503: a safety filter could not judge, and the policy lets nothing pass that was not judged."""
+    """503: a safety filter is unavailable, and the policy requires its judgement."""
 
     status = 503
     code = "safety_unavailable"
@@ -197,7 +213,7 @@ class SafetyUnavailableError(ApiError):
 
 
 class NotFoundError(ApiError):
-    """404: no such route or object."""
+    """404: the route or object does not exist."""
 
     status = 404
     type = "invalid_request_error"
@@ -205,7 +221,7 @@ class NotFoundError(ApiError):
 
 
 class GoneError(ApiError):
-    """410: the object existed, and this process does not have it any longer."""
+    """410: the object existed, but this process does not have it any longer."""
 
     status = 410
     type = "invalid_request_error"
@@ -213,17 +229,17 @@ class GoneError(ApiError):
 
 
 class ModelNotFoundError(NotFoundError):
-    """404: no such model."""
+    """404: the model does not exist."""
 
     code = "model_not_found"
 
     def __init__(self, model: str, message: str = "") -> None:
-        said = f"The model '{model}' does not exist. GET /v1/models lists the models of this gateway."
-        super().__init__(message or said, param="model")
+        default = f"The model '{model}' does not exist. GET /v1/models lists the models of this gateway."
+        super().__init__(message or default, param="model")
 
 
 class ModelKindError(ModelNotFoundError):
-    """404: the model exists, and cannot do what this endpoint does."""
+    """404: the model exists, but is of another kind than the endpoint needs."""
 
     def __init__(self, model: str) -> None:
         super().__init__(
@@ -234,7 +250,7 @@ class ModelKindError(ModelNotFoundError):
 
 
 class MethodNotAllowedError(ApiError):
-    """405: the route exists, the method does not."""
+    """405: the route does not support the method."""
 
     status = 405
     type = "invalid_request_error"
@@ -242,7 +258,7 @@ class MethodNotAllowedError(ApiError):
 
 
 class BodyTooLargeError(ApiError):
-    """413: the body is over the limit."""
+    """413: the body is larger than allowed."""
 
     status = 413
     type = "invalid_request_error"
@@ -250,7 +266,7 @@ class BodyTooLargeError(ApiError):
 
 
 class HeaderTooLargeError(ApiError):
-    """431: the header is over the limit."""
+    """431: the header is larger than allowed."""
 
     status = 431
     type = "invalid_request_error"
@@ -258,7 +274,7 @@ class HeaderTooLargeError(ApiError):
 
 
 class RequestTimeoutError(ApiError):
-    """408: the request did not come whole in time. The connection is closed, as the rest may still come."""
+    """408: the request was not complete in time. The connection is closed, because the rest may still arrive."""
 
     status = 408
     type = "invalid_request_error"
@@ -270,54 +286,55 @@ class RequestTimeoutError(ApiError):
 
 
 class RateLimitError(ApiError):
-    """429: the caller has used what it may for now; `retry_after` says when there is more."""
+    """429: a limit is reached; `retry_after` says when there is room again."""
 
     status = 429
     type = "requests"
     code = "rate_limit_exceeded"
     should_retry = True
 
-    def again(self, left: float) -> RateLimitError:
-        """The same refusal to one who came back `left` seconds too soon."""
-        return type(self)(self.message, retry_after=left, should_retry=self.should_retry)
+    def with_retry_after(self, seconds: float) -> RateLimitError:
+        """Return the same error for a client that came back `seconds` too early."""
+        return type(self)(self.message, retry_after=seconds, should_retry=self.should_retry)
 
 
 class TokenRateLimitError(RateLimitError):
-    """429: tokens per minute are used up."""
+    """429: the tokens per minute are used up."""
 
     type = "tokens"
 
 
 class InsufficientQuotaError(RateLimitError):
-    """429: the caller's budget is used up; coming back does not help before the next period."""
+    """429: the caller's budget is used up until its next period."""
 
     type = "insufficient_quota"
     code = "insufficient_quota"
     should_retry = False
 
-    def again(self, left: float) -> InsufficientQuotaError:
+    def with_retry_after(self, seconds: float) -> InsufficientQuotaError:
+        """Return the same error, which names no time."""
         return type(self)(self.message)
 
 
 class EngineError(ApiError):
-    """500: the engine failed on this request; another replica, or the same one started again, may not."""
+    """500: the engine failed on this request. Another replica, or a restarted one, may succeed."""
 
     code = "engine_error"
     should_retry = True
 
     def __init__(self, detail: str) -> None:
-        """`detail` is what the engine said: it may name files, keys and addresses."""
+        """Create the error. `detail` is the engine's message, which may name files, keys and addresses."""
         super().__init__("The engine failed on this request.", detail=detail)
 
 
 class InternalError(ApiError):
-    """500: a bug of ours, which trying again would only meet again; the log has it under the request id."""
+    """500: a bug in the gateway, which a retry would meet again. The log has it under the request's id."""
 
     code = "internal_error"
 
 
 class UnavailableError(ApiError):
-    """503: Triton or the model is not there (yet)."""
+    """503: Triton or the model is not available (yet)."""
 
     status = 503
     type = "service_unavailable"
@@ -335,15 +352,15 @@ class OverloadedError(UnavailableError):
 
 
 class PreemptedError(UnavailableError):
-    """503: the engine's memory is needed for requests that go first."""
+    """503: the engine's memory is needed for requests of a higher tier."""
 
 
 class DrainingError(UnavailableError):
-    """503: the engine finishes what it has, or did, and takes nothing new."""
+    """503: the engine is shutting down and accepts no new requests."""
 
 
 class EngineTimeoutError(ApiError):
-    """504: the engine accepted the request and then sent nothing for too long. A retry would double its load."""
+    """504: the engine accepted the request and sent nothing for too long. A retry would double its load."""
 
     status = 504
     type = "timeout_error"
@@ -355,7 +372,7 @@ TRITON_NOT_RESPONDING = "Triton does not answer. Try again later."
 
 
 class CancelledStreamError(ApiError):
-    """499: the request was cancelled, nearly always because the client went away; nobody reads this answer."""
+    """499: the request was cancelled, nearly always because its client disconnected."""
 
     status = 499
     type = "cancelled"
@@ -366,14 +383,14 @@ class CancelledStreamError(ApiError):
 
 
 def missing_parameter(where: str) -> InvalidRequestError:
-    """The field that a request needs and does not have."""
+    """Return the error for a required field `where` that is absent."""
     text = f"Missing required parameter: '{where}'. Add it to the request."
     return InvalidRequestError(text, param=where, code="missing_required_parameter")
 
 
 def log_detail(error: ApiError, where: str | None = None) -> None:
-    """What clients are not told goes to the log, once per request (or `where`, outside of any)."""
+    """Log the detail of an error, once per request. Outside of a request, `where` takes its place."""
     place = where or f"request {current_request.get()}"
     if error.detail and error.logged != place:
         error.logged = place
-        log.error("%s: %s", place, error.told)
+        log.error("%s: %s", place, error.full_message)

@@ -172,7 +172,9 @@ class CachedDirectory(Directory):
         self._tried = self._clock()
         if self._away_since is None:
             self._away_since = self._tried
-            log.error("keys cannot be looked up; those in use stay valid for %.0f s. %s", self._stale, error.told)
+            log.error(
+                "keys cannot be looked up; those in use stay valid for %.0f s. %s", self._stale, error.full_message
+            )
 
 
 def _digest(credential: str) -> bytes:

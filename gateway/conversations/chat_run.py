@@ -240,7 +240,7 @@ class ChatRun:
         try:
             return await self._save(self.state())
         except ApiError as error:
-            log.warning("The answer %s was not stored: %s", self.id, error.told)
+            log.warning("The answer %s was not stored: %s", self.id, error.full_message)
             return False
 
     def _wake(self) -> None:

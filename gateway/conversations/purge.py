@@ -43,5 +43,5 @@ class PurgeTask:
                 if purged:
                     log.info("Purged %d conversations.", purged)
             except ApiError as error:
-                log.warning("Conversations were not purged: %s", error.told)
+                log.warning("Conversations were not purged: %s", error.full_message)
             await asyncio.sleep(PURGE_INTERVAL)

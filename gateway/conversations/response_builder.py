@@ -102,7 +102,7 @@ class ResponseBuilder:
         """The engine failed midway."""
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         events = self._close("incomplete")
-        self.response["error"] = {"code": code, "message": error.public}
+        self.response["error"] = {"code": code, "message": error.public_message}
         return [*events, self._end("failed")]
 
     def cancel(self) -> None:

@@ -302,7 +302,7 @@ class ResponseRun(AnswerEvents):
         try:
             await add(entry)
         except ApiError as error:
-            log.warning("response %s was not added to its conversation: %s", self.id, error.told)
+            log.warning("response %s was not added to its conversation: %s", self.id, error.full_message)
 
     async def _stored(self, running: RunningResponses, entry: StoredResponse) -> bool:
         row, limit = entry.to_row(), running.store.limits.item_bytes
@@ -312,7 +312,7 @@ class ResponseRun(AnswerEvents):
                 return False
             await running.store.put(row, new=not self._announced)
         except ApiError as error:
-            log.warning("response %s was not stored: %s", row.id, error.told)
+            log.warning("response %s was not stored: %s", row.id, error.full_message)
             return False
         finally:
             running.remove(self)

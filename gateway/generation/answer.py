@@ -148,7 +148,7 @@ class Answer:
         self.meter.end(self._context.usage or self.usage, self._context.finish_reason)
 
     def _break(self, error: ApiError) -> None:
-        self.broken = error.finish
+        self.broken = error.finish_reason
         self._tell(error.status)
 
     def _tell(self, status: int) -> None:

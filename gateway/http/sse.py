@@ -155,7 +155,7 @@ class EventStreamResponse(Response):
                 await source.start(context)
             except Exception as error:
                 if source is None:
-                    context.finish_reason = error.finish if isinstance(error, ApiError) else "error"
+                    context.finish_reason = error.finish_reason if isinstance(error, ApiError) else "error"
                 if not await self._is_started_early():
                     self._stop_keepalive()
                     if not isinstance(error, ApiError):

@@ -120,7 +120,7 @@ class Reservation(QuotaReservation):
             known = gate.refused.find(plan.whose, _body_bytes(self._scope), gate.clock)
             if known is not None:
                 left, error = known
-                raise error.again(left)
+                raise error.with_retry_after(left)
         if plan.room > gate.waiting:
             gate.waiting += 1
             self._owes = True

@@ -308,7 +308,7 @@ class FailoverStream(TokenStream):
         try:
             self._replacement = await self._open_replacement(reason)
         except ApiError as error:
-            log.info("failover cancelled, the answer continues on its replica: %s", error.told)
+            log.info("failover cancelled, the answer continues on its replica: %s", error.full_message)
         except Exception:
             # a bug must not hold back tokens
             log.exception("failover cancelled, the answer continues on its replica")

@@ -105,7 +105,7 @@ class ModelServer:
         is_expected = isinstance(error, ApiError)
         problem = error.message if isinstance(error, ApiError) else "The gateway cannot read Triton's models."
         if problem != self.problem:
-            detail = error.told if isinstance(error, ApiError) else problem
+            detail = error.full_message if isinstance(error, ApiError) else problem
             log.warning("%s", detail, exc_info=None if is_expected else error)
         self.problem = problem
 
@@ -134,7 +134,7 @@ class ModelServer:
         try:
             text = await self._triton.metadata_text(offer.triton_name)
         except UnavailableError as error:
-            return self._log_problem(offer, _not_ready_message(offer), error.told)
+            return self._log_problem(offer, _not_ready_message(offer), error.full_message)
         failure = self._failures.get(offer)
         if failure is not None and failure.metadata == text and monotonic() < failure.until:
             return failure.problem

@@ -117,7 +117,7 @@ class EncoderLoadBalancer:
                 error = call.exception()
                 if not isinstance(error, UnavailableError):
                     return None
-                problem = error.told
+                problem = error.full_message
             elif self._hangs(first) and second is not None and not self._is_avoided(second):
                 problem = "it does not answer"
             if second is not None and problem:

@@ -233,9 +233,9 @@ class Replica:
 
     def on_disconnect(self, error: ApiError) -> None:
         """Record that the step stream ended; it is opened again. Repeated errors are logged once."""
-        if error.told != self._logged_error:
-            self._logged_error = error.told
-            log.info("the stream from replica %s of %s ended: %s", self.replica_id, self.model.name, error.told)
+        if error.full_message != self._logged_error:
+            self._logged_error = error.full_message
+            log.info("the stream from replica %s of %s ended: %s", self.replica_id, self.model.name, error.full_message)
         self.health.record_disconnect()
         self._policy.forget(self.replica_id)
         self._in_flight.clear()
