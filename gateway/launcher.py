@@ -1,8 +1,8 @@
-"""Running the gateway: one process, or several independent ones behind one port.
+"""Runs the gateway: one process, or several independent ones behind one port.
 
-Each worker is a whole gateway. Workers share the listening socket and nothing else: what more than one of them must
-know (limits, stored responses, keys) is in Redis or the store. Each also listens on a port of its own, so that
-Prometheus reads the metrics of every worker.
+Each worker is a complete gateway. Workers share the listening socket and nothing else: state that more than one of them
+needs (limits, stored responses, keys) is in Redis or the store. Each worker also listens on a port of its own, so that
+Prometheus can scrape it.
 """
 
 from __future__ import annotations
@@ -33,38 +33,36 @@ def run(
     Args:
         settings: The gateway's settings; `workers` is the number of processes.
         on_listening: Called with the base URL, and with whether API keys are required, as soon as the port is bound.
-        guests: Applications that every worker serves beside the gateway.
+        plugins: What every worker serves beside the gateway.
 
     Returns:
-        True if a second signal ended the gateway before its answers had ended.
+        True if a second signal ended the gateway before its responses were complete.
 
     Raises:
-        InputError: The host opens the gateway to others without keys and `open` is not set, or several workers have
-            nowhere to share what they must share.
+        InputError: The host exposes the gateway without API keys and `open` is not set, or several workers have no
+            store or Redis for the state that they must share.
         ResourceError: The port is taken.
     """
-    asked = keys_required(settings)
+    requires_keys = keys_required(settings)
     _check_workers(settings)
     _raise_descriptor_limit()
     with ExitStack() as stack:
         listener = stack.enter_context(closing(bind(settings.host, settings.port)))
         if on_listening is not None:
-            on_listening(_url_of(listener), asked)
+            on_listening(_url_of(listener), requires_keys)
         if settings.workers == 1:
             return _serve(settings, [listener], plugins)
-        # before the first fork, so that a signal finds the supervisor, and a restarted worker its old port
+        # created before the first fork, so that a signal finds the supervisor, and a restarted worker its old port
         supervisor = Supervisor(settings.workers)
         first = settings.port + 1 if settings.port else 0
-        own = [
-            stack.enter_context(closing(bind(settings.host, first and first + index)))
-            for index in range(settings.workers)
-        ]
+        ports = [first and first + index for index in range(settings.workers)]
+        own = [stack.enter_context(closing(bind(settings.host, port))) for port in ports]
         log.info("metrics of each worker: %s", ", ".join(f"{_url_of(one)}/metrics" for one in own))
         return supervisor.run(lambda index: _serve(settings, [listener, own[index]], plugins))
 
 
 def _check_workers(settings: GatewaySettings) -> None:
-    """Raise InputError if workers would each hold a part of what callers take for one gateway's state."""
+    """Raise InputError if workers would hold limits or responses that callers expect all of them to share."""
     if settings.workers == 1:
         return
     if settings.responses.entries and settings.store is None:

@@ -1,4 +1,4 @@
-"""Several gateway workers on one port: one process each, forked before anything is connected or started."""
+"""Supervision of several gateways on one port: one process each, forked before anything is connected or started."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from types import FrameType
 
 log = logging.getLogger(__name__)
 
-# a worker that dies at once must not be forked in a busy loop (s)
+#: Seconds before a worker that died is started again, so that a broken worker is not forked in a busy loop.
 RESTART_DELAY = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
@@ -22,23 +22,25 @@ _libc = ctypes.CDLL(None)
 
 
 class Supervisor:
-    """Keeps `count` child processes at work until SIGTERM or Ctrl-C, which counts from the moment this is made.
+    """Keeps `count` worker processes running until SIGTERM or Ctrl-C.
 
-    Signals are handed on to the workers, which drain; a second one ends them at once.
+    Signals are handled from the creation of the object. They are forwarded to the workers, which drain; a second signal
+    ends the workers immediately.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
-        # by the descriptor that tells of its end: process id and index
+        # process id and index, by the pidfd of the process
         self._workers: dict[int, tuple[int, int]] = {}
         self._stopping = self._forced = False
         for number in _SIGNALS:
-            signal.signal(number, self._hand_on)
+            signal.signal(number, self._forward)
 
     def run(self, work: Callable[[int], object]) -> bool:
-        """Run `work(index)` in each worker, and start a worker that dies again.
+        """Run `work(index)` in each worker, and restart workers that die.
 
-        Returns True if a second signal ended the workers before their answers had ended.
+        Returns:
+            True if a second signal ended the workers before their answers had ended.
         """
         self._work = work
         for index in range(self._count):
@@ -48,7 +50,7 @@ class Supervisor:
         return self._forced
 
     def _replace_one(self) -> None:
-        # only the workers are waited for: another child of this process, such as Triton, is its starter's
+        # waits for the workers only: other children of this process, such as Triton, belong to whoever started them
         ended = select.poll()
         for descriptor in self._workers:
             ended.register(descriptor, select.POLLIN)
@@ -63,7 +65,7 @@ class Supervisor:
             self._start(index)
 
     def _start(self, index: int) -> None:
-        """A signal comes before the fork, and there is none, or after it, and the worker is known."""
+        """Fork a worker. Signals are blocked, so that a signal finds either no worker or a registered one."""
         with _block_signals():
             if self._stopping:
                 return
@@ -72,10 +74,10 @@ class Supervisor:
             if pid:
                 self._workers[os.pidfd_open(pid)] = pid, index
             else:
-                self._be_worker(index, parent)
+                self._run_worker(index, parent)
 
-    def _be_worker(self, index: int, parent: int) -> None:
-        """Never returns."""
+    def _run_worker(self, index: int, parent: int) -> None:
+        """Run the work in the child process and exit."""
         code = 1
         try:
             self._leave_supervisor(parent)
@@ -87,8 +89,8 @@ class Supervisor:
             os._exit(code)
 
     def _leave_supervisor(self, parent: int) -> None:
-        """Signals are still held: none of them is handled as the supervisor would."""
-        # Ctrl-C goes to a whole process group; a worker must hear it once, from its supervisor
+        """Undo in the child what belongs to the supervisor. Signals are still blocked until the handlers are reset."""
+        # Ctrl-C goes to a whole process group; a worker must get it only once, from its supervisor
         os.setpgid(0, 0)
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_DFL)
@@ -97,7 +99,7 @@ class Supervisor:
         if os.getppid() != parent:
             raise SystemExit
 
-    def _hand_on(self, number: int, _frame: FrameType | None) -> None:
+    def _forward(self, number: int, _frame: FrameType | None) -> None:
         self._forced, self._stopping = self._stopping, True
         for pid, _ in self._workers.values():
             os.kill(pid, signal.SIGTERM)
@@ -105,7 +107,7 @@ class Supervisor:
 
 @contextmanager
 def _block_signals() -> Iterator[None]:
-    """What comes in this block is handled after it."""
+    """Defer signals until the end of the block."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
     try:
         yield

@@ -1,4 +1,4 @@
-"""Serving an application: binding the port, bounds for who connects, and letting open streams end before leaving."""
+"""The HTTP server: binds the port, limits connections, and lets open streams end before it stops."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ from llmops.gateway.http.connection_limits import connection_limits
 from llmops.gateway.http.limited_protocol import check_uvicorn_internals, protocol_class
 from llmops.gateway.settings import GatewaySettings
 
+#: The kernel's send buffer of a connection. By default it grows to 4 MB for a client that does not read.
 SEND_BUFFER_BYTES = 128 * 1024
-# after a second signal: seconds that what closes may take (its store may be away), and the exit code
-FORCED_SHUTDOWN_TIMEOUT, INTERRUPTED_EXIT_CODE = 2.0, 130
+#: Seconds that closing may take after a second signal. A store that is unavailable must not hold the process.
+FORCED_SHUTDOWN_TIMEOUT = 2.0
+#: The exit code if closing takes longer.
+INTERRUPTED_EXIT_CODE = 130
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A listening socket. Raises ResourceError when the port is taken or the host is not this machine's."""
+    """Return a listening socket. Raises ResourceError if the port is taken or the host is not this machine's."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -39,7 +42,7 @@ def bind(host: str, port: int) -> socket.socket:
         elif error.errno == errno.EACCES:
             advice = "ports below 1024 need rights; choose a higher one with --port"
         raise ResourceError(f"llmops cannot listen on {host}:{port} ({error.strerror}); {advice}.") from error
-    # accepted connections inherit it: what the system keeps for a client that does not read would be up to 4 MB each
+    # accepted connections inherit the size
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     listener.listen(2048)
     listener.setblocking(False)
@@ -47,36 +50,39 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class DrainingServer(uvicorn.Server):
-    """On SIGTERM or Ctrl-C: not ready any more, no new connections, open streams may end within the drain time.
+    """A server that drains on SIGTERM or Ctrl-C: it accepts no connections, and open streams may end in `drain`.
 
-    A second signal waits for no answer. Either way `run` returns: the process decides its own exit code. Only where
-    closing takes too long after a second signal, the process ends at once.
+    A second signal ends open streams. `run` returns either way, so that the process chooses its exit code; only if
+    closing takes too long after a second signal, the process exits immediately.
     """
 
     def __init__(self, config: uvicorn.Config, on_draining: Callable[[], None]) -> None:
         super().__init__(config)
         self._on_draining = on_draining
-        self._last = threading.Timer(FORCED_SHUTDOWN_TIMEOUT, os._exit, [INTERRUPTED_EXIT_CODE])
-        self._last.daemon = True
+        self._exit_timer = threading.Timer(FORCED_SHUTDOWN_TIMEOUT, os._exit, [INTERRUPTED_EXIT_CODE])
+        self._exit_timer.daemon = True
 
     def run(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve until a signal ends the server."""
         try:
             super().run(sockets)
         finally:
-            self._last.cancel()
+            self._exit_timer.cancel()
 
     def handle_exit(self, sig: int, frame: object) -> None:
+        """Start to drain, or stop immediately on the second signal."""
         if self.should_exit and not self.force_exit:
             self.force_exit = True
-            self._last.start()
+            self._exit_timer.start()
         self.should_exit = True
         self._on_draining()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Close the connections and the application."""
         await super().shutdown(sockets)
         if self.force_exit:
-            # uvicorn would leave all of it to be cancelled, and write tracebacks of that: here answers end as if their
-            # clients had left, and the application as ever
+            # uvicorn would cancel its tasks and log their tracebacks: here responses end as if their clients had left,
+            # and the application closes as usual
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
             while self.server_state.tasks:
@@ -85,15 +91,18 @@ class DrainingServer(uvicorn.Server):
 
 
 def tune_garbage_collector() -> None:
-    """What was imported lives as long as the process, and tokens make short-lived objects without cycles: looking
-    through all of it every 700 allocations costs CPU and finds nothing (docs/decisions/0003)."""
+    """Collect garbage rarely, and never in what has been imported.
+
+    Tokens make short-lived objects without cycles: by default a collection every 700 allocations costs CPU and finds
+    nothing (docs/decisions/0003).
+    """
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
 
 
 def uvicorn_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
-    """How uvicorn serves the application. Raises ResourceError for a uvicorn that it does not know."""
+    """Return uvicorn's configuration. Raises ResourceError if uvicorn lacks a member that the gateway needs."""
     check_uvicorn_internals()
     return uvicorn.Config(
         app,
@@ -103,7 +112,7 @@ def uvicorn_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
         lifespan="on",
         access_log=False,
         log_config=None,
-        # its start and stop lines say nothing that ours do not
+        # the gateway logs its own start and stop
         log_level="warning" if settings.log_level == "info" else settings.log_level,
         proxy_headers=False,
         server_header=False,

@@ -346,7 +346,7 @@ class FailoverStream(TokenStream):
         except CancelledStreamError:
             raise
         except ApiError as failure:
-            log.warning("an answer could not be continued on another replica: %s", failure.told)
+            log.warning("an answer could not be continued on another replica: %s", failure.full_message)
             raise error from None
         if attempt is None:
             self._held.clear()
