@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from starlette.requests import Request
@@ -201,7 +202,7 @@ class ResponsesEndpoints:
             after = _first_event(request)
             if after is None:
                 return json_response(run.entry().response)
-            return self._stream(request, lambda: run.follow(after))
+            return self._stream(request, partial(run.follow, after))
         row = await self._find(response_id, owner)
         self._hold(request, row)
         after = _first_event(request)
@@ -209,8 +210,8 @@ class ResponsesEndpoints:
             return _json_in_pieces(row.response)
         entry = row.decoded()
         if entry.running:
-            return self._stream(request, lambda: PolledEventStream(self._store, entry, after))
-        return self._stream(request, lambda: ReplayEventStream(events_after(after, entry.response, entry.cuts)))
+            return self._stream(request, partial(PolledEventStream, self._store, entry, after))
+        return self._stream(request, partial(ReplayEventStream, events_after(after, entry.response, entry.cuts)))
 
     async def delete(self, request: Request) -> Response:
         """Delete a stored or running response."""
