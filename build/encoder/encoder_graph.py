@@ -14,6 +14,7 @@ from openvino import op
 from openvino import opset13 as ops
 
 from llmops.build.encoder.encoder_checkpoint import EncoderCheckpoint
+from llmops.build.targets.openvino.decoder_graph import float_constant, input_node, int_constant
 from llmops.errors import CheckpointError
 
 if TYPE_CHECKING:
@@ -47,10 +48,10 @@ class _Encoder:
             raise CheckpointError(f"{checkpoint.ref} uses the activation {self.activation}, which is not supported.")
         if config.get("position_embedding_type", "absolute") != "absolute":
             raise CheckpointError(f"{checkpoint.ref} has no absolute positions, which is not supported.")
-        self.input_ids = _parameter("input_ids")
-        self.attention_mask = _parameter("attention_mask")
+        self.input_ids = input_node("input_ids", [-1, -1])
+        self.attention_mask = input_node("attention_mask", [-1, -1])
         # Without this input, every token is of the first type.
-        self.token_type_ids = _parameter("token_type_ids") if checkpoint.head else None
+        self.token_type_ids = input_node("token_type_ids", [-1, -1]) if checkpoint.head else None
 
     def model(self, on_layer: Callable[[], None]) -> ov.Model:
         hidden = self.embeddings()
@@ -66,30 +67,32 @@ class _Encoder:
 
     def vector(self, hidden: Node) -> Node:
         pooled = self.pooled(hidden)
-        return ops.normalize_l2(pooled, _int([1]), 1e-24, "max") if self.checkpoint.normalise else pooled
+        return ops.normalize_l2(pooled, int_constant([1]), 1e-24, "max") if self.checkpoint.normalise else pooled
 
     def score(self, hidden: Node, inner: str, last: str) -> Node:
         return ops.sigmoid(self.linear(ops.tanh(self.linear(self.pooled(hidden), inner)), last))
 
     def embeddings(self) -> Node:
-        words = ops.gather(self.weight("embeddings.word_embeddings.weight"), self.input_ids, _int(0))
-        position_vectors = ops.gather(self.weight("embeddings.position_embeddings.weight"), self.positions(), _int(0))
+        words = ops.gather(self.weight("embeddings.word_embeddings.weight"), self.input_ids, int_constant(0))
+        position_vectors = ops.gather(
+            self.weight("embeddings.position_embeddings.weight"), self.positions(), int_constant(0)
+        )
         return self.norm(ops.add(ops.add(words, self.types()), position_vectors), "embeddings.LayerNorm")
 
     def types(self) -> Node:
         table = self.array("embeddings.token_type_embeddings.weight")
         if self.token_type_ids is None:
-            return _float(table[0].reshape(1, 1, -1))
-        return ops.gather(_float(table), self.token_type_ids, _int(0))
+            return float_constant(table[0].reshape(1, 1, -1))
+        return ops.gather(float_constant(table), self.token_type_ids, int_constant(0))
 
     def positions(self) -> Node:
-        positions = ops.cum_sum(self.attention_mask, _int(1))
+        positions = ops.cum_sum(self.attention_mask, int_constant(1))
         first = self.checkpoint.position_offset - 1
-        return ops.maximum(ops.add(positions, _int(first)), _int(0))
+        return ops.maximum(ops.add(positions, int_constant(first)), int_constant(0))
 
     def mask(self) -> Node:
-        present = ops.unsqueeze(ops.convert(self.attention_mask, "boolean"), _int([1, 2]))
-        return ops.select(present, _float(0.0), _float(np.finfo(np.float32).min))
+        present = ops.unsqueeze(ops.convert(self.attention_mask, "boolean"), int_constant([1, 2]))
+        return ops.select(present, float_constant(0.0), float_constant(np.finfo(np.float32).min))
 
     def layer(self, hidden: Node, mask: Node, prefix: str) -> Node:
         attended = self.linear(
@@ -106,32 +109,34 @@ class _Encoder:
 
     def attention(self, hidden: Node, mask: Node, prefix: str) -> Node:
         query, key, value = (self.split(self.linear(hidden, f"{prefix}.{name}")) for name in ("query", "key", "value"))
-        scores = ops.multiply(ops.matmul(query, key, False, True), _float(1.0 / math.sqrt(self.head_dim)))
+        scores = ops.multiply(ops.matmul(query, key, False, True), float_constant(1.0 / math.sqrt(self.head_dim)))
         context = ops.matmul(ops.softmax(ops.add(scores, mask), -1), value, False, False)
-        return ops.reshape(ops.transpose(context, _int([0, 2, 1, 3])), _int([0, 0, -1]), True)
+        return ops.reshape(ops.transpose(context, int_constant([0, 2, 1, 3])), int_constant([0, 0, -1]), True)
 
     def split(self, projected: Node) -> Node:
         """Split heads: [batch, length, heads * head_dim] -> [batch, heads, length, head_dim]."""
-        return ops.transpose(ops.reshape(projected, _int([0, 0, self.heads, self.head_dim]), True), _int([0, 2, 1, 3]))
+        return ops.transpose(
+            ops.reshape(projected, int_constant([0, 0, self.heads, self.head_dim]), True), int_constant([0, 2, 1, 3])
+        )
 
     def pooled(self, hidden: Node) -> Node:
         if self.checkpoint.pooling == "cls":
-            return ops.gather(hidden, _int(0), _int(1))
-        present = ops.unsqueeze(ops.convert(self.attention_mask, "f32"), _int(2))
-        total = ops.reduce_sum(ops.multiply(hidden, present), _int([1]), False)
-        return ops.divide(total, ops.maximum(ops.reduce_sum(present, _int([1]), False), _float(1e-9)))
+            return ops.gather(hidden, int_constant(0), int_constant(1))
+        present = ops.unsqueeze(ops.convert(self.attention_mask, "f32"), int_constant(2))
+        total = ops.reduce_sum(ops.multiply(hidden, present), int_constant([1]), False)
+        return ops.divide(total, ops.maximum(ops.reduce_sum(present, int_constant([1]), False), float_constant(1e-9)))
 
     def norm(self, hidden: Node, name: str) -> Node:
-        centred = ops.mvn(hidden, _int([-1]), True, self.epsilon, "inside_sqrt")
-        scaled = ops.multiply(centred, _float(self.array(f"{name}.weight").reshape(1, 1, -1)))
-        return ops.add(scaled, _float(self.array(f"{name}.bias").reshape(1, 1, -1)))
+        centred = ops.mvn(hidden, int_constant([-1]), True, self.epsilon, "inside_sqrt")
+        scaled = ops.multiply(centred, float_constant(self.array(f"{name}.weight").reshape(1, 1, -1)))
+        return ops.add(scaled, float_constant(self.array(f"{name}.bias").reshape(1, 1, -1)))
 
     def linear(self, hidden: Node, name: str) -> Node:
         product = ops.matmul(hidden, self.weight(f"{name}.weight"), False, True)
-        return ops.add(product, _float(self.array(f"{name}.bias")))
+        return ops.add(product, float_constant(self.array(f"{name}.bias")))
 
     def weight(self, name: str) -> Node:
-        return _float(self.array(name))
+        return float_constant(self.array(name))
 
     def array(self, name: str) -> NDArray[np.float32]:
         tensors = self.checkpoint.tensors
@@ -141,17 +146,3 @@ class _Encoder:
         raw = np.fromfile(self.checkpoint.path / info.file, _NUMPY[info.dtype], info.numel, offset=info.offset)
         wide = (raw.astype(np.uint32) << 16).view(np.float32) if info.dtype == "BF16" else raw.astype(np.float32)
         return wide.reshape(info.shape)
-
-
-def _parameter(name: str) -> Node:
-    node = ops.parameter([-1, -1], np.int64, name=name)
-    node.output(0).set_names({name})
-    return node
-
-
-def _int(value: Any) -> Node:
-    return ops.constant(np.array(value, dtype=np.int64))
-
-
-def _float(value: Any) -> Node:
-    return ops.constant(np.array(value, dtype=np.float32))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from llmops.build.target_facts import NAMES
@@ -63,79 +63,30 @@ _GEMMA3_DEFAULTS = {
 }
 _GEMMA2_DEFAULTS = {"head_dim": 256, "sliding_window": 4096}
 
+_QWEN_EXPERTS = MoeFields(("num_experts", "num_local_experts"), ("num_experts_per_tok",), ("moe_intermediate_size",))
+_LOCAL_EXPERTS = MoeFields(("num_local_experts",), ("num_experts_per_tok",), ("intermediate_size",))
+_ROUTED_EXPERTS = MoeFields(("n_routed_experts",), ("num_experts_per_tok",), ("moe_intermediate_size",))
+
 _ALL = (
     Family("llama", ("LlamaForCausalLM",), EVERY_TARGET),
     Family("mistral", ("MistralForCausalLM",), EVERY_TARGET),
-    Family(
-        "mixtral",
-        ("MixtralForCausalLM",),
-        EVERY_TARGET,
-        moe=MoeFields(("num_local_experts",), ("num_experts_per_tok",), ("intermediate_size",)),
-    ),
+    Family("mixtral", ("MixtralForCausalLM",), EVERY_TARGET, moe=_LOCAL_EXPERTS),
     Family("qwen2", ("Qwen2ForCausalLM",), EVERY_TARGET, qkv_bias=True),
     Family("qwen3", ("Qwen3ForCausalLM",), EVERY_TARGET, qk_norm=True),
-    Family(
-        "qwen3_moe",
-        ("Qwen3MoeForCausalLM",),
-        EVERY_TARGET,
-        qk_norm=True,
-        moe=MoeFields(("num_experts", "num_local_experts"), ("num_experts_per_tok",), ("moe_intermediate_size",)),
-    ),
-    Family(
-        "gemma2",
-        ("Gemma2ForCausalLM",),
-        EVERY_TARGET - {"pytorch"},
-        tied=True,
-        norms_per_layer=4,
-        window_pattern=2,
-        defaults=_GEMMA2_DEFAULTS,
-    ),
-    Family(
-        "gemma3",
-        ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"),
-        EVERY_TARGET,
-        tied=True,
-        qk_norm=True,
-        norms_per_layer=4,
-        window_pattern=6,
-        defaults=_GEMMA3_DEFAULTS,
-    ),
+    Family("qwen3_moe", ("Qwen3MoeForCausalLM",), EVERY_TARGET, qk_norm=True, moe=_QWEN_EXPERTS),
+    Family("gemma2", ("Gemma2ForCausalLM",), EVERY_TARGET - {"pytorch"}, tied=True, norms_per_layer=4,
+           window_pattern=2, defaults=_GEMMA2_DEFAULTS),
+    Family("gemma3", ("Gemma3ForCausalLM", "Gemma3ForConditionalGeneration"), EVERY_TARGET, tied=True, qk_norm=True,
+           norms_per_layer=4, window_pattern=6, defaults=_GEMMA3_DEFAULTS),
     Family("phi3", ("Phi3ForCausalLM",), EVERY_TARGET),
-    Family(
-        "deepseek_v3",
-        ("DeepseekV3ForCausalLM",),
-        PYTORCH_ONLY,
-        mla=True,
-        as_published=True,
-        moe=MoeFields(("n_routed_experts",), ("num_experts_per_tok",), ("moe_intermediate_size",)),
-    ),
-    Family(
-        "deepseek_v32",
-        ("DeepseekV32ForCausalLM",),
-        PYTORCH_ONLY,
-        mla=True,
-        as_published=True,
-        moe=MoeFields(("n_routed_experts",), ("num_experts_per_tok",), ("moe_intermediate_size",)),
-    ),
-    Family(
-        "llama4",
-        ("Llama4ForConditionalGeneration", "Llama4ForCausalLM"),
-        PYTORCH_ONLY,
-        as_published=True,
-        dense_size="intermediate_size_mlp",
-        shared_experts=1,
-        moe=MoeFields(("num_local_experts",), ("num_experts_per_tok",), ("intermediate_size",)),
-    ),
-    Family(
-        "gpt_oss",
-        ("GptOssForCausalLM",),
-        NO_ENGINE,
-        as_published=True,
-        attention_sinks=True,
-        window_pattern=2,
-        moe=MoeFields(("num_local_experts",), ("num_experts_per_tok",), ("intermediate_size",), expert_bias=True),
-    ),
-)
+    Family("deepseek_v3", ("DeepseekV3ForCausalLM",), PYTORCH_ONLY, mla=True, as_published=True, moe=_ROUTED_EXPERTS),
+    Family("deepseek_v32", ("DeepseekV32ForCausalLM",), PYTORCH_ONLY, mla=True, as_published=True,
+           moe=_ROUTED_EXPERTS),
+    Family("llama4", ("Llama4ForConditionalGeneration", "Llama4ForCausalLM"), PYTORCH_ONLY, as_published=True,
+           dense_size="intermediate_size_mlp", shared_experts=1, moe=_LOCAL_EXPERTS),
+    Family("gpt_oss", ("GptOssForCausalLM",), NO_ENGINE, as_published=True, attention_sinks=True, window_pattern=2,
+           moe=replace(_LOCAL_EXPERTS, expert_bias=True)),
+)  # fmt: skip
 
 FAMILIES: dict[str, Family] = {family.name: family for family in _ALL}
 

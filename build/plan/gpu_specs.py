@@ -47,49 +47,28 @@ class GpuSpec:
         return replace(self, price=price)
 
 
+def _gpu(
+    name: str, sm: int, mib: int, terabytes: float, teraflops: tuple[int, int, int], link: int, price: float,
+    silicon: str | None = None,
+) -> GpuSpec:  # fmt: skip
+    """Return a row: MiB of memory, TB/s of HBM, TFLOP/s in BF16, FP8 and INT8, GB/s of links, $/h."""
+    bf16, fp8, int8 = (peak * TERA for peak in teraflops)
+    return GpuSpec(
+        name=name, sm=sm, memory=mib * MIB, bandwidth=terabytes * TERA, bf16=bf16, fp8=fp8, int8=int8,
+        link=link * GB, price=price, silicon=silicon,
+    )  # fmt: skip
+
+
 _ALL = (
-    GpuSpec(
-        "h100-sxm",
-        90,
-        81559 * MIB,
-        3.35 * TERA,
-        989 * TERA,
-        1979 * TERA,
-        1979 * TERA,
-        450 * GB,
-        2.99,
-        silicon="h100_sxm",
-    ),
-    GpuSpec(
-        "h200-sxm",
-        90,
-        143771 * MIB,
-        4.8 * TERA,
-        989 * TERA,
-        1979 * TERA,
-        1979 * TERA,
-        450 * GB,
-        3.79,
-        silicon="h200_sxm",
-    ),
-    GpuSpec("h100-pcie", 90, 81559 * MIB, 2.0 * TERA, 756 * TERA, 1513 * TERA, 1513 * TERA, 64 * GB, 2.39),
-    GpuSpec(
-        "b200-sxm",
-        100,
-        183359 * MIB,
-        8.0 * TERA,
-        2250 * TERA,
-        4500 * TERA,
-        4500 * TERA,
-        900 * GB,
-        5.49,
-        silicon="b200_sxm",
-    ),
-    GpuSpec("a100-sxm", 80, 81920 * MIB, 2.039 * TERA, 312 * TERA, 0, 624 * TERA, 300 * GB, 1.79, silicon="a100_sxm"),
-    GpuSpec("a100-pcie", 80, 81920 * MIB, 1.935 * TERA, 312 * TERA, 0, 624 * TERA, 32 * GB, 1.39),
-    GpuSpec("l40s", 89, 46068 * MIB, 0.864 * TERA, 362 * TERA, 733 * TERA, 733 * TERA, 32 * GB, 0.89, silicon="l40s"),
-    GpuSpec("l4", 89, 23034 * MIB, 0.3 * TERA, 121 * TERA, 242 * TERA, 242 * TERA, 32 * GB, 0.49),
-)
+    _gpu("h100-sxm", 90, 81559, 3.35, (989, 1979, 1979), 450, 2.99, "h100_sxm"),
+    _gpu("h200-sxm", 90, 143771, 4.8, (989, 1979, 1979), 450, 3.79, "h200_sxm"),
+    _gpu("h100-pcie", 90, 81559, 2.0, (756, 1513, 1513), 64, 2.39),
+    _gpu("b200-sxm", 100, 183359, 8.0, (2250, 4500, 4500), 900, 5.49, "b200_sxm"),
+    _gpu("a100-sxm", 80, 81920, 2.039, (312, 0, 624), 300, 1.79, "a100_sxm"),
+    _gpu("a100-pcie", 80, 81920, 1.935, (312, 0, 624), 32, 1.39),
+    _gpu("l40s", 89, 46068, 0.864, (362, 733, 733), 32, 0.89, "l40s"),
+    _gpu("l4", 89, 23034, 0.3, (121, 242, 242), 32, 0.49),
+)  # fmt: skip
 GPUS: dict[str, GpuSpec] = {gpu.name: gpu for gpu in _ALL}
 _ALIASES = {"h100": "h100-sxm", "h200": "h200-sxm", "b200": "b200-sxm", "a100": "a100-sxm"}
 

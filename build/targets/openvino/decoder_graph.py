@@ -51,10 +51,10 @@ class _Decoder:
     def __init__(self, shape: DecoderShape, weights: WeightSource, storage: WeightStorage) -> None:
         self.shape, self.arch = shape, shape.architecture
         self.weights, self.storage = weights, storage
-        self.input_ids = _parameter("input_ids", [-1, -1])
-        self.attention_mask = _parameter("attention_mask", [-1, -1])
-        self.position_ids = _parameter("position_ids", [-1, -1])
-        self.beam_idx = _parameter("beam_idx", [-1], np.int32)
+        self.input_ids = input_node("input_ids", [-1, -1])
+        self.attention_mask = input_node("attention_mask", [-1, -1])
+        self.position_ids = input_node("position_ids", [-1, -1])
+        self.beam_idx = input_node("beam_idx", [-1], np.int32)
         self.sinks: list[Node] = []
         self.batch = _dim(self.input_ids, 0)
         self.cos, self.sin = self.rotary()
@@ -62,7 +62,7 @@ class _Decoder:
 
     def model(self, on_layer: Callable[[], None]) -> ov.Model:
         embedding = self.storage.matrix(self.weights.get("model.embed_tokens.weight"), embedding=True)
-        hidden = ops.gather(embedding, ops.convert(self.input_ids, "i32"), _int(0))
+        hidden = ops.gather(embedding, ops.convert(self.input_ids, "i32"), int_constant(0))
         for index in range(self.arch.num_layers):
             hidden = self.layer(hidden, index)
             self.weights.forget()
@@ -99,15 +99,15 @@ class _Decoder:
         context = ops.scaled_dot_product_attention(
             self.rotated(query), self.repeated(key), self.repeated(value), self.mask
         )
-        merged = ops.reshape(ops.transpose(context, _int([0, 2, 1, 3])), _int([0, 0, -1]), True)
+        merged = ops.reshape(ops.transpose(context, int_constant([0, 2, 1, 3])), int_constant([0, 0, -1]), True)
         return self.linear(merged, f"{prefix}.o_proj")
 
     def heads(self, projected: Node, count: int, norm: str | None) -> Node:
         """Split heads: [batch, length, count * head_dim] -> [batch, count, length, head_dim]."""
-        split = ops.reshape(projected, _int([0, 0, count, self.arch.head_dim]), True)
+        split = ops.reshape(projected, int_constant([0, 0, count, self.arch.head_dim]), True)
         if norm is not None and self.arch.qk_norm:
             split = self.norm(split, f"{norm}.weight")
-        return ops.transpose(split, _int([0, 2, 1, 3]))
+        return ops.transpose(split, int_constant([0, 2, 1, 3]))
 
     def cached(self, new: Node, variable_id: str) -> Node:
         """Append to the state, which starts with length 0 and follows `beam_idx`."""
@@ -117,9 +117,11 @@ class _Decoder:
         info.data_type = ov.Type.f32
         info.variable_id = variable_id
         variable = op.util.Variable(info)
-        empty = ops.concat([self.batch, _int([arch.num_kv_heads]), _int([0]), _int([arch.head_dim])], 0)
-        past = op.read_value(ops.broadcast(_float(0.0), empty), variable)
-        full = ops.concat([ops.gather(past, self.beam_idx, _int(0)), new], 2)
+        empty = ops.concat(
+            [self.batch, int_constant([arch.num_kv_heads]), int_constant([0]), int_constant([arch.head_dim])], 0
+        )
+        past = op.read_value(ops.broadcast(float_constant(0.0), empty), variable)
+        full = ops.concat([ops.gather(past, self.beam_idx, int_constant(0)), new], 2)
         self.sinks.append(op.assign(full, variable))
         return full
 
@@ -131,59 +133,65 @@ class _Decoder:
         groups = arch.num_heads // arch.num_kv_heads
         if groups == 1:
             return cached
-        one = _int([1])
-        target = ops.concat([self.batch, _int([arch.num_kv_heads]), _int([groups]), one, _int([arch.head_dim])], 0)
-        wide = ops.broadcast(ops.unsqueeze(cached, _int(2)), target, broadcast_spec="BIDIRECTIONAL")
-        return ops.reshape(wide, _int([0, arch.num_heads, -1, arch.head_dim]), True)
+        one = int_constant([1])
+        target = ops.concat(
+            [self.batch, int_constant([arch.num_kv_heads]), int_constant([groups]), one, int_constant([arch.head_dim])],
+            0,
+        )
+        wide = ops.broadcast(ops.unsqueeze(cached, int_constant(2)), target, broadcast_spec="BIDIRECTIONAL")
+        return ops.reshape(wide, int_constant([0, arch.num_heads, -1, arch.head_dim]), True)
 
     def rotated(self, heads: Node) -> Node:
         half = self.arch.head_dim // 2
-        first = ops.slice(heads, _int([0]), _int([half]), _int([1]), _int([3]))
-        second = ops.slice(heads, _int([half]), _int([2**63 - 1]), _int([1]), _int([3]))
-        turned = ops.concat([ops.multiply(second, _float(np.full((1, 1, 1, 1), -1.0))), first], -1)
+        first = ops.slice(heads, int_constant([0]), int_constant([half]), int_constant([1]), int_constant([3]))
+        second = ops.slice(heads, int_constant([half]), int_constant([2**63 - 1]), int_constant([1]), int_constant([3]))
+        turned = ops.concat([ops.multiply(second, float_constant(np.full((1, 1, 1, 1), -1.0))), first], -1)
         return ops.add(ops.multiply(heads, self.cos), ops.multiply(turned, self.sin))
 
     def rotary(self) -> tuple[Node, Node]:
         """Return cos and sin, [batch, 1, length, head_dim]."""
-        frequencies = _float(self.shape.inverse_frequencies.reshape(1, -1, 1))
+        frequencies = float_constant(self.shape.inverse_frequencies.reshape(1, -1, 1))
         wide = ops.broadcast(
-            frequencies, ops.concat([self.batch, _int([1]), _int([1])], 0), broadcast_spec="BIDIRECTIONAL"
+            frequencies,
+            ops.concat([self.batch, int_constant([1]), int_constant([1])], 0),
+            broadcast_spec="BIDIRECTIONAL",
         )
-        positions = ops.convert(ops.unsqueeze(self.position_ids, _int(1)), "f32")
-        angles = ops.transpose(ops.matmul(wide, positions, False, False), _int([0, 2, 1]))
+        positions = ops.convert(ops.unsqueeze(self.position_ids, int_constant(1)), "f32")
+        angles = ops.transpose(ops.matmul(wide, positions, False, False), int_constant([0, 2, 1]))
         both = ops.concat([angles, angles], -1)
-        return ops.unsqueeze(ops.cos(both), _int(1)), ops.unsqueeze(ops.sin(both), _int(1))
+        return ops.unsqueeze(ops.cos(both), int_constant(1)), ops.unsqueeze(ops.sin(both), int_constant(1))
 
     def causal_mask(self) -> Node:
         """Return the mask [batch, 1, length, total]: 0 where a token may attend, the lowest float
         elsewhere.
         """
         length, total = _dim(self.input_ids, 1), _dim(self.attention_mask, 1)
-        scalar = _int([])
-        columns = ops.range(_int(0), ops.reshape(total, scalar, False), _int(1), "i64")
+        scalar = int_constant([])
+        columns = ops.range(int_constant(0), ops.reshape(total, scalar, False), int_constant(1), "i64")
         past = ops.subtract(total, length)
-        rows = ops.add(ops.range(_int(0), ops.reshape(length, scalar, False), _int(1), "i64"), past)
-        causal = ops.less_equal(ops.unsqueeze(columns, _int(0)), ops.unsqueeze(rows, _int(1)))
-        present = ops.unsqueeze(ops.convert(self.attention_mask, "boolean"), _int([1, 2]))
-        allowed = ops.logical_and(ops.unsqueeze(causal, _int([0, 1])), present)
-        return ops.select(allowed, _float(0.0), _float(np.finfo(np.float32).min))
+        rows = ops.add(ops.range(int_constant(0), ops.reshape(length, scalar, False), int_constant(1), "i64"), past)
+        causal = ops.less_equal(ops.unsqueeze(columns, int_constant(0)), ops.unsqueeze(rows, int_constant(1)))
+        present = ops.unsqueeze(ops.convert(self.attention_mask, "boolean"), int_constant([1, 2]))
+        allowed = ops.logical_and(ops.unsqueeze(causal, int_constant([0, 1])), present)
+        return ops.select(allowed, float_constant(0.0), float_constant(np.finfo(np.float32).min))
 
     def norm(self, hidden: Node, name: str) -> Node:
         one = (1,) * 3
-        square = ops.power(hidden, _float(np.full(one, 2.0)))
-        mean = ops.reduce_mean(square, _int([-1]), True)
-        root = ops.sqrt(ops.add(mean, _float(np.full(one, self.shape.rms_norm_eps))))
-        normed = ops.multiply(ops.divide(_float(np.ones(one)), root), hidden)
-        return ops.multiply(normed, _float(self.weights.get(name).float32().reshape(1, 1, -1)))
+        square = ops.power(hidden, float_constant(np.full(one, 2.0)))
+        mean = ops.reduce_mean(square, int_constant([-1]), True)
+        root = ops.sqrt(ops.add(mean, float_constant(np.full(one, self.shape.rms_norm_eps))))
+        normed = ops.multiply(ops.divide(float_constant(np.ones(one)), root), hidden)
+        return ops.multiply(normed, float_constant(self.weights.get(name).float32().reshape(1, 1, -1)))
 
     def linear(self, hidden: Node, name: str) -> Node:
         product = ops.matmul(hidden, self.storage.matrix(self.weights.get(f"{name}.weight")), False, True)
         if not self.weights.has(f"{name}.bias"):
             return product
-        return ops.add(product, _float(self.weights.get(f"{name}.bias").float32().reshape(1, 1, -1)))
+        return ops.add(product, float_constant(self.weights.get(f"{name}.bias").float32().reshape(1, 1, -1)))
 
 
-def _parameter(name: str, shape: list[int], dtype: Any = np.int64) -> Node:
+def input_node(name: str, shape: list[int], dtype: Any = np.int64) -> Node:
+    """Return a named input of the graph; -1 is a dynamic dimension."""
     node = ops.parameter(shape, dtype, name=name)
     node.output(0).set_names({name})
     return node
@@ -191,12 +199,14 @@ def _parameter(name: str, shape: list[int], dtype: Any = np.int64) -> Node:
 
 def _dim(node: Node, axis: int) -> Node:
     """Return one dimension as a tensor of shape [1]."""
-    return ops.gather(ops.shape_of(node), _int([axis]), _int(0))
+    return ops.gather(ops.shape_of(node), int_constant([axis]), int_constant(0))
 
 
-def _int(value: Any) -> Node:
+def int_constant(value: Any) -> Node:
+    """Return an INT64 constant."""
     return ops.constant(np.array(value, dtype=np.int64))
 
 
-def _float(value: Any) -> Node:
+def float_constant(value: Any) -> Node:
+    """Return an FP32 constant."""
     return ops.constant(np.array(value, dtype=np.float32))
