@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -105,34 +105,61 @@ class SpecialTokens:
     pad: int | None
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint as `build`, `plan` and `quantize` know it before they read a weight.
+@dataclass(frozen=True, kw_only=True)
+class ModelCheckpoint:
+    """The facts about a checkpoint of any kind of model.
 
-    `path` is the folder, or the GGUF file itself. `config` is the Hugging Face config.json (for
-    GGUF the same keys, from its metadata). `weight_files` are relative to the checkpoint.
+    `ref` is what the user typed. `path` is the folder, or the GGUF file itself. `config` is the Hugging
+    Face config.json (for GGUF the same keys, from its metadata).
     """
 
     ref: str
     path: Path
-    format: CheckpointFormat
+    name: str
+    format: CheckpointFormat = "huggingface"
     config: dict[str, Any]
-    architecture: Architecture
     tensors: Mapping[str, TensorInfo] = field(repr=False)
     files: tuple[CheckpointFile, ...]
+
+    @property
+    def hf_class(self) -> str:
+        """Return the Hugging Face class."""
+        return str(self.config["architectures"][0])
+
+    @property
+    def dtype(self) -> str:
+        """Return the dtype of the largest tensor."""
+        largest = max(self.tensors.values(), key=lambda tensor: tensor.nbytes)
+        return {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(largest.dtype, largest.dtype)
+
+    @property
+    def parameters(self) -> int:
+        """Return the number of weights."""
+        return sum(tensor.numel for tensor in self.tensors.values())
+
+    def source(self) -> Source:
+        """Return the manifest's record. Hashes every file, once (see `CheckpointFile.sha256`)."""
+        from llmops.build.engine_folder.manifest import Source, SourceFile
+
+        hashed = [SourceFile(path=f.path, bytes=f.bytes, sha256=f.sha256) for f in self.files]
+        return Source(checkpoint=self.ref, format=self.format, files=hashed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint(ModelCheckpoint):
+    """A checkpoint of a decoder as `build`, `plan` and `quantize` know it before they read a weight.
+
+    `weight_files` are relative to the checkpoint.
+    """
+
+    architecture: Architecture
     weight_files: tuple[str, ...]
     tokenizer_files: tuple[str, ...]
     special_tokens: SpecialTokens
-    name: str
     generation_config: dict[str, Any] = field(default_factory=dict)
     chat_template: str | None = None
     quantisation: ExistingQuantisation | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict, repr=False)
-
-    @property
-    def hf_class(self) -> str:
-        """Return the architecture's Hugging Face class."""
-        return self.architecture.hf_class
 
     @property
     def dtype(self) -> str:
@@ -147,22 +174,8 @@ class Checkpoint:
     @cached_property
     def parameters(self) -> int:
         """Return the number of weights."""
-        return sum(tensor.numel for tensor in self.tensors.values())
+        return super().parameters
 
     def location(self, relative: str) -> Path:
         """Return the path of the checkpoint's file `relative` on this machine."""
         return next(file.location for file in self.files if file.path == relative)
-
-    def source(self) -> Source:
-        """Return the manifest's record of this checkpoint. Hashes every file, once (see
-        `CheckpointFile.sha256`).
-        """
-        return hashed_source(self.ref, self.format, self.files)
-
-
-def hashed_source(ref: str, form: CheckpointFormat, files: Iterable[CheckpointFile]) -> Source:
-    """Return the manifest's record of these files, with their digests."""
-    from llmops.build.engine_folder.manifest import Source, SourceFile
-
-    hashed = [SourceFile(path=f.path, bytes=f.bytes, sha256=f.sha256) for f in files]
-    return Source(checkpoint=ref, format=form, files=hashed)

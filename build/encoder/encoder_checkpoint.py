@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint import CheckpointFile, TensorInfo
-from llmops.build.checkpoint.description import hashed_source
+from llmops.build.checkpoint.description import ModelCheckpoint
 from llmops.build.checkpoint.file_checks import read_value, reject_outside_symlinks
 from llmops.build.checkpoint.known_models import bundled_file
 from llmops.build.checkpoint.safetensors_header import read_header, shard_files
-from llmops.build.engine_folder.manifest import Source
 from llmops.errors import CheckpointError
 
 
@@ -42,21 +41,15 @@ _POOLINGS = {"pooling_mode_cls_token": "cls", "pooling_mode_mean_tokens": "mean"
 _SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "modules.json")
 
 
-@dataclass(frozen=True)
-class EncoderCheckpoint:
+@dataclass(frozen=True, kw_only=True)
+class EncoderCheckpoint(ModelCheckpoint):
     """An encoder checkpoint.
 
-    `pooling` is mean or cls, `max_seq_len` counts the special tokens, `position_offset` is
-    RoBERTa's. `head` lists the layers of a cross-encoder, which returns one score and no vector.
+    `pooling` is mean or cls, `max_seq_len` counts the special tokens, `position_offset` is RoBERTa's.
+    `head` lists the layers of a cross-encoder, which returns one score and no vector.
     """
 
-    ref: str
-    path: Path
-    name: str
-    config: dict[str, Any]
-    tensors: dict[str, TensorInfo]
     prefix: str
-    files: tuple[CheckpointFile, ...]
     pooling: str
     normalise: bool
     max_seq_len: int
@@ -64,26 +57,9 @@ class EncoderCheckpoint:
     head: tuple[str, str] | None = None
 
     @property
-    def hf_class(self) -> str:
-        """Return the Hugging Face class."""
-        return str(self.config["architectures"][0])
-
-    @property
-    def dtype(self) -> str:
-        """Return the dtype of the largest tensor."""
-        largest = max(self.tensors.values(), key=lambda tensor: tensor.nbytes)
-        return {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}.get(largest.dtype, largest.dtype)
-
-    @property
     def parameters(self) -> int:
-        """Return the number of weights. Some checkpoints also store the numbers of the positions,
-        which do not count.
-        """
+        """Return the number of weights. Stored numbers of positions do not count."""
         return sum(tensor.numel for tensor in self.tensors.values() if not tensor.dtype.startswith("I"))
-
-    def source(self) -> Source:
-        """Return the manifest's record of this checkpoint. Hashes every file."""
-        return hashed_source(self.ref, "huggingface", self.files)
 
 
 def open_encoder(ref: str) -> EncoderCheckpoint | None:

@@ -4,11 +4,11 @@ hub.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from llmops.build.checkpoint import Checkpoint, describe_config, open_checkpoint
+from llmops.build.checkpoint.file_checks import read_json
 from llmops.build.checkpoint.hub_download import HUB_ID, cached_config, fetch_config
 from llmops.build.checkpoint.known_models import BUNDLED, KnownModel, known_model, known_models, model_suggestion
 from llmops.errors import CheckpointError
@@ -93,16 +93,4 @@ def _look_up_file(path: Path) -> NamedModel:
 
 
 def _described(ref: str, path: Path) -> Checkpoint:
-    return describe_config(ref, _read(path), path.parent)
-
-
-def _read(path: Path) -> dict[str, Any]:
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(
-            f"{path} cannot be read as JSON ({error}); take the config.json of the checkpoint."
-        ) from error
-    if not isinstance(config, dict):
-        raise CheckpointError(f"{path} does not hold a JSON object; take the config.json of the checkpoint.")
-    return config
+    return describe_config(ref, read_json(path), path.parent)

@@ -4,14 +4,14 @@ GPUs.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from safetensors import safe_open
 from torch import Tensor
 
+from llmops.build.checkpoint.file_checks import read_json
 from llmops.build.checkpoint.safetensors_header import read_header
 from llmops.build.quantize.embedding_tables import TABLES, DenseTable, EmbeddingTable, stored_table
 from llmops.build.quantize.exported_weights import ExportedModel, QuantizedLinear
@@ -29,7 +29,7 @@ class HfCheckpointReader:
     """
 
     def __init__(self, folder: Path) -> None:
-        self.config = _json(folder / "config.json")
+        self.config = read_json(folder / "config.json")
         self.reader = check_format_readable(folder)
         # Module -> last part of the name -> (file, name in it).
         self.modules: dict[str, dict[str, tuple[Path, str]]] = {}
@@ -94,12 +94,9 @@ def check_format_readable(folder: Path) -> LayerReader:
         InputError: The format cannot be read back.
     """
     modelopt = folder / "hf_quant_config.json"
-    return reader_of(_json(folder / "config.json"), _json(modelopt)["quantization"] if modelopt.is_file() else {})
-
-
-def _json(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content
+    return reader_of(
+        read_json(folder / "config.json"), read_json(modelopt)["quantization"] if modelopt.is_file() else {}
+    )
 
 
 def _renamed(name: str) -> str:

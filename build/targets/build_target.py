@@ -12,18 +12,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 from pydantic import ValidationError
 
 from llmops.build.checkpoint import Checkpoint
+from llmops.build.checkpoint.description import ModelCheckpoint
 from llmops.build.engine_folder.manifest import (
     EngineLimits,
     Golden,
     Parallelism,
     Quantisation,
     RecommendedSampling,
-    Source,
     TokenizerInfo,
 )
 from llmops.build.engine_folder.manifest_extras import ManifestExtra
@@ -81,29 +81,8 @@ class StageRequirements:
 HEADER = f"{'stage':<28} {'memory':>12} {'all GPUs':>11} {'disk':>12} {'about':>10}"
 
 
-class ModelDescription(Protocol):
-    """The facts that engine.json and --dry-run state about a checkpoint of any kind."""
-
-    @property
-    def ref(self) -> str: ...
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def hf_class(self) -> str: ...
-
-    @property
-    def dtype(self) -> str: ...
-
-    @property
-    def parameters(self) -> int: ...
-
-    def source(self) -> Source: ...
-
-
-C = TypeVar("C", bound=ModelDescription)
-C_contra = TypeVar("C_contra", bound=ModelDescription, contravariant=True)
+C = TypeVar("C", bound=ModelCheckpoint)
+C_contra = TypeVar("C_contra", bound=ModelCheckpoint, contravariant=True)
 
 
 class TargetJob(ABC, Generic[C]):

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from llmops.build.engine_folder.manifest import EngineManifest
-from llmops.build.plan.speed.measured_steps import MeasuredLayout, MeasuredSteps, StepTime
+from llmops.build.plan.speed.measured_steps import MeasuredSteps, StepTime
 from llmops.errors import LlmopsError
 from llmops.perf.verify.engine_context import EngineContext
 from llmops.perf.verify.host import device_name
@@ -42,7 +42,7 @@ async def calibrate(desk: EngineContext, manifest: EngineManifest, on_point: Cal
         target=manifest.target,
         quantisation=manifest.quantisation.weights,
         kv_cache_dtype=manifest.quantisation.kv_cache,
-        layout=MeasuredLayout(tp_size=parallel.tp_size, pp_size=parallel.pp_size, ep_size=parallel.ep_size),
+        layout=parallel,
         versions=manifest.versions,
         steps=steps,
     )

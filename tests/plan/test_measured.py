@@ -6,13 +6,14 @@ from dataclasses import replace
 
 import pytest
 
+from llmops.build.engine_folder.manifest import Parallelism
 from llmops.build.plan.gpu_specs import find_gpu
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.search.candidate import fit_layout, step_model
 from llmops.build.plan.search.layout_search import search_layouts
 from llmops.build.plan.search.measured_correction import measured_correction
 from llmops.build.plan.search.plan_request import PlanRequest
-from llmops.build.plan.speed.measured_steps import MeasuredLayout, MeasuredSteps, StepTime
+from llmops.build.plan.speed.measured_steps import MeasuredSteps, StepTime
 from llmops.build.plan.speed.step_time import Prefill
 from llmops.build.plan.speed.workload import PlanWorkload
 from llmops.build.plan.timing.roofline import RooflineTimes
@@ -46,7 +47,7 @@ def measured(request: PlanRequest, decode: float, prefill: float, **fields) -> M
     ]
     of = {"device": "NVIDIA H100 80GB HBM3", "gpu": "h100-sxm", "model": "m", "architecture": "LlamaForCausalLM"}
     kind = {"target": "tensorrt", "quantisation": "fp8", "kv_cache_dtype": "fp8"}
-    return MeasuredSteps(**{**of, **kind, "layout": MeasuredLayout(tp_size=4), "steps": found, **fields})
+    return MeasuredSteps(**{**of, **kind, "layout": Parallelism(tp_size=4), "steps": found, **fields})
 
 
 def test_a_measured_step_takes_what_was_measured(request_):

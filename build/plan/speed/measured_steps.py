@@ -10,6 +10,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from llmops.build.engine_folder.manifest import Parallelism
 from llmops.errors import InputError, first_validation_error
 from llmops.output_files import write_text
 
@@ -37,14 +38,6 @@ class StepTime(_MeasuredModel):
     samples: int = Field(ge=1, default=1)
 
 
-class MeasuredLayout(_MeasuredModel):
-    """The ranks of the replica that was measured."""
-
-    tp_size: int = Field(ge=1, default=1)
-    pp_size: int = Field(ge=1, default=1)
-    ep_size: int = Field(ge=1, default=1)
-
-
 class MeasuredSteps(_MeasuredModel):
     """Step times of one engine on one kind of device.
 
@@ -61,7 +54,7 @@ class MeasuredSteps(_MeasuredModel):
     target: str
     quantisation: str
     kv_cache_dtype: str
-    layout: MeasuredLayout = MeasuredLayout()
+    layout: Parallelism = Parallelism()
     versions: dict[str, str] = Field(default_factory=dict)
     steps: list[StepTime] = Field(min_length=1)
 

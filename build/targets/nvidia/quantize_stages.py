@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from llmops.build.checkpoint.file_checks import read_json
 from llmops.build.checkpoint.hashing import digest_if_file
 from llmops.build.engine_folder.build_stages import finished_stage, stage
 from llmops.build.engine_folder.manifest import Golden
@@ -82,7 +83,7 @@ class _QuantizeStages:
         answers = self._answers() if self.request.measure_quality else None
         folder = self._stage("quantised", "the quantised checkpoint", self._quantise)
         self._free()
-        record = dict(_read(folder / "record.json"))
+        record = dict(read_json(folder / "record.json"))
         record["quality"] = None if answers is None else self._quality(folder / "checkpoint", answers)
         record["golden"] = None if answers is None else _golden(answers)
         return folder, record
@@ -163,7 +164,7 @@ class _QuantizeStages:
     def _quality(self, exported: Path, answers: Path) -> dict[str, Any]:
         """Return the quality metrics once they are within the limits."""
         folder = self._stage("quality", "the quality figures", lambda part: self._measure(exported, answers, part))
-        figures = _read(folder / "quality.json")
+        figures = read_json(folder / "quality.json")
         self.request.gates.check(QualityMetrics(**figures))
         return figures
 
@@ -179,8 +180,3 @@ def _golden(answers: Path) -> Golden:
     from llmops.build.quality.reference_answers import ReferenceAnswers
 
     return ReferenceAnswers(answers).golden
-
-
-def _read(path: Path) -> dict[str, Any]:
-    content: dict[str, Any] = json.loads(path.read_text())
-    return content
