@@ -184,7 +184,8 @@ class QuantFormat:
 #: Limits leave half as much again as SmolLM2-135M loses, the smallest model that comes with llmops
 #: (docs/quantisation.md has its figures). Larger models lose less.
 _FP8_LOSS = QualityLimits(max_ppl_ratio=1.08, min_top1=0.81, max_mean_kl=0.10, max_weight_error=0.1)
-# Sizes of groups: `cpp/tensorrt_llm/kernels/cutlass_kernels/fpA_intB_gemm/fpA_intB_gemm_template.h`, and for W4A8
+# Sizes of groups:
+# `cpp/tensorrt_llm/kernels/cutlass_kernels/fpA_intB_gemm/fpA_intB_gemm_template.h`, and for W4A8
 # `validate_group_size` of `tensorrt_llm/quantization/functional.py`.
 _ALL = (
     QuantFormat(
@@ -223,8 +224,9 @@ _ALL = (
         loss=QualityLimits(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35, min_range=0.09), sm=89,
         group=128, scale_bytes=2, pre_scale=True, kv="fp8", gemm_plugin=True, fp8_attention=True,
     ),
-    # Smoothing moves the outliers of the inputs into the weights, whose other columns then round coarsely. It gives
-    # every input a range of its own, and the calibration texts hardly use some of them.
+    # Smoothing moves the outliers of the inputs into the weights, whose other columns then round
+    # coarsely. It gives every input a range of its own, and the calibration texts hardly use some
+    # of them.
     QuantFormat(
         "int8_sq", "SmoothQuant: INT8 weights and activations", _ENGINE, 8, "int8", algorithm="W8A8_SQ_PER_CHANNEL",
         modelopt=ModelOptSettings("INT8_SMOOTHQUANT_CFG", calibrated=True, inputs="int8"), gemm="sq", moe=None,

@@ -20,7 +20,8 @@ from typing import Any
 from llmops.errors import CheckpointError
 
 TEMPLATE = "chat_template.jinja"
-#: CPU seconds and bytes of memory that a template may use. Published ones take milliseconds and kilobytes.
+#: CPU seconds and bytes of memory that a template may use. Published ones take milliseconds and
+#: kilobytes.
 _MAX_SECONDS, _MAX_MEMORY = 3, 1 << 30
 #: Seconds of wall-clock time, enough for a machine that is busy with other work.
 _TIMEOUT = 120.0

@@ -109,8 +109,8 @@ class SpecialTokens:
 class ModelCheckpoint:
     """The facts about a checkpoint of any kind of model.
 
-    `ref` is what the user typed. `path` is the folder, or the GGUF file itself. `config` is the Hugging
-    Face config.json (for GGUF the same keys, from its metadata).
+    `ref` is what the user typed. `path` is the folder, or the GGUF file itself. `config` is the
+    Hugging Face config.json (for GGUF the same keys, from its metadata).
     """
 
     ref: str
@@ -147,7 +147,8 @@ class ModelCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(ModelCheckpoint):
-    """A checkpoint of a decoder as `build`, `plan` and `quantize` know it before they read a weight.
+    """A checkpoint of a decoder as `build`, `plan` and `quantize` know it before they read a
+    weight.
 
     `weight_files` are relative to the checkpoint.
     """

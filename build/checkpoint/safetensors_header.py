@@ -11,7 +11,8 @@ from llmops.build.checkpoint.file_checks import check_tensor_ranges, parse_json,
 from llmops.errors import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"
-#: Longest header in bytes: the format's own limit. A larger number means that the file is something else.
+#: Longest header in bytes: the format's own limit. A larger number means that the file is something
+#: else.
 _MAX_HEADER = 100_000_000
 _BITS = {
     "F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16,

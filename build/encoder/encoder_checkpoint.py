@@ -45,8 +45,8 @@ _SMALL_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "speci
 class EncoderCheckpoint(ModelCheckpoint):
     """An encoder checkpoint.
 
-    `pooling` is mean or cls, `max_seq_len` counts the special tokens, `position_offset` is RoBERTa's.
-    `head` lists the layers of a cross-encoder, which returns one score and no vector.
+    `pooling` is mean or cls, `max_seq_len` counts the special tokens, `position_offset` is
+    RoBERTa's. `head` lists the layers of a cross-encoder, which returns one score and no vector.
     """
 
     prefix: str

@@ -204,8 +204,8 @@ def _sync(path: Path) -> None:
         os.close(handle)
 
 
-#: Shell program that removes a folder once its standard input closes. The kernel closes the other end
-#: of the pipe even after `kill -9`.
+#: Shell program that removes a folder once its standard input closes. The kernel closes the other
+#: end of the pipe even after `kill -9`.
 _REMOVER = 'cat > /dev/null; rm -rf -- "$1"'
 
 

@@ -29,8 +29,8 @@ FILE_NAME = "engine.json"
 FORMAT: Literal[1] = 1
 #: Largest engine.json in bytes. Golden answers of the largest models take some 100 KiB.
 _MAX_BYTES = 16 << 20
-#: Largest number of GPUs along one axis, of tokens in one sequence or step, and of vocabulary entries:
-#: ten times the largest in use.
+#: Largest number of GPUs along one axis, of tokens in one sequence or step, and of vocabulary
+#: entries: ten times the largest in use.
 _MAX_GPUS, _MAX_TOKENS, _MAX_VOCABULARY = 4096, 1 << 27, 1 << 24
 _Gpus = Annotated[int, Field(ge=1, le=_MAX_GPUS)]
 _Tokens = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]

@@ -274,7 +274,8 @@ class _ConfigReader:
 
     @staticmethod
     def is_moe(layer: int, step: int) -> bool:
-        # Qwen and Llama 4 count from one. DeepSeek counts from zero but publishes only step 1, where both agree.
+        # Qwen and Llama 4 count from one. DeepSeek counts from zero but publishes only step 1,
+        # where both agree.
         return (layer + 1) % step == 0
 
     def mla(self) -> MlaShape | None:

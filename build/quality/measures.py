@@ -121,8 +121,8 @@ _VECTORS = 8
 _ROWS = 8192
 _ATTENTION = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.qkv_proj")
 _MLP = ("mlp.gate_proj", "mlp.up_proj", "mlp.gate_up_proj")
-#: The matrices whose inputs each norm scales, in layers with and without a norm in front of the MLP. With
-#: one, `post_attention_layernorm` follows the attention.
+#: The matrices whose inputs each norm scales, in layers with and without a norm in front of the
+#: MLP. With one, `post_attention_layernorm` follows the attention.
 _FED = {"input_layernorm": _ATTENTION, "pre_feedforward_layernorm": _MLP}
 _FED_WITHOUT_MLP_NORM = {"input_layernorm": _ATTENTION, "post_attention_layernorm": _MLP}
 

@@ -139,8 +139,8 @@ class QualityGates(QualityLimits):
 
 #: Additional loss of an 8-bit KV cache.
 _CACHE = QualityGates(max_ppl_ratio=1.03, min_top1=0.95, max_mean_kl=0.03)
-#: Limits by the checkpoint's own method. AWQ by others moves scales from weights into norms, so single
-#: weights differ from the source's.
+#: Limits by the checkpoint's own method. AWQ by others moves scales from weights into norms, so
+#: single weights differ from the source's.
 _OF_METHOD = {"awq": QualityLimits()}
 #: Limits of formats without any: passed on unchanged, or of another target.
 _UNKNOWN = QualityLimits(max_weight_error=0.6)

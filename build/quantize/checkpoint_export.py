@@ -95,7 +95,8 @@ def _own_config(arch: Architecture, dtype: str) -> Iterator[None]:
     import modelopt.torch.export.model_config_export as exporter
 
     def convert(model_config: Any, quant_config: dict[str, Any], hf_config: Any = None) -> dict[str, Any]:
-        # Change the dict in place: if no layer is quantised, the exporter makes `quantization` from it again.
+        # Change the dict in place: if no layer is quantised, the exporter makes `quantization` from
+        # it again.
         quant_config["kv_cache_quant_algo"] = next(
             (layer.attention.kv_cache_dtype for layer in model_config.layers if layer.attention), None
         )
@@ -158,11 +159,13 @@ def export_hf_checkpoint(
 
 @contextlib.contextmanager
 def _experts_of_two_steps(quant_format: QuantFormat) -> Iterator[None]:
-    """Let ModelOpt 0.47 export experts in W4A8, whose weights are rounded in two steps (INT4 groups, then FP8).
+    """Let ModelOpt 0.47 export experts in W4A8, whose weights are rounded in two steps (INT4
+    groups, then FP8).
 
-    Before it writes, it gives gate and up of an expert one largest value, which raises for the groups of the first
-    step. W4A8 needs no such value: TensorRT-LLM takes the larger scale of the two when it fuses them
-    (`tensorrt_llm/_torch/modules/fused_moe/quantization.py`, WInt4AFP8FusedMoEMethod.load_quant_scales).
+    Before it writes, it gives gate and up of an expert one largest value, which raises for the
+    groups of the first step. W4A8 needs no such value: TensorRT-LLM takes the larger scale of the
+    two when it fuses them (`tensorrt_llm/_torch/modules/fused_moe/quantization.py`,
+    WInt4AFP8FusedMoEMethod.load_quant_scales).
     """
     import modelopt.torch.export.unified_export_hf as exporter
 

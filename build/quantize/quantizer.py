@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from llmops.build.progress import Progress
 
 
-#: Costs of AWQ's two passes: the second (awq_lite) tries eleven strengths of smoothing on top of itself.
+#: Costs of AWQ's two passes: the second (awq_lite) tries eleven strengths of smoothing on top of
+#: itself.
 _AWQ_PASSES = (1, 12)
 
 
@@ -70,7 +71,8 @@ def _forward_loop(
     def forward(model: Any) -> None:
         meter.cost = next(costs, passes[-1])
         for ids in prepared():
-            # Skip the output matrix, which is not quantised. A cache would keep every key and value.
+            # Skip the output matrix, which is not quantised. A cache would keep every key and
+            # value.
             model.get_decoder()(input_ids=ids.to(model.device), use_cache=False)
 
     return forward

@@ -140,7 +140,8 @@ def _family(arch: Architecture, hf_config: Any) -> dict[str, Any]:
     if arch.family == "gemma2":
         return {**fields, "attn_logit_softcapping": hf_config.attn_logit_softcapping}
     local = dict(hf_config.rope_parameters).get("sliding_attention", {})
-    # One layer in every `_sliding_window_pattern` sees all tokens. TensorRT-LLM divides by the pattern.
+    # One layer in every `_sliding_window_pattern` sees all tokens. TensorRT-LLM divides by the
+    # pattern.
     kinds = [*hf_config.layer_types, "full_attention"]
     return {
         **fields,

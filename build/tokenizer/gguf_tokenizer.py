@@ -18,15 +18,17 @@ if TYPE_CHECKING:
 #: ggml's token_type of a control token, and of a token that the user added.
 _CONTROL, _USER_DEFINED = 3, 4
 _GPT2, _SPM = "gpt2", "llama"
-#: Largest sum of squared token lengths: the search for merges takes time proportional to it, here some
-#: seconds. Llama's 32,000 tokens have 1.2 million; one token of 240,000 characters would take half a minute.
+#: Largest sum of squared token lengths: the search for merges takes time proportional to it, here
+#: some seconds. Llama's 32,000 tokens have 1.2 million; one token of 240,000 characters would take
+#: half a minute.
 _MAX_WORK = 200_000_000
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _QWEN2 = _LLAMA3.replace(r"\p{N}{1,3}", r"\p{N}")
-#: `tokenizer.ggml.pre` -> (regular expression before the bytes, digits one by one, merges may be skipped).
+#: `tokenizer.ggml.pre` -> (regular expression before the bytes, digits one by one, merges may be
+#: skipped).
 _PRE_TOKENIZERS: dict[str, tuple[str | None, bool, bool]] = {
     "smollm": (None, True, False),
     "starcoder": (None, True, False),

@@ -41,8 +41,8 @@ def write_tokenizer(checkpoint: Checkpoint, directory: Path, warn: Callable[[str
         _from_folder(checkpoint, directory)
     if checkpoint.chat_template is not None:
         (directory / TEMPLATE).write_text(checkpoint.chat_template, encoding="utf-8")
-        # A template that rejects this message is for the user to judge. A template without end would hang a later
-        # stage, so it is found here.
+        # A template that rejects this message is for the user to judge. A template without end
+        # would hang a later stage, so it is found here.
         with contextlib.suppress(ValueError):
             render_messages(directory, ["a"])
     _check_written(checkpoint, directory, warn)

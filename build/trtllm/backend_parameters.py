@@ -56,8 +56,8 @@ PARAMETERS: dict[str, Parameter] = {
     **_same("int", "lora_cache_max_adapter_size lora_cache_optimal_adapter_size lora_cache_host_memory_bytes"),
     **_same("int", "lookahead_window_size lookahead_ngram_size lookahead_verification_set_size"),
     **_same("float", "lora_cache_gpu_memory_fraction gpu_weights_percent"),
-    # the default, true, normalises over the tokens that top-k and top-p leave: a greedy one gets 0.0
-    # (model_instance_state.cc: `bool normalizeLogProbs = true`; tensorrtllm_backend issue #276)
+    # the default, true, normalises over the tokens that top-k and top-p leave: a greedy one gets
+    # 0.0 (model_instance_state.cc: `bool normalizeLogProbs = true`; tensorrtllm_backend issue #276)
     "normalize_log_probs": Parameter("bool", "false"),
     **_same("bool", "multi_block_mode enable_context_fmha_fp32_acc cuda_graph_mode"),
     **_same("bool", "kv_cache_onboard_blocks"),

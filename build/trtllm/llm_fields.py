@@ -139,8 +139,9 @@ KV_CACHE: Table = {
     **_later("dict", "block_reuse_config", "kv_events_config", "mamba_state_config"), **_later("list", "pool_ratio"),
 }  # fmt: skip
 
-#: decoding_type as llmops keeps it (1.3's own names) -> its name in 1.2; None where 1.2's PyTorch backend has none.
-#: Not here: Medusa and Lookahead (TensorRT engines only), User_Provided (takes Python objects).
+#: decoding_type as llmops keeps it (1.3's own names) -> its name in 1.2; None where 1.2's PyTorch
+#: backend has none. Not here: Medusa and Lookahead (TensorRT engines only), User_Provided (takes
+#: Python objects).
 DECODING_TYPES: dict[str, str | None] = {
     "NGram": "NGram", "MTP": "MTP", "Eagle3": "Eagle", "Draft_Target": "DraftTarget", "AUTO": "AUTO",
     "SaveState": "SaveState", "SA": None, "PARD": None, "DFlash": None, "DSpark": None,

@@ -11,8 +11,8 @@ from llmops.build.plan.memory.parallel_layout import ParallelLayout, local_kv_he
 from llmops.build.plan.memory.weight_bytes import rank_weights
 from llmops.build.quant_formats import QuantFormat
 
-#: Bytes of CUDA context, cuBLAS workspaces and the library's own code: AIConfigurator's measured figure
-#: before its safety margin.
+#: Bytes of CUDA context, cuBLAS workspaces and the library's own code: AIConfigurator's measured
+#: figure before its safety margin.
 RUNTIME = 551 * MIB
 #: Bytes of NCCL's buffers by number of ranks, measured by AIConfigurator on H100.
 NCCL = {1: 0, 2: 342 * MIB, 4: 392 * MIB, 8: 392 * MIB}

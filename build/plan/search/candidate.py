@@ -122,7 +122,8 @@ def fit_layout(
     if reason:
         raise LayoutRejected(reason)
     batch, limits, memory = MAX_BATCH, PlannedLimits(1, 1, 1), None
-    # The logits of a larger batch take memory from the cache that would hold it. Two rounds settle both.
+    # The logits of a larger batch take memory from the cache that would hold it. Two rounds settle
+    # both.
     for _ in range(3):
         limits = PlannedLimits(batch, request.num_tokens, request.seq_len, request.kv_fraction)
         memory = plan_memory(request.model, request.precision, request.kv, layout, gpu, limits)

@@ -145,7 +145,14 @@ def search_layouts(
     ranked, disaggregated = (
         tuple(sorted(some, key=_rank(request))) for some in (found.candidates, found.disaggregated)
     )
-    return PlanResult(request, ranked, tuple(found.rejections), timing, tuple(found.curves), disaggregated)
+    return PlanResult(
+        request=request,
+        candidates=ranked,
+        rejections=tuple(found.rejections),
+        timing=timing,
+        curves=tuple(found.curves),
+        disaggregated=disaggregated,
+    )
 
 
 def _alternative(
@@ -170,12 +177,12 @@ def _cheapest(
 ) -> Candidate | None:
     found = []
     for gpu in gpus:
-        asked = replace(request, gpus=(gpu,), max_gpus=count, measured=None)
+        other_request = replace(request, gpus=(gpu,), max_gpus=count, measured=None)
         # The search itself reports problems with the times of the requested GPUs.
         times = times_of(gpu) if gpu in request.gpus else RooflineTimes(gpu)
         for layout in candidate_layouts(request.model, request.tp, request.pp, request.expert_split):
             with suppress(LayoutRejected):
-                candidate = evaluate_layout(asked, gpu, fit_layout(asked, gpu, layout, times))
+                candidate = evaluate_layout(other_request, gpu, fit_layout(other_request, gpu, layout, times))
                 if not refusal(candidate):
                     found.append(candidate)
     return min(found, key=_rank(request), default=None)

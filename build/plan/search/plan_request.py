@@ -46,7 +46,7 @@ def default_target(model: Architecture, precision: QuantFormat, kv: str, ep: int
 
 
 def find_precision(name: str, model: Architecture) -> QuantFormat:
-    """Return the format for `llmops plan --quant`; `auto` is the format that the checkpoint is stored in.
+    """Return the format for `llmops plan --quant`; `auto` is the checkpoint's own format.
 
     Raises:
         InputError: The name is unknown. The message lists the known ones.

@@ -104,7 +104,8 @@ def memory_data(memory: MemoryBudget) -> dict[str, Any]:
     return {**asdict(memory), "weight_bytes": memory.weight_bytes}
 
 
-#: Families whose planned throughput was compared with NVIDIA's published one and found within its error.
+#: Families whose planned throughput was compared with NVIDIA's published one and found within its
+#: error.
 _VALIDATED_FAMILIES = ("llama", "mistral", "mixtral", "gpt_oss")
 
 

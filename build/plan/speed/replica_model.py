@@ -15,7 +15,8 @@ from llmops.build.plan.speed.workload import PlanWorkload
 Z95 = 1.645
 #: 95th percentile of an exponential tail, in standard deviations.
 EXPONENTIAL_TAIL = math.log(20)
-#: Share of a step's tokens that steady traffic may take. Above it the queue of prompts grows steeply.
+#: Share of a step's tokens that steady traffic may take. Above it the queue of prompts grows
+#: steeply.
 PROMPT_LOAD = 0.85
 
 
@@ -148,9 +149,10 @@ class ReplicaModel:
     def _added(self, batch: int, length: int, prompts: int, plain: float) -> float:
         """Return the seconds that prompts add to a step of `plain` seconds.
 
-        Measured tables hold each point on its own, so that a step with prompts can come out shorter than the same step
-        without them. No step gets shorter by more work, so zero is the lower bound: a step that waits for the weights
-        anyway has room for the arithmetic of a short prompt.
+        Measured tables hold each point on its own, so that a step with prompts can come out shorter
+        than the same step without them. No step gets shorter by more work, so zero is the lower
+        bound: a step that waits for the weights anyway has room for the arithmetic of a short
+        prompt.
         """
         mixed = self.steps.seconds(batch, length, self._prompts(prompts), self.workload.draft_tokens)
         return max(0.0, mixed - plain)

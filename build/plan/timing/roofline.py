@@ -8,9 +8,9 @@ from llmops.build.plan.gpu_specs import GpuSpec
 from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape
 from llmops.build.quant_formats import FORMATS
 
-# Shares of the peak, between the medians of AIConfigurator's H100 tables on large shapes: matrix products 0.54 (FP8)
-# to 0.73 (BF16), attention 0.43 to 0.60 of the BF16 peak, weights read at 0.73 to 0.83, all-reduce 0.61 to 0.86.
-# Latencies are in seconds.
+# Shares of the peak, between the medians of AIConfigurator's H100 tables on large shapes: matrix
+# products 0.54 (FP8) to 0.73 (BF16), attention 0.43 to 0.60 of the BF16 peak, weights read at 0.73
+# to 0.83, all-reduce 0.61 to 0.86. Latencies are in seconds.
 GEMM_EFFICIENCY = 0.65
 ATTENTION_EFFICIENCY = 0.5
 MEMORY_EFFICIENCY = 0.75

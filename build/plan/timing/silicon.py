@@ -33,9 +33,10 @@ _UNUSED = ("framework", "version", "device", "op_name", "kernel_source", "beam_w
 #: Distributions of tokens over experts in the tables, best first: real routing is skewed, and
 #: AIConfigurator itself plans Mixtral, Qwen 3 MoE and GPT-OSS with this exponent.
 ROUTING = ("power_law_1.2", "power_law_1.01", "balanced")
-#: Share of the data sheet's HBM bandwidth that streaming reads reach: what these tables show for large weights and
-#: few tokens (95th percentiles: H100 0.85 and 0.87, H200 0.84 and 0.88, A100 0.85). Decode attention was measured on a
-#: cache that is partly in L2, which on H100 and A100 gives more than the data sheet; a batch's cache is far larger.
+#: Share of the data sheet's HBM bandwidth that streaming reads reach: what these tables show for
+#: large weights and few tokens (95th percentiles: H100 0.85 and 0.87, H200 0.84 and 0.88, A100
+#: 0.85). Decode attention was measured on a cache that is partly in L2, which on H100 and A100
+#: gives more than the data sheet; a batch's cache is far larger.
 HBM_CEILING = 0.85
 #: TensorRT-LLM versions whose tables are used, best first.
 VERSIONS = ("1.2.0rc5", "1.0.0", "1.3.0rc10")

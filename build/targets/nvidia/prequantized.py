@@ -76,10 +76,11 @@ def _problem(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpe
 _BACKEND = "TensorRT-LLM's PyTorch backend"
 _NEWER = "which TensorRT-LLM reads from 1.3 on: take --set image=trtllm-1.3, or"
 # What the PyTorch backend makes of config.json and hf_quant_config.json, by release:
-# `tensorrt_llm/_torch/model_config.py`, load_hf_quant_config, and `tensorrt_llm/llmapi/llm_utils.py`,
-# _update_from_hf_quant_config. NVIDIA/TensorRT-LLM #14088 brought ModelOpt's description within
-# config.json and ModelOpt 1.x's own, #15415 the last fixes for compressed-tensors; both are in
-# 1.3.0rc29. Each function returns what is wrong, or an empty text.
+# `tensorrt_llm/_torch/model_config.py`, load_hf_quant_config, and
+# `tensorrt_llm/llmapi/llm_utils.py`, _update_from_hf_quant_config. NVIDIA/TensorRT-LLM #14088
+# brought ModelOpt's description within config.json and ModelOpt 1.x's own, #15415 the last fixes
+# for compressed-tensors; both are in 1.3.0rc29. Each function returns what is wrong, or an empty
+# text.
 
 
 def _fp8(found: ExistingQuantisation, checkpoint: Checkpoint, spec: BuildSpec, minor: tuple[int, int]) -> str:

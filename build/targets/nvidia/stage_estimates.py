@@ -24,8 +24,9 @@ from llmops.errors import ResourceError
 _GIB = 2**30
 #: Bytes of tokenizer and configurations.
 OTHER_FILES = 64 * 2**20
-#: Memory on a CPU as a multiple of the weights in float32: measured with SmolLM2-135M and, in FP8, a Llama
-#: of 380 million parameters (docs/quantisation.md). torch, transformers and ModelOpt take the fixed part.
+#: Memory on a CPU as a multiple of the weights in float32: measured with SmolLM2-135M and, in FP8,
+#: a Llama of 380 million parameters (docs/quantisation.md). torch, transformers and ModelOpt take
+#: the fixed part.
 _CPU_FACTOR, _CPU_FIXED = 2.0, int(0.75 * _GIB)
 #: Bytes of small layers and tables that the gate caches.
 _GATE_KEPT = CACHED_LAYERS_BYTES + 2 * CACHED_TABLE_BYTES

@@ -85,7 +85,8 @@ def docker_command(folder: Path, image: TrtllmImage) -> list[str]:
     """
     owner = f"{os.getuid()}:{os.getgid()}"
     mount = f"type=bind,source={folder.absolute()},target=/engine"
-    # Without --init, the shell is the container's first process, which ignores the SIGTERM of a Ctrl-C.
+    # Without --init, the shell is the container's first process, which ignores the SIGTERM of a
+    # Ctrl-C.
     flags = ["--rm", "--init", "--gpus", "all", "--ipc", "host", "--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
     home = ["--env", "HOME=/tmp", "--env", "USER=llmops"]
     inside = [*home, "--mount", mount, image.reference, "sh", f"/engine/{SCRIPT}"]

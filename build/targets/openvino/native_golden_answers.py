@@ -20,8 +20,8 @@ from llmops.build.environment import available_memory, installed_version
 from llmops.build.progress import Progress
 from llmops.build.targets.openvino.native_export import float_model
 
-#: Bytes per parameter: OpenVINO holds the weights as float32 twice, as constants and in its own layout, beside
-#: those that were read (measured 8.6 from 4 bits and 9.4 from float16).
+#: Bytes per parameter: OpenVINO holds the weights as float32 twice, as constants and in its own
+#: layout, beside those that were read (measured 8.6 from 4 bits and 9.4 from float16).
 _PER_PARAMETER = 10
 
 

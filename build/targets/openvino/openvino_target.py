@@ -212,11 +212,13 @@ def _runtime(spec: BuildSpec, checkpoint: Checkpoint) -> OpenVinoRuntime:
     exact = spec.quant == "none" or spec.deterministic
     kv_cache = {"auto": "f32" if exact else "u8"}.get(spec.kv_cache, spec.kv_cache)
     properties = {"KV_CACHE_PRECISION": kv_cache}
-    # A float32 cache goes with float32 arithmetic only: where the CPU has bfloat16, OpenVINO's default, it fails.
+    # A float32 cache goes with float32 arithmetic only: where the CPU has bfloat16, OpenVINO's
+    # default, it fails.
     if exact or kv_cache == "f32":
         properties["INFERENCE_PRECISION_HINT"] = "f32"
     if spec.deterministic:
-        # 8-bit activations are rounded differently in batches of different sizes (docs/decisions/0007).
+        # 8-bit activations are rounded differently in batches of different sizes
+        # (docs/decisions/0007).
         properties["DYNAMIC_QUANTIZATION_GROUP_SIZE"] = "0"
     shape = checkpoint.architecture
     cache = {"layers": shape.num_layers, "kv_heads": shape.num_kv_heads, "head_dim": shape.head_dim}

@@ -39,7 +39,8 @@ class UncompressedStorage:
     """The checkpoint's own bits. 16-bit floats are widened, which is exact."""
 
     def __init__(self) -> None:
-        # An ov.Tensor over a numpy array does not keep the array alive; this object has to outlive the model.
+        # An ov.Tensor over a numpy array does not keep the array alive; this object has to outlive
+        # the model.
         self._shared: list[NDArray[Any]] = []
 
     def matrix(self, weight: Weight, embedding: bool = False) -> Node:
@@ -123,7 +124,8 @@ def _quantised(
     low, high = values.min(-1, keepdims=True), values.max(-1, keepdims=True)
     if not on_grid:
         low, high = np.minimum(low, 0), np.maximum(high, 0)
-    # Rounded to float16 first, as it is stored, so that the integers are the best ones for the scale in use.
+    # Rounded to float16 first, as it is stored, so that the integers are the best ones for the
+    # scale in use.
     scale = ((high - low) / levels).astype(np.float16).astype(np.float32)
     scale[scale == 0] = 1
     zero = (-low / scale).astype(np.float16) if on_grid else np.clip(np.round(-low / scale), 0, levels)

@@ -16,7 +16,8 @@ from llmops.errors import InputError
 
 FLAG, SERVE = "flag.", "serve."
 LOOKAHEAD = "lookahead_decoding"
-#: Modes for plain checkpoints; medusa, eagle and explicit_draft_tokens (ReDrafter) are other architectures.
+#: Modes for plain checkpoints; medusa, eagle and explicit_draft_tokens (ReDrafter) are other
+#: architectures.
 SPECULATIVE_MODES = (LOOKAHEAD, "draft_tokens_external")
 OPTIONS = COMMON_OPTIONS | {
     "max_input_len", "tokens_per_block", "workers", "adapters", "lora_modules", "max_lora_rank", "speculative_mode",
