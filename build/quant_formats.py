@@ -314,8 +314,8 @@ def removal_reason(name: str, release: tuple[int, int]) -> str | None:
     """Return NVIDIA's name for a format that the TensorRT-LLM release no longer loads, or None if
     it does.
     """
-    gone = FORMATS[name].removal if name in FORMATS else None
-    return gone.what if gone and release >= gone.since else None
+    removal = FORMATS[name].removal if name in FORMATS else None
+    return removal.what if removal and release >= removal.since else None
 
 
 def check_kv_cache(kv_cache: str, target: TargetName) -> None:

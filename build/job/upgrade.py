@@ -58,9 +58,9 @@ def plan_upgrade(directory: Path, to: str) -> Upgrade:
             f"{directory} is a TensorRT engine: it runs on TensorRT-LLM {manifest.tensorrt_llm} only, and 1.3 "
             f"no longer has engines. Build the model again for the PyTorch backend:\n  {_rebuild_command(manifest, directory)}"
         )
-    if gone := removal_reason(manifest.quantisation.weights, release_of(version)):
+    if removed := removal_reason(manifest.quantisation.weights, release_of(version)):
         raise InputError(
-            f"{directory} has {gone} weights, which TensorRT-LLM 1.3 does not load. Build it again:\n"
+            f"{directory} has {removed} weights, which TensorRT-LLM 1.3 does not load. Build it again:\n"
             f"  {_rebuild_command(manifest, directory)}"
         )
     return _upgraded(manifest, version)

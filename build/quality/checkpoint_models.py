@@ -61,7 +61,7 @@ class _SourceWeights(ModelWeights):
         return cache_if_small(StoredTable([self.weights.get(name)]))
 
     def _stored(self, name: str) -> str:
-        older = [name.replace(ours, theirs) for ours, theirs in _OLDER]
+        older = [name.replace(current, older_name) for current, older_name in _OLDER]
         return next((one for one in (name, *older) if self.weights.has(one)), name)
 
 

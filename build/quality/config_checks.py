@@ -46,7 +46,7 @@ def _rope_and_norm(source: dict[str, Any]) -> dict[str, Any]:
     old = with_transformers4_keys(source)
     old = {**old, **old["text_config"]} if isinstance(old.get("text_config"), dict) else old
     names = {"norm_epsilon": "rms_norm_eps", "rotary_base": "rope_theta", "rotary_pct": "partial_rotary_factor"}
-    return {ours: old[theirs] for ours, theirs in names.items() if old.get(theirs) is not None}
+    return {engine_name: old[hf_name] for engine_name, hf_name in names.items() if old.get(hf_name) is not None}
 
 
 def check_hf_config(exported: dict[str, Any], source: dict[str, Any]) -> None:

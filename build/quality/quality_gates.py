@@ -131,9 +131,9 @@ class QualityGates(QualityLimits):
             ("--max-token-kl", "worst token's KL", quality.worst_token_kl, self.max_token_kl, False),
         )
         return [
-            f"{what} {value:.4g} is {'under' if least else 'over'} {limit:g} ({flag})"
-            for flag, what, value, limit, least in checks
-            if limit is not None and (value < limit if least else value > limit)
+            f"{what} {value:.4g} is {'under' if is_minimum else 'over'} {limit:g} ({flag})"
+            for flag, what, value, limit, is_minimum in checks
+            if limit is not None and (value < limit if is_minimum else value > limit)
         ]
 
 

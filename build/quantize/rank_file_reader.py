@@ -94,10 +94,10 @@ class RankFileReader:
         per_stage = self.config["num_hidden_layers"] // self.pp
         stage, local = divmod(layer, per_stage)
         source, target = f"transformer.layers.{local}", f"model.layers.{layer}"
-        for ours, theirs in _NORMS.items():
-            tensor = self._joined(stage, f"{source}.{ours}.weight", None)
+        for engine_name, hf_name in _NORMS.items():
+            tensor = self._joined(stage, f"{source}.{engine_name}.weight", None)
             if tensor is not None:
-                self._plain(model, f"{target}.{theirs}.weight", tensor - self.norm_offset)
+                self._plain(model, f"{target}.{hf_name}.weight", tensor - self.norm_offset)
         self._attention(model, stage, f"{source}.attention", f"{target}.self_attn")
         if "moe" in self.config:
             self._experts(model, stage, f"{source}.mlp", f"{target}.mlp")

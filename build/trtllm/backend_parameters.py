@@ -96,8 +96,8 @@ def _check(name: str, value: str) -> None:
         raise InputError(f"the tensorrtllm backend has no parameter serve.{name}; it has {', '.join(PARAMETERS)}.")
     if not value:
         return
-    pattern, wanted = _PATTERNS[parameter.kind]
+    pattern, expected = _PATTERNS[parameter.kind]
     if parameter.choices and value not in parameter.choices:
         raise InputError(f"serve.{name} must be {' or '.join(parameter.choices)}, not {value}.")
     if not pattern.fullmatch(value):
-        raise InputError(f"serve.{name} must be {wanted}, not {value}.")
+        raise InputError(f"serve.{name} must be {expected}, not {value}.")

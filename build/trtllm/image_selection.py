@@ -49,9 +49,9 @@ def image_for(target: str, tensorrt_llm: str) -> TrtllmImage:
     """
     fits = [image for image in IMAGES.values() if target in image.targets and _serves(image, target, tensorrt_llm)]
     if not fits:
-        have = ", ".join(sorted({image.tensorrt_llm for image in IMAGES.values() if target in image.targets}))
+        available = ", ".join(sorted({image.tensorrt_llm for image in IMAGES.values() if target in image.targets}))
         raise VersionMismatchError(
-            f"no Triton image serves target {target} of TensorRT-LLM {tensorrt_llm}; there are images for {have}."
+            f"no Triton image serves target {target} of TensorRT-LLM {tensorrt_llm}; there are images for {available}."
         )
     return fits[0]
 

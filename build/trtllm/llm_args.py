@@ -129,11 +129,11 @@ def release_neutral(arguments: Mapping[str, Any]) -> dict[str, Any]:
     Releases name speculation types and the draft model differently. A type that no release has
     stays, for `arguments_for_release` to reject.
     """
-    made = dict(arguments)
-    speculative = made.get("speculative_config")
+    translated = dict(arguments)
+    speculative = translated.get("speculative_config")
     if isinstance(speculative, Mapping):
-        made["speculative_config"] = _neutral_speculation(dict(speculative))
-    return made
+        translated["speculative_config"] = _neutral_speculation(dict(speculative))
+    return translated
 
 
 def _neutral_speculation(speculative: dict[str, Any]) -> dict[str, Any]:
@@ -156,20 +156,22 @@ def arguments_for_release(arguments: Mapping[str, Any], minor: tuple[int, int]) 
     Raises:
         InputError: The release does not have a field or value.
     """
-    made = {
+    translated = {
         name: value
         for name, value in release_neutral(arguments).items()
         if not _removed_without_loss(TOP.get(name), minor)
     }
     for name, field in TOP.items():
-        if field.config is not None and isinstance(made.get(name), Mapping):
+        if field.config is not None and isinstance(translated.get(name), Mapping):
             table = TABLES[field.config]
-            made[name] = {k: v for k, v in made[name].items() if not _removed_without_loss(table.get(k), minor)}
-    _check_table(made, TOP, minor, "")
-    _check_rules(made, minor)
-    if made.get("speculative_config"):
-        made["speculative_config"] = _speculation_of(made["speculative_config"], minor)
-    return made
+            translated[name] = {
+                k: v for k, v in translated[name].items() if not _removed_without_loss(table.get(k), minor)
+            }
+    _check_table(translated, TOP, minor, "")
+    _check_rules(translated, minor)
+    if translated.get("speculative_config"):
+        translated["speculative_config"] = _speculation_of(translated["speculative_config"], minor)
+    return translated
 
 
 def _removed_without_loss(field: Field | None, minor: tuple[int, int]) -> bool:
@@ -178,15 +180,15 @@ def _removed_without_loss(field: Field | None, minor: tuple[int, int]) -> bool:
 
 
 def _speculation_of(neutral_form: Mapping[str, Any], minor: tuple[int, int]) -> dict[str, Any]:
-    made = dict(neutral_form)
+    translated = dict(neutral_form)
     if minor >= (1, 3):
-        return made
-    name = DECODING_TYPES[made["decoding_type"]]
-    made["decoding_type"] = name
+        return translated
+    name = DECODING_TYPES[translated["decoding_type"]]
+    translated["decoding_type"] = name
     if name == "NGram":
         # The default of 1.2 is 0, which never finds a match.
-        made.setdefault("max_matching_ngram_size", 2)
-    return made
+        translated.setdefault("max_matching_ngram_size", 2)
+    return translated
 
 
 def check_llm_args(arguments: Mapping[str, Any], version: str) -> None:
@@ -213,8 +215,10 @@ def _check_table(values: Mapping[str, Any], table: Table, minor: tuple[int, int]
 
 def _instead(name: str, table: Table, minor: tuple[int, int]) -> str:
     """Return a field of this release with a similar name, as part of a sentence."""
-    alive = [one for one, field in table.items() if minor >= field.since and (not field.until or minor < field.until)]
-    near = difflib.get_close_matches(name, alive, n=1, cutoff=0.75)
+    available = [
+        one for one, field in table.items() if minor >= field.since and (not field.until or minor < field.until)
+    ]
+    near = difflib.get_close_matches(name, available, n=1, cutoff=0.75)
     return f"use {near[0]}, or " if near else ""
 
 
@@ -231,9 +235,9 @@ def _check_value(path: str, value: Any, field: Field, minor: tuple[int, int]) ->
         raise FieldError(path, f"{path} is {value!r}; the LLM API takes {', '.join(choices)}.")
     too_small = field.minimum is not None and value < field.minimum
     if too_small or (field.maximum is not None and value > field.maximum):
-        least = field.minimum if field.minimum is not None else "-∞"
-        most = field.maximum if field.maximum is not None else "∞"
-        raise FieldError(path, f"{path} is {value!r}; it must lie between {least} and {most}.")
+        minimum = field.minimum if field.minimum is not None else "-∞"
+        maximum = field.maximum if field.maximum is not None else "∞"
+        raise FieldError(path, f"{path} is {value!r}; it must lie between {minimum} and {maximum}.")
 
 
 def _check_rules(arguments: Mapping[str, Any], minor: tuple[int, int]) -> None:

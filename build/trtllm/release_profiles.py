@@ -73,10 +73,10 @@ def profile_of_release(arguments: Mapping[str, Any], version: str, quant: str = 
         InputError: The release cannot run the engine.
     """
     minor = max((one for one in CHECKED if one <= release_of(version)), default=min(CHECKED))
-    made = _profile(dict(arguments), minor, quant)
-    if made.refused:
-        raise InputError(made.refused)
-    return made
+    profile = _profile(dict(arguments), minor, quant)
+    if profile.refused:
+        raise InputError(profile.refused)
+    return profile
 
 
 def _profile(arguments: dict[str, Any], minor: tuple[int, int], quant: str) -> ReleaseProfile:

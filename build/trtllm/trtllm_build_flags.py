@@ -119,15 +119,15 @@ def _one_of(flag: Flag) -> str:
     return f"one of {', '.join(flag.choices)}" if flag.choices else "a text that is not empty"
 
 
-def _expect(fits: bool, flag: Flag, value: Value, wanted: str) -> None:
+def _expect(fits: bool, flag: Flag, value: Value, expected: str) -> None:
     if not fits:
-        raise InputError(f"trtllm-build --{flag.name} {value}: give {wanted}.")
+        raise InputError(f"trtllm-build --{flag.name} {value}: give {expected}.")
 
 
 def effective_flags(arguments: Mapping[str, Value]) -> dict[str, Value | None]:
     """Return the value of every flag, with defaults filled in."""
-    given = {ALIASES.get(name, name): value for name, value in arguments.items()}
-    return {name: given.get(name, flag.default) for name, flag in FLAGS.items()}
+    values = {ALIASES.get(name, name): value for name, value in arguments.items()}
+    return {name: values.get(name, flag.default) for name, flag in FLAGS.items()}
 
 
 def to_argv(arguments: Mapping[str, Value]) -> list[str]:

@@ -31,7 +31,7 @@ def render_page(plan: PlanResult) -> str:
         f'<p class="soft">llmops plan · {escape(figures.request_summary(plan))} · {time.strftime("%Y-%m-%d", time.gmtime())}</p>',
         f'<p class="answer">{escape(figures.recommendation(plan))}</p>',
         key_figures(figures.key_figures(plan)),
-        *(note(said) for said in (figures.disaggregated_saving(plan), accuracy_warning(plan)) if said),
+        *(note(warning) for warning in (figures.disaggregated_saving(plan), accuracy_warning(plan)) if warning),
         f"<h2>Memory of one GPU</h2>{_memory(best)}",
         f'<h2>Plots</h2><div class="plots">{_pareto(plan)}{_cost(plan)}</div>',
         f"<h2>Layouts that hold the targets, by cost</h2>{_ranking(plan)}",

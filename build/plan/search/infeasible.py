@@ -88,7 +88,7 @@ def _unbuildable(request: PlanRequest, rejected: list[TriedLayout], alternative:
 
 def _too_large(request: PlanRequest, rejected: list[TriedLayout], alternative: Callable[[], Candidate | None]) -> str:
     short = [(attempt.rejection.memory.short, attempt) for attempt in rejected if attempt.rejection.memory]
-    least, best = min(short, key=lambda pair: (pair[0], pair[1].layout.gpus))
+    shortfall, best = min(short, key=lambda pair: (pair[0], pair[1].layout.gpus))
     memory = best.rejection.memory
     assert memory is not None
     rest = memory.total - memory.left - memory.kv_cache - memory.weight_bytes
@@ -101,7 +101,7 @@ def _too_large(request: PlanRequest, rejected: list[TriedLayout], alternative: C
     return (
         f"{request.name} does not fit on {fleet}: {widest} ({best.layout}), each {best.gpu.name} of "
         f"{memory.total / GB:.1f} GB would hold {memory.weight_bytes / GB:.1f} GB of weights "
-        f"({request.precision.label}) and {rest / GB:.1f} GB of buffers, {least / GB:.1f} GB too much.{advice}"
+        f"({request.precision.label}) and {rest / GB:.1f} GB of buffers, {shortfall / GB:.1f} GB too much.{advice}"
     )
 
 

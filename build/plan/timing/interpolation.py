@@ -41,7 +41,7 @@ class InterpolationGrid:
 
     def _nearest(self, coordinates: tuple[float, ...]) -> float:
         def distance(point: tuple[int, ...]) -> float:
-            return sum(abs(math.log(have / want)) for have, want in zip(point, coordinates, strict=True))
+            return sum(abs(math.log(tick / coordinate)) for tick, coordinate in zip(point, coordinates, strict=True))
 
         return self._values[min(self._values, key=distance)]
 

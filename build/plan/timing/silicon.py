@@ -280,7 +280,7 @@ def _nearest(rows: list[dict[str, Any]], names: tuple[str, ...], requested: tupl
         return []
 
     def distance(shape: tuple[int, ...]) -> float:
-        return sum(abs(math.log(have / want)) for have, want in zip(shape, requested, strict=True))
+        return sum(abs(math.log(measured / size)) for measured, size in zip(shape, requested, strict=True))
 
     shapes = {tuple(row[name] for name in names) for row in rows}
     best = min(sorted(shapes), key=distance)

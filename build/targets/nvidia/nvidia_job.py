@@ -104,5 +104,5 @@ class NvidiaJob(GeneratorJob):
         names = [stage.stage for stage in self.stage_requirements if stage.gpu > count * gpu.memory]
         if not names:
             return []
-        have = f"{count} x {gpu.name} ({count * gpu.memory / 2**30:.0f} GiB)"
-        return [f"more than {have} can hold: {', '.join(names)}; run `llmops build` with more GPUs, or on CPU"]
+        hardware = f"{count} x {gpu.name} ({count * gpu.memory / 2**30:.0f} GiB)"
+        return [f"more than {hardware} can hold: {', '.join(names)}; run `llmops build` with more GPUs, or on CPU"]

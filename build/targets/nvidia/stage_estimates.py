@@ -67,8 +67,8 @@ def stage_needs(request: BuildRequest, gpu: bool) -> list[StageRequirements]:
     time, stages = DurationEstimate(request, stored, gpu), []
     if not request.exports_unchanged:
         on_gpu = math.ceil(checkpoint.parameters * 2 * _GPU_FACTOR) + _GPU_FIXED if gpu else 0
-        beside = max(logits, _activations(request))
-        ram = stored * 2 if gpu else int(full * _CPU_FACTOR) + _CPU_FIXED + beside
+        buffers = max(logits, _activations(request))
+        ram = stored * 2 if gpu else int(full * _CPU_FACTOR) + _CPU_FIXED + buffers
         stages.append(StageRequirements("quantise and export", ram, on_gpu, stored, time.quantise(), here=True))
     if request.measure_quality:
         held = min(_layer_bytes(checkpoint) * _GATE_LAYERS + _GATE_KEPT, 2 * full) + _states(checkpoint) + logits

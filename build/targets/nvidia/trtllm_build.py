@@ -170,7 +170,7 @@ def _failure(argv: Sequence[str], code: int, tail: list[str], log_path: Path) ->
 
 def check_engine(engine: Path, ranks: int, log_path: Path) -> None:
     """Raise BuildError unless config.json and one non-empty engine file per rank exist."""
-    wanted = ["config.json", *(f"rank{rank}.engine" for rank in range(ranks))]
-    bad = [name for name in wanted if not (engine / name).is_file() or (engine / name).stat().st_size == 0]
+    expected = ["config.json", *(f"rank{rank}.engine" for rank in range(ranks))]
+    bad = [name for name in expected if not (engine / name).is_file() or (engine / name).stat().st_size == 0]
     if bad:
         raise BuildError(f"{PROGRAM} succeeded but wrote no {bad[0]} to {engine.name}; see {log_path}.")

@@ -73,11 +73,11 @@ def max_input_len(request: BuildRequest) -> int:
 
 def _lora(spec: BuildSpec, adapters: list[AdapterCheckpoint]) -> LoraOptions | None:
     """Return room for the given adapters, and for more if the user says so."""
-    given = spec.options.get("lora_modules")
-    if not adapters and given is None:
+    extra_modules = spec.options.get("lora_modules")
+    if not adapters and extra_modules is None:
         return None
     modules = {module: None for adapter in adapters for module in adapter.modules}
-    modules |= dict.fromkeys(str(given).split(",") if given else ())
+    modules |= dict.fromkeys(str(extra_modules).split(",") if extra_modules else ())
     largest = max((adapter.rank for adapter in adapters), default=64)
     rank = positive_option(spec, "max_lora_rank", largest)
     if adapters and rank < largest:
@@ -120,8 +120,8 @@ def lookahead_draft_len(window: int, ngram: int, verification: int) -> int:
 
 
 def _extra_flags(spec: BuildSpec) -> dict[str, Value]:
-    given = {name[len(FLAG) :]: str(value) for name, value in spec.options.items() if name.startswith(FLAG)}
-    argv = [word for name, value in given.items() for word in (f"--{name}", *value.split())]
+    flags = {name[len(FLAG) :]: str(value) for name, value in spec.options.items() if name.startswith(FLAG)}
+    argv = [word for name, value in flags.items() for word in (f"--{name}", *value.split())]
     return from_argv([word for word in argv if word != "true"])
 
 
@@ -134,11 +134,11 @@ def uses_paged_context(argv: list[str]) -> bool:
     return effective_flags(from_argv(argv[1:]))["use_paged_context_fmha"] == "enable"
 
 
-def check_serving(given: dict[str, str], request: BuildRequest, argv: list[str]) -> None:
+def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[str]) -> None:
     """Raise InputError for parameters that need paged context: the backend would refuse to load the
     engine with chunked context, and ignore reuse.
     """
-    requested = [name for name in ("enable_chunked_context", "enable_kv_cache_reuse") if given.get(name) == "true"]
+    requested = [name for name in ("enable_chunked_context", "enable_kv_cache_reuse") if parameters.get(name) == "true"]
     if requested and not uses_paged_context(argv):
         raise InputError(
             f"--set {SERVE}{requested[0]}=true needs paged context FMHA, which --kv-cache {request.kv_cache} with --quant "
