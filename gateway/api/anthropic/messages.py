@@ -140,7 +140,7 @@ class MessagesEndpoints:
         if (chat.n or 1) > 1:
             raise UnsupportedError("A message is one answer; leave out n.", param="n")
         report_ignored_fields(context, self._service, body, ignored_message_fields(body, template), extra=chat)
-        context.ignored.extend(dropped)
+        context.ignored_fields.extend(dropped)
         report_dropped_tools(context, dropped_tool_types(body))
         return chat
 
