@@ -38,14 +38,14 @@ def golden_of(manifest: EngineManifest | None) -> Golden | None:
 
 
 @check(CHECKS, "tokenizer")
-async def tokenizer(desk: EngineContext) -> Finding:
-    golden = golden_of(desk.manifest)
+async def tokenizer(engine: EngineContext) -> Finding:
+    golden = golden_of(engine.manifest)
     if golden is None:
         return unseen(_NO_GOLDEN)
-    if desk.tokenizer is not None:
-        _same_ids(golden, desk.tokenizer, f"the tokenizer in {desk.card.tokenizer_dir}")
-    asked = await _preprocessing(desk, golden)
-    return works(f"{len(golden.answers)} prompts have the source's token ids" + asked)
+    if engine.tokenizer is not None:
+        _same_ids(golden, engine.tokenizer, f"the tokenizer in {engine.card.tokenizer_dir}")
+    options = await _preprocessing(engine, golden)
+    return works(f"{len(golden.answers)} prompts have the source's token ids" + options)
 
 
 def _same_ids(golden: Golden, tokenizer: TextTokenizer, what: str) -> None:
@@ -54,25 +54,25 @@ def _same_ids(golden: Golden, tokenizer: TextTokenizer, what: str) -> None:
         expect(found == one.text_ids, _other_ids(what, one.text, found, one.text_ids))
 
 
-def _other_ids(what: str, text: str, found: list[int], wanted: list[int]) -> str:
-    at = next((i for i, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b), min(len(found), len(wanted)))
+def _other_ids(what: str, text: str, found: list[int], expected: list[int]) -> str:
+    at = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), min(len(found), len(expected)))
     return (
         f"{what} makes other token ids of {text[:40]!r} than the source's (from position {at} on): it belongs to "
         "another model; build the engine again, or point tokenizer_dir to its own tokenizer folder"
     )
 
 
-async def _preprocessing(desk: EngineContext, golden: Golden) -> str:
+async def _preprocessing(engine: EngineContext, golden: Golden) -> str:
     """Return the ensemble's tokenizer, which may have been loaded from other files."""
-    model = f"{desk.card.name}{PREPROCESSING_SUFFIX}"
-    if not await desk.probe.client.model_ready(model):
+    model = f"{engine.card.name}{PREPROCESSING_SUFFIX}"
+    if not await engine.probe.client.model_ready(model):
         return ""
     for one in golden.answers:
         message = service_pb2.ModelInferRequest(model_name=model)
         tensors = MessageTensorWriter(message)
         tensors.text(contract.PRE_QUERY, one.text)
         tensors.scalar(contract.PRE_REQUEST_OUTPUT_LEN, 1)
-        response = await desk.probe.client.infer(message)
+        response = await engine.probe.client.infer(message)
         raw = dict(zip((out.name for out in response.outputs), response.raw_output_contents, strict=False))
         found = list(memoryview(raw[contract.PRE_OUT_IDS.name]).cast("i"))
         expect(found == one.text_ids, _other_ids(f"the ensemble's model {model}", one.text, found, one.text_ids))
@@ -80,50 +80,50 @@ async def _preprocessing(desk: EngineContext, golden: Golden) -> str:
 
 
 @check(CHECKS, "text of an answer")
-async def text(desk: EngineContext) -> Finding:
-    golden, model = golden_of(desk.manifest), f"{desk.card.name}{POSTPROCESSING_SUFFIX}"
+async def text(engine: EngineContext) -> Finding:
+    golden, model = golden_of(engine.manifest), f"{engine.card.name}{POSTPROCESSING_SUFFIX}"
     if golden is None:
         return unseen(_NO_GOLDEN)
-    if desk.tokenizer is None or not await desk.probe.client.model_ready(model):
+    if engine.tokenizer is None or not await engine.probe.client.model_ready(model):
         return unseen("there is no ensemble, or the tokenizer cannot be read here")
     for one in golden.answers:
         message = service_pb2.ModelInferRequest(model_name=model)
-        ids = [token for token in one.tokens if token not in desk.card.end_ids]
+        ids = [token for token in one.tokens if token not in engine.card.end_ids]
         tensors = MessageTensorWriter(message)
         tensors.add(contract.POST_TOKENS, (1, 1, len(ids)), b"".join(i.to_bytes(4, "little") for i in ids))
         tensors.add(contract.POST_LENGTH, (1, 1), len(ids).to_bytes(4, "little"))
-        response = await desk.probe.client.infer(message)
+        response = await engine.probe.client.infer(message)
         found = strings(response.raw_output_contents[0])[0]
-        expect(found == desk.tokenizer.decode(ids), f"the ensemble makes {found[:40]!r} of an answer's tokens")
+        expect(found == engine.tokenizer.decode(ids), f"the ensemble makes {found[:40]!r} of an answer's tokens")
     return works("the ensemble's text is the tokenizer's")
 
 
 @check(CHECKS, "chat template")
-async def chat_template(desk: EngineContext) -> Finding:
-    golden = golden_of(desk.manifest)
+async def chat_template(engine: EngineContext) -> Finding:
+    golden = golden_of(engine.manifest)
     if golden is None:
         return unseen(_NO_GOLDEN)
-    if desk.tokenizer is None:
-        return unseen(f"the tokenizer folder {desk.card.tokenizer_dir} cannot be read from here")
-    source = desk.tokenizer.chat_template
+    if engine.tokenizer is None:
+        return unseen(f"the tokenizer folder {engine.card.tokenizer_dir} cannot be read from here")
+    source = engine.tokenizer.chat_template
     templated = any(one.ids != one.text_ids for one in golden.answers)
     if source is None:
-        expect(not templated, f"{desk.card.tokenizer_dir} has no chat template, the source checkpoint has one")
+        expect(not templated, f"{engine.card.tokenizer_dir} has no chat template, the source checkpoint has one")
         return works("the model has none, as its source")
     try:
-        template = ChatTemplate(source, desk.tokenizer.special_tokens)
+        template = ChatTemplate(source, engine.tokenizer.special_tokens)
     except LlmopsError as error:
-        return wrong(f"{error.message} ({desk.card.tokenizer_dir})")
+        return wrong(f"{error.message} ({engine.card.tokenizer_dir})")
     for one in golden.answers:
         try:
             rendered = template.render([{"role": "user", "content": one.text}], variables=fixed_date())
         except LlmopsError as error:
-            return wrong(f"{error.message} The template in {desk.card.tokenizer_dir} is not the source's")
-        found = desk.tokenizer.encode_prompt(rendered)
+            return wrong(f"{error.message} The template in {engine.card.tokenizer_dir} is not the source's")
+        found = engine.tokenizer.encode_prompt(rendered)
         expect(
             found == one.ids,
             f"the chat template makes another prompt of {one.text[:40]!r} than the source's "
-            f"({len(found)} tokens instead of {len(one.ids)}): {desk.card.tokenizer_dir} holds another model's "
+            f"({len(found)} tokens instead of {len(one.ids)}): {engine.card.tokenizer_dir} holds another model's "
             "template; build the engine again",
         )
     return works(f"{len(golden.answers)} chats are rendered as the source's template does")
@@ -159,11 +159,11 @@ class Agreement:
 
 
 @check(CHECKS, "greedy answers")
-async def greedy(desk: EngineContext) -> Finding:
-    golden, manifest = golden_of(desk.manifest), desk.manifest
+async def greedy(engine: EngineContext) -> Finding:
+    golden, manifest = golden_of(engine.manifest), engine.manifest
     if golden is None or manifest is None:
         return unseen(_NO_GOLDEN)
-    found = await agreement(desk, golden)
+    found = await agreement(engine, golden)
     least, most = limits(manifest, found.total)
     built = _measured(manifest)
     figures = {
@@ -238,27 +238,27 @@ def _scatter(share: float, tokens: int) -> float:
     return math.sqrt(max(share * (1 - share), 0.01) / max(1, tokens))
 
 
-async def agreement(desk: EngineContext, golden: Golden) -> Agreement:
+async def agreement(engine: EngineContext, golden: Golden) -> Agreement:
     """Compare all answers, a few at a time."""
     found, slots = Agreement(), asyncio.Semaphore(_AT_ONCE)
 
     async def one(answer: GoldenAnswer) -> None:
         async with slots:
-            await _follow(desk, answer, found)
+            await _follow(engine, answer, found)
 
     await asyncio.gather(*(one(answer) for answer in golden.answers))
     return found
 
 
-async def _follow(desk: EngineContext, answer: GoldenAnswer, found: Agreement) -> None:
+async def _follow(engine: EngineContext, answer: GoldenAnswer, found: Agreement) -> None:
     """Compare one answer. After a different token, the engine continues with the source's."""
-    at, scored = 0, desk.card.capabilities.logprobs
-    asked: dict[str, Any] = {contract.RETURN_LOG_PROBS.name: True} if scored else {}
+    at, scored = 0, engine.card.capabilities.logprobs
+    options: dict[str, Any] = {contract.RETURN_LOG_PROBS.name: True} if scored else {}
     while at < len(answer.tokens):
-        heard = await desk.probe.ask([*answer.ids, *answer.tokens[:at]], len(answer.tokens) - at, **asked)
-        expect(heard.ids, "the engine ended a golden answer without a token")
-        padded: list[float | None] = [*heard.scores, *[None] * (len(heard.ids) - len(heard.scores))]
-        for token, score in zip(heard.ids, padded, strict=False):
+        result = await engine.probe.ask([*answer.ids, *answer.tokens[:at]], len(answer.tokens) - at, **options)
+        expect(result.ids, "the engine ended a golden answer without a token")
+        padded: list[float | None] = [*result.scores, *[None] * (len(result.ids) - len(result.scores))]
+        for token, score in zip(result.ids, padded, strict=False):
             found.total += 1
             at += 1
             if token != answer.tokens[at - 1]:

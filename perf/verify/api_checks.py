@@ -64,36 +64,36 @@ def _message(response: httpx.Response) -> str:
 
 
 @check(CHECKS, "models")
-async def models(desk: ApiContext) -> Finding:
-    listed = (await desk.http.get("/models")).json().get("data") or []
+async def models(api: ApiContext) -> Finding:
+    listed = (await api.http.get("/models")).json().get("data") or []
     names = [one["id"] for one in listed]
-    desk.model = desk.model or (names[0] if names else "")
-    expect(desk.model in names, f"the gateway lists {', '.join(names) or 'no model'}, not {desk.model or 'any'}")
-    answer = await desk.http.get(f"/models/{desk.model}")
-    desk.capabilities = answer.json().get("capabilities") or {} if answer.status_code == 200 else {}
+    api.model = api.model or (names[0] if names else "")
+    expect(api.model in names, f"the gateway lists {', '.join(names) or 'no model'}, not {api.model or 'any'}")
+    answer = await api.http.get(f"/models/{api.model}")
+    api.capabilities = answer.json().get("capabilities") or {} if answer.status_code == 200 else {}
     return works(", ".join(names))
 
 
 @check(CHECKS, "chat")
-async def chat(desk: ApiContext) -> Finding:
-    answer = await desk.post("/chat/completions", messages=_CHAT, max_tokens=_NEW, temperature=0)
+async def chat(api: ApiContext) -> Finding:
+    answer = await api.post("/chat/completions", messages=_CHAT, max_tokens=_NEW, temperature=0)
     choice = answer["choices"][0]
     expect(isinstance(choice["message"].get("content"), str), "a chat's message has no text")
     expect(choice["finish_reason"] in ("stop", "length"), f"finish_reason is {choice['finish_reason']!r}")
     used = answer["usage"]["completion_tokens"]
     expect(used <= _NEW, f"{used} tokens came for max_tokens {_NEW}")
-    events = await desk.stream("/chat/completions", messages=_CHAT, max_tokens=_NEW, temperature=0)
+    events = await api.stream("/chat/completions", messages=_CHAT, max_tokens=_NEW, temperature=0)
     text = "".join((event["choices"][0]["delta"].get("content") or "") for event in events if event["choices"])
     expect(text == choice["message"]["content"], "the streamed chat has another text than the whole one")
     return works(repr(text[:40]))
 
 
 @check(CHECKS, "completions")
-async def completions(desk: ApiContext) -> Finding:
+async def completions(api: ApiContext) -> Finding:
     body = {"prompt": _PROMPT, "max_tokens": _NEW, "temperature": 0}
-    first, again = await desk.post("/completions", **body), await desk.post("/completions", **body)
+    first, again = await api.post("/completions", **body), await api.post("/completions", **body)
     expect(first["choices"][0]["text"] == again["choices"][0]["text"], "the same greedy request gives another text")
-    events = await desk.stream("/completions", **body, stream_options={"include_usage": True})
+    events = await api.stream("/completions", **body, stream_options={"include_usage": True})
     text = "".join(event["choices"][0]["text"] for event in events if event["choices"])
     expect(text == first["choices"][0]["text"], "the streamed text differs from the whole one")
     usage = events[-1].get("usage")
@@ -102,22 +102,22 @@ async def completions(desk: ApiContext) -> Finding:
 
 
 @check(CHECKS, "stop string")
-async def stop(desk: ApiContext) -> Finding:
+async def stop(api: ApiContext) -> Finding:
     body = {"messages": _CHAT, "max_tokens": 2 * _NEW, "temperature": 0}
-    text = (await desk.post("/chat/completions", **body))["choices"][0]["message"]["content"]
+    text = (await api.post("/chat/completions", **body))["choices"][0]["message"]["content"]
     word = next((word for word in text.split()[2:] if text.index(word) > 0), None)
     if word is None:
         return unseen("the answer is too short to be stopped within")
-    choice = (await desk.post("/chat/completions", **body, stop=[word]))["choices"][0]
+    choice = (await api.post("/chat/completions", **body, stop=[word]))["choices"][0]
     expect(choice["message"]["content"] == text[: text.index(word)], f"stop {word!r} did not end the answer before it")
     expect(choice["finish_reason"] == "stop", f"finish_reason is {choice['finish_reason']!r} after a stop string")
     return works()
 
 
 @check(CHECKS, "seed")
-async def seed(desk: ApiContext) -> Finding:
+async def seed(api: ApiContext) -> Finding:
     body = {"prompt": _PROMPT, "max_tokens": _NEW, "temperature": 2.0}
-    texts = [(await desk.post("/completions", **body, seed=seed))["choices"][0]["text"] for seed in (5, 5, 6, 7)]
+    texts = [(await api.post("/completions", **body, seed=seed))["choices"][0]["text"] for seed in (5, 5, 6, 7)]
     expect(texts[0] == texts[1], "the same seed gives another text")
     if len(set(texts)) == 1:
         return unseen("all seeds gave the same text")
@@ -125,28 +125,28 @@ async def seed(desk: ApiContext) -> Finding:
 
 
 @check(CHECKS, "n choices")
-async def choices(desk: ApiContext) -> Finding:
-    found = await desk.post("/completions", prompt=_PROMPT, max_tokens=4, n=2, temperature=1.0)
+async def choices(api: ApiContext) -> Finding:
+    found = await api.post("/completions", prompt=_PROMPT, max_tokens=4, n=2, temperature=1.0)
     indices = sorted(choice["index"] for choice in found["choices"])
     expect(indices == [0, 1], f"n 2 gave choices {indices}")
     return works()
 
 
 @check(CHECKS, "log-probabilities")
-async def log_probs(desk: ApiContext) -> Finding:
+async def log_probs(api: ApiContext) -> Finding:
     body = {"messages": _CHAT, "max_tokens": 4, "temperature": 0, "logprobs": True}
-    if desk.capabilities.get("logprobs") is False:
-        response = await desk.http.post("/chat/completions", json={"model": desk.model, **body})
+    if api.capabilities.get("logprobs") is False:
+        response = await api.http.post("/chat/completions", json={"model": api.model, **body})
         expect(response.status_code == 400, f"logprobs are not announced, yet the answer is {response.status_code}")
         return refused()
-    found = (await desk.post("/chat/completions", **body))["choices"][0]["logprobs"]["content"]
+    found = (await api.post("/chat/completions", **body))["choices"][0]["logprobs"]["content"]
     scores = [token["logprob"] for token in found]
     expect(scores and all(score <= 1e-4 for score in scores), f"the answer's log-probabilities are {scores}")
     return works()
 
 
 @check(CHECKS, "JSON schema")
-async def schema(desk: ApiContext) -> Finding:
+async def schema(api: ApiContext) -> Finding:
     wanted = {
         "type": "object",
         "properties": {"colour": {"enum": ["red", "green", "blue"]}},
@@ -155,11 +155,11 @@ async def schema(desk: ApiContext) -> Finding:
     }
     form = {"type": "json_schema", "json_schema": {"name": "colour", "schema": wanted, "strict": True}}
     body = {"messages": _CHAT, "max_tokens": 64, "temperature": 0, "response_format": form}
-    if "json_schema" not in desk.capabilities.get("guided", ["json_schema"]):
-        response = await desk.http.post("/chat/completions", json={"model": desk.model, **body})
+    if "json_schema" not in api.capabilities.get("guided", ["json_schema"]):
+        response = await api.http.post("/chat/completions", json={"model": api.model, **body})
         expect(response.status_code == 400, f"schemas are not announced, yet the answer is {response.status_code}")
         return refused()
-    choice = (await desk.post("/chat/completions", **body))["choices"][0]
+    choice = (await api.post("/chat/completions", **body))["choices"][0]
     if choice["finish_reason"] == "length":
         return unseen("the answer was cut before its end")
     value = json.loads(choice["message"]["content"])
@@ -168,35 +168,35 @@ async def schema(desk: ApiContext) -> Finding:
 
 
 @check(CHECKS, "refusals")
-async def refusals(desk: ApiContext) -> Finding:
+async def refusals(api: ApiContext) -> Finding:
     cases: dict[str, dict[str, Any]] = {
         "temperature": {"temperature": -1},
         "max_tokens": {"max_tokens": 0},
         "messages": {"messages": []},
     }
     for name, body in cases.items():
-        request = {"model": desk.model, "messages": _CHAT, "max_tokens": 2, **body}
-        response = await desk.http.post("/chat/completions", json=request)
+        request = {"model": api.model, "messages": _CHAT, "max_tokens": 2, **body}
+        response = await api.http.post("/chat/completions", json=request)
         expect(response.status_code == 400, f"{name} {body[name]!r} gets {response.status_code} instead of 400")
         expect("error" in response.json(), f"{name} {body[name]!r} is refused without OpenAI's error object")
-    missing = await desk.http.post("/chat/completions", json={"model": "no-such-model", "messages": _CHAT})
+    missing = await api.http.post("/chat/completions", json={"model": "no-such-model", "messages": _CHAT})
     expect(missing.status_code == 404, f"an unknown model gets {missing.status_code} instead of 404")
     return works(f"{len(cases) + 1} requests that cannot be honoured")
 
 
 @check(CHECKS, "chat template and tokenizer")
-async def tokens(desk: ApiContext) -> Finding:
-    golden = golden_of(desk.manifest)
+async def tokens(api: ApiContext) -> Finding:
+    golden = golden_of(api.manifest)
     if golden is None:
         return unseen("the engine folder (--engine) and its golden answers are needed")
-    template = desk.tokenizer.chat_template if desk.tokenizer else None
+    template = api.tokenizer.chat_template if api.tokenizer else None
     if template and "strftime_now" in template:
         return unseen("the chat template writes today's date")
     for one in golden.answers:
         messages = [{"role": "user", "content": one.text}]
         given = {"messages": messages, "add_generation_prompt": True} if template else {"prompt": one.text}
-        response = await desk.http.post(
-            str(desk.http.base_url).removesuffix("v1/") + "tokenize", json={"model": desk.model, **given}
+        response = await api.http.post(
+            str(api.http.base_url).removesuffix("v1/") + "tokenize", json={"model": api.model, **given}
         )
         if response.status_code == 404:
             return unseen("this gateway has no /tokenize")
@@ -209,16 +209,16 @@ async def tokens(desk: ApiContext) -> Finding:
 
 
 @check(CHECKS, "greedy answers")
-async def greedy(desk: ApiContext) -> Finding:
-    golden, manifest = golden_of(desk.manifest), desk.manifest
-    if golden is None or manifest is None or desk.tokenizer is None:
+async def greedy(api: ApiContext) -> Finding:
+    golden, manifest = golden_of(api.manifest), api.manifest
+    if golden is None or manifest is None or api.tokenizer is None:
         return unseen("the engine folder (--engine) and its golden answers are needed")
     shared = total = 0
     for one in golden.answers:
         ids = [token for token in one.tokens if token not in manifest.tokenizer.end_ids]
-        wanted = desk.tokenizer.decode(ids)
+        wanted = api.tokenizer.decode(ids)
         body = {"prompt": one.ids, "max_tokens": len(ids), "temperature": 0}
-        text = (await desk.post("/completions", **body))["choices"][0]["text"]
+        text = (await api.post("/completions", **body))["choices"][0]["text"]
         shared += next(
             (i for i, (a, b) in enumerate(zip(text, wanted, strict=False)) if a != b), min(len(text), len(wanted))
         )

@@ -26,12 +26,12 @@ _STEPS = 24
 _PATIENCE = 30.0
 
 
-async def calibrate(desk: EngineContext, manifest: EngineManifest, on_point: Callable[[str], None]) -> MeasuredSteps:
+async def calibrate(engine: EngineContext, manifest: EngineManifest, on_point: Callable[[str], None]) -> MeasuredSteps:
     """Measure all points, the smallest first.
 
     Points that would take more than half a minute are skipped.
     """
-    steps = [*await _prefills(desk, on_point), *await _decodes(desk, manifest, on_point)]
+    steps = [*await _prefills(engine, on_point), *await _decodes(engine, manifest, on_point)]
     plan = manifest.plan or {}
     parallel = manifest.parallelism
     return MeasuredSteps(
@@ -48,17 +48,17 @@ async def calibrate(desk: EngineContext, manifest: EngineManifest, on_point: Cal
     )
 
 
-async def _prefills(desk: EngineContext, on_point: Callable[[str], None]) -> list[StepTime]:
+async def _prefills(engine: EngineContext, on_point: Callable[[str], None]) -> list[StepTime]:
     """Measure prefills with new prompts, so that no prefix is cached.
 
     A first token takes one step of its prompt.
     """
     found = []
     for tokens in _PROMPTS:
-        if tokens + 2 > desk.card.max_seq_len:
+        if tokens + 2 > engine.card.max_seq_len:
             break
         on_point(f"prefill of {tokens} tokens")
-        times = [await _first_token(desk, tokens) for _ in range(4)][1:]
+        times = [await _first_token(engine, tokens) for _ in range(4)][1:]
         seconds = statistics.median(times)
         found.append(StepTime(phase="prefill", batch_size=1, tokens=tokens, context=0, seconds=seconds, samples=3))
         if seconds * 16 > _PATIENCE:
@@ -66,23 +66,23 @@ async def _prefills(desk: EngineContext, on_point: Callable[[str], None]) -> lis
     return found
 
 
-async def _first_token(desk: EngineContext, tokens: int) -> float:
+async def _first_token(engine: EngineContext, tokens: int) -> float:
     begun = time.perf_counter()
-    _checked(await desk.probe.ask(_fresh(desk, tokens), 1))
+    _checked(await engine.probe.ask(_fresh(engine, tokens), 1))
     return time.perf_counter() - begun
 
 
-async def _decodes(desk: EngineContext, manifest: EngineManifest, on_point: Callable[[str], None]) -> list[StepTime]:
+async def _decodes(engine: EngineContext, manifest: EngineManifest, on_point: Callable[[str], None]) -> list[StepTime]:
     found: list[StepTime] = []
     for context in _CONTEXTS:
         for batch in _BATCHES:
-            if batch > desk.card.max_batch_size or context + _STEPS + 2 > desk.card.max_seq_len:
+            if batch > engine.card.max_batch_size or context + _STEPS + 2 > engine.card.max_seq_len:
                 break
             on_point(f"decode of {batch} sequences after {context} tokens")
             begun = time.monotonic()
             # prompts join over as many steps as their tokens need
             joining = -(-batch * context // manifest.limits.max_num_tokens) + 8
-            step = await _decode(desk, batch, context, _STEPS + 2 * joining)
+            step = await _decode(engine, batch, context, _STEPS + 2 * joining)
             if step is not None:
                 found.append(step)
             if 2 * (time.monotonic() - begun) > _PATIENCE:
@@ -90,24 +90,24 @@ async def _decodes(desk: EngineContext, manifest: EngineManifest, on_point: Call
     return found
 
 
-async def _decode(desk: EngineContext, batch: int, context: int, new: int) -> StepTime | None:
+async def _decode(engine: EngineContext, batch: int, context: int, new: int) -> StepTime | None:
     """Measure the gaps between the tokens of a sequence while all `batch` sequences generate `new`
     tokens each.
     """
     arrivals: list[list[float]] = [[] for _ in range(batch)]
 
     def watch(number: int) -> Callable[[ProbeResponse], bool]:
-        def saw(heard: ProbeResponse) -> bool:
-            if heard.sizes and not heard.finals:
+        def saw(result: ProbeResponse) -> bool:
+            if result.sizes and not result.finals:
                 arrivals[number].append(time.perf_counter())
             return False
 
         return saw
 
-    new = min(new, desk.card.max_seq_len - context - 1)
-    asked = (desk.probe.ask(_fresh(desk, context), new, watch(number)) for number in range(batch))
-    for heard in await asyncio.gather(*asked):
-        _checked(heard)
+    new = min(new, engine.card.max_seq_len - context - 1)
+    requests = (engine.probe.ask(_fresh(engine, context), new, watch(number)) for number in range(batch))
+    for result in await asyncio.gather(*requests):
+        _checked(result)
     if min(map(len, arrivals)) < 2:
         return None
     begun, ended = max(times[0] for times in arrivals), min(times[-1] for times in arrivals)
@@ -121,11 +121,11 @@ async def _decode(desk: EngineContext, batch: int, context: int, new: int) -> St
     )  # fmt: skip
 
 
-def _checked(heard: ProbeResponse) -> None:
-    if heard.error is not None:
-        raise LlmopsError(f"The calibration failed: {heard.error}")
+def _checked(result: ProbeResponse) -> None:
+    if result.error is not None:
+        raise LlmopsError(f"The calibration failed: {result.error}")
 
 
-def _fresh(desk: EngineContext, tokens: int) -> list[int]:
-    highest = min(desk.card.vocab_size, 10_000) - 1
+def _fresh(engine: EngineContext, tokens: int) -> list[int]:
+    highest = min(engine.card.vocab_size, 10_000) - 1
     return [random.randint(min(10, highest), highest) for _ in range(tokens)]

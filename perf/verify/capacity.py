@@ -14,70 +14,70 @@ CHECKS: list[VerifyCheck] = []
 ENOUGH = 0.9
 
 
-def promised(desk: EngineContext) -> tuple[dict[str, Any], str]:
+def promised(engine: EngineContext) -> tuple[dict[str, Any], str]:
     """Return the limits and the document that promises them."""
-    if desk.manifest is None:
+    if engine.manifest is None:
         return {}, ""
     return (
-        {**desk.manifest.limits.model_dump(), **(desk.manifest.plan or {})},
-        "the plan" if desk.manifest.plan else "engine.json",
+        {**engine.manifest.limits.model_dump(), **(engine.manifest.plan or {})},
+        "the plan" if engine.manifest.plan else "engine.json",
     )
 
 
 @check(CHECKS, "batch")
-async def batch(desk: EngineContext) -> Finding:
-    plan, who = promised(desk)
-    now = await desk.gauges.read() if desk.gauges else {}
+async def batch(engine: EngineContext) -> Finding:
+    plan, who = promised(engine)
+    now = await engine.gauges.read() if engine.gauges else {}
     reported = now.get((REQUESTS, "max"))
-    found = int(reported) if reported else desk.card.max_batch_size
+    found = int(reported) if reported else engine.card.max_batch_size
     if not plan:
         return unseen(
             f"{found} requests at once; without the engine folder (--engine) nothing says how many it should be"
         )
-    wanted = plan["max_batch_size"]
-    return _at_least("requests in a batch", found, wanted, who, "max_batch_size of the engine or its Triton model")
+    expected = plan["max_batch_size"]
+    return _at_least("requests in a batch", found, expected, who, "max_batch_size of the engine or its Triton model")
 
 
 @check(CHECKS, "context")
-async def context(desk: EngineContext) -> Finding:
-    plan, who = promised(desk)
+async def context(engine: EngineContext) -> Finding:
+    plan, who = promised(engine)
     if not plan:
-        return unseen(f"{desk.card.max_seq_len:,} tokens; without the engine folder nothing says how many it should be")
-    wanted = plan["max_seq_len"]
-    room = desk.card.max_seq_len - len(desk.prompt) + 1
-    heard = await desk.same(4, request_output_len=room)
-    expect(heard.error is not None, f"a request beyond the context of {desk.card.max_seq_len} tokens was accepted")
-    return _at_least("tokens of context", desk.card.max_seq_len, wanted, who, "max_seq_len")
+        return unseen(f"{engine.card.max_seq_len:,} tokens; without the engine folder nothing says how many it should be")
+    expected = plan["max_seq_len"]
+    room = engine.card.max_seq_len - len(engine.prompt) + 1
+    result = await engine.same(4, request_output_len=room)
+    expect(result.error is not None, f"a request beyond the context of {engine.card.max_seq_len} tokens was accepted")
+    return _at_least("tokens of context", engine.card.max_seq_len, expected, who, "max_seq_len")
 
 
 @check(CHECKS, "KV cache")
-async def kv_cache(desk: EngineContext) -> Finding:
-    now = await desk.gauges.read() if desk.gauges else {}
+async def kv_cache(engine: EngineContext) -> Finding:
+    now = await engine.gauges.read() if engine.gauges else {}
     blocks, per = now.get((BLOCKS, "max"), 0), now.get((BLOCKS, "tokens_per"), 0)
     if not blocks or not per:
         return unseen("the engine's metrics say nothing of its KV blocks")
     tokens = blocks * per
     said = f"{blocks:,.0f} blocks of {per:.0f} tokens: {tokens:,.0f} tokens"
-    wanted = planned_tokens(desk)
-    if wanted is None:
+    expected = planned_tokens(engine)
+    if expected is None:
         return works(f"{said} (the engine was built without a plan)", tokens=tokens)
-    if tokens < ENOUGH * wanted:
+    if tokens < ENOUGH * expected:
         return wrong(
-            f"{said}, the plan counts on {wanted:,.0f}: another process holds GPU memory, "
+            f"{said}, the plan counts on {expected:,.0f}: another process holds GPU memory, "
             "kv_cache_free_gpu_mem_fraction is lower than planned, or max_tokens_in_paged_kv_cache is set",
-            tokens=tokens, planned=wanted,
+            tokens=tokens, planned=expected,
         )  # fmt: skip
-    return works(f"{said}, {tokens / wanted:.2f} of the plan's", tokens=tokens, planned=wanted)
+    return works(f"{said}, {tokens / expected:.2f} of the plan's", tokens=tokens, planned=expected)
 
 
-def planned_tokens(desk: EngineContext) -> float | None:
+def planned_tokens(engine: EngineContext) -> float | None:
     """Return the planned tokens of a replica's KV cache, or None without a plan of it."""
-    predicted = (desk.manifest.plan or {}).get("predicted", {}) if desk.manifest else {}
+    predicted = (engine.manifest.plan or {}).get("predicted", {}) if engine.manifest else {}
     cache, token = predicted.get("kv_cache_bytes_per_gpu"), predicted.get("kv_bytes_per_token")
     return cache / token if cache and token else None
 
 
-def _at_least(what: str, found: int, wanted: int, who: str, where: str) -> Finding:
-    if found < wanted:
-        return wrong(f"{found:,} {what}, {who} says {wanted:,}: see {where}", found=found, planned=wanted)
-    return works(f"{found:,} {what}, {who} says {wanted:,}", found=found, planned=wanted)
+def _at_least(what: str, found: int, expected: int, who: str, where: str) -> Finding:
+    if found < expected:
+        return wrong(f"{found:,} {what}, {who} says {expected:,}: see {where}", found=found, planned=expected)
+    return works(f"{found:,} {what}, {who} says {expected:,}", found=found, planned=expected)

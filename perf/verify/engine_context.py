@@ -53,8 +53,8 @@ class EngineContext:
         self.prompt = self._ids(_TEXT, list(range(10, 22)))
         self.loop = self._ids(_LOOP, [10, 11] * 6)
         await self.probe.ask(self.prompt, PLAIN)
-        heard = await self.probe.ask(self.prompt, PLAIN)
-        self.plain = heard.ids
+        result = await self.probe.ask(self.prompt, PLAIN)
+        self.plain = result.ids
         if not self.plain:
             raise WrongError("the engine answers a plain greedy request with no tokens")
 
@@ -72,9 +72,9 @@ class EngineContext:
         """
         return next((at for at in range(least, len(self.plain) - 4) if self.plain[at] not in self.plain[:at]), None)
 
-    def room(self, wanted: int) -> int:
+    def room(self, expected: int) -> int:
         """Return this number of new tokens, or fewer if the context has no room."""
-        return max(1, min(wanted, self.card.max_seq_len - len(self.prompt) - 1))
+        return max(1, min(expected, self.card.max_seq_len - len(self.prompt) - 1))
 
 
 def _tokenizer(card: ModelMetadata) -> TextTokenizer | None:

@@ -112,16 +112,16 @@ class Probe:
         }
         message = self.message({name: value for name, value in given.items() if value is not None}, request_id)
         call = self.client.start_call()
-        heard = ProbeResponse()
+        result = ProbeResponse()
         try:
             await call.write(message)
             await call.done_writing()
-            await self._read(call, heard, on_response)
+            await self._read(call, result, on_response)
         except aio.AioRpcError as error:
-            heard.error = error.details() or error.code().name
+            result.error = error.details() or error.code().name
         finally:
             call.cancel()
-        return heard
+        return result
 
     async def stop(self, request_id: str) -> None:
         """Send a request with `stop` true, to stop a running one."""
@@ -164,7 +164,7 @@ class Probe:
         else:
             writer.scalar(tensor, value)
 
-    async def _read(self, call: Any, heard: ProbeResponse, on_response: OnResponse | None) -> None:
+    async def _read(self, call: Any, result: ProbeResponse, on_response: OnResponse | None) -> None:
         while True:
             try:
                 response = await asyncio.wait_for(call.read(), PATIENCE)
@@ -173,20 +173,20 @@ class Probe:
             if response is aio.EOF:
                 return
             if response.error_message:
-                heard.error = response.error_message
+                result.error = response.error_message
                 return
-            self._take(response.infer_response, heard)
-            if on_response is not None and on_response(heard):
-                heard.cancelled = True
+            self._take(response.infer_response, result)
+            if on_response is not None and on_response(result):
+                result.cancelled = True
                 return
 
-    def _take(self, response: Any, heard: ProbeResponse) -> None:
+    def _take(self, response: Any, result: ProbeResponse) -> None:
         pairs = zip(response.outputs, response.raw_output_contents, strict=False)
         raws = {output.name: (output.datatype, raw) for output, raw in pairs}
         scores = raws.pop(contract.OUTPUT_LOG_PROBS.name, None)
         values = {name: _values(*raw) for name, raw in raws.items()}
-        heard.after_final += bool(heard.finals)
-        heard.finals += (
+        result.after_final += bool(result.finals)
+        result.finals += (
             FINAL_RESPONSE_PARAMETER in response.parameters and response.parameters[FINAL_RESPONSE_PARAMETER].bool_param
         )
         ids = values.pop(contract.OUTPUT_IDS.name, None)
@@ -195,15 +195,15 @@ class Probe:
         sequence = int(values.pop(contract.SEQUENCE_INDEX.name, [0])[0])
         length = values.pop(contract.SEQUENCE_LENGTH.name, [None])[0]
         ids = ids if length is None else ids[:length]
-        heard.sizes.append(len(ids))
-        heard.lengths.append(length)
-        heard.tokens.setdefault(sequence, []).extend(ids)
+        result.sizes.append(len(ids))
+        result.lengths.append(length)
+        result.tokens.setdefault(sequence, []).extend(ids)
         if scores is not None:
             count = min(len(ids), len(scores[1]) // 4)
-            heard.log_probs.setdefault(sequence, []).extend(trailing_floats(scores[1], count))
+            result.log_probs.setdefault(sequence, []).extend(trailing_floats(scores[1], count))
         if values.get(contract.CUM_LOG_PROBS.name):
-            heard.cum_log_probs[sequence] = values.pop(contract.CUM_LOG_PROBS.name)[0]
-        heard.others.update(values)
+            result.cum_log_probs[sequence] = values.pop(contract.CUM_LOG_PROBS.name)[0]
+        result.others.update(values)
 
 
 def _datatype(number: int) -> str:

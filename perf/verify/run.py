@@ -161,13 +161,13 @@ async def _triton(
             raise InputError("--calibrate needs the engine folder: add --engine ENGINE_SUFFIX.")
         page = metrics or f"http://{address.rpartition(':')[0]}:8002/metrics"
         probe = await Probe.open(client, name)
-        desk = EngineContext(probe, card, manifest, TritonGauges(page, probe.model), owned)
+        context = EngineContext(probe, card, manifest, TritonGauges(page, probe.model), owned)
         report = VerifyReport(name, address, card.target, device_name(card.target), manifest is not None)
-        await _prepare(desk)
+        await _prepare(context)
         measured: list[MeasuredSteps] = []
         with contextlib.suppress(_EndedError):
             for part, checks in _all_parts(options, owned, measured, progress):
-                await _carry_out(part, checks, desk, report, progress, lambda: client.model_ready(probe.model))
+                await _carry_out(part, checks, context, report, progress, lambda: client.model_ready(probe.model))
         return report, measured[0] if measured else None
 
 
@@ -180,9 +180,9 @@ def _all_parts(
     """
     yield from ((part, checks) for part, checks in _ENGINE_PARTS.items() if options.has(part))
 
-    async def step_times(desk: EngineContext) -> Finding:
-        assert desk.manifest is not None
-        measured.append(await calibrate(desk, desk.manifest, lambda point: progress.begin("calibrate", point)))
+    async def step_times(context: EngineContext) -> Finding:
+        assert context.manifest is not None
+        measured.append(await calibrate(context, context.manifest, lambda point: progress.begin("calibrate", point)))
         return works(f"{len(measured[0].steps)} of {measured[0].device}")
 
     if options.calibrate:
@@ -236,11 +236,11 @@ def _beside(card: ModelMetadata) -> EngineManifest | None:
         return None
 
 
-async def _prepare(desk: EngineContext) -> None:
+async def _prepare(context: EngineContext) -> None:
     try:
-        await desk.prepare()
+        await context.prepare()
     except WrongError as error:
-        raise LlmopsError(f"{desk.probe.model} does not answer: {error}.") from error
+        raise LlmopsError(f"{context.probe.model} does not answer: {error}.") from error
 
 
 async def _gateway(options: VerifyOptions, manifest: EngineManifest | None, progress: VerifyProgress) -> VerifyReport:
@@ -251,7 +251,7 @@ async def _gateway(options: VerifyOptions, manifest: EngineManifest | None, prog
     folder = options.engine / manifest.tokenizer.directory if options.engine and manifest else None
     check_url(options.url)
     async with httpx.AsyncClient(base_url=base, headers=headers, timeout=120) as http:
-        desk = ApiContext(http, options.model or "", manifest, TextTokenizer(folder) if folder else None)
+        context = ApiContext(http, options.model or "", manifest, TextTokenizer(folder) if folder else None)
         report = VerifyReport(options.model or "", base, "gateway", "", manifest is not None)
         try:
             listed = await http.get("/models")
@@ -260,8 +260,8 @@ async def _gateway(options: VerifyOptions, manifest: EngineManifest | None, prog
         if listed.status_code in (401, 403, 404):
             raise http_status_error(base, listed.status_code, "")
         with contextlib.suppress(_EndedError):
-            await _carry_out("gateway", api_checks.CHECKS, desk, report, progress, lambda: _answers(http))
-        report.model = desk.model or report.model
+            await _carry_out("gateway", api_checks.CHECKS, context, report, progress, lambda: _answers(http))
+        report.model = context.model or report.model
         return report
 
 

@@ -49,34 +49,34 @@ class MeasuredSpeed:
 
 
 @check(CHECKS, "one stream")
-async def single(desk: EngineContext) -> Finding:
-    return await _compare(desk, 1, _predicted(desk).get("single"))
+async def single(engine: EngineContext) -> Finding:
+    return await _compare(engine, 1, _predicted(engine).get("single"))
 
 
 @check(CHECKS, "operating point")
-async def operating_point(desk: EngineContext) -> Finding:
-    point = _predicted(desk).get("point")
-    streams = max(1, round(point["concurrency"])) if point else min(_STREAMS, desk.card.max_batch_size)
-    return await _compare(desk, streams, point, arrivals=bool(point))
+async def operating_point(engine: EngineContext) -> Finding:
+    point = _predicted(engine).get("point")
+    streams = max(1, round(point["concurrency"])) if point else min(_STREAMS, engine.card.max_batch_size)
+    return await _compare(engine, streams, point, arrivals=bool(point))
 
 
-def _predicted(desk: EngineContext) -> dict[str, Any]:
-    plan = (desk.manifest.plan or {}) if desk.manifest else {}
+def _predicted(engine: EngineContext) -> dict[str, Any]:
+    plan = (engine.manifest.plan or {}) if engine.manifest else {}
     found = plan.get("predicted") or {}
     return dict(found) if found.get("kind", "aggregated") == "aggregated" else {}
 
 
 async def _compare(
-    desk: EngineContext, streams: int, point: dict[str, float] | None, arrivals: bool = False
+    engine: EngineContext, streams: int, point: dict[str, float] | None, arrivals: bool = False
 ) -> Finding:
     try:
-        found = await measure(desk, streams, bool(point), point["rate"] if point and arrivals else None)
+        found = await measure(engine, streams, bool(point), point["rate"] if point and arrivals else None)
     except WrongError as error:
         if not point:
             raise
         # most often a full queue: what makes an engine slow makes it reject requests
         nothing = MeasuredSpeed(0.0, 0.0, 0.0, 0)
-        return wrong(f"{error}. First suspects: {'; '.join(await suspects(desk, streams, nothing))}")
+        return wrong(f"{error}. First suspects: {'; '.join(await suspects(engine, streams, nothing))}")
     figures = {"ttft": found.ttft, "tpot": found.tpot, "tokens_per_second": found.tokens_per_second}
     said = (
         f"{streams} streams: TTFT {1000 * found.ttft:,.0f} ms, TPOT {1000 * found.tpot:,.1f} ms, "
@@ -88,7 +88,7 @@ async def _compare(
     figures |= {f"{name}_ratio": ratio for name, ratio in ratios.items()}
     said += "; of the plan's speed: " + ", ".join(f"{name} {ratio:.2f}" for name, ratio in ratios.items())
     if min(ratios.values()) < MIN_SPEED_RATIO:
-        return wrong(f"{said}. First suspects: {'; '.join(await suspects(desk, streams, found))}", **figures)
+        return wrong(f"{said}. First suspects: {'; '.join(await suspects(engine, streams, found))}", **figures)
     return works(said, **figures)
 
 
@@ -105,19 +105,19 @@ def ratios_of(found: MeasuredSpeed, point: dict[str, float]) -> dict[str, float]
     }
 
 
-async def measure(desk: EngineContext, streams: int, planned: bool, rate: float | None = None) -> MeasuredSpeed:
+async def measure(engine: EngineContext, streams: int, planned: bool, rate: float | None = None) -> MeasuredSpeed:
     """Measure the engine model without gateway and HTTP.
 
     Either with a closed loop of `streams`, or in the steady state of `rate` random arrivals per
     second, which is what the planner predicts.
     """
-    predicted = _predicted(desk)
+    predicted = _predicted(engine)
     isl = int(predicted.get("isl", _INPUT)) if planned else _INPUT
     osl = int(predicted.get("osl", _OUTPUT)) if planned else _OUTPUT
-    room = desk.card.max_seq_len
+    room = engine.card.max_seq_len
     isl, osl = min(isl, max(1, room - osl - 1)), min(osl, room // 2)
     options = BenchOptions(
-        f"grpc://{desk.probe.client.address}", desk.card.name, "engine", parse_lengths(str(isl)),
+        f"grpc://{engine.probe.client.address}", engine.card.name, "engine", parse_lengths(str(isl)),
         parse_lengths(str(osl)), concurrency=None if rate else streams, rate=rate,
         warmup=min(streams, 8) if rate else streams,
         requests=2 * streams + _counted(streams) if rate else max(3, 2 * streams),
@@ -129,7 +129,7 @@ async def measure(desk: EngineContext, streams: int, planned: bool, rate: float 
     while not load.done():
         await asyncio.wait({load}, timeout=0.5)
         if not load.done():
-            now = await desk.gauges.read() if desk.gauges else {}
+            now = await engine.gauges.read() if engine.gauges else {}
             waiting = max(waiting, now.get((REQUESTS, "waiting"), 0.0))
             seen = await asyncio.to_thread(gpus) or seen
     document = await load
@@ -178,25 +178,25 @@ def _mean(summary: Summary) -> MeasuredSpeed:
     return MeasuredSpeed(summary.ttft.mean / 1000, summary.tpot.mean / 1000, rate, summary.requests)
 
 
-async def suspects(desk: EngineContext, streams: int, found: MeasuredSpeed) -> list[str]:
+async def suspects(engine: EngineContext, streams: int, found: MeasuredSpeed) -> list[str]:
     """Return the likely reasons why an engine is slower than planned, as far as they are visible
     here.
     """
-    named = [_batch(desk, streams, found), await _cache(desk), _clocks(found.gpus), _chunked(desk)]
+    named = [_batch(engine, streams, found), await _cache(engine), _clocks(found.gpus), _chunked(engine)]
     return [one for one in named if one] or [
         "none of KV cache, clocks, chunked prefill and batch limit explains it; see docs/first-hour.md"
     ]
 
 
-def _batch(desk: EngineContext, streams: int, found: MeasuredSpeed) -> str | None:
-    if desk.card.max_batch_size < streams:
-        return f"the batch limit is {desk.card.max_batch_size}, the plan has {streams} requests in flight"
+def _batch(engine: EngineContext, streams: int, found: MeasuredSpeed) -> str | None:
+    if engine.card.max_batch_size < streams:
+        return f"the batch limit is {engine.card.max_batch_size}, the plan has {streams} requests in flight"
     return f"up to {found.waiting:.0f} requests waited outside the batch" if found.waiting >= 1 else None
 
 
-async def _cache(desk: EngineContext) -> str | None:
-    planned = planned_tokens(desk)
-    now = await desk.gauges.read() if desk.gauges else {}
+async def _cache(engine: EngineContext) -> str | None:
+    planned = planned_tokens(engine)
+    now = await engine.gauges.read() if engine.gauges else {}
     tokens = now.get((BLOCKS, "max"), 0) * now.get((BLOCKS, "tokens_per"), 0)
     if not planned or not tokens or tokens >= ENOUGH * planned:
         return None
@@ -211,11 +211,11 @@ def _clocks(seen: list[HostGpu]) -> str | None:
     return f"{len(slow)} of {len(seen)} GPUs run at {lowest.clock:.0f} of {lowest.max_clock:.0f} MHz (power or heat)"
 
 
-def _chunked(desk: EngineContext) -> str | None:
-    plan = (desk.manifest.plan or {}) if desk.manifest else {}
+def _chunked(engine: EngineContext) -> str | None:
+    plan = (engine.manifest.plan or {}) if engine.manifest else {}
     if not plan.get("chunked_prefill"):
         return None
-    return "chunked prefill is off, the plan counts on it" if _chunks(desk.probe.config.parameters) is False else None
+    return "chunked prefill is off, the plan counts on it" if _chunks(engine.probe.config.parameters) is False else None
 
 
 def _chunks(parameters: Mapping[str, Any]) -> bool | None:

@@ -27,7 +27,7 @@ class TokenPace:
     def __init__(self) -> None:
         self._first, self._before, self.gap = 0.0, 0, _PATIENCE
 
-    def heard(self, so_far: ProbeResponse) -> bool:
+    def record(self, so_far: ProbeResponse) -> bool:
         """Record a response. Returns True."""
         now, count = time.monotonic(), len(so_far.ids)
         if not self._before:
@@ -38,73 +38,73 @@ class TokenPace:
 
 
 @check(CHECKS, "cancel frees batch and blocks")
-async def cancel(desk: EngineContext) -> Finding:
-    new, before, pace = desk.room(_CANCELLED), await _idle(desk), TokenPace()
-    if before is None or desk.gauges is None:
+async def cancel(engine: EngineContext) -> Finding:
+    new, before, pace = engine.room(_CANCELLED), await _idle(engine), TokenPace()
+    if before is None or engine.gauges is None:
         return unseen("no metrics of this engine could be read; name Triton's metrics page with --metrics URL")
     leaving = asyncio.Event()
-    running = asyncio.create_task(desk.same(new, on_response=lambda so_far: pace.heard(so_far) and leaving.is_set()))
+    running = asyncio.create_task(engine.same(new, on_response=lambda so_far: pace.record(so_far) and leaving.is_set()))
     # gauges lag: only a request that was seen in the batch can be seen to leave it
-    inside = await desk.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 0) > 0 or running.done(), _PATIENCE)
+    inside = await engine.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 0) > 0 or running.done(), _PATIENCE)
     leaving.set()
-    heard, left = await running, time.monotonic()
-    expect(heard.error is None, f"the request failed: {heard.error}")
-    if not inside or not heard.cancelled or len(heard.ids) > new - 8:
+    result, left = await running, time.monotonic()
+    expect(result.error is None, f"the request failed: {result.error}")
+    if not inside or not result.cancelled or len(result.ids) > new - 8:
         return unseen("the engine was done before it could be cancelled")
     # half of the time that the rest would have taken: later the request would be gone anyway
-    patience = min(_PATIENCE, (new - len(heard.ids)) * pace.gap / 2)
-    gone = await desk.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 1) == 0, patience)
+    patience = min(_PATIENCE, (new - len(result.ids)) * pace.gap / 2)
+    gone = await engine.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 1) == 0, patience)
     if not gone and patience < _LEAST:
         return unseen(f"all {new} tokens take too little time to tell a cancel from an end")
     expect(gone, f"{patience:.1f} s after its client had left, the request is still in the batch")
     seconds = time.monotonic() - left
-    after = await desk.gauges.read()
+    after = await engine.gauges.read()
     used = (BLOCKS, "used")
     # not every runtime counts blocks that the prefix cache keeps as free
     leaked = after.get(used, 0) - before.get(used, 0)
     per = max(1.0, after.get((BLOCKS, "tokens_per"), 32))
-    most = (len(desk.prompt) + len(heard.ids)) / per + 2
+    most = (len(engine.prompt) + len(result.ids)) / per + 2
     expect(leaked <= most, f"{leaked:.0f} KV blocks more are in use after a cancelled request than before it")
-    return works(f"gone {1000 * seconds:.0f} ms after {len(heard.ids)} of {new} tokens", seconds=seconds)
+    return works(f"gone {1000 * seconds:.0f} ms after {len(result.ids)} of {new} tokens", seconds=seconds)
 
 
-async def _idle(desk: EngineContext) -> dict[tuple[str, str], float] | None:
+async def _idle(engine: EngineContext) -> dict[tuple[str, str], float] | None:
     """Return the gauges once nothing runs, or None without gauges or if others use the engine."""
-    if desk.gauges is None or not await desk.gauges.read():
+    if engine.gauges is None or not await engine.gauges.read():
         return None
-    await desk.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 0) == 0, _PATIENCE)
-    return await desk.gauges.read()
+    await engine.gauges.wait_for(lambda now: now.get((REQUESTS, "active"), 0) == 0, _PATIENCE)
+    return await engine.gauges.read()
 
 
 @check(CHECKS, "stop by request id")
-async def stop(desk: EngineContext) -> Finding:
-    new, name = desk.room(_STOPPED), f"verify-stop-{time.monotonic_ns()}"
+async def stop(engine: EngineContext) -> Finding:
+    new, name = engine.room(_STOPPED), f"verify-stop-{time.monotonic_ns()}"
     enough, counted, pace = asyncio.Event(), 0, TokenPace()
 
-    def watch(heard: ProbeResponse) -> bool:
+    def watch(result: ProbeResponse) -> bool:
         nonlocal counted
-        pace.heard(heard)
-        counted = len(heard.ids)
+        pace.record(result)
+        counted = len(result.ids)
         if counted >= _AFTER:
             enough.set()
         return False
 
-    running = asyncio.create_task(desk.probe.ask(desk.prompt, new, watch, name))
+    running = asyncio.create_task(engine.probe.ask(engine.prompt, new, watch, name))
     waiting = asyncio.create_task(enough.wait())
     await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
     waiting.cancel()
     if running.done():
         return unseen(f"all {len((await running).ids)} tokens came before it could be stopped")
     begun = time.monotonic()
-    await desk.probe.stop(name)
+    await engine.probe.stop(name)
     said, answered = counted, time.monotonic() - begun
-    heard = await running
-    expect(heard.error is None, f"a stopped request ends with an error: {heard.error}")
-    if len(heard.ids) == new and said > new - 8:
+    result = await running
+    expect(result.error is None, f"a stopped request ends with an error: {result.error}")
+    if len(result.ids) == new and said > new - 8:
         return unseen("the engine was done before it could be stopped")
-    expect(len(heard.ids) < new, "a second request with its id and `stop` did not end the request")
-    expect(heard.finals == 1, "a stopped request has no final flag")
+    expect(len(result.ids) < new, "a second request with its id and `stop` did not end the request")
+    expect(result.finals == 1, "a stopped request has no final flag")
     # tokens of a round trip are under way when the answer arrives
-    late, most = len(heard.ids) - said, IN_FLIGHT + answered / pace.gap
+    late, most = len(result.ids) - said, IN_FLIGHT + answered / pace.gap
     expect(late <= most, f"{late} tokens more came after `stop` was answered, {most:.0f} can have been under way")
-    return works(f"ended after {len(heard.ids)} of {new} tokens")
+    return works(f"ended after {len(result.ids)} of {new} tokens")

@@ -57,31 +57,31 @@ _FITS: dict[str, Callable[[str, bool], bool]] = {
 
 
 def _guided(kind: str) -> Callable[[EngineContext], object]:
-    async def run(desk: EngineContext) -> Finding:
+    async def run(engine: EngineContext) -> Finding:
         tensors: dict[str, Any] = {
             GUIDE_TYPE.name: kind,
             **({GUIDE.name: _GUIDES[kind]} if kind != "json" else {}),
         }
-        end = desk.card.end_ids[0] if desk.card.end_ids else -1
-        heard = await desk.same(_NEW, end_id=end, **tensors)
-        if kind not in desk.card.capabilities.guided:
-            return _refused(heard, desk)
-        if desk.tokenizer is None:
-            heard.ids  # noqa: B018 - raises what the engine refused with
+        end = engine.card.end_ids[0] if engine.card.end_ids else -1
+        result = await engine.same(_NEW, end_id=end, **tensors)
+        if kind not in engine.card.capabilities.guided:
+            return _refused(result, engine)
+        if engine.tokenizer is None:
+            result.ids  # noqa: B018 - raises what the engine refused with
             return unseen("the model's tokenizer cannot be read here, so its answer is only token ids")
-        ids = heard.ids
-        text = desk.tokenizer.decode([token for token in ids if token != end])
+        ids = result.ids
+        text = engine.tokenizer.decode([token for token in ids if token != end])
         expect(_FITS[kind](text, len(ids) < _NEW or end in ids), f"the answer {text[:60]!r} does not follow the guide")
         return works(repr(text if len(text) <= 40 else text[:39] + "…"))
 
     return run
 
 
-def _refused(heard: ProbeResponse, desk: EngineContext) -> Finding:
-    if heard.error is None:
+def _refused(result: ProbeResponse, engine: EngineContext) -> Finding:
+    if result.error is None:
         return wrong("it is not announced, yet the request was answered: the guide was dropped")
-    named = heard.error.startswith(GUIDE.name)
-    expect(named or not desk.ours, f"it is refused without the tensor's name: {heard.error[:100]!r}")
+    named = result.error.startswith(GUIDE.name)
+    expect(named or not engine.ours, f"it is refused without the tensor's name: {result.error[:100]!r}")
     return refused()
 
 
@@ -90,14 +90,14 @@ for _kind in GUIDE_KINDS:
 
 
 @check(CHECKS, "guided: a guide that is not a grammar")
-async def broken(desk: EngineContext) -> Finding:
-    if "regex" not in desk.card.capabilities.guided:
+async def broken(engine: EngineContext) -> Finding:
+    if "regex" not in engine.card.capabilities.guided:
         return refused("regex is not announced")
-    heard = await desk.same(4, guided_decoding_guide_type="regex", guided_decoding_guide="([0-9]")
-    expect(heard.error is not None, "a regular expression with an open bracket was accepted")
-    expect(not heard.tokens, "it was refused only after tokens had come")
+    result = await engine.same(4, guided_decoding_guide_type="regex", guided_decoding_guide="([0-9]")
+    expect(result.error is not None, "a regular expression with an open bracket was accepted")
+    expect(not result.tokens, "it was refused only after tokens had come")
     expect(
-        not desk.ours or str(heard.error).startswith(f"{GUIDE}:"),
-        f"it is refused without the tensor's name: {str(heard.error)[:100]!r}",
+        not engine.ours or str(result.error).startswith(f"{GUIDE}:"),
+        f"it is refused without the tensor's name: {str(result.error)[:100]!r}",
     )
     return works("refused by name")

@@ -22,20 +22,20 @@ _PATIENCE = 10.0
 
 
 @check(CHECKS, "KV gauges")
-async def gauges(desk: EngineContext) -> Finding:
-    if desk.gauges is None:
+async def gauges(engine: EngineContext) -> Finding:
+    if engine.gauges is None:
         return unseen("Triton's metrics port was not given")
-    before = await desk.gauges.read()
+    before = await engine.gauges.read()
     if _USED not in before:
         return unseen("this engine reports no blocks of its KV cache")
-    new = desk.room(_LONG)
+    new = engine.room(_LONG)
     seen: set[float] = {before[_USED]}
     end = time.monotonic() + _PATIENCE
     # a fast engine is done before its gauges are read, so it is kept busy
     while len(seen) < 2 and time.monotonic() < end:
-        running = asyncio.create_task(desk.same(new))
+        running = asyncio.create_task(engine.same(new))
         while not running.done():
-            seen.add((await desk.gauges.read()).get(_USED, before[_USED]))
+            seen.add((await engine.gauges.read()).get(_USED, before[_USED]))
             await asyncio.sleep(0.02)
         await running
     if len(seen) < 2 and new < _LONG:
@@ -49,21 +49,21 @@ async def gauges(desk: EngineContext) -> Finding:
 
 
 @check(CHECKS, "KV events")
-async def events(desk: EngineContext) -> Finding:
-    if not desk.card.kv_events:
+async def events(engine: EngineContext) -> Finding:
+    if not engine.card.kv_events:
         return refused("not announced")
-    size = min(_PROMPT, desk.card.max_seq_len // 2)
+    size = min(_PROMPT, engine.card.max_seq_len // 2)
     if size < _PROMPT:
-        return unseen(f"the context of {desk.card.max_seq_len} tokens may not hold a whole block")
+        return unseen(f"the context of {engine.card.max_seq_len} tokens may not hold a whole block")
     stored: list[int] = []
-    async with Subscriber(desk, watch=True) as stream:
+    async with Subscriber(engine, watch=True) as stream:
         # what is stored already is reported first
         await stream.stored(1.0)
         for number in range(1, _ROUNDS + 1):
-            prompt = [random.randrange(3, desk.card.vocab_size) for _ in range(size)]
-            await desk.same(1, prompt)
+            prompt = [random.randrange(3, engine.card.vocab_size) for _ in range(size)]
+            await engine.same(1, prompt)
             found = await stream.stored(_PATIENCE)
-            if not found and not stored and desk.card.target == "openvino":
+            if not found and not stored and engine.card.target == "openvino":
                 # the prefix cache is off from a tenant's first request on, and events with it
                 return unseen("the engine has no prefix cache, or reports nothing of it: tenants may not share one")
             expect(

@@ -15,10 +15,10 @@ _NEW = 12
 
 
 @check(CHECKS, "input and output tensors")
-async def tensors(desk: EngineContext) -> Finding:
-    config = desk.probe.config
-    wanted = (PYTHON_ENGINE_INPUTS, PYTHON_ENGINE_OUTPUTS) if desk.ours else (ENGINE_INPUTS, ENGINE_OUTPUTS)
-    for kind, table, found in zip(("input", "output"), wanted, (desk.probe.inputs, desk.probe.outputs), strict=True):
+async def tensors(engine: EngineContext) -> Finding:
+    config = engine.probe.config
+    wanted = (PYTHON_ENGINE_INPUTS, PYTHON_ENGINE_OUTPUTS) if engine.ours else (ENGINE_INPUTS, ENGINE_OUTPUTS)
+    for kind, table, found in zip(("input", "output"), wanted, (engine.probe.inputs, engine.probe.outputs), strict=True):
         for tensor in table:
             expect(tensor.name in found, f"the configuration has no {kind} {tensor.name}")
             expect(
@@ -31,66 +31,66 @@ async def tensors(desk: EngineContext) -> Finding:
 
 
 @check(CHECKS, "streamed deltas and the final flag")
-async def deltas(desk: EngineContext) -> Finding:
-    heard = await desk.same(_NEW)
-    expect(heard.ids[: len(desk.prompt)] != desk.prompt or heard.ids == desk.plain[:_NEW], "the prompt is echoed")
-    expect(len(heard.ids) == _NEW, f"{_NEW} tokens were asked for, {len(heard.ids)} came")
-    expect(heard.ids == desk.plain[:_NEW], _differs(heard.ids, desk.plain, "the same greedy request"))
-    expect(len(heard.sizes) > 1, "all tokens came in one response although streaming was asked for")
-    expect(None not in heard.lengths, "responses have no sequence_length")
-    _final(heard)
-    return works(f"{_NEW} tokens in {len(heard.sizes)} responses")
+async def deltas(engine: EngineContext) -> Finding:
+    result = await engine.same(_NEW)
+    expect(result.ids[: len(engine.prompt)] != engine.prompt or result.ids == engine.plain[:_NEW], "the prompt is echoed")
+    expect(len(result.ids) == _NEW, f"{_NEW} tokens were asked for, {len(result.ids)} came")
+    expect(result.ids == engine.plain[:_NEW], _differs(result.ids, engine.plain, "the same greedy request"))
+    expect(len(result.sizes) > 1, "all tokens came in one response although streaming was asked for")
+    expect(None not in result.lengths, "responses have no sequence_length")
+    _final(result)
+    return works(f"{_NEW} tokens in {len(result.sizes)} responses")
 
 
 @check(CHECKS, "one response without streaming")
-async def whole(desk: EngineContext) -> Finding:
-    heard = await desk.same(_NEW, streaming=False)
-    expect(heard.ids == desk.plain[:_NEW], _differs(heard.ids, desk.plain, "the streamed request"))
-    expect(len([size for size in heard.sizes if size]) == 1, f"it came in {len(heard.sizes)} responses")
-    _final(heard)
+async def whole(engine: EngineContext) -> Finding:
+    result = await engine.same(_NEW, streaming=False)
+    expect(result.ids == engine.plain[:_NEW], _differs(result.ids, engine.plain, "the streamed request"))
+    expect(len([size for size in result.sizes if size]) == 1, f"it came in {len(result.sizes)} responses")
+    _final(result)
     return works()
 
 
-def _final(heard: ProbeResponse) -> None:
-    expect(heard.finals == 1, f"the final flag came {heard.finals} times, once is right")
-    expect(heard.after_final == 0, "responses came after the final flag")
+def _final(result: ProbeResponse) -> None:
+    expect(result.finals == 1, f"the final flag came {result.finals} times, once is right")
+    expect(result.after_final == 0, "responses came after the final flag")
 
 
 @check(CHECKS, "token counts")
-async def counts(desk: EngineContext) -> Finding:
-    heard = await desk.same(5, return_num_input_tokens=True, return_num_output_tokens=True)
-    expect(len(heard.ids) == 5, f"5 tokens were asked for, {len(heard.ids)} came")
-    for name, value in ((contract.NUM_INPUT_TOKENS.name, len(desk.prompt)), (contract.NUM_OUTPUT_TOKENS.name, 5)):
-        found = heard.others.get(name)
-        if not found and not desk.ours:
+async def counts(engine: EngineContext) -> Finding:
+    result = await engine.same(5, return_num_input_tokens=True, return_num_output_tokens=True)
+    expect(len(result.ids) == 5, f"5 tokens were asked for, {len(result.ids)} came")
+    for name, value in ((contract.NUM_INPUT_TOKENS.name, len(engine.prompt)), (contract.NUM_OUTPUT_TOKENS.name, 5)):
+        found = result.others.get(name)
+        if not found and not engine.ours:
             return unseen(f"{name} does not come with this engine")
         expect(found and found[0] == value, f"{name} is {found}, {value} is right")
     return works()
 
 
 @check(CHECKS, "log-probabilities")
-async def log_probs(desk: EngineContext) -> Finding:
-    heard = await desk.same(_NEW, return_log_probs=True)
-    if not desk.card.capabilities.logprobs:
-        return _refused(heard, contract.RETURN_LOG_PROBS)
-    tokens, scores = heard.ids, heard.scores
+async def log_probs(engine: EngineContext) -> Finding:
+    result = await engine.same(_NEW, return_log_probs=True)
+    if not engine.card.capabilities.logprobs:
+        return _refused(result, contract.RETURN_LOG_PROBS)
+    tokens, scores = result.ids, result.scores
     expect(len(scores) == len(tokens), f"{len(scores)} log-probabilities came for {len(tokens)} tokens")
     expect(all(score <= 1e-4 for score in scores), f"a log-probability is {max(scores):.3f}, above 0")
-    total = heard.cum_log_probs.get(0)
+    total = result.cum_log_probs.get(0)
     expect(
         total is None or abs(total - sum(scores)) <= 0.01 + 0.01 * abs(sum(scores)),
         f"cum_log_probs is {total}, the sum of the tokens' is {sum(scores):.4f}",
     )
-    return await _second_request(desk, tokens, scores)
+    return await _second_request(engine, tokens, scores)
 
 
-async def _second_request(desk: EngineContext, tokens: list[int], scores: list[float]) -> Finding:
+async def _second_request(engine: EngineContext, tokens: list[int], scores: list[float]) -> Finding:
     """Return the log-probabilities of the same positions, each as the first token of a request of
     its own.
     """
     worst = 0.0
     for at in (1, 4, 9):
-        again = await desk.same(1, [*desk.prompt, *tokens[:at]], return_log_probs=True)
+        again = await engine.same(1, [*engine.prompt, *tokens[:at]], return_log_probs=True)
         # a near tie may be decided differently, which leaves nothing to compare
         if again.ids == tokens[at : at + 1]:
             worst = max(worst, abs(again.scores[0] - scores[at]))
@@ -102,9 +102,9 @@ async def _second_request(desk: EngineContext, tokens: list[int], scores: list[f
 
 
 @check(CHECKS, "the same request gives the same tokens")
-async def repeatable(desk: EngineContext) -> Finding:
-    heard = await desk.same(PLAIN)
-    expect(heard.ids == desk.plain, _differs(heard.ids, desk.plain, "the same greedy request before"))
+async def repeatable(engine: EngineContext) -> Finding:
+    result = await engine.same(PLAIN)
+    expect(result.ids == engine.plain, _differs(result.ids, engine.plain, "the same greedy request before"))
     return works()
 
 
@@ -113,13 +113,13 @@ def _differs(found: list[int], expected: list[int], other: str) -> str:
     return f"the tokens differ from those of {other} at position {at}"
 
 
-def _refused(heard: ProbeResponse, tensor: Tensor) -> Finding:
+def _refused(result: ProbeResponse, tensor: Tensor) -> Finding:
     """Check that an output that is not announced is rejected by name, before any token."""
-    if heard.error is None:
+    if result.error is None:
         return wrong(f"{tensor} is not announced, yet the request was answered: what it asked for was dropped")
-    expect(not heard.tokens, f"{tensor} was refused only after {len(heard.tokens.get(0, []))} tokens")
-    if not heard.error.startswith(f"{tensor}:"):
-        return wrong(f"{tensor} is refused without its name: {heard.error[:100]!r}")
+    expect(not result.tokens, f"{tensor} was refused only after {len(result.tokens.get(0, []))} tokens")
+    if not result.error.startswith(f"{tensor}:"):
+        return wrong(f"{tensor} is refused without its name: {result.error[:100]!r}")
     return refused()
 
 

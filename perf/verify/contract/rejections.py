@@ -12,46 +12,46 @@ from llmops.perf.verify.findings import Finding, VerifyCheck, check, expect, wor
 CHECKS: list[VerifyCheck] = []
 
 
-def _cases(desk: EngineContext) -> list[tuple[Tensor, Any]]:
+def _cases(engine: EngineContext) -> list[tuple[Tensor, Any]]:
     """Return (tensor, value).
 
     Only this project's model promises to reject the second half by name.
     """
-    too_long = desk.card.max_seq_len - len(desk.prompt) + 1
+    too_long = engine.card.max_seq_len - len(engine.prompt) + 1
     common: list[tuple[Tensor, Any]] = [
         (contract.REQUEST_OUTPUT_LEN, too_long),
         (contract.REQUEST_OUTPUT_LEN, 0),
     ]
     ours: list[tuple[Tensor, Any]] = [
-        (contract.INPUT_IDS, [*desk.prompt[:-1], desk.card.vocab_size]),
+        (contract.INPUT_IDS, [*engine.prompt[:-1], engine.card.vocab_size]),
         (contract.BEAM_WIDTH, 2),
         (contract.TEMPERATURE, -1.0),
         (contract.RUNTIME_TOP_P, 1.5),
         (contract.REPETITION_PENALTY, 0.0),
         (contract.NUM_RETURN_SEQUENCES, 10_000),
-        (contract.END_ID, desk.card.vocab_size),
+        (contract.END_ID, engine.card.vocab_size),
         (contract.MIN_TOKENS, 5),
         (contract.RETURN_CONTEXT_LOGITS, True),
         (contract.DRAFT_ACCEPTANCE_THRESHOLD, 0.5),
     ]
-    return common + ours if desk.ours else common
+    return common + ours if engine.ours else common
 
 
 @check(CHECKS, "refusals by tensor name")
-async def refusals(desk: EngineContext) -> Finding:
-    cases = _cases(desk)
+async def refusals(engine: EngineContext) -> Finding:
+    cases = _cases(engine)
     for tensor, value in cases:
-        heard = await desk.same(4, **{tensor.name: value})
+        result = await engine.same(4, **{tensor.name: value})
         said = f"{tensor} {str(value)[:20]}"
-        expect(heard.error is not None, f"{said} was answered instead of refused")
-        expect(not heard.tokens, f"{said} was refused only after tokens had come")
-        if desk.ours:
-            expect(str(heard.error).startswith(f"{tensor}:"), f"{said} is refused without its name: {heard.error!r}")
+        expect(result.error is not None, f"{said} was answered instead of refused")
+        expect(not result.tokens, f"{said} was refused only after tokens had come")
+        if engine.ours:
+            expect(str(result.error).startswith(f"{tensor}:"), f"{said} is refused without its name: {result.error!r}")
     return works(f"{len(cases)} requests that cannot be honoured")
 
 
 @check(CHECKS, "an answer after all that")
-async def afterwards(desk: EngineContext) -> Finding:
-    heard = await desk.same(8)
-    expect(heard.ids == desk.plain[:8], "after refused requests the engine answers differently than before")
+async def afterwards(engine: EngineContext) -> Finding:
+    result = await engine.same(8)
+    expect(result.ids == engine.plain[:8], "after refused requests the engine answers differently than before")
     return works()

@@ -27,27 +27,27 @@ _NOT_COMPUTED = -9000.0
 
 
 @check(CHECKS, "drawing")
-async def drawing(desk: EngineContext) -> Finding:
+async def drawing(engine: EngineContext) -> Finding:
     """Check that the engine draws: one that is greedy at every temperature passes all greedy
     checks.
     """
-    scored = desk.card.capabilities.logprobs
-    asked: dict[str, Any] = {contract.RETURN_LOG_PROBS.name: True} if scored else {}
-    if desk.card.capabilities.seed:
-        heard = [await desk.same(PLAIN, seed=seed, **asked, **_HOT) for seed in (7, 8, 9)]
+    scored = engine.card.capabilities.logprobs
+    options: dict[str, Any] = {contract.RETURN_LOG_PROBS.name: True} if scored else {}
+    if engine.card.capabilities.seed:
+        result = [await engine.same(PLAIN, seed=seed, **options, **_HOT) for seed in (7, 8, 9)]
     else:
-        heard = [await desk.same(PLAIN, **asked, **_HOT) for _ in range(3)]
-    if all(one.ids == desk.plain for one in heard):
+        result = [await engine.same(PLAIN, **options, **_HOT) for _ in range(3)]
+    if all(one.ids == engine.plain for one in result):
         if not scored:
             return unseen("no answer at temperature 2.5 differs from the greedy one, and no log-probability says why")
-        plain = await desk.same(PLAIN, return_log_probs=True)
+        plain = await engine.same(PLAIN, return_log_probs=True)
         expect(
             min(plain.scores) > _CERTAIN,
             "three answers at temperature 2.5 are the greedy one, though its tokens are not certain: the engine "
             "ignores the temperature; see docs/tensorrt-llm.md",
         )
         return unseen("the model is certain of every token of this answer")
-    scores = [score for one in heard for score in one.scores]
+    scores = [score for one in result for score in one.scores]
     if scored:
         expect(scores and max(scores) <= 1e-4, f"log-probabilities of drawn tokens are {scores[:4]}…")
         expect(min(scores) > _NOT_COMPUTED, "log-probabilities of drawn tokens are not computed")
@@ -56,53 +56,53 @@ async def drawing(desk: EngineContext) -> Finding:
 
 
 @check(CHECKS, "seeds")
-async def seeds(desk: EngineContext) -> Finding:
-    if not desk.card.capabilities.seed:
-        return refused_by_name(await desk.same(_NEW, seed=7, **_HOT), contract.SEED)
-    first = (await desk.same(_NEW, seed=7, **_HOT)).ids
-    again = (await desk.same(_NEW, seed=7, **_HOT)).ids
+async def seeds(engine: EngineContext) -> Finding:
+    if not engine.card.capabilities.seed:
+        return refused_by_name(await engine.same(_NEW, seed=7, **_HOT), contract.SEED)
+    first = (await engine.same(_NEW, seed=7, **_HOT)).ids
+    again = (await engine.same(_NEW, seed=7, **_HOT)).ids
     expect(first == again, differs(again, first, "the same request with the same seed"))
-    others = [(await desk.same(_NEW, seed=seed, **_HOT)).ids for seed in (8, 9)]
+    others = [(await engine.same(_NEW, seed=seed, **_HOT)).ids for seed in (8, 9)]
     if all(other == first for other in others):
         return unseen("three seeds gave the same tokens at temperature 2.5: this engine does not draw")
     return works()
 
 
 @check(CHECKS, "cut-offs")
-async def cut_offs(desk: EngineContext) -> Finding:
+async def cut_offs(engine: EngineContext) -> Finding:
     temperature, top_p, min_p = contract.TEMPERATURE.name, contract.RUNTIME_TOP_P.name, contract.RUNTIME_MIN_P.name
     ways: dict[str, dict[str, Any]] = {"top_p near 0": {temperature: 1.0, top_p: 1e-6}}
-    if desk.ours:
+    if engine.ours:
         ways["temperature 0"] = {temperature: 0.0}
-    if desk.card.capabilities.min_p:
+    if engine.card.capabilities.min_p:
         ways["min_p near 1"] = {temperature: 1.0, min_p: 0.9999}
     for name, tensors in ways.items():
-        found = (await desk.same(_NEW, greedy=False, **tensors)).ids
-        expect(found == desk.plain[:_NEW], f"{name} is not greedy: " + differs(found, desk.plain, "top_k 1"))
+        found = (await engine.same(_NEW, greedy=False, **tensors)).ids
+        expect(found == engine.plain[:_NEW], f"{name} is not greedy: " + differs(found, engine.plain, "top_k 1"))
     return works(", ".join(ways))
 
 
 @check(CHECKS, "n sequences")
-async def sequences(desk: EngineContext) -> Finding:
-    announced = desk.card.capabilities.n > 1
-    heard = await desk.same(_NEW, num_return_sequences=2)
-    if not announced and desk.ours:
-        return refused_by_name(heard, contract.NUM_RETURN_SEQUENCES)
-    if not announced and heard.error is not None:
+async def sequences(engine: EngineContext) -> Finding:
+    announced = engine.card.capabilities.n > 1
+    result = await engine.same(_NEW, num_return_sequences=2)
+    if not announced and engine.ours:
+        return refused_by_name(result, contract.NUM_RETURN_SEQUENCES)
+    if not announced and result.error is not None:
         return refused()
-    heard.ids  # noqa: B018 - raises what the engine refused with
+    result.ids  # noqa: B018 - raises what the engine refused with
     for sequence in (0, 1):
-        found = heard.tokens.get(sequence, [])
-        expect(found == desk.plain[:_NEW], f"greedy sequence {sequence}: " + differs(found, desk.plain, "n = 1"))
+        found = result.tokens.get(sequence, [])
+        expect(found == engine.plain[:_NEW], f"greedy sequence {sequence}: " + differs(found, engine.plain, "n = 1"))
     if not announced:
         # NVIDIA's C++ backend supports them, but the gateway requests one at a time from it
         return works("not announced, yet each of two greedy sequences is what a request of its own gets")
-    if not desk.card.capabilities.seed:
+    if not engine.card.capabilities.seed:
         return works("greedy; seeds are not announced")
-    drawn = await desk.same(_NEW, num_return_sequences=2, seed=20, **_HOT)
+    drawn = await engine.same(_NEW, num_return_sequences=2, seed=20, **_HOT)
     whole = True
     for sequence in (0, 1):
-        alone = (await desk.same(_NEW, seed=20 + sequence, **_HOT)).ids
+        alone = (await engine.same(_NEW, seed=20 + sequence, **_HOT)).ids
         found = drawn.tokens.get(sequence, [])
         expect(
             found[:1] == alone[:1], f"sequence {sequence} of seed 20: " + differs(found, alone, f"seed {20 + sequence}")
@@ -115,16 +115,16 @@ async def sequences(desk: EngineContext) -> Finding:
 
 
 @check(CHECKS, "penalties")
-async def penalties(desk: EngineContext) -> Finding:
-    if not getattr(desk.card.capabilities, "penalties", True):
-        return refused_by_name(await desk.same(2, frequency_penalty=1.0), contract.FREQUENCY_PENALTY)
-    plain = (await desk.same(3 * _NEW, desk.loop)).ids
+async def penalties(engine: EngineContext) -> Finding:
+    if not getattr(engine.card.capabilities, "penalties", True):
+        return refused_by_name(await engine.same(2, frequency_penalty=1.0), contract.FREQUENCY_PENALTY)
+    plain = (await engine.same(3 * _NEW, engine.loop)).ids
     if len(set(plain)) > len(plain) // 2:
         return unseen("the plain answer hardly repeats a token, so a penalty would not show")
     seen = []
     for tensor in (contract.FREQUENCY_PENALTY, contract.REPETITION_PENALTY, contract.PRESENCE_PENALTY):
-        heard = await desk.same(3 * _NEW, desk.loop, **{tensor.name: 2.0})
-        fewer = len(set(heard.ids)) > len(set(plain))
+        result = await engine.same(3 * _NEW, engine.loop, **{tensor.name: 2.0})
+        fewer = len(set(result.ids)) > len(set(plain))
         # a token more than 2 nats above the others survives a presence penalty of 2
         expect(
             fewer or tensor is contract.PRESENCE_PENALTY, f"{tensor} 2 does not keep the model from repeating itself"
@@ -134,36 +134,36 @@ async def penalties(desk: EngineContext) -> Finding:
 
 
 @check(CHECKS, "logit bias")
-async def bias(desk: EngineContext) -> Finding:
-    token = next(i for i in range(3, desk.card.vocab_size) if i not in desk.plain)
-    values = [0.0] * desk.card.vocab_size
+async def bias(engine: EngineContext) -> Finding:
+    token = next(i for i in range(3, engine.card.vocab_size) if i not in engine.plain)
+    values = [0.0] * engine.card.vocab_size
     values[token] = 1000.0
-    heard = await desk.same(3, embedding_bias=values)
-    if not desk.card.capabilities.logit_bias:
-        return refused_by_name(heard, contract.EMBEDDING_BIAS)
-    expect(heard.ids == [token] * 3, "a bias of 1000 on one token does not make it the answer")
+    result = await engine.same(3, embedding_bias=values)
+    if not engine.card.capabilities.logit_bias:
+        return refused_by_name(result, contract.EMBEDDING_BIAS)
+    expect(result.ids == [token] * 3, "a bias of 1000 on one token does not make it the answer")
     return works()
 
 
 @check(CHECKS, "adapters")
-async def adapters(desk: EngineContext) -> Finding:
-    taken = {adapter.id for adapter in desk.card.adapters}
+async def adapters(engine: EngineContext) -> Finding:
+    taken = {adapter.id for adapter in engine.card.adapters}
     unknown = next(i for i in range(900_001, 900_100) if i not in taken)
-    heard = await desk.same(3, lora_task_id=unknown)
-    expect(heard.error is not None, f"adapter {unknown} does not exist, yet the request was answered")
-    if desk.ours:
+    result = await engine.same(3, lora_task_id=unknown)
+    expect(result.error is not None, f"adapter {unknown} does not exist, yet the request was answered")
+    if engine.ours:
         expect(
-            str(heard.error).startswith(f"{contract.LORA_TASK_ID}:"),
-            f"an unknown adapter is refused without a name: {heard.error}",
+            str(result.error).startswith(f"{contract.LORA_TASK_ID}:"),
+            f"an unknown adapter is refused without a name: {result.error}",
         )
-    if not desk.card.adapters:
+    if not engine.card.adapters:
         return refused("none announced; one that does not exist is refused")
     same = []
-    for adapter in desk.card.adapters:
-        found = (await desk.same(_NEW, lora_task_id=adapter.id)).ids
+    for adapter in engine.card.adapters:
+        found = (await engine.same(_NEW, lora_task_id=adapter.id)).ids
         expect(found, f"adapter {adapter.name} answers nothing")
-        if found == desk.plain[:_NEW]:
+        if found == engine.plain[:_NEW]:
             same.append(adapter.name)
     if same:
         return unseen(f"{', '.join(same)} answered this prompt as the base model does")
-    return works(f"{len(desk.card.adapters)}, each answers differently from the base model")
+    return works(f"{len(engine.card.adapters)}, each answers differently from the base model")

@@ -32,21 +32,21 @@ def _tokens(steps: list[ReceivedStep], slot: int) -> list[int]:
 
 def _in_order(steps: list[ReceivedStep], first: int = 1) -> None:
     found = [step.index for step in steps]
-    wanted = list(range(first, first + len(steps)))
-    expect(found == wanted, f"step indices are {found[:6]}…, from {first} on one by one is right")
+    expected = list(range(first, first + len(steps)))
+    expect(found == expected, f"step indices are {found[:6]}…, from {first} on one by one is right")
 
 
 @check(CHECKS, "step stream: order")
-async def order(desk: EngineContext) -> Finding:
-    if STEP_TRANSPORT not in desk.card.transports:
+async def order(engine: EngineContext) -> Finding:
+    if STEP_TRANSPORT not in engine.card.transports:
         return refused("only per-request streams are announced")
-    async with Subscriber(desk) as stream:
-        await stream.submit((1, PLAIN), (2, desk.card.max_seq_len), (3, PLAIN))
+    async with Subscriber(engine) as stream:
+        await stream.submit((1, PLAIN), (2, engine.card.max_seq_len), (3, PLAIN))
         steps = await stream.until_done({1, 2, 3})
     _in_order(steps)
     for slot in (1, 3):
         found = _tokens(steps, slot)
-        expect(found == desk.plain, f"slot {slot} got {len(found)} tokens that are not those of the request alone")
+        expect(found == engine.plain, f"slot {slot} got {len(found)} tokens that are not those of the request alone")
     failed = [entry for step in steps for entry in step.entries if entry.slot == 2]
     expect(len(failed) == 1 and failed[0].flags & ERROR_FLAG, "a slot that cannot be honoured got no error entry")
     expect(
@@ -57,11 +57,11 @@ async def order(desk: EngineContext) -> Finding:
 
 
 @check(CHECKS, "step stream: cancel")
-async def cancel(desk: EngineContext) -> Finding:
-    if STEP_TRANSPORT not in desk.card.transports:
+async def cancel(engine: EngineContext) -> Finding:
+    if STEP_TRANSPORT not in engine.card.transports:
         return refused("only per-request streams are announced")
-    new = desk.room(512)
-    async with Subscriber(desk) as stream:
+    new = engine.room(512)
+    async with Subscriber(engine) as stream:
         await stream.submit((1, new))
         before: list[ReceivedStep] = []
         while len(_tokens(before, 1)) < 3:
@@ -78,40 +78,40 @@ async def cancel(desk: EngineContext) -> Finding:
         return unseen("the engine was done before it could be cancelled")
     # an entry after the cancel shows in which step the engine had received it, however long both
     # travelled
-    heard = next(at for at, step in enumerate(after) if any(entry.slot == 2 for entry in step.entries))
-    late = len(_tokens(after[heard:], 1))
+    result = next(at for at, step in enumerate(after) if any(entry.slot == 2 for entry in step.entries))
+    late = len(_tokens(after[result:], 1))
     expect(late <= IN_FLIGHT, f"{late} tokens more came after the engine had heard the cancel")
-    expect(_tokens(after, 2) == desk.plain[:4], "the slot after a cancelled one got other tokens")
+    expect(_tokens(after, 2) == engine.plain[:4], "the slot after a cancelled one got other tokens")
     return works(f"{late} tokens more came after the engine had heard it")
 
 
 @check(CHECKS, "step stream: resume")
-async def resume(desk: EngineContext) -> Finding:
-    if STEP_TRANSPORT not in desk.card.transports:
+async def resume(engine: EngineContext) -> Finding:
+    if STEP_TRANSPORT not in engine.card.transports:
         return refused("only per-request streams are announced")
-    async with Subscriber(desk) as stream:
+    async with Subscriber(engine) as stream:
         await stream.submit((1, PLAIN))
-        heard: list[ReceivedStep] = []
-        while len(heard) < 5 and len(_tokens(heard, 1)) < PLAIN:
+        result: list[ReceivedStep] = []
+        while len(result) < 5 and len(_tokens(result, 1)) < PLAIN:
             step = await stream.next()
             expect(step is not None and step.index, "the step stream ended before a token came")
             assert step is not None
-            heard.append(step)
+            result.append(step)
         await stream.leave()
-        await stream.connect(resume_from=heard[-1].index)
-        open_slots = set() if any(e.flags & LAST_OF_SLOT for s in heard for e in s.entries) else {1}
-        heard += await stream.until_done(open_slots)
-    _in_order(heard)
-    found = _tokens(heard, 1)
-    expect(found == desk.plain, f"after the stream broke, {len(found)} tokens came that are not those of one request")
+        await stream.connect(resume_from=result[-1].index)
+        open_slots = set() if any(e.flags & LAST_OF_SLOT for s in result for e in s.entries) else {1}
+        result += await stream.until_done(open_slots)
+    _in_order(result)
+    found = _tokens(result, 1)
+    expect(found == engine.plain, f"after the stream broke, {len(found)} tokens came that are not those of one request")
     return works("nothing lost, nothing twice")
 
 
 @check(CHECKS, "step stream: unknown subscription")
-async def unknown(desk: EngineContext) -> Finding:
-    if STEP_TRANSPORT not in desk.card.transports:
+async def unknown(engine: EngineContext) -> Finding:
+    if STEP_TRANSPORT not in engine.card.transports:
         return refused("only per-request streams are announced")
-    stream = Subscriber(desk)
+    stream = Subscriber(engine)
     await stream.connect(resume_from=5)
     step = await stream.next(10)
     await stream.leave()
@@ -121,15 +121,15 @@ async def unknown(desk: EngineContext) -> Finding:
 
 
 @check(CHECKS, "step stream: window")
-async def window(desk: EngineContext) -> Finding:
-    if STEP_TRANSPORT not in desk.card.transports:
+async def window(engine: EngineContext) -> Finding:
+    if STEP_TRANSPORT not in engine.card.transports:
         return refused("only per-request streams are announced")
-    new = desk.room(MAX_UNACKNOWLEDGED_STEPS + 12)
+    new = engine.room(MAX_UNACKNOWLEDGED_STEPS + 12)
     if new < MAX_UNACKNOWLEDGED_STEPS + 8:
         return unseen(
-            f"the context of {desk.card.max_seq_len} tokens is too short to fill a window of {MAX_UNACKNOWLEDGED_STEPS} steps"
+            f"the context of {engine.card.max_seq_len} tokens is too short to fill a window of {MAX_UNACKNOWLEDGED_STEPS} steps"
         )
-    async with Subscriber(desk) as stream:
+    async with Subscriber(engine) as stream:
         await stream.submit((1, new))
         alive = asyncio.create_task(_keep_alive(stream))
         try:
@@ -148,7 +148,7 @@ async def window(desk: EngineContext) -> Finding:
     _in_order(steps)
     found = _tokens(steps, 1)
     expect(len(found) == new, f"{new} tokens were asked for, {len(found)} came through a full window")
-    expect(found[:PLAIN] == desk.plain, "the tokens are not those of the request alone")
+    expect(found[:PLAIN] == engine.plain, "the tokens are not those of the request alone")
     return works(f"held at {MAX_UNACKNOWLEDGED_STEPS} steps, then {new} tokens in {len(steps)}")
 
 
@@ -172,22 +172,22 @@ async def _keep_alive(stream: Subscriber) -> None:
 
 
 @check(DRAIN, "step stream: drain")
-async def drain(desk: EngineContext) -> Finding:
-    if STEP_TRANSPORT not in desk.card.transports:
+async def drain(engine: EngineContext) -> Finding:
+    if STEP_TRANSPORT not in engine.card.transports:
         return refused("only per-request streams are announced")
-    async with Subscriber(desk) as stream:
-        await stream.submit((1, desk.room(32)))
+    async with Subscriber(engine) as stream:
+        await stream.submit((1, engine.room(32)))
         first = await stream.next()
         expect(first is not None and first.index, "the step stream ended before a token came")
         assert first is not None
-        await desk.probe.ask([0], 1, drain=True)
-        late = await desk.same(2)
+        await engine.probe.ask([0], 1, drain=True)
+        late = await engine.same(2)
         expect(
             str(late.error).startswith(f"{DRAINING_PREFIX}:"),
             f"a request after `drain` got {late.error or 'an answer'!r}",
         )
         steps = [first, *await stream.until_done({1})]
-        expect(len(_tokens(steps, 1)) == desk.room(32), "a request that was running when `drain` came did not finish")
+        expect(len(_tokens(steps, 1)) == engine.room(32), "a request that was running when `drain` came did not finish")
         end = await stream.next(10)
     expect(end is not None and end.index == 0, "the subscription did not end after the last request")
     return works("running requests finish, new ones are refused, the subscription ends")

@@ -14,26 +14,26 @@ NO_PLACE = "the model's greedy answer says the same token over and over, so noth
 
 
 @check(CHECKS, "end id")
-async def end_id(desk: EngineContext) -> Finding:
-    at = desk.place()
+async def end_id(engine: EngineContext) -> Finding:
+    at = engine.place()
     if at is None:
         return unseen(NO_PLACE)
-    heard = await desk.same(PLAIN, end_id=desk.plain[at])
-    _ended(heard.ids, desk.plain, at, 1, "the end id")
-    expect(heard.finals == 1, "an ended answer has no final flag")
-    return works(f"the answer is given {'with' if len(heard.ids) > at else 'without'} it")
+    result = await engine.same(PLAIN, end_id=engine.plain[at])
+    _ended(result.ids, engine.plain, at, 1, "the end id")
+    expect(result.finals == 1, "an ended answer has no final flag")
+    return works(f"the answer is given {'with' if len(result.ids) > at else 'without'} it")
 
 
 @check(CHECKS, "stop words")
-async def stop_words(desk: EngineContext) -> Finding:
-    at = desk.place()
+async def stop_words(engine: EngineContext) -> Finding:
+    at = engine.place()
     if at is None:
         return unseen(NO_PLACE)
-    for word in (desk.plain[at : at + 1], desk.plain[at : at + 2]):
-        heard = await desk.same(PLAIN, stop_words_list=[[desk.card.vocab_size - 1], word])
-        first = _first(desk.plain, word)
-        _ended(heard.ids, desk.plain, first, len(word), f"a stop word of {len(word)} tokens")
-        expect(heard.finals == 1, "an answer that a stop word ended has no final flag")
+    for word in (engine.plain[at : at + 1], engine.plain[at : at + 2]):
+        result = await engine.same(PLAIN, stop_words_list=[[engine.card.vocab_size - 1], word])
+        first = _first(engine.plain, word)
+        _ended(result.ids, engine.plain, first, len(word), f"a stop word of {len(word)} tokens")
+        expect(result.finals == 1, "an answer that a stop word ended has no final flag")
     return works("of one and of two tokens")
 
 
@@ -51,30 +51,30 @@ def _ended(found: list[int], plain: list[int], at: int, length: int, what: str) 
 
 
 @check(CHECKS, "min_tokens")
-async def min_tokens(desk: EngineContext) -> Finding:
-    at = desk.place()
+async def min_tokens(engine: EngineContext) -> Finding:
+    at = engine.place()
     if at is None:
         return unseen(NO_PLACE)
     least = at + 4
-    heard = await desk.same(PLAIN, end_id=desk.plain[at], min_tokens=least)
-    expect(len(heard.ids) >= least, f"min_tokens {least} was asked for, the answer ended after {len(heard.ids)} tokens")
+    result = await engine.same(PLAIN, end_id=engine.plain[at], min_tokens=least)
+    expect(len(result.ids) >= least, f"min_tokens {least} was asked for, the answer ended after {len(result.ids)} tokens")
     # a second end token is sent as the gateway does: as a stop word, or to NVIDIA's backend as a
     # bad word
-    never = next(token for token in range(desk.card.vocab_size - 1, 0, -1) if token not in desk.plain)
-    second: dict[str, Any] = {STOP_WORDS_LIST.name if desk.ours else BAD_WORDS_LIST.name: [[desk.plain[at]]]}
-    heard = await desk.same(PLAIN, end_id=never, min_tokens=least, **second)
+    never = next(token for token in range(engine.card.vocab_size - 1, 0, -1) if token not in engine.plain)
+    second: dict[str, Any] = {STOP_WORDS_LIST.name if engine.ours else BAD_WORDS_LIST.name: [[engine.plain[at]]]}
+    result = await engine.same(PLAIN, end_id=never, min_tokens=least, **second)
     expect(
-        len(heard.ids) >= least,
-        f"min_tokens {least} holds for the first end token only: a second one ended the answer after {len(heard.ids)}",
+        len(result.ids) >= least,
+        f"min_tokens {least} holds for the first end token only: a second one ended the answer after {len(result.ids)}",
     )
     return works("for the first end token and for others")
 
 
 @check(CHECKS, "bad words")
-async def bad_words(desk: EngineContext) -> Finding:
-    word = desk.plain[1:2]
-    heard = await desk.same(PLAIN, bad_words_list=[word])
-    if not desk.card.capabilities.bad_words:
-        return refused_by_name(heard, BAD_WORDS_LIST)
-    expect(word[0] not in heard.ids, "a bad word is in the answer")
+async def bad_words(engine: EngineContext) -> Finding:
+    word = engine.plain[1:2]
+    result = await engine.same(PLAIN, bad_words_list=[word])
+    if not engine.card.capabilities.bad_words:
+        return refused_by_name(result, BAD_WORDS_LIST)
+    expect(word[0] not in result.ids, "a bad word is in the answer")
     return works()

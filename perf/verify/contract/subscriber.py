@@ -49,13 +49,13 @@ class ReceivedStep:
 class Subscriber:
     """An async context manager of a subscription. Leaving it breaks the stream."""
 
-    def __init__(self, desk: EngineContext, watch: bool = False) -> None:
+    def __init__(self, engine: EngineContext, watch: bool = False) -> None:
         """Args:
         watch: Also subscribe to the engine's state and cache events.
         """
-        self._desk, self._watch = desk, watch
+        self._desk, self._watch = engine, watch
         self._name = f"verify-{uuid.uuid4().hex}"
-        requests = RequestWriter(desk.probe.model, vocab_size=desk.card.vocab_size, pad_id=desk.card.pad_id)
+        requests = RequestWriter(engine.probe.model, vocab_size=engine.card.vocab_size, pad_id=engine.card.pad_id)
         self._writer = StepWriter(requests, self._name)
         self._steps: asyncio.Queue[ReceivedStep] = asyncio.Queue()
         self._call: Any = None
