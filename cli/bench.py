@@ -105,7 +105,7 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
 @click.option("--json", "json_path", type=OutputFile(), help="Write the whole run here; - for stdout.")
 @click.option("--html", "html_path", type=OutputFile(), help="Write a page with plots here.")
 @click.option("--compare", nargs=2, type=click.Path(path_type=Path), help="Compare two --json files; sends no load.")
-def command(**given: Any) -> None:
+def command(**parameters: Any) -> None:
     """Load-test URL: an OpenAI endpoint (http://host:port/v1), or Triton itself (grpc://host:port).
 
     Lengths are distributions: 128, uniform:64,256, normal:256,64, lognormal:256,0.6, exponential:128,
@@ -114,34 +114,39 @@ def command(**given: Any) -> None:
     A server that asks for a key gets LLMOPS_API_KEY. With --slo the exit code is 1 when fewer than --fail-under of the
     requests meet the objectives.
     """
-    json_path, html_path, compare = given.pop("json_path"), given.pop("html_path"), given.pop("compare")
+    json_path, html_path, compare = parameters.pop("json_path"), parameters.pop("html_path"), parameters.pop("compare")
     if compare:
         reject_other_options("--compare reads two files and sends no load", "compare")
         _compare(compare[0], compare[1])
         return
-    document = _run(_options(**given), quiet=str(json_path) == "-")
+    document = _run(_options(**parameters), quiet=str(json_path) == "-")
     _write(document, json_path, html_path)
     missed = document.missed_objectives()
     if missed:
         raise LlmopsError(missed)
 
 
-def _options(**given: Any) -> BenchOptions:
+def _options(**parameters: Any) -> BenchOptions:
     from llmops.cli.openai_client import api_key
     from llmops.perf.load.objectives import parse_objective
     from llmops.perf.options import BenchOptions
     from llmops.perf.workloads.lengths import parse_lengths
 
-    given["via"] = given["via"] or ("engine" if given["url"].startswith("grpc://") else "chat")
-    given["requests"] = given["requests"] or (None if given["duration"] or given["trace"] or given["sweep"] else 100)
-    given["input"], given["output"] = parse_lengths(given.pop("input_")), parse_lengths(given["output"])
-    given["turns"] = parse_lengths(given["turns"]) if given["turns"] else None
-    given["slos"] = [parse_objective(text) for text in given.pop("slo")]
-    given["cancel_share"] = given.pop("cancel")
-    given["api_key"] = api_key()
-    given["headers"] = dict(_header(text) for text in given.pop("header"))
-    given["extra"] = _extra(given["extra"])
-    return BenchOptions(**given)
+    parameters["via"] = parameters["via"] or ("engine" if parameters["url"].startswith("grpc://") else "chat")
+    parameters["requests"] = parameters["requests"] or (
+        None if parameters["duration"] or parameters["trace"] or parameters["sweep"] else 100
+    )
+    parameters["input"], parameters["output"] = (
+        parse_lengths(parameters.pop("input_")),
+        parse_lengths(parameters["output"]),
+    )
+    parameters["turns"] = parse_lengths(parameters["turns"]) if parameters["turns"] else None
+    parameters["slos"] = [parse_objective(text) for text in parameters.pop("slo")]
+    parameters["cancel_share"] = parameters.pop("cancel")
+    parameters["api_key"] = api_key()
+    parameters["headers"] = dict(_header(text) for text in parameters.pop("header"))
+    parameters["extra"] = _extra(parameters["extra"])
+    return BenchOptions(**parameters)
 
 
 def _header(text: str) -> tuple[str, str]:

@@ -170,7 +170,7 @@ def _show(manifest: EngineManifest, cached: bool, output: Path, as_json: bool) -
     click.echo(manifest.model_dump_json(indent=2) if as_json else _summary(manifest, output, cached))
 
 
-def _planned(file: Path, given: dict[str, Any]) -> dict[str, Any]:
+def _planned(file: Path, parameters: dict[str, Any]) -> dict[str, Any]:
     """Return the fields that a plan sets, and the plan.
 
     Raises InputError if a flag contradicts the plan.
@@ -181,10 +181,10 @@ def _planned(file: Path, given: dict[str, Any]) -> dict[str, Any]:
     plan = BuildPlan.load(file)
     fields = {name: value for name, value in plan.build_options().items() if value is not None}
     for name, value in fields.items():
-        if _typed(name) and given[name] != value:
+        if _typed(name) and parameters[name] != value:
             flag = "--" + name.replace("_", "-")
             raise InputError(
-                f"{flag} {given[name]} contradicts {file}, which plans {value}; drop the flag or make another plan."
+                f"{flag} {parameters[name]} contradicts {file}, which plans {value}; drop the flag or make another plan."
             )
     return {**fields, "plan": plan.to_dict()}
 

@@ -58,11 +58,11 @@ def command(
     if schema_only:
         _write(json.dumps(chart_schema(), indent=1) + "\n", output)
         return
-    described = read(file, profile)
+    loaded = read(file, profile)
     images = {"gateway": gateway_image, "engine": engine_image, "build": build_image}
     named = {name: reference for name, reference in images.items() if reference is not None}
     cluster = ClusterResources(named, claim, mounted.rstrip("/"))
-    chart = make_helm_values(described, cluster, lambda model: _planned(described, model))
+    chart = make_helm_values(loaded, cluster, lambda model: _planned(loaded, model))
     _write(yaml.safe_dump(chart.values, sort_keys=False, width=120), output)
     for note in chart.notes:
         click.echo(note, err=True)
@@ -78,14 +78,14 @@ def _write(text: str, output: Path | None) -> None:
     click.echo(f"Wrote {output}.")
 
 
-def _planned(described: LoadedService, model: str) -> PlannedReplicas:
+def _planned(loaded: LoadedService, model: str) -> PlannedReplicas:
     """Return a model's planned replicas for the layout in the file, and the request rate of each."""
     from llmops.build.plan.report.recording_rules import render_rules
     from llmops.cli import plan
     from llmops.cli.service.command_defaults import plan_defaults
     from llmops.cli.service.helm_values import PlannedReplicas
 
-    with plan.command.make_context("chart", [], default_map=plan_defaults(described, model)) as context:
+    with plan.command.make_context("chart", [], default_map=plan_defaults(loaded, model)) as context:
         found = plan.make_plan(context.params.pop("checkpoint"), context.params)
     return PlannedReplicas(
         found.best.replicas, found.best.capacity / found.best.replicas, render_rules(found, model)["groups"]

@@ -50,20 +50,20 @@ def command(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
     from llmops.cache import cache_dir
 
     folder = cache_dir()
-    wanted = [one for name in names for one in (REBUILT if name == "all" else (name,))]
-    for name in wanted:
+    expected = [one for name in names for one in (REBUILT if name == "all" else (name,))]
+    for name in expected:
         if name not in PARTS:
             raise InputError(f"There is no part `{name}`; give some of {', '.join(PARTS)}, or all.")
     found = [_part(folder, name) for name in PARTS]
     if as_json:
         click.echo(json.dumps({"folder": str(folder), "parts": [asdict(part) for part in found]}, indent=2))
-    elif not wanted:
+    elif not expected:
         click.echo(f"{folder}\n")
         for part in found:
             click.echo(f"{part.name:10}{_size(part.bytes):>10}  {part.holds}")
         click.echo("\nRemove some with `llmops clean NAME...`.")
     for part in found:
-        if part.name in wanted and part.bytes:
+        if part.name in expected and part.bytes:
             _remove(folder, part, yes, as_json)
 
 

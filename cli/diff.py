@@ -32,11 +32,11 @@ def command(file: Path, profile: str | None, url: str | None, exit_code: bool, a
     from llmops.cli.service.changes import engine_changes, served_model_changes
     from llmops.cli.service.service_file import read
 
-    described = read(file, profile)
-    changes = list(engine_changes(described))
-    address = url or f"http://{described.settings.host}:{described.settings.port}"
+    loaded = read(file, profile)
+    changes = list(engine_changes(loaded))
+    address = url or f"http://{loaded.settings.host}:{loaded.settings.port}"
     try:
-        changes += served_model_changes(described, ChatClient(address, timeout=10).models())
+        changes += served_model_changes(loaded, ChatClient(address, timeout=10).models())
     except ServerError as error:
         click.echo(f"Only the engines are compared, because the gateway cannot be asked: {error.message}", err=True)
     if as_json:

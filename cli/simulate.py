@@ -117,20 +117,20 @@ CACHE_BLOCK_TOKENS = 128
 @click.option(
     "-j", "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes that share the replicas."
 )
-def command(json_path: Path | None, html_path: Path | None, policies: str, **given: Any) -> None:
+def command(json_path: Path | None, html_path: Path | None, policies: str, **parameters: Any) -> None:
     """Simulate a fleet: replicas at the planner's pace behind the gateway's own routing, queue and limits.
 
     The load is made-up conversations (--rate, --day), a trace in Mooncake's format (--trace) or what a benchmark sent
     (--bench). The report is that of `llmops bench`, whose --compare takes these files too. Lengths are distributions;
     see `llmops bench --help`.
     """
-    if sum(given[name] is not None for name in ("rate", "day", "trace", "bench")) != 1:
+    if sum(parameters[name] is not None for name in ("rate", "day", "trace", "bench")) != 1:
         raise click.UsageError("The load is not given, or given twice; give one of --rate, --day, --trace and --bench.")
     from llmops.perf.simulate.report import show, show_comparison
 
     console = table_console(PIPED_WIDTH)
     documents = [
-        (name, _document({**given, "policy": policy, "gate": gate}, name, terminal_console(stderr=True)))
+        (name, _document({**parameters, "policy": policy, "gate": gate}, name, terminal_console(stderr=True)))
         for name, (policy, gate) in _policies(policies).items()
     ]
     if len(documents) > 1:
@@ -159,7 +159,7 @@ def _policies(text: str) -> dict[str, tuple[str, bool]]:
     return found
 
 
-def _document(given: dict[str, Any], name: str, console: Any) -> Document:
+def _document(parameters: dict[str, Any], name: str, console: Any) -> Document:
     from llmops.build.plan.build_plan import BuildPlan
     from llmops.perf.load.objectives import parse_objective
     from llmops.perf.simulate.engine import make_engine_spec
@@ -167,39 +167,39 @@ def _document(given: dict[str, Any], name: str, console: Any) -> Document:
     from llmops.perf.simulate.totals import spec_of
     from llmops.perf.workloads.files import BLOCK_TOKENS
 
-    plan = BuildPlan.load(given["plan_path"])
-    given["replicas"] = _most(given["scale"]) or given["replicas"] or plan.replicas
-    engine = make_engine_spec(plan, BLOCK_TOKENS if given["trace"] else CACHE_BLOCK_TOKENS)
-    tiers, bounds, slos = _rules(given["config"], plan.model)
-    slos = [parse_objective(text) for text in given["slo"]] or slos
-    spec = replace(_spec(given, plan, engine, tiers if given["gate"] else ()), bounds=bounds)
+    plan = BuildPlan.load(parameters["plan_path"])
+    parameters["replicas"] = _most(parameters["scale"]) or parameters["replicas"] or plan.replicas
+    engine = make_engine_spec(plan, BLOCK_TOKENS if parameters["trace"] else CACHE_BLOCK_TOKENS)
+    tiers, bounds, slos = _rules(parameters["config"], plan.model)
+    slos = [parse_objective(text) for text in parameters["slo"]] or slos
+    spec = replace(_spec(parameters, plan, engine, tiers if parameters["gate"] else ()), bounds=bounds)
     simulating = f"simulating {name} …"
     with console.status(simulating) as status:
 
         def tell(seconds: float, requests: int) -> None:
             status.update(f"{simulating} {seconds:,.0f} s, {requests:,} requests")
 
-        done = _simulated(given, spec, tell)
+        done = _simulated(parameters, spec, tell)
     if done.simulated and not done.run.records:
-        raise InputError(f"--skip {given['skip']:g}: all requests came before that; leave out fewer seconds.")
+        raise InputError(f"--skip {parameters['skip']:g}: all requests came before that; leave out fewer seconds.")
     load = ("rate", "day", "duration", "turns", "input_", "output", "think_time", "skip")
-    options = {one: given[one] for one in (*load, *(("scale",) if given["scale"] else ()))}
+    options = {one: parameters[one] for one in (*load, *(("scale",) if parameters["scale"] else ()))}
     options["slos"] = [str(slo) for slo in slos]
-    options |= {"model": plan.model, "trace": str(given["trace"] or given["bench"] or "") or None}
+    options |= {"model": plan.model, "trace": str(parameters["trace"] or parameters["bench"] or "") or None}
     return document_of(done, slos, options, spec_of(spec))
 
 
-def _spec(given: dict[str, Any], plan: BuildPlan, engine: EngineSpec, tiers: Sequence[PriorityTier]) -> FleetSpec:
+def _spec(parameters: dict[str, Any], plan: BuildPlan, engine: EngineSpec, tiers: Sequence[PriorityTier]) -> FleetSpec:
     from llmops.perf.simulate.fleet import FleetSpec
 
     return FleetSpec(
         engine,
-        given["replicas"],
-        given["policy"],
+        parameters["replicas"],
+        parameters["policy"],
         tiers,
-        failures=[_failure(text, given["replicas"]) for text in given["fail"]],
-        seed=given["seed"],
-        scaling=_scaling(given, plan) if given["scale"] else None,
+        failures=[_failure(text, parameters["replicas"]) for text in parameters["fail"]],
+        seed=parameters["seed"],
+        scaling=_scaling(parameters, plan) if parameters["scale"] else None,
     )
 
 
@@ -211,55 +211,59 @@ def _most(scale: str | None) -> int:
     return int(last) if last.isdecimal() else 0
 
 
-def _scaling(given: dict[str, Any], plan: BuildPlan) -> AutoscalingSpec:
+def _scaling(parameters: dict[str, Any], plan: BuildPlan) -> AutoscalingSpec:
     """Return autoscaling by waiting requests, KV cache and the plan's request rate of a replica, as
     in the chart.
     """
     from llmops.perf.simulate.autoscaler import AutoscalingSpec
     from llmops.perf.simulate.run import CELL_SIZE
 
-    match = re.fullmatch(r"(\d+)\.\.(\d+)", given["scale"])
+    match = re.fullmatch(r"(\d+)\.\.(\d+)", parameters["scale"])
     if match is None or not 1 <= int(match[1]) <= int(match[2]) <= CELL_SIZE:
-        raise InputError(f"--scale {given['scale']}: write MIN..MAX, such as 1..8, with at most {CELL_SIZE}.")
-    if given["fail"]:
+        raise InputError(f"--scale {parameters['scale']}: write MIN..MAX, such as 1..8, with at most {CELL_SIZE}.")
+    if parameters["fail"]:
         raise InputError("--scale decides which replicas there are, so none can be named to fail; leave out --fail.")
     rate = plan.predicted.get("best", {}).get("rate")
     targets = {**AutoscalingSpec().targets, **({"requests": rate} if rate else {})}
     return AutoscalingSpec(int(match[1]), int(match[2]), targets)
 
 
-def _simulated(given: dict[str, Any], spec: FleetSpec, told: Callable[[float, int], None]) -> SimulationResult:
+def _simulated(
+    parameters: dict[str, Any], spec: FleetSpec, on_progress: Callable[[float, int], None]
+) -> SimulationResult:
     from llmops.perf.report.document import read_document
     from llmops.perf.simulate.arrivals import arrivals_from_bench, arrivals_from_trace
     from llmops.perf.simulate.run import cell_sizes, make_cells, simulate
 
     def arrivals(share: float, number: int) -> Arrivals:
-        if given["trace"]:
-            return arrivals_from_trace(given["trace"])
-        if given["bench"]:
-            return arrivals_from_bench(read_document(given["bench"]))
-        return _conversations(given, share, number)
+        if parameters["trace"]:
+            return arrivals_from_trace(parameters["trace"])
+        if parameters["bench"]:
+            return arrivals_from_bench(read_document(parameters["bench"]))
+        return _conversations(parameters, share, number)
 
     # a replay goes to all replicas as one cell
-    sizes = [spec.replicas] if given["trace"] or given["bench"] else cell_sizes(spec.replicas)
-    return simulate(make_cells(spec, sizes, arrivals, given["skip"], GATEWAY_LATENCY), given["jobs"], told)
+    sizes = [spec.replicas] if parameters["trace"] or parameters["bench"] else cell_sizes(spec.replicas)
+    return simulate(
+        make_cells(spec, sizes, arrivals, parameters["skip"], GATEWAY_LATENCY), parameters["jobs"], on_progress
+    )
 
 
-def _conversations(given: dict[str, Any], share: float, number: int) -> Arrivals:
+def _conversations(parameters: dict[str, Any], share: float, number: int) -> Arrivals:
     from llmops.perf.simulate.arrivals import DAY, ConversationArrivals
     from llmops.perf.workloads.lengths import parse_lengths
 
-    rate = given["rate"] or given["day"] * TURNS_A_DAY / DAY
+    rate = parameters["rate"] or parameters["day"] * TURNS_A_DAY / DAY
     return ConversationArrivals(
         rate * share,
-        given["duration"] or (DAY if given["day"] else 600.0),
-        turns=parse_lengths(given["turns"]),
-        message=parse_lengths(given["input_"]),
-        answer=parse_lengths(given["output"]),
-        think=given["think_time"],
-        peak=PEAK_TO_MEAN if given["day"] else 1.0,
+        parameters["duration"] or (DAY if parameters["day"] else 600.0),
+        turns=parse_lengths(parameters["turns"]),
+        message=parse_lengths(parameters["input_"]),
+        answer=parse_lengths(parameters["output"]),
+        think=parameters["think_time"],
+        peak=PEAK_TO_MEAN if parameters["day"] else 1.0,
         block_tokens=CACHE_BLOCK_TOKENS,
-        seed=given["seed"] * 1009 + number,
+        seed=parameters["seed"] * 1009 + number,
     ).arrivals()
 
 

@@ -76,16 +76,16 @@ def _make_folder(place: Path) -> bool:
 class Ready:
     """Facts for `llmops up` to announce.
 
-    `exposure` says who can reach what, `asked` is True if keys are required.
+    `exposure` says who can reach what, `keys_needed` is True if keys are required.
     """
 
     url: str
     models: Sequence[str]
     exposure: str
-    asked: bool
+    keys_needed: bool
 
 
-def build_described(described: LoadedService) -> tuple[Path, list[str]]:
+def build_described(loaded: LoadedService) -> tuple[Path, list[str]]:
     """Build the missing engines of a service and return its repository and model names."""
     from llmops.build.job.build_engine import build
     from llmops.cli.progress import make_progress
@@ -93,17 +93,15 @@ def build_described(described: LoadedService) -> tuple[Path, list[str]]:
     from llmops.model_repository.generate import generate_repository, read_engines
     from llmops.model_repository.repository.compatibility import check_target
 
-    names = list(described.service.models)
-    specs = [spec_of(described, name) for name in names]
+    names = list(loaded.service.models)
+    specs = [spec_of(loaded, name) for name in names]
     for spec in specs:
         check_target(spec.target)
     for spec in specs:
         _make_folder(spec.output.parent)
         build(spec, make_progress())
-    generate_repository(
-        read_engines(repo_defaults(described)["engines"], serving=described.serving), described.repository
-    )
-    return described.repository, names
+    generate_repository(read_engines(repo_defaults(loaded)["engines"], serving=loaded.serving), loaded.repository)
+    return loaded.repository, names
 
 
 def make_repository(engine: Path, folder: Path | None, serving: str = "") -> tuple[Path, list[str]]:
@@ -220,8 +218,8 @@ class Stack:
         # uvicorn handles both signals, and raises them again at its end
         _on_signals(_ignore)
 
-        def listening(url: str, asked: bool) -> None:
-            self._announce_when_ready(Ready(url, models, self._exposure(url, asked), asked), on_ready)
+        def listening(url: str, keys_needed: bool) -> None:
+            self._announce_when_ready(Ready(url, models, self._exposure(url, keys_needed), keys_needed), on_ready)
 
         self._forced = run(settings, listening, _control_plugins(settings))
         if self._failure is not None:
@@ -240,11 +238,11 @@ class Stack:
 
         threading.Thread(target=wait, name="announce", daemon=True).start()
 
-    def _exposure(self, url: str, asked: bool) -> str:
+    def _exposure(self, url: str, keys_needed: bool) -> str:
         from llmops.model_repository.server.exposure import describe_stack_exposure
 
         grpc, metrics = self._tritons[0].grpc_address, str(self._tritons[0].metrics_url)
-        return describe_stack_exposure(self._settings.host, url, grpc, metrics, keys=asked)
+        return describe_stack_exposure(self._settings.host, url, grpc, metrics, keys=keys_needed)
 
     def _watch(self, triton: TritonServer) -> None:
         try:

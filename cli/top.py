@@ -48,26 +48,26 @@ PIPED_WIDTH = 400
 @click.option("--replicas/--no-replicas", default=True, show_default=True, help="Show a line per replica.")
 @click.option("--once", is_flag=True, help="Print once, after two looks --interval apart, and exit.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object per look.")
-def command(urls: tuple[str, ...], engines: tuple[str, ...], window: float, **given: Any) -> None:
+def command(urls: tuple[str, ...], engines: tuple[str, ...], window: float, **parameters: Any) -> None:
     """Watch gateways, their models and replicas live, from /metrics.
 
     Without a terminal it prints one table after another. Name each gateway, and not a balancer before them. A gateway
     that asks for a key gets LLMOPS_API_KEY, which needs the scope metrics. OWN are the streams that these gateways have
     open on a replica. With --once the exit code is 1 if no gateway answers.
     """
-    asyncio.run(_top(urls, engines, window, given, ViewOptions(given["sort"], given["replicas"])))
+    asyncio.run(_top(urls, engines, window, parameters, ViewOptions(parameters["sort"], parameters["replicas"])))
 
 
 async def _top(
-    urls: tuple[str, ...], engines: tuple[str, ...], window: float, given: dict[str, Any], view: ViewOptions
+    urls: tuple[str, ...], engines: tuple[str, ...], window: float, parameters: dict[str, Any], view: ViewOptions
 ) -> None:
     from llmops.cli.monitor.poller import GatewayPoller
     from llmops.cli.openai_client import api_key
 
     sources = GatewayPoller(urls, engines, window, api_key())
-    show = _once if given["once"] else _again_and_again
+    show = _once if parameters["once"] else _again_and_again
     try:
-        await show(sources, given["interval"], given["as_json"], view)
+        await show(sources, parameters["interval"], parameters["as_json"], view)
     finally:
         await sources.close()
 

@@ -108,7 +108,7 @@ def command(
 
 def _announce(ready: Ready, seconds: float) -> None:
     url, model = ready.url, ready.models[0]
-    key = " -H 'authorization: Bearer KEY'" if ready.asked else ""
+    key = " -H 'authorization: Bearer KEY'" if ready.keys_needed else ""
     body = (
         f'{{"model":"{model}","stream":true,"messages":[{{"role":"user","content":"What is the capital of France?"}}]}}'
     )

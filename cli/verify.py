@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     metavar="FOLDER",
     help="Write llm_eval_score for Prometheus into this folder of the node exporter.",
 )
-def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: Path | None, **given: Any) -> None:
+def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: Path | None, **parameters: Any) -> None:
     """Check that a deployment does what its contract, checkpoint and plan promise.
 
     Without --engine, --triton or --url: checks the bundled SmolLM2 as `llmops up` builds it.
@@ -61,9 +61,9 @@ def command(as_json: bool, html: Path | None, calibrate: Path | None, textfile: 
     from llmops.perf.verify.report import TerminalProgress, show
     from llmops.perf.verify.run import VerifyOptions, verify
 
-    if not (given["engine"] or given["triton"] or given["url"]):
-        given["engine"] = _embedded_default()
-    options = VerifyOptions(**given, api_key=api_key(), calibrate=calibrate is not None)
+    if not (parameters["engine"] or parameters["triton"] or parameters["url"]):
+        parameters["engine"] = _embedded_default()
+    options = VerifyOptions(**parameters, api_key=api_key(), calibrate=calibrate is not None)
     options.check()
     if textfile is not None and (options.url or not options.has("answers")):
         raise InputError(

@@ -31,26 +31,26 @@ ResultT = TypeVar("ResultT")
 class Store:
     """A database. Queries get a connection as an argument, so that several can share a transaction."""
 
-    def __init__(self, place: StoreUrl, engine: AsyncEngine, alone: Engine | None = None) -> None:
+    def __init__(self, location: StoreUrl, engine: AsyncEngine, alone: Engine | None = None) -> None:
         """Args:
         place: Location of the database.
         engine: The engine of all connections.
         alone: A synchronous engine for `transact` on SQLite.
         """
-        self.place, self._alone = place, alone
+        self.location, self._alone = location, alone
         # In PostgreSQL a single statement is consistent by itself, so reads need no transaction,
         # which would cost two round trips. Behind a PgBouncer a statement must be prepared and
         # executed on one connection.
-        alike = place.file is None and not place.pooled
+        alike = location.file is None and not location.pooled
         self._reading = engine.execution_options(isolation_level="AUTOCOMMIT") if alike else engine
         self._writing = engine.execution_options(**{_WRITES: True})
         # SQLite has one writer and makes others poll for it: here they wait in a queue instead
-        self._turn: AbstractAsyncContextManager[None] = asyncio.Lock() if place.file else nullcontext()
+        self._turn: AbstractAsyncContextManager[None] = asyncio.Lock() if location.file else nullcontext()
 
     @asynccontextmanager
     async def read(self) -> AsyncIterator[AsyncConnection]:
         """Connect for queries. Raises InputError or ResourceError if the database cannot be used."""
-        with translate_database_errors(self.place):
+        with translate_database_errors(self.location):
             async with self._reading.connect() as connection:
                 yield connection
 
@@ -61,7 +61,7 @@ class Store:
 
         Raises the errors of `read`. Transactions cannot be nested.
         """
-        with translate_database_errors(self.place):
+        with translate_database_errors(self.location):
             async with self._turn, self._writing.begin() as connection:
                 yield connection
 
@@ -74,7 +74,7 @@ class Store:
         if self._alone is None:
             async with self.write() as connection:
                 return await connection.run_sync(work)
-        with translate_database_errors(self.place):
+        with translate_database_errors(self.location):
             async with self._turn:
                 return await asyncio.to_thread(_transacted, self._alone, work)
 
@@ -90,7 +90,7 @@ class Store:
         await self.close()
 
 
-def connect(place: StoreUrl, pool_size: int = 5, busy_seconds: float = BUSY_TIMEOUT) -> Store:
+def connect(location: StoreUrl, pool_size: int = 5, busy_seconds: float = BUSY_TIMEOUT) -> Store:
     """Return the database as it is, without opening a connection yet.
 
     Args:
@@ -98,9 +98,9 @@ def connect(place: StoreUrl, pool_size: int = 5, busy_seconds: float = BUSY_TIME
         pool_size: Maximum number of connections.
         busy_seconds: Seconds for which a SQLite writer waits for another one.
     """
-    if place.file is None:
-        return Store(place, _postgres_engine(place, pool_size))
-    return Store(place, *_sqlite_engines(place, pool_size, busy_seconds))
+    if location.file is None:
+        return Store(location, _postgres_engine(location, pool_size))
+    return Store(location, *_sqlite_engines(location, pool_size, busy_seconds))
 
 
 class _Connection(asyncpg.Connection):  # type: ignore[misc]
@@ -111,10 +111,10 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
             await super().close(timeout=timeout)
 
 
-def _postgres_engine(place: StoreUrl, pool_size: int) -> AsyncEngine:
+def _postgres_engine(location: StoreUrl, pool_size: int) -> AsyncEngine:
     options = {"timeout": CONNECT_TIMEOUT, "connection_class": _Connection}
-    with translate_database_errors(place):
-        engine = create_async_engine(place.url, pool_size=pool_size, connect_args=options)
+    with translate_database_errors(location):
+        engine = create_async_engine(location.url, pool_size=pool_size, connect_args=options)
     event.listen(engine.sync_engine, "checkout", _discard_closed_connection)
     return engine
 
@@ -131,7 +131,7 @@ def _discard_closed_connection(_: object, record: ConnectionPoolEntry, __: objec
         raise DisconnectionError
 
 
-def _sqlite_engines(place: StoreUrl, pool_size: int, busy_seconds: float) -> tuple[AsyncEngine, Engine]:
+def _sqlite_engines(location: StoreUrl, pool_size: int, busy_seconds: float) -> tuple[AsyncEngine, Engine]:
     if sqlite3.sqlite_version_info < MIN_SQLITE_VERSION:
         raise MissingDependencyError(
             f"This Python has SQLite {sqlite3.sqlite_version}, and a store needs 3.35 or later; use another Python, or "
@@ -140,9 +140,9 @@ def _sqlite_engines(place: StoreUrl, pool_size: int, busy_seconds: float) -> tup
     # isolation_level None: Python's driver begins transactions late and commits before DDL, so
     # transactions are begun here
     options = {"isolation_level": None, "timeout": busy_seconds}
-    engine = create_async_engine(place.url, pool_size=pool_size, connect_args=options)
+    engine = create_async_engine(location.url, pool_size=pool_size, connect_args=options)
     alone = create_engine(
-        place.url.set(drivername="sqlite"), pool_size=1, connect_args=options, execution_options={_WRITES: True}
+        location.url.set(drivername="sqlite"), pool_size=1, connect_args=options, execution_options={_WRITES: True}
     )
     for one in (engine.sync_engine, alone):
         event.listen(one, "connect", _opened)

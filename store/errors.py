@@ -79,7 +79,7 @@ _POSTGRES: tuple[tuple[tuple[type[BaseException], ...], type[LlmopsError], str],
 
 
 @contextmanager
-def translate_database_errors(place: StoreUrl) -> Iterator[None]:
+def translate_database_errors(location: StoreUrl) -> Iterator[None]:
     """Turn driver errors of a wrong, unreachable or full database into InputError or ResourceError.
 
     Errors that only a bug can cause, such as a syntax error, keep their traceback.
@@ -88,12 +88,12 @@ def translate_database_errors(place: StoreUrl) -> Iterator[None]:
         yield
     except (TimeoutError, DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError, OSError) as error:
         cause = _driver_error(error)
-        match = _sqlite(cause) if place.file else _postgres(cause)
+        match = _sqlite(cause) if location.file else _postgres(cause)
         if match is None:
             raise
         kind, sentence = match
         # without the driver's text, which can contain values and, with asyncpg, the user's name
-        raise kind(f"The store {place} {sentence}") from error
+        raise kind(f"The store {location} {sentence}") from error
 
 
 def is_data_error(error: BaseException) -> bool:

@@ -22,9 +22,9 @@ async def open_store(url: str, pool_size: int = 5) -> Store:
         VersionMismatchError: A newer llmops made the schema.
         ResourceError: The server or disk does not work.
     """
-    place = StoreUrl.parse(url)
-    place.create()
-    store = connect(place, pool_size)
+    location = StoreUrl.parse(url)
+    location.create()
+    store = connect(location, pool_size)
     try:
         await migrate(store)
     except BaseException:

@@ -31,8 +31,8 @@ async def migrate(store: Store, folder: Path = FOLDER, newest: str = SCHEMA) -> 
     if found == newest:
         return
     # a second process waits for the first, however long its migration takes
-    async with connect(store.place, 1, LOCK_TIMEOUT) as patient, patient.write() as connection:
-        await connection.run_sync(_upgrade, str(store.place), folder, newest)
+    async with connect(store.location, 1, LOCK_TIMEOUT) as patient, patient.write() as connection:
+        await connection.run_sync(_upgrade, str(store.location), folder, newest)
 
 
 def _version(connection: Connection) -> str | None:
@@ -42,7 +42,7 @@ def _version(connection: Connection) -> str | None:
     return connection.scalar(select(sql_column("version_num")).select_from(table(SCHEMA_TABLE)))
 
 
-def _upgrade(connection: Connection, place: str, folder: Path, newest: str) -> None:
+def _upgrade(connection: Connection, location: str, folder: Path, newest: str) -> None:
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:lock)"), {"lock": MIGRATION_LOCK_ID})
     found = _version(connection)
@@ -50,19 +50,19 @@ def _upgrade(connection: Connection, place: str, folder: Path, newest: str) -> N
     if found == newest:
         return
     if found is None:
-        _refuse_other_tables(connection, place)
-    _run_alembic(connection, place, folder, found)
+        _refuse_other_tables(connection, location)
+    _run_alembic(connection, location, folder, found)
 
 
-def _refuse_other_tables(connection: Connection, place: str) -> None:
+def _refuse_other_tables(connection: Connection, location: str) -> None:
     taken = sorted(set(inspect(connection).get_table_names()) & set(metadata.tables))
     if taken:
         raise InputError(
-            f"The store {place} has tables of another program ({', '.join(taken)}); give llmops a database of its own."
+            f"The store {location} has tables of another program ({', '.join(taken)}); give llmops a database of its own."
         )
 
 
-def _run_alembic(connection: Connection, place: str, folder: Path, found: str | None) -> None:
+def _run_alembic(connection: Connection, location: str, folder: Path, found: str | None) -> None:
     from alembic import command
     from alembic.config import Config
     from alembic.script import ScriptDirectory
@@ -72,7 +72,7 @@ def _run_alembic(connection: Connection, place: str, folder: Path, found: str | 
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if found is not None and found not in known:
         raise VersionMismatchError(
-            f"The store {place} has schema {found}, which a newer llmops made (this one knows up to {max(known)}); "
+            f"The store {location} has schema {found}, which a newer llmops made (this one knows up to {max(known)}); "
             "upgrade llmops here too."
         )
     command.upgrade(config, "head")

@@ -138,10 +138,10 @@ class GatewayPoller:
 
     async def _engine_pages(self, gateways: Sequence[PolledGateway]) -> Mapping[str, MetricsWindow]:
         """Return the metrics pages of the engines that answer, by HOST:PORT."""
-        wanted = list(self._engines) or _servers(gateways)
-        pages = await asyncio.gather(*(self._page(f"http://{one}/metrics") for one in wanted))
+        expected = list(self._engines) or _servers(gateways)
+        pages = await asyncio.gather(*(self._page(f"http://{one}/metrics") for one in expected))
         found = {}
-        for one, page in zip(wanted, pages, strict=True):
+        for one, page in zip(expected, pages, strict=True):
             if isinstance(page, MetricsPage):
                 found[one] = self._recent.setdefault(one, MetricsWindow(self._window))
                 found[one].add(page)

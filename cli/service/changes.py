@@ -28,29 +28,29 @@ class ServiceChange(NamedTuple):
         return f"~ {self.model}: {self.what} {self.old} -> {self.new}"
 
 
-def engine_changes(described: LoadedService) -> Iterator[ServiceChange]:
+def engine_changes(loaded: LoadedService) -> Iterator[ServiceChange]:
     """Return what `llmops build -f` would build."""
-    for name in described.service.models:
-        folder = described.engine(name)
+    for name in loaded.service.models:
+        folder = loaded.engine(name)
         if not (folder / FILE_NAME).is_file():
             yield ServiceChange(name, "engine", None, folder)
             continue
         manifest = EngineManifest.load(folder)
-        for what, (old, new) in _compared(manifest, described, name).items():
+        for what, (old, new) in _compared(manifest, loaded, name).items():
             if new is not None and old != new:
                 yield ServiceChange(name, what, old, new)
-    built = described.folder / "engines"
+    built = loaded.folder / "engines"
     for path in sorted(built.glob(f"*/{FILE_NAME}")):
-        if path.parent.name not in described.service.models:
+        if path.parent.name not in loaded.service.models:
             yield ServiceChange(path.parent.name, "engine", path.parent, None)
 
 
-def _compared(manifest: EngineManifest, described: LoadedService, name: str) -> dict[str, tuple[Any, Any]]:
+def _compared(manifest: EngineManifest, loaded: LoadedService, name: str) -> dict[str, tuple[Any, Any]]:
     """Return the built and the described value of each field.
 
     The described value is None if the target decides it.
     """
-    spec, layout, limits = spec_of(described, name), manifest.parallelism, manifest.limits
+    spec, layout, limits = spec_of(loaded, name), manifest.parallelism, manifest.limits
     return {
         "checkpoint": (manifest.source.checkpoint, spec.checkpoint),
         "target": (manifest.target, spec.target),
@@ -65,8 +65,8 @@ def _compared(manifest: EngineManifest, described: LoadedService, name: str) -> 
     }
 
 
-def served_model_changes(described: LoadedService, served: Sequence[str]) -> Iterator[ServiceChange]:
+def served_model_changes(loaded: LoadedService, served: Sequence[str]) -> Iterator[ServiceChange]:
     """Return models that a gateway with this service lacks, and models that it should not have."""
-    models = described.service.models
+    models = loaded.service.models
     yield from (ServiceChange(name, "served", None, "by the gateway") for name in models if name not in served)
     yield from (ServiceChange(name, "served", "by the gateway", None) for name in served if name not in models)

@@ -14,15 +14,15 @@ if TYPE_CHECKING:
 _BUILD = ("target", "kv_cache", "gpu", "tp", "pp", "ep", "max_batch_size", "max_seq_len", "max_num_tokens")
 
 
-def build_defaults(described: LoadedService, name: str) -> dict[str, Any]:
+def build_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
     """Return the parameters of `llmops build`."""
-    model = described.service.models[name]
+    model = loaded.service.models[name]
     build = model.build
     fields = {field: getattr(build, field) for field in _BUILD}
     return _without_none(
         **fields,
         checkpoint=model.checkpoint,
-        output=described.engine(name),
+        output=loaded.engine(name),
         name=name,
         quant=build.quant or TARGETS[build.target].quant,
         deterministic=build.deterministic,
@@ -30,19 +30,19 @@ def build_defaults(described: LoadedService, name: str) -> dict[str, Any]:
     )
 
 
-def spec_of(described: LoadedService, name: str) -> BuildSpec:
+def spec_of(loaded: LoadedService, name: str) -> BuildSpec:
     """Return the build of one model."""
     from llmops.build.spec import BuildSpec
 
-    return BuildSpec(**{**build_defaults(described, name), "options": dict(described.service.models[name].build.set)})
+    return BuildSpec(**{**build_defaults(loaded, name), "options": dict(loaded.service.models[name].build.set)})
 
 
-def plan_defaults(described: LoadedService, name: str) -> dict[str, Any]:
+def plan_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
     """Return the parameters of `llmops plan`.
 
     A model described for a CPU is planned for the planner's default GPU.
     """
-    model = described.service.models[name]
+    model = loaded.service.models[name]
     build, gpus = model.build, TARGETS[model.build.target].gpus
     layout = {"tp": build.tp, "pp": build.pp, "ep": build.ep, "target": build.target, "quant": build.quant}
     limits = {"max_seq_len": build.max_seq_len, "max_num_tokens": build.max_num_tokens, "gpu": build.gpu}
@@ -52,27 +52,27 @@ def plan_defaults(described: LoadedService, name: str) -> dict[str, Any]:
     return _without_none(name=name, checkpoint=model.checkpoint, **load, **model.slo.model_dump(), **shape)
 
 
-def repo_defaults(described: LoadedService) -> dict[str, Any]:
+def repo_defaults(loaded: LoadedService) -> dict[str, Any]:
     """Return the parameters of `llmops repo`."""
-    engines = tuple(f"{name}={described.engine(name)}" for name in described.service.models)
-    return {"engines": engines, "output": described.repository}
+    engines = tuple(f"{name}={loaded.engine(name)}" for name in loaded.service.models)
+    return {"engines": engines, "output": loaded.repository}
 
 
-def up_defaults(described: LoadedService) -> dict[str, Any]:
+def up_defaults(loaded: LoadedService) -> dict[str, Any]:
     """Return the parameters of `llmops up`."""
-    return {"host": described.settings.host, "port": described.settings.port}
+    return {"host": loaded.settings.host, "port": loaded.settings.port}
 
 
-def verify_defaults(described: LoadedService, name: str) -> dict[str, Any]:
+def verify_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
     """Return the parameters of `llmops verify`."""
-    return {"engine": described.engine(name), "model": name}
+    return {"engine": loaded.engine(name), "model": name}
 
 
-def bench_defaults(described: LoadedService, name: str) -> dict[str, Any]:
+def bench_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
     """Return the parameters of `llmops bench`: the load of `traffic` against the gateway, with the
     objectives of `slo`.
     """
-    model, settings = described.service.models[name], described.settings
+    model, settings = loaded.service.models[name], loaded.settings
     load, slo = model.traffic, model.slo
     objectives = {"ttft": slo.ttft_p95, "tpot": slo.tpot_p95}
     prefix = round((load.isl or 0) * (load.prefix_hit or 0.0))

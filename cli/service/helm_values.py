@@ -55,7 +55,7 @@ class HelmValues(NamedTuple):
 
 
 def make_helm_values(
-    described: LoadedService, cluster: ClusterResources, planned: Callable[[str], PlannedReplicas]
+    loaded: LoadedService, cluster: ClusterResources, planned: Callable[[str], PlannedReplicas]
 ) -> HelmValues:
     """Return values and notes for a description; `planned` is called for models with `replicas: auto`.
 
@@ -63,16 +63,16 @@ def make_helm_values(
         InputError: A cluster cannot serve one of the models, or cannot reach one of the addresses.
     """
     # without the settings of this machine's environment
-    settings = load_settings(replace(described.layers, alone=True))
-    models = described.service.models
+    settings = load_settings(replace(loaded.layers, alone=True))
+    models = loaded.service.models
     names = _pool_names(models)
     plans = {name: planned(name) for name, model in models.items() if model.replicas == "auto"}
-    sizes = {name: estimate_sizes(spec_of(described, name)) for name in models}
+    sizes = {name: estimate_sizes(spec_of(loaded, name)) for name in models}
     engines, builds = {}, {}
     for name, model in models.items():
         folder = PurePosixPath(cluster.mounted, name)
         engines[names[name]] = _pool(name, model, folder / "repository", plans.get(name), sizes[name])
-        builds[names[name]] = _build(described, name, folder, engines[names[name]]["gpus"], sizes[name])
+        builds[names[name]] = _build(loaded, name, folder, engines[names[name]]["gpus"], sizes[name])
     groups = [dict(group) for found in plans.values() for group in found.groups]
     values = {
         **({"image": dict(cluster.images)} if cluster.images else {}),
@@ -84,7 +84,7 @@ def make_helm_values(
         **({"monitoring": {"groups": groups}} if groups else {}),
         **({"network": {"backends": found}} if (found := egress_rules(settings)) else {}),
     }
-    return HelmValues(values, [*_notes(settings, cluster), *_notes_on_models(described, sizes, values)])
+    return HelmValues(values, [*_notes(settings, cluster), *_notes_on_models(loaded, sizes, values)])
 
 
 def _pool_names(models: Mapping[str, ModelSection]) -> dict[str, str]:
@@ -123,10 +123,10 @@ def _access(settings: GatewaySettings) -> dict[str, Any]:
     if kafka is not None:
         secrets["signing"] = {"name": SIGNING, "key": "keys"}
     own = {"password", "signing_keys", "signing_keys_file"}
-    given = kafka.model_dump(exclude_defaults=True, exclude=own) if kafka is not None else {}
+    parameters = kafka.model_dump(exclude_defaults=True, exclude=own) if kafka is not None else {}
     return {
         **({"secrets": secrets} if secrets else {}),
-        **({"kafka": given} if given else {}),
+        **({"kafka": parameters} if parameters else {}),
         **({"open": True, "control": {"enabled": settings.store is not None}} if settings.open else {}),
     }
 
@@ -168,12 +168,12 @@ def _pool(
 
 
 def _build(
-    described: LoadedService, name: str, folder: PurePosixPath, gpus: int, sizes: ModelSizes | None
+    loaded: LoadedService, name: str, folder: PurePosixPath, gpus: int, sizes: ModelSizes | None
 ) -> dict[str, Any]:
     """Return the steps of a Job: quantise, finish the engine where TensorRT-LLM is, and make its
     repository.
     """
-    flags, engine = build_defaults(described, name), str(folder / "engine")
+    flags, engine = build_defaults(loaded, name), str(folder / "engine")
     typed = [part for flag in _FLAGS if flag in flags for part in (f"--{flag.replace('_', '-')}", str(flags[flag]))]
     own = [part for option in flags["options"] for part in ("--set", option)]
     fixed = ["--deterministic"] if flags["deterministic"] else []
@@ -181,8 +181,8 @@ def _build(
     if flags["target"] == "tensorrt":
         found["finish"] = ["build", "--resume", engine]
     found["repo"] = ["repo", f"{name}={engine}", "-o", str(folder / "repository")]
-    if name in described.serving:
-        found["repo"] += ["--serving", described.serving[name]]
+    if name in loaded.serving:
+        found["repo"] += ["--serving", loaded.serving[name]]
     found["gpus"] = gpus if sizes is None else max(gpus, min(PER_NODE, _quantising_gpus(flags, sizes)))
     if is_hub_id(flags["checkpoint"]):
         found["token"] = {"name": HUB, "key": "token"}
@@ -218,10 +218,10 @@ def _notes(settings: GatewaySettings, cluster: ClusterResources) -> list[str]:
 
 
 def _notes_on_models(
-    described: LoadedService, sizes: Mapping[str, ModelSizes | None], values: Mapping[str, Any]
+    loaded: LoadedService, sizes: Mapping[str, ModelSizes | None], values: Mapping[str, Any]
 ) -> list[str]:
     notes, known = [], [found for found in sizes.values() if found is not None]
-    models = described.service.models
+    models = loaded.service.models
     if any(is_hub_id(model.checkpoint) for model in models.values()):
         notes.append(
             f"If a checkpoint is gated, create the Secret {HUB} with the key token, of an account that may read it."

@@ -22,7 +22,7 @@ class ServiceSelection:
     There is no model if the command is about all models.
     """
 
-    described: LoadedService
+    loaded: LoadedService
     arguments: tuple[str, ...]
     model: str = ""
     others: tuple[str, ...] = ()
@@ -43,7 +43,7 @@ class ServiceFileCommand(click.Command):
         if selection is not None:
             ctx.obj = selection
             model = (selection.model,) if self.per_model else ()
-            ctx.default_map = type(self).defaults(selection.described, *model)
+            ctx.default_map = type(self).defaults(selection.loaded, *model)
         return super().parse_args(ctx, args)
 
     def invoke(self, ctx: click.Context) -> Any:
@@ -68,11 +68,11 @@ class ServiceFileCommand(click.Command):
         selection = ServiceSelection(read(Path(file), options.get("profile")), tuple(args))
         if not self.per_model:
             return selection
-        known, names = list(selection.described.service.models), options.get("model") or ()
+        known, names = list(selection.loaded.service.models), options.get("model") or ()
         names = [names] if isinstance(names, str) else list(names) or known
         for name in names:
             if name not in known:
-                where = f"{selection.described.file} has no model {name!r}"
+                where = f"{selection.loaded.file} has no model {name!r}"
                 raise click.UsageError(f"{where}; choose {' or '.join(known)}.", ctx)
         return replace(selection, model=names[0], others=tuple(names[1:]))
 
@@ -118,4 +118,4 @@ def model_option(command: Command) -> Command:
 def current_selection() -> LoadedService | None:
     """Return the service file that the running command was given, or None."""
     selection = click.get_current_context().obj
-    return selection.described if isinstance(selection, ServiceSelection) else None
+    return selection.loaded if isinstance(selection, ServiceSelection) else None

@@ -54,19 +54,21 @@ class Autoscaler:
     def __init__(self, scaling: AutoscalingSpec) -> None:
         self._scaling = scaling
         # (time, replicas) that the sums recommended, and (time, difference) of changes
-        self._wanted: deque[tuple[float, int]] = deque()
+        self._recommendations: deque[tuple[float, int]] = deque()
         self._changes: deque[tuple[float, int]] = deque()
 
     def replicas(self, now: float, current: int, sums: Mapping[str, float]) -> int:
         """Return the number of replicas from now on. `current` includes those that are starting."""
         scaling = self._scaling
-        asked = max(_asked(sums[name], target, current) for name, target in scaling.targets.items())
-        self._wanted.append((now, asked))
-        while self._wanted[0][0] <= now - scaling.window:
-            self._wanted.popleft()
-        if asked < current:
-            asked = min(max(wanted for _, wanted in self._wanted), current)
-        chosen = min(max(asked, scaling.least, self._floor(now, current)), scaling.most, self._ceiling(now, current))
+        recommended = max(_recommend(sums[name], target, current) for name, target in scaling.targets.items())
+        self._recommendations.append((now, recommended))
+        while self._recommendations[0][0] <= now - scaling.window:
+            self._recommendations.popleft()
+        if recommended < current:
+            recommended = min(max(count for _, count in self._recommendations), current)
+        chosen = min(
+            max(recommended, scaling.least, self._floor(now, current)), scaling.most, self._ceiling(now, current)
+        )
         if chosen != current:
             self._changes.append((now, chosen - current))
         return chosen
@@ -83,7 +85,7 @@ class Autoscaler:
         return sum(by for when, by in self._changes if when > since)
 
 
-def _asked(total: float, target: float, current: int) -> int:
+def _recommend(total: float, target: float, current: int) -> int:
     """Return the number of replicas that one sum recommends."""
     if current and abs(total / (target * current) - 1) <= TOLERANCE:
         return current
@@ -111,21 +113,21 @@ class ScalableFleet(Protocol):
 class AutoscaledFleet:
     """A fleet under an autoscaler that decides every `period`, as long as anything else happens.
 
-    The newest replica is removed first, as in a StatefulSet. `told` is called with the time and the
+    The newest replica is removed first, as in a StatefulSet. `on_change` is called with the time and the
     new number.
     """
 
-    def __init__(self, fleet: ScalableFleet, scaling: AutoscalingSpec, told: Callable[[float, int], None]) -> None:
-        self._fleet, self._scaling, self._told = fleet, scaling, told
+    def __init__(self, fleet: ScalableFleet, scaling: AutoscalingSpec, on_change: Callable[[float, int], None]) -> None:
+        self._fleet, self._scaling, self._on_change = fleet, scaling, on_change
         self._autoscaler = Autoscaler(scaling)
         self._count = scaling.least
         # starts of each replica, so that one that was removed while it started never becomes ready
-        self._asked = [0] * scaling.most
+        self._starts = [0] * scaling.most
 
     def begin(self) -> None:
         for number in range(self._count, self._scaling.most):
             self._fleet.drain(number)
-        self._told(0.0, self._count)
+        self._on_change(0.0, self._count)
         self._again()
 
     def _again(self) -> None:
@@ -133,24 +135,24 @@ class AutoscaledFleet:
 
     def _look(self) -> None:
         clock = self._fleet.clock
-        wanted = self._autoscaler.replicas(clock.now, self._count, self._fleet.sums())
-        if wanted != self._count:
-            for number in range(wanted, self._count):
-                self._asked[number] += 1
+        recommended = self._autoscaler.replicas(clock.now, self._count, self._fleet.sums())
+        if recommended != self._count:
+            for number in range(recommended, self._count):
+                self._starts[number] += 1
                 self._fleet.drain(number)
-            for number in range(self._count, wanted):
+            for number in range(self._count, recommended):
                 self._start(number)
-            self._count = wanted
-            self._told(clock.now, wanted)
+            self._count = recommended
+            self._on_change(clock.now, recommended)
         if not clock.is_over:
             self._again()
 
     def _start(self, number: int) -> None:
-        self._asked[number] += 1
-        asked, clock = self._asked[number], self._fleet.clock
+        self._starts[number] += 1
+        start, clock = self._starts[number], self._fleet.clock
 
         def come() -> None:
-            if self._asked[number] == asked:
+            if self._starts[number] == start:
                 self._fleet.set_ready(number)
 
         clock.at(clock.now + self._scaling.cold_start, come)

@@ -26,7 +26,7 @@ RATE_SECONDS = 120.0
 # Returns the request that follows a finished one of a session, and the seconds until then.
 Next = Callable[[SimulatedRequest], "tuple[float, SimulatedRequest] | None"]
 # Called now and then with the simulated seconds and the number of finished requests.
-Told = Callable[[float, int], None] | None
+OnProgress = Callable[[float, int], None] | None
 PROGRESS_EVERY = 1000
 
 
@@ -108,8 +108,8 @@ class SimulationOutcome:
 class SimulatedFleet:
     """A fleet during one run."""
 
-    def __init__(self, spec: FleetSpec, told: Told = None) -> None:
-        self.spec, self.clock, self.outcome, self._told = spec, Clock(), SimulationOutcome(spec), told
+    def __init__(self, spec: FleetSpec, on_progress: OnProgress = None) -> None:
+        self.spec, self.clock, self.outcome, self._on_progress = spec, Clock(), SimulationOutcome(spec), on_progress
         self._rng = random.Random(f"fleet {spec.seed}")
         names = [f"replica-{number}" for number in range(spec.replicas)]
         self.replicas = {name: self._replica(number, name) for number, name in enumerate(names)}
@@ -210,8 +210,8 @@ class SimulatedFleet:
     def _finished(self, job: SimulatedRequest) -> None:
         ended = self.outcome.jobs
         ended.append(job)
-        if self._told is not None and len(ended) % PROGRESS_EVERY == 0:
-            self._told(self.clock.now, len(ended))
+        if self._on_progress is not None and len(ended) % PROGRESS_EVERY == 0:
+            self._on_progress(self.clock.now, len(ended))
         following = self._next(job)
         if following is not None:
             pause, after = following

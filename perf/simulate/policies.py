@@ -17,17 +17,17 @@ class CacheBlindPolicy:
     def __init__(self, rng: random.Random) -> None:
         self._rng = rng
 
-    def choose(self, wanted: RoutingRequest, views: Sequence[ReplicaView]) -> int | None:
-        places = [at for at, view in enumerate(views) if view.state == "ready" and can_serve(view, wanted)]
-        return self._of(wanted, places, views) if places else None
+    def choose(self, request: RoutingRequest, views: Sequence[ReplicaView]) -> int | None:
+        places = [at for at, view in enumerate(views) if view.state == "ready" and can_serve(view, request)]
+        return self._of(request, places, views) if places else None
 
-    def _of(self, wanted: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int:
+    def _of(self, request: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int:
         return self._rng.choice(places)
 
-    def cached(self, wanted: RoutingRequest, view: ReplicaView) -> int:
+    def cached(self, request: RoutingRequest, view: ReplicaView) -> int:
         return 0
 
-    def sent(self, wanted: RoutingRequest, view: ReplicaView) -> None: ...
+    def sent(self, request: RoutingRequest, view: ReplicaView) -> None: ...
 
     def stored(self, replica_id: str, hashes: Sequence[int]) -> None: ...
 
@@ -41,14 +41,14 @@ class CacheBlindPolicy:
 class LeastLoaded(CacheBlindPolicy):
     """The least of waiting × 4 + running, a common recommendation."""
 
-    def _of(self, wanted: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int:
+    def _of(self, request: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int:
         return min(places, key=lambda at: (_load(views[at]), self._rng.random()))
 
 
 class PowerOfTwoChoices(CacheBlindPolicy):
     """The emptier one of two random replicas."""
 
-    def _of(self, wanted: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int:
+    def _of(self, request: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int:
         return min(self._rng.choices(places, k=2), key=lambda at: occupancy(views[at]))
 
 
@@ -59,14 +59,14 @@ class PrefixAffinity(CacheBlindPolicy):
         super().__init__(rng)
         self._places: dict[int, str] = {}
 
-    def _of(self, wanted: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int:
-        first = wanted.hashes[0] if wanted.hashes else self._rng.getrandbits(64)
+    def _of(self, request: RoutingRequest, places: list[int], views: Sequence[ReplicaView]) -> int:
+        first = request.hashes[0] if request.hashes else self._rng.getrandbits(64)
         known = self._places.get(first)
-        place = next((at for at in places if views[at].replica_id == known), None)
-        if place is None:
-            place = self._rng.choice(places)
-            self._places[first] = views[place].replica_id
-        return place
+        index = next((at for at in places if views[at].replica_id == known), None)
+        if index is None:
+            index = self._rng.choice(places)
+            self._places[first] = views[index].replica_id
+        return index
 
 
 def _load(view: ReplicaView) -> int:

@@ -11,7 +11,7 @@ from multiprocessing import get_context
 
 from llmops.perf.load.runner import LoadRun
 from llmops.perf.records import Record
-from llmops.perf.simulate.fleet import Arrivals, FleetSpec, SimulatedFleet, Told
+from llmops.perf.simulate.fleet import Arrivals, FleetSpec, OnProgress, SimulatedFleet
 from llmops.perf.simulate.totals import SimulationTotals, records, sum_up
 
 #: Replicas of one set of gateways. Larger fleets are several such cells.
@@ -47,7 +47,7 @@ def cell_sizes(replicas: int) -> list[int]:
     return [replicas // count + (number < replicas % count) for number in range(count)]
 
 
-def simulate(parts: Sequence[FleetCell], jobs: int = 1, told: Told = None) -> SimulationResult:
+def simulate(parts: Sequence[FleetCell], jobs: int = 1, on_progress: OnProgress = None) -> SimulationResult:
     """Simulate all cells.
 
     Args:
@@ -57,7 +57,7 @@ def simulate(parts: Sequence[FleetCell], jobs: int = 1, told: Told = None) -> Si
             only with one process.
     """
     whole = SimulationResult(LoadRun(0.0))
-    for rows, sums, simulated, cpu in _all(parts, jobs, told):
+    for rows, sums, simulated, cpu in _all(parts, jobs, on_progress):
         whole.run.records += rows
         whole.tally.add(sums)
         whole.simulated += simulated
@@ -72,9 +72,9 @@ _Found = tuple[list[Record], SimulationTotals, int, float]
 _parts: Sequence[FleetCell] = ()
 
 
-def _all(parts: Sequence[FleetCell], jobs: int, told: Told) -> list[_Found]:
+def _all(parts: Sequence[FleetCell], jobs: int, on_progress: OnProgress) -> list[_Found]:
     if jobs == 1 or len(parts) == 1:
-        return [_one(part, told) for part in parts]
+        return [_one(part, on_progress) for part in parts]
     with ProcessPoolExecutor(min(jobs, len(parts)), get_context("fork"), _remember, (parts,)) as pool:
         return list(pool.map(_numbered, range(len(parts))))
 
@@ -88,9 +88,9 @@ def _numbered(number: int) -> _Found:
     return _one(_parts[number])
 
 
-def _one(part: FleetCell, told: Told = None) -> _Found:
+def _one(part: FleetCell, on_progress: OnProgress = None) -> _Found:
     began = time.process_time()
-    outcome = SimulatedFleet(part.spec, told).run(part.work())
+    outcome = SimulatedFleet(part.spec, on_progress).run(part.work())
     cpu = time.process_time() - began
     return records(outcome.jobs, part.skipped, part.added), sum_up(outcome, part.skipped), len(outcome.jobs), cpu
 

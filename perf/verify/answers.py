@@ -55,7 +55,9 @@ def _same_ids(golden: Golden, tokenizer: TextTokenizer, what: str) -> None:
 
 
 def _other_ids(what: str, text: str, found: list[int], expected: list[int]) -> str:
-    at = next((i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), min(len(found), len(expected)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(found, expected, strict=False)) if a != b), min(len(found), len(expected))
+    )
     return (
         f"{what} makes other token ids of {text[:40]!r} than the source's (from position {at} on): it belongs to "
         "another model; build the engine again, or point tokenizer_dir to its own tokenizer folder"

@@ -42,7 +42,9 @@ async def batch(engine: EngineContext) -> Finding:
 async def context(engine: EngineContext) -> Finding:
     plan, who = promised(engine)
     if not plan:
-        return unseen(f"{engine.card.max_seq_len:,} tokens; without the engine folder nothing says how many it should be")
+        return unseen(
+            f"{engine.card.max_seq_len:,} tokens; without the engine folder nothing says how many it should be"
+        )
     expected = plan["max_seq_len"]
     room = engine.card.max_seq_len - len(engine.prompt) + 1
     result = await engine.same(4, request_output_len=room)

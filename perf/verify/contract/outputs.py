@@ -18,7 +18,9 @@ _NEW = 12
 async def tensors(engine: EngineContext) -> Finding:
     config = engine.probe.config
     wanted = (PYTHON_ENGINE_INPUTS, PYTHON_ENGINE_OUTPUTS) if engine.ours else (ENGINE_INPUTS, ENGINE_OUTPUTS)
-    for kind, table, found in zip(("input", "output"), wanted, (engine.probe.inputs, engine.probe.outputs), strict=True):
+    for kind, table, found in zip(
+        ("input", "output"), wanted, (engine.probe.inputs, engine.probe.outputs), strict=True
+    ):
         for tensor in table:
             expect(tensor.name in found, f"the configuration has no {kind} {tensor.name}")
             expect(
@@ -33,7 +35,9 @@ async def tensors(engine: EngineContext) -> Finding:
 @check(CHECKS, "streamed deltas and the final flag")
 async def deltas(engine: EngineContext) -> Finding:
     result = await engine.same(_NEW)
-    expect(result.ids[: len(engine.prompt)] != engine.prompt or result.ids == engine.plain[:_NEW], "the prompt is echoed")
+    expect(
+        result.ids[: len(engine.prompt)] != engine.prompt or result.ids == engine.plain[:_NEW], "the prompt is echoed"
+    )
     expect(len(result.ids) == _NEW, f"{_NEW} tokens were asked for, {len(result.ids)} came")
     expect(result.ids == engine.plain[:_NEW], _differs(result.ids, engine.plain, "the same greedy request"))
     expect(len(result.sizes) > 1, "all tokens came in one response although streaming was asked for")

@@ -57,7 +57,9 @@ async def min_tokens(engine: EngineContext) -> Finding:
         return unseen(NO_PLACE)
     least = at + 4
     result = await engine.same(PLAIN, end_id=engine.plain[at], min_tokens=least)
-    expect(len(result.ids) >= least, f"min_tokens {least} was asked for, the answer ended after {len(result.ids)} tokens")
+    expect(
+        len(result.ids) >= least, f"min_tokens {least} was asked for, the answer ended after {len(result.ids)} tokens"
+    )
     # a second end token is sent as the gateway does: as a stop word, or to NVIDIA's backend as a
     # bad word
     never = next(token for token in range(engine.card.vocab_size - 1, 0, -1) if token not in engine.plain)
