@@ -12,7 +12,7 @@ from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.accounts.param_types import DurationType, typed_values
 from llmops.cli.output import format_timestamp, print_json, print_table
-from llmops.money import format_usd
+from llmops.units import format_usd
 
 if TYPE_CHECKING:
     from llmops.control.admin.schemas import AuditEntryRead

@@ -25,8 +25,8 @@ def command(ctx: click.Context, as_json: bool, deep: bool) -> None:
     """
     if deep:
         _deep(ctx, as_json)
+    from llmops.model_repository.doctor import healthy
     from llmops.model_repository.doctor.machine import check_machine
-    from llmops.model_repository.doctor.results import healthy
 
     checks = list(check_machine())
     if as_json:

@@ -18,7 +18,7 @@ from llmops.cli.output import (
     print_json,
     print_table,
 )
-from llmops.money import format_usd
+from llmops.units import format_usd
 
 if TYPE_CHECKING:
     from llmops.control.admin import schemas

@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 
 import click
 
-from llmops.durations import seconds
 from llmops.output_files import check_writable
+from llmops.units import parse_duration
 
 Command = TypeVar("Command", bound=click.Command)
 
@@ -28,7 +28,7 @@ class Duration(click.ParamType):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
         try:
-            found = seconds(value)
+            found = parse_duration(value)
         except ValueError as error:
             self.fail(f"{error}.", param, ctx)
         if not found and not self._zero:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import click
 
-from llmops.money import format_usd
+from llmops.units import format_usd
 from llmops.untrusted_text import escape_unsafe, json_escape_unsafe
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.accounts.param_types import DollarsType, TimestampType, typed_values
 from llmops.cli.output import format_timestamp, print_json, print_table
-from llmops.money import MICROS_PER_USD, format_usd
+from llmops.units import MICROS_PER_USD, format_usd
 
 if TYPE_CHECKING:
     from llmops.control.admin.schemas import PriceRead

@@ -96,7 +96,8 @@ def command(
     At shutdown running requests are finished first, for at most --exit-timeout; then no process and no shared
     memory is left. A second signal ends them at once.
     """
-    from llmops.model_repository.launch import Ports, start_triton
+    from llmops.model_repository.launch import start_triton
+    from llmops.model_repository.server.command import LaunchOptions, Ports
 
     if not http and click.get_current_context().get_parameter_source("http_port") != ParameterSource.DEFAULT:
         raise click.UsageError("--http-port is for Triton's HTTP server, which is off: add --http")
@@ -105,35 +106,29 @@ def command(
 
         if change_serving(repository, serving):
             click.echo(f"Made {repository} again, served by {serving}.", err=True)
-    ports = Ports(http_port, grpc_port, metrics_port)
+    options = LaunchOptions(
+        host=host,
+        ports=Ports(http=http_port, grpc=grpc_port, metrics=metrics_port),
+        http=http,
+        metrics=metrics,
+        traces=traces or "",
+        exit_timeout=exit_timeout,
+        verbose=verbose,
+        launch=launch,
+    )
     if export is not None:
-        from llmops.model_repository.multi_gpu.export import export_launch
+        from llmops.model_repository.multi_gpu import export_launch
 
-        click.echo(
-            export_launch(
-                export, repository, gpus_per_node, image, claim, ports, exit_timeout, http, metrics, traces or ""
-            ),
-            nl=False,
-        )
+        text = export_launch(export, repository, options, gpus_per_node=gpus_per_node, image=image, claim=claim)
+        click.echo(text, nl=False)
         return
     if dry_run:
         from llmops.model_repository.dry_run import describe_launch
 
-        click.echo(describe_launch(repository, host, ports, exit_timeout, verbose, launch, http, metrics, traces or ""))
+        click.echo(describe_launch(repository, options))
         return
     stop = _stop_event()
-    with start_triton(
-        repository,
-        ports=ports,
-        host=host,
-        exit_timeout=exit_timeout,
-        verbose=verbose,
-        launch=launch,
-        http=http,
-        metrics=metrics,
-        traces=traces or "",
-        strict=strict,
-    ) as server:
+    with start_triton(repository, options, strict=strict) as server:
         server.wait_ready(ready_timeout, cancelled=stop)
         if not stop.is_set():
             _announce(server)

@@ -13,8 +13,8 @@ import click
 from llmops.cli.options import Duration, OutputFile, option_groups
 from llmops.cli.output import console as terminal_console
 from llmops.cli.output import table_console
-from llmops.durations import seconds
 from llmops.errors import InputError
+from llmops.units import parse_duration
 
 if TYPE_CHECKING:
     from llmops.build.plan.build_plan import BuildPlan
@@ -290,7 +290,7 @@ def _failure(text: str, replicas: int) -> ReplicaFailure:
     number, _, when = text.partition("@")
     at, _, lasts = when.partition("+")
     try:
-        found = ReplicaFailure(int(number), seconds(at), seconds(lasts or "2m"))
+        found = ReplicaFailure(int(number), parse_duration(at), parse_duration(lasts or "2m"))
     except ValueError as error:
         raise InputError(f"--fail {text}: {error}; write N@TIME or N@TIME+TIME, such as 0@60s+30s.") from error
     if not 0 <= found.replica < replicas:

@@ -150,7 +150,7 @@ class Stack:
         from llmops.gateway.auth.exposure import keys_required
         from llmops.gateway.http.server import bind
         from llmops.gateway.settings import SamplingSettings, load_settings
-        from llmops.hosts import is_loopback
+        from llmops.urls import is_loopback
 
         self._settings = load_settings(config, host=host, port=port, store=store, open=open_, log_level="warning")
         if self._settings.sampling.max_tokens is None and max_tokens is not None:

@@ -15,7 +15,7 @@ from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient, key_reference
 from llmops.cli.accounts.param_types import DayType, typed_values
 from llmops.cli.output import format_timestamp, print_json, print_table
-from llmops.money import format_usd
+from llmops.units import format_usd
 from llmops.untrusted_text import escape_unsafe
 
 if TYPE_CHECKING:

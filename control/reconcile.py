@@ -20,9 +20,9 @@ from llmops.control.admin.reconcile import reconcile
 from llmops.control.admin.schemas import ReconciliationRequest
 from llmops.control.leader_jobs import LeaderJob
 from llmops.errors import ResourceError
-from llmops.http_fetch import fetch_bounded
 from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
+from llmops.urls import fetch_bounded
 
 log = logging.getLogger(__name__)
 

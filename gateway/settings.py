@@ -24,10 +24,10 @@ from pydantic import (
 )
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict, SettingsError
 
-from llmops.durations import Seconds
 from llmops.errors import InputError
 from llmops.gateway.replica_address import parse_replica
-from llmops.hosts import is_secure_url
+from llmops.units import Seconds
+from llmops.urls import is_secure_url
 from llmops.validation_errors import explain_first_error
 from llmops.yaml_files import read_yaml
 

@@ -1,6 +1,6 @@
 """Checkpoint to OpenAI endpoint on NVIDIA Triton + TensorRT-LLM.
 
-Here: only what more than one folder needs. Everything else has a folder of its own: docs/structure.md.
+This package holds what more than one folder needs. docs/structure.md lists the folders.
 """
 
 import sys

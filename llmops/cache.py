@@ -1,4 +1,4 @@
-"""The cache folder, and the store of a machine without another."""
+"""The cache folder."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from llmops.errors import InputError, ResourceError
 
 
 def cache_dir() -> Path:
-    """Return `$LLMOPS_CACHE`, or `llmops` in the user's cache folder. The folder exists and can be written.
+    """Return `$LLMOPS_CACHE`, or `llmops` in the user's cache folder. The folder exists and is writable.
 
-    A user without a writable home, as in a container, gets a folder of its own among the temporary files.
+    Without a writable home, as in a container, return a folder of the user below the temporary directory.
 
     Raises:
-        InputError: The folder that LLMOPS_CACHE or XDG_CACHE_HOME names cannot be used.
+        InputError: The folder in LLMOPS_CACHE or XDG_CACHE_HOME cannot be used.
         ResourceError: No folder can be used.
     """
-    if own := os.environ.get("LLMOPS_CACHE"):
-        return _explicit_dir(Path(own), "LLMOPS_CACHE")
+    if explicit := os.environ.get("LLMOPS_CACHE"):
+        return _explicit_dir(Path(explicit), "LLMOPS_CACHE")
     if base := os.environ.get("XDG_CACHE_HOME"):
         return _explicit_dir(Path(base) / "llmops", "XDG_CACHE_HOME")
     # expanding the home raises RuntimeError for a user without one
@@ -35,31 +35,34 @@ def cache_dir() -> Path:
 
 
 def _explicit_dir(folder: Path, variable: str) -> Path:
-    """Return the folder that was asked for. Another one in its place would hide what is kept there: keys, usage."""
+    """Return the folder in `variable`. Falling back to another one would hide the keys and usage that it holds."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        why = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
+        reason = os.strerror(errno.ENOTDIR) if isinstance(error, FileExistsError) else error.strerror
         raise InputError(
-            f"The cache folder {folder} that {variable} names cannot be used ({why}); make it writable, or set "
+            f"The cache folder {folder} that {variable} names cannot be used ({reason}); make it writable, or set "
             f"{variable} to another folder."
         ) from error
     return folder
 
 
 def _temporary_dir() -> Path:
-    """Programs are run from the cache, so it must not be a folder that somebody else laid out there."""
+    """Return a cache folder below the temporary directory.
+
+    Raise ResourceError if another user owns it: programs are run from the cache.
+    """
     try:
         folder = Path(tempfile.gettempdir()) / f"llmops-cache-{os.getuid()}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        found = folder.lstat()
+        status = folder.lstat()
     except OSError as error:
         raise ResourceError(
             f"The cache folder cannot be used ({error}); set LLMOPS_CACHE to a writable folder."
         ) from error
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o077:
         raise ResourceError(
             f"{folder} is not yours alone, so nothing is run from it; set LLMOPS_CACHE to a folder of your own."
         )

@@ -1,4 +1,4 @@
-"""Clocks: the time of day, what a thread has left of the processor's, and how long something may be waited for."""
+"""Clocks: UTC time, a thread's CPU budget, and a wait with a timeout."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 T = TypeVar("T")
 
@@ -14,39 +14,38 @@ utc_now: Callable[[], datetime] = partial(datetime.now, UTC)
 
 
 class CpuBudget:
-    """Seconds of CPU that a thread has left. They go on in a thread whose virtual machine stands still, so what passes
-    between two looks counts as `longest` at most."""
+    """A CPU-time budget of one thread.
 
-    __slots__ = ("_clock", "_left", "_longest", "_looked")
+    Time between two checks counts as at most `longest` seconds, because the clock of a paused virtual machine goes on.
+    """
+
+    __slots__ = ("_checked_at", "_clock", "_left", "_longest")
 
     def __init__(self, seconds: float, longest: float, clock: Callable[[], float]) -> None:
-        self._left, self._longest, self._clock, self._looked = seconds, longest, clock, clock()
+        """Start the budget of `seconds`, measured by `clock`."""
+        self._left, self._longest, self._clock, self._checked_at = seconds, longest, clock, clock()
 
     def is_over(self) -> bool:
+        """Return True if the thread has used its budget."""
         now = self._clock()
-        self._left -= min(now - self._looked, self._longest)
-        self._looked = now
+        self._left -= min(now - self._checked_at, self._longest)
+        self._checked_at = now
         return self._left < 0
 
 
 async def wait_with_timeout(seconds: float, work: Awaitable[T]) -> T:
-    """As `asyncio.wait_for` is since Python 3.12: before, a cancellation that comes as `work` ends is lost, and a loop
-    that was to end goes on for good.
+    """Await `work`. After `seconds`, cancel it, wait for its end, and raise TimeoutError.
 
-    Raises asyncio.TimeoutError, once `work` has ended.
+    A cancellation that arrives when `work` ends, also with an error, is never lost: the caller's loop must end.
+    `asyncio.wait_for` loses one before Python 3.12, and `asyncio.timeout` raises the error in its place.
     """
     task = asyncio.ensure_future(work)
     try:
         done, _ = await asyncio.wait({task}, timeout=seconds)
-    except asyncio.CancelledError:
-        await _cancel_and_wait(task)
+        if not done:
+            raise TimeoutError
+    except (asyncio.CancelledError, TimeoutError):
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
         raise
-    if not done:
-        await _cancel_and_wait(task)
-        raise TimeoutError
     return task.result()
-
-
-async def _cancel_and_wait(task: asyncio.Future[Any]) -> None:
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)

@@ -1,4 +1,4 @@
-"""Connections that fail, as sentences: what httpx and gRPC say is for their programmers."""
+"""Messages for users about failed connections of httpx and gRPC."""
 
 from __future__ import annotations
 
@@ -10,49 +10,49 @@ from urllib.parse import urlsplit
 
 from llmops.errors import InputError, LlmopsError, ServerError
 
-#: What to do about a gateway that is not there.
+#: Advice for a gateway that does not answer.
 START_GATEWAY_ADVICE = "start one with `llmops up` or `llmops gateway`, or name another with --url"
 
 
 def check_url(url: str, name: str = "--url") -> None:
-    """Check that `url` is one of HTTP.
+    """Check that `url` is an HTTP URL.
 
     Args:
-        url: What was given.
-        name: The option that it was given with.
+        url: The URL.
+        name: The option of the URL.
 
     Raises:
-        InputError: The URL has no scheme, another one, or no host. The message has the URL that was meant.
+        InputError: The URL has no scheme, another scheme or no host. The message suggests a URL.
     """
     parts = urlsplit(url)
     if parts.scheme in ("http", "https") and parts.hostname:
         return
     if "://" not in url and url.strip("/"):
         raise InputError(f"{name} {url} has no scheme; write http://{url.lstrip('/')}.")
-    raise InputError(f"{name} {url} is not a URL of HTTP; write http://HOST:PORT/v1.")
+    raise InputError(f"{name} {url} is not an HTTP URL; write http://HOST:PORT/v1.")
 
 
 def http_connection_error(url: str, error: Exception, advice: str = START_GATEWAY_ADVICE) -> LlmopsError:
-    """Return the error for a request to `url` that got no answer.
+    """Return the error for a request to `url` without a response.
 
     Args:
-        url: The address that was asked.
-        error: What httpx raised.
-        advice: A clause that says what to do when nothing listens at `url`.
+        url: The URL of the request.
+        error: The exception of httpx.
+        advice: A clause that says what to do if nothing listens at `url`.
     """
     import httpx
 
     causes = _causes(error)
-    if any(isinstance(one, socket.gaierror) or "Name or service not known" in str(one) for one in causes):
+    if any(isinstance(cause, socket.gaierror) or "Name or service not known" in str(cause) for cause in causes):
         return ServerError(f"The host of {url} is not known to DNS; check its name.")
-    if any(isinstance(one, ssl.SSLError) or "CERTIFICATE_VERIFY_FAILED" in str(one) for one in causes):
-        if any("CERTIFICATE" in str(one).upper() for one in causes):
+    if any(isinstance(cause, ssl.SSLError) or "CERTIFICATE_VERIFY_FAILED" in str(cause) for cause in causes):
+        if any("CERTIFICATE" in str(cause).upper() for cause in causes):
             return ServerError(
                 f"The TLS certificate of {url} is not trusted here; name its authority in SSL_CERT_FILE."
             )
         return ServerError(f"{url} does not speak TLS; write http:// in place of https://.")
     if isinstance(error, (httpx.UnsupportedProtocol, httpx.InvalidURL)):
-        return InputError(f"{url} is not a URL of HTTP; write http://HOST:PORT/v1.")
+        return InputError(f"{url} is not an HTTP URL; write http://HOST:PORT/v1.")
     if isinstance(error, httpx.ConnectTimeout):
         return ServerError(f"{url} cannot be reached: no connection in time; check the host, the port and firewalls.")
     if isinstance(error, httpx.ConnectError):
@@ -67,37 +67,37 @@ def http_connection_error(url: str, error: Exception, advice: str = START_GATEWA
 
 
 def http_status_error(url: str, status: int, message: str, scope: str = "inference") -> ServerError:
-    """Return the error for an answer of `url` that is not a success.
+    """Return the error for a response of `url` that is not a success.
 
     Args:
-        url: The address that was asked.
+        url: The URL of the request.
         status: The HTTP status.
-        message: What the server says.
-        scope: The scope of a key that may do this.
+        message: The server's message.
+        scope: The scope that an API key needs for the request.
     """
-    said = f" ({message.rstrip('.')})" if message else ""
+    reason = f" ({message.rstrip('.')})" if message else ""
     if status == 401:
-        return ServerError(f"{url} asks for an API key{said}; set LLMOPS_API_KEY.")
+        return ServerError(f"{url} asks for an API key{reason}; set LLMOPS_API_KEY.")
     if status == 403:
-        return ServerError(f"The API key may not do this at {url}{said}; it needs the scope {scope}.")
+        return ServerError(f"The API key may not do this at {url}{reason}; it needs the scope {scope}.")
     if status == 404 and re.match(r"The model .* does not exist", message):
-        return ServerError(f"{url} does not serve that model{said}; choose another with --model.")
+        return ServerError(f"{url} does not serve that model{reason}; choose another with --model.")
     if status == 404:
         base = url.rstrip("/")
         hint = "" if base.endswith("/v1") else f" Did you mean {base}/v1?"
-        return ServerError(f"{url} has no such route{said}; check the URL.{hint}")
+        return ServerError(f"{url} has no such route{reason}; check the URL.{hint}")
     if status == 429:
-        return ServerError(f"{url} has reached a limit of this key{said}; try again later.")
+        return ServerError(f"{url} has reached a limit of this key{reason}; try again later.")
     if status in (502, 503, 504):
-        return ServerError(f"{url} cannot serve now ({status}{said}); try again, and see its log.")
-    return ServerError(f"{url} answers {status}{said}; see its log.")
+        return ServerError(f"{url} cannot serve now ({status}{reason}); try again, and see its log.")
+    return ServerError(f"{url} answers {status}{reason}; see its log.")
 
 
 def grpc_call_error(address: str, error: Any) -> ServerError:
     """Return the error for a gRPC call to Triton that failed.
 
     Args:
-        address: HOST:PORT that was called.
+        address: HOST:PORT of the server.
         error: The `grpc.RpcError`.
     """
     code = error.code().name if callable(getattr(error, "code", None)) else ""
@@ -119,6 +119,7 @@ def grpc_call_error(address: str, error: Any) -> ServerError:
 
 
 def _causes(error: BaseException | None) -> list[BaseException]:
+    """Return the exception and all exceptions that led to it."""
     found: list[BaseException] = []
     while error is not None and error not in found:
         found.append(error)

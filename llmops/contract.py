@@ -1,7 +1,7 @@
-"""What gateway, engines and the models around them agree on: every tensor, flag, prefix, suffix and parameter.
+"""Tensors, flags, name suffixes and parameters shared by the gateway and the models inside Triton.
 
 Data only, for Python 3.11 and its standard library: `llmops repo` copies this file beside each model that runs inside
-Triton, as `llmops_contract.py`. docs/contract.md says how the parts work together, and has its tables from here.
+Triton, as `llmops_contract.py`. docs/contract.md explains the protocol, and takes its tables from here.
 """
 
 from __future__ import annotations
@@ -9,59 +9,64 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, Literal, get_args
 
-# 2: a message of a step stream takes several requests
+#: Version of the contract. Since 2 a message of a step stream holds several requests.
 CONTRACT_VERSION = 2
 
-# How the Triton models of one served NAME are called: the ensemble has the name itself, the others a suffix.
+#: Suffixes of the Triton models of one served NAME. The ensemble has the name itself.
 PREPROCESSING_SUFFIX, ENGINE_SUFFIX, POSTPROCESSING_SUFFIX = "-preprocessing", "-tensorrt_llm", "-postprocessing"
 EMBEDDING_SUFFIX, SCORE_SUFFIX = "-embedding", "-score"
 
-# String parameters of config.pbtxt: what a model announces, which runtime it takes, how many sequences may wait.
-METADATA_PARAMETER, RUNTIME_PARAMETER, QUEUE_SIZE_PARAMETER = (
-    "llmops_model_metadata",
-    "llmops_runtime",
-    "max_queue_size",
-)
-# Parameters of a request and of a response, both Triton's own.
+#: String parameter of config.pbtxt with the model metadata, as JSON.
+METADATA_PARAMETER = "llmops_model_metadata"
+#: String parameter of config.pbtxt with the runtime of the engine model.
+RUNTIME_PARAMETER = "llmops_runtime"
+#: String parameter of config.pbtxt with the number of sequences that may wait.
+QUEUE_SIZE_PARAMETER = "max_queue_size"
+#: Triton's own parameters of a request and of a response.
 EMPTY_FINAL_PARAMETER, FINAL_RESPONSE_PARAMETER = "triton_enable_empty_final_response", "triton_final_response"
 
-# What an error is about, before its colon; before that of a refusal stands the tensor's name.
+#: Prefixes of errors before their colon. A rejected request has the tensor's name there.
 DRAINING_PREFIX, ENGINE_DEAD_PREFIX, QUEUE_FULL_PREFIX = "drain", "engine", "queue"
 UNKNOWN_SUBSCRIPTION = "subscription: unknown"
 
-# Ways to the engine that a card announces: a stream per request, a stream per gateway.
+#: Transports to the engine in the model metadata: a stream per request, or a stream per gateway.
 REQUEST_TRANSPORT, STEP_TRANSPORT = "request", "step"
 
-# Flags of an entry of a step message.
+#: Flags of an entry of a step message.
 LAST_OF_SEQUENCE, LAST_OF_SLOT, ERROR_FLAG, CANCELLED_FLAG = 1, 2, 4, 8
 FIRST_OF_SLOT = 16
-# What `step_kv_events` says of so many block names of `step_kv_hashes`.
+#: Kinds of changes in `step_kv_events`, each for a run of `step_kv_hashes`.
 KV_CLEARED, KV_STORED, KV_REMOVED = 0, 1, 2
-# Seconds after which a watched engine that has nothing else to say sends its state alone.
+#: Seconds after which a watched engine without other messages sends its state alone.
 HEARTBEAT_INTERVAL = 1.0
-# The id of messages whose refusal concerns nobody: an unloading Triton takes none of them any more.
+#: Request id of messages that need no reply. An unloading Triton rejects them, and the client ignores the error.
 NO_REPLY_ID = "aside"
-# Steps that an engine keeps until they are acknowledged, and so at most in flight.
+#: Steps that an engine keeps until they are acknowledged, which bounds the steps in flight.
 MAX_UNACKNOWLEDGED_STEPS = 256
-# Seconds that a subscription outlives its stream, and for which a gateway tries to come back.
+#: Seconds that a subscription outlives its stream, and for which a gateway tries to reconnect.
 RECONNECT_GRACE_PERIOD = 5.0
 
 GuideKind = Literal["json", "json_schema", "regex", "ebnf_grammar"]
 GUIDE_KINDS: tuple[GuideKind, ...] = get_args(GuideKind)
 
-# Triton's datatypes, as they travel.
+#: Triton's datatypes, by their names in messages.
 INT32, INT64, UINT8, UINT64 = "INT32", "INT64", "UINT8", "UINT64"
 FP16, FP32, BOOL, BYTES = "FP16", "FP32", "BOOL", "BYTES"
 
 
 @dataclass(frozen=True)
 class Tensor:
-    """One input or output; `dims` per request, without the batch dimension. `scalar`: the backend sees [batch], not
-    [batch, 1]; `ragged`: lengths differ in a batch.
+    """An input or output of a model.
 
-    For inputs of the engine: `taken` by our engine models, which read `default` where it is absent and allow `bounds`;
-    or `neutral`, the values that they pass over. Everything else they refuse. `needs`: the capability of the card
-    without which any value but `default` is refused.
+    Attributes:
+        dims: The dimensions per request, without the batch dimension.
+        scalar: The backend sees [batch] instead of [batch, 1].
+        ragged: Lengths differ within a batch.
+        taken: Our engine models accept the input. They reject inputs that are neither taken nor neutral.
+        default: The value of an absent input.
+        bounds: The smallest and the largest value.
+        neutral: Values without an effect, which our engine models ignore.
+        needs: The capability without which any value but `default` is rejected.
     """
 
     name: str
@@ -82,7 +87,7 @@ class Tensor:
 
     @property
     def data_type(self) -> str:
-        """As config.pbtxt has it."""
+        """The datatype by its name in config.pbtxt."""
         return "TYPE_STRING" if self.datatype == BYTES else f"TYPE_{self.datatype}"
 
 
@@ -90,13 +95,16 @@ class TensorList(list[Tensor]):
     """Inputs or outputs of a model, in the order in which they are declared."""
 
     def plain(self, name: str, datatype: str, meaning: str, dims: tuple[int, ...] = (1,), **more: Any) -> Tensor:
+        """Declare a tensor and return it."""
         self.append(Tensor(name, datatype, meaning, dims, **more))
         return self[-1]
 
     def scalar(self, name: str, datatype: str, meaning: str, **more: Any) -> Tensor:
+        """Declare a tensor that the backend sees as [batch]."""
         return self.plain(name, datatype, meaning, scalar=True, **more)
 
     def ragged(self, name: str, datatype: str, dims: tuple[int, ...], meaning: str, **more: Any) -> Tensor:
+        """Declare a tensor whose lengths differ within a batch."""
         return self.plain(name, datatype, meaning, dims, ragged=True, **more)
 
 
@@ -196,7 +204,7 @@ _out.plain("total_draft_tokens", INT32, "of drafted tokens")
 NUM_INPUT_TOKENS = _out.plain("num_input_tokens", INT32, "with return_num_input_tokens")
 NUM_OUTPUT_TOKENS = _out.plain("num_output_tokens", INT32, "with return_num_output_tokens")
 
-# What only the engine models of this project have, on top of NVIDIA's.
+# Inputs and outputs that our own engine models have in addition to NVIDIA's.
 EXTENSION_INPUTS = TensorList()
 RUNTIME_MIN_P = EXTENSION_INPUTS.scalar(
     "runtime_min_p", FP32, "0 is off", taken=True, default=0.0, bounds=(0.0, 1.0), needs="min_p"
@@ -221,7 +229,7 @@ EXTENSION_OUTPUTS = TensorList()
 CONTEXT_IDS = EXTENSION_OUTPUTS.plain("context_ids", INT32, "the 32 tokens before the new ones", (-1, -1))
 FINISHED = EXTENSION_OUTPUTS.plain("finished", BOOL, "nothing follows in this sequence")
 
-# Step streams: what a gateway may say, and what it is told.
+# Step streams: the messages of a gateway, and those of the engine.
 STEP_INPUTS = TensorList()
 SUBSCRIPTION = STEP_INPUTS.plain("subscription", BYTES, "its id, chosen by the gateway")
 SUBMISSIONS = STEP_INPUTS.plain("submissions", BYTES, "requests, a JSON object each", (-1,))
@@ -266,7 +274,7 @@ STATE_FIELDS = {
     "next_slot": "requests of this subscription in slots below it are counted in these numbers, or over",
 }
 
-# All that an engine model of ours takes and gives, whatever library runs in it.
+# All inputs and outputs of our own engine models, whatever the library.
 PYTHON_ENGINE_INPUTS = TensorList([*ENGINE_INPUTS, *EXTENSION_INPUTS, *STEP_INPUTS])
 PYTHON_ENGINE_OUTPUTS = TensorList([*ENGINE_OUTPUTS, *EXTENSION_OUTPUTS, *STEP_OUTPUTS])
 
@@ -292,7 +300,7 @@ PRE_OUT_BIAS = _out.plain("EMBEDDING_BIAS", FP32, "embedding_bias", (-1,))
 PRE_OUT_OUTPUT_LEN = _out.plain("REQUEST_OUTPUT_LEN", INT32, "request_output_len", (-1,))
 PRE_OUT_END_ID = _out.plain("OUT_END_ID", INT32, "end_id")
 PRE_OUT_PAD_ID = _out.plain("OUT_PAD_ID", INT32, "pad_id")
-# only in front of engine models of ours
+# only in front of our own engine models
 PRE_OUT_RETURN_CONTEXT = Tensor("RETURN_CONTEXT_IDS", BOOL, "return_context_ids")
 
 POSTPROCESSING_INPUTS = TensorList()
@@ -357,7 +365,7 @@ prompt_embedding_table prompt_vocab_size prompt_table_extra_ids lora_task_id lor
 guided_decoding_guide_type guided_decoding_guide"""
 _named = {tensor.name: tensor for tensor in ENGINE_INPUTS}
 ENSEMBLE_TO_ENGINE: dict[str, Tensor] = {_RENAMED.get(name, name): _named[name] for name in _FORWARDED.split()}
-# public names with the type of the tensor they feed; Triton applies a `reshape` at the step
+# public names with the type of the tensor that they feed; Triton applies a `reshape` at the step
 ENSEMBLE_INPUTS = TensorList(
     replace(fed, name=name, scalar=False, ragged=False)
     for name, fed in {**ENSEMBLE_TO_PREPROCESSING, **ENSEMBLE_TO_ENGINE}.items()
@@ -373,7 +381,7 @@ PREPROCESSING_TO_ENGINE: dict[Tensor, Tensor] = {
     PRE_OUT_PAD_ID: PAD_ID,
 }
 
-# The card: what NAME-tensorrt_llm announces in its parameter `llmops_model_metadata`.
+# The fields of the model metadata, which NAME-tensorrt_llm announces in its parameter `llmops_model_metadata`.
 METADATA_FIELDS = {
     "contract": "its version; a gateway refuses models of another",
     "name": "under which the model is served",

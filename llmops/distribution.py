@@ -1,7 +1,7 @@
-"""The installed distribution: its name, how this copy was installed, and what has to be installed beside it.
+"""The installed distribution: its name, how this copy was installed, and the commands that install its extras.
 
-The command and the package are called `llmops`; the distribution is `llmops-triton`, because the name `llmops` belongs
-to somebody else on PyPI. That distribution brings a package `llmops` too, so installing it overwrites files of ours.
+The command and the package are called `llmops`. The distribution is `llmops-triton`, because the name `llmops` belongs
+to another project on PyPI. That distribution also contains a package `llmops`, so installing it overwrites our files.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def missing_extra(what: str, extra: str) -> MissingDependencyError:
     """Return the error for a missing library.
 
     Args:
-        what: A clause that says what needs which library, without a full stop.
+        what: A clause without a full stop that says what needs which library.
         extra: The extra of this distribution that installs the library.
     """
     return MissingDependencyError(f"{what}; install it with: {install_command(extra)}")
@@ -35,33 +35,28 @@ def missing_extra(what: str, extra: str) -> MissingDependencyError:
 def install_command(*extras: str) -> str:
     """Return the shell command that installs `extras` for this copy of llmops.
 
-    A checkout, or a wheel that is still where it was installed from, is named with its constraints. For any other
-    copy the command names the libraries of the extras, with the versions that the installed metadata asks for.
+    The command names the checkout or wheel that this copy was installed from, with its constraints. If that is gone,
+    the command names the libraries of the extras, with the versions in the installed metadata.
     """
     return shlex.join([*_pip(), "install", *(_from_source(extras) or _requirements(extras))])
 
 
 def foreign_distributions(names: Iterable[str] | None = None) -> list[str]:
-    """Return name and version of each other distribution that has installed files into the package `llmops`.
+    """Return the name and version of each other distribution that has installed files into the package `llmops`.
 
     Args:
-        names: The distributions to look at. All installed ones by default, which reads a file of each.
+        names: The distributions to check. By default all installed ones, which reads a file of each.
     """
     if names is None:
-        found: Iterable[metadata.Distribution] = metadata.distributions()
+        candidates: Iterable[metadata.Distribution] = metadata.distributions()
     else:
-        found = [one for name in names for one in metadata.distributions(name=name)]
-    return sorted(
-        {
-            f"{one.name} {one.version}"
-            for one in found
-            if _normalised(one.name) != DISTRIBUTION_NAME and _has_our_files(one)
-        }
-    )
+        candidates = [found for name in names for found in metadata.distributions(name=name)]
+    others = [other for other in candidates if _normalised(other.name) != DISTRIBUTION_NAME]
+    return sorted({f"{other.name} {other.version}" for other in others if _has_our_files(other)})
 
 
 def llmops_command() -> str:
-    """Return what a user types to run this copy's `llmops`: its path where PATH has no or another `llmops`."""
+    """Return the command that runs this copy's `llmops`: its path if PATH has no `llmops` or another one."""
     own = Path(sys.executable).parent / "llmops"
     found = shutil.which("llmops")
     if not own.exists() or (found is not None and Path(found).parent.resolve() == own.parent.resolve()):
@@ -71,7 +66,7 @@ def llmops_command() -> str:
 
 def repair_command(foreign: Iterable[str]) -> str:
     """Return the shell commands that remove the distributions `foreign` and restore this one's files."""
-    remove = shlex.join([*_pip(), "uninstall", "--yes", *(one.partition(" ")[0] for one in foreign)])
+    remove = shlex.join([*_pip(), "uninstall", "--yes", *(name.partition(" ")[0] for name in foreign)])
     source = _from_source(())
     if source is None:
         return f"{remove}, then install the wheel of {DISTRIBUTION_NAME} again with --force-reinstall --no-deps"
@@ -79,7 +74,7 @@ def repair_command(foreign: Iterable[str]) -> str:
 
 
 def _pip() -> list[str]:
-    """Return the words that call this Python's pip. `pip` alone may be that of another Python."""
+    """Return the words that call this Python's pip. `pip` alone may belong to another Python."""
     pip = shutil.which("pip")
     if pip is not None and Path(pip).parent == Path(sys.executable).parent:
         return ["pip"]
@@ -87,7 +82,7 @@ def _pip() -> list[str]:
 
 
 def _from_source(extras: tuple[str, ...]) -> list[str] | None:
-    """Return the arguments of `pip install` for the checkout or wheel this copy came from; None when it is gone."""
+    """Return the arguments of `pip install` for the source of this copy, or None if the source is gone."""
     checkout = PACKAGE_DIR.parent
     editable = (checkout / "pyproject.toml").is_file()
     source = checkout if editable else _origin()
@@ -104,7 +99,7 @@ def _relative(path: Path) -> str:
 
 
 def _origin() -> Path | None:
-    """Return the folder or wheel that pip installed this copy from, when pip recorded one and it is still there."""
+    """Return the folder or wheel that pip installed this copy from, or None if it is not known or gone."""
     installed = _installed()
     record = installed.read_text("direct_url.json") if installed else None
     url = urlsplit(json.loads(record).get("url", "") if record else "")
@@ -113,7 +108,7 @@ def _origin() -> Path | None:
 
 
 def _requirements(extras: tuple[str, ...]) -> list[str]:
-    """Return the requirements of `extras`, or those of the base install, from the installed metadata."""
+    """Return the requirements of `extras`, or of the base install, from the installed metadata."""
     installed = _installed()
     wanted = []
     for line in (installed.requires if installed else None) or ():
@@ -131,8 +126,8 @@ def _installed() -> metadata.Distribution | None:
         return None
 
 
-def _has_our_files(one: metadata.Distribution) -> bool:
-    return any(file.parts[0] == PACKAGE_DIR.name for file in one.files or ())
+def _has_our_files(distribution: metadata.Distribution) -> bool:
+    return any(file.parts[0] == PACKAGE_DIR.name for file in distribution.files or ())
 
 
 def _normalised(name: str) -> str:

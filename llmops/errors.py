@@ -1,7 +1,7 @@
-"""One exception tree: each error is one sentence that says what was wrong and how to fix it.
+"""The exception tree. Each message is one sentence that says what is wrong and how to fix it.
 
-The CLI prints the sentence and leaves with `exit_code`; the gateway's branch (`llmops.gateway.errors`)
-adds the HTTP side. Anything that is not an `LlmopsError` is a bug and keeps its traceback.
+The CLI prints the message and exits with `exit_code`. The gateway's branch (`llmops.gateway.errors`) adds the HTTP
+status. Any other exception is a bug and keeps its traceback.
 """
 
 from __future__ import annotations
@@ -17,57 +17,57 @@ _DOUBLED_STOP = re.compile(r"(?<=[\w)`'\"])\.\.(?=\s|$)")
 
 
 class LlmopsError(Exception):
-    """Base of all errors that a user can put right. `exit_code` is the CLI's."""
+    """The base of all errors that a user can fix. `exit_code` is the exit code of the CLI."""
 
     exit_code = 1
 
     def __init__(self, message: str) -> None:
-        # a sentence around another error's sentence ends twice
+        # a sentence that ends with another error's sentence has two full stops
         message = _DOUBLED_STOP.sub(".", message.removeprefix("Error: "))
         super().__init__(message)
         self.message = message
 
 
 class InputError(LlmopsError):
-    """What the user gave cannot be used: a flag, a file, a combination of both."""
+    """An invalid flag, file or combination of both."""
 
     exit_code = 2
 
 
 class UnknownResourceError(InputError):
-    """What was named is not there."""
+    """A named resource that does not exist."""
 
 
 class DuplicateNameError(InputError):
-    """What was to be made is there already."""
+    """A resource that exists already."""
 
 
 class CheckpointError(InputError):
-    """The checkpoint is missing something, damaged, or of an architecture that is not supported."""
+    """A checkpoint that is incomplete, damaged or of an unsupported architecture."""
 
 
 class BuildError(LlmopsError):
-    """A build could not be finished; nothing half written is left."""
+    """A failed build. It leaves no partial files."""
 
 
 class ResourceError(LlmopsError):
-    """Not enough disk, memory, ports or GPUs for what was asked."""
+    """Too little disk, memory, ports or GPUs."""
 
 
 class MissingDependencyError(LlmopsError):
-    """A library or program that this command needs is not installed; the message names the extra."""
+    """A library or program that is not installed. The message names the extra that installs it."""
 
 
 class VersionMismatchError(InputError):
-    """An engine, image or library was made by or for another version."""
+    """An engine, image or library of another version."""
 
 
 class ServerError(LlmopsError):
-    """Triton or the gateway could not be started, or ended before it should."""
+    """A Triton or gateway that could not start, or ended unexpectedly."""
 
 
 def first_validation_error(error: ValidationError, whole: str = "") -> str:
-    """Return the first value that does not fit its model, and why; `whole` names what has no place inside."""
+    """Return the path of the first invalid value and the reason. `whole` names the value at the root."""
     from llmops.validation_errors import explain_first_error
 
     place, clause = explain_first_error(error.errors())

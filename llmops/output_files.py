@@ -1,4 +1,4 @@
-"""Files that commands write: checked before the work begins, and written whole or not at all."""
+"""Output files of commands: checked before the work begins, and written atomically."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _ADVICE = {
 }
 
 
-def unwritable_error(path: Path, error: OSError) -> InputError:
+def _unwritable_error(path: Path, error: OSError) -> InputError:
     """Return the error for a file that cannot be written."""
     advice = _ADVICE.get(error.errno or 0, "name a file in a folder that you may write to")
     return InputError(f"{path} cannot be written ({error.strerror or error}); {advice}.")
 
 
 def check_writable(path: Path) -> None:
-    """Check that `path` can be written, so that a long run does not end with the news that it cannot.
+    """Check that `path` can be written, before a long run ends with an error.
 
     Raises:
         InputError: `path` is a folder, or a file cannot be created there.
@@ -36,36 +36,36 @@ def check_writable(path: Path) -> None:
         if path.exists() and not os.access(path, os.W_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
         if not _is_special(path):
-            part = _part(path)
-            part.touch()
-            part.unlink()
+            partial = _partial_path(path)
+            partial.touch()
+            partial.unlink()
     except OSError as error:
-        raise unwritable_error(path, error) from error
+        raise _unwritable_error(path, error) from error
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically: a reader never sees half of it. Pipes and devices are written directly.
+    """Write a file atomically, so that a reader never sees half of it. Write pipes and devices directly.
 
     Raises:
         InputError: The file cannot be written.
     """
-    part = _part(path)
+    partial = _partial_path(path)
     try:
         if _is_special(path):
             path.write_text(text, "utf-8")
             return
-        part.write_text(text, "utf-8")
-        part.replace(path)
+        partial.write_text(text, "utf-8")
+        partial.replace(path)
     except OSError as error:
         with suppress(OSError):
-            part.unlink()
-        raise unwritable_error(path, error) from error
+            partial.unlink()
+        raise _unwritable_error(path, error) from error
 
 
-def _part(path: Path) -> Path:
+def _partial_path(path: Path) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.part")
 
 
 def _is_special(path: Path) -> bool:
-    """Return True for what must not be replaced by a file, such as /dev/stdout."""
+    """Return True for a path that a file must not replace, such as /dev/stdout."""
     return path.exists() and not path.is_file()

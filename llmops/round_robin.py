@@ -1,4 +1,4 @@
-"""A queue in which those who ask take turns: of the gateway, and beside the models inside Triton (`llmops_round_robin`)."""
+"""A queue with turns per caller, for the gateway and for models inside Triton (copied as `llmops_round_robin`)."""
 
 from __future__ import annotations
 
@@ -10,34 +10,38 @@ T = TypeVar("T")
 
 
 class RoundRobinQueue(Generic[T]):
-    """First come, first served for one; one of each in turn for several. A path of names says who asks: within the
-    turns of its first name the second names take turns, and so on. `size`: how many wait."""
+    """A queue that is FIFO per caller and round-robin between callers.
+
+    A path of names (`tenant`, `user`) nests the rotation: within the turns of a tenant its users take turns. `size` is the
+    number of items.
+    """
 
     def __init__(self) -> None:
         self.size = 0
-        self._own: deque[T] = deque()
-        self._others: OrderedDict[str, RoundRobinQueue[T]] = OrderedDict()
+        self._items: deque[T] = deque()
+        self._queues: OrderedDict[str, RoundRobinQueue[T]] = OrderedDict()
 
     def put(self, path: Sequence[str], item: T) -> None:
+        """Add an item of the caller at `path`."""
         self.size += 1
         if not path:
-            self._own.append(item)
+            self._items.append(item)
             return
-        self._others.setdefault(path[0], RoundRobinQueue()).put(path[1:], item)
+        self._queues.setdefault(path[0], RoundRobinQueue()).put(path[1:], item)
 
     def take(self) -> T:
-        """Raises IndexError when nobody waits."""
-        if self._own or not self._others:
-            item = self._own.popleft()
+        """Remove and return the next item. Raise IndexError if the queue is empty."""
+        if self._items or not self._queues:
+            item = self._items.popleft()
             self.size -= 1
             return item
-        name, turns = self._others.popitem(last=False)
-        item = turns.take()
-        if turns.size:
-            self._others[name] = turns
+        name, queue = self._queues.popitem(last=False)
+        item = queue.take()
+        if queue.size:
+            self._queues[name] = queue
         self.size -= 1
         return item
 
     def waiting(self, name: str) -> int:
-        """How many of `name` wait."""
-        return self._others[name].size if name in self._others else 0
+        """Return the number of items below the first name `name`."""
+        return self._queues[name].size if name in self._queues else 0

@@ -1,8 +1,8 @@
-"""Text written by strangers: what is refused on the way in, and how such text is shown.
+"""Untrusted text: the characters that input may not contain, and how to print text that was not checked.
 
-A terminal obeys control characters, and a reader is misled by characters that change the direction of text or that
-have no width. Names, addresses and identifiers hold none of them. Text that was not checked when it came in is shown
-through `escape_unsafe`, which writes these characters as escapes and cuts what is too long.
+A terminal obeys control characters, and characters without width or with another direction mislead a reader. Names,
+addresses and identifiers contain none of them. Unchecked text is printed through `escape_unsafe`, which escapes these
+characters and cuts text that is too long.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import json
 import re
 from typing import Any
 
-#: The longest text that `escape_unsafe` prints by default: enough for every name that is accepted.
+#: Characters that `escape_unsafe` prints by default: enough for every valid name.
 MAX_PRINTABLE_LENGTH = 300
 
-#: Control characters, line and paragraph separators, marks that change the direction of text, characters without
-#: width, tags, and halves of surrogate pairs.
+#: Control characters, line and paragraph separators, direction marks, characters without width, tags, and halves of
+#: surrogate pairs.
 UNSAFE_CHARACTERS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -24,7 +24,7 @@ _FORMS = {"\n": r"\n", "\r": r"\r", "\t": r"\t"}
 
 
 def is_safe_text(text: str) -> bool:
-    """Return True if `text` holds no character that a terminal obeys or a reader cannot see."""
+    """Return True if `text` has no character that a terminal obeys or a reader cannot see."""
     return UNSAFE_CHARACTERS.search(text) is None
 
 
@@ -37,9 +37,9 @@ def escape_unsafe(text: str, most: int = MAX_PRINTABLE_LENGTH, lines: bool = Fal
     """Return `text` with unsafe characters escaped and cut to `most` characters.
 
     Args:
-        text: Any text, of anybody.
-        most: The number of characters of `text` that are kept.
-        lines: Keep line breaks and tabs, as a traceback needs them.
+        text: Any text.
+        most: The maximum number of characters of `text` to keep.
+        lines: Keep line breaks and tabs, for a traceback.
     """
     if len(text) > most:
         text = f"{text[:most]}… ({len(text) - most:,} more characters)"
@@ -49,7 +49,7 @@ def escape_unsafe(text: str, most: int = MAX_PRINTABLE_LENGTH, lines: bool = Fal
 
 
 def json_escape_unsafe(data: Any) -> str:
-    """Return `data` as indented JSON with unsafe characters as JSON's own escapes. No program reads a difference."""
+    """Return `data` as indented JSON, with unsafe characters as JSON's own escapes, which parsers read alike."""
     text = json.dumps(data, indent=2, ensure_ascii=False)
     return UNSAFE_CHARACTERS.sub(lambda found: found[0] if found[0] == "\n" else _in_json(found[0]), text)
 

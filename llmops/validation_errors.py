@@ -1,4 +1,4 @@
-"""What is wrong with a value, as a clause for users: pydantic's own texts speak to programmers."""
+"""Clauses for users about invalid values, in place of pydantic's messages for programmers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _BOUNDS = {
 
 
 def explain_error(error: ErrorDetails) -> str:
-    """Return a clause that says what a value must be, such as "it must be at least 1"."""
+    """Return a clause with the requirement of a value, such as "it must be at least 1"."""
     kind, context = error["type"], error.get("ctx") or {}
     if kind in _FIXED:
         return _FIXED[kind]
@@ -67,9 +67,9 @@ def explain_error(error: ErrorDetails) -> str:
         name, clause = _BOUNDS[kind]
         return clause.format(context.get(name))
     if kind in ("too_short", "string_too_short"):
-        least = context.get("min_length", 1)
+        minimum = context.get("min_length", 1)
         unit = "characters" if kind.startswith("string") else "entries"
-        return "it must not be empty" if least == 1 else f"it must have at least {least} {unit}"
+        return "it must not be empty" if minimum == 1 else f"it must have at least {minimum} {unit}"
     if kind == "too_long":
         return f"it must have at most {context.get('max_length')} entries"
     text = error["msg"]
@@ -77,12 +77,12 @@ def explain_error(error: ErrorDetails) -> str:
 
 
 def error_path(error: ErrorDetails) -> str:
-    """Return the dotted path of a wrong value, without the names that pydantic gives to the branches of a union."""
+    """Return the dotted path of an invalid value, without pydantic's names for the branches of a union."""
     return ".".join(str(part) for part in error["loc"] if not _BRANCH.match(str(part)))
 
 
 def explain_first_error(errors: Sequence[ErrorDetails]) -> tuple[str, str]:
-    """Return the place of the first error, and a clause that has what each branch of a union asks for there."""
-    place = error_path(errors[0])
-    clauses = dict.fromkeys(explain_error(error) for error in errors if error_path(error) == place)
-    return place, " or ".join(clauses)
+    """Return the path of the first error, and a clause with the requirements of all branches of a union there."""
+    path = error_path(errors[0])
+    clauses = dict.fromkeys(explain_error(error) for error in errors if error_path(error) == path)
+    return path, " or ".join(clauses)

@@ -1,4 +1,4 @@
-"""YAML files that a person wrote: read strictly, and refused in a sentence that names the line."""
+"""Strict reading of YAML files, with errors that name the line."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from llmops.errors import InputError
 
 
 def read_yaml(path: Path, advice: str = "name a YAML file that can be read") -> Any:
-    """Return what is in a YAML file.
+    """Return the content of a YAML file.
 
     Args:
         path: The file.
-        advice: A clause for when it cannot be read, such as "`llmops init` writes one".
+        advice: A clause for a file that cannot be read, such as "`llmops init` writes one".
 
     Raises:
         InputError: The file cannot be read, is not YAML, or has a key twice.
@@ -32,11 +32,11 @@ def read_yaml(path: Path, advice: str = "name a YAML file that can be read") -> 
     except _DuplicateKeyError as error:
         raise InputError(f"{path} has the key {error.problem}; keep one of them.") from error
     except yaml.YAMLError as error:
-        raise InputError(f"{path} is not valid YAML{_explained(error, text)}.") from error
+        raise InputError(f"{path} is not valid YAML{_explain(error, text)}.") from error
 
 
 class _StrictLoader(yaml.SafeLoader):
-    """A safe loader that refuses a mapping with the same key twice. PyYAML lets the last one win."""
+    """A safe loader that rejects a mapping with the same key twice. PyYAML keeps the last value."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         lines: dict[Any, int] = {}
@@ -53,11 +53,11 @@ class _StrictLoader(yaml.SafeLoader):
 
 
 class _DuplicateKeyError(yaml.constructor.ConstructorError):
-    """A key that a mapping has twice."""
+    """A key that occurs twice in a mapping."""
 
 
-def _explained(error: yaml.YAMLError, text: str) -> str:
-    """Return where and why PyYAML stopped, in our words for the usual mistakes."""
+def _explain(error: yaml.YAMLError, text: str) -> str:
+    """Return the position of a syntax error, with advice for common mistakes."""
     mark, problem = getattr(error, "problem_mark", None), str(getattr(error, "problem", None) or "")
     if isinstance(error, yaml.reader.ReaderError):
         line = text[: error.position].count("\n") + 1
@@ -65,7 +65,7 @@ def _explained(error: yaml.YAMLError, text: str) -> str:
     if mark is None:
         return ""
     at = f" (line {mark.line + 1}, column {mark.column + 1})"
-    advice = next((said for part, said in _MISTAKES if part in problem), "check the indentation and the colons there")
+    advice = next((text for part, text in _MISTAKES if part in problem), "check the indentation and the colons there")
     return f"{at}: {advice}"
 
 

@@ -1,4 +1,4 @@
-"""Engine folders to a Triton model repository (`generate`), and the real Triton on it (`launch`).
+"""Generation of Triton model repositories from engine folders (`generate`), and launches of Triton on them (`launch`).
 
-The folders with a `1/` are the models as Triton sees them: they run inside Triton and import nothing from here.
+The folders with a `1/` hold the models' code. It runs inside Triton and imports nothing from this package.
 """

@@ -5,12 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from llmops.build.trtllm.container_images import TrtllmImage
-from llmops.model_repository.multi_gpu import LaunchPlan, launch_command, plan_launch
+from llmops.model_repository.multi_gpu.launch_plan import launch_command, plan_launch
 from llmops.model_repository.repository.compatibility import required_image, serving_image
 from llmops.model_repository.repository.manifest import RepositoryManifest, ServedEngine
 from llmops.model_repository.repository.validation import check_repository
-from llmops.model_repository.server.command import Ports, ServerOptions
+from llmops.model_repository.server.command import LaunchOptions
 from llmops.model_repository.server.installation import CONTAINER_ROOT, container_installation, find_installation
 
 _MEANING = {
@@ -20,72 +19,44 @@ _MEANING = {
 }
 
 
-def describe_launch(
-    repository: Path,
-    host: str,
-    ports: Ports,
-    exit_timeout: int = 30,
-    verbose: int = 0,
-    launch: str = "auto",
-    http: bool = False,
-    metrics: bool = True,
-    traces: str = "",
-) -> str:
-    """What `llmops serve` would run, as text that a shell takes. Raises InputError where it would."""
+def describe_launch(repository: Path, options: LaunchOptions) -> str:
+    """Return the command of `llmops serve` as text for a shell. Raise InputError if `llmops serve` would."""
     check_repository(repository)
-    marker = RepositoryManifest.load(repository)
-    plan, image = plan_launch(marker, launch), required_image(marker)
+    manifest, repository = RepositoryManifest.load(repository), repository.resolve()
+    plan, image = plan_launch(manifest, options.launch), required_image(manifest)
+    lines = [_describe_engine(name, engine) for name, engine in manifest.engines.items()]
+    meaning, gpus = f"# {_MEANING[plan.mode]}", f"{plan.gpus} GPU{'s' if plan.gpus != 1 else ''}"
     inside = (CONTAINER_ROOT / "bin" / "tritonserver").is_file()
-    if image is not None and serving_image(image, marker) == image.own and not inside:
-        serve = ["serve", str(repository.resolve()), *_serve_options(host, ports, exit_timeout, http, metrics, traces)]
-        return _in_own_image(image, marker, plan, repository.resolve(), serve)
+    if image is not None and serving_image(image, manifest) == image.own and not inside:
+        # `llmops serve` inside the image starts the wheel's tritonserver
+        docker = docker_run_command(image.own, manifest, repository, {})
+        lines += [f"{meaning}, inside {image.own} with {gpus}", f"# made with {image.recipe(image.own)}"]
+        return "\n".join([*lines, "", shlex.join([*docker, "serve", str(repository), *_serve_options(options)])])
     installation = container_installation() if image else find_installation()
-    options = ServerOptions(
-        binary=str(installation.binary),
-        repository=str(repository.resolve()),
-        backends=str(installation.backends),
-        host=host,
-        ports=ports,
-        http_host=installation.http_host(host) if http else "",
-        metrics=metrics,
-        traces=traces,
-        exit_timeout=exit_timeout,
-        verbose=verbose,
-    )
-    command, environment = launch_command(options, plan)
-    if not image:
+    command, environment = launch_command(installation.server_options(repository, options), plan)
+    lines.append(meaning)
+    if image is None:
         environment = {**installation.environment, **environment}
-    lines = [*(_engine(name, engine) for name, engine in marker.engines.items()), f"# {_MEANING[plan.launch]}"]
-    if image is not None:
-        lines += [f"# {line}" for line in _where(image, marker, plan, repository.resolve(), host)]
+    elif not inside:
+        docker = docker_run_command(image.reference, manifest, repository, environment)
+        reached = " (and --host 0.0.0.0 to be reached from other machines)" if options.host == "127.0.0.1" else ""
+        lines.append(f"# inside {image.reference} with {gpus}; on a docker host, put")
+        lines += [f"#   {shlex.join(docker)}", f"# before it{reached}"]
     return "\n".join([*lines, "", format_shell_command(command, environment)])
 
 
-def _serve_options(host: str, ports: Ports, exit_timeout: int, http: bool, metrics: bool, traces: str) -> list[str]:
+def _serve_options(options: LaunchOptions) -> list[str]:
+    ports = options.ports
     return [
-        *("--host", host, "--grpc-port", str(ports.grpc), "--exit-timeout", f"{exit_timeout}s"),
-        *(("--http", "--http-port", str(ports.http)) if http else ()),
-        *(("--metrics-port", str(ports.metrics)) if metrics else ("--no-metrics",)),
-        *(("--traces", traces) if traces else ()),
+        *("--host", options.host, "--grpc-port", str(ports.grpc), "--exit-timeout", f"{options.exit_timeout}s"),
+        *(("--http", "--http-port", str(ports.http)) if options.http else ()),
+        *(("--metrics-port", str(ports.metrics)) if options.metrics else ("--no-metrics",)),
+        *(("--traces", options.traces) if options.traces else ()),
     ]
-
-
-def _in_own_image(
-    image: TrtllmImage, marker: RepositoryManifest, plan: LaunchPlan, repository: Path, serve: list[str]
-) -> str:
-    """`llmops serve` inside the image: it starts the wheel's tritonserver as it does everywhere else."""
-    lines = [
-        *(_engine(name, engine) for name, engine in marker.engines.items()),
-        f"# {_MEANING[plan.launch]}, inside {image.own} with {plan.gpus} GPU{'s' if plan.gpus != 1 else ''}",
-        f"# made with {image.recipe(image.own)}",
-        "",
-        shlex.join([*docker_run_command(image.own, marker, repository, {}), *serve]),
-    ]
-    return "\n".join(lines)
 
 
 def format_shell_command(command: list[str], environment: dict[str, str]) -> str:
-    """The first program with one flag per line, each further rank of mpirun on a line of its own."""
+    """Return a command with one flag per line, and with each further rank of mpirun on a line of its own."""
     end = command.index(":") if ":" in command else len(command)
     server = next(i for i, word in enumerate(command) if word.startswith("--model-repository"))
     lines = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
@@ -99,36 +70,22 @@ def format_shell_command(command: list[str], environment: dict[str, str]) -> str
 
 
 def docker_run_command(
-    reference: str, marker: RepositoryManifest, repository: Path, environment: dict[str, str]
+    reference: str, manifest: RepositoryManifest, repository: Path, environment: dict[str, str]
 ) -> list[str]:
-    """`docker run … IMAGE`, to put before the command; all is mounted at its own path, as config.pbtxt names it."""
-    folders = sorted({str(repository), *(engine.directory for engine in marker.engines.values())})
+    """Return `docker run … IMAGE`, to put before a command. Folders are mounted at the paths in config.pbtxt."""
+    folders = sorted({str(repository), *(engine.directory for engine in manifest.engines.values())})
     mounts = [word for folder in folders for word in ("--mount", f"type=bind,source={folder},target={folder},readonly")]
     variables = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]
-    limits = ["--ulimit", "memlock=-1", "--ulimit", "stack=67108864"]
     return [
         *("docker", "run", "--rm", "--gpus", "all", "--ipc", "host", "--network", "host"),
-        *limits,
+        *("--ulimit", "memlock=-1", "--ulimit", "stack=67108864"),
         *mounts,
         *variables,
         reference,
     ]
 
 
-def _engine(name: str, engine: ServedEngine) -> str:
+def _describe_engine(name: str, engine: ServedEngine) -> str:
     runs_on = f"TensorRT-LLM {engine.tensorrt_llm}, {engine.backend} backend" if engine.tensorrt_llm else engine.backend
     gpus = f", tp {engine.tp_size}, pp {engine.pp_size}" if engine.tensorrt_llm else ""
     return f"# {name}: {engine.target}, {runs_on}{gpus}, {engine.directory}"
-
-
-def _where(image: TrtllmImage, marker: RepositoryManifest, plan: LaunchPlan, repository: Path, host: str) -> list[str]:
-    options = ServerOptions("", "")
-    environment = launch_command(options, plan)[1]
-    lines = [f"inside {image.reference} with {plan.gpus} GPU{'s' if plan.gpus != 1 else ''}; on a docker host, put"]
-    lines.append("  " + shlex.join(docker_run_command(image.reference, marker, repository, environment)))
-    lines.append(
-        "before it" + (" (and --host 0.0.0.0 to be reached from other machines)" if host == "127.0.0.1" else "")
-    )
-    if (CONTAINER_ROOT / "bin" / "tritonserver").is_file():
-        return []
-    return lines

@@ -1,4 +1,4 @@
-"""NAME-embedding or NAME-score: the one Triton model of an encoder engine."""
+"""The Triton model of an encoder engine: NAME-embedding or NAME-score."""
 
 from __future__ import annotations
 
@@ -20,26 +20,27 @@ from llmops.contract import (
 )
 from llmops.model_repository.repository.pbtxt import render_config
 
+#: Requests in Triton's own queue of a model.
 MAX_QUEUE_SIZE = 4096
 
 
 def is_encoder(manifest: EngineManifest) -> bool:
-    """Whether the engine gives vectors or scores instead of tokens."""
+    """Return True if the engine returns vectors or scores instead of tokens."""
     return isinstance(manifest.extra, EncoderExtra | CrossEncoderExtra)
 
 
 def is_cross_encoder(manifest: EngineManifest) -> bool:
-    """Whether it reads two texts together and gives one score."""
+    """Return True if the engine reads two texts together and returns one score."""
     return isinstance(manifest.extra, CrossEncoderExtra)
 
 
 def encoder_model_name(name: str, manifest: EngineManifest) -> str:
-    """What Triton calls it."""
+    """Return the name of the Triton model."""
     return name + (SCORE_SUFFIX if is_cross_encoder(manifest) else EMBEDDING_SUFFIX)
 
 
 def encoder_config(name: str, directory: Path, manifest: EngineManifest) -> str:
-    """Its config.pbtxt."""
+    """Return the config.pbtxt of the Triton model."""
     limits, model = manifest.limits, directory / manifest.model_dir / "openvino_model.xml"
     scores = is_cross_encoder(manifest)
     values = {
@@ -54,13 +55,13 @@ def encoder_config(name: str, directory: Path, manifest: EngineManifest) -> str:
             "max_seq_len": str(limits.max_seq_len),
             "max_batch_size": str(limits.max_batch_size),
             "type_vocab_size": str(_token_types(manifest)),
-            METADATA_PARAMETER: json.dumps(_card(name, directory, manifest)),
+            METADATA_PARAMETER: json.dumps(_metadata(name, directory, manifest)),
         },
     }
     return render_config("embedding", values)
 
 
-def _card(name: str, directory: Path, manifest: EngineManifest) -> dict[str, object]:
+def _metadata(name: str, directory: Path, manifest: EngineManifest) -> dict[str, object]:
     return {
         "contract": 1,
         "kind": "score" if is_cross_encoder(manifest) else "embedding",
@@ -76,10 +77,10 @@ def _card(name: str, directory: Path, manifest: EngineManifest) -> dict[str, obj
 
 
 def _width(manifest: EngineManifest) -> int:
-    """Numbers per row of the answer."""
+    """Return the numbers per row of the response."""
     return 1 if is_cross_encoder(manifest) else manifest.extra_as(EncoderExtra).embedding.dimensions
 
 
 def _token_types(manifest: EngineManifest) -> int:
-    """How many its inputs have: one where there is one text, as in encoders for vectors."""
+    """Return the number of token types. Encoders for vectors read one text and have one."""
     return manifest.extra.score.token_types if isinstance(manifest.extra, CrossEncoderExtra) else 1

@@ -1,4 +1,4 @@
-"""Engine folders -> Triton model repository: four models per served name, checked before the first byte is written."""
+"""Generator of Triton model repositories from engine folders: four models per served name, checked before writing."""
 
 from __future__ import annotations
 
@@ -13,32 +13,29 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from llmops import __version__, contract, kv_blocks, round_robin
+from llmops import __version__, contract, kv_blocks, process, round_robin
 from llmops.build.engine_folder.atomic_folder import resolve_output
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.contract import ENGINE_SUFFIX, POSTPROCESSING_SUFFIX, PREPROCESSING_SUFFIX, Tensor
 from llmops.errors import InputError
-from llmops.model_repository.encoder import encoder_config, encoder_model_name, is_encoder
+from llmops.model_repository.encoder import MAX_QUEUE_SIZE, encoder_config, encoder_model_name, is_encoder
 from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus
-from llmops.model_repository.repository.manifest import REPOSITORY_FILE as MARKER
-from llmops.model_repository.repository.manifest import RepositoryManifest, ServedEngine
+from llmops.model_repository.repository.manifest import REPOSITORY_FILE, RepositoryManifest, ServedEngine
 from llmops.model_repository.repository.pbtxt import TEMPLATE_DIR, render_config
 from llmops.model_repository.targets import EngineModelConfig, RepositoryTarget, find_target
 
-# of Triton's own queue, which holds the requests for NVIDIA's C++ backend
-MAX_QUEUE_SIZE = 4096
-# batches that may wait for our engine models: the last of a full queue waits about as many answers long
+#: Batches that may wait for our engine models. The last request of a full queue waits about as many answers long.
 QUEUED_BATCHES = 4
 #: The parameter of an engine model that names its GPUs.
 GPU_IDS = "gpu_device_ids"
-# what models inside Triton share with the gateway, and import as llmops_NAME
-_SHARED_MODULES = {"tensorrt_llm": (contract, round_robin, kv_blocks)}
+#: Modules that models inside Triton share with the gateway, and import as llmops_NAME.
+_SHARED_MODULES = {"tensorrt_llm": (contract, round_robin, kv_blocks, process)}
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
 @dataclass(frozen=True)
 class EngineEntry:
-    """One engine folder that goes into the repository under `name`."""
+    """An engine folder that is served under `name`."""
 
     name: str
     directory: Path
@@ -49,14 +46,14 @@ class EngineEntry:
 
     @property
     def queue_size(self) -> int:
-        """Sequences that may wait besides those in the batch."""
+        """The number of sequences that may wait besides those in the batch."""
         default = QUEUED_BATCHES * self.manifest.limits.max_batch_size
         return default if self.max_queue_size is None else self.max_queue_size
 
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """One Triton model, ready to be written. `package`: the template folder whose `1/` is copied, None for no code."""
+    """A Triton model that is ready to be written. `package` is the template folder with its code, None without code."""
 
     name: str
     config: str
@@ -69,10 +66,16 @@ def read_engines(
     gpus: Mapping[str, tuple[int, ...]] | None = None,
     serving: str | Mapping[str, str] = "",
 ) -> list[EngineEntry]:
-    """`ENGINE_SUFFIX` or `NAME=ENGINE_SUFFIX` each; `max_queue_size`: sequences that may wait for each; `gpus` by name;
-    `serving`: see `find_target`, of all or by name.
+    """Read engine folders.
 
-    Raises InputError for what cannot be served, two engines of one name, or two engines on one GPU.
+    Args:
+        arguments: `ENGINE` or `NAME=ENGINE` for each engine.
+        max_queue_size: The number of sequences that may wait for each engine.
+        gpus: The GPUs of engines by name.
+        serving: What serves the engines, for all or by name; see `find_target`.
+
+    Raises:
+        InputError: An engine cannot be served, or two engines have one name or one GPU.
     """
     entries: list[EngineEntry] = []
     for argument in arguments:
@@ -81,12 +84,12 @@ def read_engines(
             raise InputError(f"Two engines are called {entry.name}; rename one, as in `other={entry.directory}`.")
         entries.append(entry)
     _check_adapters(entries)
-    assigned = assign_gpus([need for entry in entries for need in _gpu_need(entry)], gpus or {})
+    assigned = assign_gpus([need for entry in entries for need in _gpu_requirements(entry)], gpus or {})
     return [replace(entry, gpus=assigned.get(entry.name, ())) for entry in entries]
 
 
 def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[str]:
-    """Write the repository to `output`, all or nothing, replacing an earlier one. Returns the Triton model names."""
+    """Write the repository to `output` atomically, replacing an earlier one. Return the names of the Triton models."""
     output = resolve_output(output)
     _check_output(output)
     folders = [folder for entry in entries for folder in model_folders(entry)]
@@ -95,7 +98,7 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
         output.parent.mkdir(parents=True, exist_ok=True)
         for folder in folders:
             write_model(scratch / folder.name, folder)
-        _marker(entries).save(scratch)
+        _manifest(entries).save(scratch)
         _replace(scratch, output)
     except OSError as error:
         raise InputError(f"{output} cannot be written ({error.strerror}); give another folder.") from error
@@ -105,32 +108,35 @@ def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[st
 
 
 def change_serving(repository: Path, serving: str) -> bool:
-    """Make the repository again, with TensorRT engines served by `serving`. Returns False where they are already.
+    """Make the repository again, with its TensorRT engines served by `serving`.
+
+    Returns:
+        False if they are served by it already.
 
     Raises:
-        InputError: The repository has no engine that could be served by it, or was edited.
+        InputError: The repository has no TensorRT engine, or was edited.
     """
-    marker = RepositoryManifest.load(repository)
-    found = {name: engine for name, engine in marker.engines.items() if engine.target == "tensorrt"}
+    manifest = RepositoryManifest.load(repository)
+    found = {name: engine for name, engine in manifest.engines.items() if engine.target == "tensorrt"}
     if not found:
         raise InputError(f"{repository} has no TensorRT engine, and --serving chooses what serves those: leave it out.")
     if all(engine.serving == serving for engine in found.values()):
         return False
-    edits = marker.edits(repository)
+    edits = manifest.edits(repository)
     if edits:
         raise InputError(
             f"{repository} was edited since `llmops repo` made it ({edits[0]}), and --serving {serving} would make it "
             "again: make it with `llmops repo --serving`."
         )
-    gpus = {name: tuple(int(one) for one in engine.gpu_device_ids.split(",")) for name, engine in marker.engines.items()
+    gpus = {name: tuple(int(gpu) for gpu in engine.gpu_device_ids.split(",")) for name, engine in manifest.engines.items()
             if engine.gpu_device_ids and ";" not in engine.gpu_device_ids}  # fmt: skip
-    arguments = [f"{name}={engine.directory}" for name, engine in marker.engines.items()]
+    arguments = [f"{name}={engine.directory}" for name, engine in manifest.engines.items()]
     generate_repository(read_engines(arguments, None, gpus, dict.fromkeys(found, serving)), repository)
     return True
 
 
 def model_folders(entry: EngineEntry) -> Iterator[ModelFolder]:
-    """The four models of one served name; of an encoder, its one."""
+    """Yield the four models of a served name, or the one model of an encoder."""
     if is_encoder(entry.manifest):
         config = encoder_config(entry.name, entry.directory, entry.manifest)
         yield ModelFolder(encoder_model_name(entry.name, entry.manifest), config, "embedding")
@@ -144,7 +150,7 @@ def model_folders(entry: EngineEntry) -> Iterator[ModelFolder]:
 
 
 def model_metadata(entry: EngineEntry) -> dict[str, Any]:
-    """What the engine model announces about itself: docs/contract.md."""
+    """Return the metadata that the engine model announces, see docs/contract.md."""
     manifest = entry.manifest
     return {
         "contract": contract.CONTRACT_VERSION,
@@ -171,10 +177,10 @@ def model_metadata(entry: EngineEntry) -> dict[str, Any]:
 
 
 def _read_engine(argument: str, serving: str | Mapping[str, str]) -> EngineEntry:
-    given, equals, path = argument.partition("=")
+    given_name, equals, path = argument.partition("=")
     directory = Path(path if equals else argument)
     manifest = EngineManifest.load(directory)
-    name = given if equals else manifest.name
+    name = given_name if equals else manifest.name
     if not _NAME.fullmatch(name):
         raise InputError(f"{name!r} cannot name a model: use letters, digits, '.', '_' and '-', at most 128 of them.")
     if not manifest.complete:
@@ -190,24 +196,24 @@ def _engine_model(entry: EngineEntry) -> EngineModelConfig:
     model = entry.target.engine_model(entry.directory, entry.manifest)
     if not entry.gpus:
         return model
-    # NVIDIA's C++ backend has a parameter of this name, and our model reads the same
+    # NVIDIA's C++ backend has this parameter, and our own model reads it as well
     return replace(model, parameters={**model.parameters, GPU_IDS: ",".join(map(str, entry.gpus))})
 
 
-def _gpu_need(entry: EngineEntry) -> list[GpuRequirement]:
-    """The GPUs of an engine that runs on TensorRT-LLM; none for any other."""
+def _gpu_requirements(entry: EngineEntry) -> list[GpuRequirement]:
+    """Return the GPUs that an engine of TensorRT-LLM needs, and nothing for any other engine."""
     if is_encoder(entry.manifest) or not entry.manifest.tensorrt_llm:
         return []
     settings = entry.target.engine_model(entry.directory, entry.manifest).parameters.get(GPU_IDS, "")
     if ";" in settings:
-        # several instances of one model, each with GPUs of its own: the user has divided them
+        # several instances of one model, whose GPUs the user has assigned
         return []
-    chosen = tuple(int(one) for one in settings.split(",") if one)
+    chosen = tuple(int(gpu) for gpu in settings.split(",") if gpu)
     return [GpuRequirement(entry.name, entry.manifest.parallelism.world_size, chosen)]
 
 
 def _check_adapters(entries: list[EngineEntry]) -> None:
-    """An adapter is served under its own name, beside all others."""
+    """Raise InputError if an adapter, which is served under its own name, has the name of another model."""
     taken = {entry.name for entry in entries}
     for entry in entries:
         for adapter in entry.manifest.adapters:
@@ -283,13 +289,13 @@ def _ensemble(entry: EngineEntry, ours: bool) -> str:
     steps = [
         {
             "model": entry.name + PREPROCESSING_SUFFIX,
-            "inputs": {tensor: given for given, tensor in contract.ENSEMBLE_TO_PREPROCESSING.items()},
+            "inputs": {tensor: public for public, tensor in contract.ENSEMBLE_TO_PREPROCESSING.items()},
             "outputs": {made: _inner(made) for made in engine_inputs.values()},
         },
         {
             "model": entry.name + ENGINE_SUFFIX,
             "inputs": {tensor: _inner(made) for tensor, made in engine_inputs.items()}
-            | {tensor: given for given, tensor in contract.ENSEMBLE_TO_ENGINE.items()},
+            | {tensor: public for public, tensor in contract.ENSEMBLE_TO_ENGINE.items()},
             "outputs": {tensor: _inner(read) for tensor, read in engine_outputs.items()}
             | {tensor: tensor.name for tensor in passed},
         },
@@ -310,17 +316,17 @@ def _ensemble(entry: EngineEntry, ours: bool) -> str:
 
 
 def _inner(tensor: Tensor) -> str:
-    """What a tensor between two models of the ensemble is called."""
+    """Return the ensemble's name for a tensor between two of its models."""
     return f"_{tensor.name}"
 
 
 def ensemble_outputs() -> list[Tensor]:
-    """What the ensemble passes on of the engine's outputs besides the text."""
+    """Return the engine's outputs that the ensemble passes on besides the text."""
     hidden = (contract.OUTPUT_IDS, contract.SEQUENCE_LENGTH, contract.CONTEXT_PHASE_PARAMS)
     return [tensor for tensor in contract.ENGINE_OUTPUTS if tensor not in hidden]
 
 
-def _marker(entries: Sequence[EngineEntry]) -> RepositoryManifest:
+def _manifest(entries: Sequence[EngineEntry]) -> RepositoryManifest:
     return RepositoryManifest(__version__, contract.CONTRACT_VERSION, {entry.name: _served(entry) for entry in entries})
 
 
@@ -353,8 +359,10 @@ def write_model(folder: Path, model: ModelFolder) -> None:
 
 
 def copy_model_code(package: str, version: Path) -> None:
-    """Copy a Python model's code into its version folder, beside the modules that it shares with the gateway: llmops is
-    not installed inside Triton."""
+    """Copy a Python model's code into its version folder, with the modules that it shares with the gateway.
+
+    llmops is not installed inside Triton.
+    """
     shutil.copytree(
         TEMPLATE_DIR / package / "1", version, ignore=shutil.ignore_patterns("__pycache__"), dirs_exist_ok=True
     )
@@ -367,12 +375,12 @@ def _check_output(output: Path) -> None:
         return
     if not output.is_dir():
         raise InputError(f"{output} is a file; name a folder for the repository.")
-    if any(output.iterdir()) and not (output / MARKER).is_file():
+    if any(output.iterdir()) and not (output / REPOSITORY_FILE).is_file():
         raise InputError(f"{output} holds other files, not a repository of llmops; name an empty or new folder.")
 
 
 def _replace(scratch: Path, output: Path) -> None:
-    """A running Triton never sees half a repository: the old folder is moved away, then the new one takes its place."""
+    """Replace a repository. A running Triton never sees half of one: the old folder is moved away first."""
     if not output.exists():
         scratch.rename(output)
         return

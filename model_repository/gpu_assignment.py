@@ -1,9 +1,8 @@
-"""Which GPUs each engine of one repository runs on.
+"""Assignment of GPUs to the engines of one repository.
 
-An engine without a choice of its own would take the first GPUs, as every other would: `LLM()` maps
-its ranks to GPUs from 0 on (NVIDIA/TensorRT-LLM #11153 gives Triton's instances a
-CUDA_VISIBLE_DEVICES each, after 1.2.1). So where a repository has several engines on GPUs, each
-gets its own, and two never share one unless the user says so for both.
+An engine without an assignment takes the first GPUs, as every other engine would: `LLM()` maps its ranks to GPUs from 0
+on (NVIDIA/TensorRT-LLM #11153 gives Triton's instances a CUDA_VISIBLE_DEVICES each, after 1.2.1). So in a repository
+with several engines on GPUs each has its own GPUs, which no other engine may use.
 """
 
 from __future__ import annotations
@@ -18,28 +17,27 @@ from llmops.errors import InputError, ResourceError
 
 @dataclass(frozen=True)
 class GpuRequirement:
-    """The GPUs that one engine needs: how many, and those that its own settings name."""
+    """The number of GPUs that an engine needs, and the GPUs that its own settings name."""
 
     name: str
     count: int
     chosen: tuple[int, ...] = ()
 
 
-def parse_gpus(given: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the GPUs of each `NAME=0,1`. Raises InputError for text that is none."""
+def parse_gpus(assignments: Sequence[str]) -> dict[str, tuple[int, ...]]:
+    """Return the GPUs of each `NAME=0,1`. Raise InputError for a text of another form."""
     found: dict[str, tuple[int, ...]] = {}
-    for text in given:
+    for text in assignments:
         name, equals, ids = text.partition("=")
         numbers = ids.split(",")
-        if not (name and equals and all(one.strip().isdigit() for one in numbers)):
+        if not (name and equals and all(number.strip().isdigit() for number in numbers)):
             raise InputError(f"--gpus {text} names no GPUs; write NAME=0,1 with the number of each GPU.")
-        found[name] = tuple(int(one) for one in numbers)
+        found[name] = tuple(int(number) for number in numbers)
     return found
 
 
 def assign_gpus(needs: Sequence[GpuRequirement], wanted: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the GPUs of each engine by name; an engine that is alone and names none keeps the
-    choice of its library.
+    """Return the GPUs of each engine by name. A single engine without an assignment keeps its library's choice.
 
     Raises:
         InputError: `wanted` names an unknown engine or too few GPUs, two engines share a GPU, or there are not enough.
@@ -47,7 +45,9 @@ def assign_gpus(needs: Sequence[GpuRequirement], wanted: Mapping[str, tuple[int,
     names = [need.name for need in needs]
     unknown = next((name for name in wanted if name not in names), None)
     if unknown is not None:
-        raise InputError(f"--gpus {unknown}=…: no engine on GPUs is called so; there are {', '.join(names) or 'none'}.")
+        raise InputError(
+            f"--gpus {unknown}=…: no GPU engine has that name; choose one of {', '.join(names) or 'none'}."
+        )
     chosen = {need.name: wanted.get(need.name, need.chosen) for need in needs}
     for need in needs:
         if chosen[need.name] and len(set(chosen[need.name])) != need.count:
@@ -70,9 +70,7 @@ def assign_gpus(needs: Sequence[GpuRequirement], wanted: Mapping[str, tuple[int,
 
 
 def check_gpu_count(needed: int) -> None:
-    """Raise ResourceError if this machine has fewer GPUs than `needed`; without nvidia-smi nothing
-    is known.
-    """
+    """Raise ResourceError if this machine has fewer GPUs than `needed`. Without nvidia-smi the number is not known."""
     present = count_gpus()
     if present is not None and needed > present:
         raise ResourceError(
@@ -82,9 +80,7 @@ def check_gpu_count(needed: int) -> None:
 
 
 def count_gpus() -> int | None:
-    """Return the number of GPUs of this machine; None where nvidia-smi is not here or does not
-    work.
-    """
+    """Return the number of GPUs of this machine, or None if nvidia-smi is missing or fails."""
     program = shutil.which("nvidia-smi")
     if program is None:
         return None
@@ -104,9 +100,7 @@ def _check_gpu_ids(chosen: Mapping[str, tuple[int, ...]]) -> None:
 
 
 def _next_free(count: int, taken: Mapping[int, str]) -> tuple[int, ...]:
-    """Return `count` GPUs in a row where there is room for them, above those that are taken
-    otherwise.
-    """
+    """Return `count` consecutive free GPUs, from a gap between the taken ones or above them."""
     first = max(taken, default=-1) + 1
     gaps = [start for start in range(first) if not any(gpu in taken for gpu in range(start, start + count))]
     start = gaps[0] if gaps else first

@@ -21,27 +21,25 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from llmops.errors import InputError, MissingDependencyError, ResourceError, ServerError
 from llmops.model_repository.gpu_assignment import check_gpu_count
-from llmops.model_repository.multi_gpu import LaunchPlan, launch_command, plan_launch
-from llmops.model_repository.multi_gpu.allocation import without_slurm_variables
+from llmops.model_repository.multi_gpu.launch_plan import (
+    LaunchPlan,
+    launch_command,
+    plan_launch,
+    without_slurm_variables,
+)
 from llmops.model_repository.repository.compatibility import check_engines, check_server
 from llmops.model_repository.repository.manifest import RepositoryManifest
 from llmops.model_repository.repository.validation import check_repository, check_unedited
+from llmops.model_repository.server.command import LaunchOptions, ServerOptions
 from llmops.model_repository.server.command import Ports as Ports
-from llmops.model_repository.server.command import ServerOptions
 from llmops.model_repository.server.drain import drain_engines, is_ready
 from llmops.model_repository.server.exposure import EMBEDDED_HTTP_WARNING, describe_exposure
 from llmops.model_repository.server.installation import Installation, find_installation
-from llmops.model_repository.server.processes import (
-    Process,
-    descendants,
-    kill_survivors,
-    model_processes,
-    rank_zero,
-    with_parent_death_signal,
-)
+from llmops.model_repository.server.model_processes import model_processes, rank_zero
 from llmops.model_repository.server.shared_memory import SharedMemory, remove_stale_segments
 from llmops.model_repository.server.triton_log import (
     LogLine,
@@ -51,16 +49,19 @@ from llmops.model_repository.server.triton_log import (
     parse_engine_death,
     parse_line,
 )
+from llmops.process import Process, descendants, kill_survivors, with_parent_death_signal
 
-# Triton logs this when the last in-flight request is done and only unloading is left.
+#: Logged by Triton when the last in-flight request is done and only unloading is left.
 _REQUESTS_DONE = "All models are stopped, unloading models"
-# Seconds for that. A gRPC stream that a client keeps open, even an idle one, holds its model, and Triton would wait for
-# it until the exit timeout without doing anything.
+#: Seconds for unloading. A gRPC stream that a client keeps open, even an idle one, holds its model, and Triton would
+#: wait for the stream until the exit timeout.
 UNLOAD_GRACE = 5.0
-# The longest (s) that a killed server takes to be gone.
+#: Maximum seconds from the death of a model's process to that of its killed server.
 EXIT_DETECTION_TIMEOUT = 1.0
-# Seconds that mpirun gets to end the ranks that only wait for work.
+#: Seconds that mpirun has to end the ranks that only wait for work.
 _MPI_GRACE = 10.0
+#: Seconds that the reader of the log has to read the last lines.
+_LOG_TIMEOUT = 5.0
 _LOCK_FAULT = (
     "Triton's Python backend ended at once with boost::interprocess::lock_exception, a rare fault of its shared "
     "memory; starting it once more."
@@ -68,7 +69,7 @@ _LOCK_FAULT = (
 
 
 class TritonServer:
-    """A running tritonserver. `stop()` (or leaving the `with` block) drains it and removes all that it made."""
+    """A running tritonserver. `stop()`, or leaving the `with` block, drains it and removes everything that it created."""
 
     def __init__(
         self,
@@ -77,67 +78,80 @@ class TritonServer:
         on_log: Callable[[LogLine], None],
         under_mpi: bool = False,
     ) -> None:
-        """`begin` starts a process that inherits the descriptor."""
-        self.host = options.host
-        self.ports = options.ports
+        """Start the server.
+
+        Args:
+            options: The options of the server.
+            begin: Starts a process that inherits a file descriptor.
+            on_log: Called with each line of the log.
+            under_mpi: Whether the process is mpirun.
+        """
+        self.host, self.ports = options.launch.host, options.launch.ports
         self._options = options
         self._begin = begin
         self._on_log = on_log
         self._under_mpi = under_mpi
         self._models: dict[str, list[Process]] = {}
-        self._broken = False
+        self._is_broken = False
         self._unloading = threading.Event()
-        self._ended: tuple[str, str] | None = None
-        self._again = True
+        self._dead_engine: tuple[str, str] | None = None
+        self._may_restart = True
         self._start()
 
     @property
     def pid(self) -> int:
+        """The process id of tritonserver or mpirun."""
         return self.process.pid
 
     @property
     def shm_prefix(self) -> str:
+        """The prefix of the server's shared-memory segments."""
         return self._memory.prefix
 
     @property
     def grpc_address(self) -> str:
+        """HOST:PORT of the gRPC server."""
         return f"{self.host}:{self.ports.grpc}"
 
     @property
     def http_url(self) -> str | None:
-        """None unless it was asked for."""
+        """The URL of the HTTP server, or None if it is off."""
         return f"http://{self._options.http_host}:{self.ports.http}" if self._options.http_host else None
 
     @property
     def metrics_url(self) -> str | None:
-        return f"http://{self.host}:{self.ports.metrics}/metrics" if self._options.metrics else None
+        """The URL of the metrics, or None if they are off."""
+        return f"http://{self.host}:{self.ports.metrics}/metrics" if self._options.launch.metrics else None
 
     @property
     def exposure(self) -> str:
-        """Who can reach what, and which flag closes it, in one line."""
-        return describe_exposure(self.host, self._options.http_host, self._options.metrics)
+        """Which servers others can reach and which flags close them, in one line."""
+        return describe_exposure(self.host, self._options.http_host, self._options.launch.metrics)
 
     def is_ready(self) -> bool:
-        """True when every model of the repository is loaded and every server listens; gRPC is the first to do so."""
+        """Return True if all models are loaded and all servers listen. The gRPC server is the first to listen."""
         others = [(self._options.http_host, self.ports.http)] if self._options.http_host else []
-        if self._options.metrics:
+        if self._options.launch.metrics:
             others.append((self.host, self.ports.metrics))
         return is_ready(self.grpc_address) and all(_listens(*other) for other in others)
 
     def _is_protected_and_ready(self) -> bool:
-        """Protect the shared memory that is there by now; a model that is ready has all of its."""
+        """Protect the segments that exist by now. A model that is ready has created all of its segments."""
         ready = self.is_ready()
         self._memory.protect()
         return ready
 
     def wait_ready(self, timeout: float = 600, cancelled: threading.Event | None = None) -> None:
-        """Block until ready, or `cancelled`. Raises ServerError with the cause if the server ends first or `timeout`
-        (s) passes."""
+        """Block until the server is ready, or `cancelled` is set.
+
+        Raises:
+            ServerError: The server ended, or was not ready after `timeout` seconds.
+        """
         deadline = time.monotonic() + timeout
         while not self._is_protected_and_ready() and not (cancelled and cancelled.is_set()):
             if self.process.poll() is not None:
-                self._reader.join(timeout=5)
-                if not self._tries_again():
+                self._reader.join(_LOG_TIMEOUT)
+                if not self._restart():
                     raise ServerError(self._failure())
             if time.monotonic() > deadline:
                 raise ServerError(f"Triton was not ready after {timeout:.0f} s; see its log above")
@@ -145,35 +159,43 @@ class TritonServer:
         self._models = model_processes(self.process.pid)
 
     def wait(self, stop: threading.Event) -> None:
-        """Block until `stop` is set. Raises ServerError if the server, a model's process or its engine ends by itself
-        before."""
+        """Block until `stop` is set.
+
+        Raises:
+            ServerError: The server, a model's process or an engine ended by itself.
+        """
         while not stop.wait(0.2):
-            if self._ended is not None:
-                raise ServerError(_engine_ended(*self._ended))
-            dead = next((name for name, group in self._models.items() if not all(one.alive for one in group)), None)
-            # the models' processes end with Triton's, and may be gone before it is: what died first is to blame
+            if self._dead_engine is not None:
+                raise ServerError(_engine_ended(*self._dead_engine))
+            dead = next(
+                (name for name, group in self._models.items() if not all(process.is_alive for process in group)), None
+            )
+            # the models' processes end with Triton and may be gone first, so wait before blaming a model
             if self._ended_within(EXIT_DETECTION_TIMEOUT if dead else 0):
                 raise ServerError(f"Triton ended unexpectedly with {self._ending()}")
             if dead is not None:
-                self._broken = True
+                self._is_broken = True
                 raise ServerError(_model_died(dead))
 
     def stop(self, at_once: bool = False) -> int:
-        """Let running requests end, for at most the exit timeout; SIGTERM; remove what is left. Returns its exit code.
+        """Let running requests end, for at most the exit timeout, then end the server and remove what is left.
 
-        `at_once`, or an exception that a signal handler raises meanwhile, ends all of it without waiting.
+        With `at_once`, or when a signal handler raises an exception meanwhile, kill everything without waiting.
+
+        Returns:
+            The exit code of the server.
         """
         below = descendants(self.process.pid) if self._under_mpi else []
         try:
-            if self.process.poll() is None and not self._broken and not at_once:
-                deadline = time.monotonic() + self._options.exit_timeout
-                drain_engines(self.grpc_address, self._options.exit_timeout)
+            if self.process.poll() is None and not self._is_broken and not at_once:
+                deadline = time.monotonic() + self._options.launch.exit_timeout
+                drain_engines(self.grpc_address, self._options.launch.exit_timeout)
                 self._finish(deadline)
         finally:
             self._kill_group()
             kill_survivors(below)
             self.process.wait()
-            self._reader.join(timeout=5)
+            self._reader.join(_LOG_TIMEOUT)
             self._memory.remove()
         return self.process.returncode
 
@@ -196,22 +218,22 @@ class TritonServer:
         self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
         self._reader.start()
 
-    def _tries_again(self) -> bool:
-        """Start the server again, in fresh shared memory, after a fault that has nothing to do with the repository."""
-        if not (self._again and failed_on_lock(self.log)):
+    def _restart(self) -> bool:
+        """Restart the server once if it failed on the known shared-memory fault. Return True if it was restarted."""
+        if not (self._may_restart and failed_on_lock(self.log)):
             return False
-        self._again = False
+        self._may_restart = False
         self._kill_group()
         self._memory.remove()
-        self._on_log(LogLine(time.strftime("%H:%M:%S"), "warning", "", _LOCK_FAULT))
+        self._on_log(_warning(_LOCK_FAULT))
         self._start()
         return True
 
     def _finish(self, deadline: float) -> None:
-        """Send SIGTERM; requests to models other than our engines have the rest of the time.
+        """Send SIGTERM. Requests to models other than our engines have the rest of the time.
 
-        mpirun would give its ranks only a second, so rank 0, which has the requests, is told first; then mpirun, which
-        ends the ranks that wait for work.
+        mpirun gives its ranks only a second. So rank 0, which has the requests, gets the signal first, and then mpirun,
+        which ends the ranks that wait for work.
         """
         if not self._under_mpi:
             self.process.send_signal(signal.SIGTERM)
@@ -227,7 +249,7 @@ class TritonServer:
             self.process.wait(timeout=_MPI_GRACE)
 
     def _wait_for_exit(self, deadline: float, ended: Callable[[], bool]) -> None:
-        """Wait until `ended`, or until unloading takes too long after the last request or the deadline."""
+        """Wait until `ended` returns True, at most UNLOAD_GRACE after the last request or the deadline."""
         deadline = max(deadline, time.monotonic()) + UNLOAD_GRACE
         while not ended() and time.monotonic() < deadline:
             if self._unloading.is_set():
@@ -236,7 +258,7 @@ class TritonServer:
             time.sleep(0.05)
 
     def _kill_group(self) -> None:
-        # Stubs end with their server; one that hangs in a library call does not.
+        # stubs end with their server, except one that hangs in a library call
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
@@ -250,7 +272,7 @@ class TritonServer:
         return self.process.returncode is not None
 
     def _ending(self) -> str:
-        self._reader.join(timeout=5)
+        self._reader.join(_LOG_TIMEOUT)
         code = self.process.returncode
         name = f" ({signal.Signals(-code).name})" if code < 0 else ""
         if code == -signal.SIGKILL:
@@ -268,7 +290,7 @@ class TritonServer:
             self.log.append(line)
             if _REQUESTS_DONE in line.message:
                 self._unloading.set()
-            self._ended = self._ended or parse_engine_death(line)
+            self._dead_engine = self._dead_engine or parse_engine_death(line)
             self._on_log(line)
 
 
@@ -281,7 +303,7 @@ def _listens(host: str, port: int) -> bool:
 
 
 def _model_died(model: str) -> str:
-    # Triton 2.51 neither starts it again nor ends its streams, and goes on calling the model ready
+    # Triton 2.51 neither restarts the process nor ends its streams, and still reports the model as ready
     return (
         f"The process of model {model} ended unexpectedly (see the log above), and Triton would leave its requests "
         "waiting forever, so the server stops now. Start it again; systemd or Kubernetes does so by itself."
@@ -296,68 +318,64 @@ def _engine_ended(model: str, reason: str) -> str:
 
 
 def print_log(line: LogLine) -> None:
-    """The default log: readable lines on stderr, without what is said at each start."""
+    """Print a line of the log to stderr, unless it is one that Triton logs at each start."""
     if not line.is_noise:
         print(line, file=sys.stderr, flush=True)
 
 
 def start_triton(
     repository: Path,
+    options: LaunchOptions | None = None,
     *,
-    ports: Ports | None = None,
-    host: str = "127.0.0.1",
-    exit_timeout: int = 30,
-    verbose: int = 0,
-    launch: str = "auto",
-    http: bool = False,
-    metrics: bool = True,
-    traces: str = "",
     strict: bool = False,
     on_log: Callable[[LogLine], None] = print_log,
     installation: Installation | None = None,
+    **fields: Any,
 ) -> TritonServer:
-    """Start tritonserver on `repository`, under mpirun where an engine wants it; call `wait_ready()` next.
+    """Start tritonserver on `repository`, under mpirun if an engine needs it. Call `wait_ready()` next.
 
-    `exit_timeout`: seconds that running requests get at a stop; `launch`: one of multi_gpu.LAUNCHES; `http`, `metrics`:
-    whether these servers run; `traces`: the URL of what takes Triton's own spans; `strict`: an edited repository is
-    refused. It also ends when the calling process
-    dies, however it dies. Raises InputError, ResourceError, VersionMismatchError or MissingDependencyError with the
-    fix.
+    The server ends when the calling process dies, however it dies.
+
+    Args:
+        repository: The model repository.
+        options: The choices of the user, by default those of `LaunchOptions`.
+        strict: Reject a repository that was edited.
+        on_log: Called with each line of the log.
+        installation: The server to start, by default the one of this machine.
+        fields: Fields of `LaunchOptions` to replace in `options`.
+
+    Raises:
+        InputError: The repository or a port cannot be used.
+        ResourceError: A port, shared memory or a GPU is missing.
+        VersionMismatchError: The server cannot run an engine.
+        MissingDependencyError: The server, or a program that it needs, is not installed.
     """
-    models, marker = check_repository(repository), RepositoryManifest.load(repository)
-    edited = check_unedited(repository, marker, strict)
+    options = replace(options or LaunchOptions(), **fields)
+    models, manifest = check_repository(repository), RepositoryManifest.load(repository)
+    edited = check_unedited(repository, manifest, strict)
     if edited:
-        on_log(LogLine(time.strftime("%H:%M:%S"), "warning", "", edited))
-    plan = plan_launch(marker, launch)
+        on_log(_warning(edited))
+    plan = plan_launch(manifest, options.launch)
     installation = installation or find_installation()
-    check_server(marker, models, installation.backends)
-    check_engines(marker)
-    http_host = installation.http_host(host) if http else ""
-    chosen = _choose_ports(host, ports or Ports(), http_host, metrics)
-    if http and installation.kind == "embedded":
-        on_log(LogLine(time.strftime("%H:%M:%S"), "warning", "", EMBEDDED_HTTP_WARNING))
+    check_server(manifest, models, installation.backends)
+    check_engines(manifest)
+    server = installation.server_options(repository, options)
+    server = replace(server, launch=replace(options, ports=_choose_ports(server)))
+    if options.http and installation.kind == "embedded":
+        on_log(_warning(EMBEDDED_HTTP_WARNING))
     remove_stale_segments()
-    options = ServerOptions(
-        binary=str(installation.binary),
-        repository=str(repository.resolve()),
-        backends=str(installation.backends),
-        host=host,
-        ports=chosen,
-        http_host=http_host,
-        metrics=metrics,
-        traces=traces,
-        exit_timeout=exit_timeout,
-        verbose=verbose,
-    )
-    if marker.uses_gpus:
+    if manifest.uses_gpus:
         check_gpu_count(plan.gpus)
-    begin = partial(_begin, plan, installation)
-    return TritonServer(options, begin, on_log, under_mpi=plan.launch != "single")
+    return TritonServer(server, partial(_begin, plan, installation), on_log, under_mpi=plan.mode != "single")
+
+
+def _warning(text: str) -> LogLine:
+    return LogLine(time=time.strftime("%H:%M:%S"), level="warning", where="", message=text)
 
 
 def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions, lock: int) -> subprocess.Popen[bytes]:
     command, environment = launch_command(options, plan)
-    inherited = without_slurm_variables(os.environ) if plan.launch == "single" else dict(os.environ)
+    inherited = without_slurm_variables(os.environ) if plan.mode == "single" else dict(os.environ)
     environment = {**inherited, **installation.environment, **environment}
     _check_program(command[0], environment["PATH"])
     return subprocess.Popen(
@@ -368,7 +386,7 @@ def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         pass_fds=(lock,),
-        # for files of its models; Triton's shared memory has modes of its own (SharedMemory.protect)
+        # for files of the models; Triton's shared memory has modes of its own (SharedMemory.protect)
         umask=0o077,
     )
 
@@ -381,23 +399,30 @@ def _check_program(program: str, path: str) -> None:
         )
 
 
-def _choose_ports(host: str, ports: Ports, http_host: str, metrics: bool) -> Ports:
-    """Free ones for those that are 0; ports of servers that are off stay as they are."""
-    given = {"grpc": (host, ports.grpc)}
-    if http_host:
-        given["http"] = (http_host, ports.http)
-    if metrics:
-        given["metrics"] = (host, ports.metrics)
-    fixed = [port for _, port in given.values() if port]
+def _choose_ports(server: ServerOptions) -> Ports:
+    """Return the server's ports, with free ones for those that are 0. Ports of servers that are off stay as they are.
+
+    Raises:
+        InputError: Two servers have the same port.
+        ResourceError: A port cannot be used.
+    """
+    options = server.launch
+    addresses = {"grpc": (options.host, options.ports.grpc)}
+    if options.http:
+        addresses["http"] = (server.http_host, options.ports.http)
+    if options.metrics:
+        addresses["metrics"] = (options.host, options.ports.metrics)
+    fixed = [port for _, port in addresses.values() if port]
     if len(set(fixed)) != len(fixed):
-        names = ", ".join(f"{name} {port}" for name, (_, port) in given.items())
+        names = ", ".join(f"{name} {port}" for name, (_, port) in addresses.items())
         raise InputError(f"Two servers have the same port ({names}); give each its own.")
     with contextlib.ExitStack() as stack:
-        chosen = {name: _reserve(stack, address, name, port) for name, (address, port) in given.items()}
-    return replace(ports, **chosen)
+        chosen = {name: _reserve(stack, host, name, port) for name, (host, port) in addresses.items()}
+    return replace(options.ports, **chosen)
 
 
 def _reserve(stack: contextlib.ExitStack, host: str, name: str, port: int) -> int:
+    """Return the port, or a free one for 0, and hold it until the stack is closed."""
     listener = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:

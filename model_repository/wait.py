@@ -1,6 +1,6 @@
 """Wait until a model repository and its engines are complete, as an init container does before a server starts.
 
-A release can build its engines itself, for hours. A server that started meanwhile would end at once, again and again.
+A release can build its engines itself, for hours. A server that starts meanwhile would end at once, repeatedly.
 
     python3 -m llmops.model_repository.wait REPOSITORY
 """
@@ -19,10 +19,10 @@ from llmops.model_repository.repository.compatibility import check_engines
 from llmops.model_repository.repository.manifest import RepositoryManifest
 from llmops.model_repository.repository.validation import check_repository
 
-#: Seconds between two looks at the repository. Small beside the minutes that an engine loads.
+#: Seconds between two checks of the repository. Short compared with the minutes that an engine loads.
 CHECK_INTERVAL = 5.0
 
-#: Seconds after which an unchanged reason is printed again, so that the end of the log is never old.
+#: Seconds after which an unchanged reason is printed again, so that the log stays current.
 REMINDER_INTERVAL = 60.0
 
 
@@ -30,15 +30,15 @@ def missing_reason(repository: Path) -> str | None:
     """Return the reason why the repository cannot be served yet, or None if it is complete."""
     try:
         check_repository(repository)
-        marker = RepositoryManifest.load(repository)
-        check_engines(marker)
-        for name, engine in marker.engines.items():
-            manifest = EngineManifest.load(Path(engine.directory))
-            if not manifest.complete:
+        manifest = RepositoryManifest.load(repository)
+        check_engines(manifest)
+        for name, engine in manifest.engines.items():
+            engine_manifest = EngineManifest.load(Path(engine.directory))
+            if not engine_manifest.complete:
                 raise InputError(
                     f"the engine of {name} in {engine.directory} is still being built; wait for `llmops build` to end."
                 )
-            if manifest.key != engine.key:
+            if engine_manifest.key != engine.key:
                 raise InputError(
                     f"the engine of {name} in {engine.directory} is another than the repository was made of; "
                     "`llmops repo` makes the repository again."
@@ -49,13 +49,13 @@ def missing_reason(repository: Path) -> str | None:
 
 
 def wait_messages(repository: Path, interval: float = CHECK_INTERVAL) -> Iterator[str]:
-    """Yield a line when waiting starts, when its reason changes, and each minute; end when nothing is missing."""
-    said, at = "", 0.0
+    """Yield a line when the reason for waiting changes and each minute, until the repository is complete."""
+    printed, printed_at = "", 0.0
     while reason := missing_reason(repository):
         now = time.monotonic()
-        if reason != said or now - at >= REMINDER_INTERVAL:
+        if reason != printed or now - printed_at >= REMINDER_INTERVAL:
             yield f"Waiting for {repository}: {reason}"
-            said, at = reason, now
+            printed, printed_at = reason, now
         time.sleep(interval)
     yield f"{repository} is complete."
 
@@ -65,7 +65,7 @@ def _end(_signal: int, _frame: object) -> None:
 
 
 if __name__ == "__main__":
-    # the first process of a container has no default handlers
+    # the first process of a container has no default signal handlers
     signal.signal(signal.SIGTERM, _end)
     for line in wait_messages(Path(sys.argv[1])):
         print(line, flush=True)

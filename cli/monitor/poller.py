@@ -16,8 +16,8 @@ from llmops.errors import InputError
 from llmops.gateway.replica_address import DNS_PREFIX, DnsAddress, parse_replica
 from llmops.gateway.routing.discovery import resolve_addresses
 from llmops.gateway.telemetry.metric_definitions import SERVER_REACHABLE
-from llmops.http_fetch import fetch_bounded
 from llmops.untrusted_text import escape_unsafe
+from llmops.urls import fetch_bounded
 
 #: Seconds for a connection and for a response. A gateway waits for its other workers as long as
 #: Prometheus does.

@@ -15,7 +15,7 @@ from pydantic import AfterValidator, ConfigDict, Field, PlainSerializer, field_v
 
 from llmops.errors import InputError
 from llmops.gateway.http.request_body import FailFastModel
-from llmops.money import MICROS_PER_USD
+from llmops.units import MICROS_PER_USD
 from llmops.untrusted_text import is_safe_text
 
 #: Characters that JSON can express and a database cannot store: NUL and unpaired surrogates.

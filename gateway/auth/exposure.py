@@ -7,7 +7,7 @@ import asyncio
 from llmops.errors import InputError
 from llmops.gateway.auth.authentication import create_authentication
 from llmops.gateway.settings import GatewaySettings
-from llmops.hosts import is_loopback
+from llmops.urls import is_loopback
 
 
 def keys_required(settings: GatewaySettings) -> bool:

@@ -14,9 +14,8 @@ import httpx
 from llmops.clocks import wait_with_timeout
 from llmops.gateway.auth.directory import CredentialUnavailableError
 from llmops.gateway.errors import UnavailableError
-from llmops.hosts import is_secure_url
-from llmops.http_fetch import fetch_bounded
 from llmops.untrusted_text import escape_unsafe
+from llmops.urls import fetch_bounded, is_secure_url
 
 log = logging.getLogger(__name__)
 

@@ -7,7 +7,7 @@ from datetime import datetime
 from llmops.gateway.errors import InsufficientQuotaError, RateLimitError, TokenRateLimitError
 from llmops.gateway.interfaces import Quota
 from llmops.gateway.ratelimit.headers import format_duration
-from llmops.money import format_usd
+from llmops.units import format_usd
 
 
 def budget_exhausted(quota: Quota, now: datetime) -> RateLimitError:

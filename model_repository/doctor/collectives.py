@@ -1,4 +1,4 @@
-"""What several GPUs of one engine need to talk to each other: NCCL's settings, shared memory, locked memory, NVSwitch.
+"""Checks of the collectives between the GPUs of one engine: NCCL, shared memory, locked memory, NVSwitch.
 
 Sources: NCCL user guide, "Environment Variables" (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE, NCCL_IB_DISABLE; also read from
 /etc/nccl.conf) and "Troubleshooting" (`--shm-size=1g --ulimit memlock=-1` for containers).
@@ -11,11 +11,11 @@ import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from llmops.model_repository.doctor.results import CheckResult, CheckStatus
+from llmops.model_repository.doctor import CheckResult, CheckStatus
 
-#: Bytes of /dev/shm that NCCL's guide gives a container: ranks share host buffers there.
+#: Bytes of /dev/shm that NCCL's guide gives a container, in which ranks share host buffers.
 MIN_SHM = 1 << 30
-#: NCCL's switch for a transport, and what is lost with it.
+#: NCCL's variables that switch a transport off, and the effect.
 DISABLED = {
     "NCCL_P2P_DISABLE": "GPUs exchange data through host memory instead of NVLink",
     "NCCL_SHM_DISABLE": "GPUs that cannot reach each other directly use the network",
@@ -24,7 +24,7 @@ DISABLED = {
 
 
 def check_collectives(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Iterator[CheckResult]:
-    """Yield one check per setting that makes tensor parallelism slow or stops it. `root` holds /proc and /etc."""
+    """Yield a check of each setting that slows down or stops tensor parallelism. `root` holds /proc and /etc."""
     yield _nccl(root, environment)
     yield from _shared_memory(root)
     yield _locked_memory(root)
@@ -35,12 +35,12 @@ def _nccl(root: Path, environment: Mapping[str, str]) -> CheckResult:
     config = root / "etc/nccl.conf"
     lines = config.read_text().splitlines() if config.is_file() else []
     pairs = (line.split("=", 1) for line in lines if "=" in line and not line.lstrip().startswith("#"))
-    # a variable of the environment wins over the file
+    # environment variables take precedence over the file
     found = {name.strip(): value.strip() for name, value in pairs} | dict(environment)
     off = {name: cost for name, cost in DISABLED.items() if found.get(name, "0") not in ("", "0")}
     if off:
         detail = "; ".join(f"{name}={found[name]}: {cost}" for name, cost in off.items())
-        # one machine does without InfiniBand
+        # one machine does not need InfiniBand
         status: CheckStatus = "note" if list(off) == ["NCCL_IB_DISABLE"] else "not ok"
         return CheckResult("NCCL", status, detail, f"unset {', '.join(off)}, also in /etc/nccl.conf")
     chosen = [f"{name}={value}" for name, value in sorted(found.items()) if name.startswith("NCCL_")]
@@ -59,21 +59,21 @@ def _shared_memory(root: Path) -> Iterator[CheckResult]:
 
 def _locked_memory(root: Path) -> CheckResult:
     limits = root / "proc/self/limits"
-    line = next((one for one in _lines(limits) if one.startswith("Max locked memory")), "")
+    line = next((line for line in _lines(limits) if line.startswith("Max locked memory")), "")
     soft = line.removeprefix("Max locked memory").split()[:1]
     if soft == ["unlimited"]:
         return CheckResult("locked memory", "ok", "unlimited")
     detail = f"{soft[0]} bytes" if soft else "unknown"
-    # needed for InfiniBand and pinned buffers in containers; NVLink alone works without
+    # InfiniBand and pinned buffers in containers need it, NVLink alone does not
     return CheckResult("locked memory", "note", detail, "start the container with `--ulimit memlock=-1`")
 
 
 def _nvswitch(root: Path) -> Iterator[CheckResult]:
-    """A machine with NVSwitches needs the fabric manager, which runs on the host and is not seen in a container."""
+    """Check that a machine with NVSwitches has its fabric manager, which a container cannot see on the host."""
     switches = len(list((root / "proc/driver/nvidia-nvswitch/devices").glob("*")))
     if not switches:
         return
-    names = (_lines(one) for one in (root / "proc").glob("[0-9]*/comm"))
+    names = (_lines(path) for path in (root / "proc").glob("[0-9]*/comm"))
     if any(name and name[0].startswith("nv-fabricmanage") for name in names):
         yield CheckResult("NVSwitch", "ok", f"{switches}, with its fabric manager")
     else:

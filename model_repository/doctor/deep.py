@@ -1,9 +1,7 @@
-"""`llmops doctor --deep`: everything of an image that can be tried without a GPU. The last step of
-`docker build`.
+"""`llmops doctor --deep`: checks of everything in an image that works without a GPU, the last step of `docker build`.
 
-Each finding is seen (it ran here), failed, or needs a GPU: a library of the driver is missing,
-which the release's facts list (build/trtllm/container_images.py). Any other library or symbol that is missing
-is a failure.
+The outcome is `seen` (it ran here), `failed`, or `needs a GPU`: a library of the driver is missing, which the release's
+facts list (build/trtllm/container_images.py). Any other missing library or symbol is a failure.
 """
 
 from __future__ import annotations
@@ -26,16 +24,17 @@ from llmops.model_repository.doctor import library_probe, probe_cases, sample_mo
 from llmops.model_repository.generate import copy_model_code
 
 DeepCheckOutcome = Literal["seen", "failed", "needs a GPU"]
-#: The image that this is, by its tag in the table of facts; set by Dockerfile.trtllm.
+#: Variable with the image's tag in the table of facts. Dockerfile.trtllm sets it.
 IMAGE_VARIABLE = "LLMOPS_IMAGE"
-#: What torch and CUDA say without a driver, besides the names of the driver's libraries.
+#: Errors of torch and CUDA without a driver, besides the names of the driver's libraries.
 _WITHOUT_DRIVER = ("Found no NVIDIA driver", "no CUDA-capable device", "CUDA driver version is insufficient")
+#: Seconds that the library may take to import and to construct its arguments.
 _TIMEOUT = 900
 
 
 @dataclass(frozen=True)
 class DeepCheckResult:
-    """One thing that was tried. `detail` says what happened, and for a failure what to do."""
+    """The result of one deep check. `detail` says what happened, and for a failure what to do."""
 
     name: str
     outcome: DeepCheckOutcome
@@ -43,9 +42,7 @@ class DeepCheckResult:
 
 
 def run_deep_checks(root: Path = Path("/")) -> Iterator[DeepCheckResult]:
-    """Try the image below `root`; outside an image, what this machine's own Triton and library can
-    show.
-    """
+    """Check the image below `root`, or without an image this machine's own Triton and library."""
     tag = os.environ.get(IMAGE_VARIABLE) or os.environ.get("NVIDIA_TRITON_SERVER_VERSION", "")
     image = IMAGES.get(tag)
     if tag and image is None:
@@ -65,12 +62,12 @@ def run_deep_checks(root: Path = Path("/")) -> Iterator[DeepCheckResult]:
 
 
 def any_failed(found: list[DeepCheckResult]) -> bool:
-    """Return True if anything failed; what needs a GPU does not count."""
+    """Return True if a check failed. Checks that need a GPU do not count."""
     return any(one.outcome == "failed" for one in found)
 
 
 def check_python_library(image: TrtllmImage, root: Path, python: str) -> Iterator[DeepCheckResult]:
-    """Try the versions and the Python library of an image, under the Python that has it."""
+    """Check the versions and the Python library of an image, under the Python that has the library."""
     code = "import sys; from importlib.metadata import version; print(version(sys.argv[1]))"
     for name in ("tensorrt_llm", "torch", "transformers", "openai"):
         wanted = image.openai_needed if name == "openai" else str(getattr(image, name))
@@ -87,7 +84,7 @@ def check_python_library(image: TrtllmImage, root: Path, python: str) -> Iterato
 
 
 def _run_library_probe(image: TrtllmImage | None, root: Path, python: str) -> Iterator[DeepCheckResult]:
-    """What the library's own Python says to the engine model's calls."""
+    """Make the engine model's calls under the library's own Python."""
     with tempfile.TemporaryDirectory() as folder:
         copy_model_code("tensorrt_llm", Path(folder))
         task = json.dumps({"code": folder, **probe_cases.make_probe_task(image)})
@@ -100,22 +97,20 @@ def _run_library_probe(image: TrtllmImage | None, root: Path, python: str) -> It
         except (OSError, ValueError, subprocess.TimeoutExpired) as error:
             yield DeepCheckResult("library", "failed", f"{python} ended without an answer: {error}")
             return
-    for name, said in results:
-        yield DeepCheckResult(name, classify_error(said, image), said)
+    for name, problem in results:
+        yield DeepCheckResult(name, classify_error(problem, image), problem)
 
 
 def classify_error(error: str, image: TrtllmImage | None) -> DeepCheckOutcome:
-    """Return what an error text means; an empty one means that all went well."""
+    """Return the outcome for an error text, which is empty after a success."""
     if not error:
         return "seen"
     driver = image.layout.driver if image is not None else next(iter(IMAGES.values())).layout.driver
-    return "needs a GPU" if any(sign in error for sign in (*driver, *_WITHOUT_DRIVER)) else "failed"
+    return "needs a GPU" if any(text in error for text in (*driver, *_WITHOUT_DRIVER)) else "failed"
 
 
 def _with_stubs(image: TrtllmImage | None, root: Path) -> dict[str, str]:
-    """Upstream builds against the driver libraries of CUDA's compatibility package, where there is
-    no driver.
-    """
+    """Return the environment with the driver's stub libraries of CUDA's compatibility package, as in upstream's builds."""
     stubs = root / image.layout.driver_stubs.lstrip("/") if image is not None else None
     if stubs is None or not stubs.is_dir():
         return dict(os.environ)
@@ -123,7 +118,7 @@ def _with_stubs(image: TrtllmImage | None, root: Path) -> dict[str, str]:
 
 
 def check_cpp_backend(image: TrtllmImage, root: Path) -> Iterator[DeepCheckResult]:
-    """The C++ backend's files, and the shared libraries that the loader finds for each."""
+    """Check the C++ backend's files, and that the loader finds the shared libraries of each."""
     for name in image.layout.backend_files:
         path = root / image.layout.backends.lstrip("/") / "tensorrtllm" / name
         if not path.is_file():
@@ -133,9 +128,9 @@ def check_cpp_backend(image: TrtllmImage, root: Path) -> Iterator[DeepCheckResul
         yield parse_ldd_output(name, linked.stdout + linked.stderr, image)
 
 
-def parse_ldd_output(name: str, said: str, image: TrtllmImage) -> DeepCheckResult:
-    """Return what `ldd -r` said about one file: missing libraries, and symbols that no library has."""
-    missing = [line.split()[0] for line in said.splitlines() if "not found" in line]
+def parse_ldd_output(name: str, output: str, image: TrtllmImage) -> DeepCheckResult:
+    """Return the outcome of `ldd -r` for one file: missing libraries, and symbols that no library has."""
+    missing = [line.split()[0] for line in output.splitlines() if "not found" in line]
     other = [one for one in missing if one not in image.layout.driver]
     if other:
         return DeepCheckResult(
@@ -143,7 +138,7 @@ def parse_ldd_output(name: str, said: str, image: TrtllmImage) -> DeepCheckResul
         )
     if missing:
         return DeepCheckResult(f"backend: {name}", "needs a GPU", f"{', '.join(missing)} come with the driver")
-    undefined = [line.split()[2] for line in said.splitlines() if line.startswith("undefined symbol:")]
+    undefined = [line.split()[2] for line in output.splitlines() if line.startswith("undefined symbol:")]
     if undefined:
         return DeepCheckResult(
             f"backend: {name}", "failed", f"no library has the symbol {undefined[0]} ({len(undefined)} in all)"
@@ -152,7 +147,7 @@ def parse_ldd_output(name: str, said: str, image: TrtllmImage) -> DeepCheckResul
 
 
 def _triton(image: TrtllmImage | None) -> Iterator[DeepCheckResult]:
-    """The models' configurations, and a tokenizer and a detokenizer in a running tritonserver."""
+    """Check the models' configurations, and a tokenizer and a detokenizer in a running tritonserver."""
     folder = Path(tempfile.mkdtemp(prefix="llmops-doctor-"))
     try:
         for target, serving in sample_models.TARGETS:

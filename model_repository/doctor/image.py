@@ -1,6 +1,4 @@
-"""A container held against its row of facts (build/trtllm/container_images.py): versions, interpreter, home
-directory.
-"""
+"""Checks of a container against its row of facts (build/trtllm/container_images.py), and of TensorRT-LLM itself."""
 
 from __future__ import annotations
 
@@ -11,7 +9,7 @@ from pathlib import Path
 
 from llmops.build.environment import installed_version
 from llmops.build.trtllm.container_images import DEFAULT_TAG, IMAGES, TrtllmImage
-from llmops.model_repository.doctor.results import CheckResult
+from llmops.model_repository.doctor import CheckResult
 
 
 def check_container() -> Iterator[CheckResult]:
@@ -29,17 +27,22 @@ def check_container() -> Iterator[CheckResult]:
     yield _home()
 
 
-def driver(found: str) -> CheckResult:
-    """Check the driver's version against the one that the default image is built for."""
+def check_driver(version: str, required: bool) -> CheckResult:
+    """Check the NVIDIA driver against the one that the default image is built for.
+
+    Args:
+        version: The driver's version.
+        required: Whether the engines of this machine need its GPUs.
+    """
     needed = IMAGES[DEFAULT_TAG].driver
-    if _numbers(found) < _numbers(needed):
-        fix = f"image {DEFAULT_TAG} is built for {needed}: upgrade (data-centre GPUs may be forward compatible)"
-        return CheckResult("NVIDIA driver", "note", found, fix)
-    return CheckResult("NVIDIA driver", "ok", found)
+    if _numbers(version) >= _numbers(needed):
+        return CheckResult("NVIDIA driver", "ok", version)
+    fix = f"image {DEFAULT_TAG} is built for {needed}: upgrade (data-centre GPUs may be forward compatible)"
+    return CheckResult("NVIDIA driver", "not ok" if required else "note", version, fix)
 
 
 def check_interpreter(image: TrtllmImage, root: Path) -> CheckResult:
-    """Check that the Python that the facts name is there, below `root`."""
+    """Check that the image's Python exists below `root`."""
     path = image.layout.python
     if (root / path.lstrip("/")).exists():
         return CheckResult("Python of TensorRT-LLM", "ok", path)
@@ -50,9 +53,7 @@ def check_interpreter(image: TrtllmImage, root: Path) -> CheckResult:
 
 
 def check_openai(image: TrtllmImage) -> CheckResult:
-    """Check that openai is new enough for tensorrt_llm.serve, which TensorRT-LLM's PyTorch backend
-    imports.
-    """
+    """Check that openai is new enough for tensorrt_llm.serve, which TensorRT-LLM's PyTorch backend imports."""
     found, needed = installed_version("openai"), image.openai_needed
     if needed and (not found or _numbers(found) < _numbers(needed)):
         detail = f"{found or 'not installed'}, and the PyTorch backend cannot be imported before {needed}"
@@ -73,8 +74,9 @@ def _versions(image: TrtllmImage) -> CheckResult:
 
 
 def _home() -> CheckResult:
-    """flashinfer makes folders below HOME when it is imported, and NVIDIA's image makes no home for
-    its own user.
+    """Check that HOME can be written: flashinfer creates folders there when it is imported.
+
+    NVIDIA's image has no home directory for its own user.
     """
     home = Path(os.environ.get("HOME") or "/")
     if os.access(home, os.W_OK):
@@ -84,9 +86,7 @@ def _home() -> CheckResult:
 
 
 def check_tensorrt_llm() -> CheckResult:
-    """Check TensorRT-LLM where NVIDIA's Triton is not: its release image, to which ours adds the
-    wheel's Triton.
-    """
+    """Check TensorRT-LLM in its release image, to which our image adds the wheel's Triton."""
     from llmops.build.trtllm.image_selection import release_of
     from llmops.build.trtllm.release_profiles import CHECKED
 

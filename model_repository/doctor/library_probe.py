@@ -1,9 +1,7 @@
-"""Run by the Python that has TensorRT-LLM, which need not have llmops: tries what our engine model
-does there.
+"""A script that makes the engine model's calls, for the Python that has TensorRT-LLM and need not have llmops.
 
-`python probe.py < task.json` prints a JSON list of [name, error]; an empty error means that it
-worked. The task names the folder with the engine model's code, the modules to import, and per
-release line the profiles to construct.
+`python library_probe.py < task.json` prints a JSON list of [name, error]; an empty error means success. The task names
+the folder with the engine model's code, the modules to import, and the profiles to construct per release line.
 """
 
 from __future__ import annotations
@@ -19,7 +17,7 @@ results: list[tuple[str, str]] = []
 
 
 def attempt(name: str, action: Callable[[], Any]) -> Any:
-    """Record whether `action` works, and return what it returns."""
+    """Call `action`, record its error, and return its result."""
     try:
         result = action()
     except BaseException as error:  # noqa: BLE001 - a library may end the process at import, or raise anything
@@ -30,7 +28,7 @@ def attempt(name: str, action: Callable[[], Any]) -> Any:
 
 
 def probe_llm_api(task: dict[str, Any]) -> None:
-    """Construct what `serve` constructs: arguments, sampling parameters, quantisation."""
+    """Construct the arguments, sampling parameters and quantization that `serve` constructs."""
     library = importlib.import_module("llmops_engine.runtimes.trtllm_library")
     runtime = importlib.import_module("llmops_engine.runtimes.trtllm")
     request = importlib.import_module("llmops_engine.request")
@@ -57,7 +55,7 @@ def probe_llm_api(task: dict[str, Any]) -> None:
 
 
 def probe_executor(task: dict[str, Any]) -> None:
-    """Construct what serves a TensorRT engine with `--serving llmops`, up to the engine itself."""
+    """Construct everything for a TensorRT engine with `--serving llmops` except the engine itself."""
     runtime = importlib.import_module("llmops_engine.runtimes.executor")
     request = importlib.import_module("llmops_engine.request")
     api = attempt("the executor's bindings", lambda: importlib.import_module("tensorrt_llm.bindings.executor"))
@@ -66,17 +64,17 @@ def probe_executor(task: dict[str, Any]) -> None:
     for name, parameters in task["executor"].items():
         attempt(f"ExecutorConfig: {name}", partial(runtime.executor_config, api, parameters, 64))
     for name, fields in task["requests"].items():
-        made = partial(runtime.make_request, api, _request(request, fields), 0, (2,), 32000)
+        made = partial(runtime.make_request, api, _request(request, fields), 0, model_ends=(2,), vocab_size=32000)
         attempt(f"executor's Request: {name}", made)
 
 
 def _request(request: Any, fields: dict[str, Any]) -> Any:
-    sampled = request.Sampling(**fields.get("sampling", {}))
+    sampled = request.RuntimeSamplingParams(**fields.get("sampling", {}))
     rest = {key: value for key, value in fields.items() if key != "sampling"}
     rest["end_ids"] = frozenset(rest.get("end_ids", ()))
     rest["guide"] = tuple(rest["guide"]) if rest.get("guide") else None
     ids = importlib.import_module("numpy").array([1, 2, 3])
-    return request.GenerationRequest(ids, 8, sampling=sampled, **rest)
+    return request.RuntimeRequest(ids, 8, sampling=sampled, **rest)
 
 
 def _quantised(names: Any, algorithm: str) -> Any:
@@ -84,9 +82,9 @@ def _quantised(names: Any, algorithm: str) -> Any:
 
 
 def main() -> None:
-    """Read the task, try everything in it, and print what happened."""
+    """Read the task, make its calls, and print the results."""
     task = json.load(sys.stdin)
-    # a library that prints while it is imported must not spoil the answer
+    # a library that prints during its import must not change the output
     answer, sys.stdout = sys.stdout, sys.stderr
     sys.path.insert(0, task["code"])
     imported = [attempt(f"import {name}", partial(importlib.import_module, name)) for name in task["modules"]]

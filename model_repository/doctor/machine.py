@@ -1,4 +1,4 @@
-"""What this machine can do: one check per thing that `llmops serve` needs, each with the fix when it is not there."""
+"""Checks of everything that `llmops serve` needs on this machine, each with the fix if it is missing."""
 
 from __future__ import annotations
 
@@ -16,12 +16,11 @@ from llmops import __version__
 from llmops.build.environment import installed_version
 from llmops.distribution import DISTRIBUTION_NAME, PACKAGE_DIR, foreign_distributions, install_command, repair_command
 from llmops.errors import LlmopsError
-from llmops.model_repository.doctor import collectives, image
-from llmops.model_repository.doctor.results import CheckResult, CheckStatus
-from llmops.model_repository.multi_gpu.allocation import is_inside_slurm_job
+from llmops.model_repository.doctor import CheckResult, CheckStatus, collectives, image
+from llmops.model_repository.multi_gpu.launch_plan import is_inside_slurm_job
 from llmops.model_repository.server import installation
 
-# extra -> a module that is importable only when the extra is installed, and what needs it
+#: For each extra a module that only the extra installs, and the commands that need it.
 EXTRAS = {
     "embedded": ("openvino_genai", "build --target openvino, and serve without NVIDIA's image"),
     "quantize": ("modelopt", "build --target tensorrt or pytorch, and eval"),
@@ -33,15 +32,17 @@ EXTRAS = {
     "kafka": ("aiokafka", "the gateway's setting `kafka`: usage by way of Kafka"),
     "otel": ("opentelemetry.proto", "the gateway's setting `traces`"),
 }
+#: Bytes of free disk space for one engine.
 MIN_DISK = 5 << 30
-# what Triton's Python backend and a few models take of /dev/shm: 1 MiB each at start, more under load
+#: Bytes of /dev/shm for Triton's Python backend and a few models: 1 MiB each at the start, more under load.
 MIN_SHM = 256 << 20
+#: File descriptors for a few thousand streams.
 MIN_OPEN_FILES = 4096
 PORTS = {"Triton HTTP": 8000, "Triton gRPC": 8001, "Triton metrics": 8002, "gateway": 9000}
 
 
 def check_machine() -> Iterator[CheckResult]:
-    """All checks, in the order in which `serve` would fail on them."""
+    """Yield all checks, in the order in which `serve` would fail."""
     in_container = installation.CONTAINER_ROOT.is_dir()
     yield _python()
     yield _distribution()
@@ -73,11 +74,11 @@ def _distribution() -> CheckResult:
 
 
 def _gpu(required: bool) -> Iterator[CheckResult]:
-    without: CheckStatus = "not ok" if required else "note"
+    missing: CheckStatus = "not ok" if required else "note"
     program = shutil.which("nvidia-smi")
     if program is None:
         fix = "start the container with `--gpus all`" if required else "needed only for --target tensorrt and pytorch"
-        yield CheckResult("GPU", without, "none (no nvidia-smi)", fix)
+        yield CheckResult("GPU", missing, "none (no nvidia-smi)", fix)
         return
     query = [program, "--query-gpu=name,memory.total,compute_cap,driver_version", "--format=csv,noheader"]
     result = subprocess.run(query, capture_output=True, text=True, timeout=30, check=False)
@@ -85,12 +86,12 @@ def _gpu(required: bool) -> Iterator[CheckResult]:
     if result.returncode or not rows:
         reason = (result.stderr or result.stdout).strip().splitlines()
         yield CheckResult(
-            "GPU", without, reason[0] if reason else "nvidia-smi failed", "install or restart the NVIDIA driver"
+            "GPU", missing, reason[0] if reason else "nvidia-smi failed", "install or restart the NVIDIA driver"
         )
         return
     for index, (name, memory, capability, _) in enumerate(rows):
         yield CheckResult(f"GPU {index}", "ok", f"{name}, {memory}, compute capability {capability}")
-    yield image.driver(rows[0][3])
+    yield image.check_driver(rows[0][3], required)
     if len(rows) > 1:
         yield from collectives.check_collectives()
 
@@ -134,7 +135,7 @@ def _stub(root: Path) -> CheckResult:
 
 
 def _python_on_path() -> CheckResult:
-    # the stub finds the virtual environment through the first python3 on the PATH that `serve` sets
+    # the stub finds the virtual environment through the first python3 on the PATH of `serve`
     program = Path(sys.prefix) / "bin" / "python3"
     if program.exists():
         return CheckResult("python3 for the stub", "ok", str(program))
@@ -146,8 +147,8 @@ def _extras() -> Iterator[CheckResult]:
         if _is_installed(module):
             yield CheckResult(f"extra {extra}", "ok", f"installed; for {use}")
         else:
-            elsewhere = installation.CONTAINER_ROOT.is_dir() or installation.is_tensorrt_llm_installed()
-            needed = extra == "embedded" and not elsewhere
+            has_other_engine = installation.CONTAINER_ROOT.is_dir() or installation.is_tensorrt_llm_installed()
+            needed = extra == "embedded" and not has_other_engine
             status: CheckStatus = "not ok" if needed else "note"
             yield CheckResult(f"extra {extra}", status, f"not installed; for {use}", install_command(extra))
 
@@ -156,7 +157,7 @@ def _is_installed(module: str) -> bool:
     try:
         return find_spec(module) is not None
     except ModuleNotFoundError:
-        # the package around it is missing
+        # the package that contains the module is missing
         return False
 
 

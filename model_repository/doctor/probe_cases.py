@@ -1,4 +1,4 @@
-"""What the probe tries: every kind of argument that `build` can produce, and every kind of request."""
+"""The cases of the library probe: every kind of argument that `build` can produce, and every kind of request."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from llmops.build.trtllm.image_selection import release_of
 from llmops.build.trtllm.llm_args import LlmParallelism, make_llm_args
 from llmops.build.trtllm.release_profiles import CHECKED, profile_of_release, profiles_per_release
 
-#: What `serve` imports for target pytorch. The executor's module imports tensorrt_llm.serve, and that openai.
+#: Modules that `serve` imports for target pytorch. The executor's module imports tensorrt_llm.serve, which imports
+#: openai.
 _MODULES = (
     "tensorrt_llm",
     "tensorrt_llm.executor",
@@ -30,7 +31,7 @@ _SPECULATION: dict[str, dict[str, Any]] = {
 #: The algorithms of the checkpoints that target pytorch serves, by the library's names.
 _ALGORITHMS = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "W4A16_AWQ", "W4A8_AWQ", "FP8_BLOCK_SCALES", "W4A16_MXFP4")
 _LOOKAHEAD = dict.fromkeys(("lookahead_window_size", "lookahead_ngram_size", "lookahead_verification_set_size"), "7")
-#: Parameters of TensorRT engines, beside the defaults.
+#: Parameters of TensorRT engines besides the defaults.
 _EXECUTOR: dict[str, dict[str, str]] = {
     "defaults": {},
     "lookahead": {"decoding_mode": "lookahead", **_LOOKAHEAD},

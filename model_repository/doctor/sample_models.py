@@ -1,6 +1,4 @@
-"""Models that the deep check makes for itself: an engine without weights, and a tokenizer of single
-bytes.
-"""
+"""Models that the deep check creates: an engine without weights, and a tokenizer of single bytes."""
 
 from __future__ import annotations
 
@@ -22,16 +20,16 @@ from llmops.model_repository.launch import Ports, start_triton
 from llmops.model_repository.repository.validation import check_repository
 from llmops.model_repository.targets import find_target
 
-#: Each target with what serves it.
+#: Each target with the backend that serves it.
 TARGETS: tuple[tuple[TargetName, str], ...] = (("tensorrt", "nvidia"), ("tensorrt", "llmops"), ("pytorch", ""))
 _NAME = "doctor"
 _TEXT = "Größe: 3 µm, 日本"
-_READY = 300
+#: Seconds that the tritonserver may take to start.
+_READY_TIMEOUT = 300
 
 
 def parse_sample_configs(folder: Path, target: TargetName, serving: str) -> list[str]:
-    """Write the repository of an engine for `target`, served by `serving`, and read each
-    config.pbtxt with Triton's own schema.
+    """Write the repository of an engine for `target`, and read each config.pbtxt with Triton's own schema.
 
     Raises:
         InputError: Triton would not read one of them.
@@ -42,18 +40,18 @@ def parse_sample_configs(folder: Path, target: TargetName, serving: str) -> list
 
 
 def tokenizer_round_trip(folder: Path) -> str:
-    """Start a tritonserver with a tokenizer and a detokenizer, ask both, and return what they said.
+    """Start a tritonserver with a tokenizer and a detokenizer, send a text through both, and describe the result.
 
     Raises:
         LlmopsError: The server did not start.
-        ValueError: The text that came back is not the one that was sent.
+        ValueError: The returned text differs from the one that was sent.
     """
     repository = folder / "repository"
     for model in model_folders(_entry(folder / "engine", "tensorrt")):
         if model.name.endswith((PREPROCESSING_SUFFIX, POSTPROCESSING_SUFFIX)):
             write_model(repository / model.name, model)
     with start_triton(repository, ports=Ports(0, 0, 0), metrics=False, on_log=lambda line: None) as server:
-        server.wait_ready(_READY)
+        server.wait_ready(_READY_TIMEOUT)
         client = triton.InferenceServerClient(server.grpc_address)
         try:
             query = np.array([[_TEXT.encode()]], dtype=np.object_)
@@ -86,7 +84,7 @@ def _infer(
 
 
 def _entry(folder: Path, target: TargetName, serving: str = "") -> EngineEntry:
-    """An engine folder as far as `llmops repo` looks at it."""
+    """Create the parts of an engine folder that `llmops repo` reads."""
     image = IMAGES[DEFAULT_TAG]
     (folder / "tokenizer").mkdir(parents=True)
     (folder / "model").mkdir()
@@ -107,7 +105,7 @@ def _entry(folder: Path, target: TargetName, serving: str = "") -> EngineEntry:
 
 
 def _write_tokenizer(folder: Path) -> int:
-    """Write a tokenizer with a token per byte and one that ends a text, and return its size."""
+    """Write a tokenizer with a token per byte and one that ends a text. Return its size."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Tokenizer(models.BPE(vocab={char: index for index, char in enumerate(alphabet)}, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)

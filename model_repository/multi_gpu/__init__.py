@@ -1,9 +1,39 @@
-"""How a repository is started on more than one GPU: MPI on one machine, Kubernetes and Slurm on several.
+"""Launches on more than one GPU: MPI on one machine, Kubernetes and Slurm on several."""
 
-The tritonserver of a single process belongs to `server/`.
-"""
+from pathlib import Path
 
-from llmops.model_repository.multi_gpu.launch_plan import LAUNCH_MODES, LaunchMode, LaunchPlan, plan_launch
-from llmops.model_repository.multi_gpu.mpi import launch_command
+from llmops.model_repository.multi_gpu.launch_plan import (
+    LAUNCH_MODES,
+    LaunchMode,
+    LaunchPlan,
+    launch_command,
+    plan_launch,
+)
+from llmops.model_repository.server.command import LaunchOptions
 
-__all__ = ["LAUNCH_MODES", "LaunchMode", "LaunchPlan", "launch_command", "plan_launch"]
+__all__ = ["LAUNCH_MODES", "LaunchMode", "LaunchPlan", "export_launch", "launch_command", "plan_launch"]
+
+
+def export_launch(
+    kind: str, repository: Path, options: LaunchOptions, gpus_per_node: int, image: str | None, claim: str
+) -> str:
+    """Return the file with which a cluster starts a repository: for `kubectl apply -f -` (lws) or sbatch (slurm).
+
+    Args:
+        kind: `lws` or `slurm`.
+        repository: The model repository.
+        options: The options of the server.
+        gpus_per_node: The GPUs of each machine.
+        image: The container image, or None for the one that serves the repository.
+        claim: With `lws`, the volume claim of the engines.
+
+    Raises:
+        InputError: The repository cannot be launched like this.
+    """
+    from llmops.model_repository.multi_gpu.lws import lws_manifests
+    from llmops.model_repository.multi_gpu.multi_node import plan_multi_node
+    from llmops.model_repository.multi_gpu.slurm import slurm_script
+
+    # mpirun reaches the other pods through kubectl, which NVIDIA's image lacks and our own image has
+    plan = plan_multi_node(repository, options, gpus_per_node=gpus_per_node, image=image, own_image=kind == "lws")
+    return slurm_script(plan) if kind == "slurm" else lws_manifests(plan, claim)

@@ -1,70 +1,122 @@
-"""Which way a repository is started, from what is in it.
+"""How a repository is started on one machine: which launch mode, and the mpirun commands of several GPUs.
 
-Source: triton-inference-server/tensorrtllm_backend README ("Leader Mode", "Orchestrator Mode") and NVIDIA/TensorRT-LLM
-`triton_backend/scripts/launch_triton_server.py`.
+Sources: triton-inference-server/tensorrtllm_backend README ("Leader Mode", "Orchestrator Mode") and
+NVIDIA/TensorRT-LLM `triton_backend/scripts/launch_triton_server.py`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from llmops.contract import ENGINE_SUFFIX
 from llmops.errors import InputError
 from llmops.model_repository.repository.manifest import RepositoryManifest
+from llmops.model_repository.server.command import ServerOptions, follower_command, server_command
 
 LaunchMode = Literal["single", "leader", "orchestrator"]
 LAUNCH_MODES: tuple[str, ...] = ("auto", "single", "leader", "orchestrator")
+#: Variables of the orchestrator. With SPAWN_PROCESSES the backend starts its workers itself (MPI_Comm_spawn).
+_ORCHESTRATOR_VARIABLES = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
+_SLURM_PREFIXES = ("SLURM_", "PMI_", "PMIX_")
+#: Set by trtllm-llmapi-launch, which has started the workers itself.
+_LAUNCHED = "TLLM_SPAWN_PROXY_PROCESS"
 
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """`single`: one tritonserver, libraries start their own workers. `leader`: one tritonserver per GPU under mpirun,
-    rank 0 answers. `orchestrator`: one tritonserver whose backend spawns a worker per GPU.
+    """The processes of a launch on one machine.
 
-    `engines`: the engine models of NVIDIA's C++ backend. `gpus`: the GPUs that one machine needs.
+    Attributes:
+        mode: `single` is one tritonserver, whose libraries start their own workers. `leader` is one tritonserver per GPU
+            under mpirun, of which rank 0 serves. `orchestrator` is one tritonserver whose backend starts a worker per
+            GPU.
+        world_size: The number of tritonservers.
+        engines: The engine models of NVIDIA's C++ backend.
+        gpus: The number of GPUs that the machine needs.
     """
 
-    launch: LaunchMode
+    mode: LaunchMode
     world_size: int
     engines: list[str]
     gpus: int
 
 
-def plan_launch(marker: RepositoryManifest, asked: str = "auto") -> LaunchPlan:
-    """Raises InputError for a launch that this repository cannot have."""
-    mpi = {name: engine for name, engine in marker.engines.items() if engine.is_mpi}
+def plan_launch(manifest: RepositoryManifest, requested: str = "auto") -> LaunchPlan:
+    """Return the plan for a repository. Raise InputError if it cannot be launched as requested."""
+    mpi = {name: engine for name, engine in manifest.engines.items() if engine.is_mpi}
     largest = max((engine.world_size for engine in mpi.values()), default=1)
-    chosen: LaunchMode = asked if asked != "auto" else _default_mode(len(mpi), largest)  # type: ignore[assignment]
-    _check(chosen, asked, mpi=len(mpi), largest=largest)
-    total = sum(engine.world_size for engine in marker.engines.values() if engine.tensorrt_llm)
-    gpus = max(total if len(mpi) < 2 else 0, _highest_gpu(marker) + 1, largest)
-    return LaunchPlan(chosen, largest if chosen == "leader" else 1, [name + ENGINE_SUFFIX for name in mpi], gpus)
+    mode: LaunchMode = requested if requested != "auto" else _default_mode(len(mpi), largest)  # type: ignore[assignment]
+    _check_mode(mode, engines=len(mpi), largest=largest)
+    total = sum(engine.world_size for engine in manifest.engines.values() if engine.tensorrt_llm)
+    return LaunchPlan(
+        mode=mode,
+        world_size=largest if mode == "leader" else 1,
+        engines=[name + ENGINE_SUFFIX for name in mpi],
+        gpus=max(total if len(mpi) < 2 else 0, _highest_gpu(manifest) + 1, largest),
+    )
 
 
-def _default_mode(mpi: int, largest: int) -> LaunchMode:
+def _default_mode(engines: int, largest: int) -> LaunchMode:
     if largest == 1:
         return "single"
-    return "leader" if mpi == 1 else "orchestrator"
+    return "leader" if engines == 1 else "orchestrator"
 
 
-def _check(chosen: LaunchMode, asked: str, mpi: int, largest: int) -> None:
-    if chosen == "single" and largest > 1:
+def _check_mode(mode: LaunchMode, engines: int, largest: int) -> None:
+    if mode == "single" and largest > 1:
         raise InputError(
             f"--launch single cannot run an engine of {largest} GPUs: use leader, or orchestrator for several engines."
         )
-    if chosen == "leader" and mpi > 1:
+    if mode == "leader" and engines > 1:
         raise InputError(
-            f"--launch leader runs one engine, this repository has {mpi} of NVIDIA's C++ backend: use --launch "
+            f"--launch leader runs one engine, this repository has {engines} of NVIDIA's C++ backend: use --launch "
             "orchestrator, or one repository per engine."
         )
-    if chosen != "single" and mpi == 0:
+    if mode != "single" and engines == 0:
         raise InputError(
-            f"--launch {asked} is for TensorRT engines on NVIDIA's C++ backend, of which this repository has none; "
+            f"--launch {mode} is for TensorRT engines on NVIDIA's C++ backend, of which this repository has none; "
             "its engines start their own workers: leave --launch out."
         )
 
 
-def _highest_gpu(marker: RepositoryManifest) -> int:
-    ids = [engine.gpu_device_ids.replace(";", ",") for engine in marker.engines.values()]
-    return max((int(one) for text in ids for one in text.split(",") if one.strip().isdigit()), default=-1)
+def _highest_gpu(manifest: RepositoryManifest) -> int:
+    ids = [engine.gpu_device_ids.replace(";", ",") for engine in manifest.engines.values()]
+    return max((int(gpu) for text in ids for gpu in text.split(",") if gpu.strip().isdigit()), default=-1)
+
+
+def launch_command(options: ServerOptions, plan: LaunchPlan) -> tuple[list[str], dict[str, str]]:
+    """Return the command of a plan, and its variables on top of the caller's environment."""
+    if plan.mode == "single":
+        return server_command(options), {}
+    mpirun = ["mpirun", "--allow-run-as-root"]
+    if plan.mode == "orchestrator":
+        # memory pools of the orchestrator would take memory from its workers' GPUs (for Triton later than 24.06)
+        pools = [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(plan.gpus)]
+        no_pools = ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools]
+        return [*mpirun, "-n", "1", *server_command(options), *no_pools], dict(_ORCHESTRATOR_VARIABLES)
+    # a prefix per rank, because two servers on one machine would share one segment otherwise
+    ranks = [replace(options, shm_prefix=f"{options.shm_prefix}{rank}_") for rank in range(plan.world_size)]
+    command = [*mpirun, "-n", "1", *server_command(ranks[0])]
+    for rank in ranks[1:]:
+        command += [":", "-n", "1", *follower_command(rank, plan.engines)]
+    return command, {}
+
+
+def is_inside_slurm_job(environment: Mapping[str, str]) -> bool:
+    """Return True if a process with this environment runs inside a Slurm job."""
+    return bool(environment.get("SLURM_JOB_ID") or environment.get("SLURM_JOBID"))
+
+
+def without_slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the variables that point MPI to the scheduler.
+
+    Open MPI starts the workers of the LLM API through the scheduler when it finds one in the environment, and fails with
+    MPI_ERR_SPAWN (ai-dynamo/dynamo #808, #992; NVIDIA's Qwen2.5-VL guide for Triton). TensorRT-LLM's own launcher
+    removes these variables as well (tensorrt_llm/llmapi/trtllm-llmapi-launch, lines 49-75); workers that it has started
+    keep theirs.
+    """
+    if environment.get(_LAUNCHED) or not is_inside_slurm_job(environment):
+        return dict(environment)
+    return {name: value for name, value in environment.items() if not name.startswith(_SLURM_PREFIXES)}

@@ -1,4 +1,4 @@
-"""A Slurm batch script: srun starts the ranks, one per GPU.
+"""The Slurm batch script of a launch: srun starts the ranks, one per GPU.
 
 Source: tensorrtllm_backend README ("Launch Triton server within Slurm based clusters") and docs/llmapi.md; NVIDIA/
 TensorRT-LLM `triton_backend/scripts/triton_task.sh`.
@@ -8,28 +8,28 @@ from __future__ import annotations
 
 import shlex
 
-from llmops.model_repository.multi_gpu.multi_node import MultiNodePlan, join_shell_command, render
+from llmops.model_repository.multi_gpu.multi_node import MultiNodePlan, join_shell_command, render_script
 
 
-def slurm_script(cluster: MultiNodePlan) -> str:
-    """The text for sbatch."""
-    registry, slash, path = cluster.image.partition("/")
-    # enroot, which pyxis uses, takes a registry before '#'
-    image = f"{registry}#{path}" if slash and "." in registry else cluster.image
-    return render(
+def slurm_script(plan: MultiNodePlan) -> str:
+    """Return the script for sbatch."""
+    registry, slash, path = plan.image.partition("/")
+    # enroot, which pyxis uses, expects a registry before '#'
+    image = f"{registry}#{path}" if slash and "." in registry else plan.image
+    return render_script(
         "slurm.sh.j2",
-        name=cluster.name,
-        nodes=cluster.nodes,
-        gpus_per_node=cluster.gpus_per_node,
-        listens=", ".join(f"{name} $(hostname):{port}" for name, port in cluster.open_ports.items()),
+        name=plan.name,
+        nodes=plan.nodes,
+        gpus_per_node=plan.gpus_per_node,
+        listens=", ".join(f"{name} $(hostname):{port}" for name, port in plan.open_ports.items()),
         image=shlex.quote(image),
-        mounts=shlex.quote(",".join(f"{folder}:{folder}" for folder in cluster.folders)),
-        leader=_quoted(cluster.leader, inside=bool(cluster.follower)),
-        follower=_quoted(cluster.follower, inside=True),
+        mounts=shlex.quote(",".join(f"{folder}:{folder}" for folder in plan.folders)),
+        leader=_quoted(plan.leader, inside=bool(plan.follower)),
+        follower=_quoted(plan.follower, inside=True),
     )
 
 
 def _quoted(words: list[str], inside: bool) -> str:
-    """`inside`: within a single-quoted text, where a quote ends it."""
+    """Return a shell command, with quotes escaped if it goes `inside` a single-quoted text."""
     text = join_shell_command(words)
     return text.replace("'", "'\\''") if inside else text

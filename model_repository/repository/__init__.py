@@ -1,4 +1,1 @@
-"""What a model repository is: its config.pbtxt files, the marker with its engines, and whether this machine can run it.
-
-Making one from engines is `generate`; what a build target adds is in `targets/`.
-"""
+"""The parts of a model repository: its config.pbtxt files, the manifest of its engines, and the checks of both."""

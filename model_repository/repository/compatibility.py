@@ -1,4 +1,4 @@
-"""Whether the server that is here can run what a repository holds; where not, the image that can."""
+"""Checks that the installed server can run a repository's engines, with the name of an image that can."""
 
 from __future__ import annotations
 
@@ -14,12 +14,18 @@ from llmops.contract import ENGINE_SUFFIX, RUNTIME_PARAMETER
 from llmops.errors import InputError, MissingDependencyError
 from llmops.model_repository.repository.manifest import RepositoryManifest, ServedEngine
 
+#: Variable with the tag of NVIDIA's image.
 TAG_VARIABLE = "NVIDIA_TRITON_SERVER_VERSION"
 
 
 def check_library(target: str, version: str) -> None:
-    """Raise VersionMismatchError, naming the right image, if the TensorRT-LLM that is installed, or that this container
-    is known to have, cannot run the engine. Without any, the repository is meant for another machine."""
+    """Check that the TensorRT-LLM of this machine or container can run an engine.
+
+    Without TensorRT-LLM the repository is meant for another machine, and any engine passes.
+
+    Raises:
+        VersionMismatchError: The library cannot run the engine. The message names an image that can.
+    """
     installed, tag = installed_version("tensorrt_llm"), os.environ.get(TAG_VARIABLE, "")
     if installed:
         check_trtllm_installed(target, version, installed)
@@ -27,42 +33,53 @@ def check_library(target: str, version: str) -> None:
         check_image(target, version, tag)
 
 
-def check_engines(marker: RepositoryManifest) -> None:
-    """Raises InputError for the first engine that is not where it was when the repository was made."""
-    for name, engine in marker.engines.items():
+def check_engines(manifest: RepositoryManifest) -> None:
+    """Raise InputError for the first engine that is no longer in its folder."""
+    for name, engine in manifest.engines.items():
         if not Path(engine.directory).is_dir():
             raise InputError(f"the engine of {name} is no longer in {engine.directory}; make the repository again.")
 
 
-def check_server(marker: RepositoryManifest, models: dict[str, Any], backends: Path) -> None:
-    """Raises VersionMismatchError or MissingDependencyError for the first engine that this server cannot run.
+def check_server(manifest: RepositoryManifest, models: dict[str, Any], backends: Path) -> None:
+    """Check that a server can run all engines.
 
-    `models`: the configurations as they are in the repository; `backends`: the server's backend folder.
+    Args:
+        manifest: The manifest of the repository.
+        models: The model configurations in the repository.
+        backends: The server's backend folder.
+
+    Raises:
+        VersionMismatchError: The installed library cannot run an engine.
+        MissingDependencyError: A backend or library is missing.
     """
-    for name, engine in marker.engines.items():
+    for name, engine in manifest.engines.items():
         config = models.get(name + ENGINE_SUFFIX)
         if engine.tensorrt_llm and config is not None:
             _check_engine(name, engine, config, backends)
 
 
-def required_image(marker: RepositoryManifest) -> TrtllmImage | None:
-    """The newest image that serves every engine here that wants one. Raises VersionMismatchError where none does."""
-    engines = [engine for engine in marker.engines.values() if engine.tensorrt_llm]
-    # engines of the target tensorrt need their exact version, the others a version at least as new
+def required_image(manifest: RepositoryManifest) -> TrtllmImage | None:
+    """Return the newest image for all engines that need one. Raise VersionMismatchError if there is none."""
+    engines = [engine for engine in manifest.engines.values() if engine.tensorrt_llm]
+    # engines of target tensorrt need their exact version, others at least their version
     engines.sort(key=lambda engine: engine.target != "tensorrt")
     return image_for(engines[0].target, engines[0].tensorrt_llm) if engines else None
 
 
-def serving_image(image: TrtllmImage, marker: RepositoryManifest) -> str:
-    """Return the reference of the image to serve `marker` in: models of ours import the Python library, which not
-    every stock image can."""
-    ours = any(engine.tensorrt_llm and not engine.is_mpi for engine in marker.engines.values())
+def serving_image(image: TrtllmImage, manifest: RepositoryManifest) -> str:
+    """Return the reference of the image that serves a repository.
+
+    Our own models import the Python library, which does not work in every stock image.
+    """
+    ours = any(engine.tensorrt_llm and not engine.is_mpi for engine in manifest.engines.values())
     return image.serving("pytorch" if ours else "tensorrt")
 
 
 def check_target(target: str) -> None:
-    """Raises MissingDependencyError for a target whose engines need TensorRT-LLM where there is none, so that nobody
-    learns it after hours of quantising."""
+    """Raise MissingDependencyError if engines of a target need TensorRT-LLM and it is not installed.
+
+    Checked before a build, which may quantize for hours.
+    """
     library = next((facts.library for name, facts in TARGETS.items() if name == target), "")
     if library == "tensorrt_llm" and not installed_version(library):
         raise MissingDependencyError(

@@ -1,4 +1,4 @@
-"""`.llmops-repository.json`: what a model repository was made of, and what it takes to run it."""
+"""`.llmops-repository.json`: the engines of a model repository, and what running them needs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,11 @@ REPOSITORY_FILE = ".llmops-repository.json"
 
 @dataclass(frozen=True)
 class ServedEngine:
-    """One served name. `backend` and `runtime` are Triton's and ours (empty for NVIDIA's C++ backend); `tensorrt_llm`
-    is empty where the engine does not run on it. GPUs = tp_size * pp_size."""
+    """The engine of one served name.
+
+    `backend` is Triton's, and `runtime` our own, empty for NVIDIA's C++ backend. `tensorrt_llm` is the library's version,
+    empty for an engine of another library.
+    """
 
     directory: str
     key: str
@@ -30,25 +33,26 @@ class ServedEngine:
 
     @property
     def world_size(self) -> int:
+        """The number of GPUs."""
         return self.tp_size * self.pp_size
 
     @property
     def serving(self) -> str:
-        """What serves a TensorRT engine: llmops' own model, or NVIDIA's C++ backend."""
+        """The server of a TensorRT engine: `llmops` for our own model, or `nvidia` for NVIDIA's C++ backend."""
         return "nvidia" if self.is_mpi else "llmops"
 
     @property
     def is_mpi(self) -> bool:
-        """NVIDIA's C++ backend wants one MPI rank per GPU; everything else starts its own workers."""
+        """True for NVIDIA's C++ backend, which needs one MPI rank per GPU. Other backends start their own workers."""
         return self.backend == "tensorrtllm"
 
 
 @dataclass(frozen=True)
 class RepositoryManifest:
-    """Served names with their engines; empty for a repository that llmops did not make.
+    """The served names of a repository with their engines. Empty for a repository that llmops did not make.
 
-    `files` has the SHA-256 of each file that `llmops repo` wrote, by its path in the repository. They tell an edit from
-    what was generated; whoever may write the repository can write the marker too.
+    `files` has the SHA-256 of each file that `llmops repo` wrote, by its path in the repository. The digests reveal edits;
+    they do not stop an attacker, who can write this file as well.
     """
 
     llmops: str = ""
@@ -58,13 +62,13 @@ class RepositoryManifest:
 
     @property
     def uses_gpus(self) -> bool:
-        """True if any engine runs on TensorRT-LLM."""
+        """True if an engine runs on TensorRT-LLM."""
         return any(engine.tensorrt_llm for engine in self.engines.values())
 
     def save(self, repository: Path) -> None:
-        """Write the marker, with the digests of all files that are in the repository now."""
-        marked = replace(self, files=_digests(repository))
-        (repository / REPOSITORY_FILE).write_text(json.dumps(asdict(marked), indent=2) + "\n")
+        """Write the manifest, with the digests of all files that are in the repository now."""
+        manifest = replace(self, files=_digests(repository))
+        (repository / REPOSITORY_FILE).write_text(json.dumps(asdict(manifest), indent=2) + "\n")
 
     def edits(self, repository: Path) -> list[str]:
         """Return the paths of files that were changed, added or removed since `llmops repo` wrote them."""
@@ -75,7 +79,7 @@ class RepositoryManifest:
 
     @classmethod
     def load(cls, repository: Path) -> RepositoryManifest:
-        """Raises InputError for a file that was edited or made by another version."""
+        """Read the manifest. Raise InputError if it was edited or written by another version."""
         path = repository / REPOSITORY_FILE
         if not path.is_file():
             return cls()
@@ -96,7 +100,7 @@ def _digests(repository: Path) -> dict[str, str]:
 
 def _files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
-        # compiled by Python as it imports, and the marker itself
+        # files that Python compiles, and the manifest itself
         if path.name in ("__pycache__", REPOSITORY_FILE):
             continue
         if path.is_dir() and not path.is_symlink():
@@ -106,6 +110,6 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _digest(path: Path) -> str:
-    """Return the SHA-256 of a file, or of the place that a link names: what it holds is another program's."""
+    """Return the SHA-256 of a file, or of the path in a link, whose target belongs to another program."""
     content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
     return hashlib.sha256(content).hexdigest()

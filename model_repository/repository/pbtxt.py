@@ -1,4 +1,4 @@
-"""config.pbtxt: rendered by Jinja2, checked against Triton's own protobuf schema before anyone sees it."""
+"""config.pbtxt files: rendered by Jinja2, and checked against Triton's own protobuf schema."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ TEMPLATE_DIR = Path(__file__).parents[1]
 
 
 def render_config(template: str, values: dict[str, Any]) -> str:
-    """Render `<template>/config.pbtxt.j2`; a value that is missing is an error, not an empty string."""
-    text = _environment().get_template(f"{template}/config.pbtxt.j2").render(values)
-    parse_config(text, f"{template}/config.pbtxt.j2")
+    """Render `<template>/config.pbtxt.j2`. A missing value is an error."""
+    path = f"{template}/config.pbtxt.j2"
+    text = template_environment(TEMPLATE_DIR).get_template(path).render(values)
+    parse_config(text, path)
     return text
 
 
 @functools.cache
-def _environment() -> jinja2.Environment:
+def template_environment(folder: Path) -> jinja2.Environment:
+    """Return the environment of the templates in `folder`, with the filter `quoted` for protobuf strings."""
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(TEMPLATE_DIR),
+        loader=jinja2.FileSystemLoader(folder),
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -36,7 +38,7 @@ def _environment() -> jinja2.Environment:
 
 
 def quote(value: object) -> str:
-    """A protobuf text string. JSON's escapes are a subset of protobuf's when the text is ASCII, save for surrogates."""
+    """Return a protobuf text string. JSON's escapes of ASCII are a subset of protobuf's, except for surrogates."""
     text = str(value)
     plain = json.dumps(text) if text.isascii() else '"' + "".join(_escape(char) for char in text) + '"'
     return plain.replace("\\u007f", "\\177")
@@ -47,7 +49,7 @@ def _escape(char: str) -> str:
 
 
 def parse_config(text: str, source: str) -> Any:
-    """The `ModelConfig` message. Raises InputError with file, line and column of what Triton would not accept."""
+    """Return the `ModelConfig` message. Raise InputError with the position of what Triton would reject."""
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2
 

@@ -1,4 +1,4 @@
-"""What a model repository must look like before a server is started on it."""
+"""Checks of a model repository before a server starts on it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from llmops.model_repository.repository.pbtxt import parse_config
 
 
 def check_repository(repository: Path) -> dict[str, Any]:
-    """The `ModelConfig` of each model by name. Raises InputError naming the file and what is wrong with it."""
+    """Return the `ModelConfig` of each model by name. Raise InputError with the file and its problem."""
     if not repository.is_dir():
         raise InputError(
             f"{repository} is not a model repository: there is no such folder. Make one with `llmops repo`."
@@ -33,13 +33,14 @@ def check_repository(repository: Path) -> dict[str, Any]:
     return models
 
 
-def check_unedited(repository: Path, marker: RepositoryManifest, strict: bool) -> str:
-    """Return a warning about files that `llmops repo` did not write so, or an empty text.
+def check_unedited(repository: Path, manifest: RepositoryManifest, strict: bool) -> str:
+    """Return a warning if files were edited since `llmops repo` wrote them, or an empty text.
 
-    Raises InputError where there would be a warning and `strict` is set, and for a repository that llmops did not make.
+    Raises:
+        InputError: `strict` is set, and files were edited or llmops did not make the repository.
     """
-    edits = marker.edits(repository)
-    if marker.files and not edits:
+    edits = manifest.edits(repository)
+    if manifest.files and not edits:
         return ""
     if edits:
         shown = ", ".join(edits[:3]) + (f" and {len(edits) - 3} more" if len(edits) > 3 else "")

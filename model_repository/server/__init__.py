@@ -1,4 +1,1 @@
-"""The tritonserver itself: where the binary is, its command line, its processes, log and memory, and draining it.
-
-Nothing here knows what is in a model repository, and nothing starts a server: that is `launch`.
-"""
+"""The tritonserver: its program, command line, processes, log and shared memory, and how it is drained."""

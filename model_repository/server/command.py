@@ -5,22 +5,24 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-# A client could map the backend's own memory, write a file of its choice (trace_file, log_file) or change what is
-# loaded. Names: triton-inference-server/server src/restricted_features.h, the same from 2.51 to 2.71.
+#: APIs that nobody may use, by the names in triton-inference-server/server src/restricted_features.h (2.51 to 2.71).
+#: A client could map the backend's own memory, write a file of its choice (trace_file, log_file) or change what is
+#: loaded.
 RESTRICTED = ("shared-memory", "trace", "logging")
-# The gateway finds the models through gRPC's repository index; loading and unloading are off (--model-control-mode).
+#: The same for HTTP. The gateway finds models through gRPC's repository index; loading is off (--model-control-mode).
 RESTRICTED_HTTP = (*RESTRICTED, "model-repository")
-# Triton refuses to map what starts so (kTritonSharedMemoryRegionPrefix in src/common.h, since 25.07)
+#: Prefix of shared-memory segments. Triton refuses to map segments that start like this
+#: (kTritonSharedMemoryRegionPrefix in src/common.h, since 25.07).
 SHM_PREFIX = "triton_python_backend_shm_region_llmops_"
-# a large engine takes minutes to load
+#: Seconds that a Python model may take to load. A large engine takes minutes.
 _STUB_TIMEOUT = 1800
-# ms
-_TRACES_EVERY = 1000
+#: Milliseconds between two exports of spans.
+_TRACES_PERIOD = 1000
 
 
 @dataclass(frozen=True)
 class Ports:
-    """0 means: any free port."""
+    """The ports of a tritonserver. 0 stands for any free port."""
 
     http: int = 8000
     grpc: int = 8001
@@ -28,41 +30,85 @@ class Ports:
 
 
 @dataclass(frozen=True)
+class LaunchOptions:
+    """What the user chooses about a server.
+
+    Attributes:
+        host: The address of the gRPC and the metrics server.
+        ports: The ports of all servers.
+        http: Whether the HTTP server runs.
+        metrics: Whether the metrics server runs.
+        traces: The OTLP URL that receives Triton's own spans, or an empty text.
+        exit_timeout: Seconds that running requests have when the server stops.
+        verbose: The level of Triton's verbose log.
+        launch: One of `multi_gpu.LAUNCH_MODES`.
+    """
+
+    host: str = "127.0.0.1"
+    ports: Ports = Ports()
+    http: bool = False
+    metrics: bool = True
+    traces: str = ""
+    exit_timeout: int = 30
+    verbose: int = 0
+    launch: str = "auto"
+
+
+@dataclass(frozen=True)
 class ServerOptions:
-    """What every rank of a server is started with. `exit_timeout` in seconds; `shm_prefix` names its shared memory;
-    `backends` is empty for the binary's own backend folder; `http_host` is empty for no HTTP server, `traces` for none.
-    `secret` would open the restricted APIs: nobody needs them, so it is never disclosed."""
+    """The options of every rank of a server.
+
+    Attributes:
+        binary: The tritonserver program.
+        repository: The model repository.
+        launch: The choices of the user.
+        backends: The backend folder. Empty for the program's own.
+        http_host: The address of the HTTP server. Empty for none.
+        shm_prefix: Prefix of the server's shared-memory segments.
+        secret: Value of the header that opens the restricted APIs. It is never disclosed, because nobody needs them.
+    """
 
     binary: str
     repository: str
+    launch: LaunchOptions = LaunchOptions()
     backends: str = ""
-    host: str = "127.0.0.1"
-    ports: Ports = Ports()
     http_host: str = ""
-    metrics: bool = True
-    traces: str = ""
     shm_prefix: str = SHM_PREFIX
     secret: str = field(default_factory=lambda: secrets.token_hex(16), repr=False)
-    exit_timeout: int = 30
-    verbose: int = 0
 
 
 def server_command(options: ServerOptions) -> list[str]:
-    """One tritonserver that loads everything in the repository."""
-    return [
+    """Return the command of a tritonserver that loads all models of the repository."""
+    launch = options.launch
+    command = [
         *_common(options),
         "--model-control-mode=none",
-        f"--grpc-address={options.host}",
-        f"--grpc-port={options.ports.grpc}",
+        f"--grpc-address={launch.host}",
+        f"--grpc-port={launch.ports.grpc}",
         f"--grpc-restricted-protocol={_restricted(RESTRICTED, options)}",
-        *_http(options),
-        *_metrics(options),
-        *_traces(options),
     ]
+    if options.http_host:
+        command += [
+            f"--http-address={options.http_host}",
+            f"--http-port={launch.ports.http}",
+            f"--http-restricted-api={_restricted(RESTRICTED_HTTP, options)}",
+        ]
+    else:
+        command.append("--allow-http=false")
+    if launch.metrics:
+        command += [f"--metrics-address={launch.host}", f"--metrics-port={launch.ports.metrics}"]
+    else:
+        command.append("--allow-metrics=false")
+    if launch.traces:
+        exporter = [f"opentelemetry,url={launch.traces}", f"opentelemetry,bsp_schedule_delay={_TRACES_PERIOD}"]
+        # a rate of 0 traces the requests that carry a trace context, and no others
+        settings = [*exporter, "mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "count=-1"]
+        command += [f"--trace-config={setting}" for setting in settings]
+    return command
 
 
 def follower_command(options: ServerOptions, models: list[str]) -> list[str]:
-    """A tritonserver of another MPI rank: it loads the engine models only, and nobody can talk to it."""
+    """Return the command of another MPI rank: it loads only the engine models, and opens no port."""
     return [
         *_common(options),
         "--allow-http=false",
@@ -73,46 +119,20 @@ def follower_command(options: ServerOptions, models: list[str]) -> list[str]:
     ]
 
 
-def _http(options: ServerOptions) -> list[str]:
-    if not options.http_host:
-        return ["--allow-http=false"]
-    return [
-        f"--http-address={options.http_host}",
-        f"--http-port={options.ports.http}",
-        f"--http-restricted-api={_restricted(RESTRICTED_HTTP, options)}",
-    ]
-
-
-def _metrics(options: ServerOptions) -> list[str]:
-    if not options.metrics:
-        return ["--allow-metrics=false"]
-    return [f"--metrics-address={options.host}", f"--metrics-port={options.ports.metrics}"]
-
-
-def _traces(options: ServerOptions) -> list[str]:
-    """Spans of requests that come with a trace context, and of no others (a rate of 0)."""
-    if not options.traces:
-        return []
-    told = [f"opentelemetry,url={options.traces}", f"opentelemetry,bsp_schedule_delay={_TRACES_EVERY}"]
-    told += ["mode=opentelemetry", "level=TIMESTAMPS", "rate=0", "count=-1"]
-    return [f"--trace-config={one}" for one in told]
-
-
 def _restricted(names: tuple[str, ...], options: ServerOptions) -> str:
-    """Triton's `APIs:header=value`."""
+    """Return Triton's `APIs:header=value`."""
     return f"{','.join(names)}:llmops={options.secret}"
 
 
 def _common(options: ServerOptions) -> list[str]:
-    backends = [f"--backend-directory={options.backends}"] if options.backends else []
     return [
         options.binary,
         f"--model-repository={options.repository}",
-        *backends,
-        # NVIDIA's launcher does the same: what config.pbtxt says is what is served
+        *([f"--backend-directory={options.backends}"] if options.backends else []),
+        # as NVIDIA's launcher: config.pbtxt alone decides what is served
         "--disable-auto-complete-config",
-        f"--exit-timeout-secs={options.exit_timeout}",
-        f"--log-verbose={options.verbose}",
+        f"--exit-timeout-secs={options.launch.exit_timeout}",
+        f"--log-verbose={options.launch.verbose}",
         f"--backend-config=python,shm-region-prefix-name={options.shm_prefix}",
         f"--backend-config=python,stub-timeout-seconds={_STUB_TIMEOUT}",
     ]

@@ -1,7 +1,7 @@
-"""Let the engines of a running Triton finish what they have, before Triton is told to end.
+"""Drain the engines of a running Triton before it gets SIGTERM.
 
-A Triton that is unloading takes no more messages, not even a gateway's acknowledgement or cancel. `llmops serve` drains
-by itself; for a tritonserver that was started in another way:
+A Triton that is unloading accepts no messages, not even a gateway's acknowledgement or cancel. `llmops serve` drains by
+itself. For a tritonserver that was started in another way:
 
     python -m llmops.model_repository.server.drain HOST:PORT SECONDS
 """
@@ -17,15 +17,16 @@ from tritonclient.grpc import service_pb2, service_pb2_grpc
 from llmops import contract
 from llmops.contract import ENGINE_SUFFIX
 
+#: Seconds for a call that Triton answers at once.
 RPC_TIMEOUT = 5.0
-# seconds that the engines have to end the answers that are cut off
+#: Seconds that the engines have to end the answers that are cut off.
 _FORCED_END_TIMEOUT = 10.0
-# no proxy, and no connection back-off that another channel left behind
+#: Use no proxy, and no connection back-off of another channel.
 _OPTIONS = (("grpc.enable_http_proxy", 0), ("grpc.use_local_subchannel_pool", 1))
 
 
 def is_ready(address: str) -> bool:
-    """Whether the Triton at HOST:PORT has loaded every model."""
+    """Return True if the Triton at HOST:PORT has loaded all models."""
     with grpc.insecure_channel(address, options=_OPTIONS) as channel:
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         try:
@@ -35,8 +36,10 @@ def is_ready(address: str) -> bool:
 
 
 def drain_engines(address: str, seconds: float) -> None:
-    """Block until all running requests of the engines at HOST:PORT have ended. What has not after `seconds` is ended
-    with an error. A server that does not answer is left alone."""
+    """Block until all running requests of the engines at HOST:PORT have ended.
+
+    After `seconds` the remaining requests end with an error. A server that does not respond is ignored.
+    """
     with grpc.insecure_channel(address, options=_OPTIONS) as channel, contextlib.suppress(grpc.RpcError):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
         models = _engines(stub)
@@ -45,7 +48,7 @@ def drain_engines(address: str, seconds: float) -> None:
 
 
 def _engines(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> list[str]:
-    """The models that know `drain`."""
+    """Return the models that have the input `drain`."""
     index = stub.RepositoryIndex(service_pb2.RepositoryIndexRequest(ready=True), timeout=RPC_TIMEOUT)
     names = sorted({entry.name for entry in index.models if entry.name.endswith(ENGINE_SUFFIX)})
     configs = {
@@ -57,7 +60,7 @@ def _engines(stub: service_pb2_grpc.GRPCInferenceServiceStub) -> list[str]:
 def _drain(
     stub: service_pb2_grpc.GRPCInferenceServiceStub, models: list[str], seconds: float, end_now: bool = False
 ) -> bool:
-    """All at the same time, over one stream. False if time runs out before the last has ended."""
+    """Drain all models at once, over one stream. Return False if the time is over first."""
     requests = [_drain_request(model, end_now) for model in models]
     try:
         list(stub.ModelStreamInfer(iter(requests), timeout=max(seconds, 0.01)))

@@ -1,8 +1,8 @@
-"""What a started server is open to, in the one line that `serve` and `up` print."""
+"""The lines of `serve` and `up` that say who can reach the servers."""
 
 from __future__ import annotations
 
-from llmops.hosts import is_loopback
+from llmops.urls import is_loopback
 
 EMBEDDED_HTTP_WARNING = (
     "Triton's HTTP server is on. This embedded Triton (2.51) crashes when anybody on this machine sends it a "
@@ -11,24 +11,24 @@ EMBEDDED_HTTP_WARNING = (
 
 
 def describe_exposure(host: str, http_host: str, metrics: bool) -> str:
-    """For `llmops serve`: who can reach what, and which flag closes or opens it."""
+    """Return the line of `llmops serve`: who can reach each server, and which flag closes or opens it."""
     servers = {"gRPC": host, **({"metrics": host} if metrics else {}), **({"HTTP": http_host} if http_host else {})}
     open_to_all = [name for name, address in servers.items() if not is_loopback(address)]
     local = [name for name in servers if name not in open_to_all]
     parts = []
     if open_to_all:
         parts.append(
-            f"Open to anyone who reaches {host}, without a key: {_and(open_to_all)} (closed by: --host 127.0.0.1)."
+            f"Open to anyone who reaches {host}, without a key: {_join(open_to_all)} (closed by: --host 127.0.0.1)."
         )
     if local:
-        parts.append(f"Open to this machine only: {_and(local)}.")
+        parts.append(f"Open to this machine only: {_join(local)}.")
     parts.append("Metrics are closed by --no-metrics." if metrics else "Metrics are off.")
     parts.append("HTTP is closed without --http." if http_host else "HTTP is off; --http opens it.")
     return " ".join(parts)
 
 
 def describe_stack_exposure(host: str, url: str, grpc: str, metrics: str, keys: bool) -> str:
-    """For `llmops up`; `keys`: whether the gateway asks for them."""
+    """Return the lines of `llmops up`. `keys` says whether the gateway requires API keys."""
     who = "this machine only" if is_loopback(host) else f"anyone who reaches {host}"
     flag = "--host opens it to others" if is_loopback(host) else "--host 127.0.0.1 closes it"
     return (
@@ -37,5 +37,5 @@ def describe_stack_exposure(host: str, url: str, grpc: str, metrics: str, keys: 
     )
 
 
-def _and(names: list[str]) -> str:
+def _join(names: list[str]) -> str:
     return " and ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

@@ -1,6 +1,6 @@
-"""Where the real tritonserver is: the container's own, or the binary inside the nvidia-pytriton wheel.
+"""The tritonserver of this machine: the container's own, or the binary inside the nvidia-pytriton wheel.
 
-The wheel is only unpacked, never imported: its Python API is not used. See docs/serve.md for what each path is for.
+The wheel is unpacked and never imported, because its Python API is not used. docs/serve.md explains each path.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from llmops.build.environment import installed_version
 from llmops.cache import cache_dir
 from llmops.distribution import missing_extra
 from llmops.errors import MissingDependencyError
+from llmops.model_repository.server.command import LaunchOptions, ServerOptions
 
 CONTAINER_ROOT = Path("/opt/tritonserver")
 PYTHON_VERSION = f"{sys.version_info.major}.{sys.version_info.minor}"
@@ -27,27 +28,41 @@ STUB_NAME = "triton_python_backend_stub"
 
 @dataclass(frozen=True)
 class Installation:
-    """A tritonserver that can be started: `backends` is its --backend-directory, `environment` what it needs on top."""
+    """A tritonserver that can be started.
+
+    `kind` is `container` or `embedded`, `backends` the value of --backend-directory, and `environment` the variables
+    that the server needs on top of the caller's.
+    """
 
     kind: str
     binary: Path
     backends: Path
     environment: dict[str, str]
 
-    def http_host(self, host: str) -> str:
-        """Where its HTTP server listens. The wheel's (2.51) ends with SIGSEGV on a body of many small chunks
-        (CVE-2025-23310 and 23311, fixed in 25.07) whatever the restrictions: nobody but this machine gets near it."""
-        return host if self.kind == "container" else "127.0.0.1"
+    def server_options(self, repository: Path, options: LaunchOptions) -> ServerOptions:
+        """Return the options of a server on `repository`.
+
+        The wheel's HTTP server (2.51) listens on this machine only. It ends with SIGSEGV on a body of many small chunks,
+        whatever the restrictions (CVE-2025-23310 and 23311, fixed in 25.07).
+        """
+        http_host = options.host if self.kind == "container" else "127.0.0.1"
+        return ServerOptions(
+            binary=str(self.binary),
+            repository=str(repository.resolve()),
+            launch=options,
+            backends=str(self.backends),
+            http_host=http_host if options.http else "",
+        )
 
 
 def container_installation() -> Installation:
-    """The server of NVIDIA's images, whether or not it is here."""
+    """Return the server of NVIDIA's images, whether or not it is here."""
     binary, backends = CONTAINER_ROOT / "bin" / "tritonserver", CONTAINER_ROOT / "backends"
     return Installation("container", binary, backends, {"PATH": _path_with_venv()})
 
 
 def find_installation() -> Installation:
-    """The container's server if there is one, else the embedded one. Raises MissingDependencyError with the fix."""
+    """Return the container's server, or the embedded one. Raise MissingDependencyError with the fix."""
     if (CONTAINER_ROOT / "bin" / "tritonserver").is_file():
         return container_installation()
     root = find_wheel()
@@ -58,12 +73,12 @@ def find_installation() -> Installation:
 
 
 def is_tensorrt_llm_installed() -> bool:
-    """Whether engines of TensorRT-LLM can run here, as in our image on NVIDIA's release image."""
+    """Return True if engines of TensorRT-LLM can run here, as in our image on NVIDIA's release image."""
     return bool(installed_version("tensorrt_llm"))
 
 
 def find_wheel() -> Path:
-    """The `tritonserver` folder inside the installed nvidia-pytriton wheel."""
+    """Return the `tritonserver` folder inside the installed nvidia-pytriton wheel."""
     spec = importlib.util.find_spec("pytriton")
     if spec is None or not spec.submodule_search_locations:
         raise missing_extra("No Triton server: neither /opt/tritonserver nor nvidia-pytriton is installed", "embedded")
@@ -71,7 +86,7 @@ def find_wheel() -> Path:
 
 
 def check_numpy() -> None:
-    """Raises MissingDependencyError where the wheel's Python backend would crash on the first string it is sent."""
+    """Raise MissingDependencyError if the wheel's Python backend would crash on the first string tensor."""
     found = installed_version("numpy")
     if found and int(found.partition(".")[0]) >= 2:
         raise MissingDependencyError(
@@ -81,7 +96,7 @@ def check_numpy() -> None:
 
 
 def find_binary(root: Path) -> Path:
-    """tritonserver itself."""
+    """Return the tritonserver program of the wheel. Raise MissingDependencyError without one."""
     binary = root / "bin" / "tritonserver"
     if not _is_file(binary):
         raise MissingDependencyError(
@@ -91,7 +106,7 @@ def find_binary(root: Path) -> Path:
 
 
 def _is_file(path: Path) -> bool:
-    """Raises MissingDependencyError for what is installed but unreadable: somebody else's environment."""
+    """Return True if `path` is a file. Raise MissingDependencyError if it belongs to another user's environment."""
     try:
         return path.is_file()
     except PermissionError as error:
@@ -102,7 +117,7 @@ def _is_file(path: Path) -> bool:
 
 
 def find_stub(root: Path) -> Path:
-    """The Python backend's stub for the running Python version."""
+    """Return the Python backend's stub for the running Python version."""
     stub = root / "python_backend_stubs" / PYTHON_VERSION / STUB_NAME
     if not _is_file(stub):
         have = ", ".join(sorted(p.name for p in stub.parent.parent.glob("3.*"))) or "none"
@@ -114,7 +129,7 @@ def find_stub(root: Path) -> Path:
 
 
 def find_libpython() -> Path | None:
-    """The folder of libpythonX.Y.so.1.0, to be added to the search path; None when the loader finds it itself."""
+    """Return the folder of libpythonX.Y.so.1.0 for the search path, or None if the loader finds the library itself."""
     soname = f"libpython{PYTHON_VERSION}.so.1.0"
     folders = [sysconfig.get_config_var("LIBDIR"), *os.environ.get("LD_LIBRARY_PATH", "").split(":")]
     for folder in filter(None, folders):
@@ -129,7 +144,7 @@ def find_libpython() -> Path | None:
 
 
 def check_stub_links(stub: Path, environment: dict[str, str]) -> list[str]:
-    """Libraries that the stub needs and the loader does not find, by name."""
+    """Return the names of libraries that the stub needs and the loader does not find."""
     result = subprocess.run(
         ["ldd", str(stub)], capture_output=True, text=True, env={**os.environ, **environment}, check=False
     )
@@ -145,14 +160,14 @@ def _environment(root: Path, library: Path | None) -> dict[str, str]:
 
 
 def _path_with_venv() -> str:
-    # The stub embeds an isolated interpreter that ignores PYTHONPATH: it finds our packages through python3 on PATH.
+    # the stub's isolated interpreter ignores PYTHONPATH, and finds our packages through python3 on PATH
     return f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"
 
 
 def _assemble_backends(root: Path, stub: Path) -> Path:
-    """A backend folder of links: the wheel's Python backend plus the stub for our Python version.
+    """Return a backend folder of links: the wheel's Python backend plus the stub for our Python version.
 
-    It lives in the user's cache under a name made from what it links to, so servers share it and nobody cleans it up.
+    The folder is in the user's cache. Its name is a digest of the link targets, so all servers share it.
     """
     key = hashlib.sha256(f"{root}:{stub}".encode()).hexdigest()[:16]
     backends = cache_dir() / "triton-backends" / key

@@ -1,8 +1,8 @@
-"""The shared memory of a server's Python models: what it is called, and when it may be removed.
+"""The shared-memory segments of a server's Python models, and the lock that says when they may be removed.
 
-A process number says nothing in another PID namespace, and /dev/shm may be the same there (`docker run --ipc=host`). So
-a locked file lies beside the segments. The server inherits the lock: the kernel releases it when the last process
-that could use the segments has ended, however it ended.
+A process id means nothing in another PID namespace, whose /dev/shm may be the same (`docker run --ipc=host`). So a
+locked file lies beside the segments. The server inherits the lock: the kernel releases it when the last process that
+could use the segments has ended, however it ended. (`filelock` does not support inheriting a lock.)
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ _LOCK = "lock"
 
 
 class SharedMemory:
-    """The segments of one server: their names start with `prefix`. `lock` is a file descriptor for it to inherit."""
+    """The segments of one server, whose names start with `prefix`. The server inherits the file descriptor `lock`."""
 
     def __init__(self) -> None:
         self.prefix = f"{SHM_PREFIX}{os.getpid()}_{os.urandom(3).hex()}_"
         try:
-            self.lock = _locked_file(SHM_DIR / f"{self.prefix}{_LOCK}")
+            self.lock = _create_locked_file(SHM_DIR / f"{self.prefix}{_LOCK}")
         except OSError as error:
             raise ResourceError(
                 f"{SHM_DIR} cannot be written ({error.strerror}), and Triton's Python models need it: "
@@ -33,9 +33,9 @@ class SharedMemory:
             ) from error
 
     def protect(self) -> None:
-        """Take the segments from other users: Triton makes them readable for everybody, whatever the umask.
+        """Make the segments unreadable for other users: Triton creates them readable, whatever the umask.
 
-        A process that opened a segment before keeps it. Prompts pass through only after the server is ready.
+        A process that has opened a segment before keeps it. Prompts use a segment only after the server is ready.
         """
         for segment in SHM_DIR.glob(f"{self.prefix}*"):
             with contextlib.suppress(OSError):
@@ -43,7 +43,7 @@ class SharedMemory:
                     segment.chmod(0o600)
 
     def remove(self) -> None:
-        """Call it when the server has ended; a second call does nothing."""
+        """Remove the segments after the server has ended. A second call does nothing."""
         remove_segments(self.prefix)
         if self.lock >= 0:
             os.close(self.lock)
@@ -51,23 +51,23 @@ class SharedMemory:
 
 
 def remove_stale_segments() -> None:
-    """Remove the segments of servers that are gone (killed machines, kill -9). Other users' are theirs to remove."""
+    """Remove this user's segments of servers that have ended without removing them."""
     for path in SHM_DIR.glob(f"{SHM_PREFIX}*_{_LOCK}"):
-        # in use, another user's, or removed meanwhile
+        # OSError: the lock is in use, or another process has removed the file
         with contextlib.suppress(OSError):
             _remove_unlocked(path)
 
 
 def remove_segments(prefix: str) -> None:
-    """Remove our user's segments whose names start with `prefix`."""
+    """Remove this user's segments whose names start with `prefix`."""
     for segment in SHM_DIR.glob(f"{prefix}*"):
         with contextlib.suppress(OSError):
             if segment.lstat().st_uid == os.geteuid():
                 segment.unlink()
 
 
-def _locked_file(path: Path) -> int:
-    """It gets its name only once it is locked, so that no sweep sees it before."""
+def _create_locked_file(path: Path) -> int:
+    """Create a locked file. It is renamed to `path` once it is locked, so that it never looks stale."""
     scratch = path.with_name(f".{path.name}")
     lock = os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)
@@ -76,7 +76,7 @@ def _locked_file(path: Path) -> int:
 
 
 def _remove_unlocked(path: Path) -> None:
-    """Raises OSError when somebody holds the lock, or the file is not ours."""
+    """Remove the segments of a lock file. Raise OSError if another process holds the lock."""
     if path.lstat().st_uid != os.geteuid():
         return
     lock = os.open(path, os.O_RDWR | os.O_NOFOLLOW)

@@ -1,4 +1,4 @@
-"""Triton's log lines as a person reads them, and the one sentence that says why a server did not start."""
+"""Triton's log in a readable form, and the reason why a server did not start or has ended."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 # glog: level, month+day, time, thread id, file:line] "message"
 _GLOG = re.compile(r"^(?P<level>[IWEF])\d{4} (?P<time>[\d:]{8})\.\d+ +\d+ (?P<where>[\w./]+:\d+)\] (?P<message>.*)$")
 _LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "fatal"}
-# logged at each start, of no use to a reader
+# lines of each start without use for a reader
 _NOISE = (
     "Collecting metrics for GPU",
     "Collecting CPU metrics",
@@ -33,7 +33,7 @@ _NOISE = (
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line of Triton's output; `level` is info, warning, error or fatal, "" for continuation lines and tables."""
+    """One line of Triton's output. `level` is info, warning, error or fatal, or empty for continued lines and tables."""
 
     time: str
     level: str
@@ -42,6 +42,7 @@ class LogLine:
 
     @property
     def is_noise(self) -> bool:
+        """True for a line that Triton logs at each start."""
         if not self.message.strip() or (not self.level and self.message.lstrip()[0] in "+|"):
             return True
         return any(text in self.message for text in _NOISE)
@@ -53,6 +54,7 @@ class LogLine:
 
 
 def parse_line(line: str) -> LogLine:
+    """Parse a line of Triton's output."""
     match = _GLOG.match(line)
     if match is None:
         return LogLine("", "", "", line)
@@ -63,12 +65,12 @@ def parse_line(line: str) -> LogLine:
     return LogLine(match["time"], _LEVELS[match["level"]], match["where"], message)
 
 
-# logged once by our engine model when its engine thread has ended: ENDED of llmops_engine/loop.py
+# logged once by our engine model when its engine has ended: ENGINE_ENDED_MESSAGE of llmops_engine/loop.py
 _ENGINE_ENDED = re.compile(r"(?P<model>\S+): the engine has ended: (?P<reason>.*)", re.DOTALL)
 
 
 def parse_engine_death(line: LogLine) -> tuple[str, str] | None:
-    """(model, reason) where the line says that an engine has ended."""
+    """Return the model and the reason if the line reports that an engine has ended."""
     match = _ENGINE_ENDED.search(line.message) if line.level == "error" else None
     return (match["model"], match["reason"]) if match else None
 
@@ -77,7 +79,7 @@ _LOAD_FAILED = re.compile(r"failed to load '(?P<model>[^']+)'(?: version \d+)?: 
 
 
 def explain_failure(lines: Iterable[LogLine]) -> str | None:
-    """The cause in one sentence: the first model that failed and why, else the first error. None if nothing failed."""
+    """Return the first model that did not load and why, or the first error, or None without an error."""
     errors = [line for line in lines if _is_error(line)]
     for line in errors:
         match = _LOAD_FAILED.search(line.message)
@@ -88,30 +90,33 @@ def explain_failure(lines: Iterable[LogLine]) -> str | None:
 
 
 def failed_on_lock(lines: Iterable[LogLine]) -> bool:
-    """Whether the first thing that went wrong was a lock in the Python backend's shared memory: an upstream fault that
-    a start hits now and then, whatever the repository (triton-inference-server/server issues 5949 and 8882)."""
+    """Return True if the first error is a lock of the Python backend's shared memory.
+
+    That is an upstream fault of occasional starts, whatever the repository (triton-inference-server/server issues 5949
+    and 8882).
+    """
     return (explain_failure(lines) or "").endswith("'boost::interprocess::lock_exception'")
 
 
-# what the C and C++ libraries say before they abort
+# messages of the C and C++ libraries before they abort
 _ABORT = re.compile(
     r"terminate called|what\(\):|double free|corrupt|[Aa]ssertion .* failed|stack smashing|out of memory"
 )
 
 
 def last_error(lines: Iterable[LogLine]) -> LogLine | None:
-    """The last line that may be why a server ended."""
+    """Return the last line that may explain why a server ended."""
     return next((line for line in reversed(list(lines)) if _is_error(line)), None)
 
 
 def _is_error(line: LogLine) -> bool:
-    """Not counting those that such a machine logs at every start."""
-    said = line.level in ("error", "fatal") or (not line.level and _ABORT.search(line.message))
-    return bool(said) and not line.is_noise
+    """Return True for an error, except those of each start."""
+    is_error = line.level in ("error", "fatal") or (not line.level and _ABORT.search(line.message))
+    return bool(is_error) and not line.is_noise
 
 
 def _root_cause(reason: str) -> str:
-    """Of a Triton status with a Python traceback, only the exception's own message."""
+    """Return the exception's own message from a Triton status with a Python traceback."""
     head, _, _ = reason.partition("\n\nAt:")
     head = re.sub(r"^(Internal|Invalid argument|Unavailable|Not found): ", "", head.strip())
-    return re.sub(r"^(\w+\.)*\w*(Error|Exception|Refused): ", "", head).strip().rstrip(".")
+    return re.sub(r"^(\w+\.)*\w*(Error|Exception): ", "", head).strip().rstrip(".")

@@ -1,7 +1,4 @@
-"""One module per build target: what it contributes to the engine model's configuration.
-
-How an engine is made belongs to `build/targets/`; how it runs inside Triton to the engine model's `runtimes/`.
-"""
+"""One module per build target, with its part of the engine model's configuration."""
 
 from __future__ import annotations
 
@@ -15,9 +12,14 @@ __all__ = ["EngineModelConfig", "RepositoryTarget", "find_target"]
 
 
 def find_target(name: str, serving: str = "") -> RepositoryTarget:
-    """Return the target called `name`, served by `serving` (llmops or nvidia; empty: the target's default).
+    """Return the target called `name`.
 
-    Raises InputError for an unknown target, and for nvidia where NVIDIA's backend cannot run it.
+    Args:
+        name: The build target.
+        serving: `llmops` or `nvidia`, or empty for the target's default.
+
+    Raises:
+        InputError: The target is unknown, or NVIDIA's backend cannot run it.
     """
     if name not in NAMES:
         raise InputError(

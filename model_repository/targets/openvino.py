@@ -1,4 +1,4 @@
-"""OpenVINO engines: our Python-backend model over OpenVINO GenAI's continuous batching."""
+"""Target openvino: our own model over OpenVINO GenAI's continuous batching."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ MODEL_FILE = "openvino_model.xml"
 
 
 class OpenVINORepositoryTarget(RepositoryTarget):
+    """The target of OpenVINO engines."""
+
     name = "openvino"
 
     def check(self, directory: Path, manifest: EngineManifest) -> None:
@@ -66,13 +68,13 @@ class OpenVINORepositoryTarget(RepositoryTarget):
         }
 
     def batch_invariant(self, manifest: EngineManifest) -> bool:
-        """Float32 arithmetic, float32 cache and plain activations (docs/decisions/0007)."""
+        """Return True for float32 arithmetic, a float32 cache and plain activations (docs/decisions/0007)."""
         has = manifest.extra_as(OpenVinoExtra).openvino.properties.get
         plain = manifest.quantisation.weights == "none" or has("DYNAMIC_QUANTIZATION_GROUP_SIZE") == "0"
         return plain and has("INFERENCE_PRECISION_HINT") == has("KV_CACHE_PRECISION") == "f32"
 
     def reports(self) -> dict[str, bool]:
-        """GenAI does not say what it caches; which prompts it had last is known."""
+        """Report KV-cache events, which are estimated from recent prompts because GenAI reports none."""
         return {**super().reports(), "kv_events": True}
 
 
@@ -84,7 +86,7 @@ def _installed(package: str) -> str:
 
 
 def _release(text: str) -> tuple[int, ...]:
-    """Year and release of an OpenVINO version; what follows (patch, build) does not change the model format."""
+    """Return the year and release of a version. Patch and build do not change the model format."""
     parts = text.replace("-", ".").split(".")[:2]
     return tuple(int(part) if part.isdigit() else 0 for part in parts)
 

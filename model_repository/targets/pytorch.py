@@ -1,4 +1,4 @@
-"""Checkpoints for TensorRT-LLM's PyTorch backend: our Python-backend model over `tensorrt_llm.LLM`."""
+"""Target pytorch: our own model over TensorRT-LLM's LLM API, for checkpoints."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from llmops.model_repository.targets.repository_target import EngineModelConfig,
 
 
 class PytorchRepositoryTarget(RepositoryTarget):
+    """The target of checkpoints for TensorRT-LLM's PyTorch backend."""
+
     name = "pytorch"
 
     def check(self, directory: Path, manifest: EngineManifest) -> None:
@@ -33,7 +35,7 @@ class PytorchRepositoryTarget(RepositoryTarget):
                 "gpt_model_type": "inflight_fused_batching",
                 "gpt_model_path": str((directory / manifest.model_dir).resolve()),
                 "max_beam_width": "1",
-                "llm_profiles": json.dumps([one.as_json() for one in _profiles(manifest)]),
+                "llm_profiles": json.dumps([profile.as_json() for profile in _profiles(manifest)]),
                 **_adapter_folders(directory, manifest),
             },
             inputs=PYTHON_ENGINE_INPUTS,
@@ -67,19 +69,24 @@ def _profiles(manifest: EngineManifest) -> list[ReleaseProfile]:
 
 
 def served_profile(manifest: EngineManifest) -> ReleaseProfile:
-    """The profile for the installed TensorRT-LLM, or else for the one that the engine was made for. Raises InputError
-    where that cannot run the engine."""
+    """Return the profile for the installed TensorRT-LLM, or without one for the version that the engine was made for.
+
+    Raises:
+        InputError: That version cannot run the engine.
+    """
     version = installed_version("tensorrt_llm") or manifest.tensorrt_llm
     return profile_of_release(manifest.extra_as(PytorchExtra).llm_args, version, manifest.quantisation.weights)
 
 
 def _adapter_folders(directory: Path, manifest: EngineManifest) -> dict[str, str]:
-    """The parameter that tells our model what `LoRARequest` wants: id, name and folder of each adapter."""
+    """Return the parameter with the id, name and folder of each adapter, for the library's `LoRARequest`."""
     if not manifest.adapters:
         return {}
     root = directory.resolve() / "lora"
     return {
-        "lora_adapters": json.dumps([{**one.model_dump(), "path": str(root / one.name)} for one in manifest.adapters])
+        "lora_adapters": json.dumps(
+            [{**adapter.model_dump(), "path": str(root / adapter.name)} for adapter in manifest.adapters]
+        )
     }
 
 

@@ -1,4 +1,4 @@
-"""What a target adds to the engine model's configuration."""
+"""The interface of a build target in a model repository."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from llmops.contract import ENGINE_INPUTS, ENGINE_OUTPUTS, REQUEST_TRANSPORT, ST
 
 @dataclass(frozen=True)
 class EngineModelConfig:
-    """How Triton runs one engine: the backend, its tensors, its `parameters`, and the files of its version folder."""
+    """The configuration of one engine model. `python_model` is True if our own code runs the engine."""
 
     backend: str
     parameters: dict[str, str]
@@ -23,30 +23,31 @@ class EngineModelConfig:
 
 
 class RepositoryTarget(ABC):
-    """One implementation per build target. Stateless."""
+    """A build target as a model repository sees it. Implementations have no state."""
 
     name: str
 
     @abstractmethod
     def check(self, directory: Path, manifest: EngineManifest) -> None:
-        """Raise VersionMismatchError or InputError, with the fix, when this engine cannot be served here."""
+        """Raise VersionMismatchError or InputError, with the fix, if the engine cannot be served here."""
 
     @abstractmethod
     def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModelConfig:
-        """Backend, tensors and parameters of NAME-tensorrt_llm."""
+        """Return the backend, tensors and parameters of NAME-tensorrt_llm."""
 
     @abstractmethod
     def capabilities(self, manifest: EngineManifest) -> dict[str, Any]:
-        """The `capabilities` of the card, see docs/contract.md."""
+        """Return the `capabilities` of the model metadata, see docs/contract.md."""
 
     def transports(self) -> list[str]:
+        """Return the `transports` of the model metadata."""
         return [REQUEST_TRANSPORT, STEP_TRANSPORT]
 
     def batch_invariant(self, manifest: EngineManifest) -> bool:
-        """Whether another replica continues an answer, given prompt and tokens, exactly as this one would."""
+        """Return True if another replica continues an answer, from prompt and tokens, exactly as this one would."""
         return False
 
     def reports(self) -> dict[str, bool]:
-        """`state`, `kv_events` and `cached_tokens` of the card: what its step stream tells of the engine."""
+        """Return the parts of the model metadata that say what the step stream reports about the engine."""
         ours = STEP_TRANSPORT in self.transports()
         return {"state": ours, "kv_events": False, "cached_tokens": False}

@@ -1,7 +1,8 @@
-"""TensorRT engines: NVIDIA's C++ backend, or if the user says so our Python-backend model over TensorRT-LLM's executor.
+"""Target tensorrt: NVIDIA's C++ backend or our own model over TensorRT-LLM's executor (`llmops repo --serving`).
 
-Parameters: NVIDIA/TensorRT-LLM `triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt`. They are
-`build --set serve.KEY=VALUE`, kept in engine.json, and the same for both; `llmops repo --serving` chooses.
+Both take the parameters of NVIDIA/TensorRT-LLM
+`triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt`. `build --set serve.KEY=VALUE` stores them in
+engine.json.
 """
 
 from __future__ import annotations
@@ -26,17 +27,19 @@ from llmops.errors import InputError
 from llmops.model_repository.repository.compatibility import check_library
 from llmops.model_repository.targets.repository_target import EngineModelConfig, RepositoryTarget
 
-# the backend's own default
+#: Bytes of the LoRA cache in host memory: the backend's own default.
 _LORA_CACHE = 1 << 30
-# both need an engine with paged context FMHA; chunked context without it does not load
+#: Parameters that need an engine with paged context FMHA. Without it chunked context does not load.
 _PAGED_CONTEXT = ("enable_kv_cache_reuse", "enable_chunked_context")
 
 
 class TensorrtRepositoryTarget(RepositoryTarget):
+    """The target of TensorRT engines."""
+
     name = "tensorrt"
 
     def __init__(self, ours: bool = False) -> None:
-        """`ours`: our Python model serves the engine instead of NVIDIA's C++ backend."""
+        """Create the target for our own model (`ours`), or for NVIDIA's C++ backend."""
         self._ours = ours
 
     def check(self, directory: Path, manifest: EngineManifest) -> None:
@@ -79,7 +82,7 @@ class TensorrtRepositoryTarget(RepositoryTarget):
             "max_beam_width": "1",
             "FORCE_CPU_ONLY_INPUT_TENSORS": "no",
             "executor_worker_path": "/opt/tritonserver/backends/tensorrtllm/trtllmExecutorWorker",
-            # read but not used, and a model without it does not load
+            # unused, but a model without it does not load
             "tokenizer_dir": str((directory / manifest.tokenizer.directory).resolve()),
         }
         return EngineModelConfig("tensorrtllm", parameters, python_model=False)
@@ -111,8 +114,11 @@ def _built(manifest: EngineManifest) -> TensorrtExtra:
 
 
 def backend_settings(manifest: EngineManifest, directory: Path) -> dict[str, str]:
-    """The C++ backend's parameters for the engine in `directory`. Raises InputError for one that the
-    backend does not have, or would not parse, or that the engine was built without."""
+    """Return the C++ backend's parameters for the engine in `directory`.
+
+    Raises:
+        InputError: The backend does not have a parameter, cannot parse it, or the engine was built without its feature.
+    """
     given = checked_parameters(_built(manifest).serve)
     defaults = {name: parameter.default for name, parameter in PARAMETERS.items()}
     chosen = {**defaults, **_planned(manifest), **_decoding(manifest), **given}
@@ -127,7 +133,7 @@ def backend_settings(manifest: EngineManifest, directory: Path) -> dict[str, str
 
 
 def _has_paged_context(model: Path) -> bool:
-    """trtllm-build switches it off for some KV-cache types, and says so in a warning only."""
+    """Return True if the engine has paged context. trtllm-build disables it for some KV-cache types with a warning."""
     try:
         config = json.loads((model / "config.json").read_bytes())
         return config["build_config"]["plugin_config"]["use_paged_context_fmha"] is not False
@@ -136,7 +142,7 @@ def _has_paged_context(model: Path) -> bool:
 
 
 def _planned(manifest: EngineManifest) -> dict[str, str]:
-    """What `llmops plan` decided about serving, where the engine was built with a plan."""
+    """Return the parameters that `llmops plan` chose, for an engine that was built with a plan."""
     plan = manifest.plan or {}
     planned = {}
     if "kv_cache_fraction" in plan:
@@ -147,7 +153,7 @@ def _planned(manifest: EngineManifest) -> dict[str, str]:
 
 
 def _decoding(manifest: EngineManifest) -> dict[str, str]:
-    """An engine built for lookahead decoding is run with the sizes that it was built for."""
+    """Return the sizes of lookahead decoding that the engine was built for."""
     sizes = _built(manifest).speculative
     if not sizes:
         return {}
@@ -156,8 +162,10 @@ def _decoding(manifest: EngineManifest) -> dict[str, str]:
 
 
 def _lora(directory: Path, manifest: EngineManifest, chosen: dict[str, str]) -> dict[str, str]:
-    """The adapters are loaded when the model is, so that a request needs no more than its `lora_task_id`; the host
-    cache holds them all."""
+    """Return the parameters that load all adapters with the model, into a host cache that holds them all.
+
+    A request then needs only its `lora_task_id`.
+    """
     if not manifest.adapters:
         return {}
     room = str(max(2 * _built(manifest).lora_bytes, _LORA_CACHE))
@@ -169,8 +177,10 @@ def _lora(directory: Path, manifest: EngineManifest, chosen: dict[str, str]) -> 
 
 
 def _guided(directory: Path, manifest: EngineManifest) -> dict[str, str]:
-    """Grammars need the tokenizer's vocabulary in a file; the backend knows xgrammar only. Without grammars both are
-    empty, not absent."""
+    """Return the parameters of grammars, which need the tokenizer's vocabulary in a file.
+
+    Without grammars both are empty, not absent. The backend supports xgrammar only.
+    """
     guided = _built(manifest).guided
     return {
         "guided_decoding_backend": "xgrammar" if guided else "",

@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from llmops.model_repository.server.processes import with_parent_death_signal
 from llmops.perf.lab.figures import Section
+from llmops.process import with_parent_death_signal
 from tests.support.load import STREAMS, run
 from tests.support.stack import Service, engine_on_triton, gateway
 

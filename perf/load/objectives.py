@@ -6,9 +6,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmops.durations import Seconds, seconds
 from llmops.errors import InputError
 from llmops.perf.records import Record
+from llmops.units import Seconds, parse_duration
 
 METRICS = ("ttft", "tpot", "itl", "e2e")
 
@@ -41,7 +41,7 @@ def parse_objective(text: str) -> Objective:
     if not colon:
         raise InputError(f"The objective {text!r} has no colon; write METRIC:DURATION, as in ttft:200ms.")
     try:
-        found = seconds(limit)
+        found = parse_duration(limit)
     except ValueError as error:
         raise InputError(f"The objective {text!r} is not usable: {error}, as in ttft:200ms.") from error
     if metric not in METRICS or not found:

@@ -7,10 +7,10 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
-from llmops.durations import seconds
 from llmops.html_pages.plots import Plot, Points, Series
 from llmops.perf.report.document import Document
 from llmops.perf.report.summary import percentile
+from llmops.units import parse_duration
 
 
 def plots(document: Document) -> list[Plot]:
@@ -33,7 +33,9 @@ def _distribution(name: str, of: str, points: Points, document: Document) -> Plo
     values = [value for value, _ in points]
     marks = [(percentile(values, p), f"p{p}") for p in (50, 95, 99)]
     marks += [
-        (1000 * seconds(slo.split(":")[1]), "SLO") for slo in document.options.get("slos", ()) if _is_of(slo, name)
+        (1000 * parse_duration(slo.split(":")[1]), "SLO")
+        for slo in document.options.get("slos", ())
+        if _is_of(slo, name)
     ]
     series = [Series(f"% of {of}", [(value, round(100 * share, 2)) for value, share in points])]
     return Plot(f"{name}: share of {of} that took at most so long", "ms", f"% of {of}", series, 100, marks)

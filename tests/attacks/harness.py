@@ -21,7 +21,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from llmops.model_repository.server.processes import with_parent_death_signal
+from llmops.process import with_parent_death_signal
 from tests.support.processes import cpu_seconds, descendants
 from tests.support.waiting import GENEROUS, wait_until
 

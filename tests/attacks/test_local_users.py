@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from llmops.model_repository.server.processes import descendants
 from llmops.model_repository.server.shared_memory import SHM_DIR
+from llmops.process import descendants
 from tests.attacks.harness import record
 from tests.support.engine_client import EngineClient, generation
 

@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from llmops.durations import seconds
 from llmops.gateway.settings import load_settings
+from llmops.units import parse_duration
 from tests.deploy.chart_values import BASE, KEYS, ONE, REQUESTS, RUNBOOKS, VALUES
 from tests.deploy.test_compose import files_there, parsed
 from tests.deploy.walk import NAMESPACE, Pod, allowed, matches
@@ -238,7 +238,7 @@ def test_nothing_is_killed_while_it_drains(name, files_there):
         pause = container.get("lifecycle", {}).get("preStop", {}).get("exec", {}).get("command", ["sleep", "0"])[1]
         if command == "gateway":
             (config,) = [one for one in kind(name, "ConfigMap") if "gateway.yaml" in one["data"]]
-            assert grace > int(pause) + seconds(settings_text(config)["timeouts"]["drain"])
+            assert grace > int(pause) + parse_duration(settings_text(config)["timeouts"]["drain"])
             # balancers hear of the end before there is nobody
             assert int(pause) >= 2 * container["readinessProbe"]["periodSeconds"]
         elif command == "serve":

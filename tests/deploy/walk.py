@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from llmops.cli.service.sizing import is_hub_id
-from llmops.durations import seconds
+from llmops.units import parse_duration
 
 NAMESPACE = "serving"
 REFERENCE = re.compile(r"(?=[^/]*[.:])[\w.-]+(:\d+)?(/[a-z0-9._-]+)+(:[\w][\w.-]*)?@sha256:[0-9a-f]{64}")
@@ -209,7 +209,7 @@ def _starting(template: dict, spec: dict) -> Iterator[str]:
         yield "nothing waits for the repository"
     if "--ready-timeout" not in flags:
         yield "the server gives up after its own 30 minutes, whatever the probe allows"
-    elif not seconds(flags[flags.index("--ready-timeout") + 1]) < longest:
+    elif not parse_duration(flags[flags.index("--ready-timeout") + 1]) < longest:
         yield f"the startup probe kills after {longest} s, while models may still load"
 
 

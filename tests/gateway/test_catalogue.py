@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 import pytest
 from tritonclient.grpc import service_pb2
 
-from llmops.durations import Seconds
 from llmops.gateway.errors import ModelNotFoundError, UnavailableError
 from llmops.gateway.http.request_context import UNKNOWN_CALLER
 from llmops.gateway.routing.model_kinds import ModelKind
@@ -18,6 +17,7 @@ from llmops.gateway.routing.model_registry import ModelRegistry, create_model_re
 from llmops.gateway.routing.served_models import EmbeddingModel, GenerativeModel, Model
 from llmops.gateway.routing.triton_server import ModelServer
 from llmops.gateway.settings import GatewaySettings
+from llmops.units import Seconds
 from tests.support.scripted_triton import ScriptedTriton, Step
 
 NEVER = 3600.0

@@ -23,10 +23,10 @@ import pytest
 import yaml
 
 from llmops.errors import InputError
-from llmops.model_repository.multi_gpu.export import export_launch
+from llmops.model_repository.multi_gpu import export_launch
 from llmops.model_repository.multi_gpu.lws import MPI_RSH_AGENT, leader_script
 from llmops.model_repository.multi_gpu.multi_node import plan_multi_node
-from llmops.model_repository.server.command import SHM_PREFIX, Ports
+from llmops.model_repository.server.command import SHM_PREFIX, LaunchOptions, Ports
 from llmops.model_repository.server.installation import find_installation
 from llmops.model_repository.server.shared_memory import remove_segments
 from tests.model_repository.test_multi_gpu import SERVER, engine, marker, mpirun_or_skip, parking_repository
@@ -43,13 +43,13 @@ def repository(tmp_path: Path) -> Path:
 
 def export(kind: str, repository: Path, gpus: int = 8, **more: str) -> str:
     image = "registry.example/llmops:trtllm" if kind == "lws" else None
-    return export_launch(kind, repository, gpus, image, "models", Ports(), 30, **more)
+    return export_launch(kind, repository, LaunchOptions(**more), gpus_per_node=gpus, image=image, claim="models")
 
 
 @pytest.mark.parametrize("image", [None, "llmops:trtllm", "team/llmops:trtllm"])
 def test_an_image_that_only_this_machine_knows_is_not_exported(repository: Path, image: str | None) -> None:
     with pytest.raises(InputError, match=r"cannot pull .*llmops:trtllm: push the image"):
-        export_launch("lws", repository, 8, image, "models", Ports(), 30)
+        export_launch("lws", repository, LaunchOptions(), gpus_per_node=8, image=image, claim="models")
 
 
 def test_traces_are_exported_where_they_are_asked_for(repository: Path) -> None:
@@ -164,7 +164,12 @@ def test_the_leaders_script_starts_ranks_in_both_pods_and_stops_them_in_order(tm
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    cluster = plan_multi_node(repository, 1, None, Ports(port, port + 1, port + 2), 20, http=True)
+    cluster = plan_multi_node(
+        repository,
+        LaunchOptions(ports=Ports(port, port + 1, port + 2), exit_timeout=20, http=True),
+        gpus_per_node=1,
+        image=None,
+    )
     assert (cluster.nodes, cluster.world_size) == (2, 2)
     binaries = tmp_path / "bin"
     binaries.mkdir()

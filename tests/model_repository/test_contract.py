@@ -50,15 +50,13 @@ OTHERS = {
     "gateway/routing/failover.py": ("drain",),  # why an answer moves
     # arguments of TensorRT-LLM's SamplingParams, and its finish reason
     "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm.py": (
-        "embedding_bias", "stop", "max_tokens", "min_tokens", "end_id", "pad_id", "repetition_penalty",
-        "presence_penalty", "frequency_penalty", "top_k", "temperature", "top_p", "seed", "cache_salt",
+        "embedding_bias", "stop", "max_tokens", "min_tokens", "end_id", "pad_id", "cache_salt",
     ),
     # fields of the executor's requests, and parameters of the C++ backend
     "model_repository/tensorrt_llm/1/llmops_engine/runtimes/executor.py": (
-        "END_ID", "STOP_WORDS", "bad_words", "cache_salt_id", "embedding_bias", "end_id", "frequency_penalty",
-        "lora_config", "lookahead_ngram_size", "lookahead_verification_set_size", "lookahead_window_size",
-        "max_tokens", "min_tokens", "pad_id", "presence_penalty", "repetition_penalty", "seed", "stop_words",
-        "streaming", "temperature", "top_k", "top_p",
+        "END_ID", "STOP_WORDS", "bad_words", "cache_salt_id", "embedding_bias", "end_id", "lora_config",
+        "lookahead_ngram_size", "lookahead_verification_set_size", "lookahead_window_size", "max_tokens", "min_tokens",
+        "pad_id", "stop_words", "streaming", "top_k", "top_p",
     ),
     # fields of a request to the LLM API, and parameters of the C++ backend
     "model_repository/doctor/probe_cases.py": (
@@ -70,7 +68,9 @@ OTHERS = {
     "gateway/routing/replicas/pool_registry.py": ("drain",),
     # capabilities
     "model_repository/tensorrt_llm/1/model.py": ("bad_words",),
-    "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm_library.py": ("seed",),
+    "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm_library.py": (
+        "seed", "repetition_penalty", "presence_penalty", "frequency_penalty", "top_k", "temperature", "top_p",
+    ),
     "model_repository/targets/openvino.py": ("bad_words", "cache_salt", "seed"),
     "model_repository/targets/pytorch.py": ("bad_words", "cache_salt", "seed"),
     # the C++ backend's parameters
@@ -190,6 +190,7 @@ ALLOWED = {
     "tensorrt_llm": {
         "llmops_engine",
         "llmops_kv_blocks",
+        "llmops_process",
         "llmops_contract",
         "llmops_round_robin",
         "xxhash",
@@ -203,7 +204,7 @@ ALLOWED = {
     "postprocessing": {"llmops_postprocessing", "llmops_contract", "tokenizers"},
     "embedding": {"llmops_contract", "openvino"},
 }
-LIBRARIES = {"openvino.py", "model.py", "probe.py", "trtllm_library.py"}
+LIBRARIES = {"openvino.py", "model.py", "sandbox.py", "trtllm_library.py"}
 
 
 @pytest.mark.parametrize("package", ALLOWED)

@@ -9,7 +9,7 @@ import pytest
 from llmops.errors import InputError, ResourceError
 from llmops.model_repository import gpu_assignment
 from llmops.model_repository.gpu_assignment import GpuRequirement, assign_gpus, check_gpu_count, parse_gpus
-from llmops.model_repository.multi_gpu.allocation import without_slurm_variables
+from llmops.model_repository.multi_gpu.launch_plan import without_slurm_variables
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +45,7 @@ def test_an_engine_that_is_alone_keeps_the_choice_of_its_library() -> None:
         ),
         ([GpuRequirement("a", 2)], {"a": (0,)}, "a needs 2 GPUs of its own, and 0 was given"),
         ([GpuRequirement("a", 2)], {"a": (1, 1)}, "a needs 2 GPUs of its own, and 1,1 was given"),
-        ([GpuRequirement("a", 2)], {"x": (0,)}, "no engine on GPUs is called so; there are a"),
+        ([GpuRequirement("a", 2)], {"x": (0,)}, "no GPU engine has that name; choose one of a"),
     ],
 )
 def test_an_overlap_or_a_wrong_number_is_refused(needs: list[GpuRequirement], wanted: dict, says: str) -> None:

@@ -67,7 +67,7 @@ class RecordingSink:
     def begin(self, sequence: int, cached: int | None) -> None:
         self.begun.set()
 
-    def tokens(
+    def add_tokens(
         self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool, tops: Any
     ) -> None:
         self.events.append((sequence, ids, finished))

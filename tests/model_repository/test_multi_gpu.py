@@ -26,9 +26,9 @@ from llmops.model_repository.multi_gpu import launch_command, plan_launch
 from llmops.model_repository.repository import compatibility
 from llmops.model_repository.repository.manifest import RepositoryManifest, ServedEngine
 from llmops.model_repository.repository.validation import check_repository
-from llmops.model_repository.server.command import Ports, ServerOptions
-from llmops.model_repository.server.processes import descendants
+from llmops.model_repository.server.command import LaunchOptions, Ports, ServerOptions
 from llmops.model_repository.server.shared_memory import SHM_DIR
+from llmops.process import descendants
 from tests.model_repository.test_launch import CONFIG, infer
 from tests.support.waiting import GENEROUS, wait_until
 
@@ -105,9 +105,9 @@ def test_a_launch_that_cannot_work_is_refused(engines: dict, launch: str, says: 
 def test_the_dry_run_prints_what_a_shell_would_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(secrets, "token_hex", lambda size: "0" * 2 * size)
     repository = parking_repository(tmp_path / "with space")
-    text = describe_launch(repository, "0.0.0.0", Ports(), launch="auto")
+    text = describe_launch(repository, LaunchOptions("0.0.0.0"))
     expected, _ = launch_command(
-        ServerOptions(SERVER, str(repository), "/opt/tritonserver/backends", "0.0.0.0"),
+        ServerOptions(SERVER, str(repository), LaunchOptions("0.0.0.0"), "/opt/tritonserver/backends"),
         plan_launch(RepositoryManifest.load(repository)),
     )
     script = "mpirun() { printf '%s\\n' mpirun \"$@\"; }\n" + text
@@ -118,7 +118,7 @@ def test_the_dry_run_prints_what_a_shell_would_run(tmp_path: Path, monkeypatch: 
 
 def test_traces_are_told_by_the_server_that_answers_and_by_no_other(tmp_path: Path) -> None:
     repository, url = parking_repository(tmp_path), "http://collector:4318/v1/traces"
-    options = ServerOptions(SERVER, "/models", traces=url)
+    options = ServerOptions(SERVER, "/models", LaunchOptions(traces=url))
     command, _ = launch_command(options, plan_launch(marker(llama=engine(8))))
     first, *others = programs(command)
     # TRITONSERVER's --trace-config, docs/user_guide/trace.md at v2.51.0: requests with a context, and no others
@@ -132,8 +132,8 @@ def test_traces_are_told_by_the_server_that_answers_and_by_no_other(tmp_path: Pa
     ]
     assert len(others) == 7
     assert not any("trace-config" in word for other in others for word in other)
-    assert f"opentelemetry,url={url}" in describe_launch(repository, "0.0.0.0", Ports(), traces=url)
-    assert "trace-config" not in describe_launch(repository, "0.0.0.0", Ports())
+    assert f"opentelemetry,url={url}" in describe_launch(repository, LaunchOptions("0.0.0.0", traces=url))
+    assert "trace-config" not in describe_launch(repository, LaunchOptions("0.0.0.0"))
 
 
 def test_the_embedded_server_names_the_image_that_can(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_an_engine_for_1_3_is_served_in_an_image_of_our_own(tmp_path: Path) -> N
     repository = parking_repository(tmp_path)
     for_1_3 = replace(engine(2, "python", directory=str(tmp_path)), tensorrt_llm="1.3.0rc29", runtime="pytorch")
     marker(tiny=for_1_3).save(repository)
-    text = describe_launch(repository, "0.0.0.0", Ports(), exit_timeout=60, metrics=False, traces="http://c:4318")
+    text = describe_launch(repository, LaunchOptions("0.0.0.0", exit_timeout=60, metrics=False, traces="http://c:4318"))
     assert "# made with docker build -f Dockerfile.trtllm --build-arg BASE=trtllm-1.3 -t llmops:trtllm-1.3 ." in text
     command = shlex.split(text.splitlines()[-1])
     assert command[:3] == ["docker", "run", "--rm"]

@@ -11,8 +11,8 @@ from tests.support.model_code import version_folder
 
 STUB = """
 import threading
-from llmops_engine.parent_death import end_with_parent
-end_with_parent(0.1)
+from llmops_process import kill_after_parent
+kill_after_parent(0.1)
 print("waits", flush=True)
 lock = threading.Lock()
 lock.acquire()

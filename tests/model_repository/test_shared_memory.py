@@ -178,7 +178,7 @@ def test_another_pid_namespace_keeps_what_it_uses_and_takes_nothing(memory: Shar
         # its owner's number is another process here, or none
         remove_stale_segments()
         assert left(there) == ["lock", "segment"]
-        code = "from llmops.model_repository.server.shared_memory import sweep; sweep()"
+        code = "from llmops.model_repository.server.shared_memory import remove_stale_segments; remove_stale_segments()"
         subprocess.run([*unshared(), sys.executable, "-c", code], check=True)
         assert left(memory.prefix) == left(there) == ["lock", "segment"]
     finally:

@@ -167,18 +167,18 @@ def test_a_silent_gateway_is_given_up_only_while_steps_wait_for_it(steps) -> Non
 def test_what_is_still_to_be_sent_keeps_a_drained_subscription_open(steps) -> None:
     subscription, gateway = steps.Subscription(window=1), Gateway()
     subscription.attach(gateway, 0, 0.0)
-    assert subscription.settled
+    assert subscription.is_settled
     for token in range(3):
         subscription.add(0, 0, [token], [])
         subscription.flush()
-    assert not subscription.settled
+    assert not subscription.is_settled
     subscription.acknowledge(1, 0.0)
     subscription.flush()
     assert gateway.tokens[0] == [0, 1, 2]
-    assert subscription.settled
+    assert subscription.is_settled
     # its stream broke before it said that it got the last step: it may come back for it
     subscription.detach(0.0)
-    assert not subscription.settled
+    assert not subscription.is_settled
 
 
 def test_resuming_from_steps_that_are_gone_is_refused(steps) -> None:

@@ -41,8 +41,8 @@ class Gateway:
     def send(self, step) -> None:
         self.steps.append(step)
         at = 0
-        for kind, count in step.report.kinds:
-            some = step.report.names[at : at + count].tolist()
+        for kind, count in step.report.kv_kinds:
+            some = step.report.kv_hashes[at : at + count].tolist()
             at += count
             if kind == KV_STORED:
                 self.names.update(some)
@@ -51,10 +51,10 @@ class Gateway:
             else:
                 assert (kind, count) == (KV_CLEARED, 0)
                 self.names.clear()
-        if step.report.served:
-            self.served.append(step.report.served)
+        if step.report.identity:
+            self.served.append(step.report.identity)
 
-    def beat(self, state) -> None:
+    def send_heartbeat(self, state) -> None:
         self.beats.append(state)
 
     def finish(self, error: str = "") -> None: ...
@@ -65,17 +65,17 @@ class Gateway:
 
 def watching(engine, **options):
     """A subscription that watches, what it is told from, and who is told."""
-    kv, steps = engine("steps.kv_news"), engine("steps.subscription")
-    holdings, gateway = kv.KvHoldings(), Gateway()
+    kv, steps = engine("steps.kv_event_queue"), engine("steps.subscription")
+    contents, gateway = kv.KvCacheContents(), Gateway()
     subscription = steps.Subscription(**options)
-    subscription.news = kv.KvNews(holdings)
+    subscription.kv_events = kv.KvEventQueue(contents)
     subscription.attach(gateway, 0, 0.0)
-    return subscription, holdings, gateway
+    return subscription, contents, gateway
 
 
 def state_of(engine, **numbers):
-    zeros = dict.fromkeys(engine("runtime").EngineState._fields, 0)
-    return engine("runtime").EngineState(**{**zeros, **numbers})
+    zeros = dict.fromkeys(engine("engine_runtime").EngineState._fields, 0)
+    return engine("engine_runtime").EngineState(**{**zeros, **numbers})
 
 
 def test_blocks_of_an_adapter_are_none_of_its_base_models() -> None:
@@ -89,38 +89,38 @@ def test_blocks_of_an_adapter_are_none_of_its_base_models() -> None:
 @given(st.data())
 def test_whoever_watches_ends_up_with_what_the_cache_has(engine, data) -> None:
     """Changes and sends in any order, also of more names than wait for one gateway."""
-    kv, runtime = engine("steps.kv_news"), engine("runtime")
-    most, kv.MOST = kv.MOST, 8
-    chunk, kv.CHUNK = kv.CHUNK, 5
+    kv, runtime = engine("steps.kv_event_queue"), engine("engine_runtime")
+    most, kv.MAX_QUEUED_HASHES = kv.MAX_QUEUED_HASHES, 8
+    chunk, kv.MAX_HASHES_PER_MESSAGE = kv.MAX_HASHES_PER_MESSAGE, 5
     try:
-        subscription, holdings, gateway = watching(engine)
+        subscription, contents, gateway = watching(engine)
         held: set[int] = set()
         names = st.lists(st.integers(0, 2**64 - 1), max_size=6, unique=True)
         for action in data.draw(st.lists(st.sampled_from(["store", "remove", "clear", "send"]), max_size=30)):
             changes = []
             if action == "store":
-                changes = [runtime.KvChange(KV_STORED, data.draw(names))]
+                changes = [runtime.KvCacheEvent(KV_STORED, data.draw(names))]
                 held.update(changes[0].names)
             elif action == "remove" and held:
                 changes = [
-                    runtime.KvChange(KV_REMOVED, data.draw(st.lists(st.sampled_from(sorted(held)), unique=True)))
+                    runtime.KvCacheEvent(KV_REMOVED, data.draw(st.lists(st.sampled_from(sorted(held)), unique=True)))
                 ]
                 held.difference_update(changes[0].names)
             elif action == "clear":
-                changes = [runtime.KvChange(KV_CLEARED)]
+                changes = [runtime.KvCacheEvent(KV_CLEARED)]
                 held.clear()
             else:
                 subscription.flush(0.0, state_of(engine))
                 subscription.acknowledge(len(gateway.steps), 0.0)
-            holdings.apply(changes)
-            subscription.news.add(changes)
-        while subscription.news:
+            contents.apply(changes)
+            subscription.kv_events.add(changes)
+        while subscription.kv_events:
             subscription.flush(0.0, state_of(engine))
             subscription.acknowledge(len(gateway.steps), 0.0)
-        assert gateway.names == held == set(holdings.names())
-        assert all(len(step.report.names) <= 5 for step in gateway.steps)
+        assert gateway.names == held == set(contents.hashes())
+        assert all(len(step.report.kv_hashes) <= 5 for step in gateway.steps)
     finally:
-        kv.MOST, kv.CHUNK = most, chunk
+        kv.MAX_QUEUED_HASHES, kv.MAX_HASHES_PER_MESSAGE = most, chunk
 
 
 def test_a_silent_engine_says_its_state_each_second_and_a_change_at_once(engine) -> None:
@@ -163,7 +163,7 @@ def test_a_state_says_which_requests_of_its_own_subscription_it_counts(engine) -
 
 
 def test_first_entries_say_who_answers_and_how_much_of_the_prompt_was_there(engine) -> None:
-    subscription, _, gateway = watching(engine, served=("smollm2", "1", "abc", "f00d"))
+    subscription, _, gateway = watching(engine, identity=("smollm2", "1", "abc", "f00d"))
     subscription.begin(0, 0, None)
     subscription.add(0, 0, [7], [])
     subscription.begin(1, 2, 32)
@@ -184,12 +184,12 @@ def test_recent_blocks_keep_the_beginning_of_a_text_longest(engine) -> None:
     recent = engine("recent_blocks").RecentBlocks(3, 4)
     ids = packed(range(12))
     a, b, c = block_hashes(ids, 4)
-    recent.use(ids, 0, 0)
-    assert recent.changes() == [(KV_STORED, [a, b, c])]
+    recent.touch(ids, 0, 0)
+    assert recent.take_events() == [(KV_STORED, [a, b, c])]
     (other,) = block_hashes(packed([9, 9, 9, 9]), 4)
-    recent.use(packed([9, 9, 9, 9, 9]), 0, 0)
-    assert recent.changes() == [(KV_REMOVED, [c]), (KV_STORED, [other])]
-    recent.use(ids[:32], 0, 0)
-    assert recent.changes() == []
-    recent.use(ids[:16], 5, 0)
-    assert recent.changes() == [(KV_REMOVED, [other]), (KV_STORED, block_hashes(ids[:16], 4, 5))]
+    recent.touch(packed([9, 9, 9, 9, 9]), 0, 0)
+    assert recent.take_events() == [(KV_REMOVED, [c]), (KV_STORED, [other])]
+    recent.touch(ids[:32], 0, 0)
+    assert recent.take_events() == []
+    recent.touch(ids[:16], 5, 0)
+    assert recent.take_events() == [(KV_REMOVED, [other]), (KV_STORED, block_hashes(ids[:16], 4, 5))]

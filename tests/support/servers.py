@@ -18,7 +18,7 @@ from typing import Any
 
 from llmops.distribution import missing_extra
 from llmops.errors import ServerError
-from llmops.model_repository.server.processes import with_parent_death_signal
+from llmops.process import with_parent_death_signal
 
 READY_SECONDS = 60.0
 PASSWORD = "not-a-secret"

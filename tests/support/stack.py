@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmops.errors import ServerError
-from llmops.model_repository.server.processes import with_parent_death_signal
+from llmops.process import with_parent_death_signal
 from tests.support.processes import descendants
 
 READY_SECONDS = 120.0

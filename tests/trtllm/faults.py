@@ -11,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 _ENGINE = "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm.py"
-_GPUS = "model_repository/tensorrt_llm/1/llmops_engine/runtimes/visible_gpus.py"
+_LIBRARY = "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm_library.py"
 _RUNTIME = "tests/trtllm/test_llm_api_runtime.py"
 _DOCKERFILE = "tests/trtllm/test_dockerfile.py"
 
@@ -35,11 +35,11 @@ FAULTS = (
           ("tests/trtllm/test_engine_step.py", "-k", "in_container_runs")),
     Fault(7, "model_repository/gpu_assignment.py", "    if len(needs) > 1:", "    if len(needs) > 99:",
           ("tests/model_repository/test_gpus.py",)),
-    Fault(7, _GPUS, '    os.environ["CUDA_VISIBLE_DEVICES"] = ids', "    return", (_RUNTIME, "-k", "its_own_gpus")),
-    Fault(8, "model_repository/multi_gpu/allocation.py", "not name.startswith(_PREFIXES)", "name",
+    Fault(7, _LIBRARY, '    os.environ["CUDA_VISIBLE_DEVICES"] = ids', "    return", (_RUNTIME, "-k", "its_own_gpus")),
+    Fault(8, "model_repository/multi_gpu/launch_plan.py", "not name.startswith(_SLURM_PREFIXES)", "name",
           ("tests/model_repository/test_gpus.py",)),
-    Fault(9, _ENGINE, '"top_p": sampling.top_p,\n            "top_k": sampling.top_k,',
-          '"top_p": sampling.top_p if sampling.top_p < 1 else None,\n            "top_k": sampling.top_k or None,',
+    Fault(9, _LIBRARY, '"top_p": sampling.top_p,\n        "top_k": sampling.top_k,',
+          '"top_p": sampling.top_p if sampling.top_p < 1 else None,\n        "top_k": sampling.top_k or None,',
           (_RUNTIME, "-k", "default_sampling_draws")),
     Fault(10, "build/trtllm/backend_parameters.py", 'Parameter("bool", "false")', 'Parameter("bool", "true")',
           ("tests/trtllm/test_cpp_backend.py", "-k", "greedy_log")),
@@ -49,14 +49,13 @@ FAULTS = (
           (_RUNTIME, "-k", "min_tokens_holds")),
     Fault(12, "gateway/triton/request_writer.py", "others if request.min_tokens and self._unknown else []", "[]",
           ("tests/trtllm/test_cpp_backend.py", "-k", "min_tokens_holds")),
-    Fault(13, _ENGINE, "sleep(_STATS_PERIOD)\n            await asyncio.sleep(_EVENTS_PERIOD)",
-          "sleep(_STATS_PERIOD)\n                return\n            await asyncio.sleep(_EVENTS_PERIOD)",
+    Fault(13, _ENGINE, "sleep(_RETRY_PERIOD)\n            await asyncio.sleep(period)",
+          "sleep(_RETRY_PERIOD)\n                return\n            await asyncio.sleep(period)",
           (_RUNTIME, "-k", "events_that_fail")),
-    Fault(13, _ENGINE, "events = await asyncio.to_thread(self._llm.get_kv_cache_events, _AT_ONCE)",
-          "events = [one async for one in self._llm.get_kv_cache_events_async(_AT_ONCE)]",
-          (_RUNTIME, "-k", "events_are_read")),
-    Fault(14, _ENGINE, "for stats in await asyncio.to_thread(self._llm.get_stats, _AT_ONCE):",
-          "async for stats in self._llm.get_stats_async(None):", (_RUNTIME, "-k", "statistics_are_read")),
+    # the library's asynchronous reads end after an empty one
+    Fault(13, _ENGINE, "keep(await asyncio.to_thread(getattr(self._llm, method), NO_WAIT))",
+          "keep([one async for one in getattr(self._llm, f\"{method}_async\")(NO_WAIT)])",
+          (_RUNTIME, "-k", "events_are_read or statistics_are_read")),
     Fault(15, "build/trtllm/release_profiles.py", "return minor < (1, 3) and any(", "return False and any(",
           (_RUNTIME, "-k", "million_steps")),
     Fault(19, "model_repository/doctor/probe_cases.py", '    "tensorrt_llm._torch.pyexecutor.py_executor",\n', "",

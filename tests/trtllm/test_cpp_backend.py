@@ -22,10 +22,10 @@ from llmops.model_repository.generate import (
     model_folders,
     read_engines,
 )
-from llmops.model_repository.launch import Ports
-from llmops.model_repository.multi_gpu.export import export_launch
+from llmops.model_repository.multi_gpu import export_launch
 from llmops.model_repository.repository.manifest import RepositoryManifest
 from llmops.model_repository.repository.pbtxt import parse_config
+from llmops.model_repository.server.command import LaunchOptions
 from llmops.model_repository.targets import find_target
 from tests.trtllm import cpp_backend
 
@@ -190,7 +190,7 @@ def test_a_repository_is_made_again_for_the_other_server(repository: Path) -> No
     parameters = parse_config((repository / "tiny-tensorrt_llm" / "config.pbtxt").read_text(), "tiny").parameters
     assert (parameters["world_size"].string_value, "executor_worker_path" in parameters) == ("2", False)
     with pytest.raises(InputError, match="--serving llmops, which runs all ranks of an engine on one machine"):
-        export_launch("slurm", repository, 8, None, "models", Ports(0, 0, 0), 30)
+        export_launch("slurm", repository, LaunchOptions(), gpus_per_node=8, image=None, claim="models")
     (repository / "tiny" / "config.pbtxt").write_text("")
     with pytest.raises(InputError, match=r"was edited since `llmops repo` made it \(tiny/config.pbtxt\)"):
         change_serving(repository, "nvidia")

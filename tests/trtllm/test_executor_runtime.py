@@ -54,6 +54,10 @@ def folder(tmp_path):
     return tmp_path
 
 
+def request_module():
+    return importlib.import_module("llmops_engine.request")
+
+
 def make(engine, standin, folder, **parameters):
     options = engine.ExecutorOptions(str(folder), 1, 4, {**PARAMETERS, **parameters}, (99, 98))
     return engine.ExecutorRuntime(options, standin)
@@ -68,7 +72,7 @@ def runtime(engine, standin, folder):
 
 
 def ask(engine, prompt, count, **fields):
-    return engine.GenerationRequest(np.array(prompt, dtype=np.int64), count, **fields)
+    return engine.RuntimeRequest(np.array(prompt, dtype=np.int64), count, **fields)
 
 
 def collect(runtime, seconds=60.0):
@@ -121,7 +125,7 @@ def test_an_error_of_one_step_ends_what_runs_and_a_lost_gpu_ends_the_engine(engi
     runtime.submit(2, ask(engine, [10], 2), 0)
     assert collect(runtime)[2][0] == [11, 12]
     runtime.submit(3, ask(engine, [508], 10), 0)
-    with pytest.raises(engine.EngineDead, match="an illegal memory access was encountered"):
+    with pytest.raises(engine.DeadEngineError, match="an illegal memory access was encountered"):
         collect(runtime)
 
 
@@ -139,7 +143,7 @@ def test_kv_events_have_the_names_that_gateways_know(engine, runtime):
     assert changes[0].kind == kv("CLEARED")
     told = [name for change in changes if change.kind == kv("STORED") for name in change.names]
     ids = prompt.astype(np.int32).tobytes()
-    wanted = [name for salt in (0, 7) for name in blocks.block_hashes(ids, 4, blocks.salt_of(salt, 0))]
+    wanted = [name for salt in (0, 7) for name in blocks.block_hashes(ids, 4, blocks.adapter_salt(salt, 0))]
     assert sorted(told) == sorted(wanted)
     assert len(wanted) == 4
 
@@ -234,7 +238,7 @@ def test_guides(engine, standin, guide, kind):
 
 
 def test_a_schema_that_is_not_json_is_refused(engine, standin):
-    with pytest.raises(engine.Refused, match="guided_decoding_guide: is not JSON"):
+    with pytest.raises(request_module().RequestRejectedError, match="guided_decoding_guide: is not JSON"):
         engine.make_request(standin, ask(engine, [1], 7, guide=("json_schema", "{")), 0)
 
 
@@ -334,6 +338,6 @@ def test_a_rank_that_cannot_load_is_one_sentence(engine, several):
 def test_a_rank_that_dies_ends_the_engine(engine, several):
     runtime = engine.create(several, CARD)
     runtime.submit(1, ask(engine, [508], 10), 0)
-    with pytest.raises(engine.EngineDead, match="illegal memory access"):
+    with pytest.raises(engine.DeadEngineError, match="illegal memory access"):
         collect(runtime)
     runtime.close()

@@ -21,7 +21,7 @@ SIZE = 4
 def names():
     sys.path.insert(0, str(version_folder("tensorrt_llm")))
     try:
-        yield importlib.import_module("llmops_engine.kv_events").KvNames(SIZE)
+        yield importlib.import_module("llmops_engine.kv_events").KvEventTranslator(SIZE)
     finally:
         sys.path.pop(0)
 
@@ -51,37 +51,37 @@ def ours(ids: list[int], salt: int = 0) -> list[int]:
 
 def test_blocks_are_named_by_all_that_comes_before_them(names) -> None:
     a, b, c = ours([1, 2, 3, 4, 5, 6, 7, 8, 9, 9, 9, 9])
-    assert names.read([created(), stored(None, (70, [1, 2, 3, 4]), (71, [5, 6, 7, 8]))]) == [
+    assert names.translate([created(), stored(None, (70, [1, 2, 3, 4]), (71, [5, 6, 7, 8]))]) == [
         (KV_CLEARED, ()),
         (KV_STORED, [a, b]),
     ]
-    assert names.read([stored(71, (72, [9, 9, 9, 9]))]) == [(KV_STORED, [c])]
-    assert names.read([removed(72, 71, 4711)]) == [(KV_REMOVED, [c, b])]
+    assert names.translate([stored(71, (72, [9, 9, 9, 9]))]) == [(KV_STORED, [c])]
+    assert names.translate([removed(72, 71, 4711)]) == [(KV_REMOVED, [c, b])]
 
 
 def test_what_has_no_name_is_left_out(names) -> None:
-    assert names.read([stored(None, (1, [1, 2, 3]))]) == [], "not a whole block"
-    assert names.read([stored(99, (2, [1, 2, 3, 4]))]) == [], "nobody said what comes before it"
-    assert names.read([removed(1, 2)]) == []
-    assert names.read([{"window_size": 4096, "data": {"type": "updated", "block_hash": 2}}]) == []
+    assert names.translate([stored(None, (1, [1, 2, 3]))]) == [], "not a whole block"
+    assert names.translate([stored(99, (2, [1, 2, 3, 4]))]) == [], "nobody said what comes before it"
+    assert names.translate([removed(1, 2)]) == []
+    assert names.translate([{"window_size": 4096, "data": {"type": "updated", "block_hash": 2}}]) == []
 
 
 def test_each_window_says_the_same_again_and_is_heard_once(names) -> None:
     (a,) = ours([1, 2, 3, 4])
     first, again = stored(None, (7, [1, 2, 3, 4])), stored(None, (7, [1, 2, 3, 4]), window=128)
-    assert names.read([first, again, removed(7, window=128)]) == [(KV_STORED, [a])]
+    assert names.translate([first, again, removed(7, window=128)]) == [(KV_STORED, [a])]
 
 
 def test_first_blocks_are_those_of_the_requests_that_sent_them(names) -> None:
     """Two tenants and an adapter with one beginning: the library keeps them apart and does not say whose is which."""
     ids = np.array([1, 2, 3, 4, 5, 6, 7, 8])
     for salt, adapter in ((11, 0), (22, 0), (11, 0), (0, 3)):
-        names.asked(ids, salt, adapter)
+        names.expect_request(ids, salt, adapter)
     begins = [stored(None, (at, [1, 2, 3, 4])) for at in (1, 2, 3, 4)]
     salts = [11, 22, adapter_salt(0, 3), 0]
-    assert names.read(begins) == [(KV_STORED, [ours([1, 2, 3, 4], salt)[0]]) for salt in salts]
-    assert names.read([stored(2, (5, [5, 6, 7, 8]))]) == [(KV_STORED, ours([1, 2, 3, 4, 5, 6, 7, 8], 22)[1:])]
-    names.asked(ids, 11, 0)
-    names.read([removed(1)])
-    names.asked(ids, 11, 0)
-    assert names.read([stored(None, (6, [1, 2, 3, 4]))]) == [(KV_STORED, ours([1, 2, 3, 4], 11))]
+    assert names.translate(begins) == [(KV_STORED, [ours([1, 2, 3, 4], salt)[0]]) for salt in salts]
+    assert names.translate([stored(2, (5, [5, 6, 7, 8]))]) == [(KV_STORED, ours([1, 2, 3, 4, 5, 6, 7, 8], 22)[1:])]
+    names.expect_request(ids, 11, 0)
+    names.translate([removed(1)])
+    names.expect_request(ids, 11, 0)
+    assert names.translate([stored(None, (6, [1, 2, 3, 4]))]) == [(KV_STORED, ours([1, 2, 3, 4], 11))]

@@ -51,7 +51,7 @@ def runtime(engine, request):
 
 
 def ask(engine, prompt, count, **fields):
-    return engine.GenerationRequest(np.array(prompt, dtype=np.int64), count, **fields)
+    return engine.RuntimeRequest(np.array(prompt, dtype=np.int64), count, **fields)
 
 
 def collect(runtime, seconds=90.0):
@@ -186,7 +186,7 @@ def test_guides(engine, guide, field, value):
 
 
 def test_a_schema_that_is_not_json_is_refused(engine):
-    with pytest.raises(engine.Refused, match="guided_decoding_guide: is not JSON"):
+    with pytest.raises(engine.RequestRejectedError, match="guided_decoding_guide: is not JSON"):
         engine.sampling_params(standin, ask(engine, [1], 7, guide=("json_schema", "{")), 0, 1)
 
 
@@ -209,6 +209,7 @@ def quick(engine, monkeypatch):
     """Reads of statistics and events that follow each other at once."""
     monkeypatch.setattr(engine, "_STATS_PERIOD", 0.001)
     monkeypatch.setattr(engine, "_EVENTS_PERIOD", 0.001)
+    monkeypatch.setattr(engine, "_RETRY_PERIOD", 0.001)
 
 
 def test_statistics_are_read_as_long_as_the_runtime_lives(engine, quick, runtime):
@@ -389,7 +390,7 @@ def test_a_temperature_that_would_be_ignored_is_refused(engine, speculative):
     runtime = make(engine, "1.2.1", {**ARGUMENTS, "speculative_config": speculative})
     try:
         with pytest.raises(
-            engine.Refused, match=r"temperature: .*always takes the most likely token; send temperature 0"
+            engine.RequestRejectedError, match=r"temperature: .*always takes the most likely token; send temperature 0"
         ):
             runtime.submit(1, ask(engine, [10], 2), 0)
         cold = ask(engine, [10], 2)
@@ -424,10 +425,10 @@ def test_the_token_that_ended_it_is_counted(engine, runtime):
 def test_an_engine_that_died_says_so_once(engine, runtime):
     runtime.submit(1, ask(engine, [507], 10), 0)
     said = "worker 0 exited" if standin.LLM.made[-1].later else "LLM is shutting down"
-    with pytest.raises(engine.EngineDead, match=f"TensorRT-LLM: {said}"):
+    with pytest.raises(engine.DeadEngineError, match=f"TensorRT-LLM: {said}"):
         collect(runtime)
     runtime.submit(2, ask(engine, [10], 10), 0)
-    with pytest.raises(engine.EngineDead, match=said):
+    with pytest.raises(engine.DeadEngineError, match=said):
         collect(runtime)
 
 
@@ -499,15 +500,15 @@ def test_what_the_installed_library_refuses_is_one_sentence(engine):
 
 def test_a_model_sees_its_own_gpus(engine, monkeypatch):
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    engine.take_gpus("")
+    engine.restrict_visible_gpus("")
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
-    engine.take_gpus("2,3")
+    engine.restrict_visible_gpus("2,3")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "2,3"
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-a, GPU-b,GPU-c")
-    engine.take_gpus("0,2")
+    engine.restrict_visible_gpus("0,2")
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-a,GPU-c"
     with pytest.raises(ValueError, match=r"runs on GPU 2, and CUDA_VISIBLE_DEVICES=GPU-a,GPU-c shows 2: show more"):
-        engine.take_gpus("2")
+        engine.restrict_visible_gpus("2")
 
 
 def test_usage_is_not_reported_unless_it_is_wanted(monkeypatch):

@@ -181,20 +181,21 @@ FAULTS = [
     ),
     # gauges whose reader has stopped
     ("runtimes/mock.py", "1024, active, 32", "1024, 7, 32", {"KV gauges"}),
-    ("../llmops_contract.py", "WINDOW = 256", "WINDOW = 100_000", {"step stream: window"}),
+    ("../llmops_contract.py", "MAX_UNACKNOWLEDGED_STEPS = 256", "MAX_UNACKNOWLEDGED_STEPS = 100_000", {"step stream: window"}),
     (
         "steps/subscription.py", "        self.acknowledge(resume_from, now)\n", "        self.acknowledge(0, now)\n",
         {"step stream: resume"},
     ),
     (
-        "parse.py", '        raise Refused(f"{contract.EMBEDDING_BIAS}: not supported by target {limits.target}")\n',
+        "tensor_parser.py",
+        '        raise RequestRejectedError(f"{contract.EMBEDDING_BIAS}: not supported by target {capabilities.target}")\n',
         "        pass\n", {"logit bias"},
     ),
     (
         "../llmops_contract.py", '"beam search", neutral=(1,))', '"beam search", neutral=(1, 2))',
         {"refusals by tensor name"},
     ),
-    ("loop.py", "            if job.request_id == request_id:\n", "            if False:\n", {"stop by request id"}),
+    ("loop.py", "            if active.request_id == request_id:\n", "            if False:\n", {"stop by request id"}),
     ("../llmops_contract.py", '"subscription: unknown"', '"not found"', {"step stream: unknown subscription"}),
 ]  # fmt: skip
 
@@ -220,8 +221,8 @@ def test_a_client_that_cannot_leave(verify, serve, engine_dir: Path, tmp_path: P
     repository = make_mock_engine(engine_dir, tmp_path / "repository", 0.01)
     package = repository / "mock-tensorrt_llm" / "1" / "llmops_engine"
     loop = (package / "loop.py").read_text()
-    assert "if job.sink.is_cancelled():" in loop
-    (package / "loop.py").write_text(loop.replace("if job.sink.is_cancelled():", "if False:"))
+    assert "if active.sink.is_cancelled():" in loop
+    (package / "loop.py").write_text(loop.replace("if active.sink.is_cancelled():", "if False:"))
     report = verify(*serve(repository), "--only", "contract")
     assert report.named("wrong") == {"cancel frees batch and blocks"}, report.detail("cancel frees batch and blocks")
     assert "still in the batch" in report.report["faults"][0]

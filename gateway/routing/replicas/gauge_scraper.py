@@ -20,7 +20,7 @@ from llmops.gateway.routing.replicas.replica import Replica
 from llmops.gateway.telemetry.metric_definitions import ENGINE_BLOCKS as BLOCKS
 from llmops.gateway.telemetry.metric_definitions import ENGINE_GENERAL as GENERAL
 from llmops.gateway.telemetry.metric_definitions import ENGINE_REQUESTS as REQUESTS
-from llmops.http_fetch import fetch_bounded
+from llmops.urls import fetch_bounded
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""NAME-embedding, NAME-score: token ids to vectors or scores. All requests that Triton gathered run as one batch."""
+"""The Triton models NAME-embedding and NAME-score: token ids to vectors or scores, in one batch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ import openvino as ov  # noqa: E402
 
 
 class TritonPythonModel:
+    """An encoder on OpenVINO. All requests that Triton has gathered run together."""
+
     def initialize(self, args: dict[str, str]) -> None:
+        """Load the model."""
         config = json.loads(args["model_config"])
         parameters = {k: v["string_value"] for k, v in config["parameters"].items()}
         self._output = config["output"][0]["name"]
@@ -27,28 +30,29 @@ class TritonPythonModel:
         self._max_batch, self._types = int(parameters["max_batch_size"]), int(parameters.get("type_vocab_size", "1"))
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
+        """Return a response for each request."""
         problems: list[str | None] = []
-        # token ids [1, length], of a cross-encoder with their types [2, length]
+        # token ids [1, length], for a cross-encoder with their types [2, length]
         rows: list[np.ndarray] = []
         counts: list[int] = []
         for request in requests:
-            given = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-            problem, own = self._rows(given)
+            problem, request_rows = self._rows({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
             problems.append(problem)
-            counts.append(len(own))
-            rows.extend(own)
+            counts.append(len(request_rows))
+            rows.extend(request_rows)
         vectors = self._run(rows)
-        return self._answers(problems, counts, vectors)
+        return self._responses(problems, counts, vectors)
 
-    def _rows(self, given: dict[str, np.ndarray]) -> tuple[str | None, list[np.ndarray]]:
-        lengths = given[contract.EMBEDDING_LENGTHS.name].reshape(-1)
-        ids = given[contract.EMBEDDING_IDS.name]
+    def _rows(self, tensors: dict[str, np.ndarray]) -> tuple[str | None, list[np.ndarray]]:
+        """Return the rows of a request, or the reason why it is rejected."""
+        lengths = tensors[contract.EMBEDDING_LENGTHS.name].reshape(-1)
+        ids = tensors[contract.EMBEDDING_IDS.name]
         if lengths.size != ids.shape[0] or lengths.min() < 1 or lengths.max() > min(ids.shape[1], self._max_length):
             between = f"must be between 1 and {self._max_length}, and no more than there are ids"
             return f"{contract.EMBEDDING_LENGTHS}: {between}", []
         if ids.min() < 0 or ids.max() >= self._vocab_size:
             return f"{contract.EMBEDDING_IDS}: must be between 0 and {self._vocab_size - 1}", []
-        types = given.get(contract.SCORE_TYPES.name)
+        types = tensors.get(contract.SCORE_TYPES.name)
         if types is None:
             rows = ids[:, None]
         elif types.shape != ids.shape or types.min() < 0 or types.max() >= self._types:
@@ -58,35 +62,35 @@ class TritonPythonModel:
         return None, [row[:, :length] for row, length in zip(rows, lengths, strict=True)]
 
     def _run(self, rows: list[np.ndarray]) -> np.ndarray:
-        """Rows of like length together: padding to the longest would make a short text pay for a long one."""
-        order = sorted(range(len(rows)), key=lambda at: rows[at].shape[1])
+        """Run rows of similar length together, because all rows of a batch are padded to the longest."""
+        order = sorted(range(len(rows)), key=lambda index: rows[index].shape[1])
         results: list[np.ndarray | None] = [None] * len(rows)
         for start in range(0, len(order), self._max_batch):
             chosen = order[start : start + self._max_batch]
-            for at, vector in zip(chosen, self._infer([rows[at] for at in chosen]), strict=True):
-                results[at] = vector
+            for index, vector in zip(chosen, self._infer([rows[index] for index in chosen]), strict=True):
+                results[index] = vector
         return np.array(results, dtype=np.float32)
 
     def _infer(self, rows: list[np.ndarray]) -> np.ndarray:
         width = max(row.shape[1] for row in rows)
         padded = np.zeros((len(rows[0]), len(rows), width), dtype=np.int64)
         mask = np.zeros((len(rows), width), dtype=np.int64)
-        for at, row in enumerate(rows):
-            padded[:, at, : row.shape[1]], mask[at, : row.shape[1]] = row, 1
+        for index, row in enumerate(rows):
+            padded[:, index, : row.shape[1]], mask[index, : row.shape[1]] = row, 1
         inputs = {"input_ids": padded[0], "attention_mask": mask}
         if len(padded) == 2:
             inputs["token_type_ids"] = padded[1]
         return np.array(self._model(inputs)[self._output], dtype=np.float32)
 
-    def _answers(
+    def _responses(
         self, problems: list[str | None], counts: list[int], vectors: np.ndarray
     ) -> list[pb_utils.InferenceResponse]:
-        answers, start = [], 0
+        responses, start = [], 0
         for problem, count in zip(problems, counts, strict=True):
             if problem is not None:
-                answers.append(pb_utils.InferenceResponse(error=pb_utils.TritonError(problem)))
+                responses.append(pb_utils.InferenceResponse(error=pb_utils.TritonError(problem)))
                 continue
-            own = vectors[start : start + count]
-            answers.append(pb_utils.InferenceResponse([pb_utils.Tensor(self._output, own)]))
+            output = pb_utils.Tensor(self._output, vectors[start : start + count])
+            responses.append(pb_utils.InferenceResponse([output]))
             start += count
-        return answers
+        return responses

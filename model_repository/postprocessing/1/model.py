@@ -1,4 +1,4 @@
-"""NAME-postprocessing: token ids to text. TensorRT-LLM's tensor names; the Rust tokenizer only, no framework."""
+"""The Triton model NAME-postprocessing: token ids to text, with TensorRT-LLM's tensor names."""
 
 from __future__ import annotations
 
@@ -18,27 +18,29 @@ _OUTPUT = contract.POST_OUTPUT.name
 
 
 class TritonPythonModel:
-    """TOKENS_BATCH [1, beams, n] and SEQUENCE_LENGTH [1, beams] -> OUTPUT [1, beams].
+    """The detokenizer of one served name: TOKENS_BATCH [1, beams, n] to OUTPUT [1, beams].
 
-    CONTEXT_IDS, the tokens just before, makes streamed chunks join into whole characters; without it each response is
-    decoded by itself.
+    With CONTEXT_IDS, the tokens before the new ones, streamed chunks join into whole characters. Without it each response
+    is decoded separately.
     """
 
     def initialize(self, args: dict[str, str]) -> None:
+        """Load the tokenizer."""
         parameters = {k: v["string_value"] for k, v in json.loads(args["model_config"])["parameters"].items()}
         self._tokenizer = Tokenizer.from_file(os.path.join(parameters["tokenizer_dir"], "tokenizer.json"))
         self._skip_special_tokens = parameters["skip_special_tokens"] == "true"
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
-        return [self._answer(request) for request in requests]
+        """Return a response for each request."""
+        return [self._respond(request) for request in requests]
 
-    def _answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
-        given = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
-        tokens, lengths = given[_TOKENS], given[_LENGTH].reshape(-1)
+    def _respond(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
+        tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+        tokens, lengths = tensors[_TOKENS], tensors[_LENGTH].reshape(-1)
         beams = tokens.reshape(lengths.size, -1)
-        context = given.get(_CONTEXT_IDS)
+        context = tensors.get(_CONTEXT_IDS)
         before = [[]] * lengths.size if context is None else context.reshape(lengths.size, -1).tolist()
-        finished = bool(given[_FINISHED].reshape(-1)[0]) if _FINISHED in given else context is None
+        finished = bool(tensors[_FINISHED].reshape(-1)[0]) if _FINISHED in tensors else context is None
         texts = [
             text_delta(self._decode, earlier, beam[:length].tolist(), finished)
             for earlier, beam, length in zip(before, beams, lengths, strict=True)

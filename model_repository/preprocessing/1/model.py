@@ -1,4 +1,4 @@
-"""NAME-preprocessing: text to token ids. TensorRT-LLM's tensor names; the Rust tokenizer only, no framework."""
+"""The Triton model NAME-preprocessing: text to token ids, with TensorRT-LLM's tensor names."""
 
 from __future__ import annotations
 
@@ -11,18 +11,21 @@ import triton_python_backend_utils as pb_utils
 from llmops_preprocessing.word_lists import embedding_bias, encode_word_list, word_ids
 from tokenizers import Tokenizer
 
-# what clients of the ensemble call its inputs
+# names of the inputs for clients of the ensemble
 _PUBLIC = {tensor: name for name, tensor in contract.ENSEMBLE_TO_PREPROCESSING.items()}
 
 
 class TritonPythonModel:
+    """The tokenizer of one served name. Only the Rust tokenizer is needed."""
+
     def initialize(self, args: dict[str, str]) -> None:
+        """Load the tokenizer."""
         config = json.loads(args["model_config"])
         parameters = {k: v["string_value"] for k, v in config["parameters"].items()}
-        # engine models of this project withhold every end until min_tokens, NVIDIA's backend end_id alone
+        # our own engine models withhold every end until min_tokens, NVIDIA's backend only end_id
         self._ours = any(output["name"] == contract.PRE_OUT_RETURN_CONTEXT.name for output in config["output"])
         self._tokenizer = Tokenizer.from_file(os.path.join(parameters["tokenizer_dir"], "tokenizer.json"))
-        # a checkpoint's tokenizer.json may cut or pad; here the engine decides what is too long
+        # a checkpoint's tokenizer.json may truncate or pad, but the engine decides which prompt is too long
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._add_special_tokens = parameters["add_special_tokens"] == "true"
@@ -31,35 +34,38 @@ class TritonPythonModel:
         self._vocab_size = int(parameters["vocab_size"])
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> list[pb_utils.InferenceResponse]:
-        return [self._answer(request) for request in requests]
+        """Return a response for each request."""
+        return [self._respond(request) for request in requests]
 
-    def _answer(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
+    def _respond(self, request: pb_utils.InferenceRequest) -> pb_utils.InferenceResponse:
         try:
             outputs = self._tensors({tensor.name(): tensor.as_numpy() for tensor in request.inputs()})
         except ValueError as error:
             return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
         return pb_utils.InferenceResponse([pb_utils.Tensor(tensor.name, value) for tensor, value in outputs.items()])
 
-    def _tensors(self, given: dict[str, np.ndarray]) -> dict[contract.Tensor, np.ndarray]:
-        if given[contract.PRE_QUERY.name].size != 1:
-            raise ValueError(f"{contract.TEXT_INPUT}: one text per request, got {given[contract.PRE_QUERY.name].size}")
-        text = _strings(given, contract.PRE_QUERY)[0]
+    def _tensors(self, tensors: dict[str, np.ndarray]) -> dict[contract.Tensor, np.ndarray]:
+        if tensors[contract.PRE_QUERY.name].size != 1:
+            raise ValueError(
+                f"{contract.TEXT_INPUT}: one text per request, got {tensors[contract.PRE_QUERY.name].size}"
+            )
+        text = _strings(tensors, contract.PRE_QUERY)[0]
         ids = self._tokenizer.encode(text, add_special_tokens=self._add_special_tokens).ids
-        stop_words = word_ids(self._tokenizer, _strings(given, contract.PRE_STOP_WORDS))
-        bad_words = word_ids(self._tokenizer, _strings(given, contract.PRE_BAD_WORDS))
-        end_id = given.get(contract.PRE_END_ID.name)
+        stop_words = word_ids(self._tokenizer, _strings(tensors, contract.PRE_STOP_WORDS))
+        bad_words = word_ids(self._tokenizer, _strings(tensors, contract.PRE_BAD_WORDS))
+        end_id = tensors.get(contract.PRE_END_ID.name)
         if end_id is None:
-            # `end_id` takes one token; a model with several ends gets the others as stop words
+            # `end_id` holds one token, so further ends of the model become stop words
             others = [[token] for token in self._end_ids[1:]]
-            least = given.get(contract.PRE_MIN_TOKENS.name)
-            if not self._ours and least is not None and least.any():
+            min_tokens = tensors.get(contract.PRE_MIN_TOKENS.name)
+            if not self._ours and min_tokens is not None and min_tokens.any():
                 bad_words += others
             else:
                 stop_words += others
-        weights = given.get(contract.PRE_BIAS_WEIGHTS.name)
+        weights = tensors.get(contract.PRE_BIAS_WEIGHTS.name)
         bias = embedding_bias(
             self._tokenizer,
-            _strings(given, contract.PRE_BIAS_WORDS),
+            _strings(tensors, contract.PRE_BIAS_WORDS),
             [] if weights is None else weights.reshape(-1).tolist(),
             self._vocab_size,
         )
@@ -69,15 +75,15 @@ class TritonPythonModel:
             contract.PRE_OUT_BAD_WORDS: encode_word_list(bad_words),
             contract.PRE_OUT_STOP_WORDS: encode_word_list(stop_words),
             contract.PRE_OUT_BIAS: bias,
-            contract.PRE_OUT_OUTPUT_LEN: given[contract.PRE_REQUEST_OUTPUT_LEN.name].reshape(1, -1),
+            contract.PRE_OUT_OUTPUT_LEN: tensors[contract.PRE_REQUEST_OUTPUT_LEN.name].reshape(1, -1),
             contract.PRE_OUT_END_ID: _one(self._end_ids[0]) if end_id is None else end_id.reshape(1, 1),
-            contract.PRE_OUT_PAD_ID: given.get(contract.PRE_PAD_ID.name, _one(self._pad_id)).reshape(1, 1),
+            contract.PRE_OUT_PAD_ID: tensors.get(contract.PRE_PAD_ID.name, _one(self._pad_id)).reshape(1, 1),
             contract.PRE_OUT_RETURN_CONTEXT: np.array([[True]]),
         }
 
 
-def _strings(given: dict[str, np.ndarray], tensor: contract.Tensor) -> list[str]:
-    values = given.get(tensor.name)
+def _strings(tensors: dict[str, np.ndarray], tensor: contract.Tensor) -> list[str]:
+    values = tensors.get(tensor.name)
     if values is None:
         return []
     try:

@@ -1,4 +1,4 @@
-"""NAME-tensorrt_llm where the engine runs in Triton's Python backend: TensorRT-LLM's tensors on any runtime."""
+"""The Triton model NAME-tensorrt_llm in the Python backend: TensorRT-LLM's tensors on any runtime."""
 
 from __future__ import annotations
 
@@ -9,78 +9,83 @@ import llmops_contract as contract
 import triton_python_backend_utils as pb_utils
 from llmops_engine.loop import ActiveRequest, EngineLoop
 from llmops_engine.metrics import TritonMetrics
-from llmops_engine.parent_death import exit_with_parent
 from llmops_engine.request import RequestRejectedError
 from llmops_engine.runtimes.choose import create_runtime
 from llmops_engine.steps.sinks import FINAL, RequestSink, send_error
 from llmops_engine.steps.stream_server import StepStreamServer
 from llmops_engine.steps.submissions import SubmissionReader
-from llmops_engine.tensor_parser import CAPABILITY_INPUTS, EngineCapabilities, Tensors, flag, parse_request
+from llmops_engine.tensor_parser import CAPABILITY_INPUTS, EngineCapabilities, flag, parse_request
+from llmops_process import kill_after_parent
 
 
 class TritonPythonModel:
-    """Decoupled: `execute` only hands requests to the engine thread, which answers through their response senders."""
+    """A decoupled model. `execute` hands requests to the engine thread, which sends the responses."""
 
     def initialize(self, args: dict[str, str]) -> None:
-        exit_with_parent()
+        """Start the runtime and the engine thread."""
+        kill_after_parent()
         config = json.loads(args["model_config"])
         parameters = {key: value["string_value"] for key, value in config["parameters"].items()}
-        self._card = json.loads(parameters[contract.METADATA_PARAMETER])
-        self._limits = EngineCapabilities(
-            target=self._card["target"],
-            max_seq_len=self._card["max_seq_len"],
-            vocab_size=self._card["vocab_size"],
-            end_ids=frozenset(self._card["end_ids"]),
-            max_sequences=self._card["capabilities"]["n"],
-            adapters=frozenset(adapter["id"] for adapter in self._card["adapters"]),
-            lacks=frozenset(name for name in CAPABILITY_INPUTS if not self._card["capabilities"].get(name, True)),
-            bad_words=self._card["capabilities"]["bad_words"],
-            logit_bias=self._card["capabilities"]["logit_bias"],
-            guides=tuple(self._card["capabilities"]["guided"]),
+        metadata = json.loads(parameters[contract.METADATA_PARAMETER])
+        features = metadata["capabilities"]
+        self._capabilities = EngineCapabilities(
+            target=metadata["target"],
+            max_seq_len=metadata["max_seq_len"],
+            vocab_size=metadata["vocab_size"],
+            end_ids=frozenset(metadata["end_ids"]),
+            max_sequences=features["n"],
+            adapters=frozenset(adapter["id"] for adapter in metadata["adapters"]),
+            unsupported=frozenset(name for name in CAPABILITY_INPUTS if not features.get(name, True)),
+            bad_words=features["bad_words"],
+            logit_bias=features["logit_bias"],
+            guides=tuple(features["guided"]),
         )
-        runtime = create_runtime(parameters, self._card)
-        name = args["model_name"]
-        metrics = TritonMetrics(name, args["model_version"])
-        max_open = self._card["max_batch_size"] + int(parameters[contract.QUEUE_SIZE_PARAMETER])
+        runtime = create_runtime(parameters, metadata)
+        name, version = args["model_name"], args["model_version"]
         self._loop = EngineLoop(
-            runtime, metrics.report, lambda text: pb_utils.Logger.log_error(f"{name}: {text}"), max_open
+            runtime,
+            report=TritonMetrics(name, version).report,
+            log_error=lambda text: pb_utils.Logger.log_error(f"{name}: {text}"),
+            max_open=metadata["max_batch_size"] + int(parameters[contract.QUEUE_SIZE_PARAMETER]),
         )
-        served = (self._card["name"], args["model_version"], self._card["engine"], uuid.uuid4().hex)
-        self._steps = StepStreamServer(self._loop, self._limits, SubmissionReader(config["input"]), served)
+        self._streams = StepStreamServer(
+            self._loop,
+            capabilities=self._capabilities,
+            submissions=SubmissionReader(config["input"]),
+            identity=(metadata["name"], version, metadata["engine"], uuid.uuid4().hex),
+        )
         self._loop.start()
 
     def execute(self, requests: list[pb_utils.InferenceRequest]) -> None:
+        """Accept requests."""
         for request in requests:
             self._accept(request)
 
     def is_ready(self) -> bool:
-        """Triton asks this for each ModelReady (the Python backend of 26.04 and later)."""
+        """Return True while the engine lives. Triton asks for each ModelReady (Python backend of 26.04 and later)."""
         return not self._loop.failure
 
     def finalize(self) -> None:
+        """End the engine thread and the runtime."""
         self._loop.close()
 
     def _accept(self, request: pb_utils.InferenceRequest) -> None:
         sender = request.get_response_sender()
         try:
-            tensors = _tensors(request)
-            if self._steps.handle(tensors, sender):
+            tensors = {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}
+            if self._streams.handle(tensors, sender):
                 return
             if flag(tensors, contract.STOP):
                 self._stop(request.request_id(), sender)
                 return
-            parsed = parse_request(tensors, self._limits)
+            parsed = parse_request(tensors, self._capabilities)
             if parsed.top_log_probs:
                 raise RequestRejectedError(f"{contract.TOP_LOG_PROBS}: is answered on step streams only")
             self._loop.submit(ActiveRequest(request.request_id(), parsed, RequestSink(sender, parsed)))
-        except RequestRejectedError as refusal:
-            send_error(sender, str(refusal))
+        except RequestRejectedError as rejection:
+            send_error(sender, str(rejection))
 
     def _stop(self, request_id: str, sender: pb_utils.InferenceResponseSender) -> None:
         if not request_id:
             raise RequestRejectedError(f"{contract.STOP}: needs the request id of the request to stop")
         self._loop.stop_requests(request_id, lambda: sender.send(flags=FINAL))
-
-
-def _tensors(request: pb_utils.InferenceRequest) -> Tensors:
-    return {tensor.name(): tensor.as_numpy() for tensor in request.inputs()}

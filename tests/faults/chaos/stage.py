@@ -20,7 +20,7 @@ from pathlib import Path
 from urllib.request import Request, urlopen
 
 from llmops.errors import ServerError
-from llmops.model_repository.server.processes import with_parent_death_signal
+from llmops.process import with_parent_death_signal
 from tests.support.servers import Broker, Postgres, Server, Valkey, free_port
 
 # micro-dollars per million tokens

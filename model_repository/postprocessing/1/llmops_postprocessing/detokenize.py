@@ -1,6 +1,6 @@
-"""Token ids -> the text they add, as a pure function of the last tokens.
+"""The text that new tokens add, as a pure function of the last tokens.
 
-Without state the responses of many requests may interleave in any way, and a cancelled one leaves nothing behind.
+Without state, the responses of many requests may interleave, and a cancelled request leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -8,15 +8,20 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 Decode = Callable[[Sequence[int]], str]
-# how decoders write bytes that are not (yet) a character
+#: Character that decoders write for bytes that are not a character yet.
 REPLACEMENT_CHARACTER = "\ufffd"
 
 
 def text_delta(decode: Decode, context: Sequence[int], ids: Sequence[int], finished: bool) -> str:
-    """What `ids` add to the text of `context` (the tokens just before; all of them, or enough to hold a character).
+    """Return the text that `ids` add after `context`, up to the last token that completes a character.
 
-    Returns the text up to the last token that completes a character; the rest comes with a later call, or now if
-    `finished`. The concatenation over all calls is what decoding all tokens at once gives.
+    The concatenation over all calls equals the text of all tokens.
+
+    Args:
+        decode: Decodes tokens.
+        context: The tokens before, all of them or enough to hold a character.
+        ids: The new tokens.
+        finished: Return the rest of the text as well, because no tokens follow.
     """
     tokens = [*context, *ids]
     start, before = _last_complete(decode, tokens, len(context), 0)
@@ -28,7 +33,7 @@ def text_delta(decode: Decode, context: Sequence[int], ids: Sequence[int], finis
 
 
 def _last_complete(decode: Decode, tokens: Sequence[int], end: int, start: int) -> tuple[int, str]:
-    """The longest prefix of at most `end` and at least `start` tokens whose text ends with a whole character."""
+    """Return the length and text of the longest prefix, from `start` to `end` tokens, that ends with a character."""
     for length in range(end, start, -1):
         text = decode(tokens[:length])
         if not text.endswith(REPLACEMENT_CHARACTER):

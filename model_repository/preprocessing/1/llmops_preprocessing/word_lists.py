@@ -1,4 +1,4 @@
-"""Text -> token ids, and words -> TensorRT-LLM's word lists."""
+"""Conversion of words to token ids, and to TensorRT-LLM's word lists and biases."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tokenizers import Tokenizer
 
 
 def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
-    """Token ids of each word as it appears in the middle of a text, without special tokens."""
+    """Return the token ids of each word in the middle of a text, without special tokens."""
     return [ids for word in words if word and (ids := tokenizer.encode(word, add_special_tokens=False).ids)]
 
 
 def encode_word_list(words: Sequence[Sequence[int]]) -> np.ndarray:
-    """INT32 [1, 2, n]: row 0 the ids of all words, row 1 where each word ends, both padded; [[0], [-1]] if empty."""
+    """Encode words as INT32 [1, 2, n]: row 0 their ids, row 1 the end of each word, padded; [[0], [-1]] if empty."""
     flat = [token for word in words for token in word] or [0]
     ends = list(np.cumsum([len(word) for word in words], dtype=int)) if words else []
     ends += [-1] * (len(flat) - len(ends))
@@ -23,7 +23,11 @@ def encode_word_list(words: Sequence[Sequence[int]]) -> np.ndarray:
 
 
 def embedding_bias(tokenizer: Tokenizer, words: Sequence[str], weights: Sequence[float], vocab_size: int) -> np.ndarray:
-    """FP32 [1, vocab_size], or [1, 0] without words. Raises ValueError when words and weights do not match."""
+    """Return the bias of words, FP32 [1, vocab_size], or [1, 0] without words.
+
+    Raises:
+        ValueError: The numbers of words and weights differ.
+    """
     if len(words) != len(weights):
         raise ValueError(
             f"{contract.BIAS_WEIGHTS}: {len(weights)} weights for {len(words)} {contract.BIAS_WORDS}; give one for each"

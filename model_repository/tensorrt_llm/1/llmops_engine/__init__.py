@@ -1,6 +1,7 @@
-"""The engine model's own code. Runs inside Triton: numpy, triton_python_backend_utils and one runtime library.
+"""The engine model's own code. It runs inside Triton with numpy, triton_python_backend_utils and one runtime library.
 
-What it shares with the gateway is copied beside it: the tensor contract, turns and block names.
+The modules that it shares with the gateway are copied beside it: `llmops_contract`, `llmops_kv_blocks`,
+`llmops_process` and `llmops_round_robin`.
 """
 
 import sys

@@ -1,6 +1,7 @@
-"""What the engine model needs of a library that generates: `EngineRuntime`, one implementation per library.
+"""The interface between the engine model and a library that generates: `EngineRuntime`.
 
-A runtime is driven by one thread (`loop.py`) and need not be thread-safe.
+Each library has one implementation in `runtimes/`. One thread (`loop.py`) drives a runtime, so it need not be
+thread-safe.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ from typing import NamedTuple
 
 from .request import RuntimeRequest
 
-RUNNING, STOP, LENGTH, CANCELLED, FAILED = "", "stop", "length", "cancelled", "failed"
+#: Reasons why a sequence ended; RUNNING while more tokens follow.
+RUNNING, STOP, LENGTH, FAILED = "", "stop", "length", "failed"
 
-
-#: The most likely tokens at one place with their log-probabilities, the likeliest first.
+#: The most likely tokens at one position with their log-probabilities, in descending order.
 Alternatives = list[tuple[int, float]]
 
 
 class StepOutput(NamedTuple):
-    """What one step added to one sequence. `log_probs` and `tops` are empty unless asked for.
+    """The tokens that one step added to one sequence.
 
-    `finish`: RUNNING while more follows, else why it ended; with FAILED, `error` says what happened. `cached`: with a
-    sequence's first tokens, how many of its prompt were in the KV cache; None: not known.
+    `log_probs` and `tops` are empty unless the request asks for them. `finish` is RUNNING or the reason why the
+    sequence ended; `error` explains FAILED. `cached` comes with the first tokens: the number of prompt tokens that were
+    in the KV cache, or None if the library does not report it.
     """
 
     key: int
@@ -36,31 +38,32 @@ class StepOutput(NamedTuple):
 
 
 class KvCacheEvent(NamedTuple):
-    """What the KV cache gained or lost: KV_STORED or KV_REMOVED with names of blocks (llmops_kv_blocks), or KV_CLEARED."""
+    """A change of the KV cache: KV_STORED or KV_REMOVED with block hashes (llmops_kv_blocks), or KV_CLEARED."""
 
     kind: int
     names: Sequence[int] = ()
 
 
 class EngineStats(NamedTuple):
-    """Sequences and KV-cache blocks after a step. `scheduled`: in the last step; `context`: of these, in prefill;
-    `paused`: those that it put back for want of cache.
+    """Numbers of sequences and KV-cache blocks after a step. 0 blocks and None mean that a number is not known.
 
-    `memory` in bytes by kind (cpu, gpu, pinned); None and 0 blocks: not known. `ended`: (prompt, generated) tokens of
-    each request that ended since the last report, added by the loop. `prefilled`: prompt tokens that the last step
-    computed; None: the loop takes the prompts whose first token it brought.
+    `scheduled` counts the sequences of the last step, `context` those of them in prefill, and `paused` those that the
+    library put back because the cache was full. `memory` is in bytes by kind (cpu, gpu, pinned). `ended` has the prompt
+    and generated tokens of each request that ended since the last report; the loop fills it in. `prefilled` is the
+    number of prompt tokens that the last step computed; without it the loop counts the prompts whose first token
+    arrived.
     """
 
-    active: int
-    scheduled: int
-    waiting: int
-    context: int
-    context_tokens: int
-    iteration: int
-    kv_blocks_max: int
-    kv_blocks_used: int
-    tokens_per_block: int
-    max_requests: int
+    active: int = 0
+    scheduled: int = 0
+    waiting: int = 0
+    context: int = 0
+    context_tokens: int = 0
+    iteration: int = 0
+    kv_blocks_max: int = 0
+    kv_blocks_used: int = 0
+    tokens_per_block: int = 0
+    max_requests: int = 0
     kv_blocks_reused: int | None = None
     paused: int = 0
     memory: tuple[tuple[str, int], ...] = ()
@@ -69,7 +72,7 @@ class EngineStats(NamedTuple):
 
 
 class EngineState(NamedTuple):
-    """What `step_state` says; see STATE_FIELDS of the contract."""
+    """The numbers of the tensor `step_state`. STATE_FIELDS of the contract explains each."""
 
     running: int
     waiting: int
@@ -86,83 +89,101 @@ class EngineState(NamedTuple):
 
 
 class DeadEngineError(Exception):
-    """The library cannot generate any more; the text says why."""
+    """The library cannot generate any longer. The message says why."""
 
 
 class Preparation:
-    """What a request waits for before it can join. Made and counted on the engine thread, finished on another one."""
+    """Work that must finish before a request can join the batch, such as compiling its grammar.
+
+    The engine thread creates it and counts the requests that wait for it; another thread finishes it.
+    """
 
     def __init__(self) -> None:
         self.done = False
-        self.refusal = ""
+        self.rejection = ""
         self.dropped = False
         self._waiting = 0
         self._lock = threading.Lock()
 
-    def join(self) -> bool:
-        """One more request waits; False when it was dropped."""
+    def add_waiter(self) -> bool:
+        """Count one more waiting request. Return False if the preparation was dropped."""
         with self._lock:
             self._waiting += not self.dropped
             return not self.dropped
 
-    def leave(self) -> None:
-        """A request that waited is gone."""
+    def remove_waiter(self) -> None:
+        """Count one waiting request less, because it was cancelled."""
         with self._lock:
             self._waiting -= 1
 
     def drop_if_unwanted(self) -> bool:
-        """Asked before the work starts: whether nobody wants it any more; it is then over."""
+        """Drop the preparation if no request waits for it. Return True if it was dropped."""
         with self._lock:
             self.dropped = self._waiting <= 0
             return self.dropped
 
-    def finish(self, refusal: str = "") -> None:
-        self.refusal = refusal
+    def finish(self, rejection: str = "") -> None:
+        """Let the waiting requests start, or reject them with a message."""
+        self.rejection = rejection
         self.done = True
 
 
 class EngineRuntime(ABC):
-    """Generates for many sequences at once; a sequence may join and leave between any two steps.
+    """A library that generates for many sequences at once. Sequences join and leave between two steps.
 
-    `wake` may be called from any thread when a preparation is done.
+    The loop sets `wake`, which any thread may call when a preparation is done.
     """
 
     wake: Callable[[], None] = staticmethod(lambda: None)
 
     def prepare(self, request: RuntimeRequest) -> Preparation | None:
-        """What `submit` has to wait for, joined once for this request; None if nothing. Raises Refused."""
+        """Return the preparation that `submit` has to wait for, with this request counted as a waiter.
+
+        Raises:
+            RequestRejectedError: The library cannot serve the request.
+        """
         return None
 
     @abstractmethod
     def submit(self, key: int, request: RuntimeRequest, sequence: int) -> None:
-        """Start sequence number `sequence` of `request` under `key`. Raises Refused."""
+        """Start sequence number `sequence` of `request` under `key`.
+
+        Raises:
+            RequestRejectedError: The library cannot serve the request.
+        """
 
     @abstractmethod
     def cancel(self, key: int) -> None:
-        """Take a sequence out before the next step; nothing of it is returned any more."""
+        """Remove a sequence before the next step. None of its tokens are returned afterwards."""
 
     @abstractmethod
-    def has_work(self) -> bool: ...
+    def has_work(self) -> bool:
+        """Return True if a step would do something."""
 
     @abstractmethod
     def step(self) -> Iterable[StepOutput]:
-        """Advance all sequences by (at least) one token and return what is new; blocks meanwhile. Raises DeadEngineError."""
+        """Advance all sequences by at least one token, and return the new tokens. Blocks until they are there.
 
-    def rest(self) -> None:
-        """Called when there is nothing to do: the time for work that would hold up running sequences."""
+        Raises:
+            DeadEngineError: The library cannot generate any longer.
+        """
+
+    def on_idle(self) -> None:
+        """Do work that would delay running sequences. Called when nothing runs."""
         return
 
     def recover(self) -> None:
-        """Called after a step failed and every sequence was cancelled: make the next request possible."""
+        """Make the next request possible, after a step failed and every sequence was cancelled."""
         return
 
     @abstractmethod
-    def stats(self) -> EngineStats: ...
+    def stats(self) -> EngineStats:
+        """Return the statistics after the last step."""
 
     def take_kv_events(self) -> Iterable[KvCacheEvent]:
-        """What the KV cache gained and lost since the last call, in order; nothing where the library does not say."""
+        """Return the changes of the KV cache since the last call, in order; none if the library reports none."""
         return ()
 
     def close(self) -> None:
-        """Free what the library holds."""
+        """Free the resources of the library."""
         return

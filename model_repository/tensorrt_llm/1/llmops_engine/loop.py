@@ -1,6 +1,6 @@
-"""The engine thread: takes what Triton brought, steps the runtime, hands the new tokens to the sinks.
+"""The engine thread: accept requests, step the runtime, and deliver new tokens to the sinks.
 
-Everything that touches the runtime or a sink happens on this one thread, so neither needs locks.
+All calls of the runtime and of the sinks happen on this thread, so neither needs locks.
 """
 
 from __future__ import annotations
@@ -26,18 +26,23 @@ from .engine_runtime import (
 from .request import RequestRejectedError, RuntimeRequest
 from .steps.sinks import ResponseSink
 
-# A cancel is looked for at most this often per request (s): asking Triton costs a round trip between processes.
+#: Minimum seconds between two checks whether a request was cancelled. Each asks Triton, in another process.
 CANCEL_POLL = 0.05
+#: Minimum seconds between two reports of metrics.
 METRICS_PERIOD = 0.1
-# What is logged once when an engine has ended: `llmops serve` looks for it (model_repository/server/triton_log.py)
+#: Logged once when an engine has ended. `llmops serve` looks for it (model_repository/server/triton_log.py).
 ENGINE_ENDED_MESSAGE = "the engine has ended"
 QUEUE_FULL_MESSAGE = f"{contract.QUEUE_FULL_PREFIX}: as many sequences wait as max_queue_size allows"
 
 
 class ActiveRequest:
-    """One request: its sink and the sequences that are still running, by engine key; or what it waits for."""
+    """A request in the engine.
 
-    __slots__ = ("begun", "generated", "keys", "polled", "preparation", "request", "request_id", "sink")
+    `keys` maps the engine key of each running sequence to its index. `preparation` is the work that the request waits
+    for before it starts.
+    """
+
+    __slots__ = ("generated", "keys", "polled_at", "preparation", "request", "request_id", "sink", "started")
 
     def __init__(self, request_id: str, request: RuntimeRequest, sink: ResponseSink) -> None:
         self.request_id = request_id
@@ -45,16 +50,17 @@ class ActiveRequest:
         self.sink = sink
         self.keys: dict[int, int] = {}
         self.preparation: Preparation | None = None
-        self.polled = 0.0
+        self.polled_at = 0.0
         self.generated = 0
-        self.begun = False
+        self.started = False
 
 
 class EngineLoop:
-    """`submit` and `stop_requests` may be called from any thread; `report` gets the stats now and then.
+    """The engine thread of one model. Any thread may call `submit`, `stop_requests` and `post`.
 
-    `failure` is set once the engine has ended, for whatever reason: every request then fails with it, and the model is
-    no longer ready.
+    `failure` is the message of every request once the engine has ended; the model is then no longer ready.
+    `after_step` is called after each step and each message with True if the engine is idle. It returns the seconds after
+    which to call it again while there is no work.
     """
 
     def __init__(
@@ -64,7 +70,14 @@ class EngineLoop:
         log_error: Callable[[str], None],
         max_open: int,
     ) -> None:
-        """`max_open`: sequences that may run and wait together; any more are refused."""
+        """Create the loop, which `start` runs.
+
+        Args:
+            runtime: The library that generates.
+            report: Called with the statistics every METRICS_PERIOD.
+            log_error: Called with messages for the server's log.
+            max_open: The maximum number of sequences that run or wait. Further requests are rejected.
+        """
         self._runtime = runtime
         self._report = report
         self._log_error = log_error
@@ -73,32 +86,34 @@ class EngineLoop:
         self._wake = threading.Event()
         self._running = True
         runtime.wake = self._wake.set
-        self._jobs: dict[int, ActiveRequest] = {}
+        self._by_key: dict[int, ActiveRequest] = {}
         self._preparing: list[ActiveRequest] = []
         self._next_key = 0
-        self._reported = 0.0
+        self._reported_at = 0.0
+        self._report_failed = False
+        # prompt and generated tokens of requests that ended since the last report
         self._ended_lengths: list[tuple[int, int]] = []
-        self._report_fails = False
         self.failure = ""
-        # of the last step: how long it took (s), and the prompt tokens whose first answer it brought
+        # of the last step: its duration, and the prompt tokens whose first token it returned
         self._step_seconds, self._prefilled = 0.0, 0
-        # called after each step and each message; returns after how long to call it again where there is no work (s)
         self.after_step: Callable[[bool], float | None] = lambda idle: None
         self._pause: float | None = None
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
+        """Start the thread."""
         self._thread.start()
 
-    def submit(self, job: ActiveRequest) -> None:
-        self.post(lambda: self.admit(job))
+    def submit(self, active: ActiveRequest) -> None:
+        """Admit a request on the engine thread."""
+        self.post(lambda: self.admit(active))
 
     def stop_requests(self, request_id: str, done: Callable[[], None]) -> None:
         """End all requests with this id, then call `done` on the engine thread."""
         self.post(lambda: self._stop(request_id, done))
 
     def close(self) -> None:
-        """End the thread after the step that is running, and the runtime with it."""
+        """End the thread after the current step, then close the runtime."""
         self._running = False
         self._wake.set()
         self._thread.join()
@@ -108,24 +123,24 @@ class EngineLoop:
             self._log_error(f"the engine did not close: {error}")
 
     def post(self, action: Callable[[], None]) -> None:
-        """Have `action` done on the engine thread before its next step."""
+        """Call `action` on the engine thread before its next step."""
         self._inbox.append(action)
         self._wake.set()
 
     def _run(self) -> None:
         try:
             while self._running:
-                self._turn()
+                self._iterate()
         except BaseException as error:  # noqa: BLE001 - a thread that ends in silence leaves every request hanging
             self._end_engine(error)
             while self._running:
-                self._turn_away()
+                self._iterate_dead()
 
-    def _turn(self) -> None:
+    def _iterate(self) -> None:
         if not self._inbox and not self._runtime.has_work():
             self._report_stats(force=True)
             if not self._preparing:
-                self._rest()
+                self._run_idle_work()
             self._wake.wait(self._longest_pause())
         self._wake.clear()
         while self._inbox:
@@ -139,34 +154,34 @@ class EngineLoop:
         self._report_stats()
 
     def _end_engine(self, error: BaseException) -> None:
-        """The engine has ended: log it once, and end what is open with one clear error."""
+        """Log once that the engine has ended, and fail all open requests with the reason."""
         reason = str(error) if isinstance(error, DeadEngineError) else f"{type(error).__name__}: {error}"
         self.failure = f"{contract.ENGINE_DEAD_PREFIX}: it has ended and takes no requests ({reason})"
         self._log_error(f"{ENGINE_ENDED_MESSAGE}: {reason}")
-        for job in self._open_jobs():
-            job.keys.clear()
-            self._guarded(partial(job.sink.fail, self.failure))
-        self._jobs.clear()
+        for active in self._open_requests():
+            active.keys.clear()
+            self._attempt(partial(active.sink.fail, self.failure))
+        self._by_key.clear()
         self._preparing.clear()
 
-    def _turn_away(self) -> None:
-        """A turn after the engine has ended: `admit` refuses, and streams are told."""
-        self._guarded(lambda: self.after_step(True))
+    def _iterate_dead(self) -> None:
+        """Run one iteration after the engine has died: reject new requests and close the streams."""
+        self._attempt(lambda: self.after_step(True))
         self._wake.wait(CANCEL_POLL)
         self._wake.clear()
         while self._inbox:
-            self._guarded(self._inbox.popleft())
+            self._attempt(self._inbox.popleft())
 
-    def _guarded(self, action: Callable[[], object]) -> None:
+    def _attempt(self, action: Callable[[], object]) -> None:
         try:
             action()
-        except Exception as error:  # noqa: BLE001 - the others must hear of the end, too
+        except Exception as error:  # noqa: BLE001 - the other requests must be notified as well
             self._log_error(f"a request could not be told that the engine has ended: {error}")
 
-    def _rest(self) -> None:
+    def _run_idle_work(self) -> None:
         try:
-            self._runtime.rest()
-        except Exception as error:  # noqa: BLE001 - each request hears of it when it is submitted
+            self._runtime.on_idle()
+        except Exception as error:  # noqa: BLE001 - each request gets the error when it is submitted
             self._log_error(f"the engine failed while it had nothing to do: {error}")
 
     def _longest_pause(self) -> float | None:
@@ -174,94 +189,94 @@ class EngineLoop:
             return self._pause
         return CANCEL_POLL if self._pause is None else min(self._pause, CANCEL_POLL)
 
-    def admit(self, job: ActiveRequest) -> None:
-        """Start a job, now or when what it needs is ready. On the engine thread only."""
+    def admit(self, active: ActiveRequest) -> None:
+        """Start a request, now or when its preparation is done. On the engine thread only."""
         if self.failure:
-            job.sink.fail(self.failure)
-            return
-        if self._open_sequences() >= self._max_open:
-            job.sink.fail(QUEUE_FULL_MESSAGE)
-            return
+            active.sink.fail(self.failure)
+        elif self._open_sequences() >= self._max_open:
+            active.sink.fail(QUEUE_FULL_MESSAGE)
+        elif self._try(active, self._prepare, "prepared"):
+            if active.preparation is None:
+                self._try(active, self._start, "started")
+            else:
+                self._preparing.append(active)
+
+    def _try(self, active: ActiveRequest, action: Callable[[ActiveRequest], None], what: str) -> bool:
+        """Call `action`, and fail the request if it raises. Return True if it does not."""
         try:
-            job.preparation = self._runtime.prepare(job.request)
-        except RequestRejectedError as refusal:
-            job.sink.fail(str(refusal))
-            return
+            action(active)
+        except RequestRejectedError as rejection:
+            self._forget(active)
+            active.sink.fail(str(rejection))
         except Exception as error:  # noqa: BLE001 - a request that the runtime chokes on must not end the server
-            self._log_error(f"a request could not be prepared: {error}")
-            job.sink.fail(f"the engine failed: {error}")
-            return
-        if job.preparation is None:
-            self._start(job)
+            self._forget(active)
+            self._log_error(f"a request could not be {what}: {error}")
+            active.sink.fail(f"the engine failed: {error}")
         else:
-            self._preparing.append(job)
+            return True
+        return False
+
+    def _prepare(self, active: ActiveRequest) -> None:
+        active.preparation = self._runtime.prepare(active.request)
+
+    def _start(self, active: ActiveRequest) -> None:
+        for sequence in range(active.request.num_sequences):
+            self._next_key += 1
+            self._runtime.submit(self._next_key, active.request, sequence)
+            active.keys[self._next_key] = sequence
+            self._by_key[self._next_key] = active
 
     def _start_prepared(self) -> None:
-        for job in list(self._preparing):
-            preparation = job.preparation
+        for active in list(self._preparing):
+            preparation = active.preparation
             if preparation is not None and preparation.done:
-                self._preparing.remove(job)
-                if preparation.refusal:
-                    job.sink.fail(preparation.refusal)
+                self._preparing.remove(active)
+                if preparation.rejection:
+                    active.sink.fail(preparation.rejection)
                 else:
-                    self._start(job)
-
-    def _start(self, job: ActiveRequest) -> None:
-        try:
-            for sequence in range(job.request.num_sequences):
-                self._next_key += 1
-                self._runtime.submit(self._next_key, job.request, sequence)
-                job.keys[self._next_key] = sequence
-                self._jobs[self._next_key] = job
-        except RequestRejectedError as refusal:
-            self._forget(job)
-            job.sink.fail(str(refusal))
-        except Exception as error:  # noqa: BLE001 - a request that the runtime chokes on must not end the server
-            self._forget(job)
-            self._log_error(f"a request could not be started: {error}")
-            job.sink.fail(f"the engine failed: {error}")
+                    self._try(active, self._start, "started")
 
     def _stop(self, request_id: str, done: Callable[[], None]) -> None:
-        for job in self._open_jobs():
-            if job.request_id == request_id:
-                self.end(job)
+        for active in self._open_requests():
+            if active.request_id == request_id:
+                self.end(active)
         done()
 
     def _open_sequences(self) -> int:
-        return len(self._jobs) + sum(job.request.num_sequences for job in self._preparing)
+        return len(self._by_key) + sum(active.request.num_sequences for active in self._preparing)
 
-    def _open_jobs(self) -> list[ActiveRequest]:
-        return [*{id(job): job for job in self._jobs.values()}.values(), *self._preparing]
+    def _open_requests(self) -> list[ActiveRequest]:
+        return [*{id(active): active for active in self._by_key.values()}.values(), *self._preparing]
 
     def _drop_cancelled(self) -> None:
         now = time.monotonic()
-        for job in self._open_jobs():
-            if now - job.polled >= CANCEL_POLL:
-                job.polled = now
-                if job.sink.is_cancelled():
-                    self.end(job)
+        for active in self._open_requests():
+            if now - active.polled_at >= CANCEL_POLL:
+                active.polled_at = now
+                if active.sink.is_cancelled():
+                    self.end(active)
 
-    def end(self, job: ActiveRequest) -> None:
-        """Take a job out of the batch. On the engine thread only."""
-        self._forget(job)
-        job.sink.end()
+    def end(self, active: ActiveRequest) -> None:
+        """Remove a request from the batch. On the engine thread only."""
+        self._forget(active)
+        active.sink.end()
 
-    def _forget(self, job: ActiveRequest) -> None:
-        if job.preparation is not None and job in self._preparing:
-            self._preparing.remove(job)
-            job.preparation.leave()
-        for key in job.keys:
+    def _forget(self, active: ActiveRequest) -> None:
+        if active.preparation is not None and active in self._preparing:
+            self._preparing.remove(active)
+            active.preparation.remove_waiter()
+        for key in active.keys:
             self._runtime.cancel(key)
-            self._jobs.pop(key, None)
-        job.keys.clear()
-        if job.begun:
-            self._note_lengths(job)
+            self._by_key.pop(key, None)
+        active.keys.clear()
+        if active.started:
+            self._record_lengths(active)
 
     def fail_open(self, message: str) -> None:
-        """End all that is open, including what still waits. On the engine thread only."""
-        for job in self._open_jobs():
-            self._forget(job)
-            job.sink.fail(message)
+        """Fail all requests, including those that wait for a preparation. On the engine thread only."""
+        for active in self._open_requests():
+            self._forget(active)
+            active.sink.fail(message)
 
     def _step(self) -> None:
         started, self._prefilled = time.monotonic(), 0
@@ -277,58 +292,60 @@ class EngineLoop:
             self._deliver(output)
 
     def _deliver(self, output: StepOutput) -> None:
-        job = self._jobs.get(output.key)
-        if job is None:
+        active = self._by_key.get(output.key)
+        if active is None:
             return
-        sequence = job.keys[output.key]
+        sequence = active.keys[output.key]
         if output.finish:
-            del job.keys[output.key], self._jobs[output.key]
+            del active.keys[output.key], self._by_key[output.key]
         if output.finish == FAILED:
-            self._forget(job)
-            job.sink.fail(output.error)
+            self._forget(active)
+            active.sink.fail(output.error)
             return
-        if not job.begun:
-            job.begun = True
-            self._prefilled += int(job.request.input_ids.size) - (output.cached or 0)
-            job.sink.begin(sequence, output.cached)
-        job.generated += len(output.token_ids)
-        if not job.keys:
-            self._note_lengths(job)
-        job.sink.tokens(sequence, output.token_ids, output.log_probs, bool(output.finish), not job.keys, output.tops)
+        if not active.started:
+            active.started = True
+            self._prefilled += int(active.request.input_ids.size) - (output.cached or 0)
+            active.sink.begin(sequence, output.cached)
+        active.generated += len(output.token_ids)
+        if not active.keys:
+            self._record_lengths(active)
+        active.sink.add_tokens(
+            sequence, output.token_ids, output.log_probs, bool(output.finish), not active.keys, output.tops
+        )
 
-    def _note_lengths(self, job: ActiveRequest) -> None:
-        """However it ended: a bill is held against the sum of what was generated."""
-        self._ended_lengths.append((int(job.request.input_ids.size), job.generated))
+    def _record_lengths(self, active: ActiveRequest) -> None:
+        """Record the lengths of a request, however it ended: bills are compared with the sum of generated tokens."""
+        self._ended_lengths.append((int(active.request.input_ids.size), active.generated))
 
     def _fail_all(self, message: str) -> None:
-        """End what was in the batch; what still waits for its preparation was not part of it."""
+        """Fail the requests in the batch. Those that wait for a preparation were not part of it."""
         self._log_error(message)
-        for job in {id(job): job for job in self._jobs.values()}.values():
-            self._forget(job)
-            job.sink.fail(message)
+        for active in {id(active): active for active in self._by_key.values()}.values():
+            self._forget(active)
+            active.sink.fail(message)
         try:
             self._runtime.recover()
-        except Exception as error:  # noqa: BLE001 - the next step fails then, and with it the next requests
+        except Exception as error:  # noqa: BLE001 - the next step and its requests fail then
             self._log_error(f"the engine did not recover: {error}")
 
     def _report_stats(self, force: bool = False) -> None:
         now = time.monotonic()
-        if force or now - self._reported >= METRICS_PERIOD:
-            self._reported = now
+        if force or now - self._reported_at >= METRICS_PERIOD:
+            self._reported_at = now
             try:
                 self._report(self._stats())
             except Exception as error:  # noqa: BLE001 - metrics must not end the engine
-                if not self._report_fails:
+                if not self._report_failed:
                     self._log_error(f"the engine's metrics could not be reported: {error}")
-                self._report_fails = True
+                self._report_failed = True
 
     def state(self) -> EngineState:
         """The engine's state after its last step. On the engine thread only."""
         stats = self._runtime.stats()
         return EngineState(
             running=stats.active - stats.waiting,
-            waiting=stats.waiting + sum(job.request.num_sequences for job in self._preparing),
-            waiting_tokens=stats.context_tokens + sum(int(job.request.input_ids.size) for job in self._preparing),
+            waiting=stats.waiting + sum(active.request.num_sequences for active in self._preparing),
+            waiting_tokens=stats.context_tokens + sum(int(active.request.input_ids.size) for active in self._preparing),
             free_blocks=stats.kv_blocks_max - stats.kv_blocks_used,
             blocks=stats.kv_blocks_max,
             tokens_per_block=stats.tokens_per_block,
@@ -337,7 +354,7 @@ class EngineLoop:
         )
 
     def take_kv_events(self) -> Iterable[KvCacheEvent]:
-        """The runtime's. On the engine thread only."""
+        """Return the runtime's KV-cache events since the last call. On the engine thread only."""
         return self._runtime.take_kv_events()
 
     def _stats(self) -> EngineStats:

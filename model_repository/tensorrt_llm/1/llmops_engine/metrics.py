@@ -1,4 +1,4 @@
-"""NVIDIA's TensorRT-LLM metric families on Triton's own metrics port, with NVIDIA's label names.
+"""Metrics on Triton's own metrics port, in NVIDIA's TensorRT-LLM families with NVIDIA's label names.
 
 Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/custom_metrics_reporter/`.
 """
@@ -11,7 +11,7 @@ import triton_python_backend_utils as pb_utils
 
 from .engine_runtime import EngineStats
 
-# label of each family of gauges
+#: The label of each family of gauges.
 FAMILIES = {
     "nv_trt_llm_request_metrics": "request_type",
     "nv_trt_llm_runtime_memory_metrics": "memory_type",
@@ -19,13 +19,14 @@ FAMILIES = {
     "nv_trt_llm_inflight_batcher_metrics": "inflight_batcher_specific_metric",
     "nv_trt_llm_general_metrics": "general_type",
 }
+#: A family that stays at 0, because no runtime here splits prefill from decode.
 DISAGGREGATED = ("nv_trt_llm_disaggregated_serving_metrics", "disaggregated_serving_type")
 LENGTHS = {"nv_llm_input_token_len": "total_input_tokens", "nv_llm_output_token_len": "total_output_tokens"}
 LENGTH_BUCKETS = [10.0, 50.0, 100.0, 500.0, 1000.0]
 
 
 class TritonMetrics:
-    """Metrics of one engine model. Only what changed is sent: each `set` is a message between processes."""
+    """The metrics of one engine model. Only changed values are sent: each `set` is a message between processes."""
 
     def __init__(self, model: str, version: str) -> None:
         self._labels = {"model": model, "version": version}
@@ -36,13 +37,12 @@ class TritonMetrics:
         self._last: dict[tuple[str, str], float] = {}
         name, label = DISAGGREGATED
         family = _family(name, label, kinds.COUNTER)
-        # stay at 0: no runtime of ours splits prefill from decode
         counters = [self._metric(family, label, value) for value in ("kv_cache_transfer_ms", "request_count")]
         self._kept = [family, *counters]
         self._lengths = [self._histogram(name, value) for name, value in LENGTHS.items()]
 
     def report(self, stats: EngineStats) -> None:
-        """Send what changed, and the lengths of the requests that ended since the last time."""
+        """Send changed gauges, and the lengths of the requests that ended since the last report."""
         values = gauge_values(stats)
         for key, value in values.items():
             if self._last.get(key) != value:
@@ -72,7 +72,7 @@ def _family(name: str, what: str, kind: int) -> pb_utils.MetricFamily:
 
 
 def gauge_values(stats: EngineStats) -> dict[tuple[str, str], float]:
-    """(label name, label value) -> value of each gauge; what the runtime does not know is left out."""
+    """Return the value of each gauge by label name and label value, without those that the runtime does not know."""
     groups: dict[str, dict[str, float | None]] = {
         "request_type": {
             "active": stats.active,
@@ -100,7 +100,7 @@ def gauge_values(stats: EngineStats) -> dict[tuple[str, str], float]:
 
 
 def _blocks(stats: EngineStats) -> dict[str, float | None]:
-    """Nothing until the runtime has reported how many blocks it has: TensorRT-LLM does so after the first prompt."""
+    """Return the block gauges, none before the runtime has reported its blocks: TensorRT-LLM does after a prompt."""
     if not stats.kv_blocks_max:
         return {}
     return {

@@ -1,6 +1,6 @@
-"""Which blocks a KV cache has, for libraries that do not say: those of the texts used last, as many as fit.
+"""An estimate of a KV cache's blocks, for libraries that report none: those of the most recent texts that fit.
 
-An approximation, but the same one for all gateways, because it is made where the texts of all of them come together.
+All gateways share one estimate, because the engine sees the texts of all of them.
 """
 
 from __future__ import annotations
@@ -14,29 +14,30 @@ from .engine_runtime import KvCacheEvent
 
 
 class RecentBlocks:
-    """`capacity`: blocks of the cache; least recently used ones go first, the end of a text before its beginning."""
+    """The `capacity` most recently used blocks. The end of a text is evicted before its beginning."""
 
     def __init__(self, capacity: int, tokens_per_block: int) -> None:
         self._capacity, self._tokens_per_block = capacity, tokens_per_block
-        self._names: OrderedDict[int, None] = OrderedDict()
-        self._changes: list[KvCacheEvent] = []
+        self._hashes: OrderedDict[int, None] = OrderedDict()
+        self._events: list[KvCacheEvent] = []
 
-    def use(self, ids: bytes, salt: int, adapter: int) -> None:
-        """A text went through the cache. `ids`: INT32."""
-        names = block_hashes(ids, self._tokens_per_block, adapter_salt(salt, adapter))[: self._capacity]
-        new = [name for name in names if name not in self._names]
-        for name in reversed(names):
-            self._names[name] = None
-            self._names.move_to_end(name)
-        gone = [self._names.popitem(last=False)[0] for _ in range(len(self._names) - self._capacity)]
-        self._changes += [KvCacheEvent(kind, some) for kind, some in ((KV_REMOVED, gone), (KV_STORED, new)) if some]
+    def touch(self, ids: bytes, salt: int, adapter: int) -> None:
+        """Record that a text went through the cache. `ids` are its tokens as INT32."""
+        hashes = block_hashes(ids, self._tokens_per_block, adapter_salt(salt, adapter))[: self._capacity]
+        stored = [block for block in hashes if block not in self._hashes]
+        for block in reversed(hashes):
+            self._hashes[block] = None
+            self._hashes.move_to_end(block)
+        removed = [self._hashes.popitem(last=False)[0] for _ in range(len(self._hashes) - self._capacity)]
+        changes = ((KV_REMOVED, removed), (KV_STORED, stored))
+        self._events += [KvCacheEvent(kind, blocks) for kind, blocks in changes if blocks]
 
     def clear(self) -> None:
-        """The cache has been emptied."""
-        self._names.clear()
-        self._changes = [KvCacheEvent(KV_CLEARED)]
+        """Record that the cache was emptied."""
+        self._hashes.clear()
+        self._events = [KvCacheEvent(KV_CLEARED)]
 
-    def changes(self) -> list[KvCacheEvent]:
-        """Since the last call."""
-        changes, self._changes = self._changes, []
-        return changes
+    def take_events(self) -> list[KvCacheEvent]:
+        """Return the changes since the last call."""
+        events, self._events = self._events, []
+        return events

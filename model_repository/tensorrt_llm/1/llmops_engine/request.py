@@ -1,22 +1,21 @@
-"""One generation request as every runtime takes it, and the refusal that goes back to the client."""
+"""A generation request as every runtime takes it, and the error that rejects one."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
 from dataclasses import dataclass, field
-from typing import Any
 
+import llmops_contract as contract
 import numpy as np
-from llmops_contract import Tensor
 
 
 class RequestRejectedError(Exception):
-    """The request cannot be honoured; the text starts with the name of the tensor: `embedding_bias: not supported`."""
+    """The engine rejects the request. The message starts with the tensor's name: `embedding_bias: not supported`."""
 
 
 @dataclass
 class RuntimeSamplingParams:
-    """Greedy when `temperature` is 0 or `top_k` is 1. Neutral values mean: not asked for."""
+    """Sampling parameters, by default neutral. Sampling is greedy if `temperature` is 0 or `top_k` is 1."""
 
     temperature: float = 1.0
     top_k: int = 0
@@ -29,14 +28,33 @@ class RuntimeSamplingParams:
 
     @property
     def greedy(self) -> bool:
+        """True if the most likely token is always taken."""
         return self.temperature == 0 or self.top_k == 1
 
 
 @dataclass
 class RuntimeRequest:
-    """`input_ids` INT64 [n]. `end_ids`: tokens that end it, empty to go on past the end of text.
+    """A generation request.
 
-    `stop_words`: sequences of token ids that end it. `guide`: (json | json_schema | regex | ebnf_grammar, text).
+    Attributes:
+        input_ids: The prompt, INT64 [n].
+        max_new_tokens: The maximum number of new tokens per sequence.
+        end_ids: Tokens that end a sequence. Empty to continue past the end of text.
+        stop_words: Sequences of token ids that end a sequence.
+        bad_words: Sequences of token ids that must not appear.
+        embedding_bias: FP32 [vocabulary], added to the logits.
+        min_tokens: The number of tokens before which no end is accepted.
+        num_sequences: Independent answers to the prompt.
+        log_probs: Return the log-probability of each token.
+        top_log_probs: The number of alternatives to report at each position.
+        guide: The kind of grammar (GUIDE_KINDS of the contract) and its text.
+        caller: The name under which requests queue in turns; `a/b` is `b` among the callers of `a`.
+        cache_salt: Only requests with the same salt share cached prefixes.
+        adapter: The task id of the LoRA adapter; 0 is the base model.
+        streaming: Send a response per step instead of one per sequence.
+        context_ids: Return the tokens before the new ones, and whether the sequence has finished.
+        num_input_tokens: Return the number of prompt tokens.
+        num_output_tokens: Return the number of new tokens.
     """
 
     input_ids: np.ndarray
@@ -44,29 +62,26 @@ class RuntimeRequest:
     end_ids: frozenset[int] = frozenset()
     stop_words: list[list[int]] = field(default_factory=list)
     bad_words: list[list[int]] = field(default_factory=list)
-    # FP32 [vocabulary], added to the logits
     embedding_bias: np.ndarray | None = None
     min_tokens: int = 0
     num_sequences: int = 1
     sampling: RuntimeSamplingParams = field(default_factory=RuntimeSamplingParams)
     log_probs: bool = False
-    # the most likely tokens to report at each place
     top_log_probs: int = 0
     guide: tuple[str, str] | None = None
-    # who asks, so that callers can take turns: `a/b` is `b` among those of `a`
     caller: str = ""
-    # prefixes are shared only by requests with the same one
     cache_salt: int = 0
-    # LoRA adapter by its task id; 0 is the base model
     adapter: int = 0
     streaming: bool = False
-    # what goes back besides the tokens
     context_ids: bool = False
     num_input_tokens: bool = False
     num_output_tokens: bool = False
-    # every input of the contract that is one number, at its default where it was not sent
-    scalars: Mapping[str, Any] = field(default_factory=dict)
 
-    def value(self, tensor: Tensor) -> Any:
-        """The value of an input that has no field here."""
-        return self.scalars.get(tensor.name, tensor.default)
+
+def check_json(guide: str) -> str:
+    """Return the text of a guide. Raise RequestRejectedError if it is not JSON."""
+    try:
+        json.loads(guide)
+    except (ValueError, RecursionError) as error:
+        raise RequestRejectedError(f"{contract.GUIDE}: is not JSON ({error})") from None
+    return guide

@@ -1,4 +1,4 @@
-"""Tensors of TensorRT-LLM's contract -> RuntimeRequest. What cannot be honoured is refused, never dropped."""
+"""Parser of TensorRT-LLM's tensors into a RuntimeRequest. It rejects what it cannot honour, and ignores nothing."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ from .request import RequestRejectedError, RuntimeRequest, RuntimeSamplingParams
 Tensors = dict[str, np.ndarray]
 
 SUPPORTED_INPUTS = frozenset(tensor.name for tensor in contract.PYTHON_ENGINE_INPUTS if tensor.taken)
-# Clients and ensembles send these with this value, at which they have no effect; any other value is refused.
+#: Values without an effect, which clients and ensembles send. Any other value of these inputs is rejected.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     tensor.name: tensor.neutral for tensor in contract.PYTHON_ENGINE_INPUTS if tensor.neutral
 }
-# capability of the card -> the tensors that need it
+#: The tensors that need a capability of the model metadata.
 CAPABILITY_INPUTS: dict[str, list[Tensor]] = {
     needed: [tensor for tensor in contract.PYTHON_ENGINE_INPUTS if tensor.needs == needed]
     for needed in {tensor.needs for tensor in contract.PYTHON_ENGINE_INPUTS if tensor.needs}
 }
-# all of them are read in the same way
 _SCALARS = {
     tensor.name: tensor
     for tensor in contract.PYTHON_ENGINE_INPUTS
@@ -35,8 +34,11 @@ _MAX_CALLER_LENGTH = 256
 
 @dataclass(frozen=True)
 class EngineCapabilities:
-    """What the engine allows; lengths in tokens. `target` is named in refusals; `lacks` are capabilities of CAPABILITY_INPUTS that
-    the library would ignore."""
+    """The capabilities and features of an engine.
+
+    `target` is the build target, which rejections name. `max_seq_len` is in tokens. `unsupported` are the keys of
+    CAPABILITY_INPUTS that the library would ignore.
+    """
 
     target: str
     max_seq_len: int
@@ -44,47 +46,46 @@ class EngineCapabilities:
     end_ids: frozenset[int]
     max_sequences: int = 8
     adapters: frozenset[int] = frozenset()
-    lacks: frozenset[str] = frozenset()
+    unsupported: frozenset[str] = frozenset()
     bad_words: bool = False
     logit_bias: bool = False
     guides: tuple[str, ...] = contract.GUIDE_KINDS
 
 
-def parse_request(tensors: Tensors, limits: EngineCapabilities) -> RuntimeRequest:
-    """Raises Refused."""
-    _refuse_unknown(tensors, limits)
+def parse_request(tensors: Tensors, capabilities: EngineCapabilities) -> RuntimeRequest:
+    """Return the request in `tensors`. Raise RequestRejectedError if the engine cannot honour it."""
+    _reject_unsupported(tensors, capabilities)
     scalars = _DEFAULTS.copy()
     for name, value in tensors.items():
         if name in _SCALARS:
             scalars[name] = _number(value, _SCALARS[name], _DEFAULTS[name])
-    ids = _input_ids(tensors, limits)
-    output_len = _output_len(scalars, ids.size, limits)
+    ids = _input_ids(tensors, capabilities)
+    output_len = _output_len(scalars, ids.size, capabilities)
     return RuntimeRequest(
         input_ids=ids,
         max_new_tokens=output_len,
-        end_ids=_end_ids(tensors, limits),
+        end_ids=_end_ids(tensors, capabilities),
         stop_words=word_list(tensors.get(contract.STOP_WORDS_LIST.name), contract.STOP_WORDS_LIST),
-        bad_words=_bad_words(tensors, limits),
-        embedding_bias=_embedding_bias(tensors, limits),
+        bad_words=_bad_words(tensors, capabilities),
+        embedding_bias=_embedding_bias(tensors, capabilities),
         min_tokens=_within(scalars, contract.MIN_TOKENS, 0, output_len),
-        num_sequences=_within(scalars, contract.NUM_RETURN_SEQUENCES, 1, limits.max_sequences),
+        num_sequences=_within(scalars, contract.NUM_RETURN_SEQUENCES, 1, capabilities.max_sequences),
         sampling=_sampling(scalars),
         log_probs=scalars[contract.RETURN_LOG_PROBS.name],
         top_log_probs=scalars[contract.TOP_LOG_PROBS.name],
-        guide=_guide(tensors, limits),
+        guide=_guide(tensors, capabilities),
         caller=text(tensors, contract.CALLER)[:_MAX_CALLER_LENGTH],
         cache_salt=scalars[contract.CACHE_SALT.name],
-        adapter=_adapter(scalars, limits),
+        adapter=_adapter(scalars, capabilities),
         streaming=scalars[contract.STREAMING.name],
         context_ids=scalars[contract.RETURN_CONTEXT_IDS.name],
         num_input_tokens=scalars[contract.RETURN_NUM_INPUT_TOKENS.name],
         num_output_tokens=scalars[contract.RETURN_NUM_OUTPUT_TOKENS.name],
-        scalars=scalars,
     )
 
 
 def word_list(words: np.ndarray | None, name: Tensor | str) -> list[list[int]]:
-    """INT32 [1, 2, n]: row 0 the ids of all words, row 1 where each word ends, padded with -1."""
+    """Decode a word list: INT32 [1, 2, n], row 0 the ids of all words, row 1 where each word ends, padded with -1."""
     if words is None or words.size == 0:
         return []
     if words.size % 2:
@@ -102,43 +103,45 @@ def word_list(words: np.ndarray | None, name: Tensor | str) -> list[list[int]]:
     return result
 
 
-def _refuse_unknown(tensors: Tensors, limits: EngineCapabilities) -> None:
+def _reject_unsupported(tensors: Tensors, capabilities: EngineCapabilities) -> None:
     for name in sorted(tensors.keys() - SUPPORTED_INPUTS):
         value = tensors[name]
         if value.size == 0 or (name in NEUTRAL_VALUES and value.size == 1 and value.item() in NEUTRAL_VALUES[name]):
             continue
         if name in NEUTRAL_VALUES:
             wanted = " or ".join(str(neutral).lower() for neutral in NEUTRAL_VALUES[name])
-            raise RequestRejectedError(f"{name}: only {wanted} is supported by target {limits.target}")
-        raise RequestRejectedError(f"{name}: not supported by target {limits.target}")
-    for capability in limits.lacks:
+            raise RequestRejectedError(f"{name}: only {wanted} is supported by target {capabilities.target}")
+        raise RequestRejectedError(f"{name}: not supported by target {capabilities.target}")
+    for capability in capabilities.unsupported:
         for tensor in CAPABILITY_INPUTS[capability]:
             if scalar(tensors, tensor) != tensor.default:
-                raise RequestRejectedError(f"{tensor}: not supported by target {limits.target} with its TensorRT-LLM")
+                raise RequestRejectedError(
+                    f"{tensor}: not supported by target {capabilities.target} with its TensorRT-LLM"
+                )
 
 
-def _bad_words(tensors: Tensors, limits: EngineCapabilities) -> list[list[int]]:
+def _bad_words(tensors: Tensors, capabilities: EngineCapabilities) -> list[list[int]]:
     words = word_list(tensors.get(contract.BAD_WORDS_LIST.name), contract.BAD_WORDS_LIST)
-    if words and not limits.bad_words:
-        raise RequestRejectedError(f"{contract.BAD_WORDS_LIST}: not supported by target {limits.target}")
+    if words and not capabilities.bad_words:
+        raise RequestRejectedError(f"{contract.BAD_WORDS_LIST}: not supported by target {capabilities.target}")
     return words
 
 
-def _embedding_bias(tensors: Tensors, limits: EngineCapabilities) -> np.ndarray | None:
-    """FP32 [vocabulary]; None where it changes nothing."""
+def _embedding_bias(tensors: Tensors, capabilities: EngineCapabilities) -> np.ndarray | None:
+    """Return the bias, FP32 [vocabulary], or None if it changes nothing."""
     bias = tensors.get(contract.EMBEDDING_BIAS.name)
     if bias is None or not bias.any():
         return None
-    if not limits.logit_bias:
-        raise RequestRejectedError(f"{contract.EMBEDDING_BIAS}: not supported by target {limits.target}")
-    if bias.size != limits.vocab_size or not np.isfinite(bias).all():
+    if not capabilities.logit_bias:
+        raise RequestRejectedError(f"{contract.EMBEDDING_BIAS}: not supported by target {capabilities.target}")
+    if bias.size != capabilities.vocab_size or not np.isfinite(bias).all():
         raise RequestRejectedError(
-            f"{contract.EMBEDDING_BIAS}: must be {limits.vocab_size} finite numbers, one per token"
+            f"{contract.EMBEDDING_BIAS}: must be {capabilities.vocab_size} finite numbers, one per token"
         )
     return bias.reshape(-1).astype(np.float32)
 
 
-def _input_ids(tensors: Tensors, limits: EngineCapabilities) -> np.ndarray:
+def _input_ids(tensors: Tensors, capabilities: EngineCapabilities) -> np.ndarray:
     tensor = contract.INPUT_IDS
     ids = tensors.get(tensor.name)
     if ids is None or ids.size == 0:
@@ -149,31 +152,31 @@ def _input_ids(tensors: Tensors, limits: EngineCapabilities) -> np.ndarray:
     if not 0 < length <= ids.size:
         raise RequestRejectedError(f"{contract.INPUT_LENGTHS}: {length} does not fit the {ids.size} tokens of {tensor}")
     flat = ids.reshape(-1)[:length].astype(np.int64)
-    # read without a sign, one below 0 is the largest of all
-    if flat.view(np.uint64).max() >= limits.vocab_size:
-        raise RequestRejectedError(f"{tensor}: ids must be from 0 to {limits.vocab_size - 1}")
+    # read without its sign, an id below 0 is larger than all valid ids
+    if flat.view(np.uint64).max() >= capabilities.vocab_size:
+        raise RequestRejectedError(f"{tensor}: ids must be from 0 to {capabilities.vocab_size - 1}")
     return flat
 
 
-def _output_len(scalars: dict[str, Any], prompt: int, limits: EngineCapabilities) -> int:
+def _output_len(scalars: dict[str, Any], prompt: int, capabilities: EngineCapabilities) -> int:
     length: int = scalars[contract.REQUEST_OUTPUT_LEN.name]
     if length < 1:
         raise RequestRejectedError(f"{contract.REQUEST_OUTPUT_LEN}: must be at least 1, got {length}")
-    if prompt + length > limits.max_seq_len:
+    if prompt + length > capabilities.max_seq_len:
         raise RequestRejectedError(
             f"{contract.REQUEST_OUTPUT_LEN}: {prompt} prompt tokens and {length} new ones are more than the "
-            f"{limits.max_seq_len} of max_seq_len"
+            f"{capabilities.max_seq_len} of max_seq_len"
         )
     return length
 
 
-def _end_ids(tensors: Tensors, limits: EngineCapabilities) -> frozenset[int]:
+def _end_ids(tensors: Tensors, capabilities: EngineCapabilities) -> frozenset[int]:
     if contract.END_ID.name not in tensors:
-        return limits.end_ids
+        return capabilities.end_ids
     end_id = scalar(tensors, contract.END_ID)
-    if end_id >= limits.vocab_size:
+    if end_id >= capabilities.vocab_size:
         raise RequestRejectedError(
-            f"{contract.END_ID}: must be below {limits.vocab_size}, or -1 to ignore the end of text"
+            f"{contract.END_ID}: must be below {capabilities.vocab_size}, or -1 to ignore the end of text"
         )
     return frozenset() if end_id < 0 else frozenset([end_id])
 
@@ -183,7 +186,7 @@ def _sampling(scalars: dict[str, Any]) -> RuntimeSamplingParams:
         raise RequestRejectedError(f"{contract.REPETITION_PENALTY}: must be greater than 0")
     return RuntimeSamplingParams(
         temperature=scalars[contract.TEMPERATURE.name],
-        # TensorRT-LLM's top_p 0 means: not used
+        # TensorRT-LLM treats a top_p of 0 as not set
         top_p=scalars[contract.RUNTIME_TOP_P.name] or 1.0,
         top_k=scalars[contract.RUNTIME_TOP_K.name],
         min_p=scalars[contract.RUNTIME_MIN_P.name],
@@ -194,7 +197,7 @@ def _sampling(scalars: dict[str, Any]) -> RuntimeSamplingParams:
     )
 
 
-def _guide(tensors: Tensors, limits: EngineCapabilities) -> tuple[str, str] | None:
+def _guide(tensors: Tensors, capabilities: EngineCapabilities) -> tuple[str, str] | None:
     kind = text(tensors, contract.GUIDE_TYPE)
     guide = text(tensors, contract.GUIDE)
     if not kind:
@@ -205,26 +208,30 @@ def _guide(tensors: Tensors, limits: EngineCapabilities) -> tuple[str, str] | No
         raise RequestRejectedError(
             f"{contract.GUIDE_TYPE}: must be one of {', '.join(contract.GUIDE_KINDS)}, got {kind}"
         )
-    if kind not in limits.guides:
+    if kind not in capabilities.guides:
         raise RequestRejectedError(
-            f"{contract.GUIDE_TYPE}: {kind} is not supported by this engine of target {limits.target}"
+            f"{contract.GUIDE_TYPE}: {kind} is not supported by this engine of target {capabilities.target}"
         )
     if kind != "json" and not guide:
         raise RequestRejectedError(f"{contract.GUIDE}: is needed for the type {kind}")
     return kind, guide
 
 
-def _adapter(scalars: dict[str, Any], limits: EngineCapabilities) -> int:
+def _adapter(scalars: dict[str, Any], capabilities: EngineCapabilities) -> int:
     task_id: int = scalars[contract.LORA_TASK_ID.name]
-    if task_id and task_id not in limits.adapters:
-        known = ", ".join(map(str, sorted(limits.adapters)))
-        hint = f"this engine has {known}, and 0 for none" if known else f"only 0 is supported by target {limits.target}"
+    if task_id and task_id not in capabilities.adapters:
+        known = ", ".join(map(str, sorted(capabilities.adapters)))
+        hint = (
+            f"this engine has {known}, and 0 for none"
+            if known
+            else f"only 0 is supported by target {capabilities.target}"
+        )
         raise RequestRejectedError(f"{contract.LORA_TASK_ID}: {hint}")
     return task_id
 
 
 def text(tensors: Tensors, tensor: Tensor) -> str:
-    """Empty where it is absent."""
+    """Return the text of a tensor, or an empty text without the tensor."""
     value = tensors.get(tensor.name)
     if value is None or value.size == 0:
         return ""
@@ -236,11 +243,16 @@ def text(tensors: Tensors, tensor: Tensor) -> str:
 
 
 def flag(tensors: Tensors, tensor: Tensor) -> bool:
+    """Return True if a boolean tensor is there and set."""
     return bool(scalar(tensors, tensor))
 
 
 def scalar(tensors: Tensors, tensor: Tensor, default: Any = None) -> Any:
-    """The contract's default where it is absent, or `default`. Raises Refused outside of the contract's bounds."""
+    """Return the number in a tensor, or without the tensor `default` or the contract's default.
+
+    Raises:
+        RequestRejectedError: The number is outside of the contract's bounds.
+    """
     default = tensor.default if default is None else default
     value = tensors.get(tensor.name)
     return default if value is None else _number(value, tensor, default)
@@ -258,7 +270,7 @@ def _number(value: np.ndarray, tensor: Tensor, default: Any) -> Any:
 
 
 def _within(scalars: dict[str, Any], tensor: Tensor, low: int, high: int) -> int:
-    """For bounds that depend on the model or on the request."""
+    """Return a number after a check of bounds that depend on the model or the request."""
     value: int = scalars[tensor.name]
     _check(tensor, value, low, high)
     return value

@@ -1,4 +1,1 @@
-"""Guided decoding where the engine has none that is safe: grammars compiled and tried in a process of their own.
-
-How a schema becomes a grammar belongs to the gateway: `gateway/generation/structured/grammar/`.
-"""
+"""Guided decoding for libraries without a safe one: a process of its own compiles and tries each grammar first."""

@@ -1,10 +1,12 @@
-"""Grammars are made ready beside the engine thread, so that no step waits for a compiler.
+"""Compilation of grammars off the engine thread, so that no step waits for a compiler.
 
-Two lanes, each a thread with a probe process. A grammar is measured in the quick lane first; one that takes longer than
-a moment moves to the slow lane, so that it does not hold up others. What passes is compiled again in this process, into
-the cache that the engine's own pipeline uses. Everything runs at a low priority. Callers take turns in each lane, so
-that whoever brings many grammars waits for them alone, and the number that may wait is bounded. Every slow grammar
-costs the quick lane its process: while the slow lane has three of one caller, the caller's others go straight there.
+There are two lanes, each a thread with a sandbox process. A grammar is measured in the quick lane first. One that takes
+more than half a CPU second moves to the slow lane, so that it does not hold up others. A grammar that passes is compiled
+again in this process, into the cache that the engine's own pipeline uses. Everything runs at a low priority.
+
+Callers take turns in each lane, so a caller with many grammars only delays itself, and the number of waiting grammars is
+bounded. Each slow grammar costs the quick lane its process: while the slow lane has three grammars of one caller, the
+caller's other grammars go straight there.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ import threading
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from llmops_contract import GUIDE
 from llmops_round_robin import RoundRobinQueue
@@ -24,111 +26,130 @@ from ..engine_runtime import Preparation
 from ..request import RequestRejectedError
 from .sandbox import GrammarLimitError, GrammarLimits, GrammarMeasurement, GrammarSandbox
 
-# grammars whose outcome is remembered
+if TYPE_CHECKING:
+    from .openvino import GrammarPipeline
+
+#: Grammars whose outcome is remembered.
 MAX_REMEMBERED_GRAMMARS = 1000
-# how long a grammar may take in the quick lane (CPU seconds; a walk takes 0.1 to 0.2), and how long an idle lane keeps
-# its process (s)
-_QUICK_LANE_SECONDS, _IDLE_SECONDS = 0.5, 120.0
+#: CPU seconds that a grammar may take in the quick lane. Trying a compiled one takes 0.1 to 0.2.
+_QUICK_LANE_SECONDS = 0.5
+#: Seconds that a lane without work keeps its process.
+_IDLE_SECONDS = 120.0
+#: Grammars of one caller in the slow lane above which its others skip the quick lane.
 _MAX_SLOW_PER_CALLER = 3
-# answers after which a grammar is not the first that is suspected
+#: Finished answers after which a grammar is no longer the first suspect.
 _TRUSTED_AFTER_ANSWERS = 3
-# a time over its limit is doubted so many times while it is less than so many times the limit
-_MAX_REMEASUREMENTS, _REMEASURE_BELOW = 2, 5
-# the quick lane's: a tenth of a core beside an engine that takes all of them
+#: Further measurements of a grammar whose time is over its limit, but below `_REMEASURE_BELOW` times the limit.
+_MAX_REMEASUREMENTS = 2
+_REMEASURE_BELOW = 5
+#: Niceness of the quick lane: a tenth of a core beside an engine that uses all of them.
 _NICENESS = 9
 
 Guide = tuple[str, str]
 
 
-class GrammarCompiler(Protocol):
-    def compile(self, guide: Guide) -> str | None: ...
-
-
 class GrammarService:
-    """`prepare` and `close` from the engine thread; `wake` is called from a lane when a grammar is ready or refused."""
+    """The grammars of one engine. The engine thread makes all calls."""
 
     def __init__(
         self,
-        new_probe: Callable[[int], GrammarSandbox],
-        new_compiler: Callable[[], GrammarCompiler],
+        new_sandbox: Callable[[int], GrammarSandbox],
+        new_compiler: Callable[[], GrammarPipeline],
         wake: Callable[[], None],
         limits: GrammarLimits | None = None,
     ) -> None:
+        """Create both lanes, whose threads start with their first grammar.
+
+        Args:
+            new_sandbox: Returns a sandbox that runs at the given niceness.
+            new_compiler: Returns the pipeline that compiles for the engine.
+            wake: Called from a lane when a grammar is ready or rejected.
+            limits: The limits of each grammar.
+        """
         self._limits = limits = limits or GrammarLimits()
         self._known: OrderedDict[bytes, _GrammarTask] = OrderedDict()
-        slow = _CompileLane("grammar-slow", limits, new_probe, new_compiler, wake)
-        quick = replace(
+        slow = _CompileLane("grammar-slow", limits, new_sandbox, new_compiler, wake)
+        quick_limits = replace(
             limits,
             compile_seconds=min(_QUICK_LANE_SECONDS, limits.compile_seconds),
             niceness=min(_NICENESS, limits.niceness),
         )
-        self._lanes = [_CompileLane("grammar", quick, new_probe, new_compiler, wake, slow), slow]
+        self._lanes = [_CompileLane("grammar", quick_limits, new_sandbox, new_compiler, wake, slow), slow]
 
     @property
     def memory(self) -> int:
-        """Bytes of all grammars that were compiled, about; the library keeps them as long as its tokenizer."""
+        """About how many bytes all compiled grammars take. The library keeps them as long as its tokenizer."""
         return sum(lane.memory for lane in self._lanes)
 
     def prepare(self, guide: Guide, caller: str = "") -> Preparation | None:
-        """None when `guide` can join the batch at once. `caller`: who asks, `a/b` for `b` of `a`'s.
+        """Return the preparation to wait for, or None if `guide` can join the batch at once.
 
-        Raises Refused when it is known to be no good, and when too many wait.
+        Args:
+            guide: The kind of grammar and its text.
+            caller: The name under which grammars wait in turns; `a/b` is `b` among the callers of `a`.
+
+        Raises:
+            RequestRejectedError: The grammar was rejected before, or too many grammars wait.
         """
         key = _key(guide)
         known = self._known.get(key)
-        if known is None or not known.join():
-            self._refuse_beyond_bounds(caller)
+        if known is None or not known.add_waiter():
+            self._check_queue(caller)
             known = self._known[key] = _GrammarTask(guide, caller)
-            known.join()
+            known.add_waiter()
             self._lanes[0].put(known)
             self._forget_oldest()
         self._known.move_to_end(key)
-        if known.refusal:
-            raise RequestRejectedError(known.refusal)
+        if known.rejection:
+            raise RequestRejectedError(known.rejection)
         return None if known.done else known
 
     def mean_seconds(self, guide: Guide) -> float:
-        """Return the seconds that a compiled grammar takes per token as a rule."""
+        """Return the mean seconds per token of a compiled grammar."""
         known = self._known.get(_key(guide))
         return known.measured.mean_seconds if known is not None else 0.0
 
     def suspicion(self, guide: Guide) -> tuple[bool, float]:
         """Return a value that is higher the more likely a grammar is to cost too much.
 
-        Grammars that few answers were finished with come first, then those that took longest when they were tried.
+        Grammars with few finished answers rank first, then those that took longest when they were measured.
         """
         known = self._known.get(_key(guide))
-        return (True, 0.0) if known is None else (known.finished < _TRUSTED_AFTER_ANSWERS, known.measured.token_seconds)
+        return (
+            (True, 0.0)
+            if known is None
+            else (known.finished_answers < _TRUSTED_AFTER_ANSWERS, known.measured.token_seconds)
+        )
 
-    def finished(self, guide: Guide) -> None:
-        """An answer with this grammar was finished."""
+    def record_finished(self, guide: Guide) -> None:
+        """Count an answer that was finished with this grammar."""
         known = self._known.get(_key(guide))
         if known is not None:
-            known.finished += 1
+            known.finished_answers += 1
 
-    def refuse(self, guide: Guide, why: str) -> None:
-        """Refuse a grammar from now on."""
+    def reject(self, guide: Guide, reason: str) -> None:
+        """Reject a grammar from now on."""
         task = self._known[_key(guide)] = _GrammarTask(guide, "")
-        task.finish(why)
+        task.finish(reason)
         self._forget_oldest()
 
-    def copy_refusals(self, other: GrammarService) -> None:
-        """Refuse what `other` refused."""
-        self._known.update((key, task) for key, task in other._known.items() if task.done and task.refusal)
+    def copy_rejections(self, other: GrammarService) -> None:
+        """Reject the grammars that `other` rejects."""
+        self._known.update((key, task) for key, task in other._known.items() if task.done and task.rejection)
 
     def knows(self, guide: Guide) -> bool:
-        """Whether it is compiled, or refused."""
+        """Return True if the grammar was compiled or rejected."""
         known = self._known.get(_key(guide))
         return known is not None and known.done and not known.dropped
 
-    def _refuse_beyond_bounds(self, caller: str) -> None:
-        name = caller.split("/")[0]
-        if sum(lane.waiting(name) for lane in self._lanes) >= self._limits.waiting_per_caller:
+    def _check_queue(self, caller: str) -> None:
+        name, limits = caller.split("/")[0], self._limits
+        if sum(lane.waiting(name) for lane in self._lanes) >= limits.waiting_per_caller:
             raise RequestRejectedError(
-                f"unavailable for new grammars: {self._limits.waiting_per_caller} of this client are already waiting"
+                f"unavailable for new grammars: {limits.waiting_per_caller} of this client are already waiting"
             )
-        if sum(lane.waiting() for lane in self._lanes) >= self._limits.waiting:
-            raise RequestRejectedError(f"unavailable for new grammars: {self._limits.waiting} are already waiting")
+        if sum(lane.waiting() for lane in self._lanes) >= limits.waiting:
+            raise RequestRejectedError(f"unavailable for new grammars: {limits.waiting} are already waiting")
 
     def _forget_oldest(self) -> None:
         if len(self._known) > MAX_REMEMBERED_GRAMMARS:
@@ -137,7 +158,7 @@ class GrammarService:
                 del self._known[key]
 
     def close(self, wait: bool = True) -> None:
-        """End the lanes; what still waits for them is refused. Not `wait`: a compilation may go on for a while."""
+        """End the lanes and reject the waiting grammars. Without `wait`, a compilation may continue for a while."""
         for lane in self._lanes:
             lane.close(wait)
         for task in self._known.values():
@@ -150,42 +171,44 @@ def _key(guide: Guide) -> bytes:
 
 
 class _GrammarTask(Preparation):
+    """A grammar that is compiled, or was."""
+
     def __init__(self, guide: Guide, caller: str) -> None:
         super().__init__()
         self.guide = guide
         self.caller = caller
         self.path = caller.split("/", 1)
         self.measured = GrammarMeasurement()
-        # answers that were finished with it
-        self.finished = 0
+        self.finished_answers = 0
 
 
 class _CompileLane:
-    """A thread that starts with its first grammar."""
+    """A queue of grammars, with a thread that starts with the first one."""
 
     def __init__(
         self,
         name: str,
         limits: GrammarLimits,
-        new_probe: Callable[[int], GrammarSandbox],
-        new_compiler: Callable[[], GrammarCompiler],
+        new_sandbox: Callable[[int], GrammarSandbox],
+        new_compiler: Callable[[], GrammarPipeline],
         wake: Callable[[], None],
         slower: _CompileLane | None = None,
     ) -> None:
         self._limits = limits
-        self._probe = new_probe(limits.niceness)
+        self._sandbox = new_sandbox(limits.niceness)
         self._new_compiler = new_compiler
-        self._compiler: GrammarCompiler | None = None
+        self._compiler: GrammarPipeline | None = None
         self._wake = wake
         self._slower = slower
         self.memory = 0
         self._tasks: RoundRobinQueue[_GrammarTask] = RoundRobinQueue()
         self._callers: Counter[str] = Counter()
         self._changed = threading.Condition()
-        self._open = True
+        self._is_open = True
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
 
     def put(self, task: _GrammarTask) -> None:
+        """Add a grammar to the queue."""
         with self._changed:
             self._tasks.put(task.path, task)
             self._callers[task.caller] += 1
@@ -194,29 +217,30 @@ class _CompileLane:
                 self._thread.start()
 
     def waiting(self, name: str | None = None) -> int:
-        """How many wait here, of `name` or of all."""
+        """Return the number of grammars that wait, of the caller `name` or of all."""
         with self._changed:
             return self._tasks.size if name is None else self._tasks.waiting(name)
 
-    def of(self, caller: str) -> int:
-        """How many grammars of `caller` wait here or are at work."""
+    def count_of(self, caller: str) -> int:
+        """Return the number of `caller`'s grammars that wait or are being compiled."""
         with self._changed:
             return self._callers[caller]
 
     def close(self, wait: bool) -> None:
+        """End the lane's process and its thread."""
         with self._changed:
-            self._open = False
+            self._is_open = False
             self._changed.notify()
-        self._probe.end()
+        self._sandbox.end()
         if wait and self._thread.is_alive():
             self._thread.join(timeout=5)
 
     def _run(self) -> None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), self._limits.niceness)
-        while self._open:
+        while self._is_open:
             task = self._next()
             if task is None:
-                self._probe.close()
+                self._sandbox.close()
             else:
                 self._handle(task)
                 with self._changed:
@@ -225,50 +249,53 @@ class _CompileLane:
     def _handle(self, task: _GrammarTask) -> None:
         if task.drop_if_unwanted():
             return
-        if self._slower is not None and self._slower.of(task.caller) >= _MAX_SLOW_PER_CALLER:
+        if self._slower is not None and self._slower.count_of(task.caller) >= _MAX_SLOW_PER_CALLER:
             self._slower.put(task)
         else:
             self._settle(task)
 
     def _next(self) -> _GrammarTask | None:
-        """None after a long time without work, and when the lane ends."""
+        """Return the next grammar, or None after a long time without work and when the lane ends."""
         with self._changed:
-            self._changed.wait_for(lambda: self._tasks.size or not self._open, _IDLE_SECONDS)
-            return self._tasks.take() if self._tasks.size and self._open else None
+            self._changed.wait_for(lambda: self._tasks.size or not self._is_open, _IDLE_SECONDS)
+            return self._tasks.take() if self._tasks.size and self._is_open else None
 
     def _settle(self, task: _GrammarTask) -> None:
+        """Compile a grammar, or move it to the slower lane if it takes too long for this one."""
         try:
-            refusal = self._make_ready(task)
+            rejection = self._compile(task)
         except GrammarLimitError as error:
             if error.slow and self._slower is not None:
                 self._slower.put(task)
                 return
-            refusal = str(error)
-        except Exception as error:  # noqa: BLE001 - whatever happens, the requests that wait must hear of it
-            refusal = f"the grammar could not be compiled: {error}"
-            task.dropped = True  # it may work the next time
-        task.finish(f"{GUIDE}: {refusal}" if refusal else "")
+            rejection = str(error)
+        except Exception as error:  # noqa: BLE001 - the waiting requests must be notified, whatever happens
+            rejection = f"the grammar could not be compiled: {error}"
+            task.dropped = True  # the next attempt may succeed
+        task.finish(f"{GUIDE}: {rejection}" if rejection else "")
         self._wake()
 
-    def _make_ready(self, task: _GrammarTask) -> str | None:
-        guide, measured = task.guide, self._measured(task.guide)
-        task.measured = measured
-        refusal = measured.problem or _too_costly(measured, self._limits)
-        if refusal:
-            return refusal
+    def _compile(self, task: _GrammarTask) -> str | None:
+        """Measure and compile a grammar. Return the reason if it is rejected."""
+        measured = task.measured = self._measure(task.guide)
+        rejection = measured.problem or _cost_problem(measured, self._limits)
+        if rejection:
+            return rejection
         if self._compiler is None:
             self._compiler = self._new_compiler()
         self.memory += measured.memory
-        return self._compiler.compile(guide)
+        return self._compiler.compile(task.guide)
 
-    def _measured(self, guide: Guide) -> GrammarMeasurement:
-        """A refusal is remembered, and a host that gives the processor to others lengthens CPU times too: a time
-        somewhat over its limit must be seen again."""
-        measured = self._probe.measure(guide, self._limits)
+    def _measure(self, guide: Guide) -> GrammarMeasurement:
+        """Measure a grammar, several times if it is slightly over a limit.
+
+        A rejection is remembered, and a host that gives the processor to others lengthens even CPU times.
+        """
+        measured = self._sandbox.measure(guide, self._limits)
         for _ in range(_MAX_REMEASUREMENTS):
-            if measured.problem or not (measured.grows or 1 < _share(measured, self._limits) < _REMEASURE_BELOW):
+            if measured.problem or not (measured.grows or 1 < _cost_ratio(measured, self._limits) < _REMEASURE_BELOW):
                 break
-            again = self._probe.measure(guide, self._limits)
+            again = self._sandbox.measure(guide, self._limits)
             measured = replace(
                 measured,
                 join_seconds=min(measured.join_seconds, again.join_seconds),
@@ -279,12 +306,13 @@ class _CompileLane:
         return measured
 
 
-def _share(measured: GrammarMeasurement, limits: GrammarLimits) -> float:
-    """Of what it may take in time, at the worse of both limits."""
+def _cost_ratio(measured: GrammarMeasurement, limits: GrammarLimits) -> float:
+    """Return the time of a grammar as a multiple of its limit, for the worse one of both limits."""
     return max(measured.join_seconds / limits.join_seconds, measured.token_seconds / limits.token_seconds)
 
 
-def _too_costly(measured: GrammarMeasurement, limits: GrammarLimits) -> str | None:
+def _cost_problem(measured: GrammarMeasurement, limits: GrammarLimits) -> str | None:
+    """Return why a grammar costs too much, or None if it does not."""
     if measured.join_seconds > limits.join_seconds:
         return f"the grammar is too large: it takes {measured.join_seconds:.2f} s to start, once compiled"
     if measured.token_seconds > limits.token_seconds:

@@ -1,40 +1,38 @@
-"""Grammars in OpenVINO GenAI, and a pipeline that does nothing but compile them.
+"""Grammars of OpenVINO GenAI, and a pipeline that only compiles them.
 
-GenAI compiles a grammar inside `step()`, after the forward pass, while everybody waits. Its compiler belongs to the
+GenAI compiles a grammar inside `step()`, after the forward pass, while all sequences wait. Its compiler belongs to the
 tokenizer and caches what it has compiled. So another pipeline with the same tokenizer, over a model of one attention
-layer, fills that cache beforehand, and its `generate()` releases the GIL.
+layer, fills that cache beforehand. Its `generate()` releases the GIL.
 """
 
 from __future__ import annotations
 
-import json
 import re
 import tempfile
 import time
 from collections.abc import Iterable
 from typing import Any
 
-import llmops_contract as contract
 import numpy as np
 import openvino as ov
 import openvino_genai as genai
 from openvino import op
 from openvino import opset13 as ops
 
-from ..request import RequestRejectedError
+from ..request import check_json
 from .walk_costs import WALK_TOKENS, WalkCosts, is_too_slow, summarize_walk
 
 HEAD_SIZE = 32
-#: The token that ends a walk through a grammar, beside the tokenizer's own end of text.
+#: Token that ends a walk through a grammar, like the tokenizer's own end of text.
 _END = 0
-#: The logit of tokens that end a walk. At a temperature of 100 it makes them e^-100 times as likely as others.
+#: Logit of tokens that end a walk. At a temperature of 100 they are e^-100 times as likely as others.
 _UNLIKELY = -10_000.0
 
 Guide = tuple[str, str]
 
 
 def structured_output(guide: Guide) -> Any:
-    """GenAI's StructuredOutputConfig. Raises Refused for a schema that is not JSON."""
+    """Return GenAI's StructuredOutputConfig. Raise RequestRejectedError for a schema that is not JSON."""
     kind, text = guide
     config = genai.StructuredOutputConfig()
     if kind == "regex":
@@ -42,20 +40,12 @@ def structured_output(guide: Guide) -> Any:
     elif kind == "ebnf_grammar":
         config.grammar = text
     else:
-        config.json_schema = _json(text or "{}")
+        config.json_schema = check_json(text or "{}")
     return config
 
 
-def _json(text: str) -> str:
-    try:
-        json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise RequestRejectedError(f"{contract.GUIDE}: is not JSON ({error})") from None
-    return text
-
-
 class GrammarPipeline:
-    """Compiles grammars for all pipelines that share `tokenizer`. Not thread-safe."""
+    """A compiler of grammars for all pipelines that share `tokenizer`. Not thread-safe."""
 
     def __init__(self, tokenizer: Any, vocab_size: int) -> None:
         scheduler = genai.SchedulerConfig()
@@ -71,16 +61,16 @@ class GrammarPipeline:
         self._count = 0
 
     def compile(self, guide: Guide) -> str | None:
-        """xgrammar's error, None if there is none. Other threads run meanwhile."""
+        """Compile a grammar while other threads run. Return xgrammar's error, or None without one."""
         try:
             self._pipeline.generate([_prompt()], [_sampling(guide, 1)])
         except RuntimeError as error:
-            # whether a token can be sampled from the little model does not matter
+            # whether the tiny model can sample a token does not matter
             return clean_error(str(error)) if "xgrammar" in str(error) else None
         return None
 
     def follow(self, guide: Guide, token_seconds: float) -> WalkCosts:
-        """Walk through a compiled grammar and return what this costs. It ends early once that is far too much.
+        """Walk through a compiled grammar and return the costs. End early if they are far over the limit.
 
         Args:
             guide: The grammar.
@@ -111,7 +101,7 @@ def _sampling(guide: Guide, tokens: int) -> Any:
     config.max_new_tokens = tokens
     config.stop_token_ids = {_END}
     config.eos_token_id = _END
-    # any token that the grammar allows, so that all of it is tried
+    # sample any allowed token, so that the walk tries all of the grammar
     config.do_sample = True
     config.temperature = 100.0
     config.structured_output_config = structured_output(guide)
@@ -119,7 +109,7 @@ def _sampling(guide: Guide, tokens: int) -> Any:
 
 
 def clean_error(text: str) -> str:
-    """The last line of GenAI's message, without source paths and time stamps."""
+    """Return the last line of GenAI's message, without source paths and time stamps."""
     line = text.strip().splitlines()[-1]
     return re.sub(r"^\[[\d:]+\] \S+:\d+: ", "", line)
 
@@ -127,7 +117,7 @@ def clean_error(text: str) -> str:
 def tiny_model(vocab_size: int, unlikely: Iterable[int]) -> ov.Model:
     """Build one attention layer with a KV cache, in the form that GenAI's paged attention expects.
 
-    All tokens are equally likely except the `unlikely` ones, which are sampled where nothing else is allowed.
+    All tokens are equally likely except the `unlikely` ones, which are sampled if nothing else is allowed.
     """
     names = {"input_ids": "i64", "attention_mask": "i64", "position_ids": "i64"}
     ids, mask, positions = (_parameter(name, [-1, -1], kind) for name, kind in names.items())

@@ -1,14 +1,13 @@
-"""A separate process that compiles grammars first: it can be killed when one takes too long or too much memory.
+"""A separate process that compiles grammars first. It can be killed when one takes too much time or memory.
 
-`python -m llmops_engine.guided.sandbox MODEL_FOLDER VOCAB_SIZE NICENESS` reads guides from its
-input, each a line with a JSON list of kind, text and the CPU seconds that a token may take, and
+    python -m llmops_engine.guided.sandbox MODEL_FOLDER VOCAB_SIZE NICENESS PARENT_PID
+
+reads guides from its input, each a line with a JSON list of kind, text and the CPU seconds that a token may take, and
 answers each with one JSON object. `GrammarSandbox` is the other end.
 """
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import json
 import os
 import select
@@ -20,22 +19,27 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from llmops_process import Process, end_with_parent, read_process, stop_child
+
 from .walk_costs import WalkCosts
 
-# how often the process is checked while it works (s)
+#: Seconds between two checks of the process while it compiles.
 _POLL = 0.05
-_PR_SET_PDEATHSIG = 1
-_TICKS = os.sysconf("SC_CLK_TCK")
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 @dataclass(frozen=True)
 class GrammarLimits:
-    """CPU seconds to compile, to join a batch and per token; bytes of memory for the compiled grammar, and for all
-    that are kept in `total`.
+    """The limits of grammars.
 
-    `waiting`: how many may wait to be compiled, in all and `waiting_per_caller`. `niceness` of whatever compiles: at
-    19, the lowest priority, running streams hardly notice.
+    Attributes:
+        compile_seconds: CPU seconds to compile a grammar.
+        join_seconds: CPU seconds to join a batch with a compiled grammar.
+        token_seconds: CPU seconds per token.
+        memory: Bytes of one compiled grammar.
+        total: Bytes of all compiled grammars that are kept.
+        niceness: The niceness of compilers. At 19, the lowest priority, running streams are hardly delayed.
+        waiting: Grammars that may wait to be compiled.
+        waiting_per_caller: Grammars of one caller that may wait.
     """
 
     compile_seconds: float = 20.0
@@ -50,7 +54,7 @@ class GrammarLimits:
 
 @dataclass(frozen=True)
 class GrammarMeasurement:
-    """The costs of one grammar, those of `WalkCosts` among them; `problem` is the reason why it does not compile."""
+    """The costs of one grammar, with those of `WalkCosts`, or the `problem` why it does not compile."""
 
     problem: str | None = None
     join_seconds: float = 0.0
@@ -61,7 +65,7 @@ class GrammarMeasurement:
 
 
 class GrammarLimitError(Exception):
-    """A grammar went over a limit while it compiled; `slow`: over that of time."""
+    """A grammar exceeded a limit while it compiled. `slow` is True for the limit of time."""
 
     def __init__(self, message: str, slow: bool = False) -> None:
         super().__init__(message)
@@ -69,29 +73,34 @@ class GrammarLimitError(Exception):
 
 
 class GrammarSandbox:
-    """The process, started when needed. Used by one thread, but `close` and `end` may come from another."""
+    """A compiler process, started when it is needed. One thread uses it; another may call `close` and `end`."""
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
+        """Take the command of the process, see `sandbox_command`."""
         self._command = command
         self._environment = environment
         self._process: subprocess.Popen[bytes] | None = None
-        self._over = False
+        self._ended = False
         self._starting = threading.Lock()
 
     def measure(self, guide: tuple[str, str], limits: GrammarLimits) -> GrammarMeasurement:
-        """Raises GrammarLimitError; the process is then gone."""
-        process = self._started()
+        """Return the costs of a grammar.
+
+        Raises:
+            GrammarLimitError: The grammar exceeded a limit. The process was killed.
+        """
+        process = self._start()
         assert process.stdin is not None
         assert process.stdout is not None
         try:
-            start = process_usage(process.pid)
+            before = read_process(process.pid)
             process.stdin.write(json.dumps([*guide, limits.token_seconds]).encode() + b"\n")
             process.stdin.flush()
             while not select.select([process.stdout], [], [], _POLL)[0]:
-                _check(process_usage(process.pid), start, limits)
+                _check_limits(before, read_process(process.pid), limits)
             measured = GrammarMeasurement(**json.loads(process.stdout.readline()))
-            if process_usage(process.pid)[1] > limits.total:
-                self.close()  # it never forgets a grammar
+            if read_process(process.pid).resident_bytes > limits.total:
+                self.close()  # the library never frees a grammar
             return measured
         except GrammarLimitError:
             self.close()
@@ -101,69 +110,57 @@ class GrammarSandbox:
             raise RuntimeError("the process that compiles it ended") from None
 
     def close(self) -> None:
+        """Kill the process."""
         process, self._process = self._process, None
         if process is not None:
-            process.kill()
-            process.wait()
-            for pipe in (process.stdin, process.stdout):
-                if pipe is not None:
-                    with contextlib.suppress(OSError):
-                        pipe.close()
+            stop_child(process)
 
     def end(self) -> None:
-        """Close, and start no other process."""
+        """Kill the process, and never start another one."""
         with self._starting:
-            self._over = True
+            self._ended = True
         self.close()
 
-    def _started(self) -> subprocess.Popen[bytes]:
+    def _start(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self.close()
             with self._starting:
-                if self._over:
+                if self._ended:
                     raise RuntimeError("the engine ends")
                 process = self._process = subprocess.Popen(
                     self._command, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, close_fds=True
                 )
             assert process.stdout is not None
-            process.stdout.readline()  # says that it is ready
+            process.stdout.readline()  # the process is ready
         return self._process
 
 
-def _check(now: tuple[float, int], start: tuple[float, int], limits: GrammarLimits) -> None:
-    if now[0] - start[0] > limits.compile_seconds:
+def _check_limits(before: Process, now: Process, limits: GrammarLimits) -> None:
+    if now.cpu_seconds - before.cpu_seconds > limits.compile_seconds:
         raise GrammarLimitError(f"the grammar takes more than {limits.compile_seconds:g} s to compile", slow=True)
-    if now[1] - start[1] > limits.memory:
+    if now.resident_bytes - before.resident_bytes > limits.memory:
         raise GrammarLimitError(f"the grammar takes more than {limits.memory >> 20} MiB of memory")
 
 
-def process_usage(pid: int) -> tuple[float, int]:
-    """CPU seconds and resident bytes of a process. Raises OSError when it is gone."""
-    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b") ")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS, int(fields[21]) * _PAGE
-
-
-def command(model_path: Path, vocab_size: int, niceness: int) -> tuple[list[str], dict[str, str]]:
-    """How to start the process, from wherever this package was imported."""
-    arguments = [_python(), "-m", "llmops_engine.guided.sandbox", str(model_path), str(vocab_size), str(niceness)]
-    return arguments, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
-
-
-def _python() -> str:
-    """In Triton's stub `sys.executable` may be the stub; the interpreter lies beside the environment it uses."""
+def sandbox_command(model_path: Path, vocab_size: int, niceness: int) -> tuple[list[str], dict[str, str]]:
+    """Return the command and the environment of a sandbox process."""
+    # in Triton's stub `sys.executable` may be the stub; the interpreter is in the environment that it uses
     own = Path(sys.prefix) / "bin" / "python3"
-    return str(own) if own.exists() else sys.executable
+    python = str(own) if own.exists() else sys.executable
+    arguments = [str(model_path), str(vocab_size), str(niceness), str(os.getpid())]
+    command = [python, "-m", "llmops_engine.guided.sandbox", *arguments]
+    return command, {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 def _serve(lines: BinaryIO, answer: BinaryIO, pipeline: Any) -> None:
-    pipeline.compile(("regex", "a"))  # the first one reads the whole vocabulary
+    pipeline.compile(("regex", "a"))  # the first grammar makes the compiler read the whole vocabulary
     answer.write(b"ready\n")
     answer.flush()
     for line in lines:
         kind, text, token_seconds = json.loads(line)
-        before = process_usage(os.getpid())[1]
+        before = read_process(os.getpid()).resident_bytes
         problem = pipeline.compile((kind, text))
-        memory = max(process_usage(os.getpid())[1] - before, 0)
+        memory = max(read_process(os.getpid()).resident_bytes - before, 0)
         costs = WalkCosts() if problem else pipeline.follow((kind, text), token_seconds)
         measured = GrammarMeasurement(problem, memory=memory, **asdict(costs))
         answer.write(json.dumps(asdict(measured)).encode() + b"\n")
@@ -171,12 +168,10 @@ def _serve(lines: BinaryIO, answer: BinaryIO, pipeline: Any) -> None:
 
 
 def main() -> None:
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
-        return
+    """Compile and measure the grammars that arrive on standard input."""
+    end_with_parent(int(sys.argv[4]), signal.SIGKILL)
     os.setpriority(os.PRIO_PROCESS, 0, int(sys.argv[3]))
-    # the libraries write their warnings to standard output too
+    # the libraries write their warnings to standard output as well
     answer = os.fdopen(os.dup(1), "wb")
     os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
     os.dup2(1, 2)

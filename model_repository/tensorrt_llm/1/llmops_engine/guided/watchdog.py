@@ -1,9 +1,9 @@
-"""Measure the work that grammars cause in each engine step, and say when it is over its budget.
+"""Measurement of the work that grammars cause in each engine step, against a budget.
 
-GenAI follows grammars inside `step()`, in the threads of its sampler, while the engine's thread
-waits for them. It does not say how long that took. Two clocks tell: the time for which the engine's
-thread slept, and the processor time of the sampler's threads. The lower of both counts, so that
-neither a busy machine nor OpenVINO's own threads look like a grammar.
+GenAI follows grammars inside `step()`, in the threads of its sampler, while the engine thread waits for them. It does
+not report how long that took. Two clocks tell: the time for which the engine thread slept, and the processor time of
+the sampler's threads. The lower one counts, so that neither a busy machine nor OpenVINO's own threads look like a
+grammar.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-#: Guided steps in a row that must be over the budget before a grammar is ended: a single one may be chance.
+#: Consecutive guided steps over the budget after which a grammar is ended. A single one may be chance.
 STEPS_OVER_BUDGET = 3
-#: A step that takes this many budgets is not chance.
+#: Budgets that a single step takes only because of its grammars.
 MAX_SINGLE_STEP_BUDGETS = 10
-#: A thread that used at least this part of the busiest thread's time computes the model.
-_COMPUTES = 0.05
-#: Weight of the newest step without a grammar in the mean of what ordinary sampling takes.
-_NEWEST = 0.1
+#: Share of the busiest thread's time from which on a thread is taken to compute the model.
+_MODEL_SHARE = 0.05
+#: Weight of the newest step without a grammar in the moving average of ordinary sampling.
+_EMA_WEIGHT = 0.1
 _SCHEDULE = "/proc/thread-self/schedstat"
 
 
 class _Clocks(NamedTuple):
-    """Seconds: of the wall, of this thread's work, of its waiting for a processor, of the sampler's work."""
+    """Seconds of the wall clock, of this thread's work, of its wait for a processor, and of the sampler's work."""
 
     wall: float
     own: float
@@ -37,10 +37,10 @@ class _Clocks(NamedTuple):
 
 
 class GrammarWatchdog:
-    """Compares each step with its budget. Used on the engine's thread only, except `watch_threads`."""
+    """A comparison of each step with its budget. Only `watch_threads` may be called off the engine thread."""
 
     def __init__(self, token_seconds: float) -> None:
-        """`token_seconds`: the seconds that one grammar may take per token."""
+        """Take the seconds that one grammar may use per token."""
         self._budget = token_seconds
         self._threads: list[int] = []
         self._plain = 0.0
@@ -57,17 +57,17 @@ class GrammarWatchdog:
         self._started = self._clocks()
 
     def stop(self, sequences: int, expected: float | None) -> float:
-        """Return the seconds that a step's grammars took if they are over their budget, else 0.
+        """Return the seconds that a step's grammars took if they exceed their budget, else 0.
 
         Args:
             sequences: Sequences that were in the step.
-            expected: Seconds that its grammars take as a rule; None for a step without a grammar.
+            expected: Mean seconds of the step's grammars, or None for a step without a grammar.
         """
         before, now = self._started, self._clocks()
         slept = now.wall - before.wall - (now.own - before.own) - (now.queued - before.queued)
         work = max(0.0, min(slept, now.sampler - before.sampler))
         if expected is None:
-            self._plain += _NEWEST * (work / max(sequences, 1) - self._plain)
+            self._plain += _EMA_WEIGHT * (work / max(sequences, 1) - self._plain)
             self._over = 0
             return 0.0
         excess = work - self._plain * sequences - expected
@@ -91,28 +91,28 @@ def thread_times() -> dict[int, float]:
 
 
 def sampler_threads(known: Iterable[int], before: dict[int, float], after: dict[int, float]) -> list[int]:
-    """Return the threads that do not compute the model, although they came with its pipeline.
+    """Return the threads that started with a pipeline but do not compute the model.
 
     Args:
-        known: Threads that were there before the pipeline.
+        known: Threads that existed before the pipeline.
         before: `thread_times` before a long prompt was read.
-        after: `thread_times` after it.
+        after: `thread_times` afterwards.
     """
     used = {thread: seconds - before.get(thread, 0.0) for thread, seconds in after.items() if thread not in set(known)}
     busiest = max([*used.values(), time.get_clock_info("thread_time").resolution])
-    return [thread for thread, seconds in used.items() if seconds < _COMPUTES * busiest]
+    return [thread for thread, seconds in used.items() if seconds < _MODEL_SHARE * busiest]
 
 
 def _processor_time(thread: int) -> float | None:
-    """Return the seconds that a thread of this process has worked, None when it has ended."""
+    """Return the processor seconds of a thread of this process, or None if it has ended."""
     with contextlib.suppress(OSError):
-        # the clock of a thread, as pthread_getcpuclockid makes it of the native id
+        # the thread's clock id, computed as in pthread_getcpuclockid
         return time.clock_gettime((~thread << 3) | 6)
     return None
 
 
 def _queued() -> float:
-    """Return the seconds for which this thread waited for a processor; 0 where the kernel does not count them."""
+    """Return the seconds that this thread waited for a processor, or 0 if the kernel does not count them."""
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(_SCHEDULE).read_bytes().split()[1]) / 1e9
     return 0.0

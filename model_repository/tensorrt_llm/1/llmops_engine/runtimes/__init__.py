@@ -1,4 +1,1 @@
-"""The libraries that generate: one module per runtime behind `runtime.EngineRuntime`.
-
-What is the same for all of them belongs to `loop.py`.
-"""
+"""One module per library that generates, behind `engine_runtime.EngineRuntime`, and what they share."""

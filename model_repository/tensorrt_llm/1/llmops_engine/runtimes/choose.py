@@ -1,4 +1,4 @@
-"""Which runtime a model's parameters ask for: the module here of that name, imported only when it is asked for."""
+"""Creation of the runtime that a model's parameters name. Each runtime's module is imported only when it is needed."""
 
 from __future__ import annotations
 
@@ -10,13 +10,20 @@ import llmops_contract as contract
 
 from ..engine_runtime import EngineRuntime
 
-# targets whose module is called after the library's API
+# runtimes whose module is named after the library's API
 _MODULES = {"pytorch": "trtllm", "tensorrt": "executor"}
 
 
-def create_runtime(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
-    """`parameters`: the string parameters of config.pbtxt, which the module's `create` takes. Raises ValueError for a
-    runtime that this version lacks."""
+def create_runtime(parameters: dict[str, str], metadata: dict[str, Any]) -> EngineRuntime:
+    """Return the runtime that the parameters name.
+
+    Args:
+        parameters: The string parameters of config.pbtxt.
+        metadata: The model metadata, parsed.
+
+    Raises:
+        ValueError: This version has no such runtime.
+    """
     name = parameters[contract.RUNTIME_PARAMETER]
     module = f"{__package__}.{_MODULES.get(name, name)}"
     create = getattr(importlib.import_module(module), "create", None) if find_spec(module) else None
@@ -24,5 +31,5 @@ def create_runtime(parameters: dict[str, str], card: dict[str, Any]) -> EngineRu
         raise ValueError(
             f"{contract.RUNTIME_PARAMETER}: {name} is not known; make the repository again with this version of llmops"
         )
-    made: EngineRuntime = create(parameters, card)
-    return made
+    runtime: EngineRuntime = create(parameters, metadata)
+    return runtime

@@ -1,4 +1,4 @@
-"""The size of prefill chunks: how many tokens a step may take so that running answers keep their pace.
+"""The size of prefill chunks: how many prompt tokens a step may read so that running answers keep their pace.
 
 A step takes longer the more prompt tokens it reads and the more tokens precede them:
 `seconds = a + b * tokens + c * depth + d * tokens * depth`. The four terms are fitted to measured steps.
@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: Smaller chunks make prompts slower without making steps shorter: the step then only reads weights and cache.
+#: Smaller chunks slow prompts down without shorter steps: the step then only reads weights and cache.
 MIN_CHUNK = 32
 
 
@@ -23,19 +23,21 @@ class MeasuredStep(NamedTuple):
     seconds: float
 
 
-def largest_chunk(steps: Sequence[MeasuredStep], seconds: float, length: int, most: int, least: int) -> int:
-    """Return the largest chunk whose mean step stays within an objective while the longest prompt is read.
+def largest_chunk(
+    steps: Sequence[MeasuredStep], seconds: float, prompt_length: int, max_chunk: int, min_chunk: int
+) -> int:
+    """Return the largest chunk whose mean step meets an objective while the longest prompt is read.
 
     Args:
         steps: Measured steps of at least two sizes and two depths.
         seconds: The objective for the mean step.
-        length: The length of the longest prompt in tokens.
-        most: The chunk to begin with. It is halved until the objective is met.
-        least: The smallest chunk, whatever the objective.
+        prompt_length: The length of the longest prompt in tokens.
+        max_chunk: The chunk to begin with. It is halved until the objective is met.
+        min_chunk: The smallest chunk, whatever the objective.
     """
     rows = np.array([[1, step.tokens, step.depth, step.tokens * step.depth] for step in steps], float)
     terms = np.linalg.lstsq(rows, np.array([step.seconds for step in steps]), rcond=None)[0]
-    chunk = most
-    while chunk // 2 >= max(least, MIN_CHUNK) and terms @ [1, chunk, length / 2, chunk * length / 2] > seconds:
+    depth, chunk = prompt_length / 2, max_chunk
+    while chunk // 2 >= max(min_chunk, MIN_CHUNK) and terms @ [1, chunk, depth, chunk * depth] > seconds:
         chunk //= 2
     return chunk

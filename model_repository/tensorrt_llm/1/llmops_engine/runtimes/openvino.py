@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's continuous batching: paged KV cache, prefix cache, chunked prefill, one `step()` at a time."""
+"""The engine runtime on CPUs: OpenVINO GenAI's continuous batching, one `step()` at a time."""
 
 from __future__ import annotations
 
@@ -31,31 +31,33 @@ from ..engine_runtime import (
 )
 from ..guided.grammar_service import GrammarService
 from ..guided.openvino import GrammarPipeline, clean_error, structured_output
-from ..guided.sandbox import GrammarLimits, GrammarSandbox, command
+from ..guided.sandbox import GrammarLimits, GrammarSandbox, sandbox_command
 from ..guided.watchdog import GrammarWatchdog, sampler_threads, thread_times
 from ..recent_blocks import RecentBlocks
 from ..request import RequestRejectedError, RuntimeRequest, RuntimeSamplingParams
 from .chunk_size import MeasuredStep, largest_chunk
 from .stop_words import StopWordMatcher
 
-# OpenVINO's CPU plugin pages the KV cache in blocks of this many tokens.
+#: Tokens per block of the KV cache in OpenVINO's CPU plugin.
 TOKENS_PER_BLOCK = 32
 _RUNNING = genai.GenerationStatus.RUNNING
 _IGNORED = genai.GenerationStatus.IGNORED
+#: Steps after which a pipeline must have released its cancelled requests.
 _RECOVERY_STEPS = 3
-_SHARED = (
+_SHARED_CACHE_WARNING = (
     "openvino.prefix_cache is true: tenants share the prefix cache, so the time of a first token tells whether another "
     "tenant has sent the same prompt. Leave prefix_cache out of engine.json where tenants must not know of each other."
 )
-#: Tokens of the second prompt that warms the engine up: enough for all threads that compute the model to take part.
+#: Tokens of the second warm-up prompt: enough for all threads that compute the model to take part.
 _WARM_UP = 128
-#: Objective for the mean step while the longest prompt is read, in seconds. About what a
-#: reader takes for a token; larger chunks read a long prompt faster and hold up others longer.
+#: Objective in seconds for the mean step while the longest prompt is read. About the time that a reader takes for a
+#: token: larger chunks read a long prompt faster and delay others longer.
 STEP_SECONDS = 0.1
-#: Tokens of the prompt by which chunks are measured, beside a chunk of `max_num_tokens`.
+#: Tokens of the prompt that measures the steps of the largest chunk.
 _MEASURED_PROMPT = 1024
+#: Tokens of the small chunk that is measured beside the largest one.
 _MEASURED_CHUNK = 32
-#: A large model is measured by fewer steps than the prompt has.
+#: Seconds after which measuring ends, with fewer steps for a large model.
 _MEASURING_SECONDS = 3.0
 _libc = ctypes.CDLL(None)
 _REASONS = {genai.GenerationFinishReason.LENGTH: LENGTH, genai.GenerationFinishReason.STOP: STOP}
@@ -63,11 +65,13 @@ _REASONS = {genai.GenerationFinishReason.LENGTH: LENGTH, genai.GenerationFinishR
 
 @dataclass(frozen=True)
 class OpenVINOOptions:
-    """`properties` go to OpenVINO as they are (KV_CACHE_PRECISION, …); `kv_cache` has the model's
-    `layers`, `kv_heads` and `head_dim`; `prefix_cache` None gives it up with the first request of a tenant.
+    """The options of one engine.
 
-    `step_seconds`: the mean step while the longest prompt is read; chunks shrink from `max_num_tokens` to keep it.
-    None: chunks of `max_num_tokens`."""
+    `properties` are OpenVINO's own (KV_CACHE_PRECISION, …). `kv_cache` has the model's `layers`, `kv_heads` and
+    `head_dim`. A `prefix_cache` of None is given up with the first request of a tenant. Chunks shrink from
+    `max_num_tokens` so that the mean step takes `step_seconds` while the longest prompt is read; they do not if it is
+    None.
+    """
 
     model_path: Path
     max_batch_size: int
@@ -83,28 +87,31 @@ class OpenVINOOptions:
     step_seconds: float | None = None
 
 
-def create(parameters: dict[str, str], card: dict[str, Any]) -> EngineRuntime:
-    own = json.loads(parameters["openvino"])
+def create(parameters: dict[str, str], metadata: dict[str, Any]) -> EngineRuntime:
+    """Start the engine in this process."""
+    settings = json.loads(parameters["openvino"])
     cache = parameters.get("max_tokens_in_paged_kv_cache")
     return OpenVINORuntime(
         OpenVINOOptions(
             model_path=Path(parameters["gpt_model_path"]),
-            max_batch_size=card["max_batch_size"],
-            max_seq_len=card["max_seq_len"],
-            vocab_size=card["vocab_size"],
+            max_batch_size=metadata["max_batch_size"],
+            max_seq_len=metadata["max_seq_len"],
+            vocab_size=metadata["vocab_size"],
             max_num_tokens=int(parameters["max_num_tokens"]),
             cache_tokens=int(cache) if cache else None,
-            device=own.get("device", "CPU"),
-            properties=own.get("properties", {}),
-            kv_cache=own["kv_cache"],
-            grammars=GrammarLimits(**own.get("grammars", {})),
-            prefix_cache=own.get("prefix_cache"),
-            step_seconds=own.get("step_seconds", STEP_SECONDS),
+            device=settings.get("device", "CPU"),
+            properties=settings.get("properties", {}),
+            kv_cache=settings["kv_cache"],
+            grammars=GrammarLimits(**settings.get("grammars", {})),
+            prefix_cache=settings.get("prefix_cache"),
+            step_seconds=settings.get("step_seconds", STEP_SECONDS),
         )
     )
 
 
 class _Sequence:
+    """A sequence in the pipeline; `unread` is the estimated number of prompt tokens that are still to be read."""
+
     __slots__ = ("generated", "handle", "matcher", "request", "started", "unread")
 
     def __init__(self, handle: Any, request: RuntimeRequest) -> None:
@@ -118,20 +125,20 @@ class _Sequence:
 
 
 class OpenVINORuntime(EngineRuntime):
-    """Token ids in, token ids out: the pipeline's own tokenizer is not used."""
+    """Token ids in, token ids out: the runtime does not use the pipeline's own tokenizer."""
 
     def __init__(self, options: OpenVINOOptions) -> None:
         self._options = options
         self._blocks = _kv_blocks(options)
         self._sequences: dict[int, _Sequence] = {}
         self._iteration = 0
-        self._leaving: Any = None
-        self._recent = RecentBlocks(self._blocks, TOKENS_PER_BLOCK)
-        self._caches = options.prefix_cache is not False
+        self._old_pipeline: Any = None
+        self._recent_blocks = RecentBlocks(self._blocks, TOKENS_PER_BLOCK)
+        self._has_prefix_cache = options.prefix_cache is not False
         if options.prefix_cache:
-            print(_SHARED, file=sys.stderr, flush=True)
-        self._watch = GrammarWatchdog(options.grammars.token_seconds)
-        # the grammar that was ended last while others ran: refused once a step without it is within its budget
+            print(_SHARED_CACHE_WARNING, file=sys.stderr, flush=True)
+        self._watchdog = GrammarWatchdog(options.grammars.token_seconds)
+        # the grammar that was ended while others ran; it is rejected once a step without it stays within the budget
         self._accused: tuple[tuple[str, str], str] | None = None
         self._chunk = options.max_num_tokens
         if options.step_seconds is not None:
@@ -147,48 +154,50 @@ class OpenVINORuntime(EngineRuntime):
     def _load(self) -> None:
         options = self._options
         known = thread_times()
-        self._pipeline = self._new_pipeline(self._caches)
+        self._pipeline = self._new_pipeline(self._has_prefix_cache)
         self._warm_up(known)
         tokenizer = self._pipeline.get_tokenizer()
         self._grammars = GrammarService(
-            lambda niceness: GrammarSandbox(*command(options.model_path, options.vocab_size, niceness)),
+            lambda niceness: GrammarSandbox(*sandbox_command(options.model_path, options.vocab_size, niceness)),
             lambda: GrammarPipeline(tokenizer, options.vocab_size),
             lambda: self.wake(),
             options.grammars,
         )
 
     def _warm_up(self, known: Iterable[int]) -> None:
-        """Take the first step, which is long, and find the sampler's threads beside those `known` before the pipeline.
+        """Run the first step, which is long, and find the sampler's threads.
 
-        It also makes the tokenizer's grammar compiler, which is not safe to do in two threads at once.
+        `known` are the threads that existed before the pipeline. The step also creates the tokenizer's grammar
+        compiler, which is not safe to do in two threads at once.
         """
         config = genai.GenerationConfig()
         config.max_new_tokens = 1
         self._pipeline.generate([ov.Tensor(np.zeros((1, 1), np.int64))], [config])
         before = thread_times()
         self._pipeline.generate([ov.Tensor(np.ones((1, _WARM_UP), np.int64))], [config])
-        self._watch.watch_threads(sampler_threads(known, before, thread_times()))
+        self._watchdog.watch_threads(sampler_threads(known, before, thread_times()))
 
     def prepare(self, request: RuntimeRequest) -> Preparation | None:
-        if request.cache_salt and self._caches and self._options.prefix_cache is None:
-            self._give_up_cache()
+        if request.cache_salt and self._has_prefix_cache and self._options.prefix_cache is None:
+            self._drop_prefix_cache()
         if request.guide is None:
             return None
         structured_output(request.guide)
         if self._grammars.memory > self._options.grammars.total and not self._grammars.knows(request.guide):
-            self._renew()
+            self._replace_pipeline()
         return self._grammars.prepare(request.guide, request.caller)
 
-    def _give_up_cache(self) -> None:
-        """Go on without a prefix cache: GenAI cannot keep tenants apart in it, and time would tell what others asked.
+    def _drop_prefix_cache(self) -> None:
+        """Continue without a prefix cache, because GenAI cannot keep tenants apart in it.
 
-        A gateway sends salts where each tenant has a cache of its own. Running sequences end on the old pipeline.
+        The time of a first token would tell what other tenants have sent. A gateway sends salts if each tenant has a
+        cache of its own. Running sequences end on the old pipeline.
         """
-        self._caches = False
+        self._has_prefix_cache = False
         try:
-            self._renew()
+            self._replace_pipeline()
         except RequestRejectedError:
-            self._caches = True
+            self._has_prefix_cache = True
             raise
 
     def submit(self, key: int, request: RuntimeRequest, sequence: int) -> None:
@@ -208,29 +217,29 @@ class OpenVINORuntime(EngineRuntime):
         return bool(self._sequences) or any(map(_unfinished, self._pipelines()))
 
     def step(self) -> Iterator[StepOutput]:
-        # step() keeps the GIL: whatever else this process does in Python happens between two steps.
+        # step() holds the GIL, so all other Python code of this process runs between two steps
         guides = {sequence.request.guide for sequence in self._sequences.values()} - {None}
-        self._watch.start()
+        self._watchdog.start()
         for pipeline in self._pipelines():
             pipeline.step()
-        over = self._watch.stop(len(self._sequences), self._expected() if guides else None)
+        excess = self._watchdog.stop(len(self._sequences), self._expected_seconds() if guides else None)
         self._iteration += 1
-        self._count_read()
+        self._update_unread()
         for key, sequence in list(self._sequences.items()):
             output = self._read(key, sequence)
             if output is not None:
-                self._note(sequence, output)
+                self._record_cached(sequence, output)
                 if output.finish:
                     self._sequences.pop(key, None)
                     if output.finish != FAILED and sequence.request.guide is not None:
-                        self._grammars.finished(sequence.request.guide)
+                        self._grammars.record_finished(sequence.request.guide)
                 yield output
-        yield from self._end_grammar(over)
+        yield from self._end_slow_grammar(excess)
 
-    def _count_read(self) -> None:
-        """Take what the last step read off the prompts: GenAI fills a step with running answers, then prompts in order.
+    def _update_unread(self) -> None:
+        """Estimate which prompt tokens the last step read: GenAI fills a step with running answers, then prompts.
 
-        A prompt with a cached prefix is shorter than that, and counts one token until it is seen to have begun.
+        A prompt with a cached prefix is shorter, and counts one token until its first token arrives.
         """
         room = self._chunk - sum(sequence.started for sequence in self._sequences.values())
         for sequence in self._sequences.values():
@@ -239,83 +248,86 @@ class OpenVINORuntime(EngineRuntime):
                 sequence.unread -= read
                 room -= read
 
-    def _expected(self) -> float:
-        """Return the seconds that the grammars of all running sequences take in a step as a rule."""
+    def _expected_seconds(self) -> float:
+        """Return the mean seconds per step of the grammars of all running sequences."""
         guides = (sequence.request.guide for sequence in self._sequences.values())
         return sum(self._grammars.mean_seconds(guide) for guide in guides if guide is not None)
 
-    def _end_grammar(self, seconds: float) -> Iterator[StepOutput]:
+    def _end_slow_grammar(self, seconds: float) -> Iterator[StepOutput]:
         """End the sequences of the most suspect grammar after a step whose grammars took too many `seconds`.
 
-        Where several grammars ran, the next step tells: without the culprit, it is within its budget.
+        If several grammars ran, the grammar is rejected once a step without it stays within the budget.
         """
         if not seconds:
             if self._accused is not None:
-                self._grammars.refuse(*self._accused)
+                self._grammars.reject(*self._accused)
                 self._accused = None
             return
         guides = dict.fromkeys(sequence.request.guide for sequence in self._sequences.values())
         suspects = [guide for guide in guides if guide is not None]
         if not suspects:
             return
-        # of equal ones the newest
-        culprit = max(enumerate(suspects), key=lambda one: (self._grammars.suspicion(one[1]), one[0]))[1]
+        # the newest one of equal suspects
+        culprit = max(enumerate(suspects), key=lambda pair: (self._grammars.suspicion(pair[1]), pair[0]))[1]
         keys = [key for key, sequence in self._sequences.items() if sequence.request.guide == culprit]
         tokens = max(len(self._sequences[key].generated) for key in keys)
-        why = f"{contract.GUIDE}: the grammar takes {seconds * 1000:.0f} ms per token after {tokens} tokens"
+        reason = f"{contract.GUIDE}: the grammar takes {seconds * 1000:.0f} ms per token after {tokens} tokens"
         if len(suspects) == 1:
-            self._grammars.refuse(culprit, why)
+            self._grammars.reject(culprit, reason)
         else:
-            self._accused = (culprit, why)
-            why = "unavailable for this grammar: the grammars that run here take too long at the moment"
+            self._accused = (culprit, reason)
+            reason = "unavailable for this grammar: the grammars that run here take too long at the moment"
         for key in keys:
             self.cancel(key)
-            yield StepOutput(key, [], [], FAILED, why)
+            yield StepOutput(key, [], [], FAILED, reason)
 
-    def _note(self, sequence: _Sequence, output: StepOutput) -> None:
-        """The cache has a prompt from its first token on, and the answer too once it is complete."""
+    def _record_cached(self, sequence: _Sequence, output: StepOutput) -> None:
+        """Note that the cache has the prompt after the first token, and the answer once it is complete."""
         begins = not sequence.generated
         sequence.generated += output.token_ids
-        if not self._caches:
+        if not self._has_prefix_cache:
             return
         if (begins and output.token_ids) or output.finish in (STOP, LENGTH):
             request = sequence.request
             answer = np.array(sequence.generated[:-1] if output.finish else (), np.int32)
             ids = np.concatenate((request.input_ids.astype(np.int32), answer))
-            self._recent.use(ids.tobytes(), request.cache_salt, request.adapter)
+            self._recent_blocks.touch(ids.tobytes(), request.cache_salt, request.adapter)
 
     def take_kv_events(self) -> Iterable[KvCacheEvent]:
-        return self._recent.changes()
+        return self._recent_blocks.take_events()
 
-    def rest(self) -> None:
+    def on_idle(self) -> None:
         if self._grammars.memory > self._options.grammars.total // 2:
-            self._renew()
+            self._replace_pipeline()
 
-    def _renew(self) -> None:
-        """Let another pipeline take over: compiled grammars and cached prefixes live as long as their pipeline.
+    def _replace_pipeline(self) -> None:
+        """Replace the pipeline, which frees its compiled grammars and cached prefixes.
 
-        Running sequences end on the old one; until then each step is one of both. Raises Refused while there is one.
+        Running sequences end on the old pipeline; until then each step steps both.
+
+        Raises:
+            RequestRejectedError: The previous pipeline still has sequences.
         """
-        if self._leaving is not None and _unfinished(self._leaving):
+        if self._old_pipeline is not None and _unfinished(self._old_pipeline):
             raise RequestRejectedError("unavailable until older answers have ended: the engine changes its pipeline")
         self._grammars.close(wait=False)
         older = self._grammars
-        self._leaving = self._pipeline if _unfinished(self._pipeline) else None
-        # where the old one is no longer needed, its weights go before those of the new one come
+        self._old_pipeline = self._pipeline if _unfinished(self._pipeline) else None
+        # without running sequences, free the old weights before the new ones are loaded
         del self._grammars, self._pipeline
         _libc.malloc_trim(0)
         self._load()
-        self._grammars.copy_refusals(older)
-        self._recent.clear()
+        self._grammars.copy_rejections(older)
+        self._recent_blocks.clear()
 
     def _pipelines(self) -> list[Any]:
-        if self._leaving is not None and not _unfinished(self._leaving):
-            self._leaving = None
-        return [self._pipeline] if self._leaving is None else [self._leaving, self._pipeline]
+        if self._old_pipeline is not None and not _unfinished(self._old_pipeline):
+            self._old_pipeline = None
+        return [self._pipeline] if self._old_pipeline is None else [self._old_pipeline, self._pipeline]
 
     def recover(self) -> None:
-        # A step that fails leaves its sequences marked as scheduled, and each further step fails because of them. They
-        # go, cancelled, at the end of a step that has nothing to schedule.
+        # A failed step leaves its sequences marked as scheduled, and each further step fails because of them. Cancelled
+        # sequences are released at the end of a step that has nothing to schedule.
         for _ in range(_RECOVERY_STEPS):
             unfinished = list(filter(_unfinished, self._pipelines()))
             if not unfinished:
@@ -328,7 +340,7 @@ class OpenVINORuntime(EngineRuntime):
     def _read(self, key: int, sequence: _Sequence) -> StepOutput | None:
         handle = sequence.handle
         if not handle.can_read():
-            return self._ended_silently(key, handle)
+            return self._end_without_tokens(key, handle)
         sequence.started = True
         ids: list[int] = []
         log_probs: list[float] = []
@@ -345,7 +357,7 @@ class OpenVINORuntime(EngineRuntime):
                 return StepOutput(key, ids[:kept], log_probs[:kept], STOP)
         return StepOutput(key, ids, log_probs, finish)
 
-    def _ended_silently(self, key: int, handle: Any) -> StepOutput | None:
+    def _end_without_tokens(self, key: int, handle: Any) -> StepOutput | None:
         status = handle.get_status()
         if status == _RUNNING:
             return None
@@ -356,7 +368,7 @@ class OpenVINORuntime(EngineRuntime):
 
     def stats(self) -> EngineStats:
         metrics = self._pipeline.get_metrics()
-        prefill = [s.unread for s in self._sequences.values() if not s.started]
+        prefill = [sequence.unread for sequence in self._sequences.values() if not sequence.started]
         active = len(self._sequences)
         scheduled = min(metrics.scheduled_requests, active)
         return EngineStats(
@@ -367,7 +379,7 @@ class OpenVINORuntime(EngineRuntime):
             context_tokens=sum(prefill),
             iteration=self._iteration,
             kv_blocks_max=self._blocks,
-            # the pipeline measures while it schedules; with nothing left to schedule all blocks are free again
+            # the pipeline updates its usage while it schedules; without sequences all blocks are free
             kv_blocks_used=round(metrics.cache_usage / 100 * self._blocks) if active else 0,
             tokens_per_block=TOKENS_PER_BLOCK,
             max_requests=self._options.max_batch_size,
@@ -386,14 +398,14 @@ def _unfinished(pipeline: Any) -> bool:
 
 
 def generation_config(request: RuntimeRequest, sequence: int) -> Any:
-    """GenAI's parameters for one sequence of a request; each further sequence has a seed of its own. Raises Refused."""
+    """Return GenAI's parameters for one sequence of a request. Raise RequestRejectedError for unsupported ones."""
     sampling = request.sampling
     _check_sampling(sampling)
     config = genai.GenerationConfig()
     config.max_new_tokens = request.max_new_tokens
     config.min_new_tokens = request.min_tokens
     config.stop_token_ids = set(request.end_ids) | {word[0] for word in request.stop_words if len(word) == 1}
-    # GenAI adds the model's own end of text unless it is told another: what the request says is all that ends it
+    # without an end token GenAI would add the model's own, and only the request's tokens may end a sequence
     config.eos_token_id = min(config.stop_token_ids, default=-1)
     config.ignore_eos = not config.stop_token_ids
     config.logprobs = int(request.log_probs)
@@ -414,7 +426,7 @@ def generation_config(request: RuntimeRequest, sequence: int) -> Any:
 
 
 def _check_sampling(sampling: RuntimeSamplingParams) -> None:
-    """What GenAI refuses itself, under the contract's names."""
+    """Reject values that GenAI would reject, with the contract's names."""
     penalties = {
         contract.PRESENCE_PENALTY: sampling.presence_penalty,
         contract.FREQUENCY_PENALTY: sampling.frequency_penalty,
@@ -429,25 +441,27 @@ def _check_sampling(sampling: RuntimeSamplingParams) -> None:
 
 
 def _seed(seed: int | None, sequence: int) -> int:
-    # Without a seed GenAI would use 0 for everyone.
+    # without a seed GenAI would use 0 for all requests; each sequence has a seed of its own
     return int.from_bytes(os.urandom(4), "little") if seed is None else (seed + sequence) % 2**32
 
 
 def _calibrated_chunk(pipeline: Any, options: OpenVINOOptions) -> int:
-    """Measure the steps of `pipeline` with one prompt, and return the chunk that keeps `options.step_seconds`.
+    """Measure the steps of `pipeline` with one prompt. Return the chunk that keeps `options.step_seconds`.
 
     Full batches need room for prompts, so a chunk has at least twice the tokens of a full batch's step.
     """
-    most, length = options.max_num_tokens, options.max_seq_len
-    if options.step_seconds is None or length < 2 * most or most < 2 * _MEASURED_CHUNK:
-        return most
+    max_chunk, length = options.max_num_tokens, options.max_seq_len
+    if options.step_seconds is None or length < 2 * max_chunk or max_chunk < 2 * _MEASURED_CHUNK:
+        return max_chunk
     config = genai.GenerationConfig()
     config.max_new_tokens = 2
     config.ignore_eos = True
-    # the first step is long, and so is the first one of a size
-    pipeline.generate([ov.Tensor(np.zeros((1, 1), np.int64)), ov.Tensor(np.ones((1, most), np.int64))], [config] * 2)
-    chunks = max(1, min(_MEASURED_PROMPT, length - most) // most)
-    sizes = [*[most] * chunks, _MEASURED_CHUNK, 1]
+    # the first step is long, and so is the first one of each size
+    pipeline.generate(
+        [ov.Tensor(np.zeros((1, 1), np.int64)), ov.Tensor(np.ones((1, max_chunk), np.int64))], [config] * 2
+    )
+    chunks = max(1, min(_MEASURED_PROMPT, length - max_chunk) // max_chunk)
+    sizes = [*[max_chunk] * chunks, _MEASURED_CHUNK, 1]
     handle = pipeline.add_request(0, ov.Tensor(np.ones((1, sum(sizes) - 1), np.int64)), config)
     steps: list[MeasuredStep] = []
     begun = time.monotonic()
@@ -458,7 +472,13 @@ def _calibrated_chunk(pipeline: Any, options: OpenVINOOptions) -> int:
     if _unfinished(pipeline):
         handle.cancel()
         pipeline.step()
-    return largest_chunk(steps, options.step_seconds, length, most, 2 * options.max_batch_size)
+    return largest_chunk(
+        steps,
+        seconds=options.step_seconds,
+        prompt_length=length,
+        max_chunk=max_chunk,
+        min_chunk=2 * options.max_batch_size,
+    )
 
 
 def _scheduler(options: OpenVINOOptions, blocks: int, chunk: int, prefix_cache: bool) -> Any:
@@ -472,8 +492,10 @@ def _scheduler(options: OpenVINOOptions, blocks: int, chunk: int, prefix_cache: 
 
 
 def _kv_blocks(options: OpenVINOOptions) -> int:
-    """What the engine was given, else what fits into the default memory; never more than the batch can use, and
-    never less than one sequence needs."""
+    """Return the number of KV-cache blocks: as configured, or as many as fit into the default memory.
+
+    The batch never needs more than all its sequences at full length, and one sequence never less.
+    """
     per_sequence = -(-options.max_seq_len // TOKENS_PER_BLOCK) + 1
     most = per_sequence * options.max_batch_size
     if options.cache_tokens is not None:
@@ -499,7 +521,7 @@ def _default_cache_bytes() -> int:
 def _container_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
     """Return the memory limit of this process's cgroup (version 2, else 1) in bytes, or 2**62 without one."""
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
-        # "max" stands for no limit in version 2; version 1 has a number close to 2**63 instead
+        # version 2 writes "max" for no limit, version 1 a number close to 2**63
         with contextlib.suppress(OSError, ValueError):
             return min(int((cgroup / name).read_text()), 2**62)
     return 2**62

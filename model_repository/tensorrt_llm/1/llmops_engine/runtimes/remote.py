@@ -1,9 +1,9 @@
 """A runtime in processes of its own: one per GPU under mpirun, or one under the Python that has TensorRT-LLM.
 
-Triton's Python backend of the nvidia-pytriton wheel cannot read string tensors with numpy 2, and TensorRT-LLM 1.3 wants
-numpy 2: each gets its own Python. The executor of TensorRT engines wants one MPI rank per GPU, of which the first
-answers (NVIDIA/TensorRT-LLM examples/bindings/executor/README.md, "Multi-GPU Example"). One message per step crosses a
-Unix socket; a process that ends is a dead engine.
+Triton's Python backend of the nvidia-pytriton wheel cannot read string tensors with numpy 2, and TensorRT-LLM 1.3 needs
+numpy 2, so each has its own Python. The executor of TensorRT engines needs one MPI rank per GPU, of which the first
+one returns responses (NVIDIA/TensorRT-LLM examples/bindings/executor/README.md, "Multi-GPU Example"). One message per
+step crosses a Unix socket. When a process ends, the engine is dead.
 """
 
 from __future__ import annotations
@@ -22,53 +22,65 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from llmops_process import stop_child
+
 from ..engine_runtime import DeadEngineError, EngineRuntime, EngineStats, KvCacheEvent, StepOutput
 from ..request import RuntimeRequest
 
-# the Python that has TensorRT-LLM, where it is not the one that Triton's stub runs
+#: Environment variable with the Python that has TensorRT-LLM, if Triton's stub runs another one.
 PYTHON_VARIABLE = "LLMOPS_TRTLLM_PYTHON"
-#: What the worker finds in its folder, and the sentence of a rank that cannot load its part.
-OPTIONS, SOCKET, REFUSAL = "options.json", "socket", "refusal"
-_STEP_WAIT, _CLOSE_WAIT = 0.05, 30.0
-#: Seconds between two looks at a process that has not connected yet.
-_START_WAIT = 0.2
-# what mpirun finds of an mpirun or a scheduler around it, and would take for its own
-_FOREIGN = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMIX_", "PMI_", "PRTE_LAUNCHED")
+#: Files in the worker's folder: its options, its socket, and the message of a rank that cannot load its part.
+OPTIONS, SOCKET, LOAD_ERROR = "options.json", "socket", "load-error"
+#: Seconds that a step waits for the worker's next message.
+_STEP_WAIT = 0.05
+#: Seconds that the worker has to end by itself before it is killed.
+_CLOSE_TIMEOUT = 30.0
+#: Seconds between two checks of a worker that has not connected yet.
+_START_INTERVAL = 0.2
+#: Prefixes of the variables that an mpirun or a scheduler sets, and that another mpirun would take for its own.
+_MPI_VARIABLES = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMIX_", "PMI_", "PRTE_LAUNCHED")
 
 
 class RemoteRuntime(EngineRuntime):
     """An engine in processes of its own.
 
     Raises:
-        ValueError: A worker does not start; the text is its own sentence.
+        ValueError: A worker does not start. The message is the worker's own.
     """
 
     def __init__(self, python: str, options: Any, module: str, ranks: int = 1) -> None:
-        """`module` is the one beside this that has `start`, and `options` what that takes."""
+        """Start the workers and wait until they have loaded the engine.
+
+        Args:
+            python: The Python that runs the workers.
+            options: A dataclass with the options that `module`'s function `start` takes.
+            module: The name of a module beside this one.
+            ranks: The number of workers.
+        """
         folder = Path(tempfile.mkdtemp(prefix="llmops-engine-"))
         try:
             (folder / OPTIONS).write_text(json.dumps({"module": module, "options": asdict(options)}))
             with socket.socket(socket.AF_UNIX) as listener:
                 listener.bind(str(folder / SOCKET))
                 listener.listen(1)
-                listener.settimeout(_START_WAIT)
+                listener.settimeout(_START_INTERVAL)
                 self._process = subprocess.Popen(_command(python, ranks, folder), env=_environment(ranks))
-                self._connection = self._accepted(listener)
+                self._connection = self._accept(listener)
             # the engine is loaded by all ranks together, so each has read its options by then
             self._receive()
         except DeadEngineError as dead:
-            # whichever rank fails first takes the others along
-            refusal = folder / REFUSAL
-            raise ValueError(refusal.read_text() if refusal.is_file() else str(dead)) from None
+            # the first rank that fails ends the others
+            message = folder / LOAD_ERROR
+            raise ValueError(message.read_text() if message.is_file() else str(dead)) from None
         finally:
             shutil.rmtree(folder, ignore_errors=True)
         self._running: set[int] = set()
-        self._changes: list[KvCacheEvent] = []
-        self._stats = EngineStats(0, 0, 0, 0, 0, 0, 0, 0, 0, options.max_batch_size)
+        self._kv_events: list[KvCacheEvent] = []
+        self._stats = EngineStats(max_requests=options.max_batch_size)
         threading.Thread(target=self._watch, name="trtllm-process", daemon=True).start()
 
-    def _accepted(self, listener: socket.socket) -> Connection:
-        """Return the connection that the worker makes once it has read its options."""
+    def _accept(self, listener: socket.socket) -> Connection:
+        """Return the worker's connection, which it opens after it has read its options."""
         while True:
             try:
                 accepted, _ = listener.accept()
@@ -99,39 +111,35 @@ class RemoteRuntime(EngineRuntime):
         outputs: list[StepOutput] = []
         wait = _STEP_WAIT
         while self._poll(wait):
-            outputs += self._take(self._receive())
+            outputs += self._unpack(self._receive())
             wait = 0.0
-        self._running -= {one.key for one in outputs if one.finish}
+        self._running -= {output.key for output in outputs if output.finish}
         return outputs
 
-    def _take(self, message: Any) -> list[StepOutput]:
-        """Keep what a step says about the engine, and return what it says about sequences."""
-        new, stats, changes = message
-        self._changes += [KvCacheEvent(*one) for one in changes]
+    def _unpack(self, message: Any) -> list[StepOutput]:
+        """Store the statistics and cache events of a message, and return its outputs."""
+        outputs, stats, kv_events = message
+        self._kv_events += [KvCacheEvent(*event) for event in kv_events]
         self._stats = EngineStats(*stats)
-        return [StepOutput(*one) for one in new]
+        return [StepOutput(*output) for output in outputs]
 
     def stats(self) -> EngineStats:
         return self._stats if self._running else self._stats._replace(active=0, scheduled=0, waiting=0, context=0)
 
     def take_kv_events(self) -> Iterable[KvCacheEvent]:
-        # the library goes on to report while nothing runs
+        # the library continues to report events while nothing runs
         while not self._running and self._poll(0.0):
-            self._take(self._receive())
-        changes, self._changes = self._changes, []
-        return changes
+            self._unpack(self._receive())
+        kv_events, self._kv_events = self._kv_events, []
+        return kv_events
 
     def close(self) -> None:
-        """The worker ends when its side of the connection is closed."""
+        """Close the connection, which makes the worker end, and kill a worker that does not."""
         self._connection.close()
-        try:
-            self._process.wait(_CLOSE_WAIT)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        stop_child(self._process, _CLOSE_TIMEOUT)
 
     def _send(self, message: tuple[Any, ...]) -> None:
-        """The next step notices a worker that is gone."""
+        """Send a message to the worker. Ignore a broken connection: the next step notices it."""
         with contextlib.suppress(OSError):
             self._connection.send(message)
 
@@ -142,12 +150,12 @@ class RemoteRuntime(EngineRuntime):
             raise self._dead() from error
 
     def _watch(self) -> None:
-        """An engine that dies while idle is not ready from then on, either."""
+        """Wake the engine thread when the worker ends, so that an idle engine does not stay ready."""
         self._process.wait()
         self.wake()
 
     def _receive(self) -> Any:
-        """The next message. Raises DeadEngineError, with what the worker said last or how it ended."""
+        """Return the next message. Raise DeadEngineError with the worker's last words or its exit code."""
         try:
             kind, content = self._connection.recv()
         except (EOFError, OSError) as error:
@@ -168,10 +176,10 @@ def _command(python: str, ranks: int, folder: Path) -> list[str]:
     worker = [python, "-m", f"{__package__}.remote_worker", str(folder)]
     if ranks == 1:
         return worker
-    # a rank that is bound to one core is slow (executorImpl.cpp, initializeOrchestrator)
+    # a rank that is bound to one core would be slow (executorImpl.cpp, initializeOrchestrator)
     return ["mpirun", "--allow-run-as-root", "--bind-to", "none", "-n", str(ranks), *worker]
 
 
 def _environment(ranks: int) -> dict[str, str]:
-    given = {name: value for name, value in os.environ.items() if ranks == 1 or not name.startswith(_FOREIGN)}
-    return {**given, "PYTHONPATH": str(Path(__file__).parents[2])}
+    inherited = {name: value for name, value in os.environ.items() if ranks == 1 or not name.startswith(_MPI_VARIABLES)}
+    return {**inherited, "PYTHONPATH": str(Path(__file__).parents[2])}

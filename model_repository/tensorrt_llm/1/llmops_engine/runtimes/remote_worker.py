@@ -1,4 +1,7 @@
-"""The other side of RemoteRuntime: `python -m llmops_engine.runtimes.remote_worker FOLDER`, where TensorRT-LLM is."""
+"""The worker of RemoteRuntime, run by the Python that has TensorRT-LLM.
+
+python -m llmops_engine.runtimes.remote_worker FOLDER
+"""
 
 from __future__ import annotations
 
@@ -17,25 +20,27 @@ import numpy as np
 
 from ..engine_runtime import FAILED, DeadEngineError, EngineRuntime
 from ..request import RequestRejectedError
-from .remote import OPTIONS, REFUSAL, SOCKET
+from .remote import LOAD_ERROR, OPTIONS, SOCKET
 
-# how often new requests are looked for while the library works on others (s)
+#: Seconds between two checks for new requests while the library works on others.
 _STEP_WAIT = 0.005
-# how often news of the KV cache is looked for while nothing runs (s)
+#: Seconds between two checks for KV-cache events while nothing runs.
 _IDLE_WAIT = 0.1
 
 
 def main(folder: Path) -> int:
-    """Serve until the other side closes the connection, or until the first rank ends this one. Returns the exit status:
-    with any but 0, mpirun ends the other ranks.
+    """Serve until the connection is closed, or until the first rank ends this one.
+
+    Returns:
+        The exit status. If it is not 0, mpirun ends the other ranks.
     """
     task = json.loads((folder / OPTIONS).read_text())
     module = importlib.import_module(f"{__package__}.{task['module']}")
-    connection = None if _rank() else _connected(folder)
+    connection = None if _rank() else _connect(folder)
     try:
         runtime = module.start(task["options"])
-    except Exception as error:  # noqa: BLE001 - whatever the library says is why the model does not load
-        (folder / REFUSAL).write_text(str(error) or repr(error))
+    except Exception as error:  # noqa: BLE001 - the library's message is why the model does not load
+        (folder / LOAD_ERROR).write_text(str(error) or repr(error))
         return 1
     if connection is None:
         runtime.close()
@@ -43,9 +48,9 @@ def main(folder: Path) -> int:
     runtime.step_wait = _STEP_WAIT
     connection.send(("ready", ""))
     try:
-        told: tuple[Any, ...] = ()
+        stats: tuple[Any, ...] = ()
         while True:
-            told = _turn(connection, runtime, told)
+            stats = _iterate(connection, runtime, stats)
     except DeadEngineError as dead:
         connection.send(("dead", str(dead)))
         return 1
@@ -55,47 +60,50 @@ def main(folder: Path) -> int:
 
 
 def _rank() -> int:
-    """Return this process's number under mpirun, as Open MPI and PMIx say it."""
+    """Return this process's rank under mpirun (Open MPI or PMIx), or 0."""
     return int(os.environ.get("OMPI_COMM_WORLD_RANK") or os.environ.get("PMIX_RANK") or 0)
 
 
-def _connected(folder: Path) -> Connection:
-    """Connect to the engine's model, which removes the folder from then on."""
-    side = socket.socket(socket.AF_UNIX)
-    side.connect(str(folder / SOCKET))
-    return Connection(side.detach())
+def _connect(folder: Path) -> Connection:
+    """Connect to RemoteRuntime, which removes the folder once the engine is loaded."""
+    client = socket.socket(socket.AF_UNIX)
+    client.connect(str(folder / SOCKET))
+    return Connection(client.detach())
 
 
-def _turn(connection: Connection, runtime: EngineRuntime, told: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Take what is asked, run a step, and send its news.
+def _iterate(connection: Connection, runtime: EngineRuntime, last_stats: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Execute the messages that have arrived, run one step, and send its results.
 
-    Statistics are sent when they differ from `told`, also while nothing runs: the library reports those of the last
-    step after it. Returns the statistics that were sent last.
+    Statistics are sent when they differ from `last_stats`, also while nothing runs: the library reports those of the
+    last step after it.
+
+    Returns:
+        The current statistics.
     """
     while connection.poll(0 if runtime.has_work() else _IDLE_WAIT):
-        failed = _execute(runtime, *connection.recv())
-        if failed:
-            connection.send(("step", ([failed], tuple(runtime.stats()), [])))
+        failure = _execute(runtime, *connection.recv())
+        if failure:
+            connection.send(("step", ([failure], tuple(runtime.stats()), [])))
     outputs = list(runtime.step()) if runtime.has_work() else []
-    changes = [tuple(one) for one in runtime.take_kv_events()]
+    kv_events = [tuple(event) for event in runtime.take_kv_events()]
     stats = tuple(runtime.stats())
-    if outputs or changes or stats != told:
-        connection.send(("step", ([tuple(one) for one in outputs], stats, changes)))
+    if outputs or kv_events or stats != last_stats:
+        connection.send(("step", ([tuple(output) for output in outputs], stats, kv_events)))
     return stats
 
 
-def _execute(runtime: EngineRuntime, action: str, key: int, *request: Any) -> tuple[Any, ...] | None:
-    """Why a request cannot be started; None when it can."""
+def _execute(runtime: EngineRuntime, action: str, key: int, *arguments: Any) -> tuple[Any, ...] | None:
+    """Submit or cancel a sequence. Return the fields of a failed StepOutput if it cannot be submitted."""
     if action == "cancel":
         runtime.cancel(key)
         return None
-    asked, sequence = request
+    request, sequence = arguments
     try:
-        ids, bias = np.array(asked.input_ids, dtype=np.int64), asked.embedding_bias
+        ids, bias = np.array(request.input_ids, dtype=np.int64), request.embedding_bias
         bias = None if bias is None else np.frombuffer(bias, dtype=np.float32)
-        runtime.submit(key, replace(asked, input_ids=ids, embedding_bias=bias), sequence)
-    except RequestRejectedError as refusal:
-        return (key, [], [], FAILED, str(refusal))
+        runtime.submit(key, replace(request, input_ids=ids, embedding_bias=bias), sequence)
+    except RequestRejectedError as rejection:
+        return (key, [], [], FAILED, str(rejection))
     except Exception as error:  # noqa: BLE001 - a request that the library chokes on must not end the others
         return (key, [], [], FAILED, f"{contract.INPUT_IDS}: {error}")
     return None

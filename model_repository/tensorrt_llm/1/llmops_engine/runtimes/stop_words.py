@@ -1,4 +1,4 @@
-"""Stop words that the library does not look for itself, found as the tokens come."""
+"""Search for stop words that the library itself cannot find."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 
 class StopWordMatcher:
-    """Remembers as many tokens as the longest word has; `find` takes each step's tokens once.
+    """A search through a token stream that remembers as many tokens as the longest word has.
 
-    Words of one token are end tokens, and end nothing before `minimum` tokens have come.
+    Words of one token are end tokens, which have no effect before `minimum` tokens have arrived.
     """
 
     __slots__ = ("_count", "_last", "_longest", "_minimum", "_words")
@@ -20,7 +20,11 @@ class StopWordMatcher:
         self._last: list[int] = []
 
     def find(self, token_ids: Sequence[int]) -> int | None:
-        """How many of `token_ids` belong to the sequence when a word is complete within them (the word included)."""
+        """Search the next tokens of the stream.
+
+        Returns:
+            The number of `token_ids` up to and including the first complete word, or None without one.
+        """
         for index, token in enumerate(token_ids):
             self._last.append(token)
             self._count += 1

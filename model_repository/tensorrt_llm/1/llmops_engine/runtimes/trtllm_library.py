@@ -1,27 +1,39 @@
-"""Which TensorRT-LLM is here, and the arguments that it takes: the newest profile that is not newer than it.
+"""TensorRT-LLM as it is installed here, and the conversions that both of its runtimes share.
 
-Profiles come from `llmops repo` (build/trtllm/release_profiles.py); the library's own argument class has the last word.
+Profiles of LLM-API arguments come from `llmops repo` (build/trtllm/release_profiles.py), one per release line: the
+newest profile that is not newer than the library applies. The library's own argument class has the last word.
 """
 
 from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-# 1.3 reports usage over HTTP unless disabled; set it to 0 to allow that
-_QUIET = ("TRTLLM_NO_USAGE_STATS", "1")
-# makes the library record KV-cache events, and how many of them it keeps until they are read
-EVENTS, EVENTS_KEPT = "event_buffer_max_size", 65_536
+import numpy as np
+
+from ..request import RuntimeRequest
+
+if TYPE_CHECKING:
+    from ..kv_events import KvEventTranslator
+
+#: The argument of the KV cache that makes the library record events.
+EVENTS = "event_buffer_max_size"
+#: KV-cache events that the library keeps until they are read. It drops the oldest of a full buffer.
+EVENTS_KEPT = 65_536
+#: Timeout of reads from the library: take what is there and wait for nothing.
+NO_WAIT = 0
+# 1.3 reports usage over HTTP unless this is set; a user can allow that with 0
+_NO_USAGE_STATS = ("TRTLLM_NO_USAGE_STATS", "1")
 # capabilities that differ between releases and samplers
 _SAMPLING = ("min_p", "seed", "penalties", "logit_bias", "top_logprobs")
 
 
 @dataclass(frozen=True)
 class Library:
-    """The names of `tensorrt_llm` that are used; `arguments` is its argument class.
+    """The parts of `tensorrt_llm` that the LLM-API runtime uses.
 
-    `read_extra` turns plain dicts into the objects that 1.2 wants.
+    `arguments` is the library's argument class, and `read_extra` turns plain dicts into the objects that 1.2 wants.
     """
 
     version: str
@@ -34,23 +46,26 @@ class Library:
 
 
 def load_library() -> Library:
-    """Import it."""
-    os.environ.setdefault(*_QUIET)
+    """Import TensorRT-LLM."""
+    os.environ.setdefault(*_NO_USAGE_STATS)
     import tensorrt_llm as library  # type: ignore[import-not-found]
     from tensorrt_llm.executor import LoRARequest  # type: ignore[import-not-found]
-    from tensorrt_llm.llmapi import GuidedDecodingParams  # type: ignore[import-not-found]
+    from tensorrt_llm.llmapi import GuidedDecodingParams, llm_args  # type: ignore[import-not-found]
 
-    names = (library.SamplingParams, GuidedDecodingParams, LoRARequest)
-    from tensorrt_llm.llmapi import llm_args  # type: ignore[import-not-found]
-
-    read_extra = getattr(llm_args, "update_llm_args_with_extra_dict", None)
-    return Library(library.__version__, library.LLM, *names, llm_args.TorchLlmArgs, read_extra)
+    return Library(
+        version=library.__version__,
+        LLM=library.LLM,
+        SamplingParams=library.SamplingParams,
+        GuidedDecodingParams=GuidedDecodingParams,
+        LoRARequest=LoRARequest,
+        arguments=llm_args.TorchLlmArgs,
+        read_extra=getattr(llm_args, "update_llm_args_with_extra_dict", None),
+    )
 
 
 def choose_profile(profiles: list[dict[str, Any]], version: str) -> dict[str, Any]:
-    """Raises ValueError where this version cannot run the engine."""
-    minor = release(version)
-    fitting = [one for one in profiles if tuple(one["since"]) <= minor]
+    """Return the profile for a version of the library. Raise ValueError if that version cannot run the engine."""
+    fitting = [profile for profile in profiles if tuple(profile["since"]) <= release(version)]
     if not fitting:
         first = ".".join(map(str, profiles[0]["since"]))
         raise ValueError(f"TensorRT-LLM {version} is older than {first}, which this engine needs at least")
@@ -61,23 +76,23 @@ def choose_profile(profiles: list[dict[str, Any]], version: str) -> dict[str, An
 
 
 def release(version: str) -> tuple[int, int]:
-    """(major, minor)."""
+    """Return the major and minor number of a version."""
     major, minor = version.split(".")[:2]
     return int(major), int(minor)
 
 
 def check_announced(capabilities: dict[str, Any], profile: dict[str, Any], version: str) -> None:
-    """Raise ValueError where the repository announces what this version would ignore."""
-    wrong = [name for name in _SAMPLING if capabilities.get(name) and not profile["sampling"][name]]
-    if wrong:
+    """Raise ValueError if the repository announces capabilities that this version would ignore."""
+    ignored = [name for name in _SAMPLING if capabilities.get(name) and not profile["sampling"][name]]
+    if ignored:
         raise ValueError(
-            f"the repository announces {', '.join(wrong)}, which TensorRT-LLM {version} would ignore: make it again "
+            f"the repository announces {', '.join(ignored)}, which TensorRT-LLM {version} would ignore: make it again "
             "with `llmops repo` where this version is installed"
         )
 
 
 def final_arguments(library: Library, profile: dict[str, Any], model: str, tokenizer: str) -> dict[str, Any]:
-    """What `LLM(...)` is called with. Raises ValueError, naming the field, for what the library refuses."""
+    """Return the arguments of `LLM(...)`. Raise ValueError, naming the field, if the library rejects one."""
     arguments = {**profile["arguments"], "model": model, "tokenizer": tokenizer}
     known = getattr(library.arguments, "model_fields", {})
     arguments |= {name: value for name, value in profile["wishes"].items() if name in known}
@@ -89,19 +104,91 @@ def final_arguments(library: Library, profile: dict[str, Any], model: str, token
             arguments = library.read_extra({}, arguments)
         library.arguments(**arguments)
     except ValueError as error:
-        raise ValueError(_refusal(error, library.version)) from error
+        raise ValueError(_rejection(error, library.version)) from error
     return arguments
 
 
-def _refusal(error: ValueError, version: str) -> str:
-    """One sentence of a pydantic ValidationError, whose text has a line per field."""
+def _rejection(error: ValueError, version: str) -> str:
+    """Return one sentence for a pydantic ValidationError, whose text has a line per field."""
     details: list[dict[str, Any]] = getattr(error, "errors", list)()
+    field, reason = "its arguments", str(error)
     if details:
-        where = ".".join(map(str, details[0]["loc"])) or "its arguments"
-        why = str(details[0]["msg"]).removeprefix("Value error, ")
-    else:
-        where, why = "its arguments", str(error)
+        field = ".".join(map(str, details[0]["loc"])) or field
+        reason = str(details[0]["msg"]).removeprefix("Value error, ")
     return (
-        f"TensorRT-LLM {version} refuses {where} of this engine ({why}); `llmops upgrade ENGINE --to "
+        f"TensorRT-LLM {version} refuses {field} of this engine ({reason}); `llmops upgrade ENGINE --to "
         f"{'.'.join(map(str, release(version)))}` says what to change"
     )
+
+
+def restrict_visible_gpus(ids: str) -> None:
+    """Let this process, and the workers that it starts, see only the GPUs with these numbers.
+
+    The numbers count from 0 among the GPUs that the process sees already. Raise ValueError if it sees too few.
+    """
+    if not ids:
+        return
+    visible_devices = os.environ.get("CUDA_VISIBLE_DEVICES")
+    numbers = [int(number) for number in ids.split(",")]
+    if visible_devices is not None:
+        visible = [device.strip() for device in visible_devices.split(",") if device.strip()]
+        if max(numbers) >= len(visible):
+            raise ValueError(
+                f"the model runs on GPU {max(numbers)}, and CUDA_VISIBLE_DEVICES={visible_devices} shows "
+                f"{len(visible)}: show more, or make the repository again with `llmops repo --gpus`"
+            )
+        ids = ",".join(visible[number] for number in numbers)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ids
+
+
+def as_tensor(values: np.ndarray, size: int = 0) -> Any:
+    """Return the values as a float32 tensor of torch, with zeros up to `size`."""
+    import torch
+
+    padded = np.zeros(max(size, values.size), np.float32)
+    padded[: values.size] = values
+    return torch.from_numpy(padded)
+
+
+def kv_event_translator(tokens_per_block: int) -> KvEventTranslator | None:
+    """Return a translator of KV-cache events, or None if this Python lacks the hash that names blocks.
+
+    Without a translator the cache is not reported to gateways.
+    """
+    try:
+        from ..kv_events import KvEventTranslator
+    except ModuleNotFoundError:
+        return None
+    return KvEventTranslator(tokens_per_block)
+
+
+def ordered_end_ids(request: RuntimeRequest, model_ends: tuple[int, ...]) -> list[int]:
+    """Return the tokens that end the text, in the model's order, then any others.
+
+    The first one is the one that `min_tokens` withholds: the tokenizer's own end of text, which comes first in the
+    model metadata.
+    """
+    known = [token for token in model_ends if token in request.end_ids]
+    return [*known, *sorted(request.end_ids.difference(known))]
+
+
+def sampling_fields(request: RuntimeRequest, sequence: int) -> dict[str, Any]:
+    """Return the parameters that the LLM API and the executor call alike; None keeps the library's default."""
+    sampling = request.sampling
+    fields: dict[str, Any] = {
+        "repetition_penalty": sampling.repetition_penalty if sampling.repetition_penalty != 1 else None,
+        "presence_penalty": sampling.presence_penalty or None,
+        "frequency_penalty": sampling.frequency_penalty or None,
+    }
+    if sampling.greedy:
+        return {**fields, "top_k": 1}
+    return {
+        **fields,
+        "temperature": sampling.temperature,
+        # never None: the C++ sampler's defaults are 0 for both, which is the most likely token
+        # (1.2.1 layers/defaultDecodingParams.h; kernels/samplingTopKKernels.h, regularizeTopKTopP)
+        "top_p": sampling.top_p,
+        "top_k": sampling.top_k,
+        "min_p": sampling.min_p or None,
+        "seed": None if sampling.seed is None else (sampling.seed + sequence) % 2**63,
+    }

@@ -1,4 +1,1 @@
-"""The step stream: subscriptions, the requests that travel together, and the messages that go out.
-
-What is generated in a step belongs to `loop.py` and its runtime.
-"""
+"""The step stream: subscriptions of gateways, their submissions, and the messages that go out after each step."""

@@ -1,4 +1,4 @@
-"""What a gateway is told of the KV cache: changes in order or, if it fell too far behind, all that is there."""
+"""KV-cache events on their way to one gateway: in order, or as a full snapshot if the gateway fell too far behind."""
 
 from __future__ import annotations
 
@@ -9,63 +9,70 @@ from llmops_contract import KV_CLEARED, KV_REMOVED, KV_STORED
 
 from ..engine_runtime import KvCacheEvent
 
-# names that wait for one gateway before they are given up for a fresh start
+#: Block hashes that queue up for one gateway before a snapshot replaces them.
 MAX_QUEUED_HASHES = 65_536
-# names in one message (512 KiB)
+#: Block hashes in one message (512 KiB).
 MAX_HASHES_PER_MESSAGE = 65_536
 
 
 class KvCacheContents:
-    """The names of all blocks that the engine's cache has, oldest first."""
+    """The hashes of all blocks in the engine's cache, oldest first."""
 
     def __init__(self) -> None:
-        self._names: dict[int, None] = {}
+        self._hashes: dict[int, None] = {}
 
-    def apply(self, changes: Iterable[KvCacheEvent]) -> None:
-        for kind, names in changes:
+    def apply(self, events: Iterable[KvCacheEvent]) -> None:
+        """Update the contents."""
+        for kind, hashes in events:
             if kind == KV_STORED:
-                self._names.update(dict.fromkeys(names))
+                self._hashes.update(dict.fromkeys(hashes))
             elif kind == KV_REMOVED:
-                for name in names:
-                    self._names.pop(name, None)
+                for block in hashes:
+                    self._hashes.pop(block, None)
             else:
-                self._names.clear()
+                self._hashes.clear()
 
-    def names(self) -> list[int]:
-        return list(self._names)
+    def hashes(self) -> list[int]:
+        """Return the hashes of all blocks."""
+        return list(self._hashes)
 
 
 class KvEventQueue:
-    """What one gateway still has to be told."""
+    """Cache events not yet sent to one gateway. If too many queue up, a full snapshot replaces them."""
 
-    def __init__(self, holdings: KvCacheContents) -> None:
-        self._holdings = holdings
-        # None: everything, anew
-        self._changes: list[KvCacheEvent] | None = None
+    def __init__(self, contents: KvCacheContents) -> None:
+        self._contents = contents
+        # None stands for a snapshot, which is made when it is sent
+        self._events: list[KvCacheEvent] | None = None
         self._size = 0
 
     def __bool__(self) -> bool:
-        return self._changes is None or bool(self._changes)
+        return self._events is None or bool(self._events)
 
-    def add(self, changes: Iterable[KvCacheEvent]) -> None:
-        for change in changes:
-            self._size += len(change.names)
-            if self._changes is not None:
-                self._changes.append(change)
-        if self._changes is not None and self._size > MAX_QUEUED_HASHES:
-            self._changes = None
+    def add(self, events: Iterable[KvCacheEvent]) -> None:
+        """Queue events."""
+        for event in events:
+            self._size += len(event.names)
+            if self._events is not None:
+                self._events.append(event)
+        if self._events is not None and self._size > MAX_QUEUED_HASHES:
+            self._events = None
 
     def take(self) -> tuple[np.ndarray, list[tuple[int, int]]]:
-        """At most MAX_HASHES_PER_MESSAGE names, UINT64, and the kind and count of each run of them; the rest waits."""
-        if self._changes is None:
-            self._changes = [KvCacheEvent(KV_CLEARED), KvCacheEvent(KV_STORED, self._holdings.names())]
-        names: list[int] = []
+        """Remove at most MAX_HASHES_PER_MESSAGE hashes from the queue.
+
+        Returns:
+            The hashes, UINT64, and the kind and length of each run of them.
+        """
+        if self._events is None:
+            self._events = [KvCacheEvent(KV_CLEARED), KvCacheEvent(KV_STORED, self._contents.hashes())]
+        hashes: list[int] = []
         kinds: list[tuple[int, int]] = []
-        while self._changes and len(names) < MAX_HASHES_PER_MESSAGE:
-            kind, some = self._changes[0]
-            room = MAX_HASHES_PER_MESSAGE - len(names)
-            names += some[:room]
-            kinds.append((kind, len(some[:room])))
-            self._changes[0:1] = [KvCacheEvent(kind, some[room:])] if len(some) > room else []
-        self._size = sum(len(change.names) for change in self._changes)
-        return np.array(names, np.uint64), kinds
+        while self._events and len(hashes) < MAX_HASHES_PER_MESSAGE:
+            kind, blocks = self._events[0]
+            room = MAX_HASHES_PER_MESSAGE - len(hashes)
+            hashes += blocks[:room]
+            kinds.append((kind, len(blocks[:room])))
+            self._events[0:1] = [KvCacheEvent(kind, blocks[room:])] if len(blocks) > room else []
+        self._size = sum(len(event.names) for event in self._events)
+        return np.array(hashes, np.uint64), kinds

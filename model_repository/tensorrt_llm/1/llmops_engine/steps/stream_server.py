@@ -1,4 +1,4 @@
-"""What a gateway may say in a step stream: subscribe, submit, cancel, acknowledge, leave; and drain, for a shutdown."""
+"""The handler of step-stream messages: subscribe, submit, cancel, acknowledge, leave and drain."""
 
 from __future__ import annotations
 
@@ -20,14 +20,17 @@ from .subscription import Subscription
 if TYPE_CHECKING:
     from triton_python_backend_utils import InferenceResponseSender
 
-# how often broken streams are looked for while nothing is generated (s)
+#: Seconds between two checks for broken streams while nothing is generated.
 IDLE_CHECK = 0.1
 DRAINING_MESSAGE = f"{contract.DRAINING_PREFIX}: the engine is shutting down and takes no new requests"
-CUT_OFF_MESSAGE = f"{contract.DRAINING_PREFIX}: the engine is shutting down, and its exit timeout ended before this answer was complete"
+CUT_OFF_MESSAGE = (
+    f"{contract.DRAINING_PREFIX}: the engine is shutting down, and its exit timeout ended before this answer was "
+    "complete"
+)
 
 
 class StepSink:
-    """One slot of a subscription."""
+    """The sink of one slot of a subscription."""
 
     __slots__ = ("_slot", "_subscription")
 
@@ -35,7 +38,10 @@ class StepSink:
         self._subscription = subscription
         self._slot = slot
 
-    def tokens(
+    def begin(self, sequence: int, cached: int | None) -> None:
+        self._subscription.begin(self._slot, sequence, cached)
+
+    def add_tokens(
         self,
         sequence: int,
         ids: list[int],
@@ -47,39 +53,48 @@ class StepSink:
         flags = (LAST_OF_SEQUENCE if finished else 0) | (LAST_OF_SLOT if last_sequence else 0)
         self._subscription.add(self._slot, sequence, ids, log_probs, flags, tops=tops)
 
-    def begin(self, sequence: int, cached: int | None) -> None:
-        self._subscription.begin(self._slot, sequence, cached)
-
     def fail(self, message: str) -> None:
-        self._subscription.add(self._slot, 0, [], [], LAST_OF_SEQUENCE | LAST_OF_SLOT | ERROR_FLAG, message)
+        self._end(ERROR_FLAG, message)
 
     def end(self) -> None:
-        self._subscription.add(self._slot, 0, [], [], LAST_OF_SEQUENCE | LAST_OF_SLOT | CANCELLED_FLAG)
+        self._end(CANCELLED_FLAG)
 
     def is_cancelled(self) -> bool:
         return self._subscription.lost
 
+    def _end(self, reason: int, message: str = "") -> None:
+        flags = LAST_OF_SEQUENCE | LAST_OF_SLOT | reason
+        self._subscription.add(self._slot, 0, [], [], flags, message)
+
 
 class StepStreamServer:
-    """Routes step-stream messages to the engine thread, where all of its state lives."""
+    """The step streams of one engine model. Messages are handled on the engine thread, which owns all of the state."""
 
     def __init__(
-        self, loop: EngineLoop, limits: EngineCapabilities, submissions: SubmissionReader, served: tuple[str, ...]
+        self,
+        loop: EngineLoop,
+        capabilities: EngineCapabilities,
+        submissions: SubmissionReader,
+        identity: tuple[str, ...],
     ) -> None:
-        """`served`: model, version, engine and instance, for those who watch."""
-        self._served = served
-        self._holdings = KvCacheContents()
+        """Attach the server to a loop. `identity` is model, version, engine and instance."""
         self._loop = loop
-        self._limits = limits
+        self._capabilities = capabilities
         self._submissions = submissions
+        self._identity = identity
+        self._kv_cache = KvCacheContents()
         self._subscriptions: dict[str, Subscription] = {}
         self._draining = False
-        # who asked to be told when nothing runs any more
+        # response streams that end when nothing runs any longer
         self._drain_senders: list[InferenceResponseSender] = []
         loop.after_step = self._after_step
 
     def handle(self, tensors: Tensors, sender: InferenceResponseSender) -> bool:
-        """Take a step-stream message; False when `tensors` are a request of their own. Raises Refused."""
+        """Handle a step-stream message. Return False if `tensors` are a request of their own.
+
+        Raises:
+            RequestRejectedError: The message is malformed, or the engine is draining.
+        """
         if flag(tensors, contract.DRAIN):
             end_now = flag(tensors, contract.STOP)
             self._loop.post(lambda: self._drain(end_now, sender))
@@ -93,7 +108,7 @@ class StepStreamServer:
 
     def _route(self, name: str, tensors: Tensors, sender: InferenceResponseSender) -> None:
         if contract.SUBMISSIONS.name in tensors:
-            requests = [(slot, self._parse(one)) for slot, one in self._submissions.read(tensors)]
+            requests = [(slot, self._parse(submission)) for slot, submission in self._submissions.read(tensors)]
             self._loop.post(lambda: self._submit(name, requests, sender))
             return
         slot = scalar(tensors, contract.SLOT)
@@ -113,13 +128,13 @@ class StepStreamServer:
                 f"{contract.SLOT}: needs {contract.STOP}; requests belong in {contract.SUBMISSIONS}"
             )
 
-    def _parse(self, tensors: Tensors | RequestRejectedError) -> RuntimeRequest | RequestRejectedError:
-        if isinstance(tensors, RequestRejectedError):
-            return tensors
+    def _parse(self, submission: Tensors | RequestRejectedError) -> RuntimeRequest | RequestRejectedError:
+        if isinstance(submission, RequestRejectedError):
+            return submission
         try:
-            return parse_request(tensors, self._limits)
-        except RequestRejectedError as refusal:
-            return refusal
+            return parse_request(submission, self._capabilities)
+        except RequestRejectedError as rejection:
+            return rejection
 
     def _subscribe(self, name: str, resume_from: int, watch: bool, sender: InferenceResponseSender) -> None:
         subscription = self._subscriptions.get(name)
@@ -127,8 +142,8 @@ class StepStreamServer:
             send_error(sender, DRAINING_MESSAGE)
             return
         if subscription is None and resume_from == 0:
-            subscription = self._subscriptions[name] = Subscription(served=self._served)
-            subscription.news = KvEventQueue(self._holdings) if watch else None
+            subscription = self._subscriptions[name] = Subscription(identity=self._identity)
+            subscription.kv_events = KvEventQueue(self._kv_cache) if watch else None
         if subscription is None or not subscription.attach(TritonStepSender(sender), resume_from, time.monotonic()):
             send_error(sender, contract.UNKNOWN_SUBSCRIPTION)
 
@@ -155,8 +170,8 @@ class StepStreamServer:
             sink.fail(DRAINING_MESSAGE if self._draining else str(request))
             return
         request.caller = request.caller or name
-        job = subscription.open[slot] = ActiveRequest("", request, sink)
-        self._loop.admit(job)
+        active = subscription.open[slot] = ActiveRequest("", request, sink)
+        self._loop.admit(active)
 
     def _cancel(self, name: str, slot: int, sender: InferenceResponseSender) -> None:
         sender.send(flags=FINAL)
@@ -173,55 +188,53 @@ class StepStreamServer:
                 subscription.demand = demand
 
     def _leave(self, name: str, sender: InferenceResponseSender) -> None:
-        """A gateway that shuts down: nobody will come back for these answers."""
+        """Drop the subscription of a gateway that shuts down: it will not come back for its answers."""
         sender.send(flags=FINAL)
         if name in self._subscriptions:
             self._subscriptions[name].close()
 
     def _drain(self, end_now: bool, sender: InferenceResponseSender) -> None:
+        """Accept no new requests, and end the running ones with an error if `end_now` is set."""
         self._draining = True
         self._drain_senders.append(sender)
         if end_now:
             self._loop.fail_open(CUT_OFF_MESSAGE)
 
     def _after_step(self, idle: bool) -> float | None:
-        """Flush and check all subscriptions; returns after how long to call it again if nothing happens (s)."""
-        now, state = time.monotonic(), self._watched()
+        """Flush and check all subscriptions. Return the seconds after which to do so again if nothing happens."""
+        now, state = time.monotonic(), self._update_watchers()
         for name, subscription in list(self._subscriptions.items()):
             subscription.flush(now, state)
             subscription.check(now)
-            if self._draining and idle and subscription.settled:
+            if self._draining and idle and subscription.is_settled:
                 subscription.close()
             if subscription.lost:
                 del self._subscriptions[name]
         if self._draining and idle and not self._subscriptions:
-            self._say_drained()
+            for sender in self._drain_senders:
+                sender.send(flags=FINAL)
+            self._drain_senders.clear()
         return IDLE_CHECK if self._subscriptions or self._drain_senders else None
 
-    def _watched(self) -> EngineState | None:
-        """The engine's state, and its cache's news passed on; None while nobody watches."""
-        changes = list(self._loop.take_kv_events())
-        self._holdings.apply(changes)
-        watching = [one for one in self._subscriptions.values() if one.news is not None]
-        if not watching:
+    def _update_watchers(self) -> EngineState | None:
+        """Queue new cache events for all gateways that watch. Return the engine's state, or None if no gateway does."""
+        events = list(self._loop.take_kv_events())
+        self._kv_cache.apply(events)
+        queues = [one.kv_events for one in self._subscriptions.values() if one.kv_events is not None]
+        if not queues:
             return None
-        for subscription in watching:
-            if changes and subscription.news is not None:
-                subscription.news.add(changes)
+        if events:
+            for queue in queues:
+                queue.add(events)
         return self._loop.state()._replace(
             subscribers=len(self._subscriptions),
-            demand=sum(one.demand for one in self._subscriptions.values()),
+            demand=sum(subscription.demand for subscription in self._subscriptions.values()),
             draining=int(self._draining),
         )
 
-    def _say_drained(self) -> None:
-        for sender in self._drain_senders:
-            sender.send(flags=FINAL)
-        self._drain_senders.clear()
-
 
 def _demand(tensors: Tensors) -> int | None:
-    """The weights that wait in a gateway: the second of the two numbers; None where they are not given."""
+    """Return the weights of the requests that wait in a gateway: the second number of `demand`, None without it."""
     values = tensors.get(contract.DEMAND.name)
     if values is None or values.size == 0:
         return None

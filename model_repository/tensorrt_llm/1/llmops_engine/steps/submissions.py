@@ -1,7 +1,7 @@
-"""Several requests of a gateway in one message: `submissions` STRING [1, k] and the token ids of all in `input_ids`.
+"""Reader of messages with several requests: `submissions` STRING [1, k], and the token ids of all in `input_ids`.
 
-With one request per message, the message costs Triton and the gateway more than all else that is done for the request
-(docs/contract.md). JSON can hold anything, so values are checked here as Triton checks the datatypes of tensors.
+A message for each request would cost Triton and the gateway more than everything else that they do for the request
+(docs/contract.md). JSON can hold any value, so values are checked here as Triton checks the datatypes of tensors.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ..tensor_parser import Tensors
 
 
 class _Datatype(NamedTuple):
-    """What a value of this datatype may be in JSON: its types and its range."""
+    """The Python types and the range of a datatype's values in JSON."""
 
     dtype: np.dtype
     scalars: tuple[type, ...]
@@ -47,19 +47,23 @@ _INPUT_IDS = contract.INPUT_IDS.name
 
 
 class SubmissionReader:
-    """`inputs`: name and data_type of the model's inputs, as in its ModelConfig."""
+    """A parser of submissions, for a model with certain inputs."""
 
     def __init__(self, inputs: list[dict[str, Any]]) -> None:
-        self._types = {one["name"]: one["data_type"] for one in inputs}
+        """Take the model's inputs as its ModelConfig has them, with `name` and `data_type`."""
+        self._types = {tensor["name"]: tensor["data_type"] for tensor in inputs}
 
     def read(self, tensors: Tensors) -> Iterator[tuple[int, Tensors | RequestRejectedError]]:
-        """Slot and tensors of each, or what is wrong with them. `input_lengths` says how many of the ids are its own.
+        """Yield the slot of each request with its tensors, or with the error that rejects it.
 
-        Raises Refused for what makes the whole message unreadable.
+        `input_lengths` of a request is its number of token ids in `input_ids`.
+
+        Raises:
+            RequestRejectedError: The whole message is unreadable.
         """
         ids, start = tensors.get(_INPUT_IDS, np.zeros(0, np.int32)).reshape(-1), 0
         for raw in tensors[contract.SUBMISSIONS.name].reshape(-1):
-            values = _object(raw)
+            values = _json_object(raw)
             slot, length = values.pop(contract.SLOT.name, None), values.get(contract.INPUT_LENGTHS.name)
             if type(slot) is not int or slot not in _SLOTS:
                 raise RequestRejectedError(
@@ -69,16 +73,16 @@ class SubmissionReader:
                 raise RequestRejectedError(
                     f"{contract.SUBMISSIONS}: each needs {contract.INPUT_LENGTHS}, and as many of {_INPUT_IDS}"
                 )
-            own, start = ids[start : start + length], start + length
-            yield slot, self._tensors(values, own)
+            prompt, start = ids[start : start + length], start + length
+            yield slot, self._tensors(values, prompt)
         if start != ids.size:
             raise RequestRejectedError(f"{_INPUT_IDS}: {ids.size - start} belong to no submission")
 
     def _tensors(self, values: Mapping[str, Any], ids: np.ndarray) -> Tensors | RequestRejectedError:
         try:
             return {**{name: self._array(name, value) for name, value in values.items()}, _INPUT_IDS: ids}
-        except RequestRejectedError as refusal:
-            return refusal
+        except RequestRejectedError as rejection:
+            return rejection
 
     def _array(self, name: str, value: Any) -> np.ndarray:
         data_type = self._types.get(name)
@@ -105,12 +109,12 @@ def _numbers(name: str, value: Any, kind: _Datatype) -> np.ndarray:
 
 
 def _leaves(value: list[Any]) -> Iterator[Any]:
-    """No tensor of the contract has more than two dimensions besides the batch."""
+    """Yield the numbers of a list. No tensor has more than two dimensions besides the batch."""
     for row in value:
         yield from row if isinstance(row, list) else (row,)
 
 
-def _object(raw: bytes) -> dict[str, Any]:
+def _json_object(raw: bytes) -> dict[str, Any]:
     try:
         values = json.loads(raw)
     except (ValueError, RecursionError) as error:
