@@ -64,8 +64,6 @@ OTHERS = {
         "temperature", "top_p", "top_k", "seed", "repetition_penalty", "presence_penalty", "frequency_penalty",
         "stop_words", "min_tokens",
     ),
-    # why an answer moved
-    "gateway/routing/replicas/pool_registry.py": ("drain",),
     # capabilities
     "model_repository/tensorrt_llm/1/model.py": ("bad_words",),
     "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm_library.py": (
