@@ -1,4 +1,4 @@
-"""What open_checkpoint says about good and bad checkpoints."""
+"""open_checkpoint describes good checkpoints and rejects bad ones with a useful message."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def tell(read: Callable[[], object]) -> None:
 
 
 def write_gguf(path: Path, changes: dict[str, Any] | None = None) -> Path:
-    """By the gguf package; a value of None leaves the key out."""
+    """Write a GGUF file with the gguf package. A value of None leaves the key out."""
     from gguf import GGUFWriter
 
     writer = GGUFWriter(str(path), "llama")

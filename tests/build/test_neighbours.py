@@ -1,4 +1,4 @@
-"""What lies beside an engine folder, or stands in its place, is not the build's to touch."""
+"""A build leaves alone whatever lies beside an engine folder or stands in its place."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def test_a_lock_file_that_is_something_else_stays(spec: BuildSpec, tmp_path: Pat
 
 
 def test_a_lock_that_was_taken_away_meanwhile(tmp_path: Path) -> None:
-    """What another process has put there since is not removed at the end."""
+    """A lock file that another process has put there since is not removed at the end."""
     lock = tmp_path / ".engine.lock"
     with exclusive_build(tmp_path / "engine", print):
         lock.unlink()

@@ -1,4 +1,4 @@
-"""What a command needs only while it runs."""
+"""Temporary folders live only as long as the command that made them."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ def test_the_bundled_model_is_planned_from_its_gguf():
     ("model", "quant"), [("meta-llama/Llama-3.3-70B-Instruct", "fp8"), ("mistralai/Mixtral-8x7B-Instruct-v0.1", "fp8")]
 )
 def test_the_first_recommendation_is_what_build_takes(tmp_path, model, quant):
-    """What `build --dry-run --plan` says of it, through the command line."""
+    """`build --dry-run --plan` accepts the recommendation on the command line."""
     from llmops.cli.main import cli
 
     plan = tmp_path / "plan.json"

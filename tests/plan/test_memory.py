@@ -113,7 +113,7 @@ def test_activations_of_one_token_where_attention_is_the_widest(models):
 
 
 def test_activations_of_one_token_in_fp8(models):
-    """What the multiplications read takes one byte: the normed input and the MLP's activation."""
+    """Inputs of matrix products take one byte: the normed input and the MLP's activation."""
     mlp = 14336 * 2 * 2 + 14336 + 4096 * 2
     assert activation_bytes(models.LLAMA31_8B, FORMATS["fp8"], ParallelLayout(), ONE) == 2 * 4096 * 2 + 4096 + mlp
     split = 7168 * 2 * 2 + 7168 + 4096 * 2

@@ -1,4 +1,4 @@
-"""What a step consists of, counted: each operation's amount by hand or from the model's published size."""
+"""The operations of a step, counted: each amount by hand or from the model's published size."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Counted:
 
 
 def amount(model, operation, *step, layout=ParallelLayout(), quant="none", kv="bf16", nodes=False) -> float:
-    """Of one operation in a step, the host's work left out."""
+    """Return the amount of one operation in a step, without the host's work."""
     steps = StepModel(model, FORMATS[quant], kv, layout, Counted(operation), nodes)
     return steps.seconds(*step) - STEP_OVERHEAD - SEQUENCE_OVERHEAD * step[0]
 

@@ -1,4 +1,6 @@
-"""What a step computes and reads, against sums over the model's shapes; and the rules that Prometheus makes of it."""
+"""The FLOPs and bytes of a step against sums over the model's shapes, and the Prometheus rules made
+of them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a workload comes to, by hand, and what is none."""
+"""Workloads computed by hand, and inputs that are rejected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a build says of itself: how far it is, how much memory it needs, what quantising cost."""
+"""A build reports its progress, the memory it needs, and the quality it lost."""
 
 from __future__ import annotations
 

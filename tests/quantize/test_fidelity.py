@@ -1,4 +1,4 @@
-"""What the quality gate takes for a fault of one weight, and what it does not."""
+"""The quality gate recognises a faulty weight, and does not mistake rounding for one."""
 
 import pytest
 import torch
@@ -28,7 +28,7 @@ def scale(model, names, factor):
 
 
 def test_scales_that_move_from_weights_into_their_norm_are_no_fault(model):
-    """As AWQ moves them in a Hugging Face checkpoint; the answers stay the same."""
+    """AWQ moves scales so in a Hugging Face checkpoint, and the answers stay the same."""
     ids, source = torch.arange(16)[None], weights(model)
     expected = model(ids).logits
     factor = torch.rand(64) + 0.5

@@ -27,7 +27,7 @@ PEAKY = {"hidden_size": 128, "intermediate_size": 256, "num_attention_heads": 4,
 
 @pytest.fixture
 def reference(checkpoint, tmp_path, monkeypatch):
-    """What the source says, on fewer texts than a build takes."""
+    """Return the source's recorded answers, on fewer texts than a build takes."""
     from llmops.build.quality import reference_answers as module
 
     texts = module.bundled_texts

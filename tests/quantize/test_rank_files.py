@@ -1,4 +1,6 @@
-"""What is exported is the source: every rank, dequantised and put together, within the format's own rounding bound."""
+"""An export equals its source: every rank, dequantised and joined, within the format's own rounding
+bound.
+"""
 
 from __future__ import annotations
 

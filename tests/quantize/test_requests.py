@@ -1,4 +1,4 @@
-"""What cannot work is refused before any work, and says what would."""
+"""Builds that cannot work are rejected before any work, with what would work."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which tp a model's quantised matrices can be cut for, and with which group size."""
+"""Tensor-parallel sizes and group sizes that a model's quantised matrices can be cut for."""
 
 from __future__ import annotations
 

@@ -62,7 +62,7 @@ def log_prob_of_the_chosen(read: dict[str, Any], log_prob: float, kept: float) -
 
 
 class LoadError(RuntimeError):
-    """What the backend throws while it makes the model instance."""
+    """An error that the backend throws while it makes the model instance."""
 
 
 def load(parameters: dict[str, str]) -> dict[str, Any]:

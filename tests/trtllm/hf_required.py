@@ -1,4 +1,4 @@
-"""What TensorRT-LLM's PyTorch backend reads of a quantised Hugging Face checkpoint, as data.
+"""The tensors that TensorRT-LLM's PyTorch backend reads of a quantised Hugging Face checkpoint, as data.
 
 Files are of NVIDIA/TensorRT-LLM below `tensorrt_llm/_torch/`, read on 2026-11-23 in stored versions: LINEAR in two
 (90,930 characters, of autumn 2025; 118,156 characters, after #8432), which agree but for the cut of W4A16's scales over
@@ -203,7 +203,9 @@ def _cut(algorithm: str | None, linear: Linear, size: int, tp: int) -> Iterator[
 
 
 def _alike(algorithm: str | None, linear: Linear, tensors: Mapping[str, Stored]) -> Iterator[str]:
-    """What becomes one matrix must share these (`load_weight_scales_w4a8` asserts it, experts take the largest)."""
+    """Check that layers which become one matrix share these (`load_weight_scales_w4a8` asserts it,
+    experts take the largest).
+    """
     shared = {"W4A8_AWQ": ("pre_quant_scale",) if linear.expert else ("input_scale", "weight_scale_2")}
     for suffix in shared.get(str(algorithm), ()):
         values = [tensors[f"{name}.{suffix}"].value for name in linear.group]

@@ -1,4 +1,4 @@
-"""What TensorRT-LLM 1.2.1 must find in `rank{N}.safetensors`, by name and shape, as data.
+"""The tensors that TensorRT-LLM 1.2.1 must find in `rank{N}.safetensors`, by name and shape, as data.
 
 Sources, in `tensorrt_llm/`: the parameters that `models/{llama,qwen,gemma,phi3}/model.py`, `layers/{attention,mlp,moe,
 linear}.py` and `quantization/layers.py` declare; the modules that `quantization/quantize.py` (quantize_layers) leaves
@@ -23,7 +23,7 @@ HEAD_NORMS = ("attention.q_layernorm", "attention.k_layernorm")
 
 @dataclass(frozen=True)
 class Kind:
-    """What sets a family apart. `fused_mlp`: gate and up are one matrix `fc`."""
+    """The features of a family. `fused_mlp`: gate and up are one matrix `fc`."""
 
     norms: tuple[str, ...] = TWO_NORMS
     head_norms: bool = False
@@ -43,7 +43,7 @@ KINDS = {
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of the model, whole; `group` inputs share a scale in AWQ."""
+    """The sizes of the whole model; `group` inputs share a scale in AWQ."""
 
     vocab: int
     hidden: int

@@ -1,4 +1,6 @@
-"""What NVIDIA's C++ backend finds in our config.pbtxt, against the facts about it in cpp_backend.py."""
+"""Our config.pbtxt as NVIDIA's C++ backend reads it, against the facts about the backend in
+cpp_backend.py.
+"""
 
 from __future__ import annotations
 
@@ -134,7 +136,7 @@ def test_min_tokens_holds_for_every_end_token(
 
 
 class Written:
-    """What a RequestWriter wrote."""
+    """A collector of the messages of a RequestWriter."""
 
     def __init__(self) -> None:
         self.scalars: dict[str, object] = {}

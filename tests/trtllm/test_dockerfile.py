@@ -88,7 +88,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> ImageFolder:
 
 
 def test_the_instructions_run_in_a_folder_laid_out_like_upstreams(image: ImageFolder) -> None:
-    """What starts the server, and what asks for its health, run under the Python that has llmops and the library."""
+    """The server and its health check start under the Python that has llmops and the library."""
     check = arguments("HEALTHCHECK")[0]
     python = json.loads(check[check.index("CMD") + 4 :])[0]
     assert interpreter_of(image.environment, python) == str(image.at(IMAGE.layout.python).with_name(python))
@@ -117,7 +117,7 @@ def test_the_last_step_sees_everything_of_the_image(image: ImageFolder) -> None:
 
 
 def tried(image: ImageFolder) -> dict[str, str]:
-    """What the deep check finds of the library, by name."""
+    """Return the deep check's findings about the library, by name."""
     return {
         one.name: one.outcome
         for one in deep.check_python_library(IMAGE, image.root, str(image.at(IMAGE.layout.python)))

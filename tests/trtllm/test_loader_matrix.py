@@ -74,7 +74,7 @@ def _published(folder, family):
 
 
 def refusal(source, target, quant, kv, **options):
-    """What `build` says before any work, or None."""
+    """Return the message with which `build` rejects the combination before any work, or None."""
     options |= dtype_of(source.architecture.moe, target, quant)
     try:
         spec = BuildSpec("c", Path("e"), target, "tiny", quant, kv, options=options)
@@ -249,7 +249,9 @@ def test_what_the_loader_rejects_is_refused_and_would_not_load(sources, export, 
 
 
 def test_an_empty_algorithm_is_what_the_loader_raises_for(sources, export):
-    """As `--quant none --kv-cache fp8` was written before: a quantisation file that names the cache alone."""
+    """A quantisation file that names the cache alone, as `--quant none --kv-cache fp8` once wrote
+    it, is an error.
+    """
     folder = export("llama", "none", "fp8", tp=1, target="pytorch")
     assert any("no quant_algo" in fault for fault in hf_required.faults("llama", *stored(folder), tp=1))
 
@@ -342,7 +344,9 @@ def test_the_documented_table(sources):
 @pytest.mark.skipif(find_spec("tensorrt_llm") is None, reason="tensorrt_llm is not installed")
 @pytest.mark.parametrize(("family", "quant", "kv"), ENGINES)
 def test_the_real_loader(export, family, quant, kv):
-    """What trtllm-build does first; it raises for a tensor that is missing or of another shape."""
+    """trtllm-build's own loader, its first step, raises for a tensor that is missing or of another
+    shape.
+    """
     from tensorrt_llm.models import MODEL_MAP
 
     folder = export(family, quant, kv, tp=1 if FORMATS[quant].groups == (128,) else 2)

@@ -84,7 +84,7 @@ def cells(target: str) -> Any:
 
 
 def manifest_of(job: Any) -> EngineManifest:
-    """What `build` would write into engine.json, as far as the repository reads it."""
+    """Return engine.json as `build` would write it, as far as the repository reads it."""
     spec, checkpoint, request = job.spec, job.checkpoint, job.request
     if spec.target == "tensorrt":
         extra = {"guided": job.guided, "speculative": lookahead_sizes(spec), "serve": job.serve, "lora_bytes": 1 << 20}
