@@ -62,7 +62,7 @@ def formats() -> str:
 
     rows = []
     for form in FORMATS.values():
-        if form.modelopt and form.name != "none":
+        if form.made_here and form.name != "none":
             later = " (`tensorrt`: quantised by trtllm-build)" if form.quantized_by_builder else ""
             rows.append((f"`{form.name}`", form.summary + later, ", ".join(sorted(form.targets))))
     return table(("Format", "What it is", "Targets"), rows)
@@ -73,7 +73,7 @@ def quality_limits() -> str:
 
     rows = []
     for form in FORMATS.values():
-        if form.modelopt and (loss := form.loss) and loss.max_weight_error is not None:
+        if form.made_here and (loss := form.loss) and loss.max_weight_error is not None:
             limits = f"{loss.max_ppl_ratio:g}", f"{loss.min_top1:.2f}", f"{loss.max_mean_kl:g}"
             rows.append((f"`{form.name}`", *limits, f"{100 * loss.max_weight_error:g}%"))
     return table(("", "perplexity ratio", "top-1 agreement", "mean KL", "one weight"), rows)

@@ -33,26 +33,6 @@ class QualityLimits:
 
 
 @dataclass(frozen=True)
-class ModelOptSettings:
-    """The ModelOpt configuration of a format.
-
-    `preset` names ModelOpt's configuration, None if nothing is quantised before the export.
-    `groups` are the numbers of inputs that may share a scale; each must divide every sharded input.
-    `inputs` is the rounding of a layer's inputs, None for none. `calib_limit` caps the number of
-    calibration texts, as NVIDIA's quantize.py does for AWQ. `quantized_by_builder`: trtllm-build
-    quantises the 16-bit weights of an engine, and skips those that are narrow already (1.2.1
-    `tensorrt_llm/models/convert_utils.py`, weight_only_quantize_dict).
-    """
-
-    preset: str | None
-    calibrated: bool
-    groups: tuple[int, ...] = ()
-    inputs: str | None = None
-    calib_limit: int = 512
-    quantized_by_builder: bool = False
-
-
-@dataclass(frozen=True)
 class FormatRemoval:
     """The removal of a format in release `since`; `what` is NVIDIA's name for the format."""
 
@@ -75,11 +55,18 @@ class QuantFormat:
     the KV cache. `gemm` and `moe` are the names in AIConfigurator's tables, None if nobody
     measured.
 
-    `algorithm` is TensorRT-LLM's QuantAlgo. `modelopt` is None for formats that are not made here:
-    they come with the checkpoint, which transformers calls `method`, or are OpenVINO's own. `loss`
-    holds the default limits of the quality gate; `equivalent_rounding` names the format whose
-    limits apply to a format without any. `removal` is the TensorRT-LLM release that no longer loads
-    it. `aliases` are other names for `llmops plan`.
+    `algorithm` is TensorRT-LLM's QuantAlgo. Formats that are not `made_here` come with the checkpoint,
+    which transformers calls `method`, or are OpenVINO's own. `loss` holds the default limits of the
+    quality gate; `equivalent_rounding` names the format whose limits apply to a format without any.
+    `removal` is the TensorRT-LLM release that no longer loads it. `aliases` are other names for
+    `llmops plan`.
+
+    Quantising: `preset` names ModelOpt's configuration, None if nothing is quantised before the export.
+    `groups` are the numbers of inputs that may share a scale; each must divide every sharded input.
+    `inputs` is the rounding of a layer's inputs, None for none. `calib_limit` caps the number of
+    calibration texts, as NVIDIA's quantize.py does for AWQ. `quantized_by_builder`: trtllm-build
+    quantises the 16-bit weights of an engine, and skips those that are narrow already (1.2.1
+    `tensorrt_llm/models/convert_utils.py`, weight_only_quantize_dict).
 
     For trtllm-build: whether the 16-bit `gemm_plugin` helps, attention over the prompt can be FP8,
     and Blackwell runs it.
@@ -92,10 +79,16 @@ class QuantFormat:
     compute: str
     _: KW_ONLY
     algorithm: str | None
-    modelopt: ModelOptSettings | None
+    made_here: bool
     gemm: str | None
     moe: str | None
     loss: QualityLimits | None
+    preset: str | None = None
+    calibrated: bool = False
+    groups: tuple[int, ...] = ()
+    inputs: str | None = None
+    calib_limit: int = 512
+    quantized_by_builder: bool = False
     mixtures: frozenset[TargetName] = frozenset()
     sm: int = 80
     group: int | None = None
@@ -121,42 +114,12 @@ class QuantFormat:
     @property
     def as_stored(self) -> bool:
         """Return True for a format that only comes with a checkpoint and is built unchanged."""
-        return self.modelopt is None and bool(self.method)
-
-    @property
-    def groups(self) -> tuple[int, ...]:
-        """Return the values of --group-size on GPUs."""
-        return self.modelopt.groups if self.modelopt else ()
+        return not self.made_here and bool(self.method)
 
     @property
     def grouped(self) -> bool:
         """Return True if groups of inputs share a scale that --group-size selects."""
         return bool(self.groups)
-
-    @property
-    def calibrated(self) -> bool:
-        """Return True if ModelOpt calibrates the format."""
-        return self.modelopt is not None and self.modelopt.calibrated
-
-    @property
-    def preset(self) -> str | None:
-        """Return ModelOpt's configuration name, or None."""
-        return self.modelopt.preset if self.modelopt else None
-
-    @property
-    def inputs(self) -> str | None:
-        """Return how ModelOpt rounds the inputs of a layer, or None."""
-        return self.modelopt.inputs if self.modelopt else None
-
-    @property
-    def quantized_by_builder(self) -> bool:
-        """Return True if trtllm-build quantises an engine's weights."""
-        return self.modelopt is not None and self.modelopt.quantized_by_builder
-
-    @property
-    def calib_limit(self) -> int:
-        """Return the maximum number of calibration texts."""
-        return self.modelopt.calib_limit if self.modelopt else 0
 
     def linear_bytes(self, inputs: int, outputs: int, part: str, dtype_bytes: int) -> int:
         """Return the bytes of a weight matrix with its scales; unquantised parts take `dtype_bytes`
@@ -190,36 +153,36 @@ _FP8_LOSS = QualityLimits(max_ppl_ratio=1.08, min_top1=0.81, max_mean_kl=0.10, m
 _ALL = (
     QuantFormat(
         "none", "weights as they are", _GPU | _OPENVINO, 16, "bf16", mixtures=_GPU, algorithm=None,
-        modelopt=ModelOptSettings(None, calibrated=False), gemm="bfloat16", moe="bfloat16",
+        made_here=True, gemm="bfloat16", moe="bfloat16",
         loss=QualityLimits(max_ppl_ratio=1.002, min_top1=0.98, max_mean_kl=0.0005, max_weight_error=0.005),
         aliases=("bf16", "fp16", "bfloat16", "float16"), gemm_plugin=True, blackwell_engine=True,
     ),
     QuantFormat(
         "fp8", "E4M3 weights and activations, one scale per tensor", _GPU, 8, "fp8", mixtures=_GPU, algorithm="FP8",
-        modelopt=ModelOptSettings("FP8_DEFAULT_CFG", calibrated=True, inputs="e4m3"), gemm="fp8", moe="fp8", loss=_FP8_LOSS,
+        made_here=True, preset="FP8_DEFAULT_CFG", calibrated=True, inputs="e4m3", gemm="fp8", moe="fp8", loss=_FP8_LOSS,
         sm=89, scale_bytes=8, kv="fp8", fp8_attention=True, blackwell_engine=True,
     ),
     QuantFormat(
         "fp8_pc_pt", "E4M3, a scale per output channel and per token", _GPU, 8, "fp8",
         algorithm="FP8_PER_CHANNEL_PER_TOKEN",
-        modelopt=ModelOptSettings("FP8_PER_CHANNEL_PER_TOKEN_CFG", calibrated=True, inputs="e4m3_token"), gemm="fp8", moe=None,
+        made_here=True, preset="FP8_PER_CHANNEL_PER_TOKEN_CFG", calibrated=True, inputs="e4m3_token", gemm="fp8", moe=None,
         loss=_FP8_LOSS, sm=89, group=PER_CHANNEL, scale_bytes=4, kv="fp8",
     ),
     QuantFormat(
         "fp8_block", "E4M3 in blocks of 128 x 128, as published", _TORCH, 8, "fp8", method="fp8",
-        algorithm="FP8_BLOCK_SCALES", modelopt=None, gemm="fp8_block", moe="fp8_block", loss=_FP8_LOSS, sm=89,
+        algorithm="FP8_BLOCK_SCALES", made_here=False, gemm="fp8_block", moe="fp8_block", loss=_FP8_LOSS, sm=89,
         block=128, scale_bytes=4,
     ),
     QuantFormat(
         "int4_awq", "4-bit weights in groups, activation-aware", _GPU, 4, "bf16", mixtures=_ENGINE,
         algorithm="W4A16_AWQ",
-        modelopt=ModelOptSettings("INT4_AWQ_CFG", calibrated=True, groups=(128, 64), calib_limit=32), gemm="int4_wo", moe=None,
+        made_here=True, preset="INT4_AWQ_CFG", calibrated=True, groups=(128, 64), calib_limit=32, gemm="int4_wo", moe=None,
         loss=QualityLimits(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35), group=128, scale_bytes=2,
         pre_scale=True, method="awq", aliases=("int4",), gemm_plugin=True,
     ),
     QuantFormat(
         "w4a8_awq", "4-bit weights in groups, FP8 activations", _GPU, 4, "fp8", mixtures=_TORCH, algorithm="W4A8_AWQ",
-        modelopt=ModelOptSettings("W4A8_AWQ_BETA_CFG", calibrated=True, groups=(128,), inputs="e4m3", calib_limit=32),
+        made_here=True, preset="W4A8_AWQ_BETA_CFG", calibrated=True, groups=(128,), inputs="e4m3", calib_limit=32,
         gemm=None, moe="w4afp8",
         loss=QualityLimits(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35, min_range=0.09), sm=89,
         group=128, scale_bytes=2, pre_scale=True, kv="fp8", gemm_plugin=True, fp8_attention=True,
@@ -229,34 +192,34 @@ _ALL = (
     # of them.
     QuantFormat(
         "int8_sq", "SmoothQuant: INT8 weights and activations", _ENGINE, 8, "int8", algorithm="W8A8_SQ_PER_CHANNEL",
-        modelopt=ModelOptSettings("INT8_SMOOTHQUANT_CFG", calibrated=True, inputs="int8"), gemm="sq", moe=None,
+        made_here=True, preset="INT8_SMOOTHQUANT_CFG", calibrated=True, inputs="int8", gemm="sq", moe=None,
         loss=QualityLimits(max_ppl_ratio=1.14, min_top1=0.70, max_mean_kl=0.23, max_weight_error=0.65, min_range=0.09),
         group=PER_CHANNEL, scale_bytes=4, gemm_plugin=True,
     ),
     QuantFormat(
         "int8_wo", "INT8 weights per channel", _GPU, 8, "bf16", mixtures=_ENGINE, algorithm="W8A16",
-        modelopt=ModelOptSettings("INT8_WEIGHT_ONLY_CFG", calibrated=False, quantized_by_builder=True), gemm="int8_wo", moe=None,
+        made_here=True, preset="INT8_WEIGHT_ONLY_CFG", quantized_by_builder=True, gemm="int8_wo", moe=None,
         loss=QualityLimits(max_ppl_ratio=1.02, min_top1=0.92, max_mean_kl=0.01, max_weight_error=0.15), group=PER_CHANNEL,
         scale_bytes=2, removal=FormatRemoval((1, 3), "INT8 weight-only"), aliases=("int8",), gemm_plugin=True,
     ),
     QuantFormat(
         "int4_wo", "4-bit weights per channel", _ENGINE, 4, "bf16", mixtures=_ENGINE,
-        algorithm="W4A16", modelopt=ModelOptSettings(None, calibrated=False, quantized_by_builder=True), gemm="int4_wo", moe=None,
+        algorithm="W4A16", made_here=True, quantized_by_builder=True, gemm="int4_wo", moe=None,
         loss=QualityLimits(max_ppl_ratio=3.0, min_top1=0.35, max_mean_kl=1.5, max_weight_error=0.6), group=PER_CHANNEL,
         scale_bytes=2, gemm_plugin=True,
     ),
     QuantFormat(
         "mxfp4", "4-bit floats in groups of 32 with a shared exponent, experts only, as published", _TORCH, 4, "bf16",
-        method="mxfp4", algorithm="W4A16_MXFP4", modelopt=None, gemm=None, moe="w4a16_mxfp4", loss=None, group=32,
+        method="mxfp4", algorithm="W4A16_MXFP4", made_here=False, gemm=None, moe="w4a16_mxfp4", loss=None, group=32,
         scale_bytes=1, parts=frozenset({"experts"}),
     ),
     # OpenVINO's: a float16 scale and an integer zero point, embedding and head in 8 bits
     QuantFormat(
-        "int8", "unsigned 8 bits per channel", _OPENVINO, 8, "bf16", algorithm=None, modelopt=None, gemm=None, moe=None,
+        "int8", "unsigned 8 bits per channel", _OPENVINO, 8, "bf16", algorithm=None, made_here=False, gemm=None, moe=None,
         loss=None, equivalent_rounding="int8_wo", group=PER_CHANNEL, scale_bytes=3, table_bits=8,
     ),
     QuantFormat(
-        "int4", "unsigned 4 bits in groups", _OPENVINO, 4, "bf16", algorithm=None, modelopt=None, gemm=None, moe=None,
+        "int4", "unsigned 4 bits in groups", _OPENVINO, 4, "bf16", algorithm=None, made_here=False, gemm=None, moe=None,
         loss=None, equivalent_rounding="int4_wo", group=128, scale_bytes=2.5, table_bits=8,
     ),
 )  # fmt: skip
@@ -285,8 +248,8 @@ def format_of(name: str, target: str) -> QuantFormat:
     if found is None or name not in buildable_formats(target):
         reason = "is unknown" if found is None or found.as_stored else f"does not run on target {target}"
         raise InputError(f"--quant {name} {reason}; use one of {', '.join(buildable_formats(target))}.")
-    if target in _ENGINE and found.modelopt is not None and found.quantized_by_builder:
-        return replace(found, modelopt=replace(found.modelopt, preset=None))
+    if target in _ENGINE and found.quantized_by_builder:
+        return replace(found, preset=None)
     return found
 
 
