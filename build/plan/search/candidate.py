@@ -15,7 +15,7 @@ from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.search.serving_cost import FleetCost, fleet_cost
 from llmops.build.plan.speed.disaggregated import Disaggregated
 from llmops.build.plan.speed.replica_model import OperatingPoint, ReplicaModel, highest_point
-from llmops.build.plan.speed.step_time import StepCorrection, StepModel
+from llmops.build.plan.speed.step_time import MeasuredCorrection, StepModel
 from llmops.build.plan.timing.operation_times import OperationTimes
 
 #: TensorRT-LLM's default for the largest batch.
@@ -109,7 +109,7 @@ def fit_layout(
     gpu: GpuSpec,
     layout: ParallelLayout,
     times: OperationTimes,
-    correction: StepCorrection | None = None,
+    correction: MeasuredCorrection | None = None,
 ) -> FittingLayout:
     """Return the layout with its limits and memory.
 

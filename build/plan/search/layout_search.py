@@ -21,11 +21,12 @@ from llmops.build.plan.search.candidate import (
     step_model,
 )
 from llmops.build.plan.search.infeasible import TriedLayout, explain_infeasible
-from llmops.build.plan.search.measured_correction import MeasuredCorrection, measured_correction
+from llmops.build.plan.search.measured_correction import measured_correction
 from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.search.serving_cost import fleet_cost
 from llmops.build.plan.speed.disaggregated import Disaggregated, decode_worker, match_workers, prefill_worker
 from llmops.build.plan.speed.replica_model import OperatingPoint
+from llmops.build.plan.speed.step_time import MeasuredCorrection
 from llmops.build.plan.timing.operation_times import OperationTimes
 from llmops.build.plan.timing.roofline import RooflineTimes
 from llmops.errors import InputError

@@ -4,41 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from statistics import median
 
 from llmops.build.plan.memory.parallel_layout import ParallelLayout
 from llmops.build.plan.search.plan_request import PlanRequest
 from llmops.build.plan.speed.measured_steps import MeasuredSteps, StepTime
-from llmops.build.plan.speed.step_time import Prefill, StepModel
+from llmops.build.plan.speed.step_time import MeasuredCorrection, Prefill, StepModel
 from llmops.build.plan.timing.interpolation import InterpolationGrid
 from llmops.errors import InputError
-
-
-@dataclass(frozen=True)
-class MeasuredCorrection:
-    """Ratios of measured to predicted seconds of one engine.
-
-    `decode` is a grid by (batch, context), `prefill` by (sequences, new tokens of each), None if
-    the phase was not measured. `layout` is the measured one; other layouts get the medians.
-    """
-
-    layout: ParallelLayout
-    decode: InterpolationGrid | None
-    prefill: InterpolationGrid | None
-    usual_decode: float
-    usual_prefill: float
-    label: str
-
-    def of_decode(self, layout: ParallelLayout, batch: int, context: int) -> float:
-        if self.decode is None or layout != self.layout:
-            return self.usual_decode
-        return self.decode.at(batch, max(1, context))
-
-    def of_prefill(self, layout: ParallelLayout, prefill: Prefill) -> float:
-        if self.prefill is None or layout != self.layout:
-            return self.usual_prefill
-        return self.prefill.at(prefill.prompts, prefill.tokens)
 
 
 def measured_correction(

@@ -8,12 +8,12 @@ from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Protocol
 
 from llmops.build.model.architecture import Architecture
 from llmops.build.plan.memory import rank_matrices
 from llmops.build.plan.memory.parallel_layout import ParallelLayout, local_kv_heads
 from llmops.build.plan.memory.rank_matrices import RankLinear
+from llmops.build.plan.timing.interpolation import InterpolationGrid
 from llmops.build.plan.timing.operation_times import AttentionShape, ExpertsShape, OperationTimes
 from llmops.build.quant_formats import QuantFormat
 
@@ -34,12 +34,30 @@ class Prefill:
     prefix: int = 0
 
 
-class StepCorrection(Protocol):
-    """Measured factors on the duration of a step."""
+@dataclass(frozen=True)
+class MeasuredCorrection:
+    """Ratios of measured to predicted seconds of one engine.
 
-    def of_decode(self, layout: ParallelLayout, batch: int, context: int) -> float: ...
+    `decode` is a grid by (batch, context), `prefill` by (sequences, new tokens of each), None if
+    the phase was not measured. `layout` is the measured one; other layouts get the medians.
+    """
 
-    def of_prefill(self, layout: ParallelLayout, prefill: Prefill) -> float: ...
+    layout: ParallelLayout
+    decode: InterpolationGrid | None
+    prefill: InterpolationGrid | None
+    usual_decode: float
+    usual_prefill: float
+    label: str
+
+    def of_decode(self, layout: ParallelLayout, batch: int, context: int) -> float:
+        if self.decode is None or layout != self.layout:
+            return self.usual_decode
+        return self.decode.at(batch, max(1, context))
+
+    def of_prefill(self, layout: ParallelLayout, prefill: Prefill) -> float:
+        if self.prefill is None or layout != self.layout:
+            return self.usual_prefill
+        return self.prefill.at(prefill.prompts, prefill.tokens)
 
 
 class StepModel:
@@ -69,7 +87,7 @@ class StepModel:
         """
         self.model, self.precision, self.kv, self.layout, self.times = model, precision, kv, layout, times
         self.nodes, self.graphs = nodes, tuple(graphs)
-        self.correction: StepCorrection | None = None
+        self.correction: MeasuredCorrection | None = None
         self.seconds = lru_cache(maxsize=4096)(self._corrected)
 
     def _corrected(self, batch: int, length: int, prefill: Prefill | None = None, drafts: int = 0) -> float:
