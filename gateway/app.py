@@ -47,8 +47,7 @@ from llmops.gateway.safety.policy import create_safety
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.event_loop_lag import EventLoopMonitor
-from llmops.gateway.telemetry.goodput import LatencyObjectives
-from llmops.gateway.telemetry.metrics import GatewayMetrics
+from llmops.gateway.telemetry.metrics import GatewayMetrics, LatencyObjectives
 from llmops.gateway.text.text_thread_pool import TextThreadPool
 from llmops.gateway.usage.usage_check import create_billing, create_usage_check
 from llmops.gateway.web.browser_security import OriginCheck, TrustedHostCheck

@@ -17,8 +17,7 @@ from llmops.gateway.routing.placement.prefix_index import tenant_cache_salt
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.safety.policy import Safety
 from llmops.gateway.settings import RequestLimits, Timeouts
-from llmops.gateway.telemetry.goodput import GoodputOutcome
-from llmops.gateway.telemetry.metrics import AnswerMeter, GatewayMetrics
+from llmops.gateway.telemetry.metrics import AnswerMeter, GatewayMetrics, GoodputOutcome
 from llmops.gateway.text.text_thread_pool import TextThreadPool
 
 ResultT = TypeVar("ResultT")

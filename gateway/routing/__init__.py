@@ -1,4 +1,4 @@
-"""Which models there are, whether they are ready, and who waits for them.
+"""The models, their replicas, and the way of a request to one of them.
 
-How one is talked to belongs to `triton/`.
+The protocol of a single server belongs to `triton/`.
 """

@@ -163,7 +163,7 @@ class FailoverStream(TokenStream):
         self._held: deque[TokenBatch] = deque()
         # tokens that the last check for a stall found, and its time
         self._progress = (0, 0.0)
-        self._attempt = attempt
+        self._attempt, self._state = attempt, attempt.state
         self._enter(attempt)
         engine.streams.add(self)
 

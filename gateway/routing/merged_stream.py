@@ -10,10 +10,10 @@ from llmops.gateway.interfaces import Failover, TokenBatch, TokenStream
 
 
 class MergedStream(TokenStream):
-    """Several requests' tokens as they come."""
+    """The tokens of several streams, in the order in which they arrive."""
 
     def __init__(self, streams: Sequence[TokenStream], first: Sequence[int]) -> None:
-        """`first[i]`: what the first sequence of stream i is called here; its others follow."""
+        """Merge `streams`. The first sequence of stream i is sequence `first[i]` here; its others follow."""
         self._streams = streams
         self._queue: asyncio.Queue[TokenBatch | ApiError | None] = asyncio.Queue(maxsize=64)
         self._open = len(streams)
@@ -22,7 +22,7 @@ class MergedStream(TokenStream):
 
     @property
     def cached_tokens(self) -> int | None:  # type: ignore[override]
-        """Of all prompts; None where one of the engines does not tell."""
+        """Return the sum over all prompts, or None if one of the engines does not report it."""
         found = [stream.cached_tokens for stream in self._streams]
         return None if None in found else sum(one or 0 for one in found)
 
@@ -62,7 +62,7 @@ class MergedStream(TokenStream):
         for stream, pump in zip(self._streams, self._pumps, strict=True):
             stream.cancel()
             pump.cancel()
-        # wakes a waiting reader even when the queue is full of what nobody wants any more
+        # wakes a waiting reader even if the queue is full
         while not self._queue.empty():
             self._queue.get_nowait()
         self._queue.put_nowait(None)

@@ -1,4 +1,4 @@
-"""The kinds of models there are: how one is recognised on a server, its card read and the model made."""
+"""The kinds of models: how each is recognised on a server, and how its metadata becomes a model."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from llmops.gateway.triton.step_stream import StepStreamTransport
 
 
 class ModelLoadError(LlmopsError):
-    """A part of a model cannot be used; `fault` says which, the message also why."""
+    """A part of a model cannot be used. `fault` names the part, the message adds the reason."""
 
     def __init__(self, fault: str, why: Exception) -> None:
         super().__init__(f"{fault}: {str(why) or repr(why)}")
@@ -31,7 +31,7 @@ class ModelLoadError(LlmopsError):
 
 
 class ModelKind(ABC, Generic[M]):
-    """`suffix` is what Triton's names of such models end in, `model` the class of those that are made."""
+    """A kind of models. `suffix` ends their names in Triton, `model` is their class."""
 
     suffix: str
     model: type[M]
@@ -40,23 +40,23 @@ class ModelKind(ABC, Generic[M]):
         self._settings = settings
 
     def served(self, triton_names: Iterable[str]) -> Mapping[str, str]:
-        """Of Triton's models those of this kind, each with the name under which it is served."""
+        """Return the models of this kind among Triton's, each with the name under which it is served."""
         return {one: one.removesuffix(self.suffix) for one in triton_names if one.endswith(self.suffix)}
 
     @abstractmethod
     def read_card(self, text: str, name: str) -> Any:
-        """What the model announces. Raises InputError when it cannot be understood."""
+        """Parse the metadata of a model. Raises InputError if it is invalid."""
 
     @abstractmethod
     def make(self, card: Any, triton: TritonClient, triton_name: str) -> M:
-        """Runs in a thread: files are read. Raises ModelLoadError for a part that cannot be used."""
+        """Create a model. Reads files, so it runs in a thread. Raises ModelLoadError for a part that cannot be used."""
 
     def _overrides(self, name: str) -> ModelOverrides:
         return self._settings.models.get(name, ModelOverrides())
 
 
 class GenerativeKind(ModelKind[GenerativeModel]):
-    """Engine models, which generate tokens. The configuration may name others: `models.NAME.engine_model`."""
+    """Models that generate tokens. The settings may name more of them: `models.NAME.engine_model`."""
 
     suffix, model = ENGINE_SUFFIX, GenerativeModel
 
@@ -87,7 +87,7 @@ class GenerativeKind(ModelKind[GenerativeModel]):
 
 
 class EncoderKind(ModelKind[E]):
-    """What all encoders share."""
+    """Base class of the kinds of encoders."""
 
     def read_card(self, text: str, name: str) -> EncoderMetadata:
         return parse_encoder_metadata(text, {"name": name, **self._overrides(name).metadata_fields()})
@@ -98,19 +98,19 @@ class EncoderKind(ModelKind[E]):
 
 
 class EmbeddingKind(EncoderKind[EmbeddingModel]):
-    """Encoders that give vectors."""
+    """Encoders that return vectors."""
 
     suffix, model = EMBEDDING_SUFFIX, EmbeddingModel
 
 
 class CrossEncoderKind(EncoderKind[CrossEncoder]):
-    """Encoders that give a score to two texts."""
+    """Encoders that score pairs of texts."""
 
     suffix, model = SCORE_SUFFIX, CrossEncoder
 
 
 class SingleModelKind(ModelKind[M]):
-    """Of one kind the model `triton_name` alone, served as `name`; empty: as it is called."""
+    """A kind restricted to the model `triton_name`, served as `name` or, if that is empty, under its own name."""
 
     def __init__(self, kind: ModelKind[M], triton_name: str, name: str) -> None:
         self.suffix, self.model = kind.suffix, kind.model
@@ -128,7 +128,7 @@ class SingleModelKind(ModelKind[M]):
 
 
 def create_model_kinds(settings: GatewaySettings) -> list[ModelKind[Any]]:
-    """All kinds, in the order in which GET /v1/models lists their models."""
+    """Return all kinds, in the order in which GET /v1/models lists their models."""
     return [GenerativeKind(settings), EmbeddingKind(settings), CrossEncoderKind(settings)]
 
 
@@ -139,7 +139,7 @@ def _load_tokenizer(directory: str) -> TextTokenizer:
 
 @contextmanager
 def _loading_part(fault: str) -> Iterator[None]:
-    """Raises ModelLoadError for whatever goes wrong with one part of a model; the rest of the text may name files."""
+    """Raise ModelLoadError for any exception. Its text may name files, so clients get `fault` alone."""
     try:
         yield
     except Exception as error:

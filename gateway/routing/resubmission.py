@@ -1,4 +1,4 @@
-"""What is asked of another replica when an answer has to go on there: pure, so that it can be held against itself."""
+"""The request that continues an answer on another replica. Pure."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from dataclasses import replace
 
 from llmops.gateway.interfaces import EngineRequest, SamplingParams
 
-# an odd number (2^64 divided by the golden ratio): what is drawn after a seam is drawn with another seed
+#: Added to the seed per known token, so that later tokens are drawn with another seed: 2^64 divided by the golden ratio.
 _SEED_STRIDE = 0x9E3779B97F4A7C15
 _SEED_COUNT = 2**64
 
 
 def single_sequence_request(request: EngineRequest, sequence: int) -> EngineRequest:
-    """One sequence of a request as a request of its own, which draws as it would have drawn: with seed + its number."""
+    """Return one sequence as a request of its own, with the seed that the engine would have used for it."""
     if request.n == 1:
         return request
     seed = request.sampling.seed
@@ -22,7 +22,7 @@ def single_sequence_request(request: EngineRequest, sequence: int) -> EngineRequ
 
 
 def has_finished(request: EngineRequest, tokens: Sequence[int]) -> bool:
-    """Whether a sequence with these tokens has ended, though nobody has said so."""
+    """Return True if a sequence with these tokens has ended, whether or not the engine reported it."""
     if len(tokens) >= request.max_tokens:
         return True
     if not tokens or len(tokens) < request.min_tokens:
@@ -31,8 +31,10 @@ def has_finished(request: EngineRequest, tokens: Sequence[int]) -> bool:
 
 
 def remaining_request(request: EngineRequest, tokens: Sequence[int]) -> EngineRequest:
-    """The prompt and what has come of the answer as the new prompt. A drawn token is drawn with another seed, or the
-    same luck would come again."""
+    """Return the request for the rest of an answer: the prompt and the known tokens are the new prompt.
+
+    A seed is changed, because the same seed would draw the same random numbers again.
+    """
     done = len(tokens)
     return replace(
         request,
@@ -44,8 +46,10 @@ def remaining_request(request: EngineRequest, tokens: Sequence[int]) -> EngineRe
 
 
 def needs_replay(request: EngineRequest) -> bool:
-    """Whether the engine keeps something of the answer that a prompt does not bring back: where in the grammar it is,
-    how often a token came (repetition_penalty alone looks at the prompt as well), half a word that ends or is banned.
+    """Return True if the engine has state that a longer prompt does not restore.
+
+    This is the state of a grammar, the counts of output tokens (repetition_penalty alone counts the prompt too), and
+    the beginning of a stop word or banned word of several tokens.
     """
     sampling = request.sampling
     counted = sampling.presence_penalty or sampling.frequency_penalty
@@ -54,7 +58,7 @@ def needs_replay(request: EngineRequest) -> bool:
 
 
 def is_deterministic(request: EngineRequest) -> bool:
-    """Whether the same request gives the same tokens, as far as it is the request's to say."""
+    """Return True if the same request gives the same tokens, unless the engine's batch changes them."""
     return is_greedy(request) or request.sampling.seed is not None
 
 

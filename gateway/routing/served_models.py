@@ -1,4 +1,4 @@
-"""What the endpoints see of the models: each with everything that a request to it needs."""
+"""The models as endpoints use them, each with everything that a request to it needs."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 
 class Model(ABC):
-    """A name of GET /v1/models. `parent`: the model of which this one is an adapter."""
+    """A model of GET /v1/models. For an adapter `parent` is the name of its base model."""
 
     __slots__ = ()
-    # what is said of one that was asked for an answer and is silent, or failed
+    # words for a model that did not answer a readiness check in time, or failed on it
     silent: ClassVar[str] = "did not answer"
     failed: ClassVar[str] = "does not answer"
 
@@ -34,19 +34,19 @@ class Model(ABC):
     parent: str | None
 
     def variants(self) -> Sequence[Model]:
-        """All names under which it is served, its own first."""
+        """Return the model and its adapters, each under its name."""
         return [self]
 
     @abstractmethod
     def abilities(self) -> dict[str, Any]:
-        """What GET /v1/models says of it beyond what all models have."""
+        """Return what GET /v1/models shows beyond the fields that all models have."""
 
     @abstractmethod
     async def answer_once(self) -> None:
-        """Have it do the least work there is. Raises ApiError."""
+        """Do the least work that shows that the model can serve. Raises ApiError."""
 
     async def close(self) -> None:
-        """Release what it holds."""
+        """Close the connections of the model."""
         return
 
 
@@ -56,8 +56,10 @@ E = TypeVar("E", bound="EncoderModel")
 
 @dataclass(frozen=True, slots=True)
 class GenerativeModel(Model):
-    """A model that generates. An adapter has its base model's parts and its `parent`; `extras` go with every
-    request, as in EngineRequest."""
+    """A model that generates text. An adapter shares the parts of its base model.
+
+    `extras` are sent with every request, as in EngineRequest.
+    """
 
     silent: ClassVar[str] = "made no token"
     failed: ClassVar[str] = "cannot generate"
@@ -97,7 +99,7 @@ class GenerativeModel(Model):
 
 
 class EncoderInput(NamedTuple):
-    """What an encoder reads at once: token ids, and to which of several texts each belongs."""
+    """One row of an encoder: token ids, and for each token the number of the text that it belongs to."""
 
     ids: Sequence[int]
     types: Sequence[int] | None = None
@@ -105,10 +107,9 @@ class EncoderInput(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class EncoderModel(Model):
-    """A model that reads texts and generates none. It can say how much each of several documents has to do with a
-    query."""
+    """A model that encodes texts. It can score the relevance of documents to a query."""
 
-    # whether the query is read again with each document
+    # True if the query is encoded again with each document
     reads_pairs: ClassVar[bool] = False
 
     name: str
@@ -119,20 +120,20 @@ class EncoderModel(Model):
 
     @abstractmethod
     def room(self, query: int) -> int:
-        """Tokens that a document may have beside a query of `query` tokens; none when that alone is too long."""
+        """Return the tokens that a document may have beside a query of `query` tokens; 0 if the query is too long."""
 
     @abstractmethod
     def rows(self, query: Sequence[int], documents: Sequence[Sequence[int]]) -> list[EncoderInput]:
-        """What has to be run for `scores`. Token ids come without special tokens."""
+        """Return the rows that `scores` needs. Token ids are without special tokens."""
 
     @abstractmethod
     async def scores(self, rows: Sequence[EncoderInput], caller: str = "", trace: str = "") -> NDArray[np.float32]:
-        """One number for each document, higher for one that has more to do with the query. Raises as TritonEncoder."""
+        """Return the relevance of each document; higher is more relevant. Raises the errors of TritonEncoder."""
 
 
 @dataclass(frozen=True, slots=True)
 class EmbeddingModel(EncoderModel):
-    """A model that gives each text a vector; scores are their cosines, from -1 to 1."""
+    """A model that turns each text into a vector; scores are cosines, from -1 to 1."""
 
     def abilities(self) -> dict[str, Any]:
         does = {"embeddings": True, "rerank": True, "dimensions": self.card.dimensions, "chat": False}
@@ -142,7 +143,7 @@ class EmbeddingModel(EncoderModel):
         await self.embed([[0]])
 
     async def embed(self, rows: Sequence[Sequence[int]], caller: str = "", trace: str = "") -> NDArray[np.float32]:
-        """Vectors FP32 [len(rows), dimensions] in order. Raises as TritonEncoder does."""
+        """Return vectors FP32 [len(rows), dimensions] in order. Raises the errors of TritonEncoder."""
         return await self.encoder.run(rows, caller=caller, trace=trace)
 
     def room(self, query: int) -> int:
@@ -162,7 +163,7 @@ class EmbeddingModel(EncoderModel):
 
 @dataclass(frozen=True, slots=True)
 class CrossEncoder(EncoderModel):
-    """A model that reads query and document together; scores are from 0 to 1."""
+    """A model that encodes query and document together; scores are from 0 to 1."""
 
     reads_pairs: ClassVar[bool] = True
 
@@ -187,8 +188,12 @@ class CrossEncoder(EncoderModel):
 
 @dataclass(frozen=True, slots=True)
 class ModelReadiness:
-    """How models stand now: `ready` has names with the model that serves each (an adapter's is its parent), `broken`
-    has names with what is wrong, in a sentence for clients; `problem` is what keeps all of them from being known.
+    """The readiness of all models.
+
+    Attributes:
+        ready: Names of ready models with the model that serves each; for an adapter that is its base model.
+        broken: Names of the others with their problem, in a sentence for clients.
+        problem: Why no model can be known, or None.
     """
 
     ready: Mapping[str, str] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What the gateway tells about itself: metrics, traces, an access log, what holds the event loop. It decides nothing.
+"""Metrics, traces, the access log and the lag of the event loop. Observes only, and decides nothing.
 
-What callers are billed for belongs to `callers/usage/`.
+Billing belongs to `usage/`.
 """

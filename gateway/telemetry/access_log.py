@@ -1,4 +1,4 @@
-"""One line of JSON per answer: who asked for what, how it ended, how long it took. No prompts, texts, keys."""
+"""The access log: one line of JSON per request, without prompts, texts and secrets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from llmops.errors import ResourceError
 from llmops.gateway.telemetry.request_timeline import FinishedRequest
 
-# bytes that a pipe takes in one piece, whoever else writes (PIPE_BUF)
+#: Bytes that a pipe takes in one piece, even with other writers (PIPE_BUF).
 _MAX_ATOMIC_WRITE = 4096
 _STDOUT = 1
 
@@ -47,11 +47,10 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 
 class AccessLogFile:
-    """A file to which several processes append whole lines; `-` is the standard output. A file that was moved away is
-    made again."""
+    """A file to which several processes append whole lines. A file that was moved away is created again."""
 
     def __init__(self, place: str) -> None:
-        """Raises ResourceError when it cannot be written."""
+        """Open the file; `-` is the standard output. Raises ResourceError if it cannot be written."""
         self._path = None if place == "-" else Path(place)
         self._torn = False
         try:
@@ -63,7 +62,7 @@ class AccessLogFile:
             ) from error
 
     def write(self, batch: Sequence[FinishedRequest]) -> None:
-        """Raises OSError."""
+        """Append a line for each request. Raises OSError."""
         self._follow()
         piece = b""
         for line in map(str.encode, map(format_line, batch)):

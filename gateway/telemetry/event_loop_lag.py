@@ -1,8 +1,8 @@
-"""Whether the event loop gets its turns: how late its timers are, whose work kept it, and what that work was.
+"""The lag of the event loop: how late its timers are, and which work blocked it.
 
-A machine that is busy makes timers late as well. So a delay counts as ours (`held`) only as far as this process used
-the processor meanwhile, and without the time in which the loop's thread was ready and the kernel ran something else
-(schedstat's run delay). What is left is the loop's own work, or that of a thread with the interpreter's lock.
+A busy machine makes timers late as well. So only the CPU time that this process used during a delay counts as
+blocked, without the time in which the kernel ran something else although the loop's thread was ready (schedstat's run
+delay). The rest is work of the event loop, or of a thread that held the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -25,39 +25,42 @@ from llmops.gateway.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
-# seconds; each beat of loop and sampler is a few wake-ups of the processor, and costs about 50 us
+#: Seconds between two heartbeats of the loop, and of the sampling thread. Each costs about 50 µs.
 HEARTBEAT_INTERVAL = 0.04
-# seconds of the loop's time that one piece of work may take; and between two lines about it in the log
-BLOCKED_THRESHOLD, LOG_INTERVAL = 0.05, 1.0
-# seconds after which a beat is overdue enough to look why
+#: Seconds between two heartbeats from which the loop counts as blocked.
+BLOCKED_THRESHOLD = 0.05
+#: Seconds between two log lines about a blocked loop.
+LOG_INTERVAL = 1.0
+#: Seconds of lateness after which the sampling thread looks for the cause.
 OVERDUE_THRESHOLD = 0.005
-# Whoever looks every now and then whether others are silent, and is later than this (s), was held up with the whole
-# process: what they sent meanwhile has not been read yet.
+#: Seconds of lateness of a timer after which the process stood still. Checks for silent peers must then wait, because
+#: the messages that arrived meanwhile are not read yet.
 PROCESS_STALL_THRESHOLD = 1.0
-# a file in which every worker notes what held its loop for longer than LAG_REPORT_THRESHOLD, for test suites; `stage` is empty
-# when none of the gateway's functions was seen
-REPORT_FILE_VARIABLE, LAG_REPORT_THRESHOLD = "LLMOPS_LAG_REPORT", 0.25
+#: Environment variable with a file to which every gateway appends what blocked its loop, for test suites.
+REPORT_FILE_VARIABLE = "LLMOPS_LAG_REPORT"
+#: Seconds from which a blocked loop is in the report.
+LAG_REPORT_THRESHOLD = 0.25
 _PACKAGE = str(Path(__file__).parents[1])
 _THIS_FILE = str(Path(__file__))
-# faulthandler's form, and the bytes of it that are looked at
+# the format of faulthandler, and the bytes of a dump that are parsed
 _THREAD = re.compile(r"^(?:Current t|T)hread 0x", re.MULTILINE)
 _CALL = re.compile(r'  File "(?P<path>.*)", line (?P<line>\d+) in (?P<name>.*)')
 _MAX_DUMP_BYTES = 1 << 18
-# frames that are always there, whatever runs
+# modules whose frames are always on the stack
 _ENTRY_POINTS = (str(Path(_PACKAGE) / "server.py"), str(Path(_PACKAGE) / "supervisor.py"))
 
 
 class EventLoopMonitor:
-    """Watches the loop that it is made in, until `close`."""
+    """Monitors the event loop in which it is created, until `close`."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
-        self.worst = 0.0  # seconds held at once
+        self.worst = 0.0  # longest time blocked at once, in seconds
         self._metrics = metrics
         self._loop = asyncio.get_running_loop()
         self._thread_id = threading.get_ident()
         self._stat = _open_schedstat()
         self._logged = -LOG_INTERVAL
-        # what was seen running, and in which beat
+        # the last heartbeat in which the sampler looked, and the stacks that it saw
         self._seen: tuple[float, list[str]] = (0.0, [])
         self._over = False
         self._note()
@@ -82,7 +85,7 @@ class EventLoopMonitor:
         self._metrics.lag.observe(max(span - HEARTBEAT_INTERVAL, 0.0))
         self._metrics.settle()
         if span > BLOCKED_THRESHOLD:
-            # it may have begun right after the last beat, so the whole span counts
+            # the work may have begun right after the last heartbeat, so the whole span counts
             self._stalled(span, min(span - (self._delayed - delayed), self._used - used), self._stage_in(before))
         self._timer = self._loop.call_later(HEARTBEAT_INTERVAL, self._beat)
 
@@ -95,10 +98,10 @@ class EventLoopMonitor:
         if held < BLOCKED_THRESHOLD:
             return
         self._metrics.held.inc(held)
-        shown = stage or "work outside of the gateway's code, or over before it was seen"
+        shown = stage or "work outside of the gateway's code, or work that ended before it was sampled"
         if self._last - self._logged >= LOG_INTERVAL:
             self._logged = self._last
-            log.warning("the event loop was held for %.0f ms (of %.0f ms) by %s", held * 1e3, span * 1e3, shown)
+            log.warning("the event loop was blocked for %.0f ms (of %.0f ms) by %s", held * 1e3, span * 1e3, shown)
         path = os.environ.get(REPORT_FILE_VARIABLE)
         if path and held > LAG_REPORT_THRESHOLD:
             with open(path, "a", encoding="utf-8") as report:
@@ -106,28 +109,28 @@ class EventLoopMonitor:
                 report.write(json.dumps(line) + "\n")
 
     def _run_delay(self) -> float:
-        """Seconds in which the loop's thread was ready to run and did not; it is only asked of itself."""
+        """Return the seconds in which the loop's thread was ready and did not run. Must be called by that thread."""
         return int(os.pread(self._stat, 64, 0).split()[1]) / 1e9 if self._stat is not None else 0.0
 
     # -- in a thread of its own -------------------------------------------------------------------------------------
 
     def _sample(self) -> None:
-        """Look what runs when the loop is late: while C code has the interpreter's lock, as soon as it gives it up."""
+        """Record the stacks when the loop is late. While C code holds the interpreter's lock this has to wait."""
         with _open_scratch_file() as file:
             while not self._over:
                 time.sleep(HEARTBEAT_INTERVAL)
                 beat = self._last
-                # only what was seen in the same beat counts: an earlier one may have been late for another reason
+                # only stacks of the same heartbeat count: an earlier one may have been late for another reason
                 if perf_counter() - beat > HEARTBEAT_INTERVAL + OVERDUE_THRESHOLD and not (
                     self._seen[0] == beat and self._seen[1]
                 ):
                     self._seen = beat, [stage for stage in self._running(file.fileno()) if stage]
 
     def _running(self, file: int) -> Iterator[str]:
-        """What the loop does, then what other threads do.
+        """Yield the stack of the loop's thread, then those of the other threads.
 
-        faulthandler writes it down without giving the interpreter's lock away. A walk over `sys._current_frames()`
-        does not keep it, and crashes where a thread goes on meanwhile (seen with Python 3.11.7).
+        faulthandler dumps them without releasing the interpreter's lock. A walk over `sys._current_frames()` releases
+        it, and crashes if a thread continues meanwhile (seen with Python 3.11.7).
         """
         os.ftruncate(file, 0)
         os.lseek(file, 0, os.SEEK_SET)
@@ -141,7 +144,7 @@ class EventLoopMonitor:
 
 
 def _parse_stacks(dump: str) -> Iterator[tuple[int, str]]:
-    """Of each thread the gateway's functions that run, innermost first; empty when none does."""
+    """Yield each thread's id and its functions of the gateway, innermost first; empty if there are none."""
     for thread in _THREAD.split(dump)[1:]:
         ident, _, stack = thread.partition(" ")
         calls = (_CALL.match(line) for line in stack.splitlines())
@@ -154,14 +157,14 @@ def _is_own(path: str) -> bool:
 
 
 def _open_scratch_file() -> IO[bytes]:
-    """Memory where Linux has it: a container's root may be read-only."""
+    """Return a file in memory where the system has memfd: a container's root may be read-only."""
     if hasattr(os, "memfd_create"):
         return os.fdopen(os.memfd_create("llmops-lag"), "w+b")
     return tempfile.TemporaryFile()
 
 
 def _open_schedstat() -> int | None:
-    """Linux tells it per thread; elsewhere a busy machine's delays count as the process's, if it was busy as well."""
+    """Open the thread's scheduling statistics. Without them, delays by other processes count as this one's."""
     try:
         return os.open("/proc/thread-self/schedstat", os.O_RDONLY)
     except OSError:

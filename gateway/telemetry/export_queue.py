@@ -1,4 +1,4 @@
-"""What is told off the event loop: handed over without waiting, delivered by a thread, or dropped and counted."""
+"""Export of telemetry off the event loop, in batches by a thread."""
 
 from __future__ import annotations
 
@@ -11,18 +11,29 @@ from typing import Generic, TypeVar
 log = logging.getLogger(__name__)
 
 T = TypeVar("T")
+#: Items that are delivered together.
 MAX_BATCH = 256
 
 
 class ExportQueue(Generic[T]):
-    """`delivered` and `dropped` count; `put` is for one thread."""
+    """A bounded queue that a thread drains in batches.
+
+    `put` never blocks: items that do not fit are dropped and counted. Only one thread may call it.
+    """
 
     def __init__(self, name: str, deliver: Callable[[Sequence[T]], None], room: int, period: float) -> None:
-        """`deliver` gets what came within `period` seconds, and raises where that is lost; `room`: what may wait."""
+        """Create a queue.
+
+        Args:
+            name: Name for the log.
+            deliver: Delivers a batch; an exception means that the batch is lost.
+            room: Items that may wait.
+            period: Seconds over which items are collected.
+        """
         self.delivered = 0
         self._name, self._deliver, self._room, self._period = name, deliver, room, period
         self._items: deque[T] = deque()
-        # counted by the two threads, each its own
+        # each is written by one of the two threads
         self._refused = self._lost = 0
         self._some, self._closing, self._works = Event(), Event(), True
         self._thread = Thread(target=self._run, name=name, daemon=True)
@@ -44,7 +55,7 @@ class ExportQueue(Generic[T]):
             self._some.set()
 
     def close(self, seconds: float) -> None:
-        """What is there gets as long to arrive."""
+        """Deliver the waiting items within `seconds`, and stop."""
         self._closing.set()
         self._some.set()
         if self._thread.is_alive():
@@ -61,13 +72,13 @@ class ExportQueue(Generic[T]):
     def _send(self, batch: Sequence[T]) -> None:
         try:
             self._deliver(batch)
-        except Exception as error:  # noqa: BLE001  whatever it is, requests have nothing to do with it
+        except Exception as error:  # noqa: BLE001  no exception may affect requests
             self._lost += len(batch)
             if self._works:
-                log.warning("%s: what comes from now on is dropped and counted (%s)", self._name, error)
+                log.warning("%s cannot be exported (%s); until it can, it is dropped and counted", self._name, error)
             self._works = False
             return
         self.delivered += len(batch)
         if not self._works:
-            log.info("%s: delivered again; %d were dropped", self._name, self.dropped)
+            log.info("%s is exported again; %d were dropped", self._name, self.dropped)
         self._works = True

@@ -1,7 +1,7 @@
-"""Every metric of the gateway: what it is called, which labels it has, what it means. docs/metrics.md is made of this.
+"""Every metric of the gateway with its name, labels and meaning. docs/metrics.md is generated from this table.
 
-What begins with `llm_` and `gpu_` is what operators look at and alerts are made of; `llmops_` is about the gateway.
-Every label has a bounded set of values: models that are served, routes that exist, tiers up to a number.
+Operators watch the metrics `llm_*` and `gpu_*`, and alerts use them; `llmops_*` are about the gateway itself. Every
+label has a bounded set of values: served models, existing routes, a limited number of tiers.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from typing import Literal
 MetricKind = Literal["counter", "gauge", "histogram"]
 
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-# NVIDIA's gauges of an engine model on Triton's page, which our own engine models have too
+# NVIDIA's gauges of an engine model on Triton's metrics page; the engine models of this project export them too
 ENGINE_REQUESTS, ENGINE_BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
 ENGINE_GENERAL = "nv_trt_llm_general_metrics"
-# finer where objectives are
+# finer in the range of common objectives
 TTFT_BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 60.0, 120.0)
 TPOT_BUCKETS = (1.0, 2.5, 5.0, 7.5, 10.0, 15.0, 20.0, 25.0, 30.0, 40.0, 50.0, 75.0, 100.0, 150.0, 250.0, 500.0, 1000.0)
 
@@ -32,7 +32,7 @@ class MetricDefinition:
 
 
 class MetricTable(list[MetricDefinition]):
-    """Names in the order in which /metrics and the docs have them."""
+    """Metric definitions in the order of /metrics and the docs."""
 
     def counter(self, name: str, meaning: str, *labels: str) -> MetricDefinition:
         return self._add(MetricDefinition(name, "counter", meaning, labels))
@@ -142,7 +142,8 @@ EVENT_LOOP_BLOCKED = _g.counter(
 )
 MEMORY = _g.gauge("process_resident_memory_bytes", "Resident memory of this process.")
 
-# What is told by who has it: the room of usage, control, or an evaluation in a file for the node exporter.
+#: Metrics that only some processes export: the usage outbox, `llmops control`, and evaluations (through text files of
+#: the node exporter).
 OPTIONAL_METRICS = MetricTable()
 USAGE_LAG = OPTIONAL_METRICS.gauge(
     "llmops_usage_lag_seconds", "Age of the oldest usage event missing in the ledger, or 0."

@@ -1,7 +1,6 @@
-"""Numbers that are counted into and read when scraped, cheap enough for every token.
+"""Counters, gauges and histograms that are cheap enough for every token.
 
-prometheus-client's own take a lock and a label look-up per observation. Everything here runs on one event loop, so no
-lock is needed.
+Those of prometheus-client take a lock per observation. Everything here runs on one event loop and needs no lock.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from llmops.gateway.telemetry.metric_definitions import MetricDefinition
 
 
 class ValueSeries:
-    """One counter or gauge; `read` instead of a value where somebody else keeps it."""
+    """One counter or gauge. If `read` is set, it returns the value at each scrape."""
 
     __slots__ = ("read", "value")
 
@@ -37,8 +36,11 @@ class ValueSeries:
 
 
 class HistogramSeries:
-    """One histogram. `observe` only keeps a value, so that no token waits for its bucket to be found; `settle` counts
-    what has come, and has to be called every now and then."""
+    """One histogram.
+
+    `observe` only appends the value to a list, so that no token waits for a bucket search. `settle` sorts the values
+    into buckets and must be called regularly.
+    """
 
     __slots__ = ("_bounds", "_counts", "_fresh", "_total", "observe")
 
@@ -50,10 +52,11 @@ class HistogramSeries:
         self.observe: Callable[[float], None] = self._fresh.append
 
     def observe_repeated(self, value: float, times: int) -> None:
-        """`value`, so many times."""
+        """Observe `value` several times."""
         self._fresh.extend([value] * times)
 
     def settle(self) -> None:
+        """Sort the observed values into buckets."""
         if self._fresh:
             for at, times in Counter(map(partial(bisect_left, self._bounds), self._fresh)).items():
                 self._counts[at] += times
@@ -61,7 +64,7 @@ class HistogramSeries:
             self._fresh.clear()
 
     def read(self) -> tuple[list[tuple[str, float]], float]:
-        """(upper bound, how many are not above it), as Prometheus has them, and the sum of all values."""
+        """Return cumulative counts by upper bound, as Prometheus shows them, and the sum of all values."""
         self.settle()
         bounds = [*map(str, self._bounds), "+Inf"]
         return list(zip(bounds, accumulate(self._counts), strict=True)), self._total
@@ -71,7 +74,7 @@ SeriesType = TypeVar("SeriesType", ValueSeries, HistogramSeries)
 
 
 class MetricFamily(Collector, Generic[SeriesType]):
-    """All series of one name, by the values of its labels."""
+    """The series of one metric, by the values of its labels."""
 
     def __init__(self, registry: CollectorRegistry, name: MetricDefinition, make: Callable[[], SeriesType]) -> None:
         self._name = name
@@ -80,7 +83,7 @@ class MetricFamily(Collector, Generic[SeriesType]):
         registry.register(self)
 
     def labels(self, *values: str) -> SeriesType:
-        """The series with these values, which a client must not be able to choose freely."""
+        """Return the series with these label values. A client must not be able to choose the values freely."""
         found = self._series.get(values)
         if found is None:
             if len(values) != len(self._name.labels):
@@ -89,7 +92,7 @@ class MetricFamily(Collector, Generic[SeriesType]):
         return found
 
     def forget(self, *values: str) -> None:
-        """The series is about something that is no more."""
+        """Remove the series of something that no longer exists."""
         self._series.pop(values, None)
 
     def series(self) -> Iterable[SeriesType]:

@@ -1,4 +1,4 @@
-"""The metrics of one gateway worker, and the meter that follows one answer."""
+"""The metrics of one gateway, the goodput of its answers, and the meter of one answer."""
 
 from __future__ import annotations
 
@@ -8,23 +8,55 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from time import perf_counter
+from typing import Literal, NamedTuple, get_args
 
 from prometheus_client import CollectorRegistry
 
 from llmops.gateway.interfaces import Usage
 from llmops.gateway.telemetry import metric_definitions
-from llmops.gateway.telemetry.goodput import GOODPUT_OUTCOMES, GoodputOutcome, LatencyObjectives
 from llmops.gateway.telemetry.metric_definitions import MetricDefinition
 from llmops.gateway.telemetry.metric_series import HistogramSeries, MetricFamily, ValueSeries
 
-# tiers are made by whoever runs the gateway; were there ever more, the rest share one series
-MAX_TIERS, DEFAULT_TIER, OTHER_TIERS = 16, "default", "other"
-# how an answer ends that engine or gateway broke, in an Outcome's terms
+#: Tiers with a metric series of their own. Operators define tiers; more of them than this share one series.
+MAX_TIERS = 16
+#: Label of callers without a tier.
+DEFAULT_TIER = "default"
+#: Label of the series that the other tiers share.
+OTHER_TIERS = "other"
+#: Finish reasons, as in Outcome, of answers on which the engine or the gateway failed.
 FAILED_FINISH_REASONS = ("engine_lost", "error")
+
+#: How an answer ended: good, first token too late, later tokens too slow, failed by the engine or the gateway, shed
+#: because too many requests wait, aborted by the client.
+GoodputOutcome = Literal["good", "late", "slow", "failed", "shed", "aborted"]
+GOODPUT_OUTCOMES: tuple[GoodputOutcome, ...] = get_args(GoodputOutcome)
+
+
+class LatencyObjectives(NamedTuple):
+    """The latency objectives of a model, in seconds to the first token and per token after it. None: no objective."""
+
+    ttft: float | None = None
+    tpot: float | None = None
+
+    def judge(self, ttft: float, tpot: float | None, *, left: bool) -> GoodputOutcome:
+        """Return the outcome of an answer that did not fail.
+
+        A client that leaves after an objective was missed counts against the objective.
+
+        Args:
+            ttft: Seconds to the first token, or the wait so far without one.
+            tpot: Seconds per token after the first; None for fewer than two tokens.
+            left: True if the client left.
+        """
+        if self.ttft is not None and ttft > self.ttft:
+            return "late"
+        if self.tpot is not None and tpot is not None and tpot > self.tpot:
+            return "slow"
+        return "aborted" if left else "good"
 
 
 def _resident_bytes() -> float:
-    """Bytes; not a number where the system has no /proc."""
+    """Return the resident memory in bytes; NaN on systems without /proc."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * float(os.sysconf("SC_PAGE_SIZE"))
     except OSError:
@@ -32,10 +64,10 @@ def _resident_bytes() -> float:
 
 
 class GatewayMetrics:
-    """All metrics of one gateway worker, in a registry of their own."""
+    """All metrics of one gateway, in a registry of their own."""
 
     def __init__(self, objectives: Callable[[str], LatencyObjectives] = lambda model: LatencyObjectives()) -> None:
-        """`objectives` of the model of that name."""
+        """Create the metrics. `objectives` returns the objectives of a model."""
         self.registry = CollectorRegistry()
         self._families: dict[MetricDefinition, MetricFamily[ValueSeries]] = {}
         self._histograms: list[MetricFamily[HistogramSeries]] = []
@@ -53,7 +85,7 @@ class GatewayMetrics:
         self.of_models = ModelMetricFamilies(self)
 
     def numbers(self, name: MetricDefinition) -> MetricFamily[ValueSeries]:
-        """The family of counters or gauges of that name; rooms that are not always there ask for theirs."""
+        """Return the counters or gauges of a definition. The first call registers them."""
         found = self._families.get(name)
         if found is None:
             found = self._families[name] = MetricFamily(self.registry, name, ValueSeries)
@@ -65,31 +97,32 @@ class GatewayMetrics:
         return made
 
     def settle(self) -> None:
-        """Count what the histograms have been told."""
+        """Sort the observed values of all histograms into buckets."""
         for family in self._histograms:
             for one in family.series():
                 one.settle()
 
     def reaches(self, server: str, reached: Callable[[], bool] | None) -> None:
-        """`reached` says whether the Triton server answered at the last look; None when it is used no longer."""
+        """Export whether a Triton server is reachable, as `reached` returns it; None once it is not used."""
         if reached is None:
             self._servers.forget(server)
         else:
             self._servers.labels(server).read = lambda: float(reached())
 
     def model(self, model: str) -> ModelMetrics:
-        """`model` is one that is served: each that is named here becomes a label."""
+        """Return the metrics of a served model. Each name that is passed becomes a label value."""
         found = self._models.get(model)
         if found is None:
             found = self._models[model] = ModelMetrics(self.of_models, model, self._objectives(model))
         return found
 
     def meter(self, model: str, started: float, tier: str = "") -> AnswerMeter:
+        """Return a meter for a request that arrived at `started` (perf_counter)."""
         return AnswerMeter(self.model(model), started, tier)
 
 
 class ModelMetricFamilies:
-    """The families with the label `model`."""
+    """The metrics with the label `model`."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         numbers, histogram = metrics.numbers, metrics.histogram
@@ -115,12 +148,12 @@ class ModelMetricFamilies:
 
 
 class ModelMetrics:
-    """One model's part of them; looking up labels again and again would cost each request several microseconds."""
+    """The series of one model. Looking up labels for each request would cost several microseconds."""
 
     def __init__(self, families: ModelMetricFamilies, model: str, objectives: LatencyObjectives) -> None:
         self.objectives = objectives
         self.ttft, self.tpot = families.ttft.labels(model), families.tpot.labels(model)
-        # all of them from the start: a ratio of series that do not exist is nothing, and not 0
+        # all outcomes from the start: a ratio of missing series is no data and not 0
         self.answers: Mapping[GoodputOutcome, ValueSeries] = {
             one: families.answers.labels(model, one) for one in GOODPUT_OUTCOMES
         }
@@ -134,7 +167,7 @@ class ModelMetrics:
         self.waiting("")
 
     def waiting(self, tier: str) -> ValueSeries:
-        """The queue of a caller's tier."""
+        """Return the gauge of waiting requests of a caller's tier."""
         found = self._tiers.get(tier)
         if found is None:
             name = tier or DEFAULT_TIER
@@ -145,11 +178,15 @@ class ModelMetrics:
 
 
 class AnswerMeter:
-    """Follows one answer from the moment that its request may wait; `submitted` when the engine has it, then `end`, or
-    `refused` where it never came so far.
+    """The measurements of one answer, from the arrival of its request.
 
-    `first` and `last`: when tokens first and last came (perf_counter), or 0; `total`: how many; `outcome`: how it
-    ended, None before, and where the request itself was wrong.
+    Call `submitted` when the engine has the request and `end` at its end, or `refused` if it did not get that far.
+
+    Attributes:
+        first: Time of the first token (perf_counter), or 0.
+        last: Time of the latest token, or 0.
+        total: Tokens so far.
+        outcome: How the answer ended; None before, and for invalid requests.
     """
 
     __slots__ = (
@@ -167,7 +204,7 @@ class AnswerMeter:
     )
 
     def __init__(self, metrics: ModelMetrics, started: float, tier: str) -> None:
-        """`started` is perf_counter() at the request's arrival."""
+        """Count the request as waiting. `started` is perf_counter() at its arrival."""
         self._metrics = metrics
         self._started = started
         self.first = self.last = 0.0
@@ -179,18 +216,18 @@ class AnswerMeter:
         self._wait.value += 1
 
     def submitted(self, prompt_tokens: int, sequences: int) -> None:
-        """The engine has the request, and generates as many sequences at once."""
+        """Record that the engine has the request and generates this number of sequences."""
         self._prompt, self._sequences = prompt_tokens, sequences
         self._metrics.active.value += 1
         self._metrics.prompt_tokens.value += prompt_tokens
 
     def tokens(self, count: int) -> None:
-        """`count` tokens came in one message."""
+        """Record `count` tokens that arrived in one message."""
         now = perf_counter()
         if self.last == 0.0:
             self.first = now
             self._metrics.ttft.observe(now - self._started)
-            self._waits_no_more()
+            self._leave_queue()
         elif count == 1:
             self._metrics.itl.observe(now - self.last)
         elif count:
@@ -199,18 +236,18 @@ class AnswerMeter:
         self.total += count
 
     def forget(self, count: int) -> None:
-        """So many of them are no part of the answer."""
+        """Subtract `count` tokens that are not part of the answer after all."""
         self.total -= count
 
     def cancelled(self) -> None:
-        """The client left."""
+        """Record that the client left."""
         self._left = True
         self._metrics.cancelled.value += 1
 
     def refused(self, outcome: GoodputOutcome | None) -> None:
-        """It ended before there was an answer; None where the request itself was wrong."""
+        """Record that the request ended before the engine had it; the outcome is None for invalid requests."""
         self._ended = True
-        self._waits_no_more()
+        self._leave_queue()
         if outcome == "aborted":
             self.cancelled()
             outcome = self._judged(self.tpot)
@@ -219,11 +256,11 @@ class AnswerMeter:
             self._metrics.answers[outcome].value += 1
 
     def end(self, usage: Usage, finish: str) -> None:
-        """`finish` in an Outcome's terms (messages.py)."""
+        """Record the end of the answer. `finish` is the finish reason as in Outcome."""
         if self._ended:
             return
         self._ended = True
-        self._waits_no_more()
+        self._leave_queue()
         metrics = self._metrics
         metrics.active.value -= 1
         metrics.completion_tokens.value += usage.completion_tokens
@@ -245,16 +282,16 @@ class AnswerMeter:
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from the request's arrival; None before."""
+        """Return the seconds from arrival to the first token, or None before it."""
         return self.first - self._started if self.first else None
 
     @property
     def tpot(self) -> float | None:
-        """Seconds; the sequences of a request come side by side."""
+        """Return the seconds per token after the first, of each sequence: they are generated side by side."""
         after_first = self.total / self._sequences - 1
         return (self.last - self.first) / after_first if after_first > 0 else None
 
-    def _waits_no_more(self) -> None:
+    def _leave_queue(self) -> None:
         if self._wait is not None:
             self._wait.value -= 1
             self._wait = None

@@ -1,7 +1,7 @@
-"""Finished requests as spans of OpenTelemetry, sent to a receiver by OTLP over HTTP: an outbox's thread does all of it.
+"""Finished requests as OpenTelemetry spans, sent by OTLP over HTTP in the thread of an ExportQueue.
 
-The spans are made of what was noted, as the messages of the protocol: the SDK's way, from spans that are open while
-things happen to what the exporter makes of them, costs ten times as much (227 µs for the six spans of one request).
+The protocol's messages are built directly from recorded times. Spans of the SDK, which are open while things happen and
+converted by its exporter, cost ten times as much: 227 µs for the six spans of one request.
 
 Names are those of the semantic conventions for generative AI, which are in development
 (https://github.com/open-telemetry/semantic-conventions-genai, read in November 2026): they are nowhere but here.
@@ -31,25 +31,25 @@ GEN_AI_OPERATIONS = {
     "/v2/rerank": "rerank",
     "/rerank": "rerank",
 }
-# how an answer may end without anybody's fault
+#: Finish reasons of answers that are complete.
 NORMAL_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
 SpanAttributes = dict[str, Any]
 
 
 class OtlpSpanExporter:
-    """`send` is what an Outbox delivers with."""
+    """Sends finished requests to an OTLP receiver."""
 
     def __init__(self, endpoint: str, timeout: float) -> None:
-        """OpenTelemetry's own variables say who sends, and what a receiver wants of it beside the spans."""
-        headers = {"content-type": "application/x-protobuf", **_parse_variable("OTEL_EXPORTER_OTLP_HEADERS")}
+        """Create an exporter. OpenTelemetry's environment variables set the resource, headers and certificate."""
+        headers = {"content-type": "application/x-protobuf", **_parse_pairs("OTEL_EXPORTER_OTLP_HEADERS")}
         own = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "llmops-gateway"), "service.version": __version__}
-        self._resource = _to_key_values({**own, **_parse_variable("OTEL_RESOURCE_ATTRIBUTES")})
+        self._resource = _to_key_values({**own, **_parse_pairs("OTEL_RESOURCE_ATTRIBUTES")})
         self._endpoint = endpoint
         trusted: Any = os.environ.get("OTEL_EXPORTER_OTLP_CERTIFICATE", True)
         self._client = httpx.Client(headers=headers, timeout=timeout, verify=trusted)
 
     def send(self, batch: Sequence[FinishedRequest]) -> None:
-        """Raises ResourceError when the receiver did not take them."""
+        """Send a batch. Raises ResourceError if the receiver does not accept it."""
         try:
             answer = self._client.post(self._endpoint, content=self.message(batch).SerializeToString())
         except httpx.HTTPError as error:
@@ -72,13 +72,13 @@ class OtlpSpanExporter:
 
 
 class _SpanBuilder:
-    """Those of one request, which has a trace: its own, one for each stage, one for its engine's work."""
+    """Builds the spans of one traced request: its own, one for each stage, and those of the engine's work."""
 
     def __init__(self, one: FinishedRequest, scope: ScopeSpans) -> None:
         assert one.trace is not None
         self._one, self._scope, self._trace = one, scope, one.trace
         self._trace_id = bytes.fromhex(one.trace.trace_id)
-        # what makes Unix time of all times
+        # added to a time of perf_counter this gives Unix time
         self._zero = one.at - one.ended
 
     def add(self) -> None:
@@ -185,12 +185,12 @@ def _to_any_value(value: Any) -> AnyValue:
     if isinstance(value, list):
         return AnyValue(array_value=ArrayValue(values=map(_to_any_value, value)))
     if isinstance(value, str):
-        # what cannot be text is not let through by protobuf
+        # protobuf rejects text that is not valid Unicode
         return AnyValue(string_value=value.encode("utf-8", "replace").decode())
     return AnyValue(int_value=value) if isinstance(value, int) else AnyValue(double_value=value)
 
 
-def _parse_variable(variable: str) -> dict[str, str]:
-    """`a=b,c=d`, as OpenTelemetry has them."""
+def _parse_pairs(variable: str) -> dict[str, str]:
+    """Parse an environment variable of OpenTelemetry with pairs such as `a=b,c=d`."""
     pairs = (pair.partition("=") for pair in os.environ.get(variable, "").split(","))
     return {name.strip(): unquote(value.strip()) for name, found, value in pairs if found}

@@ -1,4 +1,4 @@
-"""A request that is over, as traces and the access log tell of it. Pure: times are those that were taken on the way."""
+"""A finished request as traces and the access log show it, and the timeline of its stages. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from llmops.gateway.interfaces import Caller, Failover, Outcome
 from llmops.gateway.telemetry.metrics import FAILED_FINISH_REASONS, AnswerMeter
 from llmops.gateway.telemetry.trace_context import TraceContext
 
-# the stages of a request by their spans, in the order in which they come; a mark of RequestContext ends each
+#: Names of the spans by stage, in the order of the stages. A mark of RequestContext ends each stage.
 SPAN_NAMES = {
     "auth": "auth",
     "rate_limit": "rate_limit",
@@ -23,9 +23,10 @@ _STAGE_ORDER = list(SPAN_NAMES)
 
 
 class FinishedRequest(NamedTuple):
-    """`at` is the Unix time of `ended`; `started` and `ended` are, as all times here, seconds of perf_counter.
+    """A finished request.
 
-    `meter` is None where nothing was to be generated; the rest is as in RequestContext.
+    `at` is the Unix time of `ended`. All other times are seconds of perf_counter. `meter` is None if nothing was to be
+    generated. The other fields are those of RequestContext.
     """
 
     at: float
@@ -49,7 +50,7 @@ class FinishedRequest(NamedTuple):
 
 
 def is_server_failure(outcome: Outcome) -> bool:
-    """For what gateway or engine are to blame; a client's own mistakes, and its leaving, are none."""
+    """Return True if the gateway or the engine failed. Errors of the client, and its leaving, do not count."""
     return outcome.status >= 500 or (outcome.status == 200 and outcome.finish in FAILED_FINISH_REASONS)
 
 
@@ -60,8 +61,10 @@ class TimelineStage(NamedTuple):
 
 
 class RequestTimeline(NamedTuple):
-    """`stages` are one after the other and leave nothing out of the request but `call`, the work of its engine, whose
-    parts are `inside`; None where it never came so far."""
+    """The stages of a request, without gaps or overlaps.
+
+    `call` is the engine's work, whose parts are `inside`. It is None if the request did not reach the engine.
+    """
 
     stages: Sequence[TimelineStage]
     call: TimelineStage | None = None
@@ -69,20 +72,20 @@ class RequestTimeline(NamedTuple):
 
 
 def build_timeline(one: FinishedRequest) -> RequestTimeline:
-    """Where its time went."""
+    """Return the timeline of a finished request."""
     stages, at, done, meter = [], one.started, "", one.meter
     for done, end in [*(one.trace.marks if one.trace is not None else ()), *_stage_ends(one)]:
         stages.append(TimelineStage(SPAN_NAMES.get(done, done), at, max(at, end)))
         at = stages[-1].end
     ended = max(at, one.ended)
     if meter is None and one.model:
-        # an encoder's work
+        # the work of an encoder
         return RequestTimeline(stages, TimelineStage("call", at, ended))
     if meter is None or "submit" not in one.stages:
         return RequestTimeline([*stages, TimelineStage(_next_span_name(done), at, ended)])
     if not meter.first:
         return RequestTimeline(stages, TimelineStage("call", at, ended), [TimelineStage("prefill", at, ended)])
-    # sums of what was measured may be off by a rounding
+    # sums of measured times may be off by a rounding error
     first = max(at, meter.first)
     last = max(first, meter.last)
     inside = [TimelineStage("prefill", at, first), TimelineStage("decode", first, last)]
@@ -100,6 +103,6 @@ def _stage_ends(one: FinishedRequest) -> list[tuple[str, float]]:
 
 
 def _next_span_name(last: str) -> str:
-    """The span of the stage in which a request ended that finished the one before."""
+    """Return the span of the stage after `last`, in which a request ended."""
     following = _STAGE_ORDER[_STAGE_ORDER.index(last) + 1 :] if last in SPAN_NAMES else _STAGE_ORDER
     return SPAN_NAMES[following[0]] if following else "stream"

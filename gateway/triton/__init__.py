@@ -1,4 +1,4 @@
-"""The tensor contract (docs/contract.md) from the client's side: requests, streams, messages.
+"""The client side of the tensor contract (docs/contract.md): requests, streams and messages of one server.
 
-Knows no API; which of several servers is asked belongs to `fleet/`.
+The choice among several servers belongs to `routing/`.
 """

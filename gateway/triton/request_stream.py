@@ -20,12 +20,12 @@ from llmops.gateway.triton.response_reader import ResponseReader, error_from_mes
 
 
 class RequestStreamTransport(Engine):
-    """Opens a ModelStreamInfer call per request. Cancelling the call takes the request out of the engine's batch."""
+    """The engine behind one ModelStreamInfer call per request. Cancelling the call cancels the request."""
 
     name = REQUEST_TRANSPORT
 
     def __init__(self, start_call: Callable[..., Any], engine_model: str, card: ModelMetadata) -> None:
-        """`start_call` starts one ModelStreamInfer call (the stub's method), with metadata if it gets any."""
+        """Create a transport. `start_call` starts a ModelStreamInfer call (the stub's method), with metadata if given."""
         self._start_call = start_call
         self._writer = RequestWriter.of(engine_model, card)
 
@@ -41,7 +41,7 @@ class RequestStreamTransport(Engine):
 
 
 class RequestStream(TokenStream):
-    """One request's call. `cancel` ends it at once and lets a waiting reader go."""
+    """The tokens of one call. `cancel` ends the call at once and wakes a waiting reader."""
 
     __slots__ = ("_call", "_cancelled", "_done", "_final", "_reader")
 
@@ -72,7 +72,7 @@ class RequestStream(TokenStream):
         raise StopAsyncIteration
 
     async def _read_end(self) -> None:
-        """Let the call end by itself: dropping it now would cancel it, which Triton would have to handle."""
+        """Let the call end by itself: dropping it now would cancel it, which costs Triton work."""
         if not self._done:
             with suppress(ApiError):
                 await self._read()
@@ -100,7 +100,7 @@ class RequestStream(TokenStream):
 
 
 async def _write_failure(call: Any, error: Exception) -> ApiError:
-    """A failed write does not say why; the call's status does."""
+    """Return the error of a failed write. The call's status has the reason, the exception has not."""
     if isinstance(error, aio.AioRpcError):
         return _error_from_status(error)
     return UnavailableError(TRITON_UNREACHABLE, detail=str(await call.details() or error))

@@ -1,6 +1,6 @@
-"""EngineRequest to the tensors of the contract, and to the ModelInferRequest that has a gRPC stream of its own.
+"""Conversion of an EngineRequest to the tensors of the contract, and to a ModelInferRequest.
 
-Tensor names, types and meanings are those of TensorRT-LLM's `tensorrt_llm` model; see docs/contract.md.
+Names, types and meanings of the tensors are those of TensorRT-LLM's `tensorrt_llm` model; see docs/contract.md.
 """
 
 from __future__ import annotations
@@ -26,16 +26,24 @@ class RequestWriter:
         pad_id: int | None,
         callers: bool = False,
         salts: bool = False,
-        ours: bool = True,
+        extensions: bool = True,
     ) -> None:
-        """`callers`: the model takes `caller`; `salts`: `cache_salt`; `ours`: it takes the inputs that NVIDIA's
-        backend does not have."""
+        """Create a writer.
+
+        Args:
+            model: Name of the model in Triton.
+            vocab_size: Tokens in the vocabulary.
+            pad_id: Id of the padding token, if there is one.
+            callers: True if the model takes the input `caller`.
+            salts: True if the model takes the input `cache_salt`.
+            extensions: True if the model takes the inputs that NVIDIA's backend does not have.
+        """
         self.model = model
         self._vocab_size = vocab_size
         self._pad_id = pad_id
         self._callers = callers
         self._salts = salts
-        self._unknown = frozenset(() if ours else contract.EXTENSION_INPUTS)
+        self._unknown = frozenset(() if extensions else contract.EXTENSION_INPUTS)
 
     @classmethod
     def of(cls, model: str, card: ModelMetadata) -> RequestWriter:
@@ -45,9 +53,9 @@ class RequestWriter:
             vocab_size=card.vocab_size,
             pad_id=card.pad_id,
             callers=can.callers,
-            # the salt is part of a block's name even where the library does not keep salts apart
+            # the salt is part of a block's hash even if the library does not keep salts apart
             salts=can.cache_salt or card.kv_events,
-            ours=contract.STEP_TRANSPORT in card.transports,
+            extensions=contract.STEP_TRANSPORT in card.transports,
         )
 
     def write(self, request: EngineRequest) -> service_pb2.ModelInferRequest:
@@ -59,7 +67,7 @@ class RequestWriter:
         return message
 
     def write_rest(self, request: EngineRequest, tensors: TensorWriter) -> None:
-        """All tensors but `input_ids`."""
+        """Write all tensors but `input_ids`."""
         tensors.scalar(contract.INPUT_LENGTHS, len(request.input_ids))
         tensors.scalar(contract.REQUEST_OUTPUT_LEN, request.max_tokens)
         tensors.scalar(contract.STREAMING, request.streaming)
@@ -73,7 +81,7 @@ class RequestWriter:
             tensors.scalar(contract.PAD_ID, self._pad_id)
         others = [(token,) for token in request.end_ids[1:]]
         # NVIDIA's C++ backend withholds END_ID alone until min_tokens (its minimum-length penalty masks
-        # that one token), so a model's other end tokens are not to come at all
+        # that one token), so the model's other end tokens are banned
         banned = others if request.min_tokens and self._unknown else []
         if stop_words := [*(() if banned else others), *request.stop_words]:
             tensors.words(contract.STOP_WORDS_LIST, stop_words)
@@ -85,7 +93,7 @@ class RequestWriter:
     def _write_sampling(self, tensors: TensorWriter, request: EngineRequest) -> None:
         sampling = request.sampling
         if sampling.temperature == 0:
-            # greedy; the engine's own defaults differ between versions, so nothing is left to them
+            # greedy; the engine's own defaults differ between versions and are not relied on
             tensors.scalar(contract.RUNTIME_TOP_K, 1)
         else:
             tensors.scalar(contract.TEMPERATURE, sampling.temperature)

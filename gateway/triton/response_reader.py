@@ -1,4 +1,4 @@
-"""What an engine answers: ModelInferResponse to TokenBatch, and its refusals to errors; see docs/contract.md."""
+"""Conversion of a ModelInferResponse to a TokenBatch, and of error texts to errors; see docs/contract.md."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from llmops.gateway.errors import (
 )
 from llmops.gateway.interfaces import TokenBatch
 
+#: Characters of a rejection that is passed on to the client.
 _MAX_REJECTION_LENGTH = 400
-# paths, shared-memory keys, addresses, source files, class names of C++ and of Python
+#: Internals that clients must not see: paths, shared-memory keys, addresses, source files, class names of C++ and of Python
 _INTERNALS = re.compile(
     r"(?:^|[\s\"'(=:])/\w|\b0x[0-9a-f]|\w\.(?:py|cc|cpp|cu|h|so)\b|::|llmops_|traceback|\b\d+(?:\.\d+){3}:\d",
     re.IGNORECASE,
 )
 
-# the inputs of the contract that a gateway may be refused by name
+#: Inputs of the contract that an engine may reject by name.
 INPUT_TENSORS = frozenset(tensor.name for tensor in (*contract.ENGINE_INPUTS, *contract.EXTENSION_INPUTS))
-# bound once: they are looked up with every token
+# bound once, because they are looked up with every token
 _OUTPUT_IDS, _OUTPUT_LOG_PROBS = contract.OUTPUT_IDS.name, contract.OUTPUT_LOG_PROBS.name
 _SEQUENCE_LENGTH, _SEQUENCE_INDEX = contract.SEQUENCE_LENGTH.name, contract.SEQUENCE_INDEX.name
-# what an engine says about itself, before the colon
+#: Messages for clients, by the prefix before the colon of what an engine says about itself.
 ENGINE_CONDITIONS = {
     contract.DRAINING_PREFIX: "The engine is shutting down; send the request again.",
     contract.ENGINE_DEAD_PREFIX: "The engine cannot take requests now; send the request again.",
@@ -41,7 +42,7 @@ ENGINE_CONDITIONS = {
 
 
 class ResponseReader:
-    """Reads the responses of one stream; remembers where the outputs are, which does not change within it."""
+    """Reads the responses of one stream. The positions of the outputs do not change within a stream."""
 
     __slots__ = ("_logprobs", "_names", "_positions")
 
@@ -51,7 +52,7 @@ class ResponseReader:
         self._positions: dict[str, int] = {}
 
     def read(self, response: service_pb2.ModelInferResponse) -> TokenBatch | None:
-        """The new tokens, or None for a response without any (an empty final one)."""
+        """Return the new tokens, or None for a response without any, such as an empty final one."""
         count = len(response.outputs)
         if count == 0:
             return None
@@ -67,7 +68,7 @@ class ResponseReader:
     def _tokens(self, raw: Sequence[bytes]) -> list[int]:
         tokens = _ints(raw[self._positions[_OUTPUT_IDS]])
         at = self._positions.get(_SEQUENCE_LENGTH)
-        # NVIDIA's backend pads output_ids; sequence_length says how many of them are real
+        # NVIDIA's backend pads output_ids; sequence_length counts the real ones
         if at is not None and len(tokens) > 1:
             return tokens[: _ints(raw[at])[0]]
         return tokens
@@ -82,7 +83,7 @@ class ResponseReader:
 
 
 def trailing_floats(data: bytes, count: int) -> list[float]:
-    """The log-probs of the `count` new ids. NVIDIA's C++ backend sends those of a stream's earlier ids before them."""
+    """Return the log-probs of the `count` new ids. NVIDIA's C++ backend sends those of the earlier ids before them."""
     return list(struct.unpack_from(f"<{count}f", data, max(0, len(data) - 4 * count)))
 
 
@@ -93,9 +94,10 @@ def _ints(data: bytes) -> list[int]:
 
 
 def error_from_message(message: str) -> ApiError:
-    """What an engine's error text means. A text that starts with a tensor's name is the engine's refusal of it.
+    """Return the error for an engine's error text.
 
-    Only such a refusal is for clients. Everything else becomes `detail`: it may name files, keys and addresses.
+    A text that starts with a tensor's name rejects that tensor and is for clients. Every other text becomes `detail`,
+    because it may name files, keys and addresses.
     """
     name, colon, reason = message.partition(":")
     if colon and name in INPUT_TENSORS:
@@ -107,11 +109,11 @@ def error_from_message(message: str) -> ApiError:
         return condition
     lowered = message.lower()
     if "xgrammar" in lowered or "grammar_compiler" in lowered:
-        # some engines compile a grammar only when they get to it
+        # some engines compile a grammar only when they reach the request
         refused = f"{contract.GUIDE}: the engine cannot compile it."
         return UnsupportedError(refused, param=contract.GUIDE.name, detail=message)
     if "maximum queue size" in lowered:
-        # Triton's own bound in front of a model
+        # Triton's own limit in front of a model
         return OverloadedError(ENGINE_CONDITIONS[contract.QUEUE_FULL_PREFIX], detail=message)
     if (
         "unknown model" in lowered
@@ -124,7 +126,7 @@ def error_from_message(message: str) -> ApiError:
 
 
 def condition_from_message(message: str) -> UnavailableError | None:
-    """The error for what an engine says about itself rather than about a request."""
+    """Return the error for a text that is about the engine rather than a request, or None."""
     name, colon, _ = message.partition(":")
     if not colon or name not in ENGINE_CONDITIONS:
         return None
@@ -136,5 +138,5 @@ def condition_from_message(message: str) -> UnavailableError | None:
 
 
 def _is_client_message(reason: str) -> bool:
-    """Whether a refusal was written for clients: one line, without the engine's internals."""
+    """Return True if a rejection was written for clients: one line, without the engine's internals."""
     return len(reason) <= _MAX_REJECTION_LENGTH and reason.isprintable() and _INTERNALS.search(reason) is None

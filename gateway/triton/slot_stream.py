@@ -1,4 +1,4 @@
-"""The tokens of one slot of a step stream, for its reader."""
+"""The token stream of one slot of a step stream."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from llmops.gateway.interfaces import TokenBatch, TokenSink, TokenStream
 from llmops.gateway.triton.response_reader import error_from_message
 from llmops.gateway.triton.step_writer import Submission
 
-# tokens of a slow client that become one batch
+#: Tokens that are merged into one batch for a slow reader.
 MAX_MERGED_TOKENS = 64
 
 
 class SlotStream(TokenStream):
-    """One slot. Batches wait here for their reader, so that a slow client holds up nobody else."""
+    """The tokens of one slot. Batches wait here for their reader, so that a slow client delays no other."""
 
     __slots__ = (
         "_batches",
@@ -33,10 +33,10 @@ class SlotStream(TokenStream):
     )
 
     def __init__(self, slot: int, submission: Submission, leave: Callable[[int], None]) -> None:
-        """`leave` takes the slot out of the engine's batch."""
+        """Create a stream. `leave` removes the slot from the engine's batch."""
         self._leave = leave
         self.number = slot
-        # kept until the engine has answered, to be sent again over a new connection
+        # kept until the engine answers, to be repeated over a new connection
         self.unconfirmed: Submission | None = submission
         self._batches: deque[TokenBatch] = deque()
         self._waiter: asyncio.Future | None = None
@@ -71,14 +71,14 @@ class SlotStream(TokenStream):
                     if self._taken is not None:
                         self._taken.append(batch)
                     return
-            except Exception as error:  # noqa: BLE001  its reader handles it; the other streams of this step go on
+            except Exception as error:  # noqa: BLE001  the reader handles it; the other streams of this step continue
                 self.fail(error)
                 return
         self._keep(batch)
         self._wake()
 
     def _keep(self, batch: TokenBatch) -> None:
-        """Merge what nobody has read yet, so that a slow client costs only a few dozen bytes per token."""
+        """Merge unread batches, so that a slow client costs only a few dozen bytes per token."""
         last = self._batches[-1] if self._batches else None
         if last is None or last.sequence != batch.sequence or len(last.tokens) >= MAX_MERGED_TOKENS:
             self._batches.append(batch)

@@ -1,7 +1,7 @@
-"""Step streams: one subscription per gateway worker and engine model, one message per engine step for all its requests.
+"""Step streams: one subscription per gateway and engine model, one message per engine step for all its requests.
 
-docs/contract.md, "Step streams", says what travels. A broken connection is taken up again where it stopped; only an
-engine that has forgotten the subscription (it was restarted) ends what was open.
+docs/contract.md, "Step streams", defines the messages. A broken connection resumes after the last step that arrived.
+Only an engine that does not know the subscription, because it was restarted, ends the open streams.
 """
 
 from __future__ import annotations
@@ -40,77 +40,83 @@ from llmops.gateway.triton.response_reader import condition_from_message, error_
 from llmops.gateway.triton.slot_stream import SlotStream
 from llmops.gateway.triton.step_writer import StepWriter, Submission, parse_slots
 
+#: Steps between two acknowledgements: an eighth of the window, so that it never fills while messages arrive.
 ACKNOWLEDGE_INTERVAL = MAX_UNACKNOWLEDGED_STEPS // 8
-# between two tries to connect again, for as long as the engine keeps the requests (s)
+#: Seconds between two attempts to reconnect, for as long as the engine keeps the requests.
 RECONNECT_INTERVAL = 0.1
 # before a subscription that ended is opened again for its observer (s)
 RESUBSCRIBE_DELAY = 0.25
-# what the engine gets to end the subscription when the gateway leaves (s)
+#: Seconds that the engine has to end the subscription when the gateway stops.
 UNSUBSCRIBE_TIMEOUT = 1.0
-# bound once: they are looked up with every step
+# bound once, because they are looked up with every step
 STEP_INDEX, STEP_ENTRIES, STEP_TOKENS = contract.STEP_INDEX.name, contract.STEP_ENTRIES.name, contract.STEP_TOKENS.name
 STEP_CACHED, STEP_STATE = contract.STEP_CACHED.name, contract.STEP_STATE.name
 STEP_LOG_PROBS, STEP_ERRORS = contract.STEP_LOG_PROBS.name, contract.STEP_ERRORS.name
 STEP_TOP_COUNTS, STEP_TOP_IDS = contract.STEP_TOP_COUNTS.name, contract.STEP_TOP_IDS.name
 STEP_TOP_LOG_PROBS = contract.STEP_TOP_LOG_PROBS.name
-# what gRPC says, after strerror(3), where no process listens
+#: Text of gRPC, after strerror(3), when no process listens on the port.
 CONNECTION_REFUSED = "Connection refused"
 ENGINE_RESTARTED = "The engine was restarted while this answer was being generated; send the request again."
 
 
 class StepStreamTransport(Engine):
-    """Opens the subscription with the first request, and a new one when the last has ended. While somebody watches,
-    there always is one."""
+    """The engine behind a step stream.
+
+    It subscribes with the first request, and again after the subscription has ended. With an observer there is always a
+    subscription.
+    """
 
     name = contract.STEP_TRANSPORT
 
     def __init__(self, start_call: Callable[[], Any], engine_model: str, card: ModelMetadata) -> None:
-        """`start_call` starts one ModelStreamInfer call (the stub's method)."""
+        """Create a transport. `start_call` starts a ModelStreamInfer call (the stub's method)."""
         self._start_call = start_call
         self._requests = RequestWriter.of(engine_model, card)
-        self._receiver: StepSubscription | None = None
+        self._subscription: StepSubscription | None = None
         self._opening = asyncio.Lock()
         self._observer: EngineObserver | None = None
-        self._staying: asyncio.Task | None = None
+        self._watching: asyncio.Task | None = None
         self._grace, self._demand = RECONNECT_GRACE_PERIOD, (0, 0)
 
     async def open(self, request: EngineRequest) -> TokenStream:
-        subscription = self._receiver
+        subscription = self._subscription
         if subscription is None or subscription.ended:
             subscription = await self._subscribe()
         return subscription.submit(request)
 
     async def close(self) -> None:
-        if self._staying is not None:
-            self._staying.cancel()
-            await asyncio.gather(self._staying, return_exceptions=True)
-        if self._receiver is not None:
-            await self._receiver.close()
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+        if self._subscription is not None:
+            await self._subscription.close()
 
     def watch(self, observer: EngineObserver, grace: float) -> None:
-        """From now on `observer` is told of the engine, and a broken stream has only `grace` seconds to recover: with
-        other replicas there, waiting longer is time lost. With less than the engine's own it has none where nobody
-        listens any more."""
+        """Report the engine's state to `observer`, and give a broken stream `grace` seconds to recover.
+
+        With other replicas, waiting longer only delays the failover. If `grace` is shorter than the engine's own, the
+        stream ends at once when nothing listens on the server's port.
+        """
         self._observer, self._grace = observer, grace
-        self._staying = asyncio.create_task(self._stay(observer), name="step-stream-watch")
+        self._watching = asyncio.create_task(self._keep_subscribed(observer), name="step-stream-watch")
 
     def unwatch(self) -> None:
-        """Stay subscribed no longer; streams that are open go on."""
-        if self._staying is not None:
-            self._staying.cancel()
+        """Stop reporting. Open streams continue."""
+        if self._watching is not None:
+            self._watching.cancel()
 
     def declare_demand(self, tokens: int, weights: int) -> None:
-        """What waits in this gateway, for the engine to tell the others."""
+        """Declare the tokens and weights that wait in this gateway; the engine reports the sum to all gateways."""
         self._demand = (tokens, weights)
-        if self._receiver is not None:
-            self._receiver.declare_demand(self._demand)
+        if self._subscription is not None:
+            self._subscription.declare_demand(self._demand)
 
     def abandon(self, error: ApiError) -> None:
-        """End all open streams with `error`, if there are any: the engine has been given up."""
-        if self._receiver is not None and not self._receiver.ended and self._receiver.has_streams:
-            self._receiver.end(error)
+        """End all open streams with `error`, because another replica continues them."""
+        if self._subscription is not None and not self._subscription.ended and self._subscription.has_streams:
+            self._subscription.end(error)
 
-    async def _stay(self, observer: EngineObserver) -> None:
+    async def _keep_subscribed(self, observer: EngineObserver) -> None:
         while True:
             try:
                 subscription = await self._subscribe()
@@ -121,18 +127,20 @@ class StepStreamTransport(Engine):
 
     async def _subscribe(self) -> StepSubscription:
         async with self._opening:
-            if self._receiver is None or self._receiver.ended:
+            if self._subscription is None or self._subscription.ended:
                 subscription = StepSubscription(self._start_call, self._requests, self._observer, self._grace)
                 await subscription.start()
-                self._receiver = subscription
+                self._subscription = subscription
                 if any(self._demand):
                     subscription.declare_demand(self._demand)
-            return self._receiver
+            return self._subscription
 
 
 class StepSubscription:
-    """One subscription's life: connect, read steps, reconnect, end. `ended` once it delivers nothing more; `over` then
-    has why."""
+    """One subscription: it connects, reads steps, reconnects and ends.
+
+    `ended` is True once it delivers nothing any more; the future `over` then has the error.
+    """
 
     def __init__(
         self,
@@ -153,10 +161,10 @@ class StepSubscription:
         self._writing = asyncio.Lock()
         self._call: Any = None
         self._task: asyncio.Task | None = None
-        # submissions that no message has taken up yet, by slot
+        # submissions that are in no message yet, by slot
         self._outbox: dict[int, Submission] = {}
         self._submitting = False
-        # slots that were cancelled and whose last entry has not arrived
+        # cancelled slots whose last entry has not arrived
         self._leaving: set[int] = set()
         self._sends: set[asyncio.Task] = set()
 
@@ -165,7 +173,7 @@ class StepSubscription:
         return bool(self._streams)
 
     async def start(self) -> None:
-        """Raises UnavailableError when Triton cannot be reached."""
+        """Connect and subscribe. Raises UnavailableError if Triton cannot be reached."""
         self._call = self._start_call()
         try:
             await self._call.write(self._writer.subscribe(0, self._observer is not None))
@@ -175,7 +183,7 @@ class StepSubscription:
         self._task = asyncio.create_task(self._run(), name="step-stream")
 
     def submit(self, request: EngineRequest) -> SlotStream:
-        """What is submitted while a message is being written goes into the next one, all of it."""
+        """Submit a request. All submissions while a message is being written travel together in the next one."""
         slot = next(self._slots)
         submission = self._writer.submission(request, slot)
         stream = self._streams[slot] = SlotStream(slot, submission, self.cancel)
@@ -207,7 +215,7 @@ class StepSubscription:
         self._send(self._write(self._writer.acknowledge(self._last, demand)))
 
     async def _leave(self) -> None:
-        """Tell the engine, which would otherwise go on with these answers for the grace time."""
+        """Unsubscribe: otherwise the engine would continue these answers for the grace time."""
         await self._write(self._writer.leave())
         if self._task is not None:
             await asyncio.wait({self._task})
@@ -229,7 +237,7 @@ class StepSubscription:
 
     async def _write_outbox(self) -> None:
         async with self._writing:
-            # taken only now: until it is written a cancelled submission is simply left out
+            # taken only now, because a submission that is cancelled before is not sent at all
             submissions, self._outbox = list(self._outbox.values()), {}
             if submissions:
                 await self._write_now(self._writer.submit(submissions))
@@ -242,7 +250,7 @@ class StepSubscription:
         try:
             await self._call.write(message)
         except WRITE_ERRORS:
-            # the reader sees the same break, and sends again what did not arrive
+            # the reader sees the same break and repeats what did not arrive
             return
 
     async def _run(self) -> None:
@@ -256,7 +264,7 @@ class StepSubscription:
             raise
 
     async def _read_steps(self) -> None:
-        """Until the connection breaks, or the engine ends the subscription."""
+        """Read steps until the connection breaks or the engine ends the subscription."""
         while not self.ended:
             try:
                 response = await self._call.read()
@@ -265,12 +273,12 @@ class StepSubscription:
             if response is aio.EOF:
                 return
             if response.error_message:
-                self._refused(response.infer_response.id, response.error_message)
+                self._fail_slots(response.infer_response.id, response.error_message)
             else:
                 await self._step(response.infer_response)
 
-    def _refused(self, message_id: str, text: str) -> None:
-        """An error message is about the slots of one message, or (under the subscription's own id) about all."""
+    def _fail_slots(self, message_id: str, text: str) -> None:
+        """Fail the slots that an error message names, or all slots if its id is that of the subscription."""
         if UNKNOWN_SUBSCRIPTION in text:
             self.end(UnavailableError(ENGINE_RESTARTED))
             return
@@ -327,15 +335,15 @@ class StepSubscription:
             start = end
 
     async def _resume(self) -> None:
-        """Connect again and go on after the last step seen. Ends the subscription when that does not work in time."""
+        """Reconnect and resume after the last step that arrived. End the subscription if that fails for too long."""
         deadline = time.monotonic() + self._grace
         while self._streams:
             self._call.cancel()
             try:
                 async with self._writing:
-                    # only now: until here writes would go to the dead call, and `subscribe` comes first
+                    # only now, because other writes must go to the new call and after `subscribe`
                     self._call = self._start_call()
-                    await self._say_again()
+                    await self._repeat_unconfirmed()
                 return
             except WRITE_ERRORS:
                 if time.monotonic() > deadline or await self._is_gone():
@@ -344,15 +352,14 @@ class StepSubscription:
         self.end(UnavailableError("Triton went away while this answer was being generated; send the request again."))
 
     async def _is_gone(self) -> bool:
-        """Whether the call that has just failed found nobody, and others can go on: a server that was only cut off
-        listens still."""
+        """Return True if nothing listens on the server's port and other replicas can continue."""
         return self._grace < RECONNECT_GRACE_PERIOD and CONNECTION_REFUSED in str(await self._call.details())
 
-    async def _say_again(self) -> None:
-        """On a new connection: what the engine may not have received, in the order of the slots."""
+    async def _repeat_unconfirmed(self) -> None:
+        """Repeat, on a new connection and by slot, the messages that the engine may not have received."""
         await self._call.write(self._writer.subscribe(self._last, self._observer is not None))
         unconfirmed = [one.unconfirmed for one in self._streams.values() if one.unconfirmed is not None]
-        # all of it is among these, and from now on a cancel has to be said
+        # the outbox is part of these, and from now on a cancel must be sent
         self._outbox = {}
         if unconfirmed:
             await self._call.write(self._writer.submit(unconfirmed))
@@ -360,7 +367,7 @@ class StepSubscription:
             await self._call.write(self._writer.cancel(slot))
 
     def end(self, error: ApiError) -> None:
-        """All open streams fail with `error`, and no step is read any more."""
+        """Fail all open streams with `error`, and stop reading steps."""
         self.ended = True
         if not self.over.done():
             self.over.set_result(error)
@@ -375,7 +382,7 @@ class StepSubscription:
 
 
 def _top_logprobs(outputs: dict[str, int], raw: Sequence[bytes]) -> list[TopLogprobs] | None:
-    """Return the alternatives of each token of a step; None where no request has any."""
+    """Return the most likely tokens at each position of a step, or None if no request asks for them."""
     if STEP_TOP_COUNTS not in outputs:
         return None
     ids = array("i", raw[outputs[STEP_TOP_IDS]])

@@ -1,4 +1,4 @@
-"""What a gateway says in a step stream (docs/contract.md, "Step streams")."""
+"""The messages that a gateway sends in a step stream (docs/contract.md, "Step streams")."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from llmops.gateway.triton.tensor_writers import JsonTensorWriter, MessageTensor
 
 
 class Submission(NamedTuple):
-    """A request on its way to its slot. `tensors`: all but the token ids, as a JSON object."""
+    """A request and its slot. `tensors` are all tensors but the token ids, as a JSON object."""
 
     slot: int
     input_ids: array[int]
@@ -36,7 +36,7 @@ class StepWriter:
         return Submission(slot, array("i", request.input_ids), tensors.encoded())
 
     def submit(self, submissions: Sequence[Submission]) -> service_pb2.ModelInferRequest:
-        """One message for everything that waits to be sent. Only an error answers it, under the id of its slots."""
+        """Return one message for several submissions. Only an error answers it, with the slots in its id."""
         message, tensors = self._message()
         message.id = ",".join(str(submission.slot) for submission in submissions)
         input_ids = array("i")
@@ -56,31 +56,31 @@ class StepWriter:
         return message
 
     def acknowledge(self, step: int, demand: tuple[int, int] | None = None) -> service_pb2.ModelInferRequest:
-        """`demand`: tokens and weights that wait in this gateway."""
-        message, tensors = self._aside()
+        """Return an acknowledgement of a step, with the tokens and weights that wait in this gateway, if given."""
+        message, tensors = self._message_without_reply()
         tensors.scalar(contract.ACKNOWLEDGE, step)
         if demand is not None:
             tensors.ids(contract.DEMAND, demand)
         return message
 
     def cancel(self, slot: int) -> service_pb2.ModelInferRequest:
-        message, tensors = self._aside()
+        message, tensors = self._message_without_reply()
         tensors.scalar(contract.SLOT, slot)
         tensors.scalar(contract.STOP, True)
         return message
 
     def leave(self) -> service_pb2.ModelInferRequest:
-        message, tensors = self._aside()
+        message, tensors = self._message_without_reply()
         tensors.scalar(contract.STOP, True)
         return message
 
-    def _aside(self) -> tuple[service_pb2.ModelInferRequest, MessageTensorWriter]:
+    def _message_without_reply(self) -> tuple[service_pb2.ModelInferRequest, MessageTensorWriter]:
         message, tensors = self._message()
         message.id = contract.NO_REPLY_ID
         return message, tensors
 
     def _message(self) -> tuple[service_pb2.ModelInferRequest, MessageTensorWriter]:
-        """A message without a request; the two tensors that NVIDIA's contract requires are 0."""
+        """Return a message without a request. The two tensors that NVIDIA's contract requires are 0."""
         message = service_pb2.ModelInferRequest(model_name=self._requests.model)
         tensors = MessageTensorWriter(message)
         tensors.scalar(contract.INPUT_LENGTHS, 0)
@@ -90,6 +90,6 @@ class StepWriter:
 
 
 def parse_slots(message_id: str) -> list[int]:
-    """The slots of a refused submission; none when the message was no submission."""
+    """Return the slots of a rejected submission, none if the message is not a submission."""
     parts = message_id.split(",")
     return [int(part) for part in parts] if all(part.isdigit() for part in parts) else []

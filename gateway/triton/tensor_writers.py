@@ -1,4 +1,4 @@
-"""The two ways a request's tensors travel: in a message of their own, or as a JSON object in a submission."""
+"""Two encodings of a request's tensors: in a message of its own, and as a JSON object in a submission."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _PACK = {
 
 
 class TensorWriter(ABC):
-    """Takes tensors of the contract; each has a leading batch dimension of 1 where it is sent as a tensor.
+    """A writer of the contract's tensors, each with a leading batch dimension of 1 where it is sent as a tensor.
 
-    Values must fit their datatypes; the engine checks that they do.
+    Values must fit their datatypes; the engine checks them.
     """
 
     @abstractmethod
@@ -33,15 +33,15 @@ class TensorWriter(ABC):
 
     @abstractmethod
     def floats(self, tensor: Tensor, values: Sequence[float]) -> None:
-        """FP32 [1, n]"""
+        """Write FP32 [1, n]."""
 
     @abstractmethod
     def words(self, tensor: Tensor, words: Sequence[Sequence[int]]) -> None:
-        """INT32 [1, 2, n]: the flattened ids, then the cumulative end offset of each word, padded with -1."""
+        """Write INT32 [1, 2, n]: the flattened ids, then the cumulative end offset of each word, padded with -1."""
 
 
 class MessageTensorWriter(TensorWriter):
-    """Appends to `message`, contents as raw bytes."""
+    """Appends tensors to a message, with their contents as raw bytes."""
 
     def __init__(self, message: service_pb2.ModelInferRequest) -> None:
         self._add_input, self._add_content = message.inputs.add, message.raw_input_contents.append
@@ -53,11 +53,11 @@ class MessageTensorWriter(TensorWriter):
         self.texts(tensor, [value.encode()])
 
     def texts(self, tensor: Tensor, values: Sequence[bytes]) -> None:
-        """BYTES [1, n]"""
+        """Write BYTES [1, n]."""
         self.add(tensor, (1, len(values)), b"".join(struct.pack("<I", len(one)) + one for one in values))
 
     def ids(self, tensor: Tensor, values: Sequence[int]) -> None:
-        """INT32 [1, n]"""
+        """Write INT32 [1, n]."""
         self.add(tensor, (1, len(values)), array("i", values).tobytes())
 
     def floats(self, tensor: Tensor, values: Sequence[float]) -> None:
@@ -68,13 +68,13 @@ class MessageTensorWriter(TensorWriter):
         self.add(tensor, (1, 2, len(flat)), array("i", flat + ends).tobytes())
 
     def add(self, tensor: Tensor, shape: Sequence[int], data: bytes) -> None:
-        """Any tensor; `data` is what travels, little-endian."""
+        """Write any tensor; `data` is its content, little-endian."""
         self._add_input(name=tensor.name, datatype=tensor.datatype, shape=shape)
         self._add_content(data)
 
 
 class JsonTensorWriter(TensorWriter):
-    """A JSON object: scalars as numbers, the rest as arrays without the batch dimension."""
+    """Collects tensors in a JSON object: scalars as numbers, others as arrays without the batch dimension."""
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}

@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.gateway.interfaces import Usage
-from llmops.gateway.telemetry.goodput import GOODPUT_OUTCOMES, LatencyObjectives
-from llmops.gateway.telemetry.metrics import GatewayMetrics
+from llmops.gateway.telemetry.metrics import GOODPUT_OUTCOMES, GatewayMetrics, LatencyObjectives
 from tests.support.gateway_stack import END, running
 from tests.support.scripted_triton import Step
 from tests.support.waiting import eventually

@@ -1,4 +1,4 @@
-"""When a request goes: who is next, whether there is room, and who is refused at once.
+"""Admission control: the order of waiting requests, the room on replicas, and early rejection.
 
-Where it goes belongs to `routing/`; the two do not know each other.
+The choice of a replica belongs to `placement/`; the two do not import each other.
 """

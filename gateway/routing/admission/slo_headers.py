@@ -1,4 +1,4 @@
-"""What clients may say of their requests' turn, in the headers that llm-d's gateways read."""
+"""Headers with a request's latency objective and fairness id, as llm-d's gateways read them."""
 
 from __future__ import annotations
 
@@ -13,16 +13,17 @@ from llmops.gateway.settings import GatewaySettings
 
 TTFT_HEADER, FAIRNESS_HEADER = "x-llm-d-slo-ttft-ms", "x-llm-d-inference-fairness-id"
 _TTFT_HEADER_BYTES, _FAIRNESS_HEADER_BYTES = TTFT_HEADER.encode(), FAIRNESS_HEADER.encode()
-# of a key that asks on behalf of others, each of whom gets a turn of its own
+#: Scope of a key that acts on behalf of others; each of them is queued as a tenant of its own.
 FAIRNESS_SCOPE = "fairness"
+#: Characters of a fairness id; the rest is cut off.
 MAX_FAIRNESS_ID_LENGTH = 128
 
 
 class SloHeaders(Check):
-    """Reads them onto the context. Without the scope a fairness id is passed over: one tenant would be many."""
+    """Reads the headers. A fairness id without the scope is ignored: one tenant could pose as many."""
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
-        """Raises InvalidRequestError for a time that is none."""
+        """Set `context.ttft` and `context.fair`. Raises InvalidRequestError for an invalid time."""
         for name, value in scope["headers"]:
             if name == _TTFT_HEADER_BYTES:
                 context.ttft_target = _parse_milliseconds(value.decode("latin-1"))
@@ -31,7 +32,7 @@ class SloHeaders(Check):
 
 
 def slo_header_checks(settings: GatewaySettings) -> list[Check]:
-    """Empty where nobody waits for a turn."""
+    """Return the check, or nothing if requests are not queued."""
     return [SloHeaders()] if settings.queues_requests else []
 
 

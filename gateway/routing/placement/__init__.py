@@ -1,4 +1,4 @@
-"""Where a request goes: pure functions and tables, without a clock or an event loop of their own.
+"""The choice of a replica for a request: pure functions and tables without a clock or an event loop.
 
-When it goes belongs to `admission/`.
+The time of dispatch belongs to `admission/`.
 """

@@ -1,4 +1,4 @@
-"""Several replicas as one model: where they are, how they are, and the Engine that chooses among them.
+"""Several replicas as one model: their state, and the Engine that sends requests to them.
 
-How it chooses belongs to `routing/`.
+The choice among them belongs to `placement/`.
 """
