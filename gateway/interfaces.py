@@ -1,9 +1,9 @@
-"""What crosses the borders inside the gateway. The architecture can be read from this file:
+"""Types that the packages of the gateway exchange. The architecture can be read from this module:
 
-    HTTP body ─ openai/ ─▶ EngineRequest ─ Transport ─▶ TokenStream of TokenBatch ─ answers/choice ─▶ Piece ─▶ chunk
+    body ─ api ─▶ EngineRequest ─ routing, triton ─▶ TokenStream of TokenBatch ─ generation ─▶ OutputDelta ─ api ─▶ chunk
 
-`answers/` makes EngineRequests and reads TokenBatches; `triton/` does the opposite; neither knows the other. Where
-there are several replicas, or more requests than they can take, an Order says who is next, a Policy where it goes.
+`generation` makes EngineRequests and reads TokenBatches, `triton` does the opposite, and neither knows the other. With
+several replicas a WaitingQueue decides which request is next, and a RoutingPolicy which replica gets it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class Guide(NamedTuple):
-    """A grammar the output must follow. `text` is the JSON Schema, regular expression or EBNF; empty for `json`."""
+    """A grammar that the output must follow. `text` is the JSON Schema, regular expression or EBNF; empty for `json`."""
 
     kind: GuideKind
     text: str = ""
@@ -32,7 +32,7 @@ class Guide(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How the next token is chosen. `temperature` 0 is greedy; `top_k` 0 means no limit."""
+    """Parameters of the choice of the next token. `temperature` 0 is greedy; `top_k` 0 is no limit."""
 
     temperature: float = 1.0
     top_p: float = 1.0
@@ -47,20 +47,20 @@ class SamplingParams:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """So many micro-dollars in each `day`, `week` (from Monday) or `month`, by UTC's calendar."""
+    """An amount in micro-dollars for each `day`, `week` (from Monday) or `month` of UTC's calendar."""
 
     micros: int
     period: str
 
     def begins(self, now: datetime) -> datetime:
-        """When the period that holds `now` began."""
+        """Return the start of the period that contains `now`."""
         midnight = now.astimezone(UTC).replace(hour=0, minute=0, second=0, microsecond=0)
         if self.period == "week":
             return midnight - timedelta(days=midnight.weekday())
         return midnight.replace(day=1) if self.period == "month" else midnight
 
     def ends(self, now: datetime) -> datetime:
-        """When the next one begins."""
+        """Return the start of the next period."""
         begun = self.begins(now)
         if self.period == "month":
             return (begun + timedelta(days=31)).replace(day=1)
@@ -69,9 +69,15 @@ class Budget:
 
 @dataclass(frozen=True, slots=True)
 class Quota:
-    """What callers with one name (`of`: a key, a tenant, an address) may use together, of all models or of one.
+    """Limits of all callers with one name together, for all models or for one. None is no limit.
 
-    Requests and tokens (prompt and answer) per minute, requests at once, and money; None is without a limit.
+    Attributes:
+        of: The name: a key, a tenant or an address.
+        rpm: Requests per minute.
+        tpm: Tokens per minute, of prompts and answers.
+        concurrent: Requests at once.
+        budget: Money per period.
+        model: The model, None for all.
     """
 
     of: str
@@ -84,11 +90,19 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """Who asks. Without keys everybody is anonymous: `user_id` is then a digest of whatever was sent as a key.
+    """The sender of a request.
 
-    `share` is the path by which what is scarce is divided, `a/b` for `b` of `a`'s; `scopes` what may be asked for;
-    `models` the names that may be used, None for all; `quotas` bound it, the narrowest first; `until`: when what
-    it sent as a key ends (Unix seconds).
+    Attributes:
+        tenant_id: The tenant, empty without API keys.
+        user_id: The user. For anonymous callers a digest of what was sent as a key.
+        key_id: The API key.
+        share: The path by which scarce resources are divided fairly: `a/b` is `b`'s part of `a`'s part.
+        tier: The tier of the key.
+        priority: The priority of the key, for usage records.
+        scopes: What the caller may request.
+        models: Names of models that the caller may use, None for all.
+        quotas: The caller's limits, the narrowest first.
+        until: When the credential expires, in Unix seconds.
     """
 
     tenant_id: str = ""
@@ -111,11 +125,12 @@ class Caller:
         return self.user_id or self.tenant_id
 
     def may_use(self, model: str) -> bool:
+        """Return True if the caller may use the model."""
         return self.models is None or model in self.models
 
 
 class Usage(NamedTuple):
-    """Tokens that a request used so far. `cached_tokens` of the prompt; None where the engine does not tell."""
+    """Tokens that a request has used. `cached_tokens` are part of the prompt, None if the engine does not report them."""
 
     prompt_tokens: int
     completion_tokens: int = 0
@@ -124,10 +139,13 @@ class Usage(NamedTuple):
 
 
 class Outcome(NamedTuple):
-    """How a request ended. `status`: the HTTP status that was sent, 0 if none was.
+    """The end of a request.
 
-    `finish`: an answer's finish_reason (of its first choice), or `cancelled`, `engine_lost` or `error`; empty where
-    nothing is generated and nothing went wrong. `usage` is None where no tokens were used.
+    Attributes:
+        status: The HTTP status that was sent, 0 if none was.
+        finish: The finish reason of the first choice, or `cancelled`, `engine_lost` or `error`; empty if nothing was
+            generated and nothing failed.
+        usage: The tokens, None if none were used.
     """
 
     status: int
@@ -136,13 +154,17 @@ class Outcome(NamedTuple):
 
 
 class UsageEvent(NamedTuple):
-    """One request as it is billed: what every journal, topic and ledger gets, once per `id` (a UUID, in time's order).
+    """One request as it is billed, in outboxes, topics and the ledger.
 
-    `seq` counts the events of one gateway worker from 0. `input_tokens` include the `cached_tokens`. `cost_micros` are
-    micro-dollars by the price `price_id`; without one the ledger asks for the price of its time. `status`: 499 for who
-    left, 0 for `finish_reason` `gateway_lost`: a gateway that died with the request.
+    Outboxes outlive an upgrade: new fields go to the end, with a default.
 
-    Journals outlive an upgrade: new fields go to the end, with a default.
+    Attributes:
+        id: A UUID in the order of time. An event counts once per id.
+        seq: The number of the event in its gateway, from 0.
+        input_tokens: Tokens of the prompt, including `cached_tokens`.
+        cost_micros: The price in micro-dollars by `price_id`. Without an id the ledger looks the price up.
+        status: The HTTP status; 499 if the client left, 0 with `finish_reason` `gateway_lost` if the gateway died.
+        migrations: How often the request moved to another replica.
     """
 
     id: str
@@ -171,60 +193,78 @@ class UsageEvent(NamedTuple):
 
 
 class UsageRecorder(ABC):
-    """What one request uses, kept where it outlives this process. None of this raises, or waits."""
+    """Records the usage of one request where it outlives the process. No method raises or waits."""
 
     __slots__ = ()
 
     @abstractmethod
     def begin(self, model: str, answer_id: str, prompt_tokens: int) -> None:
-        """The engine is at work for it."""
+        """Record that an engine starts to work on the request."""
 
     @abstractmethod
     def cached(self, tokens: int) -> None:
-        """So many of the prompt's were found in the engine's cache."""
+        """Record the prompt's tokens that the engine found in its cache."""
 
     @abstractmethod
     def count(self, tokens: int) -> None:
-        """So many have been generated so far."""
+        """Record the number of tokens generated so far."""
 
     @abstractmethod
     def end(self, outcome: Outcome, first: float = 0.0, replica: str = "", moves: int = 0) -> None:
-        """It is over, and the last bytes of its answer go out after this: only the first call counts.
+        """Record the end, before the last bytes of the response are sent. Only the first call counts.
 
-        `first`: perf_counter() when its first tokens came, 0 for never; `replica`: where it ended; `moves`: how often
-        it went on elsewhere.
+        Args:
+            outcome: How the request ended.
+            first: perf_counter() at its first tokens, 0 if there were none.
+            replica: The id of its last replica.
+            moves: How often it moved to another replica.
         """
 
 
 class QuotaReservation(ABC):
-    """What one request may use of its caller's quotas: reserved before the work, settled to what it was by its end."""
+    """The part of its caller's quotas that a request holds: reserved before the work, settled when it ends."""
 
     __slots__ = ()
 
     @abstractmethod
     async def tokens(self, model: str, prompt: int, most: int = 0, answers: int = 1, bounded: bool = True) -> int:
-        """Reserve `prompt` tokens and `most` for all `answers`; how many of these may come: a budget may pay for less.
+        """Reserve tokens for the prompt and all answers.
 
-        `bounded`: the client said how many, else as many are reserved as answers of `model` mostly have.
-        Raises RateLimitError.
+        Args:
+            model: The model's name.
+            prompt: Tokens of the prompt.
+            most: The most tokens of all answers together.
+            answers: The number of answers.
+            bounded: True if the client set `most`. Else the usual length of the model's answers is reserved.
+
+        Returns:
+            The answer tokens granted, which is less than `most` if the budget pays for less.
+
+        Raises:
+            RateLimitError: A limit is reached.
         """
 
     @abstractmethod
     def follow(self, usage: Callable[[], Usage]) -> None:
-        """The answer has begun; `usage` says what it has used so far."""
+        """Update the reservation from now on by `usage`, which returns what the answer has used so far."""
 
     @abstractmethod
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
-        """What the client is told of its limits."""
+        """Return the response headers that describe the caller's limits."""
 
     @abstractmethod
     def close(self, outcome: Outcome) -> None:
-        """The request is over."""
+        """Settle the reservation with the usage of `outcome`."""
 
 
 class SchedulingParams(NamedTuple):
-    """When a request is due: whose share of the replicas it takes (`tenant`), of which tier; `arrived` and `deadline`
-    (for its first token) in seconds of perf_counter.
+    """The attributes by which requests are queued.
+
+    Attributes:
+        tenant: The path of the caller's fair share of the replicas.
+        tier: The tier.
+        arrived: perf_counter() at the request's arrival.
+        deadline: perf_counter() at which its first token is due.
     """
 
     tenant: str = ""
@@ -238,15 +278,24 @@ DEFAULT_SCHEDULING = SchedulingParams()
 
 @dataclass(frozen=True, slots=True)
 class EngineRequest:
-    """One validated, tokenised request: what the tensor contract (docs/contract.md) can say.
+    """One validated, tokenised request, with the fields of the tensor contract (docs/contract.md).
 
-    `end_ids` all end a sequence (empty: nothing does but the length); `stop_words` and `bad_words` are token sequences.
-    `caller`: the share of who asks (`Caller.share`), for fair turns among those whose grammars are new to the engine.
-    `cache_salt`: prefixes are shared with requests that have the same one only, where the engine keeps them apart.
-    `extras`: numbers for inputs of the contract that have no field here; those that only engine models of ours know are
-    left out for others. `without`: replicas that cannot have it, where there are several; `moved`: it has begun before,
-    on one that could not finish it. `whole`: nothing of it is shown before all of it is there, so that it may begin
-    anew. `trace`: W3C's `traceparent` for the engine's server, if it is to tell of it.
+    Attributes:
+        input_ids: The prompt.
+        max_tokens: The most tokens of each answer.
+        n: The number of answers.
+        end_ids: Tokens that end a sequence; without any, only the length does.
+        stop_words: Token sequences that end a sequence.
+        bad_words: Token sequences that must not be generated.
+        guide: The grammar of the output.
+        caller: `Caller.share`, for fair turns among requests whose grammars are new to the engine.
+        cache_salt: Requests share cached prefixes only with requests that have the same salt.
+        extras: Values of the contract's inputs without a field here. Engine models of others do not get all of them.
+        turn: The attributes by which the request is queued.
+        without: Ids of replicas that must not get the request.
+        moved: True if the request has started on a replica that could not finish it.
+        whole: True if nothing is shown before the answer is complete, so that the answer may start again.
+        trace: W3C's `traceparent` for the engine's server, empty if the request is not traced.
     """
 
     request_id: str
@@ -272,15 +321,19 @@ class EngineRequest:
     trace: str = ""
 
 
-#: The most likely tokens at one place with their log-probabilities, the likeliest first.
+#: The most likely tokens at one position with their log-probabilities, the likeliest first.
 TopLogprobs = Sequence[tuple[int, float]]
 
 
 class TokenBatch(NamedTuple):
-    """New tokens of one sequence (0 … n-1) of a request, in order; `logprobs` has one natural-log value per token, and
-    `tops` the alternatives of each, where they were asked for.
+    """New tokens of one sequence of a request, in order.
 
-    `anew`, of `whole` requests only: there are no tokens, and what came of the sequence before does not count.
+    Attributes:
+        sequence: The sequence, 0 to n-1.
+        tokens: The tokens.
+        logprobs: The natural logarithm of each token's probability, if requested.
+        anew: True if the sequence starts again, for `whole` requests only: earlier tokens do not count.
+        tops: The alternatives of each token, if requested.
     """
 
     sequence: int
@@ -294,8 +347,15 @@ TokenSink = Callable[[TokenBatch], bool]
 
 
 class Failover(NamedTuple):
-    """An answer, or a part of it, went on elsewhere: why, from which replica to which (empty where several parts went),
-    and from when to when a place was looked for (perf_counter)."""
+    """A move of an answer, or of a part of it, to another replica.
+
+    Attributes:
+        reason: Why the answer moved.
+        left: The replica that it left.
+        to: The replica that continues it, empty if several parts moved.
+        began: perf_counter() at the start of the search for a replica.
+        ended: perf_counter() at its end.
+    """
 
     reason: str
     left: str
@@ -305,13 +365,14 @@ class Failover(NamedTuple):
 
 
 class TokenStream(ABC):
-    """The tokens of one request as they come. Ends (StopAsyncIteration) after the engine's final response.
+    """The tokens of one request as they arrive. The iteration ends after the engine's final response.
 
-    Raises EngineError for what the engine breaks on, UnsupportedError for what it refuses, UnavailableError when Triton
-    is not there, and CancelledStreamError after `cancel`. `cached_tokens`: of the prompt, found in the engine's cache;
-    None until its first token, and where the engine does not tell. `ended`: sequences that the engine called ended,
-    of several. `replica`: where it runs, where there are several. `moves`: each time that it went on elsewhere;
-    `splices`: how often, by whether the text is what it would have been: `exact`, or `approximate`.
+    Iterating raises EngineError if the engine fails, UnsupportedError if it rejects the request, UnavailableError if
+    Triton is not available, and CancelledStreamError after `cancel`.
+
+    Attributes:
+        cached_tokens: Tokens of the prompt in the engine's cache, None before the first token or if unknown.
+        ended: Sequences that have ended, if there are several.
     """
 
     cached_tokens: int | None = None
@@ -319,19 +380,22 @@ class TokenStream(ABC):
 
     @property
     def moves(self) -> Sequence[Failover]:
+        """Return every move to another replica."""
         return ()
 
     @property
     def replica(self) -> str:
+        """Return the id of the current replica, empty if there is only one server."""
         return ""
 
     @property
     def splices(self) -> Mapping[str, int]:
+        """Return the number of moves after which the text is `exact`ly the same, and only `approximate`ly."""
         return {}
 
     @property
     def is_failing_over(self) -> bool:
-        """Whether it looks for another replica: nothing that comes meanwhile is late."""
+        """Return True during the search for another replica, when silence is no timeout."""
         return False
 
     def __aiter__(self) -> TokenStream:
@@ -341,37 +405,40 @@ class TokenStream(ABC):
     async def __anext__(self) -> TokenBatch: ...
 
     def attach(self, sink: TokenSink, taken: list[TokenBatch] | None = None) -> None:
-        """While the reader waits in `__anext__`, batches may go to `sink` at once; the reader gets those for which it
-        returns False, everything else that happens, and what `sink` raises. Most streams wake their reader every time.
-        `taken` gets those that `sink` took.
+        """Offer batches to `sink` directly while the reader waits in `__anext__`. By default the reader gets them all.
+
+        Args:
+            sink: Returns False for a batch that the reader must get. The reader also gets what `sink` raises.
+            taken: Collects the batches that `sink` took.
         """
         return
 
     @abstractmethod
     def cancel(self) -> None:
-        """Take the request out of the engine's batch at once. May be called twice, and after the end."""
+        """Remove the request from the engine's batch immediately. Further calls, and calls after the end, do nothing."""
 
 
 class Engine(ABC):
-    """A model that turns EngineRequests into TokenStreams. `gated`: requests may have to wait for it, or be refused."""
+    """A model that turns EngineRequests into TokenStreams. If it is `gated`, requests may wait or be rejected."""
 
     gated = False
 
     def check(self, turn: SchedulingParams) -> None:
-        """Before anything is known of a request. Raises UnavailableError where it would wait for too long."""
+        """Raise UnavailableError if a request would wait too long. Called before the request is prepared."""
         return
 
     @abstractmethod
-    async def open(self, request: EngineRequest) -> TokenStream: ...
+    async def open(self, request: EngineRequest) -> TokenStream:
+        """Submit a request. Waits for a replica if the engine is gated."""
 
     async def close(self) -> None:
-        """Release what the engine holds; open streams end with UnavailableError."""
+        """Release what the engine holds. Open streams end with UnavailableError."""
         return
 
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine target can do beyond the plain contract; a request for anything else gets 400."""
+    """Features of an engine beyond the plain contract. A request that needs another one gets 400."""
 
     logprobs: bool = False
     top_logprobs: int = 0
@@ -389,7 +456,7 @@ class Capabilities:
 
 @dataclass(frozen=True, slots=True)
 class LoraAdapter:
-    """A LoRA adapter that is served under its own model name."""
+    """A LoRA adapter, which is served under its own model name."""
 
     name: str
     id: int
@@ -397,7 +464,7 @@ class LoraAdapter:
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """What the model's makers recommend where a request says nothing; None leaves it to OpenAI's default."""
+    """Sampling defaults that the model's makers recommend. None leaves a parameter at OpenAI's default."""
 
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -408,12 +475,18 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """What an engine model announces of itself (`llmops_model_metadata`), checked as it is read. Lengths in
-    tokens; `built` in Unix seconds.
+    """The metadata that an engine model announces (`llmops_model_metadata`), validated when it is read.
 
-    `state`, `kv_events` and `cached_tokens`: what its step stream says of the engine; `batch_invariant`: whether what a
-    request gets does not depend on what else is in its batch; `engine` and `tokenizer` are
-    digests, equal on replicas that may stand in for each other.
+    Attributes:
+        max_seq_len: The context length, in tokens.
+        state: True if the step stream reports the engine's state.
+        kv_events: True if the step stream reports changes of the KV cache.
+        cached_tokens: True if the step stream reports the cached tokens of prompts.
+        batch_invariant: True if an answer does not depend on the other requests of its batch.
+        engine: A digest of the engine. Replicas with equal digests can replace each other.
+        tokenizer: A digest of the tokenizer.
+        built: When the engine was built, in Unix seconds.
+        extra: Further facts.
     """
 
     name: str
@@ -441,7 +514,7 @@ class ModelMetadata:
 
 
 ReplicaState = Literal["starting", "ready", "draining", "suspect", "gone"]
-#: Where a replica's numbers come from: its own reports, or the gateway's streams and the server's gauges.
+#: The source of a replica's state: its own reports, or the gateway's streams and the server's metrics.
 ReplicaSource = Literal["reported", "measured"]
 
 
