@@ -1,4 +1,4 @@
-"""Logs that a person can read: time, level, who, what."""
+"""Logging for people to read: time, level, logger and message, with untrusted text escaped."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import Any
 
 from llmops.untrusted_text import escape_unsafe
 
-#: the id of the request that is being answered; empty outside of any
+#: The id of the request that the current task serves, empty outside of requests.
 current_request: ContextVar[str] = ContextVar("current_request", default="")
 
-#: Characters of the longest message and of the longest traceback. A message can hold what a stranger sent.
-MAX_LOG_MESSAGE_CHARACTERS, MAX_TRACEBACK_CHARACTERS = 4096, 32_768
+#: Characters of a message, which can contain text of a client.
+MAX_LOG_MESSAGE_CHARACTERS = 4096
+#: Characters of a traceback.
+MAX_TRACEBACK_CHARACTERS = 32_768
 
 
 class SafeFormatter(logging.Formatter):
-    """Escapes control characters, so that a text of a stranger is no line of its own, and cuts what is too long."""
+    """Escapes control characters, so that untrusted text cannot forge a line, and truncates long messages."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:
-        """Return the line of the record."""
+        """Return the line of a record."""
         record.message = escape_unsafe(record.message, MAX_LOG_MESSAGE_CHARACTERS)
         return super().formatMessage(record)
 
     def formatException(self, ei: Any) -> str:
-        """Return the traceback, whose lines stay lines."""
+        """Return a traceback, in which line breaks are kept."""
         return escape_unsafe(super().formatException(ei), MAX_TRACEBACK_CHARACTERS, lines=True)
 
 

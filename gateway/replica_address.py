@@ -1,4 +1,4 @@
-"""What the setting `replicas` may name: servers, one engine model on a server, or a DNS_PREFIX name for all behind it."""
+"""Addresses in the setting `replicas`: a server, one engine model of a server, or a DNS name for several servers."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ ADDRESS_EXAMPLE = "such as 10.0.0.1:8001 or dns:llama-leaders:8001"
 
 
 class ReplicaAddress(NamedTuple):
-    """`server` is HOST:PORT of Triton's gRPC endpoint. `engine_model`: only this one of its models, served as `name`
-    (empty: the engine model's own); so several replicas can live in one Triton."""
+    """The address of a replica.
+
+    Attributes:
+        server: HOST:PORT of Triton's gRPC endpoint.
+        engine_model: The only model of the server to use, empty for all. One Triton can thus have several replicas.
+        name: The name under which the model is served, empty for the engine model's own.
+    """
 
     server: str
     engine_model: str = ""
@@ -18,14 +23,14 @@ class ReplicaAddress(NamedTuple):
 
 
 class DnsAddress(NamedTuple):
-    """All addresses that a name has at the moment."""
+    """All addresses to which a name resolves."""
 
     host: str
     port: int
 
 
 def parse_replica(text: str) -> ReplicaAddress | DnsAddress:
-    """`HOST:PORT`, `dns:NAME:PORT` or `[NAME=]HOST:PORT/ENGINE_MODEL`. Raises ValueError."""
+    """Parse `HOST:PORT`, `dns:NAME:PORT` or `[NAME=]HOST:PORT/ENGINE_MODEL`. Raises ValueError."""
     if text.startswith(DNS_PREFIX):
         host, port = _host_port(text, text.removeprefix(DNS_PREFIX))
         return DnsAddress(host, port)
@@ -38,20 +43,20 @@ def parse_replica(text: str) -> ReplicaAddress | DnsAddress:
 
 
 def format_address(address: ReplicaAddress) -> str:
-    """As the setting has it: the replica's id."""
+    """Return the address as the setting has it, which is the replica's id."""
     named = f"{address.name}=" if address.name else ""
     model = f"/{address.engine_model}" if address.engine_model else ""
     return f"{named}{address.server}{model}"
 
 
 def server_address(replica: str) -> str:
-    """HOST:PORT of a replica's Triton, by its id."""
+    """Return HOST:PORT of a replica's Triton server from the replica's id."""
     return replica.rpartition("=")[2].partition("/")[0]
 
 
 def _host_port(text: str, address: str) -> tuple[str, int]:
     host, _, port = address.rpartition(":")
     bare = ":" not in host or (host.startswith("[") and host.endswith("]"))
-    if not host or not bare or any(one in host for one in "/= ") or not port.isdecimal() or not 0 < int(port) < 65536:
+    if not host or not bare or any(char in host for char in "/= ") or not port.isdecimal() or not 0 < int(port) < 65536:
         raise ValueError(f"{text!r} is not the address of a replica, {ADDRESS_EXAMPLE}")
     return host, int(port)

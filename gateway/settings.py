@@ -400,7 +400,7 @@ class SafetySettings(_Section):
 
 
 class KeyCacheSettings(_Section):
-    """How long looked-up keys are cached.
+    """The cache of looked-up keys.
 
     Attributes:
         fresh: Until a key is looked up again.
@@ -669,9 +669,9 @@ def load_settings(config: Path | SettingsLayers | None = None, **flags: Any) -> 
     """
     _reject_misspelt_environment()
     layers = config if isinstance(config, SettingsLayers) else SettingsLayers(str(config or ""), (_read_file(config),))
-    given = {name: value for name, value in flags.items() if value is not None}
+    set_flags = {name: value for name, value in flags.items() if value is not None}
     values: dict[str, Any] = {}
-    for layer in (*reversed(layers.mappings), {} if layers.alone else _environment(), given):
+    for layer in (*reversed(layers.mappings), {} if layers.alone else _environment(), set_flags):
         values = _merge(values, layer)
     try:
         return GatewaySettings.model_validate(values)

@@ -1,6 +1,6 @@
 """Stored conversations: OpenAI's API under /v1/conversations, and that of the chat page under /api/conversations.
 
-Both read and write the same rows. Imported only when a request needs it: SQLAlchemy is an extra.
+Both read and write the same rows. The module is imported by the first request: SQLAlchemy is an extra.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from llmops.gateway.interfaces import Caller
 from llmops.gateway.schemas.conversation_requests import BranchRequest, ConversationRequest, ItemsRequest
 from llmops.store.conversations import Conversation, NewMessage, StoredMessage
 
-#: Conversations of a page of the list, and items of a page: by default and at most.
+#: Conversations on a page of the list, and items on a page: by default and at most.
 DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 50, 1000
 DEFAULT_ITEMS_PAGE_SIZE, MAX_ITEMS_PAGE_SIZE = 20, 100
 #: Characters of a search: a longer one finds nothing that a shorter one does not.
@@ -39,43 +39,46 @@ MAX_SEARCH_CHARACTERS = 200
 
 
 class ConversationEndpoints:
-    """The endpoints. Those whose name begins with `openai_` have OpenAI's shapes."""
+    """The endpoints of stored conversations. Methods that begin with `openai_` use OpenAI's format."""
 
     def __init__(self, store: ConversationStore, responses: ResponseStore, intake: BodyReader) -> None:
         self._store, self._responses, self._intake = store, responses, intake
 
-    # -- the chat page ---------------------------------------------------------------------------------------------
-
     async def create(self, request: Request) -> Response:
+        """Create a conversation."""
         return json_response(_summary(await self._created(request)))
 
     async def list(self, request: Request) -> Response:
-        """A page of the caller's conversations, the last changed first; `q` searches titles and messages."""
+        """Return a page of the caller's conversations, the last changed first. `q` searches titles and messages."""
         query = request.query_params
-        limit = _number(query.get("limit"), DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
+        limit = _page_limit(query.get("limit"), DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
         text = (query.get("q") or "")[:MAX_SEARCH_CHARACTERS]
         found, more = await self._store.list(_caller(request), limit=limit, after=query.get("after"), text=text)
         return json_response({"object": "list", "data": [_summary(one) for one in found], "has_more": more})
 
     async def get(self, request: Request) -> Response:
+        """Return a conversation with its messages."""
         branch = await self._store.read(_caller(request), _id(request))
         self._intake.hold(branch.conversation.size, context_of(request))
-        return json_response(_whole(branch))
+        return json_response(_conversation(branch))
 
     async def change(self, request: Request) -> Response:
+        """Change the title, model, system prompt or metadata of a conversation."""
         return json_response(_summary(await self._changed(request)))
 
     async def delete(self, request: Request) -> Response:
+        """Delete a conversation."""
         await self._store.delete(_caller(request), _id(request))
         return json_response({"id": _id(request), "object": "conversation.deleted", "deleted": True})
 
     async def branch(self, request: Request) -> Response:
+        """Make the branch of a message the visible one."""
         body = await self._intake.load(BranchRequest, request)
         await self._store.show_branch(_caller(request), _id(request), body.message_id)
         return await self.get(request)
 
     async def export(self, request: Request) -> Response:
-        """One conversation, or all of them, as JSON lines; `tenant` asks for a tenant's and needs the scope admin."""
+        """Return one conversation or all of them as JSON lines; with the scope admin, those of a `tenant`."""
         if "conversation_id" in request.path_params:
             branch = await self._store.read(_caller(request), _id(request))
             return _lines(_once(branch), _id(request))
@@ -83,30 +86,32 @@ class ConversationEndpoints:
         return _lines(self._store.everything(_caller(request), tenant), tenant or "conversations")
 
     async def purge(self, request: Request) -> Response:
-        """Delete everything of the caller for good, or of a `tenant` with the scope admin."""
+        """Delete all data of the caller for good; with the scope admin, that of a `tenant`."""
         caller, tenant = _caller(request), _tenant(request)
         purged = await self._store.purge(caller, tenant)
         if tenant is None:
             await self._responses.delete_all(caller.owner)
         return json_response({"object": "conversations.deleted", "deleted": purged})
 
-    # -- OpenAI's API ----------------------------------------------------------------------------------------------
-
     async def openai_create(self, request: Request) -> Response:
+        """Create a conversation."""
         return json_response(_openai(await self._created(request)))
 
     async def openai_get(self, request: Request) -> Response:
+        """Return a conversation."""
         return json_response(_openai(await self._store.find(_caller(request), _id(request))))
 
     async def openai_change(self, request: Request) -> Response:
+        """Change the metadata of a conversation."""
         return json_response(_openai(await self._changed(request)))
 
     async def openai_items(self, request: Request) -> Response:
+        """Return a page of the items of a conversation."""
         query = request.query_params
         order, after = query.get("order", "desc"), query.get("after")
         if order not in ("asc", "desc"):
             raise InvalidRequestError("order must be asc or desc.", param="order")
-        limit = _number(query.get("limit"), DEFAULT_ITEMS_PAGE_SIZE, MAX_ITEMS_PAGE_SIZE)
+        limit = _page_limit(query.get("limit"), DEFAULT_ITEMS_PAGE_SIZE, MAX_ITEMS_PAGE_SIZE)
         items = await self._items(request)
         items = items[::-1] if order == "desc" else items
         if after is not None:
@@ -117,22 +122,23 @@ class ConversationEndpoints:
         return json_response(_item_list(items[:limit], len(items) > limit))
 
     async def openai_item(self, request: Request) -> Response:
+        """Return an item."""
         item_id = request.path_params["item_id"]
         branch = await self._store.read(_caller(request), _id(request), item_id)
         found = [item for item in message_items(branch.messages[-1]) if item["id"] == item_id]
         return json_response(_clean(found[0]))
 
     async def openai_add_items(self, request: Request) -> Response:
+        """Add items to a conversation."""
         body = await self._intake.load(ItemsRequest, request)
         new = _new_messages(body.items)
         stored = await self._store.append(_caller(request), _id(request), new)
         return json_response(_item_list([item for message in stored for item in message_items(message)], False))
 
     async def openai_delete_item(self, request: Request) -> Response:
+        """Delete an item and return its conversation."""
         kept = await self._store.remove(_caller(request), _id(request), request.path_params["item_id"])
         return json_response(_openai(kept))
-
-    # -- what both share -------------------------------------------------------------------------------------------
 
     async def _created(self, request: Request) -> Conversation:
         body = await self._intake.load(ConversationRequest, request)
@@ -177,7 +183,7 @@ def _summary(conversation: Conversation) -> dict[str, Any]:
     }
 
 
-def _whole(branch: Branch) -> dict[str, Any]:
+def _conversation(branch: Branch) -> dict[str, Any]:
     """Return a conversation with the messages of the branch that is shown."""
     siblings: dict[str | None, list[str]] = {}
     for message in branch.every:
@@ -237,9 +243,9 @@ def _clean(item: dict[str, Any]) -> dict[str, Any]:
     return {**item, "content": [{"type": kind, "text": content}]}
 
 
-def _new_messages(given: Sequence[dict[str, Any]]) -> list[NewMessage]:
+def _new_messages(client_items: Sequence[dict[str, Any]]) -> list[NewMessage]:
     """Return a client's items as messages. Raises InvalidRequestError for items that no model could be sent."""
-    items = [ensure_item_id(item, "items") for item in parse_input_items(given)]
+    items = [ensure_item_id(item, "items") for item in parse_input_items(client_items)]
     to_messages(items)
     return [message_from_item(item) for item in items]
 
@@ -264,7 +270,7 @@ async def _once(branch: Branch) -> AsyncIterator[Branch]:
 
 
 def _tenant(request: Request) -> str | None:
-    """Return the tenant that is asked for. Raises ForbiddenError without the scope admin."""
+    """Return the requested tenant, None for the caller's own data. Raises ForbiddenError without the scope admin."""
     tenant = request.query_params.get("tenant")
     if tenant is not None and "admin" not in _caller(request).scopes:
         raise ForbiddenError("A tenant's conversations need a key with the scope 'admin'.")
@@ -273,11 +279,11 @@ def _tenant(request: Request) -> str | None:
     return tenant
 
 
-def _number(text: str | None, default: int, most: int) -> int:
+def _page_limit(text: str | None, default: int, maximum: int) -> int:
     if text is None:
         return default
-    if not text.isdecimal() or len(text) > 6 or not 1 <= int(text) <= most:
-        raise InvalidRequestError(f"limit must be a number from 1 to {most}.", param="limit")
+    if not text.isdecimal() or len(text) > 6 or not 1 <= int(text) <= maximum:
+        raise InvalidRequestError(f"limit must be a number from 1 to {maximum}.", param="limit")
     return int(text)
 
 

@@ -34,7 +34,7 @@ def usage_counts(answer: Answer) -> dict[str, Any]:
 
 
 class ChunkWriter:
-    """Writes the chunks of one answer, whose heads and tails are rendered once."""
+    """Writes the chunks of one answer. Their heads and tails are rendered once."""
 
     kind: str
 

@@ -1,6 +1,6 @@
-"""The API reference: /docs and /redoc, drawn by files that are served here, so that no browser needs a network.
+"""The API reference: /docs and /redoc. Its scripts are served by the gateway, so that it works without the internet.
 
-The files are those of the package fastapi-offline; nothing of its code runs.
+The files belong to the package fastapi-offline, of which no code runs.
 """
 
 from __future__ import annotations
@@ -19,38 +19,38 @@ if TYPE_CHECKING:
     from fastapi import FastAPI
 
 ASSETS_PACKAGE = "fastapi_offline"
-#: The files of the package that are served, with their media types. Nothing else of its folder is.
+#: Media types of the files that are served, by name. Other files of the package are not served.
 ASSET_FILES = {
     "swagger-ui-bundle.js": "text/javascript",
     "swagger-ui.css": "text/css",
     "redoc.standalone.js": "text/javascript",
     "favicon.png": "image/png",
 }
-#: The routes of the reference. They show what is in the source of a release, so no key is asked for.
+#: The routes of the reference. They show nothing but the source code of a release, so they require no API key.
 DOCS_ROUTES = frozenset({"/docs", "/redoc", "/openapi.json", "/docs/{file}"})
-# swagger-ui would have a server on the internet judge the document
+# by default swagger-ui sends the document to a validator on the internet
 _SWAGGER = {"validatorUrl": None}
 
 
 def add_docs_pages(app: FastAPI) -> None:
-    """Add the pages of the reference to `app`, and the files that draw them."""
+    """Add the pages of the reference and their files to `app`."""
 
     async def swagger(request: Request) -> Response:
         return get_swagger_ui_html(
-            openapi_url=_own(request, "/openapi.json"),
+            openapi_url=_with_root_path(request, "/openapi.json"),
             title=app.title,
-            swagger_js_url=_own(request, "/docs/swagger-ui-bundle.js"),
-            swagger_css_url=_own(request, "/docs/swagger-ui.css"),
-            swagger_favicon_url=_own(request, "/docs/favicon.png"),
+            swagger_js_url=_with_root_path(request, "/docs/swagger-ui-bundle.js"),
+            swagger_css_url=_with_root_path(request, "/docs/swagger-ui.css"),
+            swagger_favicon_url=_with_root_path(request, "/docs/favicon.png"),
             swagger_ui_parameters=_SWAGGER,
         )
 
     async def redoc(request: Request) -> Response:
         return get_redoc_html(
-            openapi_url=_own(request, "/openapi.json"),
+            openapi_url=_with_root_path(request, "/openapi.json"),
             title=app.title,
-            redoc_js_url=_own(request, "/docs/redoc.standalone.js"),
-            redoc_favicon_url=_own(request, "/docs/favicon.png"),
+            redoc_js_url=_with_root_path(request, "/docs/redoc.standalone.js"),
+            redoc_favicon_url=_with_root_path(request, "/docs/favicon.png"),
             with_google_fonts=False,
         )
 
@@ -59,10 +59,10 @@ def add_docs_pages(app: FastAPI) -> None:
 
 
 async def docs_asset(request: Request) -> Response:
-    """Return one of the files that draw the reference.
+    """Return a file of the reference.
 
     Raises:
-        NotFoundError: The file is not one of them.
+        NotFoundError: The reference has no such file.
     """
     name = request.path_params["file"]
     if name not in ASSET_FILES:
@@ -77,6 +77,6 @@ def _folder() -> Path:
     return Path(spec.origin).with_name("static")
 
 
-def _own(request: Request, path: str) -> str:
-    """Return `path` as a browser asks for it, behind a proxy that adds a prefix as well."""
+def _with_root_path(request: Request, path: str) -> str:
+    """Return the path that browsers use, also behind a proxy that adds a prefix."""
     return str(request.scope.get("root_path", "")).rstrip("/") + path

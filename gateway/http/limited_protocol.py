@@ -249,7 +249,7 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._reject_request("invalid", InvalidRequestError("This is not a valid HTTP request."))
             return
         except httptools.HttpParserUpgrade:
-            # the request is answered as if it had not asked for another protocol
+            # the request is answered without a switch to another protocol
             pass
         if self._head >= 0 or self._body != before:
             self._framing = 0

@@ -19,7 +19,7 @@ class ResponseModel(BaseModel):
 
 
 class ErrorObject(ResponseModel):
-    """What went wrong, why, and which parameter is at fault."""
+    """An error: a message with the reason and a remedy, and the parameter at fault."""
 
     message: str
     type: str

@@ -172,7 +172,7 @@ def context_from_scope(scope: Scope) -> RequestContext:
 
 
 def anonymous_caller(host: str, credential: bytes) -> Caller:
-    """Return the caller at an address, told apart by a digest of what was sent as a key (empty for none)."""
+    """Return the caller at an address. What was sent as a key distinguishes callers, of which only a digest is kept."""
     return _cached_caller(host, hashlib.sha256(credential).hexdigest() if credential else "")
 
 

@@ -17,7 +17,7 @@ class ContentPart(RequestModel):
 
 
 class FunctionCall(RequestModel):
-    """What an assistant message called earlier; `arguments` is JSON text."""
+    """A call of an earlier assistant message. `arguments` is JSON text."""
 
     name: str
     arguments: str | None = None

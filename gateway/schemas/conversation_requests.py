@@ -14,7 +14,7 @@ Title = Annotated[str, Field(max_length=500)]
 
 
 class ConversationRequest(RequestModel):
-    """A conversation that is to be created or changed. OpenAI's clients send `items` and `metadata`."""
+    """The fields of a new or changed conversation. OpenAI's clients send `items` and `metadata`."""
 
     items: Items | None = Field(default=None, description="Items that the conversation begins with, at most 20.")
     metadata: Metadata | None = None
@@ -24,13 +24,13 @@ class ConversationRequest(RequestModel):
 
 
 class ItemsRequest(RequestModel):
-    """Items that are added to a conversation, at most 20."""
+    """Items to add to a conversation, at most 20."""
 
     items: Items
 
 
 class BranchRequest(RequestModel):
-    """The message whose branch is to be shown."""
+    """The request to show the branch of a message."""
 
     message_id: str
 

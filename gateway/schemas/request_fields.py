@@ -89,7 +89,7 @@ class ResponseFormat(RequestModel):
 
 
 class SamplingFields(RequestModel):
-    """How tokens are chosen and when to stop: OpenAI's fields, then those of vLLM and SGLang."""
+    """Parameters of sampling and of the end of an answer: OpenAI's fields, then those of vLLM and SGLang."""
 
     model: str
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = Field(

@@ -1,6 +1,6 @@
-"""Answers in the shapes of OpenAI, vLLM and Cohere, as the API reference shows them.
+"""Responses in the formats of OpenAI, vLLM and Cohere, for the API reference.
 
-Endpoints write their answers as plain JSON and do not use these models; a test holds the answers to them.
+Endpoints write plain JSON and do not use these models. A test validates the responses against them.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ChatChoice(ResponseModel):
 
 
 class ChatCompletion(ResponseModel):
-    """A chat completion. With `stream` it comes as chunks: server-sent events that end with `data: [DONE]`."""
+    """A chat completion. With `stream` it is sent as chunks: server-sent events that end with `data: [DONE]`."""
 
     id: str
     object: Literal["chat.completion"]
@@ -65,7 +65,7 @@ class ChatCompletion(ResponseModel):
 
 
 class TextChoice(ResponseModel):
-    """One of the texts."""
+    """One of the `n` texts."""
 
     index: int
     text: str
@@ -73,7 +73,7 @@ class TextChoice(ResponseModel):
 
 
 class Completion(ResponseModel):
-    """A completion. With `stream` it comes as chunks: server-sent events that end with `data: [DONE]`."""
+    """A completion. With `stream` it is sent as chunks: server-sent events that end with `data: [DONE]`."""
 
     id: str
     object: Literal["text_completion"]
@@ -117,7 +117,7 @@ class RerankResponse(ResponseModel):
 
 
 class ResponseObject(ResponseModel):
-    """A response. With `stream` it comes as typed server-sent events with sequence numbers."""
+    """A response. With `stream` it is sent as typed server-sent events with sequence numbers."""
 
     id: str
     object: Literal["response"]
@@ -205,7 +205,7 @@ class ConversationList(ResponseModel):
 
 
 class DeletedConversations(ResponseModel):
-    """Confirms a deletion: of one conversation, or of how many."""
+    """Confirms a deletion, of one conversation or of a number of them."""
 
     object: Literal["conversation.deleted", "conversations.deleted"]
     deleted: bool | int
@@ -229,7 +229,7 @@ class ConversationItems(ResponseModel):
 
 
 class StoppedRunResponse(ResponseModel):
-    """How an answer ended that was stopped."""
+    """The state of an answer that was stopped."""
 
     id: str
     status: str

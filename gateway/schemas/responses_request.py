@@ -10,7 +10,7 @@ from llmops.gateway.schemas.request_fields import Metadata, Number, RequestModel
 
 
 class TextFormat(RequestModel):
-    """text, json_object, or json_schema with its schema beside it (not below it, as in chat completions)."""
+    """text, json_object, or json_schema. The schema is a field of the format, not nested as in chat completions."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -20,14 +20,14 @@ class TextFormat(RequestModel):
 
 
 class TextOptions(RequestModel):
-    """How the answer is to be written."""
+    """The format of the answer."""
 
     format: TextFormat | None = None
     verbosity: str | None = Field(default=None, description="Ignored.")
 
 
 class ReasoningChoice(RequestModel):
-    """How much to think; summaries are not made."""
+    """The effort of reasoning. Summaries are not supported."""
 
     effort: str | None = None
     summary: str | None = Field(default=None, description="Ignored.")

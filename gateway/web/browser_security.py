@@ -1,7 +1,8 @@
-"""What protects the page and `/api` from other pages in the same browser.
+"""Checks that protect the chat page and `/api` from other pages in the same browser.
 
-A foreign page can make a browser send requests here, with the cookie of the page or to a gateway that asks for no key.
-`OriginCheck` refuses what another origin sends; `TrustedHostCheck` refuses names that somebody else could make point here.
+A page of another site can make a browser send requests to the gateway, with the cookie of the chat page or to a gateway
+without API keys. `OriginCheck` rejects requests of other origins. `TrustedHostCheck` rejects host names that another
+site could make resolve to the gateway.
 """
 
 from __future__ import annotations
@@ -18,68 +19,68 @@ from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
 
 KEY_COOKIE = "llmops_key"
-# the page reads the models there where no control runs beside the gateway
+# The page reads /v1/models if `llmops control` does not run beside the gateway.
 _COOKIE_ROUTES = ("/api/chat", "/api/conversations", "/api/models", "/api/usage", "/api/session", "/v1/models")
 _SAME_ORIGIN = (b"same-origin", b"none")
 
 
 class OriginCheck(Check):
-    """Refuses requests of other origins, and puts the key of the page's cookie where a key is looked for."""
+    """Rejects requests of other origins, and turns the cookie of the page into an `Authorization` header."""
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
-        """Check the origin. Runs before the check for keys.
+        """Check the origin. Runs before authentication.
 
         Raises:
-            ForbiddenError: A page of another origin sent this request.
+            ForbiddenError: A page of another origin sent the request.
         """
         if not is_browser_route(context.route) and context.route != "/v1/models":
             return
-        given = context.headers
-        origin, host = given.get(b"origin"), given.get(b"host", b"")
+        headers = context.headers
+        origin, host = headers.get(b"origin"), headers.get(b"host", b"")
         if origin is not None and urlsplit(origin.decode("latin-1")).netloc.lower().encode() != host.lower():
-            raise _foreign()
-        site = given.get(b"sec-fetch-site", b"none")
-        # a link on another page leads to this one
+            raise _other_origin()
+        site = headers.get(b"sec-fetch-site", b"none")
+        # a link on another page may lead to the chat page
         if site not in _SAME_ORIGIN and context.route != "/":
-            raise _foreign()
-        if b"authorization" in given or b"x-api-key" in given or not context.route.startswith(_COOKIE_ROUTES):
+            raise _other_origin()
+        if b"authorization" in headers or b"x-api-key" in headers or not context.route.startswith(_COOKIE_ROUTES):
             return
-        key = _cookie(given.get(b"cookie", b""))
+        key = _cookie(headers.get(b"cookie", b""))
         if key:
             scope["headers"] = [*scope["headers"], (b"authorization", b"Bearer " + key.encode())]
 
 
 class TrustedHostCheck(Check):
-    """Refuses callers without an account who reach the gateway by a name that anybody could make point to it."""
+    """Rejects callers without an account who reach the gateway by a host name that it does not know."""
 
     def __init__(self, hosts: list[str]) -> None:
-        """`hosts` are the names that are known to be this gateway's."""
+        """Create the check. `hosts` are the names of this gateway."""
         self._hosts = frozenset(host.lower() for host in hosts)
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
-        """Check the host. Runs after the check for keys.
+        """Check the host. Runs after authentication.
 
         Raises:
-            ForbiddenError: The name is not among those that are known.
+            ForbiddenError: The name is unknown.
         """
         if not is_browser_route(context.route) or context.caller.tenant_id or not context.caller.scopes:
             return
         host = _host_of(context.headers.get(b"host", b"").decode("latin-1").lower())
         if not is_local_host(host) and host not in self._hosts:
             raise ForbiddenError(
-                f"This gateway asks for no key, and does not know itself as '{host[:80]}': another page could have "
-                "made that name. Use its IP address, or add the name to the setting web.hosts.",
+                f"This gateway requires no API key and does not accept the host name '{host[:80]}'. Use its IP address, "
+                "or add the name to the setting web.hosts.",
                 code="unknown_host",
             )
 
 
 def is_browser_route(route: str) -> bool:
-    """Return True for the page and for what it calls."""
+    """Return True for the chat page and the routes that it calls."""
     return route.startswith("/api/") or route in CHAT_PAGE_ROUTES
 
 
 def is_local_host(host: str) -> bool:
-    """Return True for names that nobody can make point elsewhere: `localhost` and IP addresses."""
+    """Return True for `localhost` and IP addresses, which no DNS server can redirect."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:
@@ -90,9 +91,9 @@ def is_local_host(host: str) -> bool:
 
 
 def bearer_token(scope: Scope) -> str:
-    """Return the key of an `Authorization: Bearer KEY`, or an empty text."""
-    given = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
-    kind, _, key = given.partition(" ")
+    """Return the key of an `Authorization: Bearer KEY`, empty if there is none."""
+    header = dict(scope["headers"]).get(b"authorization", b"").decode("latin-1")
+    kind, _, key = header.partition(" ")
     return key.strip() if kind.lower() == "bearer" else ""
 
 
@@ -105,13 +106,13 @@ def _host_of(header: str) -> str:
 
 def _cookie(header: bytes) -> str:
     try:
-        found = SimpleCookie(header.decode("latin-1")).get(KEY_COOKIE)
+        cookie = SimpleCookie(header.decode("latin-1")).get(KEY_COOKIE)
     except CookieError:
         return ""
-    return found.value if found is not None and found.value.isascii() and found.value.isprintable() else ""
+    return cookie.value if cookie is not None and cookie.value.isascii() and cookie.value.isprintable() else ""
 
 
-def _foreign() -> ForbiddenError:
+def _other_origin() -> ForbiddenError:
     return ForbiddenError(
         "A page of another site sent this request; only this gateway's own page may.", code="foreign_origin"
     )

@@ -1,7 +1,8 @@
 """The chat page at `/`, its files, and the session of a browser.
 
-The files are those of `assets/`, without a build step; third-party modules are in `assets/vendor/` as their packages
-have them, with their hashes in `vendor.json`. A content security policy lets the page load nothing from elsewhere.
+The files of `assets/` are served as they are, without a build step. Third-party modules are unchanged in
+`assets/vendor/`, with their hashes in `vendor.json`. A content security policy keeps the page from loading anything
+from other hosts.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ _HEADERS = {
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
 }
-#: Bytes of a cookie that every browser keeps.
+#: Characters of a key that fit into a cookie of every browser.
 MAX_COOKIE_CHARACTERS = 3800
 
 
 @dataclass(frozen=True, slots=True)
 class Asset:
-    """A file of the page, as it is and compressed."""
+    """A file of the page, plain and compressed."""
 
     data: bytes
     compressed: bytes
@@ -48,11 +49,12 @@ class Asset:
 
     @property
     def etag(self) -> str:
+        """Return the entity tag, a digest of the content."""
         return f'"{hashlib.sha256(self.data).hexdigest()[:16]}"'
 
 
 def add_chat_page(app: FastAPI) -> None:
-    """Add the page, its files and the session."""
+    """Add the routes of the page, its files and the session to `app`."""
     hidden: dict[str, Any] = {"include_in_schema": False, "response_model": None}
     app.add_api_route("/", root, methods=["GET", "HEAD"], **hidden)
     app.add_api_route("/assets/{name:path}", asset, methods=["GET", "HEAD"], **hidden)
@@ -62,61 +64,62 @@ def add_chat_page(app: FastAPI) -> None:
 
 
 async def root(request: Request) -> Response:
-    """Return the page to a browser, and JSON to clients, Claude Code among them, that look whether anyone is there."""
+    """Return the page to browsers, and JSON to clients such as Claude Code that only test the connection."""
     if "text/html" not in request.headers.get("accept", ""):
         return JSONResponse({"service": "llmops gateway", "documentation": "/docs"})
-    return _sent(request, "index.html")
+    return _file_response(request, "index.html")
 
 
 async def asset(request: Request) -> Response:
-    """Return a file of the page. Raises NotFoundError."""
-    return _sent(request, request.path_params["name"])
+    """Return a file of the page. Raises NotFoundError if the page has no such file."""
+    return _file_response(request, request.path_params["name"])
 
 
 async def session(request: Request) -> Response:
-    """Say that the caller may use the page; without a key where one is needed, the request does not get here."""
+    """Return that the caller may use the page. Authentication has rejected requests without a required key."""
     caller = context_of(request).caller
     return JSONResponse({"object": "session", "signed_in": bool(caller.tenant_id), "admin": "admin" in caller.scopes})
 
 
 async def sign_in(request: Request) -> Response:
-    """Keep the key of this request in a cookie that no script can read.
+    """Put the key of the request into a cookie that no script can read.
 
     Raises:
-        InvalidRequestError: The request has no key, or one that no cookie can hold.
+        InvalidRequestError: The request has no key, or a key that does not fit into a cookie.
     """
     key = bearer_token(request.scope)
     if not key or len(key) > MAX_COOKIE_CHARACTERS or not re.fullmatch(r"[\w.~+/=-]+", key, re.ASCII):
         raise InvalidRequestError("Send the key as `Authorization: Bearer KEY`.", code="no_key")
-    answer = await session(request)
+    response = await session(request)
     secure = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto"))
-    # without an age: it ends with the browser's session
-    answer.set_cookie(KEY_COOKIE, key, path="/", secure=secure, httponly=True, samesite="strict")
-    return answer
+    # a cookie without an age ends with the browser's session
+    response.set_cookie(KEY_COOKIE, key, path="/", secure=secure, httponly=True, samesite="strict")
+    return response
 
 
 async def sign_out(request: Request) -> Response:
-    answer = JSONResponse({"object": "session", "signed_in": False, "admin": False})
-    answer.delete_cookie(KEY_COOKIE, path="/", httponly=True, samesite="strict")
-    return answer
+    """Delete the cookie."""
+    response = JSONResponse({"object": "session", "signed_in": False, "admin": False})
+    response.delete_cookie(KEY_COOKIE, path="/", httponly=True, samesite="strict")
+    return response
 
 
 @lru_cache(maxsize=1)
 def assets() -> dict[str, Asset]:
-    """Return the files of the page by their names; read once, less than half a megabyte."""
-    found = {}
+    """Return the files of the page by name. They are read once and take less than half a megabyte."""
+    files = {}
     for file in sorted(ASSETS.rglob("*")):
         if file.suffix in _TYPES:
             data = file.read_bytes()
-            found[file.relative_to(ASSETS).as_posix()] = Asset(data, gzip.compress(data, 9), _TYPES[file.suffix])
-    return found
+            files[file.relative_to(ASSETS).as_posix()] = Asset(data, gzip.compress(data, 9), _TYPES[file.suffix])
+    return files
 
 
 @lru_cache(maxsize=1)
 def content_security_policy() -> str:
-    """Return the content security policy. The import map is the only inline script, and is named by its hash."""
+    """Return the content security policy. The import map, the only inline script, is allowed by its hash."""
     scripts = _INLINE_SCRIPT.findall(assets()["index.html"].data)
-    hashes = "".join(f" 'sha256-{base64.b64encode(hashlib.sha256(one).digest()).decode()}'" for one in scripts)
+    hashes = "".join(f" 'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'" for script in scripts)
     return (
         f"default-src 'none'; script-src 'self'{hashes}; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'; require-trusted-types-for 'script'; "
@@ -124,13 +127,13 @@ def content_security_policy() -> str:
     )
 
 
-def _sent(request: Request, name: str) -> Response:
-    found = assets().get(name)
-    if found is None:
+def _file_response(request: Request, name: str) -> Response:
+    file = assets().get(name)
+    if file is None:
         raise NotFoundError(f"There is no file '{name[:80]}' here; the chat page is at /.")
-    headers = {**_HEADERS, "etag": found.etag, "content-security-policy": content_security_policy()}
-    if request.headers.get("if-none-match") == found.etag:
+    headers = {**_HEADERS, "etag": file.etag, "content-security-policy": content_security_policy()}
+    if request.headers.get("if-none-match") == file.etag:
         return Response(status_code=304, headers=headers)
     if "gzip" in request.headers.get("accept-encoding", ""):
-        return Response(found.compressed, headers={**headers, "content-encoding": "gzip"}, media_type=found.media_type)
-    return Response(found.data, headers=headers, media_type=found.media_type)
+        return Response(file.compressed, headers={**headers, "content-encoding": "gzip"}, media_type=file.media_type)
+    return Response(file.data, headers=headers, media_type=file.media_type)

@@ -1,6 +1,6 @@
 """The bodies of POST /v1/messages and /v1/messages/count_tokens.
 
-`cache_control` may stand anywhere: it is taken, and changes nothing.
+`cache_control` is accepted anywhere, and changes nothing.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from llmops.gateway.schemas.request_fields import Number, RequestModel
 
 
 class ResultBlock(RequestModel):
-    """A part of a tool's result, or of the system prompt: `text`. Images and documents are refused."""
+    """A part of a tool's result or of the system prompt. Only `text` is supported."""
 
     type: str
     text: str | None = None
 
 
 class ContentBlock(RequestModel):
-    """One block of a message; `type` says which of the fields it has."""
+    """One block of a message. `type` decides which of the fields it has."""
 
     type: str
     text: str | None = None
@@ -36,7 +36,7 @@ class ContentBlock(RequestModel):
 
 
 class MessageParam(RequestModel):
-    """One message; several of one role in a row are one. A last one of the assistant is the beginning of the answer."""
+    """One message. Consecutive messages of one role are joined; a last message of the assistant begins the answer."""
 
     role: Literal["user", "assistant", "system"]
     content: str | list[ContentBlock]
@@ -53,7 +53,7 @@ class ToolDefinition(RequestModel):
 
 
 class ToolUseChoice(RequestModel):
-    """Whether tools are to be used: as the model likes, at least one, the one with `name`, none."""
+    """The choice of tools: `auto`, `any` (at least one), `tool` (the one called `name`) or `none`."""
 
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
@@ -61,7 +61,7 @@ class ToolUseChoice(RequestModel):
 
 
 class ThinkingChoice(RequestModel):
-    """Whether the model thinks first. `budget_tokens` is how much at most, where the model knows degrees of it."""
+    """Extended thinking. `budget_tokens` bounds it for models that have degrees of effort."""
 
     type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = None
@@ -76,20 +76,20 @@ class OutputFormat(RequestModel):
 
 
 class MessageOutputConfig(RequestModel):
-    """What the answer is to look like, and how much effort goes into it."""
+    """The format of the answer, and the effort of the model."""
 
     effort: Literal["low", "medium", "high", "xhigh", "max"] | None = None
     format: OutputFormat | None = None
 
 
 class RequestMetadata(RequestModel):
-    """Who asked."""
+    """Metadata of the request."""
 
     user_id: str | None = None
 
 
 class CountTokensRequest(RequestModel):
-    """What makes up the prompt."""
+    """A request for the number of tokens of a message's prompt."""
 
     model: str
     messages: Annotated[list[MessageParam], Field(min_length=1)]
@@ -123,7 +123,7 @@ class MessagesRequest(CountTokensRequest):
 
 
 class MessageResponse(BaseModel):
-    """A message. With `stream` it comes as Anthropic's server-sent events."""
+    """A message. With `stream` it is sent as Anthropic's server-sent events."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -138,13 +138,13 @@ class MessageResponse(BaseModel):
 
 
 class TokenCount(BaseModel):
-    """Tokens of the prompt that a message would have."""
+    """The number of tokens of a message's prompt."""
 
     input_tokens: int
 
 
 class AnthropicErrorObject(BaseModel):
-    """What went wrong, why, and what to do."""
+    """An error: its kind, and a message with the reason and a remedy."""
 
     type: str
     message: str
