@@ -47,13 +47,7 @@ class ChatCompletionsEndpoint:
     def add_routes(self, app: GatewayApp) -> None:
         """Add the route to `app`."""
         app.add_endpoint(
-            "POST",
-            "/v1/chat/completions",
-            self.create,
-            "Create a chat completion",
-            ChatCompletion,
-            body=ChatRequest,
-            streams=True,
+            "POST", "/v1/chat/completions", self.create, "Create a chat completion", ChatCompletion, body=ChatRequest
         )
 
     async def create(self, request: Request) -> Response:

@@ -39,13 +39,7 @@ class CompletionsEndpoint:
     def add_routes(self, app: GatewayApp) -> None:
         """Add the route to `app`."""
         app.add_endpoint(
-            "POST",
-            "/v1/completions",
-            self.create,
-            "Create a completion",
-            Completion,
-            body=CompletionRequest,
-            streams=True,
+            "POST", "/v1/completions", self.create, "Create a completion", Completion, body=CompletionRequest
         )
 
     async def create(self, request: Request) -> Response:

@@ -99,7 +99,7 @@ class ConversationRoutes:
         add = partial(_add, app)
         one = "/api/chat/completions/{run_id}"
         add("POST", "/api/chat/completions", self._chat.create, "Answer in a conversation", ChatCompletion,
-            body=ConversationChatRequest, streams=True)  # fmt: skip
+            body=ConversationChatRequest)  # fmt: skip
         add("GET", one, self._chat.resume, "Read the rest of an answer", ChatCompletion, streams=True)
         add("DELETE", one, self._chat.stop, "Stop an answer", StoppedRunResponse)
         self._add_page_routes(add)

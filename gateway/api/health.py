@@ -86,11 +86,7 @@ class HealthEndpoints:
                 "/replicas", self.replicas, summary="Show what this gateway knows of its replicas", **tags
             )
         app.add_api_route(
-            "/metrics",
-            self.metrics,
-            response_class=PlainTextResponse,
-            summary="Show metrics for Prometheus",
-            **tags,
+            "/metrics", self.metrics, response_class=PlainTextResponse, summary="Show metrics for Prometheus", **tags
         )
 
     def drain(self) -> None:

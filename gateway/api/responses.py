@@ -93,13 +93,7 @@ class ResponsesEndpoints:
             "starting_after": ({"type": "integer", "minimum": 0}, "Send the events after this number; needs stream."),
         }
         app.add_endpoint(
-            "POST",
-            "/v1/responses",
-            self.create,
-            "Create a response",
-            ResponseObject,
-            body=ResponsesRequest,
-            streams=True,
+            "POST", "/v1/responses", self.create, "Create a response", ResponseObject, body=ResponsesRequest
         )
         app.add_endpoint(
             "GET",

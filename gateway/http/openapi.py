@@ -48,7 +48,7 @@ def route_docs(
     body: type[BaseModel] | None = None,
     path_parameters: Mapping[str, str] = MappingProxyType({}),
     query_parameters: Mapping[str, tuple[dict[str, Any], str]] = MappingProxyType({}),
-    streams: bool = False,
+    streams: bool | None = None,
 ) -> dict[str, Any]:
     """Return the arguments with which FastAPI documents a route.
 
@@ -60,7 +60,7 @@ def route_docs(
         body: The model of the request's body.
         path_parameters: Descriptions of the path's parameters, by name.
         query_parameters: Schema and description of the query's parameters, by name.
-        streams: True if the response may be a stream of events.
+        streams: True if the response may be a stream of events. By default, if the body has a field `stream`.
     """
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "description": text}
@@ -75,7 +75,7 @@ def route_docs(
         "4XX": {"model": errors, "description": "The request is refused."},
         "5XX": {"model": errors, "description": "The request failed; x-should-retry says whether to try again."},
     }
-    if streams:
+    if streams or (streams is None and body is not None and "stream" in body.model_fields):
         responses[200]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
     extra = request_body_schema(body) if body is not None else {}
     if parameters:

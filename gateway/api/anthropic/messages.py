@@ -60,7 +60,7 @@ class MessagesEndpoints:
     def add_routes(self, app: GatewayApp) -> None:
         """Add the routes to `app`."""
         add = partial(app.add_endpoint, "POST", tag="anthropic", errors=AnthropicErrorResponse)
-        add("/v1/messages", self.create, "Create a message", MessageResponse, body=MessagesRequest, streams=True)
+        add("/v1/messages", self.create, "Create a message", MessageResponse, body=MessagesRequest)
         add(
             "/v1/messages/count_tokens",
             self.count_tokens,
