@@ -14,7 +14,9 @@ log = logging.getLogger(__name__)
 
 
 class PeriodicTask:
-    """A function that is called every `interval` seconds on the event loop. A call that fails is logged."""
+    """A function that is called every `interval` seconds on the event loop. A call that fails is
+    logged.
+    """
 
     def __init__(self, name: str, function: Callable[[], Awaitable[object]], interval: float) -> None:
         self._name, self._function, self._interval = name, function, interval
@@ -51,7 +53,9 @@ class LogOnce:
         self._problems: dict[Hashable, str] = {}
 
     def is_new(self, key: Hashable, problem: str | None) -> bool:
-        """Return True if `problem` differs from the last problem of `key`, and remember it. None: no problem."""
+        """Return True if `problem` differs from the last problem of `key`, and remember it. None:
+        no problem.
+        """
         if self._problems.get(key) == problem:
             return False
         if problem is None:
@@ -84,7 +88,8 @@ async def supervised(
     max_backoff: float = 60.0,
     log: logging.Logger = log,
 ) -> NoReturn:
-    """Run `work` until cancelled. Log every failure, and start the work again after a growing pause.
+    """Run `work` until cancelled. Log every failure, and start the work again after a growing
+    pause.
 
     Args:
         name: The work's name in log messages.

@@ -13,9 +13,11 @@ from llmops.errors import InputError, ResourceError
 
 
 def cache_dir() -> Path:
-    """Return `$LLMOPS_CACHE`, or `llmops` in the user's cache folder. The folder exists and is writable.
+    """Return `$LLMOPS_CACHE`, or `llmops` in the user's cache folder. The folder exists and is
+    writable.
 
-    Without a writable home, as in a container, return a folder of the user below the temporary directory.
+    Without a writable home, as in a container, return a folder of the user below the temporary
+    directory.
 
     Raises:
         InputError: The folder in LLMOPS_CACHE or XDG_CACHE_HOME cannot be used.
@@ -35,7 +37,9 @@ def cache_dir() -> Path:
 
 
 def _explicit_dir(folder: Path, variable: str) -> Path:
-    """Return the folder in `variable`. Falling back to another one would hide the keys and usage that it holds."""
+    """Return the folder in `variable`. Falling back to another one would hide the keys and usage
+    that it holds.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True)
         if not os.access(folder, os.W_OK | os.X_OK):

@@ -16,7 +16,8 @@ utc_now: Callable[[], datetime] = partial(datetime.now, UTC)
 class CpuBudget:
     """A CPU-time budget of one thread.
 
-    Time between two checks counts as at most `longest` seconds, because the clock of a paused virtual machine goes on.
+    Time between two checks counts as at most `longest` seconds, because the clock of a paused
+    virtual machine goes on.
     """
 
     __slots__ = ("_checked_at", "_clock", "_left", "_longest")
@@ -36,8 +37,9 @@ class CpuBudget:
 async def wait_with_timeout(seconds: float, work: Awaitable[T]) -> T:
     """Await `work`. After `seconds`, cancel it, wait for its end, and raise TimeoutError.
 
-    A cancellation that arrives when `work` ends, also with an error, is never lost: the caller's loop must end.
-    `asyncio.wait_for` loses one before Python 3.12, and `asyncio.timeout` raises the error in its place.
+    A cancellation that arrives when `work` ends, also with an error, is never lost: the caller's
+    loop must end. `asyncio.wait_for` loses one before Python 3.12, and `asyncio.timeout` raises the
+    error in its place.
     """
     task = asyncio.ensure_future(work)
     try:

@@ -1,7 +1,8 @@
 """Tensors, flags, name suffixes and parameters shared by the gateway and the models inside Triton.
 
-Data only, for Python 3.11 and its standard library: `llmops repo` copies this file beside each model that runs inside
-Triton, as `llmops_contract.py`. docs/contract.md explains the protocol, and takes its tables from here.
+Data only, for Python 3.11 and its standard library: `llmops repo` copies this file beside each
+model that runs inside Triton, as `llmops_contract.py`. docs/contract.md explains the protocol, and
+takes its tables from here.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ FIRST_OF_SLOT = 16
 KV_CLEARED, KV_STORED, KV_REMOVED = 0, 1, 2
 #: Seconds after which a watched engine without other messages sends its state alone.
 HEARTBEAT_INTERVAL = 1.0
-#: Request id of messages that need no reply. An unloading Triton rejects them, and the client ignores the error.
+#: Request id of messages that need no reply. An unloading Triton rejects them, and the client
+#: ignores the error.
 NO_REPLY_ID = "aside"
 #: Steps that an engine keeps until they are acknowledged, which bounds the steps in flight.
 MAX_UNACKNOWLEDGED_STEPS = 256
@@ -62,7 +64,8 @@ class Tensor:
         dims: The dimensions per request, without the batch dimension.
         scalar: The backend sees [batch] instead of [batch, 1].
         ragged: Lengths differ within a batch.
-        taken: Our engine models accept the input. They reject inputs that are neither taken nor neutral.
+        taken: Our engine models accept the input. They reject inputs that are neither taken nor
+            neutral.
         default: The value of an absent input.
         bounds: The smallest and the largest value.
         neutral: Values without an effect, which our engine models ignore.
@@ -381,7 +384,8 @@ PREPROCESSING_TO_ENGINE: dict[Tensor, Tensor] = {
     PRE_OUT_PAD_ID: PAD_ID,
 }
 
-# The fields of the model metadata, which NAME-tensorrt_llm announces in its parameter `llmops_model_metadata`.
+# The fields of the model metadata, which NAME-tensorrt_llm announces in its parameter
+# `llmops_model_metadata`.
 METADATA_FIELDS = {
     "contract": "its version; a gateway refuses models of another",
     "name": "under which the model is served",

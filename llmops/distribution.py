@@ -1,7 +1,9 @@
-"""The installed distribution: its name, how this copy was installed, and the commands that install its extras.
+"""The installed distribution: its name, how this copy was installed, and the commands that install
+its extras.
 
-The command and the package are called `llmops`. The distribution is `llmops-triton`, because the name `llmops` belongs
-to another project on PyPI. That distribution also contains a package `llmops`, so installing it overwrites our files.
+The command and the package are called `llmops`. The distribution is `llmops-triton`, because the
+name `llmops` belongs to another project on PyPI. That distribution also contains a package
+`llmops`, so installing it overwrites our files.
 """
 
 from __future__ import annotations
@@ -35,17 +37,20 @@ def missing_extra(what: str, extra: str) -> MissingDependencyError:
 def install_command(*extras: str) -> str:
     """Return the shell command that installs `extras` for this copy of llmops.
 
-    The command names the checkout or wheel that this copy was installed from, with its constraints. If that is gone,
-    the command names the libraries of the extras, with the versions in the installed metadata.
+    The command names the checkout or wheel that this copy was installed from, with its constraints.
+    If that is gone, the command names the libraries of the extras, with the versions in the
+    installed metadata.
     """
     return shlex.join([*_pip(), "install", *(_from_source(extras) or _requirements(extras))])
 
 
 def foreign_distributions(names: Iterable[str] | None = None) -> list[str]:
-    """Return the name and version of each other distribution that has installed files into the package `llmops`.
+    """Return the name and version of each other distribution that has installed files into the
+    package `llmops`.
 
     Args:
-        names: The distributions to check. By default all installed ones, which reads a file of each.
+        names: The distributions to check. By default all installed ones, which reads a file of
+            each.
     """
     if names is None:
         candidates: Iterable[metadata.Distribution] = metadata.distributions()
@@ -56,7 +61,9 @@ def foreign_distributions(names: Iterable[str] | None = None) -> list[str]:
 
 
 def llmops_command() -> str:
-    """Return the command that runs this copy's `llmops`: its path if PATH has no `llmops` or another one."""
+    """Return the command that runs this copy's `llmops`: its path if PATH has no `llmops` or
+    another one.
+    """
     own = Path(sys.executable).parent / "llmops"
     found = shutil.which("llmops")
     if not own.exists() or (found is not None and Path(found).parent.resolve() == own.parent.resolve()):
@@ -65,7 +72,9 @@ def llmops_command() -> str:
 
 
 def repair_command(foreign: Iterable[str]) -> str:
-    """Return the shell commands that remove the distributions `foreign` and restore this one's files."""
+    """Return the shell commands that remove the distributions `foreign` and restore this one's
+    files.
+    """
     remove = shlex.join([*_pip(), "uninstall", "--yes", *(name.partition(" ")[0] for name in foreign)])
     source = _from_source(())
     if source is None:
@@ -82,7 +91,9 @@ def _pip() -> list[str]:
 
 
 def _from_source(extras: tuple[str, ...]) -> list[str] | None:
-    """Return the arguments of `pip install` for the source of this copy, or None if the source is gone."""
+    """Return the arguments of `pip install` for the source of this copy, or None if the source is
+    gone.
+    """
     checkout = PACKAGE_DIR.parent
     editable = (checkout / "pyproject.toml").is_file()
     source = checkout if editable else _origin()
@@ -99,7 +110,9 @@ def _relative(path: Path) -> str:
 
 
 def _origin() -> Path | None:
-    """Return the folder or wheel that pip installed this copy from, or None if it is not known or gone."""
+    """Return the folder or wheel that pip installed this copy from, or None if it is not known or
+    gone.
+    """
     installed = _installed()
     record = installed.read_text("direct_url.json") if installed else None
     url = urlsplit(json.loads(record).get("url", "") if record else "")

@@ -1,7 +1,8 @@
 """The exception tree. Each message is one sentence that says what is wrong and how to fix it.
 
-The CLI prints the message and exits with `exit_code`. The gateway's branch (`llmops.gateway.errors`) adds the HTTP
-status. Any other exception is a bug and keeps its traceback.
+The CLI prints the message and exits with `exit_code`. The gateway's branch
+(`llmops.gateway.errors`) adds the HTTP status. Any other exception is a bug and keeps its
+traceback.
 """
 
 from __future__ import annotations
@@ -67,7 +68,9 @@ class ServerError(LlmopsError):
 
 
 def first_validation_error(error: ValidationError, whole: str = "") -> str:
-    """Return the path of the first invalid value and the reason. `whole` names the value at the root."""
+    """Return the path of the first invalid value and the reason. `whole` names the value at the
+    root.
+    """
     from llmops.validation_errors import explain_first_error
 
     place, clause = explain_first_error(error.errors())

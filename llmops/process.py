@@ -1,7 +1,8 @@
 """Processes of this machine: tie a child to its parent, read it from /proc, and stop it.
 
-Linux and the standard library only. `llmops repo` copies this file beside the engine model that runs inside
-Triton, as `llmops_process.py`. Run as a script it starts a command that gets SIGTERM when its parent ends:
+Linux and the standard library only. `llmops repo` copies this file beside the engine model that
+runs inside Triton, as `llmops_process.py`. Run as a script it starts a command that gets SIGTERM
+when its parent ends:
 
     python process.py PARENT_PID COMMAND...
 """
@@ -43,7 +44,9 @@ class Process(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        """True if the process still runs. A process that has ended stays a zombie until its parent waits for it."""
+        """True if the process still runs. A process that has ended stays a zombie until its parent
+        waits for it.
+        """
         try:
             now = read_process(self.pid)
         except OSError:
@@ -106,16 +109,19 @@ def stop_child(child: subprocess.Popen[bytes], timeout: float = 0.0) -> None:
 
 
 def with_parent_death_signal(command: Sequence[str]) -> list[str]:
-    """Return `command` for Popen with a wrapper: it gets SIGTERM when the thread that starts it ends.
+    """Return `command` for Popen with a wrapper: it gets SIGTERM when the thread that starts it
+    ends.
 
-    This also holds when SIGKILL ends the parent. A `preexec_fn` would do the same in a fork of this process,
-    but gRPC's fork handlers have left streams hanging.
+    This also holds when SIGKILL ends the parent. A `preexec_fn` would do the same in a fork of this
+    process, but gRPC's fork handlers have left streams hanging.
     """
     return [sys.executable, "-IS", os.path.abspath(__file__), str(os.getpid()), *command]
 
 
 def end_with_parent(parent_pid: int, signal_number: int) -> None:
-    """Have the kernel send this process a signal when its parent ends. Exit if the parent has ended already."""
+    """Have the kernel send this process a signal when its parent ends. Exit if the parent has ended
+    already.
+    """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent_pid:
         sys.exit(1)
@@ -124,9 +130,9 @@ def end_with_parent(parent_pid: int, signal_number: int) -> None:
 def kill_after_parent(grace: float = PARENT_DEATH_GRACE) -> None:
     """Start a thread that kills this process `grace` seconds after its parent has ended.
 
-    A Triton stub that waits for a response of its server, for instance to a metric, waits forever when the
-    server was killed, and keeps the engine's memory. PR_SET_PDEATHSIG does not help there: the thread of the
-    server that starts a stub ends at once.
+    A Triton stub that waits for a response of its server, for instance to a metric, waits forever
+    when the server was killed, and keeps the engine's memory. PR_SET_PDEATHSIG does not help there:
+    the thread of the server that starts a stub ends at once.
     """
     # Linux before 5.3 has no pidfd_open
     with contextlib.suppress(OSError):

@@ -1,4 +1,6 @@
-"""A queue with turns per caller, for the gateway and for models inside Triton (copied as `llmops_round_robin`)."""
+"""A queue with turns per caller, for the gateway and for models inside Triton (copied as
+`llmops_round_robin`).
+"""
 
 from __future__ import annotations
 
@@ -12,8 +14,8 @@ T = TypeVar("T")
 class RoundRobinQueue(Generic[T]):
     """A queue that is FIFO per caller and round-robin between callers.
 
-    A path of names (`tenant`, `user`) nests the rotation: within the turns of a tenant its users take turns. `size` is the
-    number of items.
+    A path of names (`tenant`, `user`) nests the rotation: within the turns of a tenant its users
+    take turns. `size` is the number of items.
     """
 
     def __init__(self) -> None:

@@ -1,8 +1,8 @@
 """Units that people read and write: durations such as `500ms`, and amounts of money.
 
-Options, llmops.yaml and the gateway's settings share one rule for durations: a number without a unit is
-rejected, because 500 could mean seconds in one place and milliseconds in another. Money is stored in whole
-micro-dollars.
+Options, llmops.yaml and the gateway's settings share one rule for durations: a number without a
+unit is rejected, because 500 could mean seconds in one place and milliseconds in another. Money is
+stored in whole micro-dollars.
 """
 
 from __future__ import annotations

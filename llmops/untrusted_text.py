@@ -1,8 +1,9 @@
-"""Untrusted text: the characters that input may not contain, and how to print text that was not checked.
+"""Untrusted text: the characters that input may not contain, and how to print text that was not
+checked.
 
-A terminal obeys control characters, and characters without width or with another direction mislead a reader. Names,
-addresses and identifiers contain none of them. Unchecked text is printed through `escape_unsafe`, which escapes these
-characters and cuts text that is too long.
+A terminal obeys control characters, and characters without width or with another direction mislead
+a reader. Names, addresses and identifiers contain none of them. Unchecked text is printed through
+`escape_unsafe`, which escapes these characters and cuts text that is too long.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any
 #: Characters that `escape_unsafe` prints by default: enough for every valid name.
 MAX_PRINTABLE_LENGTH = 300
 
-#: Control characters, line and paragraph separators, direction marks, characters without width, tags, and halves of
-#: surrogate pairs.
+#: Control characters, line and paragraph separators, direction marks, characters without width,
+#: tags, and halves of surrogate pairs.
 UNSAFE_CHARACTERS = re.compile(
     "[\x00-\x1f\x7f-\x9f\u061c\u180e\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb"
     "\ud800-\udfff\U000e0000-\U000e007f]"
@@ -49,7 +50,9 @@ def escape_unsafe(text: str, most: int = MAX_PRINTABLE_LENGTH, lines: bool = Fal
 
 
 def json_escape_unsafe(data: Any) -> str:
-    """Return `data` as indented JSON, with unsafe characters as JSON's own escapes, which parsers read alike."""
+    """Return `data` as indented JSON, with unsafe characters as JSON's own escapes, which parsers
+    read alike.
+    """
     text = json.dumps(data, indent=2, ensure_ascii=False)
     return UNSAFE_CHARACTERS.sub(lambda found: found[0] if found[0] == "\n" else _in_json(found[0]), text)
 

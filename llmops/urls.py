@@ -1,4 +1,6 @@
-"""Hosts and URLs that the user names: whether they are trustworthy, and reading one with a size limit."""
+"""Hosts and URLs that the user names: whether they are trustworthy, and reading one with a size
+limit.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +32,8 @@ async def fetch_bounded(
 ) -> bytes:
     """GET `url` and return the body of a response with status 200.
 
-    Request the response without compression and reject a compressed one: a few kilobytes can unpack to
-    gigabytes.
+    Request the response without compression and reject a compressed one: a few kilobytes can unpack
+    to gigabytes.
 
     Raises:
         httpx.HTTPStatusError: The response has another status.

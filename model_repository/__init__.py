@@ -1,4 +1,6 @@
-"""Generation of Triton model repositories from engine folders (`generate`), and launches of Triton on them (`launch`).
+"""Generation of Triton model repositories from engine folders (`generate`), and launches of Triton
+on them (`launch`).
 
-The folders with a `1/` hold the models' code. It runs inside Triton and imports nothing from this package.
+The folders with a `1/` hold the models' code. It runs inside Triton and imports nothing from this
+package.
 """

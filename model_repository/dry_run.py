@@ -20,7 +20,9 @@ _MEANING = {
 
 
 def describe_launch(repository: Path, options: LaunchOptions) -> str:
-    """Return the command of `llmops serve` as text for a shell. Raise InputError if `llmops serve` would."""
+    """Return the command of `llmops serve` as text for a shell. Raise InputError if `llmops serve`
+    would.
+    """
     check_repository(repository)
     manifest, repository = RepositoryManifest.load(repository), repository.resolve()
     plan, image = plan_launch(manifest, options.launch), required_image(manifest)
@@ -56,7 +58,9 @@ def _serve_options(options: LaunchOptions) -> list[str]:
 
 
 def format_shell_command(command: list[str], environment: dict[str, str]) -> str:
-    """Return a command with one flag per line, and with each further rank of mpirun on a line of its own."""
+    """Return a command with one flag per line, and with each further rank of mpirun on a line of
+    its own.
+    """
     end = command.index(":") if ":" in command else len(command)
     server = next(i for i, word in enumerate(command) if word.startswith("--model-repository"))
     lines = [f"{name}={shlex.quote(value)}" for name, value in environment.items()]
@@ -72,7 +76,9 @@ def format_shell_command(command: list[str], environment: dict[str, str]) -> str
 def docker_run_command(
     reference: str, manifest: RepositoryManifest, repository: Path, environment: dict[str, str]
 ) -> list[str]:
-    """Return `docker run … IMAGE`, to put before a command. Folders are mounted at the paths in config.pbtxt."""
+    """Return `docker run … IMAGE`, to put before a command. Folders are mounted at the paths in
+    config.pbtxt.
+    """
     folders = sorted({str(repository), *(engine.directory for engine in manifest.engines.values())})
     mounts = [word for folder in folders for word in ("--mount", f"type=bind,source={folder},target={folder},readonly")]
     variables = [word for name, value in environment.items() for word in ("--env", f"{name}={value}")]

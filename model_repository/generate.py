@@ -1,4 +1,6 @@
-"""Generator of Triton model repositories from engine folders: four models per served name, checked before writing."""
+"""Generator of Triton model repositories from engine folders: four models per served name, checked
+before writing.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ from llmops.model_repository.repository.manifest import REPOSITORY_FILE, Reposit
 from llmops.model_repository.repository.pbtxt import TEMPLATE_DIR, render_config
 from llmops.model_repository.targets import EngineModelConfig, RepositoryTarget, find_target
 
-#: Batches that may wait for our engine models. The last request of a full queue waits about as many answers long.
+#: Batches that may wait for our engine models. The last request of a full queue waits about as many
+#: answers long.
 QUEUED_BATCHES = 4
 #: The parameter of an engine model that names its GPUs.
 GPU_IDS = "gpu_device_ids"
@@ -53,7 +56,9 @@ class EngineEntry:
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A Triton model that is ready to be written. `package` is the template folder with its code, None without code."""
+    """A Triton model that is ready to be written. `package` is the template folder with its code,
+    None without code.
+    """
 
     name: str
     config: str
@@ -89,7 +94,9 @@ def read_engines(
 
 
 def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[str]:
-    """Write the repository to `output` atomically, replacing an earlier one. Return the names of the Triton models."""
+    """Write the repository to `output` atomically, replacing an earlier one. Return the names of
+    the Triton models.
+    """
     output = resolve_output(output)
     _check_output(output)
     folders = [folder for entry in entries for folder in model_folders(entry)]
@@ -213,7 +220,9 @@ def _gpu_requirements(entry: EngineEntry) -> list[GpuRequirement]:
 
 
 def _check_adapters(entries: list[EngineEntry]) -> None:
-    """Raise InputError if an adapter, which is served under its own name, has the name of another model."""
+    """Raise InputError if an adapter, which is served under its own name, has the name of another
+    model.
+    """
     taken = {entry.name for entry in entries}
     for entry in entries:
         for adapter in entry.manifest.adapters:
@@ -359,7 +368,8 @@ def write_model(folder: Path, model: ModelFolder) -> None:
 
 
 def copy_model_code(package: str, version: Path) -> None:
-    """Copy a Python model's code into its version folder, with the modules that it shares with the gateway.
+    """Copy a Python model's code into its version folder, with the modules that it shares with the
+    gateway.
 
     llmops is not installed inside Triton.
     """
@@ -380,7 +390,9 @@ def _check_output(output: Path) -> None:
 
 
 def _replace(scratch: Path, output: Path) -> None:
-    """Replace a repository. A running Triton never sees half of one: the old folder is moved away first."""
+    """Replace a repository. A running Triton never sees half of one: the old folder is moved away
+    first.
+    """
     if not output.exists():
         scratch.rename(output)
         return

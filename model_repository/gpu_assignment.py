@@ -1,8 +1,9 @@
 """Assignment of GPUs to the engines of one repository.
 
-An engine without an assignment takes the first GPUs, as every other engine would: `LLM()` maps its ranks to GPUs from 0
-on (NVIDIA/TensorRT-LLM #11153 gives Triton's instances a CUDA_VISIBLE_DEVICES each, after 1.2.1). So in a repository
-with several engines on GPUs each has its own GPUs, which no other engine may use.
+An engine without an assignment takes the first GPUs, as every other engine would: `LLM()` maps its
+ranks to GPUs from 0 on (NVIDIA/TensorRT-LLM #11153 gives Triton's instances a CUDA_VISIBLE_DEVICES
+each, after 1.2.1). So in a repository with several engines on GPUs each has its own GPUs, which no
+other engine may use.
 """
 
 from __future__ import annotations
@@ -37,10 +38,12 @@ def parse_gpus(assignments: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def assign_gpus(needs: Sequence[GpuRequirement], wanted: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the GPUs of each engine by name. A single engine without an assignment keeps its library's choice.
+    """Return the GPUs of each engine by name. A single engine without an assignment keeps its
+    library's choice.
 
     Raises:
-        InputError: `wanted` names an unknown engine or too few GPUs, two engines share a GPU, or there are not enough.
+        InputError: `wanted` names an unknown engine or too few GPUs, two engines share a GPU, or
+            there are not enough.
     """
     names = [need.name for need in needs]
     unknown = next((name for name in wanted if name not in names), None)
@@ -70,7 +73,9 @@ def assign_gpus(needs: Sequence[GpuRequirement], wanted: Mapping[str, tuple[int,
 
 
 def check_gpu_count(needed: int) -> None:
-    """Raise ResourceError if this machine has fewer GPUs than `needed`. Without nvidia-smi the number is not known."""
+    """Raise ResourceError if this machine has fewer GPUs than `needed`. Without nvidia-smi the
+    number is not known.
+    """
     present = count_gpus()
     if present is not None and needed > present:
         raise ResourceError(

@@ -1,7 +1,8 @@
 """Start and stop the real tritonserver on a model repository.
 
-`start_triton` returns a `TritonServer`; `llmops serve`, `llmops up` and the test fixtures all use it. Nothing outlives
-`stop()`: no process (Triton runs each Python model in a stub process) and no shared-memory segment.
+`start_triton` returns a `TritonServer`; `llmops serve`, `llmops up` and the test fixtures all use
+it. Nothing outlives `stop()`: no process (Triton runs each Python model in a stub process) and no
+shared-memory segment.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ from llmops.process import Process, descendants, kill_survivors, with_parent_dea
 
 #: Logged by Triton when the last in-flight request is done and only unloading is left.
 _REQUESTS_DONE = "All models are stopped, unloading models"
-#: Seconds for unloading. A gRPC stream that a client keeps open, even an idle one, holds its model, and Triton would
-#: wait for the stream until the exit timeout.
+#: Seconds for unloading. A gRPC stream that a client keeps open, even an idle one, holds its model,
+#: and Triton would wait for the stream until the exit timeout.
 UNLOAD_GRACE = 5.0
 #: Maximum seconds from the death of a model's process to that of its killed server.
 EXIT_DETECTION_TIMEOUT = 1.0
@@ -69,7 +70,9 @@ _LOCK_FAULT = (
 
 
 class TritonServer:
-    """A running tritonserver. `stop()`, or leaving the `with` block, drains it and removes everything that it created."""
+    """A running tritonserver. `stop()`, or leaving the `with` block, drains it and removes
+    everything that it created.
+    """
 
     def __init__(
         self,
@@ -129,14 +132,18 @@ class TritonServer:
         return describe_exposure(self.host, self._options.http_host, self._options.launch.metrics)
 
     def is_ready(self) -> bool:
-        """Return True if all models are loaded and all servers listen. The gRPC server is the first to listen."""
+        """Return True if all models are loaded and all servers listen. The gRPC server is the first
+        to listen.
+        """
         others = [(self._options.http_host, self.ports.http)] if self._options.http_host else []
         if self._options.launch.metrics:
             others.append((self.host, self.ports.metrics))
         return is_ready(self.grpc_address) and all(_listens(*other) for other in others)
 
     def _is_protected_and_ready(self) -> bool:
-        """Protect the segments that exist by now. A model that is ready has created all of its segments."""
+        """Protect the segments that exist by now. A model that is ready has created all of its
+        segments.
+        """
         ready = self.is_ready()
         self._memory.protect()
         return ready
@@ -170,7 +177,8 @@ class TritonServer:
             dead = next(
                 (name for name, group in self._models.items() if not all(process.is_alive for process in group)), None
             )
-            # the models' processes end with Triton and may be gone first, so wait before blaming a model
+            # the models' processes end with Triton and may be gone first, so wait before blaming a
+            # model
             if self._ended_within(EXIT_DETECTION_TIMEOUT if dead else 0):
                 raise ServerError(f"Triton ended unexpectedly with {self._ending()}")
             if dead is not None:
@@ -178,9 +186,11 @@ class TritonServer:
                 raise ServerError(_model_died(dead))
 
     def stop(self, at_once: bool = False) -> int:
-        """Let running requests end, for at most the exit timeout, then end the server and remove what is left.
+        """Let running requests end, for at most the exit timeout, then end the server and remove
+        what is left.
 
-        With `at_once`, or when a signal handler raises an exception meanwhile, kill everything without waiting.
+        With `at_once`, or when a signal handler raises an exception meanwhile, kill everything
+        without waiting.
 
         Returns:
             The exit code of the server.
@@ -219,7 +229,9 @@ class TritonServer:
         self._reader.start()
 
     def _restart(self) -> bool:
-        """Restart the server once if it failed on the known shared-memory fault. Return True if it was restarted."""
+        """Restart the server once if it failed on the known shared-memory fault. Return True if it
+        was restarted.
+        """
         if not (self._may_restart and failed_on_lock(self.log)):
             return False
         self._may_restart = False
@@ -232,8 +244,8 @@ class TritonServer:
     def _finish(self, deadline: float) -> None:
         """Send SIGTERM. Requests to models other than our engines have the rest of the time.
 
-        mpirun gives its ranks only a second. So rank 0, which has the requests, gets the signal first, and then mpirun,
-        which ends the ranks that wait for work.
+        mpirun gives its ranks only a second. So rank 0, which has the requests, gets the signal
+        first, and then mpirun, which ends the ranks that wait for work.
         """
         if not self._under_mpi:
             self.process.send_signal(signal.SIGTERM)
@@ -249,7 +261,9 @@ class TritonServer:
             self.process.wait(timeout=_MPI_GRACE)
 
     def _wait_for_exit(self, deadline: float, ended: Callable[[], bool]) -> None:
-        """Wait until `ended` returns True, at most UNLOAD_GRACE after the last request or the deadline."""
+        """Wait until `ended` returns True, at most UNLOAD_GRACE after the last request or the
+        deadline.
+        """
         deadline = max(deadline, time.monotonic()) + UNLOAD_GRACE
         while not ended() and time.monotonic() < deadline:
             if self._unloading.is_set():
@@ -303,7 +317,8 @@ def _listens(host: str, port: int) -> bool:
 
 
 def _model_died(model: str) -> str:
-    # Triton 2.51 neither restarts the process nor ends its streams, and still reports the model as ready
+    # Triton 2.51 neither restarts the process nor ends its streams, and still reports the model as
+    # ready
     return (
         f"The process of model {model} ended unexpectedly (see the log above), and Triton would leave its requests "
         "waiting forever, so the server stops now. Start it again; systemd or Kubernetes does so by itself."
@@ -332,7 +347,8 @@ def start_triton(
     installation: Installation | None = None,
     **fields: Any,
 ) -> TritonServer:
-    """Start tritonserver on `repository`, under mpirun if an engine needs it. Call `wait_ready()` next.
+    """Start tritonserver on `repository`, under mpirun if an engine needs it. Call `wait_ready()`
+    next.
 
     The server ends when the calling process dies, however it dies.
 
@@ -386,7 +402,8 @@ def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions,
         stderr=subprocess.STDOUT,
         start_new_session=True,
         pass_fds=(lock,),
-        # for files of the models; Triton's shared memory has modes of its own (SharedMemory.protect)
+        # for files of the models; Triton's shared memory has modes of its own
+        # (SharedMemory.protect)
         umask=0o077,
     )
 
@@ -400,7 +417,8 @@ def _check_program(program: str, path: str) -> None:
 
 
 def _choose_ports(server: ServerOptions) -> Ports:
-    """Return the server's ports, with free ones for those that are 0. Ports of servers that are off stay as they are.
+    """Return the server's ports, with free ones for those that are 0. Ports of servers that are off
+    stay as they are.
 
     Raises:
         InputError: Two servers have the same port.

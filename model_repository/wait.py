@@ -1,6 +1,8 @@
-"""Wait until a model repository and its engines are complete, as an init container does before a server starts.
+"""Wait until a model repository and its engines are complete, as an init container does before a
+server starts.
 
-A release can build its engines itself, for hours. A server that starts meanwhile would end at once, repeatedly.
+A release can build its engines itself, for hours. A server that starts meanwhile would end at once,
+repeatedly.
 
     python3 -m llmops.model_repository.wait REPOSITORY
 """
@@ -19,7 +21,8 @@ from llmops.model_repository.repository.compatibility import check_engines
 from llmops.model_repository.repository.manifest import RepositoryManifest
 from llmops.model_repository.repository.validation import check_repository
 
-#: Seconds between two checks of the repository. Short compared with the minutes that an engine loads.
+#: Seconds between two checks of the repository. Short compared with the minutes that an engine
+#: loads.
 CHECK_INTERVAL = 5.0
 
 #: Seconds after which an unchanged reason is printed again, so that the log stays current.
@@ -49,7 +52,9 @@ def missing_reason(repository: Path) -> str | None:
 
 
 def wait_messages(repository: Path, interval: float = CHECK_INTERVAL) -> Iterator[str]:
-    """Yield a line when the reason for waiting changes and each minute, until the repository is complete."""
+    """Yield a line when the reason for waiting changes and each minute, until the repository is
+    complete.
+    """
     printed, printed_at = "", 0.0
     while reason := missing_reason(repository):
         now = time.monotonic()

@@ -1,4 +1,6 @@
-"""One self-contained HTML page: no script, no font, no address outside it; light, dark and on paper."""
+"""One self-contained HTML page: no script, no font, no address outside it; light, dark and on
+paper.
+"""
 
 from __future__ import annotations
 

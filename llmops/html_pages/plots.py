@@ -1,4 +1,6 @@
-"""Plots as inline SVG: lines and points on linear axes, values on hover, no script, readable in light and dark."""
+"""Plots as inline SVG: lines and points on linear axes, values on hover, no script, readable in
+light and dark.
+"""
 
 from __future__ import annotations
 
@@ -21,8 +23,8 @@ Points = list[tuple[float, float]]
 
 @dataclass(frozen=True)
 class Series:
-    """One line, or dots with `dots`; points in data units, sorted by x unless they are dots. `labels`: what to call
-    each point; they get a dot of their own on the line."""
+    """One line, or dots with `dots`; points in data units, sorted by x unless they are dots.
+    `labels`: what to call each point; they get a dot of their own on the line."""
 
     name: str
     points: Points
@@ -94,7 +96,9 @@ class Plot:
         return "; ".join([*said, *(f"{label} at {format_number(value)}" for value, label in self.marks)])
 
     def _tips(self, series: list[Series], x: Axis, y: Axis) -> str:
-        """Bands across the plot: the one under the pointer shows the values there (style sheet: `.tip`)."""
+        """Bands across the plot: the one under the pointer shows the values there (style sheet:
+        `.tip`).
+        """
         width = (WIDTH - RIGHT - LEFT) / TIPS
         bands = []
         for index in range(TIPS):
@@ -174,8 +178,8 @@ def _colour(index: int) -> str:
 
 
 def stacked_bar(title: str, parts: Sequence[tuple[str, float, str]]) -> str:
-    """One bar of (name, size, size as text) as a `<figure>`, each part as wide as its share, with a legend below.
-    The last part is what is left over and stays pale."""
+    """One bar of (name, size, size as text) as a `<figure>`, each part as wide as its share, with a
+    legend below. The last part is what is left over and stays pale."""
     total, at, bars, legend = sum(size for _, size, _ in parts) or 1.0, 0.0, [], []
     for index, (name, size, text) in enumerate(parts):
         width = BAR_WIDTH * size / total

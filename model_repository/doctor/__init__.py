@@ -1,7 +1,8 @@
 """`llmops doctor`: the abilities of a machine or an image, each as a check with its fix.
 
-`machine` checks what `serve` needs here. `image` compares a container with its row of facts. `deep` imports, parses and
-starts everything that works without a GPU, and is the last step of `docker build`.
+`machine` checks what `serve` needs here. `image` compares a container with its row of facts. `deep`
+imports, parses and starts everything that works without a GPU, and is the last step of `docker
+build`.
 """
 
 from dataclasses import dataclass
@@ -14,8 +15,8 @@ CheckStatus = Literal["ok", "not ok", "note"]
 class CheckResult:
     """The result of one check.
 
-    A `note` does not change the exit code: it says something that a machine like this one can do without. `fix` is empty
-    if all is well.
+    A `note` does not change the exit code: it says something that a machine like this one can do
+    without. `fix` is empty if all is well.
     """
 
     name: str

@@ -1,7 +1,9 @@
-"""Checks of the collectives between the GPUs of one engine: NCCL, shared memory, locked memory, NVSwitch.
+"""Checks of the collectives between the GPUs of one engine: NCCL, shared memory, locked memory,
+NVSwitch.
 
-Sources: NCCL user guide, "Environment Variables" (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE, NCCL_IB_DISABLE; also read from
-/etc/nccl.conf) and "Troubleshooting" (`--shm-size=1g --ulimit memlock=-1` for containers).
+Sources: NCCL user guide, "Environment Variables" (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE,
+NCCL_IB_DISABLE; also read from /etc/nccl.conf) and "Troubleshooting" (`--shm-size=1g --ulimit
+memlock=-1` for containers).
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ DISABLED = {
 
 
 def check_collectives(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Iterator[CheckResult]:
-    """Yield a check of each setting that slows down or stops tensor parallelism. `root` holds /proc and /etc."""
+    """Yield a check of each setting that slows down or stops tensor parallelism. `root` holds /proc
+    and /etc.
+    """
     yield _nccl(root, environment)
     yield from _shared_memory(root)
     yield _locked_memory(root)
@@ -69,7 +73,9 @@ def _locked_memory(root: Path) -> CheckResult:
 
 
 def _nvswitch(root: Path) -> Iterator[CheckResult]:
-    """Check that a machine with NVSwitches has its fabric manager, which a container cannot see on the host."""
+    """Check that a machine with NVSwitches has its fabric manager, which a container cannot see on
+    the host.
+    """
     switches = len(list((root / "proc/driver/nvidia-nvswitch/devices").glob("*")))
     if not switches:
         return

@@ -1,4 +1,6 @@
-"""Checks of a container against its row of facts (build/trtllm/container_images.py), and of TensorRT-LLM itself."""
+"""Checks of a container against its row of facts (build/trtllm/container_images.py), and of
+TensorRT-LLM itself.
+"""
 
 from __future__ import annotations
 
@@ -53,7 +55,9 @@ def check_interpreter(image: TrtllmImage, root: Path) -> CheckResult:
 
 
 def check_openai(image: TrtllmImage) -> CheckResult:
-    """Check that openai is new enough for tensorrt_llm.serve, which TensorRT-LLM's PyTorch backend imports."""
+    """Check that openai is new enough for tensorrt_llm.serve, which TensorRT-LLM's PyTorch backend
+    imports.
+    """
     found, needed = installed_version("openai"), image.openai_needed
     if needed and (not found or _numbers(found) < _numbers(needed)):
         detail = f"{found or 'not installed'}, and the PyTorch backend cannot be imported before {needed}"

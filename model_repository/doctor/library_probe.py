@@ -1,7 +1,9 @@
-"""A script that makes the engine model's calls, for the Python that has TensorRT-LLM and need not have llmops.
+"""A script that makes the engine model's calls, for the Python that has TensorRT-LLM and need not
+have llmops.
 
-`python library_probe.py < task.json` prints a JSON list of [name, error]; an empty error means success. The task names
-the folder with the engine model's code, the modules to import, and the profiles to construct per release line.
+`python library_probe.py < task.json` prints a JSON list of [name, error]; an empty error means
+success. The task names the folder with the engine model's code, the modules to import, and the
+profiles to construct per release line.
 """
 
 from __future__ import annotations

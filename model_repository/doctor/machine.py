@@ -1,4 +1,6 @@
-"""Checks of everything that `llmops serve` needs on this machine, each with the fix if it is missing."""
+"""Checks of everything that `llmops serve` needs on this machine, each with the fix if it is
+missing.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ EXTRAS = {
 }
 #: Bytes of free disk space for one engine.
 MIN_DISK = 5 << 30
-#: Bytes of /dev/shm for Triton's Python backend and a few models: 1 MiB each at the start, more under load.
+#: Bytes of /dev/shm for Triton's Python backend and a few models: 1 MiB each at the start, more
+#: under load.
 MIN_SHM = 256 << 20
 #: File descriptors for a few thousand streams.
 MIN_OPEN_FILES = 4096

@@ -1,4 +1,6 @@
-"""The cases of the library probe: every kind of argument that `build` can produce, and every kind of request."""
+"""The cases of the library probe: every kind of argument that `build` can produce, and every kind
+of request.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +13,8 @@ from llmops.build.trtllm.image_selection import release_of
 from llmops.build.trtllm.llm_args import LlmParallelism, make_llm_args
 from llmops.build.trtllm.release_profiles import CHECKED, profile_of_release, profiles_per_release
 
-#: Modules that `serve` imports for target pytorch. The executor's module imports tensorrt_llm.serve, which imports
-#: openai.
+#: Modules that `serve` imports for target pytorch. The executor's module imports
+#: tensorrt_llm.serve, which imports openai.
 _MODULES = (
     "tensorrt_llm",
     "tensorrt_llm.executor",
@@ -61,7 +63,9 @@ _REQUESTS: dict[str, dict[str, Any]] = {
 
 
 def make_probe_task(image: TrtllmImage | None) -> dict[str, Any]:
-    """Return the probe's task for the release of `image`, or for the oldest one that has the target."""
+    """Return the probe's task for the release of `image`, or for the oldest one that has the
+    target.
+    """
     version = image.tensorrt_llm if image is not None else CHECKED[min(CHECKED)]
     log_probs = profile_of_release({}, version).log_probs
     return {

@@ -29,7 +29,8 @@ _READY_TIMEOUT = 300
 
 
 def parse_sample_configs(folder: Path, target: TargetName, serving: str) -> list[str]:
-    """Write the repository of an engine for `target`, and read each config.pbtxt with Triton's own schema.
+    """Write the repository of an engine for `target`, and read each config.pbtxt with Triton's own
+    schema.
 
     Raises:
         InputError: Triton would not read one of them.
@@ -40,7 +41,8 @@ def parse_sample_configs(folder: Path, target: TargetName, serving: str) -> list
 
 
 def tokenizer_round_trip(folder: Path) -> str:
-    """Start a tritonserver with a tokenizer and a detokenizer, send a text through both, and describe the result.
+    """Start a tritonserver with a tokenizer and a detokenizer, send a text through both, and
+    describe the result.
 
     Raises:
         LlmopsError: The server did not start.

@@ -17,7 +17,8 @@ __all__ = ["LAUNCH_MODES", "LaunchMode", "LaunchPlan", "export_launch", "launch_
 def export_launch(
     kind: str, repository: Path, options: LaunchOptions, gpus_per_node: int, image: str | None, claim: str
 ) -> str:
-    """Return the file with which a cluster starts a repository: for `kubectl apply -f -` (lws) or sbatch (slurm).
+    """Return the file with which a cluster starts a repository: for `kubectl apply -f -` (lws) or
+    sbatch (slurm).
 
     Args:
         kind: `lws` or `slurm`.
@@ -34,6 +35,7 @@ def export_launch(
     from llmops.model_repository.multi_gpu.multi_node import plan_multi_node
     from llmops.model_repository.multi_gpu.slurm import slurm_script
 
-    # mpirun reaches the other pods through kubectl, which NVIDIA's image lacks and our own image has
+    # mpirun reaches the other pods through kubectl, which NVIDIA's image lacks and our own image
+    # has
     plan = plan_multi_node(repository, options, gpus_per_node=gpus_per_node, image=image, own_image=kind == "lws")
     return slurm_script(plan) if kind == "slurm" else lws_manifests(plan, claim)

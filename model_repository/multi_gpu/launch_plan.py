@@ -1,4 +1,5 @@
-"""How a repository is started on one machine: which launch mode, and the mpirun commands of several GPUs.
+"""How a repository is started on one machine: which launch mode, and the mpirun commands of several
+GPUs.
 
 Sources: triton-inference-server/tensorrtllm_backend README ("Leader Mode", "Orchestrator Mode") and
 NVIDIA/TensorRT-LLM `triton_backend/scripts/launch_triton_server.py`.
@@ -17,7 +18,8 @@ from llmops.model_repository.server.command import ServerOptions, follower_comma
 
 LaunchMode = Literal["single", "leader", "orchestrator"]
 LAUNCH_MODES: tuple[str, ...] = ("auto", "single", "leader", "orchestrator")
-#: Variables of the orchestrator. With SPAWN_PROCESSES the backend starts its workers itself (MPI_Comm_spawn).
+#: Variables of the orchestrator. With SPAWN_PROCESSES the backend starts its workers itself
+#: (MPI_Comm_spawn).
 _ORCHESTRATOR_VARIABLES = {"TRTLLM_ORCHESTRATOR": "1", "TRTLLM_ORCHESTRATOR_SPAWN_PROCESSES": "1"}
 _SLURM_PREFIXES = ("SLURM_", "PMI_", "PMIX_")
 #: Set by trtllm-llmapi-launch, which has started the workers itself.
@@ -29,9 +31,9 @@ class LaunchPlan:
     """The processes of a launch on one machine.
 
     Attributes:
-        mode: `single` is one tritonserver, whose libraries start their own workers. `leader` is one tritonserver per GPU
-            under mpirun, of which rank 0 serves. `orchestrator` is one tritonserver whose backend starts a worker per
-            GPU.
+        mode: `single` is one tritonserver, whose libraries start their own workers. `leader` is one
+            tritonserver per GPU under mpirun, of which rank 0 serves. `orchestrator` is one
+            tritonserver whose backend starts a worker per GPU.
         world_size: The number of tritonservers.
         engines: The engine models of NVIDIA's C++ backend.
         gpus: The number of GPUs that the machine needs.
@@ -92,7 +94,8 @@ def launch_command(options: ServerOptions, plan: LaunchPlan) -> tuple[list[str],
         return server_command(options), {}
     mpirun = ["mpirun", "--allow-run-as-root"]
     if plan.mode == "orchestrator":
-        # memory pools of the orchestrator would take memory from its workers' GPUs (for Triton later than 24.06)
+        # memory pools of the orchestrator would take memory from its workers' GPUs (for Triton
+        # later than 24.06)
         pools = [f"--cuda-memory-pool-byte-size={gpu}:0" for gpu in range(plan.gpus)]
         no_pools = ["--pinned-memory-pool-byte-size=0", "--enable-peer-access=false", *pools]
         return [*mpirun, "-n", "1", *server_command(options), *no_pools], dict(_ORCHESTRATOR_VARIABLES)
@@ -112,10 +115,11 @@ def is_inside_slurm_job(environment: Mapping[str, str]) -> bool:
 def without_slurm_variables(environment: Mapping[str, str]) -> dict[str, str]:
     """Return the environment without the variables that point MPI to the scheduler.
 
-    Open MPI starts the workers of the LLM API through the scheduler when it finds one in the environment, and fails with
-    MPI_ERR_SPAWN (ai-dynamo/dynamo #808, #992; NVIDIA's Qwen2.5-VL guide for Triton). TensorRT-LLM's own launcher
-    removes these variables as well (tensorrt_llm/llmapi/trtllm-llmapi-launch, lines 49-75); workers that it has started
-    keep theirs.
+    Open MPI starts the workers of the LLM API through the scheduler when it finds one in the
+    environment, and fails with MPI_ERR_SPAWN (ai-dynamo/dynamo #808, #992; NVIDIA's Qwen2.5-VL
+    guide for Triton). TensorRT-LLM's own launcher removes these variables as well
+    (tensorrt_llm/llmapi/trtllm-llmapi-launch, lines 49-75); workers that it has started keep
+    theirs.
     """
     if environment.get(_LAUNCHED) or not is_inside_slurm_job(environment):
         return dict(environment)

@@ -1,8 +1,10 @@
-"""The Kubernetes manifests of a launch: a LeaderWorkerSet with one pod per machine, whose leader starts MPI.
+"""The Kubernetes manifests of a launch: a LeaderWorkerSet with one pod per machine, whose leader
+starts MPI.
 
-Source: kubernetes-sigs/lws `config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml` (v1) and
-`docs/examples/tensorrt-llm`; triton-inference-server/tutorials `Deployment/Kubernetes/EKS_Multinode_Triton_TRTLLM`,
-which also reaches the other pods through `kubectl exec`.
+Source: kubernetes-sigs/lws `config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml` (v1)
+and `docs/examples/tensorrt-llm`; triton-inference-server/tutorials
+`Deployment/Kubernetes/EKS_Multinode_Triton_TRTLLM`, which also reaches the other pods through
+`kubectl exec`.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ exec kubectl exec "$pod" -- /bin/sh -c "$*"
 
 
 def lws_manifests(plan: MultiNodePlan, claim: str) -> str:
-    """Return the YAML for `kubectl apply`. `claim` is the PersistentVolumeClaim whose root is `plan.root`."""
+    """Return the YAML for `kubectl apply`. `claim` is the PersistentVolumeClaim whose root is
+    `plan.root`.
+    """
     if len(plan.root.parts) < 2:
         folders = " and ".join(str(folder) for folder in plan.folders)
         raise InputError(f"{folders} have no common parent folder that could be one volume: put them under one.")
@@ -54,7 +58,9 @@ _Dumper.add_representer(str, _text)
 
 
 def _dns_name(name: str) -> str:
-    """Return a name for Kubernetes objects: lower-case letters, digits and dashes, with a letter first."""
+    """Return a name for Kubernetes objects: lower-case letters, digits and dashes, with a letter
+    first.
+    """
     plain = "".join(char if char.isalnum() else "-" for char in name.lower()).strip("-")[:50]
     return plain if plain[:1].isalpha() else f"llm-{plain}"
 

@@ -18,8 +18,8 @@ from llmops.model_repository.server.command import LaunchOptions, follower_comma
 from llmops.model_repository.server.installation import container_installation
 
 LLMAPI_LAUNCH = "trtllm-llmapi-launch"
-#: Variable of the restricted APIs' secret. The scripts make a new one at each start, because what is printed here may
-#: end up in a git repository.
+#: Variable of the restricted APIs' secret. The scripts make a new one at each start, because what
+#: is printed here may end up in a git repository.
 SECRET_VARIABLE = "LLMOPS_SECRET"
 
 
@@ -33,7 +33,8 @@ class MultiNodePlan:
         nodes: The number of machines.
         gpus_per_node: The GPUs of each machine.
         leader: The command of rank 0.
-        follower: The command of the other ranks. Empty for the LLM API, whose launcher starts `leader` on rank 0 only.
+        follower: The command of the other ranks. Empty for the LLM API, whose launcher starts
+            `leader` on rank 0 only.
         folders: Folders that must lie at the same path on every machine.
         options: The options of the server.
     """
@@ -128,7 +129,9 @@ def plan_multi_node(
 
 
 def _pushed(image: str | None, needed: TrtllmImage) -> str:
-    """Return the image. Raise InputError for a name without a registry, which only one machine knows."""
+    """Return the image. Raise InputError for a name without a registry, which only one machine
+    knows.
+    """
     registry, slash, _ = (image or needed.own).partition("/")
     if not slash or not ("." in registry or ":" in registry):
         raise InputError(
@@ -149,7 +152,9 @@ def render_script(template: str, **values: object) -> str:
 
 
 def _check_spaces(words: list[str]) -> None:
-    """Raise InputError for a word with a space: trtllm-llmapi-launch splits its command at all of them."""
+    """Raise InputError for a word with a space: trtllm-llmapi-launch splits its command at all of
+    them.
+    """
     bad = [word for word in words if any(char.isspace() for char in word)]
     if bad:
         raise InputError(f"{bad[0]}: {LLMAPI_LAUNCH} cannot take a path with a space; move the repository.")

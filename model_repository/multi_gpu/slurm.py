@@ -1,7 +1,7 @@
 """The Slurm batch script of a launch: srun starts the ranks, one per GPU.
 
-Source: tensorrtllm_backend README ("Launch Triton server within Slurm based clusters") and docs/llmapi.md; NVIDIA/
-TensorRT-LLM `triton_backend/scripts/triton_task.sh`.
+Source: tensorrtllm_backend README ("Launch Triton server within Slurm based clusters") and
+docs/llmapi.md; NVIDIA/ TensorRT-LLM `triton_backend/scripts/triton_task.sh`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""Checks that the installed server can run a repository's engines, with the name of an image that can."""
+"""Checks that the installed server can run a repository's engines, with the name of an image that
+can.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ def check_library(target: str, version: str) -> None:
     Without TensorRT-LLM the repository is meant for another machine, and any engine passes.
 
     Raises:
-        VersionMismatchError: The library cannot run the engine. The message names an image that can.
+        VersionMismatchError: The library cannot run the engine. The message names an image that
+            can.
     """
     installed, tag = installed_version("tensorrt_llm"), os.environ.get(TAG_VARIABLE, "")
     if installed:
@@ -59,7 +62,9 @@ def check_server(manifest: RepositoryManifest, models: dict[str, Any], backends:
 
 
 def required_image(manifest: RepositoryManifest) -> TrtllmImage | None:
-    """Return the newest image for all engines that need one. Raise VersionMismatchError if there is none."""
+    """Return the newest image for all engines that need one. Raise VersionMismatchError if there is
+    none.
+    """
     engines = [engine for engine in manifest.engines.values() if engine.tensorrt_llm]
     # engines of target tensorrt need their exact version, others at least their version
     engines.sort(key=lambda engine: engine.target != "tensorrt")
@@ -76,7 +81,8 @@ def serving_image(image: TrtllmImage, manifest: RepositoryManifest) -> str:
 
 
 def check_target(target: str) -> None:
-    """Raise MissingDependencyError if engines of a target need TensorRT-LLM and it is not installed.
+    """Raise MissingDependencyError if engines of a target need TensorRT-LLM and it is not
+    installed.
 
     Checked before a build, which may quantize for hours.
     """

@@ -17,8 +17,8 @@ REPOSITORY_FILE = ".llmops-repository.json"
 class ServedEngine:
     """The engine of one served name.
 
-    `backend` is Triton's, and `runtime` our own, empty for NVIDIA's C++ backend. `tensorrt_llm` is the library's version,
-    empty for an engine of another library.
+    `backend` is Triton's, and `runtime` our own, empty for NVIDIA's C++ backend. `tensorrt_llm` is
+    the library's version, empty for an engine of another library.
     """
 
     directory: str
@@ -38,21 +38,26 @@ class ServedEngine:
 
     @property
     def serving(self) -> str:
-        """The server of a TensorRT engine: `llmops` for our own model, or `nvidia` for NVIDIA's C++ backend."""
+        """The server of a TensorRT engine: `llmops` for our own model, or `nvidia` for NVIDIA's C++
+        backend.
+        """
         return "nvidia" if self.is_mpi else "llmops"
 
     @property
     def is_mpi(self) -> bool:
-        """True for NVIDIA's C++ backend, which needs one MPI rank per GPU. Other backends start their own workers."""
+        """True for NVIDIA's C++ backend, which needs one MPI rank per GPU. Other backends start
+        their own workers.
+        """
         return self.backend == "tensorrtllm"
 
 
 @dataclass(frozen=True)
 class RepositoryManifest:
-    """The served names of a repository with their engines. Empty for a repository that llmops did not make.
+    """The served names of a repository with their engines. Empty for a repository that llmops did
+    not make.
 
-    `files` has the SHA-256 of each file that `llmops repo` wrote, by its path in the repository. The digests reveal edits;
-    they do not stop an attacker, who can write this file as well.
+    `files` has the SHA-256 of each file that `llmops repo` wrote, by its path in the repository.
+    The digests reveal edits; they do not stop an attacker, who can write this file as well.
     """
 
     llmops: str = ""
@@ -71,7 +76,9 @@ class RepositoryManifest:
         (repository / REPOSITORY_FILE).write_text(json.dumps(asdict(manifest), indent=2) + "\n")
 
     def edits(self, repository: Path) -> list[str]:
-        """Return the paths of files that were changed, added or removed since `llmops repo` wrote them."""
+        """Return the paths of files that were changed, added or removed since `llmops repo` wrote
+        them.
+        """
         if not self.files:
             return []
         found = _digests(repository)
@@ -110,6 +117,8 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _digest(path: Path) -> str:
-    """Return the SHA-256 of a file, or of the path in a link, whose target belongs to another program."""
+    """Return the SHA-256 of a file, or of the path in a link, whose target belongs to another
+    program.
+    """
     content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
     return hashlib.sha256(content).hexdigest()

@@ -1,1 +1,3 @@
-"""The tritonserver: its program, command line, processes, log and shared memory, and how it is drained."""
+"""The tritonserver: its program, command line, processes, log and shared memory, and how it is
+drained.
+"""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-#: APIs that nobody may use, by the names in triton-inference-server/server src/restricted_features.h (2.51 to 2.71).
-#: A client could map the backend's own memory, write a file of its choice (trace_file, log_file) or change what is
-#: loaded.
+#: APIs that nobody may use, by the names in triton-inference-server/server
+#: src/restricted_features.h (2.51 to 2.71). A client could map the backend's own memory, write a
+#: file of its choice (trace_file, log_file) or change what is loaded.
 RESTRICTED = ("shared-memory", "trace", "logging")
-#: The same for HTTP. The gateway finds models through gRPC's repository index; loading is off (--model-control-mode).
+#: The same for HTTP. The gateway finds models through gRPC's repository index; loading is off
+#: (--model-control-mode).
 RESTRICTED_HTTP = (*RESTRICTED, "model-repository")
 #: Prefix of shared-memory segments. Triton refuses to map segments that start like this
 #: (kTritonSharedMemoryRegionPrefix in src/common.h, since 25.07).
@@ -65,7 +66,8 @@ class ServerOptions:
         backends: The backend folder. Empty for the program's own.
         http_host: The address of the HTTP server. Empty for none.
         shm_prefix: Prefix of the server's shared-memory segments.
-        secret: Value of the header that opens the restricted APIs. It is never disclosed, because nobody needs them.
+        secret: Value of the header that opens the restricted APIs. It is never disclosed, because
+            nobody needs them.
     """
 
     binary: str

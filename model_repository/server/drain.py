@@ -1,7 +1,7 @@
 """Drain the engines of a running Triton before it gets SIGTERM.
 
-A Triton that is unloading accepts no messages, not even a gateway's acknowledgement or cancel. `llmops serve` drains by
-itself. For a tritonserver that was started in another way:
+A Triton that is unloading accepts no messages, not even a gateway's acknowledgement or cancel.
+`llmops serve` drains by itself. For a tritonserver that was started in another way:
 
     python -m llmops.model_repository.server.drain HOST:PORT SECONDS
 """
@@ -38,7 +38,8 @@ def is_ready(address: str) -> bool:
 def drain_engines(address: str, seconds: float) -> None:
     """Block until all running requests of the engines at HOST:PORT have ended.
 
-    After `seconds` the remaining requests end with an error. A server that does not respond is ignored.
+    After `seconds` the remaining requests end with an error. A server that does not respond is
+    ignored.
     """
     with grpc.insecure_channel(address, options=_OPTIONS) as channel, contextlib.suppress(grpc.RpcError):
         stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)

@@ -1,6 +1,8 @@
-"""The tritonserver of this machine: the container's own, or the binary inside the nvidia-pytriton wheel.
+"""The tritonserver of this machine: the container's own, or the binary inside the nvidia-pytriton
+wheel.
 
-The wheel is unpacked and never imported, because its Python API is not used. docs/serve.md explains each path.
+The wheel is unpacked and never imported, because its Python API is not used. docs/serve.md explains
+each path.
 """
 
 from __future__ import annotations
@@ -30,8 +32,8 @@ STUB_NAME = "triton_python_backend_stub"
 class Installation:
     """A tritonserver that can be started.
 
-    `kind` is `container` or `embedded`, `backends` the value of --backend-directory, and `environment` the variables
-    that the server needs on top of the caller's.
+    `kind` is `container` or `embedded`, `backends` the value of --backend-directory, and
+    `environment` the variables that the server needs on top of the caller's.
     """
 
     kind: str
@@ -42,8 +44,8 @@ class Installation:
     def server_options(self, repository: Path, options: LaunchOptions) -> ServerOptions:
         """Return the options of a server on `repository`.
 
-        The wheel's HTTP server (2.51) listens on this machine only. It ends with SIGSEGV on a body of many small chunks,
-        whatever the restrictions (CVE-2025-23310 and 23311, fixed in 25.07).
+        The wheel's HTTP server (2.51) listens on this machine only. It ends with SIGSEGV on a body
+        of many small chunks, whatever the restrictions (CVE-2025-23310 and 23311, fixed in 25.07).
         """
         http_host = options.host if self.kind == "container" else "127.0.0.1"
         return ServerOptions(
@@ -62,7 +64,9 @@ def container_installation() -> Installation:
 
 
 def find_installation() -> Installation:
-    """Return the container's server, or the embedded one. Raise MissingDependencyError with the fix."""
+    """Return the container's server, or the embedded one. Raise MissingDependencyError with the
+    fix.
+    """
     if (CONTAINER_ROOT / "bin" / "tritonserver").is_file():
         return container_installation()
     root = find_wheel()
@@ -73,7 +77,9 @@ def find_installation() -> Installation:
 
 
 def is_tensorrt_llm_installed() -> bool:
-    """Return True if engines of TensorRT-LLM can run here, as in our image on NVIDIA's release image."""
+    """Return True if engines of TensorRT-LLM can run here, as in our image on NVIDIA's release
+    image.
+    """
     return bool(installed_version("tensorrt_llm"))
 
 
@@ -86,7 +92,9 @@ def find_wheel() -> Path:
 
 
 def check_numpy() -> None:
-    """Raise MissingDependencyError if the wheel's Python backend would crash on the first string tensor."""
+    """Raise MissingDependencyError if the wheel's Python backend would crash on the first string
+    tensor.
+    """
     found = installed_version("numpy")
     if found and int(found.partition(".")[0]) >= 2:
         raise MissingDependencyError(
@@ -106,7 +114,9 @@ def find_binary(root: Path) -> Path:
 
 
 def _is_file(path: Path) -> bool:
-    """Return True if `path` is a file. Raise MissingDependencyError if it belongs to another user's environment."""
+    """Return True if `path` is a file. Raise MissingDependencyError if it belongs to another user's
+    environment.
+    """
     try:
         return path.is_file()
     except PermissionError as error:
@@ -129,7 +139,9 @@ def find_stub(root: Path) -> Path:
 
 
 def find_libpython() -> Path | None:
-    """Return the folder of libpythonX.Y.so.1.0 for the search path, or None if the loader finds the library itself."""
+    """Return the folder of libpythonX.Y.so.1.0 for the search path, or None if the loader finds the
+    library itself.
+    """
     soname = f"libpython{PYTHON_VERSION}.so.1.0"
     folders = [sysconfig.get_config_var("LIBDIR"), *os.environ.get("LD_LIBRARY_PATH", "").split(":")]
     for folder in filter(None, folders):
@@ -160,14 +172,17 @@ def _environment(root: Path, library: Path | None) -> dict[str, str]:
 
 
 def _path_with_venv() -> str:
-    # the stub's isolated interpreter ignores PYTHONPATH, and finds our packages through python3 on PATH
+    # the stub's isolated interpreter ignores PYTHONPATH, and finds our packages through python3 on
+    # PATH
     return f"{Path(sys.prefix) / 'bin'}:{os.environ.get('PATH', os.defpath)}"
 
 
 def _assemble_backends(root: Path, stub: Path) -> Path:
-    """Return a backend folder of links: the wheel's Python backend plus the stub for our Python version.
+    """Return a backend folder of links: the wheel's Python backend plus the stub for our Python
+    version.
 
-    The folder is in the user's cache. Its name is a digest of the link targets, so all servers share it.
+    The folder is in the user's cache. Its name is a digest of the link targets, so all servers
+    share it.
     """
     key = hashlib.sha256(f"{root}:{stub}".encode()).hexdigest()[:16]
     backends = cache_dir() / "triton-backends" / key

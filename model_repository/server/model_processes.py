@@ -1,4 +1,6 @@
-"""The processes below a tritonserver or its mpirun: MPI ranks, and the stubs that run Python models."""
+"""The processes below a tritonserver or its mpirun: MPI ranks, and the stubs that run Python
+models.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,9 @@ _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=0", b"PMIX_RANK=0")
 
 
 def rank_zero(pid: int, program: str) -> int | None:
-    """Return the process id of MPI rank 0, which runs `program` below mpirun `pid`, or None if it has ended."""
+    """Return the process id of MPI rank 0, which runs `program` below mpirun `pid`, or None if it
+    has ended.
+    """
     for process in descendants(pid):
         with contextlib.suppress(OSError):
             folder = Path("/proc", str(process.pid))
@@ -24,7 +28,9 @@ def rank_zero(pid: int, program: str) -> int | None:
 
 
 def model_processes(pid: int) -> dict[str, list[Process]]:
-    """Return the processes in which the tritonserver or mpirun `pid` runs Python models, by Triton model."""
+    """Return the processes in which the tritonserver or mpirun `pid` runs Python models, by Triton
+    model.
+    """
     found: dict[str, list[Process]] = {}
     for process in descendants(pid):
         with contextlib.suppress(OSError, IndexError):

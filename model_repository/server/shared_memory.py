@@ -1,8 +1,10 @@
-"""The shared-memory segments of a server's Python models, and the lock that says when they may be removed.
+"""The shared-memory segments of a server's Python models, and the lock that says when they may be
+removed.
 
-A process id means nothing in another PID namespace, whose /dev/shm may be the same (`docker run --ipc=host`). So a
-locked file lies beside the segments. The server inherits the lock: the kernel releases it when the last process that
-could use the segments has ended, however it ended. (`filelock` does not support inheriting a lock.)
+A process id means nothing in another PID namespace, whose /dev/shm may be the same (`docker run
+--ipc=host`). So a locked file lies beside the segments. The server inherits the lock: the kernel
+releases it when the last process that could use the segments has ended, however it ended.
+(`filelock` does not support inheriting a lock.)
 """
 
 from __future__ import annotations
@@ -20,7 +22,9 @@ _LOCK = "lock"
 
 
 class SharedMemory:
-    """The segments of one server, whose names start with `prefix`. The server inherits the file descriptor `lock`."""
+    """The segments of one server, whose names start with `prefix`. The server inherits the file
+    descriptor `lock`.
+    """
 
     def __init__(self) -> None:
         self.prefix = f"{SHM_PREFIX}{os.getpid()}_{os.urandom(3).hex()}_"
@@ -33,9 +37,11 @@ class SharedMemory:
             ) from error
 
     def protect(self) -> None:
-        """Make the segments unreadable for other users: Triton creates them readable, whatever the umask.
+        """Make the segments unreadable for other users: Triton creates them readable, whatever the
+        umask.
 
-        A process that has opened a segment before keeps it. Prompts use a segment only after the server is ready.
+        A process that has opened a segment before keeps it. Prompts use a segment only after the
+        server is ready.
         """
         for segment in SHM_DIR.glob(f"{self.prefix}*"):
             with contextlib.suppress(OSError):
@@ -67,7 +73,9 @@ def remove_segments(prefix: str) -> None:
 
 
 def _create_locked_file(path: Path) -> int:
-    """Create a locked file. It is renamed to `path` once it is locked, so that it never looks stale."""
+    """Create a locked file. It is renamed to `path` once it is locked, so that it never looks
+    stale.
+    """
     scratch = path.with_name(f".{path.name}")
     lock = os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX)

@@ -33,7 +33,9 @@ _NOISE = (
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line of Triton's output. `level` is info, warning, error or fatal, or empty for continued lines and tables."""
+    """One line of Triton's output. `level` is info, warning, error or fatal, or empty for continued
+    lines and tables.
+    """
 
     time: str
     level: str
@@ -65,7 +67,8 @@ def parse_line(line: str) -> LogLine:
     return LogLine(match["time"], _LEVELS[match["level"]], match["where"], message)
 
 
-# logged once by our engine model when its engine has ended: ENGINE_ENDED_MESSAGE of llmops_engine/loop.py
+# logged once by our engine model when its engine has ended: ENGINE_ENDED_MESSAGE of
+# llmops_engine/loop.py
 _ENGINE_ENDED = re.compile(r"(?P<model>\S+): the engine has ended: (?P<reason>.*)", re.DOTALL)
 
 
@@ -79,7 +82,9 @@ _LOAD_FAILED = re.compile(r"failed to load '(?P<model>[^']+)'(?: version \d+)?: 
 
 
 def explain_failure(lines: Iterable[LogLine]) -> str | None:
-    """Return the first model that did not load and why, or the first error, or None without an error."""
+    """Return the first model that did not load and why, or the first error, or None without an
+    error.
+    """
     errors = [line for line in lines if _is_error(line)]
     for line in errors:
         match = _LOAD_FAILED.search(line.message)
@@ -92,8 +97,8 @@ def explain_failure(lines: Iterable[LogLine]) -> str | None:
 def failed_on_lock(lines: Iterable[LogLine]) -> bool:
     """Return True if the first error is a lock of the Python backend's shared memory.
 
-    That is an upstream fault of occasional starts, whatever the repository (triton-inference-server/server issues 5949
-    and 8882).
+    That is an upstream fault of occasional starts, whatever the repository
+    (triton-inference-server/server issues 5949 and 8882).
     """
     return (explain_failure(lines) or "").endswith("'boost::interprocess::lock_exception'")
 

@@ -69,7 +69,8 @@ def _profiles(manifest: EngineManifest) -> list[ReleaseProfile]:
 
 
 def served_profile(manifest: EngineManifest) -> ReleaseProfile:
-    """Return the profile for the installed TensorRT-LLM, or without one for the version that the engine was made for.
+    """Return the profile for the installed TensorRT-LLM, or without one for the version that the
+    engine was made for.
 
     Raises:
         InputError: That version cannot run the engine.
@@ -79,7 +80,9 @@ def served_profile(manifest: EngineManifest) -> ReleaseProfile:
 
 
 def _adapter_folders(directory: Path, manifest: EngineManifest) -> dict[str, str]:
-    """Return the parameter with the id, name and folder of each adapter, for the library's `LoRARequest`."""
+    """Return the parameter with the id, name and folder of each adapter, for the library's
+    `LoRARequest`.
+    """
     if not manifest.adapters:
         return {}
     root = directory.resolve() / "lora"

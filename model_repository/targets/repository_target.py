@@ -13,7 +13,9 @@ from llmops.contract import ENGINE_INPUTS, ENGINE_OUTPUTS, REQUEST_TRANSPORT, ST
 
 @dataclass(frozen=True)
 class EngineModelConfig:
-    """The configuration of one engine model. `python_model` is True if our own code runs the engine."""
+    """The configuration of one engine model. `python_model` is True if our own code runs the
+    engine.
+    """
 
     backend: str
     parameters: dict[str, str]
@@ -29,7 +31,9 @@ class RepositoryTarget(ABC):
 
     @abstractmethod
     def check(self, directory: Path, manifest: EngineManifest) -> None:
-        """Raise VersionMismatchError or InputError, with the fix, if the engine cannot be served here."""
+        """Raise VersionMismatchError or InputError, with the fix, if the engine cannot be served
+        here.
+        """
 
     @abstractmethod
     def engine_model(self, directory: Path, manifest: EngineManifest) -> EngineModelConfig:
@@ -44,10 +48,14 @@ class RepositoryTarget(ABC):
         return [REQUEST_TRANSPORT, STEP_TRANSPORT]
 
     def batch_invariant(self, manifest: EngineManifest) -> bool:
-        """Return True if another replica continues an answer, from prompt and tokens, exactly as this one would."""
+        """Return True if another replica continues an answer, from prompt and tokens, exactly as
+        this one would.
+        """
         return False
 
     def reports(self) -> dict[str, bool]:
-        """Return the parts of the model metadata that say what the step stream reports about the engine."""
+        """Return the parts of the model metadata that say what the step stream reports about the
+        engine.
+        """
         ours = STEP_TRANSPORT in self.transports()
         return {"state": ours, "kv_events": False, "cached_tokens": False}

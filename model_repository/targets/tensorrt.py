@@ -1,8 +1,9 @@
-"""Target tensorrt: NVIDIA's C++ backend or our own model over TensorRT-LLM's executor (`llmops repo --serving`).
+"""Target tensorrt: NVIDIA's C++ backend or our own model over TensorRT-LLM's executor (`llmops repo
+--serving`).
 
 Both take the parameters of NVIDIA/TensorRT-LLM
-`triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt`. `build --set serve.KEY=VALUE` stores them in
-engine.json.
+`triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt`. `build --set
+serve.KEY=VALUE` stores them in engine.json.
 """
 
 from __future__ import annotations
@@ -117,7 +118,8 @@ def backend_settings(manifest: EngineManifest, directory: Path) -> dict[str, str
     """Return the C++ backend's parameters for the engine in `directory`.
 
     Raises:
-        InputError: The backend does not have a parameter, cannot parse it, or the engine was built without its feature.
+        InputError: The backend does not have a parameter, cannot parse it, or the engine was built
+            without its feature.
     """
     given = checked_parameters(_built(manifest).serve)
     defaults = {name: parameter.default for name, parameter in PARAMETERS.items()}
@@ -133,7 +135,9 @@ def backend_settings(manifest: EngineManifest, directory: Path) -> dict[str, str
 
 
 def _has_paged_context(model: Path) -> bool:
-    """Return True if the engine has paged context. trtllm-build disables it for some KV-cache types with a warning."""
+    """Return True if the engine has paged context. trtllm-build disables it for some KV-cache types
+    with a warning.
+    """
     try:
         config = json.loads((model / "config.json").read_bytes())
         return config["build_config"]["plugin_config"]["use_paged_context_fmha"] is not False
@@ -162,7 +166,8 @@ def _decoding(manifest: EngineManifest) -> dict[str, str]:
 
 
 def _lora(directory: Path, manifest: EngineManifest, chosen: dict[str, str]) -> dict[str, str]:
-    """Return the parameters that load all adapters with the model, into a host cache that holds them all.
+    """Return the parameters that load all adapters with the model, into a host cache that holds
+    them all.
 
     A request then needs only its `lora_task_id`.
     """

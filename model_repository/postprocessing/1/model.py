@@ -20,8 +20,8 @@ _OUTPUT = contract.POST_OUTPUT.name
 class TritonPythonModel:
     """The detokenizer of one served name: TOKENS_BATCH [1, beams, n] to OUTPUT [1, beams].
 
-    With CONTEXT_IDS, the tokens before the new ones, streamed chunks join into whole characters. Without it each response
-    is decoded separately.
+    With CONTEXT_IDS, the tokens before the new ones, streamed chunks join into whole characters.
+    Without it each response is decoded separately.
     """
 
     def initialize(self, args: dict[str, str]) -> None:

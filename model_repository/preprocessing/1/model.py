@@ -25,7 +25,8 @@ class TritonPythonModel:
         # our own engine models withhold every end until min_tokens, NVIDIA's backend only end_id
         self._ours = any(output["name"] == contract.PRE_OUT_RETURN_CONTEXT.name for output in config["output"])
         self._tokenizer = Tokenizer.from_file(os.path.join(parameters["tokenizer_dir"], "tokenizer.json"))
-        # a checkpoint's tokenizer.json may truncate or pad, but the engine decides which prompt is too long
+        # a checkpoint's tokenizer.json may truncate or pad, but the engine decides which prompt is
+        # too long
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self._add_special_tokens = parameters["add_special_tokens"] == "true"

@@ -1,6 +1,7 @@
 """The text that new tokens add, as a pure function of the last tokens.
 
-Without state, the responses of many requests may interleave, and a cancelled request leaves nothing behind.
+Without state, the responses of many requests may interleave, and a cancelled request leaves nothing
+behind.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ REPLACEMENT_CHARACTER = "\ufffd"
 
 
 def text_delta(decode: Decode, context: Sequence[int], ids: Sequence[int], finished: bool) -> str:
-    """Return the text that `ids` add after `context`, up to the last token that completes a character.
+    """Return the text that `ids` add after `context`, up to the last token that completes a
+    character.
 
     The concatenation over all calls equals the text of all tokens.
 
@@ -33,7 +35,9 @@ def text_delta(decode: Decode, context: Sequence[int], ids: Sequence[int], finis
 
 
 def _last_complete(decode: Decode, tokens: Sequence[int], end: int, start: int) -> tuple[int, str]:
-    """Return the length and text of the longest prefix, from `start` to `end` tokens, that ends with a character."""
+    """Return the length and text of the longest prefix, from `start` to `end` tokens, that ends
+    with a character.
+    """
     for length in range(end, start, -1):
         text = decode(tokens[:length])
         if not text.endswith(REPLACEMENT_CHARACTER):

@@ -1,7 +1,7 @@
 """The interface between the engine model and a library that generates: `EngineRuntime`.
 
-Each library has one implementation in `runtimes/`. One thread (`loop.py`) drives a runtime, so it need not be
-thread-safe.
+Each library has one implementation in `runtimes/`. One thread (`loop.py`) drives a runtime, so it
+need not be thread-safe.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ Alternatives = list[tuple[int, float]]
 class StepOutput(NamedTuple):
     """The tokens that one step added to one sequence.
 
-    `log_probs` and `tops` are empty unless the request asks for them. `finish` is RUNNING or the reason why the
-    sequence ended; `error` explains FAILED. `cached` comes with the first tokens: the number of prompt tokens that were
-    in the KV cache, or None if the library does not report it.
+    `log_probs` and `tops` are empty unless the request asks for them. `finish` is RUNNING or the
+    reason why the sequence ended; `error` explains FAILED. `cached` comes with the first tokens:
+    the number of prompt tokens that were in the KV cache, or None if the library does not report
+    it.
     """
 
     key: int
@@ -38,20 +39,23 @@ class StepOutput(NamedTuple):
 
 
 class KvCacheEvent(NamedTuple):
-    """A change of the KV cache: KV_STORED or KV_REMOVED with block hashes (llmops_kv_blocks), or KV_CLEARED."""
+    """A change of the KV cache: KV_STORED or KV_REMOVED with block hashes (llmops_kv_blocks), or
+    KV_CLEARED.
+    """
 
     kind: int
     names: Sequence[int] = ()
 
 
 class EngineStats(NamedTuple):
-    """Numbers of sequences and KV-cache blocks after a step. 0 blocks and None mean that a number is not known.
+    """Numbers of sequences and KV-cache blocks after a step. 0 blocks and None mean that a number
+    is not known.
 
-    `scheduled` counts the sequences of the last step, `context` those of them in prefill, and `paused` those that the
-    library put back because the cache was full. `memory` is in bytes by kind (cpu, gpu, pinned). `ended` has the prompt
-    and generated tokens of each request that ended since the last report; the loop fills it in. `prefilled` is the
-    number of prompt tokens that the last step computed; without it the loop counts the prompts whose first token
-    arrived.
+    `scheduled` counts the sequences of the last step, `context` those of them in prefill, and
+    `paused` those that the library put back because the cache was full. `memory` is in bytes by
+    kind (cpu, gpu, pinned). `ended` has the prompt and generated tokens of each request that ended
+    since the last report; the loop fills it in. `prefilled` is the number of prompt tokens that the
+    last step computed; without it the loop counts the prompts whose first token arrived.
     """
 
     active: int = 0
@@ -95,7 +99,8 @@ class DeadEngineError(Exception):
 class Preparation:
     """Work that must finish before a request can join the batch, such as compiling its grammar.
 
-    The engine thread creates it and counts the requests that wait for it; another thread finishes it.
+    The engine thread creates it and counts the requests that wait for it; another thread finishes
+    it.
     """
 
     def __init__(self) -> None:
@@ -129,7 +134,8 @@ class Preparation:
 
 
 class EngineRuntime(ABC):
-    """A library that generates for many sequences at once. Sequences join and leave between two steps.
+    """A library that generates for many sequences at once. Sequences join and leave between two
+    steps.
 
     The loop sets `wake`, which any thread may call when a preparation is done.
     """
@@ -137,7 +143,8 @@ class EngineRuntime(ABC):
     wake: Callable[[], None] = staticmethod(lambda: None)
 
     def prepare(self, request: RuntimeRequest) -> Preparation | None:
-        """Return the preparation that `submit` has to wait for, with this request counted as a waiter.
+        """Return the preparation that `submit` has to wait for, with this request counted as a
+        waiter.
 
         Raises:
             RequestRejectedError: The library cannot serve the request.
@@ -162,7 +169,8 @@ class EngineRuntime(ABC):
 
     @abstractmethod
     def step(self) -> Iterable[StepOutput]:
-        """Advance all sequences by at least one token, and return the new tokens. Blocks until they are there.
+        """Advance all sequences by at least one token, and return the new tokens. Blocks until they
+        are there.
 
         Raises:
             DeadEngineError: The library cannot generate any longer.
@@ -181,7 +189,9 @@ class EngineRuntime(ABC):
         """Return the statistics after the last step."""
 
     def take_kv_events(self) -> Iterable[KvCacheEvent]:
-        """Return the changes of the KV cache since the last call, in order; none if the library reports none."""
+        """Return the changes of the KV cache since the last call, in order; none if the library
+        reports none.
+        """
         return ()
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
-"""Translation of TensorRT-LLM's KV-cache events to the block hashes that gateways use (llmops_kv_blocks).
+"""Translation of TensorRT-LLM's KV-cache events to the block hashes that gateways use
+(llmops_kv_blocks).
 
-The library's own hashes mean nothing outside of it, but each block that it stores comes with its tokens and the block
-before it. The event does not say which request a first block belongs to: salt and adapter are only in the hash. So
-first blocks are matched, in order, with the requests that sent them. Source: NVIDIA/TensorRT-LLM
-`tensorrt_llm/_utils.py`, KVCacheEventSerializer.
+The library's own hashes mean nothing outside of it, but each block that it stores comes with its
+tokens and the block before it. The event does not say which request a first block belongs to: salt
+and adapter are only in the hash. So first blocks are matched, in order, with the requests that sent
+them. Source: NVIDIA/TensorRT-LLM `tensorrt_llm/_utils.py`, KVCacheEventSerializer.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ class KvEventTranslator:
         self._window: int | None = None
 
     def expect_request(self, ids: np.ndarray, cache_salt: int, adapter: int) -> None:
-        """Note the salt of a new request, whose first block the library will store unless it has it already."""
+        """Note the salt of a new request, whose first block the library will store unless it has it
+        already.
+        """
         first = ids[: self._tokens_per_block].astype(np.int32).tobytes()
         salt = adapter_salt(cache_salt, adapter)
         if not salt or len(first) < 4 * self._tokens_per_block:

@@ -26,11 +26,13 @@ from .engine_runtime import (
 from .request import RequestRejectedError, RuntimeRequest
 from .steps.sinks import ResponseSink
 
-#: Minimum seconds between two checks whether a request was cancelled. Each asks Triton, in another process.
+#: Minimum seconds between two checks whether a request was cancelled. Each asks Triton, in another
+#: process.
 CANCEL_POLL = 0.05
 #: Minimum seconds between two reports of metrics.
 METRICS_PERIOD = 0.1
-#: Logged once when an engine has ended. `llmops serve` looks for it (model_repository/server/triton_log.py).
+#: Logged once when an engine has ended. `llmops serve` looks for it
+#: (model_repository/server/triton_log.py).
 ENGINE_ENDED_MESSAGE = "the engine has ended"
 QUEUE_FULL_MESSAGE = f"{contract.QUEUE_FULL_PREFIX}: as many sequences wait as max_queue_size allows"
 
@@ -38,8 +40,8 @@ QUEUE_FULL_MESSAGE = f"{contract.QUEUE_FULL_PREFIX}: as many sequences wait as m
 class ActiveRequest:
     """A request in the engine.
 
-    `keys` maps the engine key of each running sequence to its index. `preparation` is the work that the request waits
-    for before it starts.
+    `keys` maps the engine key of each running sequence to its index. `preparation` is the work that
+    the request waits for before it starts.
     """
 
     __slots__ = ("generated", "keys", "polled_at", "preparation", "request", "request_id", "sink", "started")
@@ -58,9 +60,9 @@ class ActiveRequest:
 class EngineLoop:
     """The engine thread of one model. Any thread may call `submit`, `stop_requests` and `post`.
 
-    `failure` is the message of every request once the engine has ended; the model is then no longer ready.
-    `after_step` is called after each step and each message with True if the engine is idle. It returns the seconds after
-    which to call it again while there is no work.
+    `failure` is the message of every request once the engine has ended; the model is then no longer
+    ready. `after_step` is called after each step and each message with True if the engine is idle.
+    It returns the seconds after which to call it again while there is no work.
     """
 
     def __init__(
@@ -76,7 +78,8 @@ class EngineLoop:
             runtime: The library that generates.
             report: Called with the statistics every METRICS_PERIOD.
             log_error: Called with messages for the server's log.
-            max_open: The maximum number of sequences that run or wait. Further requests are rejected.
+            max_open: The maximum number of sequences that run or wait. Further requests are
+                rejected.
         """
         self._runtime = runtime
         self._report = report
@@ -273,7 +276,9 @@ class EngineLoop:
             self._record_lengths(active)
 
     def fail_open(self, message: str) -> None:
-        """Fail all requests, including those that wait for a preparation. On the engine thread only."""
+        """Fail all requests, including those that wait for a preparation. On the engine thread
+        only.
+        """
         for active in self._open_requests():
             self._forget(active)
             active.sink.fail(message)
@@ -314,7 +319,9 @@ class EngineLoop:
         )
 
     def _record_lengths(self, active: ActiveRequest) -> None:
-        """Record the lengths of a request, however it ended: bills are compared with the sum of generated tokens."""
+        """Record the lengths of a request, however it ended: bills are compared with the sum of
+        generated tokens.
+        """
         self._ended_lengths.append((int(active.request.input_ids.size), active.generated))
 
     def _fail_all(self, message: str) -> None:

@@ -1,4 +1,5 @@
-"""Metrics on Triton's own metrics port, in NVIDIA's TensorRT-LLM families with NVIDIA's label names.
+"""Metrics on Triton's own metrics port, in NVIDIA's TensorRT-LLM families with NVIDIA's label
+names.
 
 Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/custom_metrics_reporter/`.
 """
@@ -26,7 +27,9 @@ LENGTH_BUCKETS = [10.0, 50.0, 100.0, 500.0, 1000.0]
 
 
 class TritonMetrics:
-    """The metrics of one engine model. Only changed values are sent: each `set` is a message between processes."""
+    """The metrics of one engine model. Only changed values are sent: each `set` is a message
+    between processes.
+    """
 
     def __init__(self, model: str, version: str) -> None:
         self._labels = {"model": model, "version": version}
@@ -72,7 +75,9 @@ def _family(name: str, what: str, kind: int) -> pb_utils.MetricFamily:
 
 
 def gauge_values(stats: EngineStats) -> dict[tuple[str, str], float]:
-    """Return the value of each gauge by label name and label value, without those that the runtime does not know."""
+    """Return the value of each gauge by label name and label value, without those that the runtime
+    does not know.
+    """
     groups: dict[str, dict[str, float | None]] = {
         "request_type": {
             "active": stats.active,
@@ -100,7 +105,9 @@ def gauge_values(stats: EngineStats) -> dict[tuple[str, str], float]:
 
 
 def _blocks(stats: EngineStats) -> dict[str, float | None]:
-    """Return the block gauges, none before the runtime has reported its blocks: TensorRT-LLM does after a prompt."""
+    """Return the block gauges, none before the runtime has reported its blocks: TensorRT-LLM does
+    after a prompt.
+    """
     if not stats.kv_blocks_max:
         return {}
     return {

@@ -1,4 +1,6 @@
-"""Parser of TensorRT-LLM's tensors into a RuntimeRequest. It rejects what it cannot honour, and ignores nothing."""
+"""Parser of TensorRT-LLM's tensors into a RuntimeRequest. It rejects what it cannot honour, and
+ignores nothing.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from .request import RequestRejectedError, RuntimeRequest, RuntimeSamplingParams
 Tensors = dict[str, np.ndarray]
 
 SUPPORTED_INPUTS = frozenset(tensor.name for tensor in contract.PYTHON_ENGINE_INPUTS if tensor.taken)
-#: Values without an effect, which clients and ensembles send. Any other value of these inputs is rejected.
+#: Values without an effect, which clients and ensembles send. Any other value of these inputs is
+#: rejected.
 NEUTRAL_VALUES: dict[str, tuple[Any, ...]] = {
     tensor.name: tensor.neutral for tensor in contract.PYTHON_ENGINE_INPUTS if tensor.neutral
 }
@@ -36,8 +39,8 @@ _MAX_CALLER_LENGTH = 256
 class EngineCapabilities:
     """The capabilities and features of an engine.
 
-    `target` is the build target, which rejections name. `max_seq_len` is in tokens. `unsupported` are the keys of
-    CAPABILITY_INPUTS that the library would ignore.
+    `target` is the build target, which rejections name. `max_seq_len` is in tokens. `unsupported`
+    are the keys of CAPABILITY_INPUTS that the library would ignore.
     """
 
     target: str
@@ -85,7 +88,9 @@ def parse_request(tensors: Tensors, capabilities: EngineCapabilities) -> Runtime
 
 
 def word_list(words: np.ndarray | None, name: Tensor | str) -> list[list[int]]:
-    """Decode a word list: INT32 [1, 2, n], row 0 the ids of all words, row 1 where each word ends, padded with -1."""
+    """Decode a word list: INT32 [1, 2, n], row 0 the ids of all words, row 1 where each word ends,
+    padded with -1.
+    """
     if words is None or words.size == 0:
         return []
     if words.size % 2:

@@ -1,1 +1,3 @@
-"""Guided decoding for libraries without a safe one: a process of its own compiles and tries each grammar first."""
+"""Guided decoding for libraries without a safe one: a process of its own compiles and tries each
+grammar first.
+"""

@@ -1,12 +1,13 @@
 """Compilation of grammars off the engine thread, so that no step waits for a compiler.
 
-There are two lanes, each a thread with a sandbox process. A grammar is measured in the quick lane first. One that takes
-more than half a CPU second moves to the slow lane, so that it does not hold up others. A grammar that passes is compiled
-again in this process, into the cache that the engine's own pipeline uses. Everything runs at a low priority.
+There are two lanes, each a thread with a sandbox process. A grammar is measured in the quick lane
+first. One that takes more than half a CPU second moves to the slow lane, so that it does not hold
+up others. A grammar that passes is compiled again in this process, into the cache that the engine's
+own pipeline uses. Everything runs at a low priority.
 
-Callers take turns in each lane, so a caller with many grammars only delays itself, and the number of waiting grammars is
-bounded. Each slow grammar costs the quick lane its process: while the slow lane has three grammars of one caller, the
-caller's other grammars go straight there.
+Callers take turns in each lane, so a caller with many grammars only delays itself, and the number
+of waiting grammars is bounded. Each slow grammar costs the quick lane its process: while the slow
+lane has three grammars of one caller, the caller's other grammars go straight there.
 """
 
 from __future__ import annotations
@@ -39,7 +40,8 @@ _IDLE_SECONDS = 120.0
 _MAX_SLOW_PER_CALLER = 3
 #: Finished answers after which a grammar is no longer the first suspect.
 _TRUSTED_AFTER_ANSWERS = 3
-#: Further measurements of a grammar whose time is over its limit, but below `_REMEASURE_BELOW` times the limit.
+#: Further measurements of a grammar whose time is over its limit, but below `_REMEASURE_BELOW`
+#: times the limit.
 _MAX_REMEASUREMENTS = 2
 _REMEASURE_BELOW = 5
 #: Niceness of the quick lane: a tenth of a core beside an engine that uses all of them.
@@ -78,7 +80,9 @@ class GrammarService:
 
     @property
     def memory(self) -> int:
-        """About how many bytes all compiled grammars take. The library keeps them as long as its tokenizer."""
+        """About how many bytes all compiled grammars take. The library keeps them as long as its
+        tokenizer.
+        """
         return sum(lane.memory for lane in self._lanes)
 
     def prepare(self, guide: Guide, caller: str = "") -> Preparation | None:
@@ -86,7 +90,8 @@ class GrammarService:
 
         Args:
             guide: The kind of grammar and its text.
-            caller: The name under which grammars wait in turns; `a/b` is `b` among the callers of `a`.
+            caller: The name under which grammars wait in turns; `a/b` is `b` among the callers of
+                `a`.
 
         Raises:
             RequestRejectedError: The grammar was rejected before, or too many grammars wait.
@@ -112,7 +117,8 @@ class GrammarService:
     def suspicion(self, guide: Guide) -> tuple[bool, float]:
         """Return a value that is higher the more likely a grammar is to cost too much.
 
-        Grammars with few finished answers rank first, then those that took longest when they were measured.
+        Grammars with few finished answers rank first, then those that took longest when they were
+        measured.
         """
         known = self._known.get(_key(guide))
         return (
@@ -158,7 +164,9 @@ class GrammarService:
                 del self._known[key]
 
     def close(self, wait: bool = True) -> None:
-        """End the lanes and reject the waiting grammars. Without `wait`, a compilation may continue for a while."""
+        """End the lanes and reject the waiting grammars. Without `wait`, a compilation may continue
+        for a while.
+        """
         for lane in self._lanes:
             lane.close(wait)
         for task in self._known.values():
@@ -289,7 +297,8 @@ class _CompileLane:
     def _measure(self, guide: Guide) -> GrammarMeasurement:
         """Measure a grammar, several times if it is slightly over a limit.
 
-        A rejection is remembered, and a host that gives the processor to others lengthens even CPU times.
+        A rejection is remembered, and a host that gives the processor to others lengthens even CPU
+        times.
         """
         measured = self._sandbox.measure(guide, self._limits)
         for _ in range(_MAX_REMEASUREMENTS):

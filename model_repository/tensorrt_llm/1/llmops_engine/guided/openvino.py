@@ -1,8 +1,9 @@
 """Grammars of OpenVINO GenAI, and a pipeline that only compiles them.
 
-GenAI compiles a grammar inside `step()`, after the forward pass, while all sequences wait. Its compiler belongs to the
-tokenizer and caches what it has compiled. So another pipeline with the same tokenizer, over a model of one attention
-layer, fills that cache beforehand. Its `generate()` releases the GIL.
+GenAI compiles a grammar inside `step()`, after the forward pass, while all sequences wait. Its
+compiler belongs to the tokenizer and caches what it has compiled. So another pipeline with the same
+tokenizer, over a model of one attention layer, fills that cache beforehand. Its `generate()`
+releases the GIL.
 """
 
 from __future__ import annotations
@@ -25,14 +26,17 @@ from .walk_costs import WALK_TOKENS, WalkCosts, is_too_slow, summarize_walk
 HEAD_SIZE = 32
 #: Token that ends a walk through a grammar, like the tokenizer's own end of text.
 _END = 0
-#: Logit of tokens that end a walk. At a temperature of 100 they are e^-100 times as likely as others.
+#: Logit of tokens that end a walk. At a temperature of 100 they are e^-100 times as likely as
+#: others.
 _UNLIKELY = -10_000.0
 
 Guide = tuple[str, str]
 
 
 def structured_output(guide: Guide) -> Any:
-    """Return GenAI's StructuredOutputConfig. Raise RequestRejectedError for a schema that is not JSON."""
+    """Return GenAI's StructuredOutputConfig. Raise RequestRejectedError for a schema that is not
+    JSON.
+    """
     kind, text = guide
     config = genai.StructuredOutputConfig()
     if kind == "regex":
@@ -70,7 +74,8 @@ class GrammarPipeline:
         return None
 
     def follow(self, guide: Guide, token_seconds: float) -> WalkCosts:
-        """Walk through a compiled grammar and return the costs. End early if they are far over the limit.
+        """Walk through a compiled grammar and return the costs. End early if they are far over the
+        limit.
 
         Args:
             guide: The grammar.
@@ -117,7 +122,8 @@ def clean_error(text: str) -> str:
 def tiny_model(vocab_size: int, unlikely: Iterable[int]) -> ov.Model:
     """Build one attention layer with a KV cache, in the form that GenAI's paged attention expects.
 
-    All tokens are equally likely except the `unlikely` ones, which are sampled if nothing else is allowed.
+    All tokens are equally likely except the `unlikely` ones, which are sampled if nothing else is
+    allowed.
     """
     names = {"input_ids": "i64", "attention_mask": "i64", "position_ids": "i64"}
     ids, mask, positions = (_parameter(name, [-1, -1], kind) for name, kind in names.items())

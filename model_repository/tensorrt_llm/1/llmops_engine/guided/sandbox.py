@@ -1,9 +1,10 @@
-"""A separate process that compiles grammars first. It can be killed when one takes too much time or memory.
+"""A separate process that compiles grammars first. It can be killed when one takes too much time or
+memory.
 
     python -m llmops_engine.guided.sandbox MODEL_FOLDER VOCAB_SIZE NICENESS PARENT_PID
 
-reads guides from its input, each a line with a JSON list of kind, text and the CPU seconds that a token may take, and
-answers each with one JSON object. `GrammarSandbox` is the other end.
+reads guides from its input, each a line with a JSON list of kind, text and the CPU seconds that a
+token may take, and answers each with one JSON object. `GrammarSandbox` is the other end.
 """
 
 from __future__ import annotations
@@ -37,7 +38,8 @@ class GrammarLimits:
         token_seconds: CPU seconds per token.
         memory: Bytes of one compiled grammar.
         total: Bytes of all compiled grammars that are kept.
-        niceness: The niceness of compilers. At 19, the lowest priority, running streams are hardly delayed.
+        niceness: The niceness of compilers. At 19, the lowest priority, running streams are hardly
+            delayed.
         waiting: Grammars that may wait to be compiled.
         waiting_per_caller: Grammars of one caller that may wait.
     """
@@ -54,7 +56,9 @@ class GrammarLimits:
 
 @dataclass(frozen=True)
 class GrammarMeasurement:
-    """The costs of one grammar, with those of `WalkCosts`, or the `problem` why it does not compile."""
+    """The costs of one grammar, with those of `WalkCosts`, or the `problem` why it does not
+    compile.
+    """
 
     problem: str | None = None
     join_seconds: float = 0.0
@@ -73,7 +77,9 @@ class GrammarLimitError(Exception):
 
 
 class GrammarSandbox:
-    """A compiler process, started when it is needed. One thread uses it; another may call `close` and `end`."""
+    """A compiler process, started when it is needed. One thread uses it; another may call `close`
+    and `end`.
+    """
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:
         """Take the command of the process, see `sandbox_command`."""
@@ -144,7 +150,8 @@ def _check_limits(before: Process, now: Process, limits: GrammarLimits) -> None:
 
 def sandbox_command(model_path: Path, vocab_size: int, niceness: int) -> tuple[list[str], dict[str, str]]:
     """Return the command and the environment of a sandbox process."""
-    # in Triton's stub `sys.executable` may be the stub; the interpreter is in the environment that it uses
+    # in Triton's stub `sys.executable` may be the stub; the interpreter is in the environment that
+    # it uses
     own = Path(sys.prefix) / "bin" / "python3"
     python = str(own) if own.exists() else sys.executable
     arguments = [str(model_path), str(vocab_size), str(niceness), str(os.getpid())]

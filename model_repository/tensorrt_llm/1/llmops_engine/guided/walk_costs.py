@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from statistics import median
 
-#: Tokens of a walk. The cost of a grammar that keeps ever more readings of a text showed after 30 to 100.
+#: Tokens of a walk. The cost of a grammar that keeps ever more readings of a text showed after 30
+#: to 100.
 WALK_TOKENS = 128
 #: A token that takes this many times its limit ends a walk.
 TOO_SLOW = 5
@@ -22,7 +23,9 @@ _NOTABLE = 0.0025
 
 @dataclass(frozen=True)
 class WalkCosts:
-    """CPU seconds to join a batch, per token at most and on average. `grows` is True if tokens take ever longer."""
+    """CPU seconds to join a batch, per token at most and on average. `grows` is True if tokens take
+    ever longer.
+    """
 
     join_seconds: float = 0.0
     token_seconds: float = 0.0
@@ -31,7 +34,9 @@ class WalkCosts:
 
 
 def summarize_walk(costs: list[float]) -> WalkCosts:
-    """Return the costs of a walk whose steps took `costs` CPU seconds. The first step joins the batch."""
+    """Return the costs of a walk whose steps took `costs` CPU seconds. The first step joins the
+    batch.
+    """
     tokens = costs[1:]
     if not tokens:
         return WalkCosts(costs[0] if costs else 0.0)

@@ -1,9 +1,9 @@
 """Measurement of the work that grammars cause in each engine step, against a budget.
 
-GenAI follows grammars inside `step()`, in the threads of its sampler, while the engine thread waits for them. It does
-not report how long that took. Two clocks tell: the time for which the engine thread slept, and the processor time of
-the sampler's threads. The lower one counts, so that neither a busy machine nor OpenVINO's own threads look like a
-grammar.
+GenAI follows grammars inside `step()`, in the threads of its sampler, while the engine thread waits
+for them. It does not report how long that took. Two clocks tell: the time for which the engine
+thread slept, and the processor time of the sampler's threads. The lower one counts, so that neither
+a busy machine nor OpenVINO's own threads look like a grammar.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
-#: Consecutive guided steps over the budget after which a grammar is ended. A single one may be chance.
+#: Consecutive guided steps over the budget after which a grammar is ended. A single one may be
+#: chance.
 STEPS_OVER_BUDGET = 3
 #: Budgets that a single step takes only because of its grammars.
 MAX_SINGLE_STEP_BUDGETS = 10
@@ -28,7 +29,9 @@ _SCHEDULE = "/proc/thread-self/schedstat"
 
 
 class _Clocks(NamedTuple):
-    """Seconds of the wall clock, of this thread's work, of its wait for a processor, and of the sampler's work."""
+    """Seconds of the wall clock, of this thread's work, of its wait for a processor, and of the
+    sampler's work.
+    """
 
     wall: float
     own: float
@@ -37,7 +40,9 @@ class _Clocks(NamedTuple):
 
 
 class GrammarWatchdog:
-    """A comparison of each step with its budget. Only `watch_threads` may be called off the engine thread."""
+    """A comparison of each step with its budget. Only `watch_threads` may be called off the engine
+    thread.
+    """
 
     def __init__(self, token_seconds: float) -> None:
         """Take the seconds that one grammar may use per token."""
@@ -80,7 +85,9 @@ class GrammarWatchdog:
 
 
 def thread_times() -> dict[int, float]:
-    """Return the processor time of each thread of this process that Python did not start, by native id."""
+    """Return the processor time of each thread of this process that Python did not start, by native
+    id.
+    """
     ours = {thread.native_id for thread in threading.enumerate()}
     found = {}
     for name in os.listdir("/proc/self/task"):
@@ -112,7 +119,9 @@ def _processor_time(thread: int) -> float | None:
 
 
 def _queued() -> float:
-    """Return the seconds that this thread waited for a processor, or 0 if the kernel does not count them."""
+    """Return the seconds that this thread waited for a processor, or 0 if the kernel does not count
+    them.
+    """
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(_SCHEDULE).read_bytes().split()[1]) / 1e9
     return 0.0

@@ -1,1 +1,3 @@
-"""One module per library that generates, behind `engine_runtime.EngineRuntime`, and what they share."""
+"""One module per library that generates, behind `engine_runtime.EngineRuntime`, and what they
+share.
+"""

@@ -1,7 +1,8 @@
-"""The size of prefill chunks: how many prompt tokens a step may read so that running answers keep their pace.
+"""The size of prefill chunks: how many prompt tokens a step may read so that running answers keep
+their pace.
 
-A step takes longer the more prompt tokens it reads and the more tokens precede them:
-`seconds = a + b * tokens + c * depth + d * tokens * depth`. The four terms are fitted to measured steps.
+A step takes longer the more prompt tokens it reads and the more tokens precede them: `seconds = a +
+b * tokens + c * depth + d * tokens * depth`. The four terms are fitted to measured steps.
 """
 
 from __future__ import annotations
@@ -11,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-#: Smaller chunks slow prompts down without shorter steps: the step then only reads weights and cache.
+#: Smaller chunks slow prompts down without shorter steps: the step then only reads weights and
+#: cache.
 MIN_CHUNK = 32
 
 

@@ -1,9 +1,11 @@
-"""The engine runtime for TensorRT engines: `tensorrt_llm.bindings.executor`, the library of NVIDIA's Triton backend.
+"""The engine runtime for TensorRT engines: `tensorrt_llm.bindings.executor`, the library of
+NVIDIA's Triton backend.
 
-The executor schedules and generates in a thread of its own: `enqueue_request` hands a request over, and
-`await_responses` returns the tokens since the last call. An engine of several GPUs has one process per GPU under
-mpirun, each with an executor. The first process is the leader, which takes requests and returns responses.
-docs/tensorrt-llm-calls.md lists each call with its defaults and exceptions.
+The executor schedules and generates in a thread of its own: `enqueue_request` hands a request over,
+and `await_responses` returns the tokens since the last call. An engine of several GPUs has one
+process per GPU under mpirun, each with an executor. The first process is the leader, which takes
+requests and returns responses. docs/tensorrt-llm-calls.md lists each call with its defaults and
+exceptions.
 """
 
 from __future__ import annotations
@@ -73,8 +75,8 @@ _DECODING_MODES = {"top_k": "TopK", "top_p": "TopP", "top_k_top_p": "TopKTopP", 
 class ExecutorOptions:
     """The options of one engine.
 
-    `parameters` are those of NVIDIA's C++ backend, as in config.pbtxt. `ranks` is the number of GPUs, and
-    `end_ids` are the tokens that end the model's own texts.
+    `parameters` are those of NVIDIA's C++ backend, as in config.pbtxt. `ranks` is the number of
+    GPUs, and `end_ids` are the tokens that end the model's own texts.
     """
 
     model: str
@@ -85,7 +87,9 @@ class ExecutorOptions:
 
 
 def create(parameters: dict[str, str], metadata: dict[str, Any]) -> EngineRuntime:
-    """Start the engine in this process, or one process per GPU under mpirun where there are several."""
+    """Start the engine in this process, or one process per GPU under mpirun where there are
+    several.
+    """
     restrict_visible_gpus(parameters.get("gpu_device_ids", ""))
     options = ExecutorOptions(
         model=parameters["gpt_model_path"],
@@ -185,7 +189,8 @@ class ExecutorRuntime(EngineRuntime):
             return None
         sequence, result = self._sequences[key], response.result
         tokens: list[int] = list(result.output_token_ids[0])
-        # tokens are the new ones, but log-probabilities cover the whole answer (llmRequest.cpp, createResult)
+        # tokens are the new ones, but log-probabilities cover the whole answer (llmRequest.cpp,
+        # createResult)
         log_probs = list(result.log_probs[0][-len(tokens) :]) if sequence.log_probs and tokens else []
         finish = _REASONS.get(result.finish_reasons[0].name, LENGTH) if result.is_final else RUNNING
         cached = None if sequence.started else self._cached_tokens(sequence, result)
@@ -213,10 +218,12 @@ class ExecutorRuntime(EngineRuntime):
         return sequence
 
     def _cached_tokens(self, sequence: _Sequence, result: Any) -> int | None:
-        """Return the number of prompt tokens that came from the cache, or None if the library does not say.
+        """Return the number of prompt tokens that came from the cache, or None if the library does
+        not say.
 
-        The number is exact because partial reuse is off: each reused block is whole, except for a last one
-        that holds the entire rest of the prompt. The last token of a prompt is always computed.
+        The number is exact because partial reuse is off: each reused block is whole, except for a
+        last one that holds the entire rest of the prompt. The last token of a prompt is always
+        computed.
         """
         if not self._counts_blocks or result.request_perf_metrics is None:
             return None
@@ -284,7 +291,8 @@ def executor_config(api: Any, parameters: Mapping[str, str], max_batch_size: int
         ),
         "kv_cache_config": _kv_cache_config(api, parameters),
         "enable_chunked_context": parameters["enable_chunked_context"] == "true",
-        # otherwise a log-probability is divided by what top-k and top-p keep, 0.0 for a greedy token
+        # otherwise a log-probability is divided by what top-k and top-p keep, 0.0 for a greedy
+        # token
         "normalize_log_probs": parameters.get("normalize_log_probs") == "true",
         "decoding_config": _decoding_config(api, parameters),
         **_numbers(
@@ -395,7 +403,8 @@ def make_request(
     ends = ordered_end_ids(request, model_ends)
     words = _words(request, ends)
     if request.min_tokens:
-        # the executor applies stop words at any length; StopWordMatcher finds the ones of one token instead
+        # the executor applies stop words at any length; StopWordMatcher finds the ones of one token
+        # instead
         words = [word for word in words if len(word) > 1]
     fields: dict[str, Any] = {
         "input_token_ids": request.input_ids.reshape(-1).tolist(),
@@ -433,7 +442,8 @@ def _words(request: RuntimeRequest, ends: list[int]) -> list[list[int]]:
 def _sampling_config(api: Any, request: RuntimeRequest, sequence: int, has_end: bool) -> Any:
     fields = {
         **sampling_fields(request, sequence),
-        # without an end of text the penalty would be written to logits[-1] (kernels/penaltyKernels.cu)
+        # without an end of text the penalty would be written to logits[-1]
+        # (kernels/penaltyKernels.cu)
         "min_tokens": request.min_tokens if has_end and request.min_tokens else None,
     }
     return api.SamplingConfig(1, **{name: value for name, value in fields.items() if value is not None})
@@ -447,7 +457,9 @@ def _guide(api: Any, kind: str, guide: str) -> Any:
 
 
 def _event(event: Any) -> dict[str, Any] | None:
-    """Return a KV-cache event in the form of `KvEventTranslator`, or None for a kind without block names."""
+    """Return a KV-cache event in the form of `KvEventTranslator`, or None for a kind without block
+    names.
+    """
     data, kind = event.data, type(event.data).__name__
     found: dict[str, Any]
     if kind == "KVCacheStoredData":

@@ -50,8 +50,8 @@ _SHARED_CACHE_WARNING = (
 )
 #: Tokens of the second warm-up prompt: enough for all threads that compute the model to take part.
 _WARM_UP = 128
-#: Objective in seconds for the mean step while the longest prompt is read. About the time that a reader takes for a
-#: token: larger chunks read a long prompt faster and delay others longer.
+#: Objective in seconds for the mean step while the longest prompt is read. About the time that a
+#: reader takes for a token: larger chunks read a long prompt faster and delay others longer.
 STEP_SECONDS = 0.1
 #: Tokens of the prompt that measures the steps of the largest chunk.
 _MEASURED_PROMPT = 1024
@@ -67,10 +67,10 @@ _REASONS = {genai.GenerationFinishReason.LENGTH: LENGTH, genai.GenerationFinishR
 class OpenVINOOptions:
     """The options of one engine.
 
-    `properties` are OpenVINO's own (KV_CACHE_PRECISION, …). `kv_cache` has the model's `layers`, `kv_heads` and
-    `head_dim`. A `prefix_cache` of None is given up with the first request of a tenant. Chunks shrink from
-    `max_num_tokens` so that the mean step takes `step_seconds` while the longest prompt is read; they do not if it is
-    None.
+    `properties` are OpenVINO's own (KV_CACHE_PRECISION, …). `kv_cache` has the model's `layers`,
+    `kv_heads` and `head_dim`. A `prefix_cache` of None is given up with the first request of a
+    tenant. Chunks shrink from `max_num_tokens` so that the mean step takes `step_seconds` while the
+    longest prompt is read; they do not if it is None.
     """
 
     model_path: Path
@@ -110,7 +110,9 @@ def create(parameters: dict[str, str], metadata: dict[str, Any]) -> EngineRuntim
 
 
 class _Sequence:
-    """A sequence in the pipeline; `unread` is the estimated number of prompt tokens that are still to be read."""
+    """A sequence in the pipeline; `unread` is the estimated number of prompt tokens that are still
+    to be read.
+    """
 
     __slots__ = ("generated", "handle", "matcher", "request", "started", "unread")
 
@@ -138,7 +140,8 @@ class OpenVINORuntime(EngineRuntime):
         if options.prefix_cache:
             print(_SHARED_CACHE_WARNING, file=sys.stderr, flush=True)
         self._watchdog = GrammarWatchdog(options.grammars.token_seconds)
-        # the grammar that was ended while others ran; it is rejected once a step without it stays within the budget
+        # the grammar that was ended while others ran; it is rejected once a step without it stays
+        # within the budget
         self._accused: tuple[tuple[str, str], str] | None = None
         self._chunk = options.max_num_tokens
         if options.step_seconds is not None:
@@ -167,8 +170,8 @@ class OpenVINORuntime(EngineRuntime):
     def _warm_up(self, known: Iterable[int]) -> None:
         """Run the first step, which is long, and find the sampler's threads.
 
-        `known` are the threads that existed before the pipeline. The step also creates the tokenizer's grammar
-        compiler, which is not safe to do in two threads at once.
+        `known` are the threads that existed before the pipeline. The step also creates the
+        tokenizer's grammar compiler, which is not safe to do in two threads at once.
         """
         config = genai.GenerationConfig()
         config.max_new_tokens = 1
@@ -190,8 +193,8 @@ class OpenVINORuntime(EngineRuntime):
     def _drop_prefix_cache(self) -> None:
         """Continue without a prefix cache, because GenAI cannot keep tenants apart in it.
 
-        The time of a first token would tell what other tenants have sent. A gateway sends salts if each tenant has a
-        cache of its own. Running sequences end on the old pipeline.
+        The time of a first token would tell what other tenants have sent. A gateway sends salts if
+        each tenant has a cache of its own. Running sequences end on the old pipeline.
         """
         self._has_prefix_cache = False
         try:
@@ -237,9 +240,11 @@ class OpenVINORuntime(EngineRuntime):
         yield from self._end_slow_grammar(excess)
 
     def _update_unread(self) -> None:
-        """Estimate which prompt tokens the last step read: GenAI fills a step with running answers, then prompts.
+        """Estimate which prompt tokens the last step read: GenAI fills a step with running answers,
+        then prompts.
 
-        A prompt with a cached prefix is shorter, and counts one token until its first token arrives.
+        A prompt with a cached prefix is shorter, and counts one token until its first token
+        arrives.
         """
         room = self._chunk - sum(sequence.started for sequence in self._sequences.values())
         for sequence in self._sequences.values():
@@ -254,9 +259,11 @@ class OpenVINORuntime(EngineRuntime):
         return sum(self._grammars.mean_seconds(guide) for guide in guides if guide is not None)
 
     def _end_slow_grammar(self, seconds: float) -> Iterator[StepOutput]:
-        """End the sequences of the most suspect grammar after a step whose grammars took too many `seconds`.
+        """End the sequences of the most suspect grammar after a step whose grammars took too many
+        `seconds`.
 
-        If several grammars ran, the grammar is rejected once a step without it stays within the budget.
+        If several grammars ran, the grammar is rejected once a step without it stays within the
+        budget.
         """
         if not seconds:
             if self._accused is not None:
@@ -282,7 +289,9 @@ class OpenVINORuntime(EngineRuntime):
             yield StepOutput(key, [], [], FAILED, reason)
 
     def _record_cached(self, sequence: _Sequence, output: StepOutput) -> None:
-        """Note that the cache has the prompt after the first token, and the answer once it is complete."""
+        """Note that the cache has the prompt after the first token, and the answer once it is
+        complete.
+        """
         begins = not sequence.generated
         sequence.generated += output.token_ids
         if not self._has_prefix_cache:
@@ -326,8 +335,9 @@ class OpenVINORuntime(EngineRuntime):
         return [self._pipeline] if self._old_pipeline is None else [self._old_pipeline, self._pipeline]
 
     def recover(self) -> None:
-        # A failed step leaves its sequences marked as scheduled, and each further step fails because of them. Cancelled
-        # sequences are released at the end of a step that has nothing to schedule.
+        # A failed step leaves its sequences marked as scheduled, and each further step fails
+        # because of them. Cancelled sequences are released at the end of a step that has nothing to
+        # schedule.
         for _ in range(_RECOVERY_STEPS):
             unfinished = list(filter(_unfinished, self._pipelines()))
             if not unfinished:
@@ -379,7 +389,8 @@ class OpenVINORuntime(EngineRuntime):
             context_tokens=sum(prefill),
             iteration=self._iteration,
             kv_blocks_max=self._blocks,
-            # the pipeline updates its usage while it schedules; without sequences all blocks are free
+            # the pipeline updates its usage while it schedules; without sequences all blocks are
+            # free
             kv_blocks_used=round(metrics.cache_usage / 100 * self._blocks) if active else 0,
             tokens_per_block=TOKENS_PER_BLOCK,
             max_requests=self._options.max_batch_size,
@@ -398,14 +409,17 @@ def _unfinished(pipeline: Any) -> bool:
 
 
 def generation_config(request: RuntimeRequest, sequence: int) -> Any:
-    """Return GenAI's parameters for one sequence of a request. Raise RequestRejectedError for unsupported ones."""
+    """Return GenAI's parameters for one sequence of a request. Raise RequestRejectedError for
+    unsupported ones.
+    """
     sampling = request.sampling
     _check_sampling(sampling)
     config = genai.GenerationConfig()
     config.max_new_tokens = request.max_new_tokens
     config.min_new_tokens = request.min_tokens
     config.stop_token_ids = set(request.end_ids) | {word[0] for word in request.stop_words if len(word) == 1}
-    # without an end token GenAI would add the model's own, and only the request's tokens may end a sequence
+    # without an end token GenAI would add the model's own, and only the request's tokens may end a
+    # sequence
     config.eos_token_id = min(config.stop_token_ids, default=-1)
     config.ignore_eos = not config.stop_token_ids
     config.logprobs = int(request.log_probs)
@@ -446,9 +460,11 @@ def _seed(seed: int | None, sequence: int) -> int:
 
 
 def _calibrated_chunk(pipeline: Any, options: OpenVINOOptions) -> int:
-    """Measure the steps of `pipeline` with one prompt. Return the chunk that keeps `options.step_seconds`.
+    """Measure the steps of `pipeline` with one prompt. Return the chunk that keeps
+    `options.step_seconds`.
 
-    Full batches need room for prompts, so a chunk has at least twice the tokens of a full batch's step.
+    Full batches need room for prompts, so a chunk has at least twice the tokens of a full batch's
+    step.
     """
     max_chunk, length = options.max_num_tokens, options.max_seq_len
     if options.step_seconds is None or length < 2 * max_chunk or max_chunk < 2 * _MEASURED_CHUNK:
@@ -492,7 +508,8 @@ def _scheduler(options: OpenVINOOptions, blocks: int, chunk: int, prefix_cache: 
 
 
 def _kv_blocks(options: OpenVINOOptions) -> int:
-    """Return the number of KV-cache blocks: as configured, or as many as fit into the default memory.
+    """Return the number of KV-cache blocks: as configured, or as many as fit into the default
+    memory.
 
     The batch never needs more than all its sequences at full length, and one sequence never less.
     """
@@ -507,7 +524,8 @@ def _kv_blocks(options: OpenVINOOptions) -> int:
 
 def _block_bytes(options: OpenVINOOptions) -> int:
     shape = options.kv_cache
-    # keys and values, one byte per element plus scales: OpenVINO stores the cache as u8 on CPUs by default
+    # keys and values, one byte per element plus scales: OpenVINO stores the cache as u8 on CPUs by
+    # default
     width = {"f32": 4, "f16": 2, "bf16": 2}.get(str(options.properties.get("KV_CACHE_PRECISION", "u8")), 1)
     return 2 * shape["layers"] * shape["kv_heads"] * TOKENS_PER_BLOCK * (shape["head_dim"] * width + 8)
 
@@ -519,7 +537,9 @@ def _default_cache_bytes() -> int:
 
 
 def _container_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the memory limit of this process's cgroup (version 2, else 1) in bytes, or 2**62 without one."""
+    """Return the memory limit of this process's cgroup (version 2, else 1) in bytes, or 2**62
+    without one.
+    """
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         # version 2 writes "max" for no limit, version 1 a number close to 2**63
         with contextlib.suppress(OSError, ValueError):

@@ -1,9 +1,11 @@
-"""A runtime in processes of its own: one per GPU under mpirun, or one under the Python that has TensorRT-LLM.
+"""A runtime in processes of its own: one per GPU under mpirun, or one under the Python that has
+TensorRT-LLM.
 
-Triton's Python backend of the nvidia-pytriton wheel cannot read string tensors with numpy 2, and TensorRT-LLM 1.3 needs
-numpy 2, so each has its own Python. The executor of TensorRT engines needs one MPI rank per GPU, of which the first
-one returns responses (NVIDIA/TensorRT-LLM examples/bindings/executor/README.md, "Multi-GPU Example"). One message per
-step crosses a Unix socket. When a process ends, the engine is dead.
+Triton's Python backend of the nvidia-pytriton wheel cannot read string tensors with numpy 2, and
+TensorRT-LLM 1.3 needs numpy 2, so each has its own Python. The executor of TensorRT engines needs
+one MPI rank per GPU, of which the first one returns responses (NVIDIA/TensorRT-LLM
+examples/bindings/executor/README.md, "Multi-GPU Example"). One message per step crosses a Unix
+socket. When a process ends, the engine is dead.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from ..request import RuntimeRequest
 
 #: Environment variable with the Python that has TensorRT-LLM, if Triton's stub runs another one.
 PYTHON_VARIABLE = "LLMOPS_TRTLLM_PYTHON"
-#: Files in the worker's folder: its options, its socket, and the message of a rank that cannot load its part.
+#: Files in the worker's folder: its options, its socket, and the message of a rank that cannot load
+#: its part.
 OPTIONS, SOCKET, LOAD_ERROR = "options.json", "socket", "load-error"
 #: Seconds that a step waits for the worker's next message.
 _STEP_WAIT = 0.05
@@ -37,7 +40,8 @@ _STEP_WAIT = 0.05
 _CLOSE_TIMEOUT = 30.0
 #: Seconds between two checks of a worker that has not connected yet.
 _START_INTERVAL = 0.2
-#: Prefixes of the variables that an mpirun or a scheduler sets, and that another mpirun would take for its own.
+#: Prefixes of the variables that an mpirun or a scheduler sets, and that another mpirun would take
+#: for its own.
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "PMIX_", "PMI_", "PRTE_LAUNCHED")
 
 
@@ -155,7 +159,9 @@ class RemoteRuntime(EngineRuntime):
         self.wake()
 
     def _receive(self) -> Any:
-        """Return the next message. Raise DeadEngineError with the worker's last words or its exit code."""
+        """Return the next message. Raise DeadEngineError with the worker's last words or its exit
+        code.
+        """
         try:
             kind, content = self._connection.recv()
         except (EOFError, OSError) as error:

@@ -74,8 +74,8 @@ def _connect(folder: Path) -> Connection:
 def _iterate(connection: Connection, runtime: EngineRuntime, last_stats: tuple[Any, ...]) -> tuple[Any, ...]:
     """Execute the messages that have arrived, run one step, and send its results.
 
-    Statistics are sent when they differ from `last_stats`, also while nothing runs: the library reports those of the
-    last step after it.
+    Statistics are sent when they differ from `last_stats`, also while nothing runs: the library
+    reports those of the last step after it.
 
     Returns:
         The current statistics.
@@ -93,7 +93,9 @@ def _iterate(connection: Connection, runtime: EngineRuntime, last_stats: tuple[A
 
 
 def _execute(runtime: EngineRuntime, action: str, key: int, *arguments: Any) -> tuple[Any, ...] | None:
-    """Submit or cancel a sequence. Return the fields of a failed StepOutput if it cannot be submitted."""
+    """Submit or cancel a sequence. Return the fields of a failed StepOutput if it cannot be
+    submitted.
+    """
     if action == "cancel":
         runtime.cancel(key)
         return None

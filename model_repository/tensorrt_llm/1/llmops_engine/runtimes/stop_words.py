@@ -23,7 +23,8 @@ class StopWordMatcher:
         """Search the next tokens of the stream.
 
         Returns:
-            The number of `token_ids` up to and including the first complete word, or None without one.
+            The number of `token_ids` up to and including the first complete word, or None without
+            one.
         """
         for index, token in enumerate(token_ids):
             self._last.append(token)

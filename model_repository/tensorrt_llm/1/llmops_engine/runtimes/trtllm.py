@@ -1,7 +1,8 @@
 """The engine runtime for checkpoints: TensorRT-LLM's LLM API (`tensorrt_llm.LLM`).
 
-The library schedules by itself and returns results through asyncio. They pass from its event loop into a queue, which
-`step` empties. docs/tensorrt-llm-calls.md lists each call into the library with its defaults, exceptions and threads.
+The library schedules by itself and returns results through asyncio. They pass from its event loop
+into a queue, which `step` empties. docs/tensorrt-llm-calls.md lists each call into the library with
+its defaults, exceptions and threads.
 """
 
 from __future__ import annotations
@@ -54,16 +55,18 @@ if TYPE_CHECKING:
     from ..kv_events import KvEventTranslator
 
 _REASONS = {"stop": STOP, "length": LENGTH}
-#: Seconds between two reads of the library's statistics. It keeps one entry per step until they are read, and gauges
-#: need no more.
+#: Seconds between two reads of the library's statistics. It keeps one entry per step until they are
+#: read, and gauges need no more.
 _STATS_PERIOD = 1.0
-#: Seconds between two reads of the library's KV-cache events. Short, because gateways route by them.
+#: Seconds between two reads of the library's KV-cache events. Short, because gateways route by
+#: them.
 _EVENTS_PERIOD = 0.1
 #: Seconds between a read that failed and the next one.
 _RETRY_PERIOD = 1.0
 #: Seconds that the readers have to end.
 _CLOSE_TIMEOUT = 0.05
-#: Log-probability of a token for which the library computed none: the value that OpenAI's API returns.
+#: Log-probability of a token for which the library computed none: the value that OpenAI's API
+#: returns.
 _NOT_COMPUTED = -9999.0
 #: The reason why an engine that always takes the most likely token refuses a temperature.
 GREEDY_ONLY = (
@@ -77,8 +80,9 @@ _MEMORY = {"cpu": "cpuMemUsage", "gpu": "gpuMemUsage", "pinned": "pinnedMemUsage
 class TrtllmOptions:
     """The options of one engine.
 
-    `profiles` are the LLM-API arguments for each release line, `end_ids` the tokens that end the model's own texts, and
-    `capabilities` those that the repository announces. Each of `adapters` has `id`, `name` and `path`.
+    `profiles` are the LLM-API arguments for each release line, `end_ids` the tokens that end the
+    model's own texts, and `capabilities` those that the repository announces. Each of `adapters`
+    has `id`, `name` and `path`.
     """
 
     model: str
@@ -205,7 +209,8 @@ class TrtllmRuntime(EngineRuntime):
                     StepOutput(
                         key=key,
                         token_ids=tokens,
-                        # 1.2 returns the most likely tokens, and a sampled one need not be among them
+                        # 1.2 returns the most likely tokens, and a sampled one need not be among
+                        # them
                         log_probs=[_log_prob(entry, token) for entry, token in zip(entries, tokens, strict=False)],
                         finish=_finish(completion.finish_reason),
                         cached=None if delivered else getattr(output, "cached_tokens", None),
@@ -295,10 +300,11 @@ class TrtllmRuntime(EngineRuntime):
     ) -> None:
         """Call a method of the library every `period` seconds, for as long as the runtime lives.
 
-        The library's asynchronous calls cannot be used (1.2.1 and 1.3). `aget_stats` asks the worker once and iterates
-        over an empty queue from then on (executor/proxy.py). An empty read of events with a timeout of 0 raises
-        asyncio.QueueEmpty out of the iteration, and one that timed out stays exhausted (executor/result.py,
-        IterationResult.__anext__). The synchronous calls block for a round trip, so they run in a thread.
+        The library's asynchronous calls cannot be used (1.2.1 and 1.3). `aget_stats` asks the
+        worker once and iterates over an empty queue from then on (executor/proxy.py). An empty read
+        of events with a timeout of 0 raises asyncio.QueueEmpty out of the iteration, and one that
+        timed out stays exhausted (executor/result.py, IterationResult.__anext__). The synchronous
+        calls block for a round trip, so they run in a thread.
         """
         while True:
             try:
@@ -325,7 +331,9 @@ class TrtllmRuntime(EngineRuntime):
             self._latest = _parsed(entry)
 
     def _forget_readings(self, what: str) -> None:
-        """Drop the earlier readings after a failed read, because stale figures and block names would mislead."""
+        """Drop the earlier readings after a failed read, because stale figures and block names
+        would mislead.
+        """
         if what == "statistics":
             self._latest = {}
         else:
@@ -350,8 +358,8 @@ def _parsed(entry: Any) -> dict[str, Any]:
 def _unsupported_words(request: RuntimeRequest) -> list[list[int]]:
     """Return the stop words that StopWordMatcher must find instead of the library.
 
-    The library takes no stop words of several tokens, and until `min_tokens` it withholds `end_id` alone: its
-    minimum-length penalty masks that one token.
+    The library takes no stop words of several tokens, and until `min_tokens` it withholds `end_id`
+    alone: its minimum-length penalty masks that one token.
     """
     return [word for word in request.stop_words if len(word) > 1 or request.min_tokens]
 
@@ -375,13 +383,17 @@ def _finish(reason: str | None) -> str:
 
 
 def _is_dead(error: Exception) -> bool:
-    """Return True if the error ends the engine. 1.3 has an exception class for that, 1.2 only a message."""
+    """Return True if the error ends the engine. 1.3 has an exception class for that, 1.2 only a
+    message.
+    """
     named = any(kind.__name__ == "EngineDeadError" for kind in type(error).__mro__)
     return named or str(error) == "LLM is shutting down"
 
 
 def _most_likely(entry: Any, count: int) -> Alternatives:
-    """Return the `count` most likely tokens of an entry {id: Logprob}, which may have the sampled token as one more."""
+    """Return the `count` most likely tokens of an entry {id: Logprob}, which may have the sampled
+    token as one more.
+    """
     pairs = ((token, float(log_prob.logprob)) for token, log_prob in entry.items())
     return sorted(pairs, key=lambda pair: -pair[1])[:count]
 
@@ -408,7 +420,8 @@ def sampling_params(
     """
     # stop words of one token; with min_tokens StopWordMatcher finds them
     stop_tokens = [word[0] for word in request.stop_words if len(word) == 1 and not request.min_tokens]
-    # a request without an end has the model's own end, ignored, because the library would compute with -1
+    # a request without an end has the model's own end, ignored, because the library would compute
+    # with -1
     ends = ordered_end_ids(request, model_ends) or list(model_ends[:1])
     fields: dict[str, Any] = {
         **sampling_fields(request, sequence),

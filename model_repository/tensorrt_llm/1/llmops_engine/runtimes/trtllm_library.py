@@ -1,7 +1,8 @@
 """TensorRT-LLM as it is installed here, and the conversions that both of its runtimes share.
 
-Profiles of LLM-API arguments come from `llmops repo` (build/trtllm/release_profiles.py), one per release line: the
-newest profile that is not newer than the library applies. The library's own argument class has the last word.
+Profiles of LLM-API arguments come from `llmops repo` (build/trtllm/release_profiles.py), one per
+release line: the newest profile that is not newer than the library applies. The library's own
+argument class has the last word.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ _SAMPLING = ("min_p", "seed", "penalties", "logit_bias", "top_logprobs")
 class Library:
     """The parts of `tensorrt_llm` that the LLM-API runtime uses.
 
-    `arguments` is the library's argument class, and `read_extra` turns plain dicts into the objects that 1.2 wants.
+    `arguments` is the library's argument class, and `read_extra` turns plain dicts into the objects
+    that 1.2 wants.
     """
 
     version: str
@@ -64,7 +66,9 @@ def load_library() -> Library:
 
 
 def choose_profile(profiles: list[dict[str, Any]], version: str) -> dict[str, Any]:
-    """Return the profile for a version of the library. Raise ValueError if that version cannot run the engine."""
+    """Return the profile for a version of the library. Raise ValueError if that version cannot run
+    the engine.
+    """
     fitting = [profile for profile in profiles if tuple(profile["since"]) <= release(version)]
     if not fitting:
         first = ".".join(map(str, profiles[0]["since"]))
@@ -92,7 +96,9 @@ def check_announced(capabilities: dict[str, Any], profile: dict[str, Any], versi
 
 
 def final_arguments(library: Library, profile: dict[str, Any], model: str, tokenizer: str) -> dict[str, Any]:
-    """Return the arguments of `LLM(...)`. Raise ValueError, naming the field, if the library rejects one."""
+    """Return the arguments of `LLM(...)`. Raise ValueError, naming the field, if the library
+    rejects one.
+    """
     arguments = {**profile["arguments"], "model": model, "tokenizer": tokenizer}
     known = getattr(library.arguments, "model_fields", {})
     arguments |= {name: value for name, value in profile["wishes"].items() if name in known}
@@ -124,7 +130,8 @@ def _rejection(error: ValueError, version: str) -> str:
 def restrict_visible_gpus(ids: str) -> None:
     """Let this process, and the workers that it starts, see only the GPUs with these numbers.
 
-    The numbers count from 0 among the GPUs that the process sees already. Raise ValueError if it sees too few.
+    The numbers count from 0 among the GPUs that the process sees already. Raise ValueError if it
+    sees too few.
     """
     if not ids:
         return
@@ -151,7 +158,8 @@ def as_tensor(values: np.ndarray, size: int = 0) -> Any:
 
 
 def kv_event_translator(tokens_per_block: int) -> KvEventTranslator | None:
-    """Return a translator of KV-cache events, or None if this Python lacks the hash that names blocks.
+    """Return a translator of KV-cache events, or None if this Python lacks the hash that names
+    blocks.
 
     Without a translator the cache is not reported to gateways.
     """
@@ -165,15 +173,17 @@ def kv_event_translator(tokens_per_block: int) -> KvEventTranslator | None:
 def ordered_end_ids(request: RuntimeRequest, model_ends: tuple[int, ...]) -> list[int]:
     """Return the tokens that end the text, in the model's order, then any others.
 
-    The first one is the one that `min_tokens` withholds: the tokenizer's own end of text, which comes first in the
-    model metadata.
+    The first one is the one that `min_tokens` withholds: the tokenizer's own end of text, which
+    comes first in the model metadata.
     """
     known = [token for token in model_ends if token in request.end_ids]
     return [*known, *sorted(request.end_ids.difference(known))]
 
 
 def sampling_fields(request: RuntimeRequest, sequence: int) -> dict[str, Any]:
-    """Return the parameters that the LLM API and the executor call alike; None keeps the library's default."""
+    """Return the parameters that the LLM API and the executor call alike; None keeps the library's
+    default.
+    """
     sampling = request.sampling
     fields: dict[str, Any] = {
         "repetition_penalty": sampling.repetition_penalty if sampling.repetition_penalty != 1 else None,

@@ -1,4 +1,6 @@
-"""KV-cache events on their way to one gateway: in order, or as a full snapshot if the gateway fell too far behind."""
+"""KV-cache events on their way to one gateway: in order, or as a full snapshot if the gateway fell
+too far behind.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ class KvCacheContents:
 
 
 class KvEventQueue:
-    """Cache events not yet sent to one gateway. If too many queue up, a full snapshot replaces them."""
+    """Cache events not yet sent to one gateway. If too many queue up, a full snapshot replaces
+    them.
+    """
 
     def __init__(self, contents: KvCacheContents) -> None:
         self._contents = contents

@@ -1,4 +1,6 @@
-"""Where a request's tokens go. `RequestSink` sends one response per request and step; `StepSink` is in stream_server."""
+"""Where a request's tokens go. `RequestSink` sends one response per request and step; `StepSink` is
+in stream_server.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ class ResponseSink(Protocol):
     """The receiver of one request's tokens. The engine thread makes all calls."""
 
     def begin(self, sequence: int, cached: int | None) -> None:
-        """Note, before the first tokens, how many prompt tokens were in the KV cache, or None if not known."""
+        """Note, before the first tokens, how many prompt tokens were in the KV cache, or None if
+        not known.
+        """
 
     def add_tokens(
         self,
@@ -52,7 +56,9 @@ class ResponseSink(Protocol):
 
 
 class RequestSink:
-    """A sink that sends one Triton response per step (`streaming`) or per sequence through the request's own sender."""
+    """A sink that sends one Triton response per step (`streaming`) or per sequence through the
+    request's own sender.
+    """
 
     __slots__ = ("_contexts", "_counts", "_cum_log_probs", "_ids", "_log_probs", "_request", "_sender")
 

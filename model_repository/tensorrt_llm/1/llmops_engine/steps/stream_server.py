@@ -68,7 +68,9 @@ class StepSink:
 
 
 class StepStreamServer:
-    """The step streams of one engine model. Messages are handled on the engine thread, which owns all of the state."""
+    """The step streams of one engine model. Messages are handled on the engine thread, which owns
+    all of the state.
+    """
 
     def __init__(
         self,
@@ -188,7 +190,9 @@ class StepStreamServer:
                 subscription.demand = demand
 
     def _leave(self, name: str, sender: InferenceResponseSender) -> None:
-        """Drop the subscription of a gateway that shuts down: it will not come back for its answers."""
+        """Drop the subscription of a gateway that shuts down: it will not come back for its
+        answers.
+        """
         sender.send(flags=FINAL)
         if name in self._subscriptions:
             self._subscriptions[name].close()
@@ -201,7 +205,9 @@ class StepStreamServer:
             self._loop.fail_open(CUT_OFF_MESSAGE)
 
     def _after_step(self, idle: bool) -> float | None:
-        """Flush and check all subscriptions. Return the seconds after which to do so again if nothing happens."""
+        """Flush and check all subscriptions. Return the seconds after which to do so again if
+        nothing happens.
+        """
         now, state = time.monotonic(), self._update_watchers()
         for name, subscription in list(self._subscriptions.items()):
             subscription.flush(now, state)
@@ -217,7 +223,9 @@ class StepStreamServer:
         return IDLE_CHECK if self._subscriptions or self._drain_senders else None
 
     def _update_watchers(self) -> EngineState | None:
-        """Queue new cache events for all gateways that watch. Return the engine's state, or None if no gateway does."""
+        """Queue new cache events for all gateways that watch. Return the engine's state, or None if
+        no gateway does.
+        """
         events = list(self._loop.take_kv_events())
         self._kv_cache.apply(events)
         queues = [one.kv_events for one in self._subscriptions.values() if one.kv_events is not None]
@@ -234,7 +242,9 @@ class StepStreamServer:
 
 
 def _demand(tensors: Tensors) -> int | None:
-    """Return the weights of the requests that wait in a gateway: the second number of `demand`, None without it."""
+    """Return the weights of the requests that wait in a gateway: the second number of `demand`,
+    None without it.
+    """
     values = tensors.get(contract.DEMAND.name)
     if values is None or values.size == 0:
         return None

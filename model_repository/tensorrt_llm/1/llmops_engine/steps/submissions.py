@@ -1,7 +1,9 @@
-"""Reader of messages with several requests: `submissions` STRING [1, k], and the token ids of all in `input_ids`.
+"""Reader of messages with several requests: `submissions` STRING [1, k], and the token ids of all
+in `input_ids`.
 
-A message for each request would cost Triton and the gateway more than everything else that they do for the request
-(docs/contract.md). JSON can hold any value, so values are checked here as Triton checks the datatypes of tensors.
+A message for each request would cost Triton and the gateway more than everything else that they do
+for the request (docs/contract.md). JSON can hold any value, so values are checked here as Triton
+checks the datatypes of tensors.
 """
 
 from __future__ import annotations

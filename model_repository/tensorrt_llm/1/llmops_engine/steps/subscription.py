@@ -1,7 +1,8 @@
 """A gateway worker's subscription: one message per engine step with the tokens of all its requests.
 
-docs/contract.md, "Step streams", describes the messages. Everything here runs on the engine thread and never waits:
-entries that cannot be sent now are merged into `_pending`, whose size is bounded by what the requests may generate.
+docs/contract.md, "Step streams", describes the messages. Everything here runs on the engine thread
+and never waits: entries that cannot be sent now are merged into `_pending`, whose size is bounded
+by what the requests may generate.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from .kv_event_queue import KvEventQueue
 if TYPE_CHECKING:
     from .sinks import TritonStepSender
 
-#: Seconds between two questions to Triton whether the stream still lives. Each is a round trip between processes on the
-#: engine thread: every 0.05 s they took 1.4 % of its time.
+#: Seconds between two questions to Triton whether the stream still lives. Each is a round trip
+#: between processes on the engine thread: every 0.05 s they took 1.4 % of its time.
 CANCEL_POLL_INTERVAL = 0.5
 #: Minimum seconds between two messages that carry only a changed state.
 STATE_INTERVAL = 0.1
-#: Seconds between two checks above which this process was held up or a step was long, so that messages of gateways are
-#: still unread.
+#: Seconds between two checks above which this process was held up or a step was long, so that
+#: messages of gateways are still unread.
 STALL_THRESHOLD = 1.0
 
 
@@ -41,8 +42,9 @@ STALL_THRESHOLD = 1.0
 class EngineReport:
     """The engine's state for a gateway that watches it.
 
-    `kv_hashes` are UINT64 hashes of KV-cache blocks, and `kv_kinds` the kind and length of each run of them. `identity`
-    is model, version, engine and instance; it comes with the first message and where requests begin.
+    `kv_hashes` are UINT64 hashes of KV-cache blocks, and `kv_kinds` the kind and length of each run
+    of them. `identity` is model, version, engine and instance; it comes with the first message and
+    where requests begin.
     """
 
     state: EngineState
@@ -55,9 +57,10 @@ class EngineReport:
 class StepMessage:
     """One message of a step stream.
 
-    `entries` is INT32 [n, 4] with slot, sequence, token count and flags. `tokens` is INT32 and `log_probs` FP32, both as
-    long as the sum of the counts. `tops` has the alternatives of each token, or is empty. `cached` has the number of
-    reused prompt tokens of each first entry, or is empty if none is known.
+    `entries` is INT32 [n, 4] with slot, sequence, token count and flags. `tokens` is INT32 and
+    `log_probs` FP32, both as long as the sum of the counts. `tops` has the alternatives of each
+    token, or is empty. `cached` has the number of reused prompt tokens of each first entry, or is
+    empty if none is known.
     """
 
     index: int
@@ -90,7 +93,8 @@ class Subscription:
     Attributes:
         lost: True once the engine has given up on the gateway. Its requests then leave the batch.
         open: The running requests by slot.
-        kv_events: The KV-cache events that are to be sent, or None if the gateway does not watch the engine.
+        kv_events: The KV-cache events that are to be sent, or None if the gateway does not watch
+            the engine.
         demand: The weights of the requests that wait in the gateway.
     """
 
@@ -130,7 +134,9 @@ class Subscription:
         return not self._pending and (self._sender is not None or not self._unacknowledged)
 
     def attach(self, sender: TritonStepSender, resume_from: int, now: float) -> bool:
-        """Continue on a new stream after step `resume_from`. Return False if steps after it are gone."""
+        """Continue on a new stream after step `resume_from`. Return False if steps after it are
+        gone.
+        """
         if not self._index - len(self._unacknowledged) <= resume_from <= self._index:
             return False
         if self._sender is not None:
@@ -144,8 +150,8 @@ class Subscription:
     def claim(self, slot: int) -> bool:
         """Take a slot for a new request. Return False if it was taken before.
 
-        A gateway that lost its stream repeats every submission that may not have arrived. Slots only grow, so comparing
-        with the highest one is enough.
+        A gateway that lost its stream repeats every submission that may not have arrived. Slots
+        only grow, so comparing with the highest one is enough.
         """
         if slot < self._next_slot:
             return False
@@ -182,7 +188,9 @@ class Subscription:
             self.open.pop(slot, None)
 
     def begin(self, slot: int, sequence: int, cached: int | None) -> None:
-        """Start the entry of a slot's first tokens, with the number of prompt tokens that were cached."""
+        """Start the entry of a slot's first tokens, with the number of prompt tokens that were
+        cached.
+        """
         entry = self._pending[slot, sequence] = _Entry()
         entry.flags, entry.cached = FIRST_OF_SLOT, -1 if cached is None else cached
 
@@ -224,7 +232,9 @@ class Subscription:
         return now - self._sent_at >= (STATE_INTERVAL if changed else HEARTBEAT_INTERVAL)
 
     def check(self, now: float) -> None:
-        """Detect a broken stream, and give up on a gateway that was away or silent for the grace period."""
+        """Detect a broken stream, and give up on a gateway that was away or silent for the grace
+        period.
+        """
         if self._sender is not None and now - self._polled_at >= CANCEL_POLL_INTERVAL:
             self._polled_at = now
             if self._sender.is_cancelled():
@@ -253,7 +263,9 @@ class Subscription:
 
 
 def _load(state: EngineState) -> tuple[int, ...]:
-    """Return the numbers whose change makes a state worth sending. The others change as time passes."""
+    """Return the numbers whose change makes a state worth sending. The others change as time
+    passes.
+    """
     return (state.running, state.waiting, state.subscribers, state.demand, state.draining)
 
 
