@@ -128,7 +128,7 @@ class TritonServer:
 
     @property
     def exposure(self) -> str:
-        """Which servers others can reach and which flags close them, in one line."""
+        """One line that says which servers others can reach, and which flags close them."""
         return describe_exposure(self.host, self._options.http_host, self._options.launch.metrics)
 
     def is_ready(self) -> bool:
@@ -327,7 +327,7 @@ def _model_died(model: str) -> str:
 
 def _engine_ended(model: str, reason: str) -> str:
     return (
-        f"The engine of model {model} has ended: {reason}. Its requests have been told; the others are being finished. "
+        f"The engine of model {model} has ended: {reason}. Its requests have failed; the others are being finished. "
         "Start it again; systemd or Kubernetes does so by itself."
     )
 

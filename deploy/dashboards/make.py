@@ -1,4 +1,4 @@
-"""Writes Grafana's dashboards beside this file: `python deploy/dashboards/make.py`. Changes in a browser are lost.
+"""Generator of Grafana's dashboards beside this file: `python deploy/dashboards/make.py`. Changes in a browser are lost.
 
 Series are those of docs/metrics.md; `tests/deploy` holds every query to a real Prometheus.
 """
@@ -19,8 +19,11 @@ GREEN, YELLOW, RED = "green", "yellow", "red"
 
 @dataclass(frozen=True)
 class Panel:
-    """`queries`: what each line is called, and its PromQL; `limits`: from where on it is yellow and red, or below which
-    where `low_is_bad`. `unit` is Grafana's."""
+    """One panel.
+
+    `queries` are PromQL by the legend of each line, and `unit` is Grafana's. A value is yellow and red
+    from the two `limits` on, or below them with `low_is_bad`.
+    """
 
     title: str
     queries: dict[str, str]
@@ -34,7 +37,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Dashboard:
-    """`rows`: panels under a heading."""
+    """One dashboard. `rows` are panels by heading."""
 
     name: str
     title: str
@@ -46,12 +49,12 @@ ENGINE = '{model=~"($model)-tensorrt_llm"}'
 
 
 def rate(metric: str, by: str, selector: str = "") -> str:
-    """Per second, added up by a label."""
+    """Return the query of a rate per second, summed by a label."""
     return f"sum by ({by}) (rate({metric}{selector}[$__rate_interval]))"
 
 
 def engine(family: str, label: str, values: str) -> str:
-    """Of NVIDIA's gauges, those whose `label` matches."""
+    """Return the query of NVIDIA's gauges whose `label` matches."""
     return f'nv_trt_llm_{family}{{{label}=~"{values}", model=~"($model)-tensorrt_llm"}}'
 
 
@@ -390,7 +393,7 @@ DASHBOARDS = (OVERVIEW, ENGINES, TENANTS, FLEET)
 
 
 def rendered(dashboard: Dashboard) -> dict[str, Any]:
-    """As Grafana imports it."""
+    """Return the dashboard in the form that Grafana imports."""
     panels: list[dict[str, Any]] = []
     y = 0
     for heading, row in dashboard.rows.items():

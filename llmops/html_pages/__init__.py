@@ -1,4 +1,1 @@
-"""Reports as self-contained HTML files (bench, plan, …): the page, its tables, its plots.
-
-What is in a report belongs to whoever makes it.
-"""
+"""Self-contained HTML reports: elements of a page, and plots as inline SVG."""

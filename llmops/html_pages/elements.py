@@ -1,6 +1,4 @@
-"""One self-contained HTML page: no script, no font, no address outside it; light, dark and on
-paper.
-"""
+"""Elements of a self-contained HTML page: no scripts, fonts or addresses; for light, dark and print."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ details::details-content{content-visibility:visible;height:auto}summary{list-sty
 
 
 def render_page(title: str, body: Iterable[str]) -> str:
-    """The HTML text; `body` is markup already, `title` is not."""
+    """Return the HTML text. `body` is markup, `title` is not."""
     head = '<meta charset="utf-8"><meta name="viewport" content="width=device-width,initial-scale=1">'
     # browsers ask for /favicon.ico otherwise, which is the one request this page would make
     head += '<link rel="icon" href="data:,">'
@@ -49,25 +47,26 @@ def render_page(title: str, body: Iterable[str]) -> str:
 
 
 def key_figures(figures: Sequence[tuple[str, str]]) -> str:
-    """What most readers came for: (name, value) in boxes."""
+    """Return boxes with the most important figures, as (name, value)."""
     boxes = "".join(f"<div><dt>{escape(name)}</dt><dd>{escape(value)}</dd></div>" for name, value in figures)
     return f'<dl class="key">{boxes}</dl>'
 
 
 def note(text: str) -> str:
+    """Return a paragraph that stands out."""
     return f'<p class="note">{escape(text)}</p>'
 
 
 def key_value_table(rows: Iterable[tuple[str, str]], words: bool = False) -> str:
-    """A table of names and values; `words`: values are text, not figures."""
+    """Return a table of names and values. `words` aligns values as text."""
     cells = "".join(f"<tr><td>{escape(label)}</td><td>{escape(value)}</td></tr>" for label, value in rows)
     return f'<div class="wide"><table{" class=words" if words else ""}>{cells}</table></div>'
 
 
 def data_table(head: Sequence[str], rows: Iterable[Sequence[str]], words: bool = False, first: bool = False) -> str:
-    """A table with a header; `words` aligns it left, `first` makes the first row stand out."""
+    """Return a table with a header. `words` aligns it left, `first` makes the first row stand out."""
     top = "".join(f'<th scope="col">{escape(name)}</th>' for name in head)
-    body = "".join(_row(row, first and not place) for place, row in enumerate(rows))
+    body = "".join(_row(row, first and not index) for index, row in enumerate(rows))
     return f'<div class="wide"><table{" class=words" if words else ""}><tr>{top}</tr>{body}</table></div>'
 
 
@@ -77,5 +76,5 @@ def _row(cells: Sequence[str], first: bool) -> str:
 
 
 def collapsible(summary: str, body: str) -> str:
-    """Markup that opens on a click, and on paper."""
+    """Return markup that opens on a click, and is open in print."""
     return f"<details><summary>{escape(summary)}</summary>{body}</details>"

@@ -1,45 +1,78 @@
-"""Plots as inline SVG: lines and points on linear axes, values on hover, no script, readable in
-light and dark.
-"""
+"""Plots as inline SVG: lines and points on linear axes, with values on hover and without scripts."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
 
-from llmops.html_pages.axes import Axis, format_number
-
 WIDTH, HEIGHT = 520, 290
 LEFT, RIGHT, TOP, BOTTOM = 62, 16, 26, 46
 COLOURS = tuple(f"var(--{letter})" for letter in "abcdefg")
-MAX_POINTS = 1500  # per series; more cannot be seen and make the page heavy
-TIPS = 60  # places along the x axis that show their values on hover
-TIP_WIDTH = 205  # about what the longest line of a tip takes
+#: Points per series. More cannot be seen and make the page heavy.
+MAX_POINTS = 1500
+#: Positions on the x axis that show their values on hover.
+TIPS = 60
+#: Pixels of the longest line of a tip.
+TIP_WIDTH = 205
 BAR_WIDTH, LEGEND_COLUMNS = 1000, 4
 
 Points = list[tuple[float, float]]
 
 
 @dataclass(frozen=True)
+class Axis:
+    """A linear axis that maps data from `low` to `high` to pixels from `start` to `end`."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        """Return the pixel of `value`."""
+        return round(self.start + (value - self.low) / self._span * (self.end - self.start), 1)
+
+    def ticks(self) -> list[float]:
+        """Return about five round values."""
+        power = 10 ** math.floor(math.log10(self._span / 4))
+        step = next(power * m for m in (1, 2, 5, 10) if self._span / (power * m) <= 5)
+        first = math.ceil(self.low / step - 1e-9)
+        return [n * step for n in range(first, math.floor(self.high / step + 1e-9) + 1)]
+
+    @property
+    def _span(self) -> float:
+        return (self.high - self.low) or 1.0
+
+
+def format_number(value: float) -> str:
+    """Format a number with at most four significant digits: 0.28, 14.03, 538.1, 12,500."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{float(f'{value:.4g}'):g}"
+
+
+@dataclass(frozen=True)
 class Series:
-    """One line, or dots with `dots`; points in data units, sorted by x unless they are dots.
-    `labels`: what to call each point; they get a dot of their own on the line."""
+    """A line, or dots with `dots`.
+
+    Points are in data units, sorted by x unless they are dots. `labels` names each point, which gets
+    a dot on the line.
+    """
 
     name: str
     points: Points
     dots: bool = False
     labels: tuple[str, ...] = ()
 
-    def said(self, point: tuple[float, float]) -> str:
-        """The tip's line for a point."""
+    def tip(self, point: tuple[float, float]) -> str:
+        """Return the line of a tip for a point."""
         label = f", {self.labels[self.points.index(point)]}" if self.labels else ""
         return f"{self.name}: {format_number(point[1])}{label}"
 
 
 @dataclass
 class Plot:
-    """A plot with its axis labels, which name the unit. `marks`: (x, label) of vertical lines."""
+    """A plot. Axis labels name the unit, and `marks` are (x, label) of vertical lines."""
 
     title: str
     x_label: str
@@ -49,14 +82,14 @@ class Plot:
     marks: list[tuple[float, str]] = field(default_factory=list)
 
     def svg(self) -> str:
-        """The `<figure>` element; a sentence where there is nothing to draw."""
+        """Return the `<figure>` element, with a sentence in place of an empty plot."""
         series = [s if s.labels else replace(s, points=_thin(s.points)) for s in self.series if s.points]
         if not series:
             return f"<figure><figcaption>{escape(self.title)}</figcaption><p>No data.</p></figure>"
         x, y = self._axes(series)
         parts = [_grid(x, y), *(_draw(s, x, y, _colour(i)) for i, s in enumerate(series)), self._marks(x)]
         parts += [self._labels(), _legend(series) if len(series) > 1 else "", self._tips(series, x, y)]
-        box = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self._spoken(series))}"'
+        box = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(self._description(series))}"'
         return f"<figure><figcaption>{escape(self.title)}</figcaption><svg {box}>{''.join(parts)}</svg></figure>"
 
     def _axes(self, series: list[Series]) -> tuple[Axis, Axis]:
@@ -73,7 +106,7 @@ class Plot:
         )
 
     def _marks(self, x: Axis) -> str:
-        parts, free = [], 8 + 6.5 * len(self.y_label)  # labels stand in one line with that of the y axis
+        parts, free = [], 8 + 6.5 * len(self.y_label)  # labels share a line with the label of the y axis
         for value, label in sorted(self.marks):
             if not x.low <= value <= x.high:
                 continue
@@ -85,8 +118,8 @@ class Plot:
                 free = at + half
         return "".join(parts)
 
-    def _spoken(self, series: list[Series]) -> str:
-        """What someone hears who does not see the plot."""
+    def _description(self, series: list[Series]) -> str:
+        """Return a description of the plot for screen readers."""
         said = [f"{self.title}; {self.x_label} against {self.y_label}"]
         for item in series:
             ys = [y for _, y in item.points]
@@ -96,15 +129,13 @@ class Plot:
         return "; ".join([*said, *(f"{label} at {format_number(value)}" for value, label in self.marks)])
 
     def _tips(self, series: list[Series], x: Axis, y: Axis) -> str:
-        """Bands across the plot: the one under the pointer shows the values there (style sheet:
-        `.tip`).
-        """
+        """Return bands across the plot. The band under the pointer shows its values (style sheet: `.tip`)."""
         width = (WIDTH - RIGHT - LEFT) / TIPS
         bands = []
         for index in range(TIPS):
             middle = LEFT + width * (index + 0.5)
             near = [(i, s, _nearest(s.points, x, middle)) for i, s in enumerate(series)]
-            shown = [(i, s.said(point), point) for i, s, point in near if abs(x.at(point[0]) - middle) < 4 * width]
+            shown = [(i, s.tip(point), point) for i, s, point in near if abs(x.at(point[0]) - middle) < 4 * width]
             if shown:
                 bands.append(self._tip(LEFT + width * index, width, shown, (x, y)))
         return "".join(bands)
@@ -178,8 +209,11 @@ def _colour(index: int) -> str:
 
 
 def stacked_bar(title: str, parts: Sequence[tuple[str, float, str]]) -> str:
-    """One bar of (name, size, size as text) as a `<figure>`, each part as wide as its share, with a
-    legend below. The last part is what is left over and stays pale."""
+    """Return one bar as a `<figure>`, with a legend below.
+
+    `parts` are (name, size, size as text), each as wide as its share. The last part is the remainder
+    and stays pale.
+    """
     total, at, bars, legend = sum(size for _, size, _ in parts) or 1.0, 0.0, [], []
     for index, (name, size, text) in enumerate(parts):
         width = BAR_WIDTH * size / total

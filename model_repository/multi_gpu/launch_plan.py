@@ -1,5 +1,4 @@
-"""How a repository is started on one machine: which launch mode, and the mpirun commands of several
-GPUs.
+"""The plan of a launch on one machine: its mode, and the mpirun commands of several GPUs.
 
 Sources: triton-inference-server/tensorrtllm_backend README ("Leader Mode", "Orchestrator Mode") and
 NVIDIA/TensorRT-LLM `triton_backend/scripts/launch_triton_server.py`.

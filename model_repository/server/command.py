@@ -32,7 +32,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class LaunchOptions:
-    """What the user chooses about a server.
+    """The choices of the user for a server.
 
     Attributes:
         host: The address of the gRPC and the metrics server.

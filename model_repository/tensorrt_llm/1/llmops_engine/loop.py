@@ -179,7 +179,7 @@ class EngineLoop:
         try:
             action()
         except Exception as error:  # noqa: BLE001 - the other requests must be notified as well
-            self._log_error(f"a request could not be told that the engine has ended: {error}")
+            self._log_error(f"a request could not be notified that the engine has ended: {error}")
 
     def _run_idle_work(self) -> None:
         try:

@@ -1,5 +1,6 @@
-"""Where a request's tokens go. `RequestSink` sends one response per request and step; `StepSink` is
-in stream_server.
+"""Receivers of a request's tokens. `RequestSink` sends one response per request and step.
+
+`StepSink`, for step streams, is in stream_server.
 """
 
 from __future__ import annotations
