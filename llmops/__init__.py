@@ -1,6 +1,6 @@
 """Checkpoint to OpenAI endpoint on NVIDIA Triton + TensorRT-LLM.
 
-This package holds what more than one folder needs. docs/structure.md lists the folders.
+This package holds what more than one folder needs. docs/architecture.md lists the folders.
 """
 
 import sys
