@@ -572,6 +572,7 @@ class GatewaySettings(_Section):
         host: The address to listen on.
         port: The port to listen on, 0 for any.
         models: Overrides by model.
+        aliases: Names that stand for models, by name: the first one that is served and has room answers.
         slo: Objectives of models without their own.
         tiers: Tiers of keys, the highest first.
         waiting: Bounds on waiting requests.
@@ -598,6 +599,7 @@ class GatewaySettings(_Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     models: dict[str, ModelOverrides] = Field(default_factory=dict)
+    aliases: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(default_factory=dict)
     slo: SloSettings = SloSettings()
     tiers: dict[str, TierSettings] = Field(default_factory=dict)
     waiting: QueueSettings = QueueSettings()
@@ -627,6 +629,13 @@ class GatewaySettings(_Section):
     text_threads: Annotated[int, Field(ge=1)] = 2
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     log_level: str = "info"
+
+    @model_validator(mode="after")
+    def _names_models_by_aliases(self) -> GatewaySettings:
+        for alias, models in self.aliases.items():
+            if nested := next((one for one in models if one in self.aliases), None):
+                raise ValueError(f"the alias {alias} names the alias {nested}; name models instead")
+        return self
 
     @property
     def queues_requests(self) -> bool:

@@ -55,7 +55,13 @@ class ModelsEndpoint:
         """Return the caller's models by name. Models that cannot be served come last."""
         served = {found.model.name: self._describe(found.model, found.ready) for found in self._registry.all()}
         broken = {name: describe_broken_model(name, problem) for name, problem in self._registry.problems().items()}
-        return {name: entry for name, entry in ({**served, **broken} | served).items() if caller.may_use(name)}
+        known = {**served, **broken} | served
+        entries = {name: entry for name, entry in known.items() if caller.may_use(name)}
+        for alias, names in self._registry.aliases.items():
+            usable = next((known[name] for name in names if name in served), None)
+            if usable is not None and any(caller.may_use(name) for name in (alias, *names)):
+                entries[alias] = {**usable, "id": alias, "alias_of": list(names)}
+        return entries
 
     def _describe(self, model: Model, ready: bool) -> dict[str, Any]:
         """Return a model, with the sums over its replicas if it has several."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TypeVar
 
-from llmops.gateway.errors import OVERLOADED, ApiError
+from llmops.gateway.errors import OVERLOADED, ApiError, ModelNotFoundError, UnavailableError
 from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Engine, EngineRequest, TokenStream
@@ -44,6 +45,27 @@ class AppState:
     drop_session_blocks: bool = True
     # filters of prompts and answers; None without any
     safety: Safety | None = None
+
+    def find_model(self, name: str, context: RequestContext) -> GenerativeModel:
+        """Return the model that answers a request for `name`.
+
+        An alias is answered by the first of its models that is served and has room; the last one is taken as it is.
+
+        Raises:
+            ModelNotAllowedError, ModelNotFoundError, UnavailableError: As `ModelLookup.get`.
+        """
+        *others, last = self.models.candidates(name, context.caller)
+        for one in others:
+            with suppress(UnavailableError, ModelNotFoundError):
+                model = self.models.find(one)
+                if model.engine.gated:
+                    model.engine.check(context.scheduling)
+                self.queues.enter(model, 1, context.caller.share)()
+                context.alias_of = model.name
+                return model
+        model = self.models.find(last)
+        context.alias_of = model.name if name != model.name and model.name == last else ""
+        return model
 
     def cache_salt(self, caller: str) -> int:
         """Return the number that keeps a caller's cached prefixes apart from other tenants'; 0 if they are shared."""

@@ -55,6 +55,7 @@ class RequestContext:
         reservation: The quota reserved for this request, None if the caller has no quotas.
         usage_recorder: Records this request's usage for the bill, None if usage is not recorded.
         model: The model's name, once it is known.
+        alias_of: The model that answers a request for an alias, for the header `x-llmops-model`.
         meter: Measures the answer's latencies, once there is an answer.
         trace: Data for this request's trace, None if traces are off.
         usage: Tokens that the request used, None if it used none.
@@ -85,6 +86,7 @@ class RequestContext:
     reservation: QuotaReservation | None = None
     usage_recorder: UsageRecorder | None = None
     model: str = ""
+    alias_of: str = ""
     meter: AnswerMeter | None = None
     trace: TraceContext | None = None
     usage: Usage | None = None
@@ -134,6 +136,8 @@ class RequestContext:
             headers.append((b"x-llmops-ignored", ", ".join(self.ignored_fields).encode()))
         if self.warnings:
             headers.append((b"x-llmops-warnings", _header_value(self.warnings)))
+        if self.alias_of:
+            headers.append((b"x-llmops-model", self.alias_of.encode()))
         if self.dropped_messages:
             headers.append((b"x-llmops-dropped-messages", b"%d" % self.dropped_messages))
         if self.splice:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -87,6 +88,7 @@ class ModelRegistry:
         find: Callable[[], Awaitable[Sequence[ModelServer]]] | None = None,
         replica_registries: Mapping[type[Model], ReplicaRegistry] = MappingProxyType({}),
         on_server: ReachabilityCallback = lambda server, is_reachable: None,
+        aliases: Mapping[str, Sequence[str]] = MappingProxyType({}),
     ) -> None:
         """Create a registry that knows no models yet.
 
@@ -98,7 +100,9 @@ class ModelRegistry:
             find: Returns the servers to watch from now on, known ones as the same objects; None for fixed servers.
             replica_registries: Combines the replicas of a kind; without one the first ready replica is used.
             on_server: Called with each server that is used, and again once it is not.
+            aliases: Names that stand for models, first choice first.
         """
+        self.aliases = aliases
         self._servers, self._kinds, self._patience = list(servers), kinds, patience
         self._find, self._replica_registries, self._on_server = find, replica_registries, on_server
         for server in servers:
@@ -258,17 +262,35 @@ class ModelLookup(Generic[M]):
     def __init__(self, registry: ModelRegistry, kinds: Sequence[type[M]]) -> None:
         self._registry, self._kinds = registry, kinds
 
+    def candidates(self, name: str, caller: Caller) -> Sequence[str]:
+        """Return the models that `name` stands for, first choice first: those of an alias, else the name itself.
+
+        Raises:
+            ModelNotAllowedError: The caller may use neither the alias nor one of its models.
+        """
+        names = self._registry.aliases.get(name, (name,))
+        allowed = [one for one in names if caller.may_use(name) or caller.may_use(one)]
+        if not allowed:
+            raise ModelNotAllowedError(name)
+        return allowed
+
+    def find(self, name: str) -> M:
+        """Return the model with this name, which is no alias. Raises as `get`, without looking at the caller."""
+        return self._registry.find(name, self._kinds)
+
     def get(self, name: str, caller: Caller) -> M:
-        """Return the model with this name.
+        """Return the model with this name, or the first model of an alias that is served.
 
         Raises:
             ModelNotAllowedError: The name is not among the caller's models, whether it exists or not.
             ModelNotFoundError: No model has this name.
             UnavailableError: The model cannot serve, or Triton is down and no model is known.
         """
-        if not caller.may_use(name):
-            raise ModelNotAllowedError(name)
-        return self._registry.find(name, self._kinds)
+        *others, last = self.candidates(name, caller)
+        for one in others:
+            with suppress(UnavailableError, ModelNotFoundError):
+                return self.find(one)
+        return self.find(last)
 
 
 def _is_reachable(server: ModelServer) -> bool:
@@ -292,4 +314,5 @@ def create_model_registry(
         find=discovery if settings.replicas else None,
         replica_registries=replica_registries,
         on_server=on_server,
+        aliases=settings.aliases,
     )
