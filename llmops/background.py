@@ -14,9 +14,7 @@ log = logging.getLogger(__name__)
 
 
 class PeriodicTask:
-    """A function that is called every `interval` seconds on the event loop. A call that fails is
-    logged.
-    """
+    """A function that is called every `interval` seconds. A call that fails is logged."""
 
     def __init__(self, name: str, function: Callable[[], Awaitable[object]], interval: float) -> None:
         self._name, self._function, self._interval = name, function, interval
@@ -53,9 +51,7 @@ class LogOnce:
         self._problems: dict[Hashable, str] = {}
 
     def is_new(self, key: Hashable, problem: str | None) -> bool:
-        """Return True if `problem` differs from the last problem of `key`, and remember it. None:
-        no problem.
-        """
+        """Return True if the problem of `key` has changed, and remember it. None is no problem."""
         if self._problems.get(key) == problem:
             return False
         if problem is None:

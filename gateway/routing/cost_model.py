@@ -6,19 +6,21 @@ from math import inf
 
 from llmops.gateway.interfaces import ReplicaView, RoutingPolicy, RoutingRequest
 
-#: Prompt tokens per second assumed until a replica has shown its own: a 7B model on one data-centre GPU.
+#: Prompt tokens per second assumed until a replica has shown its own: a 7B model on one data-centre
+#: GPU.
 DEFAULT_PREFILL_RATE = 20_000.0
 #: Seconds per step assumed until a replica has shown its own.
 DEFAULT_STEP_SECONDS = 0.02
-#: Weight of a second of decoding relative to a second until the first token, where the caches are full.
-#: The objective for a whole answer is about 80 times as long.
+#: Weight of a second of decoding relative to a second until the first token, where the caches are
+#: full. The objective for a whole answer is about 80 times as long.
 DECODE_WEIGHT_WHEN_FULL = 1 / 80
 #: The same where the caches are empty. Prefill is cheaper there, because it displaces nothing.
 DECODE_WEIGHT_WHEN_EMPTY = 1 / 8
 #: How sharply the weight changes between the two.
 DECODE_WEIGHT_EXPONENT = 5
-#: Cost of a second of prefill to the other requests of a full replica: it delays all that run and all that
-#: arrive meanwhile. A replica that is half full has a quarter of the cost: fewer are delayed, and fewer arrive.
+#: Cost of a second of prefill to the other requests of a full replica: it delays all that run and
+#: all that arrive meanwhile. A replica that is half full has a quarter of the cost: fewer are
+#: delayed, and fewer arrive.
 INTERFERENCE_WEIGHT = 8.0
 #: Share of the earlier steps that PrefillRate keeps with each step.
 PREFILL_RATE_DECAY = 0.98
@@ -27,7 +29,8 @@ PREFILL_RATE_DECAY = 0.98
 class PrefillRate:
     """Prompt tokens per second, estimated from steps with prefill.
 
-    A step is weighted by its tokens: a few tokens beside a large batch show the step time, not the prefill rate.
+    A step is weighted by its tokens: a few tokens beside a large batch show the step time, not the
+    prefill rate.
     """
 
     def __init__(self) -> None:
@@ -41,7 +44,10 @@ class PrefillRate:
 
 
 def uncached_tokens(policy: RoutingPolicy, request: RoutingRequest, view: ReplicaView) -> int:
-    """Return the prompt tokens to compute on a replica. The last one always is: its logits are the first output."""
+    """Return the prompt tokens to compute on a replica.
+
+    The last one always is: its logits are the first output.
+    """
     uncached = request.tokens - policy.cached(request, view)
     return uncached if uncached > 1 else 1
 
@@ -49,8 +55,9 @@ def uncached_tokens(policy: RoutingPolicy, request: RoutingRequest, view: Replic
 def time_to_first_token(view: ReplicaView, uncached: float, answer: float) -> float:
     """Return the seconds until the first token of a prompt with `uncached` tokens to compute.
 
-    The prompts that wait there are computed before it, beside a step of the running sequences. If the batch is full,
-    a sequence has to end first; each takes about `answer` steps, and they end one after another.
+    The prompts that wait there are computed before it, beside a step of the running sequences. If
+    the batch is full, a sequence has to end first; each takes about `answer` steps, and they end
+    one after another.
     """
     return routing_cost(view, uncached, answer, 0.0, held=0.0, others=0.0)
 
@@ -66,8 +73,9 @@ def routing_cost(
 ) -> float:
     """Return the cost by which replicas are compared, in seconds.
 
-    It is the sum of the seconds until the first token, `weight` times the seconds by which decoding takes longer than
-    on an empty replica, and the cost of the prefill to the requests that run there.
+    It is the sum of the seconds until the first token, `weight` times the seconds by which decoding
+    takes longer than on an empty replica, and the cost of the prefill to the requests that run
+    there.
 
     Args:
         view: The replica.
@@ -98,13 +106,17 @@ def routing_cost(
 
 
 def decode_weight(held: float) -> float:
-    """Return the weight of a second of decoding when the share `held` of the caches belongs to running sequences."""
+    """Return the weight of a second of decoding when the share `held` of the caches belongs to
+    running sequences.
+    """
     free = 0.0 if held > 1 else 1.0 if held < 0 else 1 - held
     return DECODE_WEIGHT_WHEN_FULL + (DECODE_WEIGHT_WHEN_EMPTY - DECODE_WEIGHT_WHEN_FULL) * free**DECODE_WEIGHT_EXPONENT
 
 
 def kv_cache_load(view: ReplicaView, tokens: float = 0.0) -> float:
-    """Return the share of the KV cache that is held once the in-flight requests and `tokens` more are in it."""
+    """Return the share of the KV cache that is held once the in-flight requests and `tokens` more
+    are in it.
+    """
     blocks = view.blocks
     if not blocks:
         return 0.0

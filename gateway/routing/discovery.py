@@ -28,13 +28,19 @@ ResolveHost = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class StableAddresses:
-    """The addresses of one name. New ones count at once, missing ones stay for ADDRESS_HOLD_TIME seconds."""
+    """The addresses of one name.
+
+    New ones count at once, missing ones stay for ADDRESS_HOLD_TIME seconds.
+    """
 
     def __init__(self) -> None:
         self._last_seen: dict[str, float] = {}
 
     def update(self, addresses: Iterable[str], now: float) -> list[str]:
-        """Return the addresses in use after an answer of DNS, sorted. An empty answer changes nothing."""
+        """Return the addresses in use after an answer of DNS, sorted.
+
+        An empty answer changes nothing.
+        """
         answer = list(dict.fromkeys(addresses))
         if answer:
             for address in answer:
@@ -77,7 +83,10 @@ class AddressResolver:
 
 
 class ServerDiscovery:
-    """The servers of all replicas. Each server is created once and kept as long as it has an address."""
+    """The servers of all replicas.
+
+    Each server is created once and kept as long as it has an address.
+    """
 
     def __init__(self, resolver: AddressResolver, kinds: Sequence[ModelKind[Any]], timeout: float) -> None:
         self._resolver, self._kinds, self._timeout = resolver, kinds, timeout

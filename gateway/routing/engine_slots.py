@@ -17,7 +17,10 @@ class EngineSlots:
     """The slots of all engines. Adapters share the slots of their base model's engine."""
 
     def __init__(self, queued: int) -> None:
-        """Create slots for each engine's batch, and for `queued` more sequences. No client can take all of these."""
+        """Create slots for each engine's batch, and for `queued` more sequences.
+
+        No client can take all of these.
+        """
         self._queued = queued
         self._engines: dict[str, FairShares] = {}
 
@@ -33,7 +36,8 @@ class EngineSlots:
             A function that releases the slots. It may be called more than once.
 
         Raises:
-            OverloadedError: The queue is full, or the caller's share of it. A request alone always fits.
+            OverloadedError: The queue is full, or the caller's share of it. A request alone always
+                fits.
         """
         name = model.parent or model.name
         slots = self._engines.get(name) or self._engines.setdefault(name, FairShares(self._queued))

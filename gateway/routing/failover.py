@@ -64,10 +64,12 @@ log = logging.getLogger(__name__)
 #: Failovers allowed per sequence. Preemptions do not count: the request did nothing to cause them.
 MAX_FAILOVERS = 3
 
-#: The latest failovers of a stream that traces show. A request may be preempted any number of times.
+#: The latest failovers of a stream that traces show. A request may be preempted any number of
+#: times.
 MAX_RECORDED_FAILOVERS = 16
 
-#: Replicas that may fail without producing a token. A request that crashes every replica must not visit them all.
+#: Replicas that may fail without producing a token. A request that crashes every replica must not
+#: visit them all.
 MAX_FAILURES_WITHOUT_PROGRESS = 2
 
 #: Seconds that a sequence waits for a free replica before its answer fails. Long enough for a
@@ -129,7 +131,9 @@ class FailoverStream(TokenStream):
         failed_replicas: tuple[str, ...] = (),
         failover_count: int = 0,
     ) -> None:
-        """Read `attempt`. The last three arguments describe a sequence that is split from a request.
+        """Read `attempt`.
+
+        The last three arguments describe a sequence that is split from a request.
 
         Args:
             engine: The engine that opens replacements.
@@ -145,7 +149,8 @@ class FailoverStream(TokenStream):
             failover_count,
             0,
         )
-        # tokens that the reader has: batches since the last count, and all before them at four bytes per token
+        # tokens that the reader has: batches since the last count, and all before them at four
+        # bytes per token
         self._recent: list[TokenBatch] = []
         self._known = list(known) or [array("i") for _ in range(request.n)]
         self._ended_sequences: set[int] = set()
@@ -157,7 +162,8 @@ class FailoverStream(TokenStream):
         self._verified = 0
         self._cancelled = self._is_awaited = False
         self._error: ApiError | None = None
-        # the search for a replica, the replacement that a LEAVING stream has found, and the tokens held back
+        # the search for a replica, the replacement that a LEAVING stream has found, and the tokens
+        # held back
         self._search: asyncio.Future[Any] | None = None
         self._replacement: Attempt | None = None
         self._held: deque[TokenBatch] = deque()
@@ -174,7 +180,9 @@ class FailoverStream(TokenStream):
 
     @property
     def cached_tokens(self) -> int | None:  # type: ignore[override]
-        """Return the first replica's cache hits: clients do not pay for tokens recomputed by a failover."""
+        """Return the first replica's cache hits: clients do not pay for tokens recomputed by a
+        failover.
+        """
         return self._cached_tokens if self._known_at_start else self._attempt.stream.cached_tokens
 
     @property
@@ -216,7 +224,8 @@ class FailoverStream(TokenStream):
     def is_stalled(self, now: float, timeout: float) -> bool:
         """Return True if the reader has waited for `timeout` seconds since the last token.
 
-        Must be called several times per `timeout`: the time counts from the first call that finds no new token.
+        Must be called several times per `timeout`: the time counts from the first call that finds
+        no new token.
         """
         known = self._count_known()
         if (
@@ -233,7 +242,7 @@ class FailoverStream(TokenStream):
             self._cancelled = True
             self._end()
 
-    # -- reading ------------------------------------------------------------------------------------------------------
+    # -- reading -----------------------------------------------------------------------------------
     async def _read(self) -> TokenBatch | None:
         """Return the next batch for the reader, or None after a step that yields none."""
         match self._state:
@@ -302,7 +311,7 @@ class FailoverStream(TokenStream):
         self._recent.clear()
         return sum(map(len, self._known))
 
-    # -- searching ----------------------------------------------------------------------------------------------------
+    # -- searching ---------------------------------------------------------------------------------
     async def _find_replacement(self, reason: FailoverReason) -> None:
         """Find a replica while the current one generates, then cancel the current stream."""
         try:
@@ -322,7 +331,10 @@ class FailoverStream(TokenStream):
                 self._attach_sink()
 
     async def _recover(self) -> None:
-        """Continue on another replica after an error. Raises that error if no replica can continue."""
+        """Continue on another replica after an error.
+
+        Raises that error if no replica can continue.
+        """
         error = self._error
         assert error is not None
         if self._search is not None:
@@ -355,7 +367,10 @@ class FailoverStream(TokenStream):
             self._enter(attempt)
 
     async def _continue_without_replay(self) -> None:
-        """Continue from the known tokens after a replay diverged. Raises UnavailableError if a grammar's state is lost."""
+        """Continue from the known tokens after a replay diverged.
+
+        Raises UnavailableError if a grammar's state is lost.
+        """
         self._attempt.stream.cancel()
         if self._request.guide is not None:
             raise UnavailableError(
@@ -365,7 +380,10 @@ class FailoverStream(TokenStream):
         self._enter(await self._interruptible(self._open_sequence(0, self._failed_replicas, replay=False)))
 
     async def _open_replacement(self, reason: FailoverReason) -> Attempt | None:
-        """Open the rest of the request on another replica. Return None if nothing is left to generate."""
+        """Open the rest of the request on another replica.
+
+        Return None if nothing is left to generate.
+        """
         began, old, known = perf_counter(), self._attempt.stream, self._count_known()
         self._ended_sequences.update(old.ended)
         unfinished = [
@@ -390,7 +408,10 @@ class FailoverStream(TokenStream):
         return attempt
 
     async def _split(self, sequences: Sequence[int], failed: tuple[str, ...], failover_count: int) -> Attempt:
-        """Open each sequence as a request of its own. Raises the first error if one of them finds no replica."""
+        """Open each sequence as a request of its own.
+
+        Raises the first error if one of them finds no replica.
+        """
         opened = await asyncio.gather(
             *(self._open_sequence(sequence, failed) for sequence in sequences), return_exceptions=True
         )
@@ -414,7 +435,9 @@ class FailoverStream(TokenStream):
         return Attempt(MergedStream(streams, sequences), StreamState.SPLIT)
 
     async def _open_sequence(self, sequence: int, failed: tuple[str, ...], *, replay: bool = True) -> Attempt:
-        """Open the rest of one sequence, as a replay from the prompt where only that restores the engine's state."""
+        """Open the rest of one sequence, as a replay from the prompt where only that restores the
+        engine's state.
+        """
         request, tokens = single_sequence_request(self._request, sequence), self._known[sequence]
         if not tokens:
             return Attempt(await self._open(request, failed))
@@ -430,7 +453,9 @@ class FailoverStream(TokenStream):
         return Attempt(stream, StreamState.REPLAYING if replays else StreamState.STREAMING)
 
     async def _open(self, request: EngineRequest, failed: tuple[str, ...]) -> TokenStream:
-        """Open a request on a replica that has not failed on it, or else on any but the last that failed."""
+        """Open a request on a replica that has not failed on it, or else on any but the last that
+        failed.
+        """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SEARCH_TIMEOUT
         exclusions = dict.fromkeys((frozenset(failed), frozenset(failed[-1:])))
@@ -514,7 +539,10 @@ class FailoverEngine(Engine):
         return stream
 
     async def reopen(self, request: EngineRequest) -> TokenStream:
-        """Open a request for one of this engine's streams. Raises UnavailableError if no replica can take it."""
+        """Open a request for one of this engine's streams.
+
+        Raises UnavailableError if no replica can take it.
+        """
         return await self._engine.open(request)
 
     async def close(self) -> None:
@@ -523,7 +551,10 @@ class FailoverEngine(Engine):
         await self._engine.close()
 
     def leave(self, replica: str, reason: FailoverReason) -> None:
-        """Continue all streams of `replica` on other replicas. Streams for which there is none stay."""
+        """Continue all streams of `replica` on other replicas.
+
+        Streams for which there is none stay.
+        """
         for stream in [stream for stream in self.streams if stream.replica == replica]:
             stream.leave(reason)
 
@@ -533,7 +564,8 @@ class FailoverEngine(Engine):
 
     def _leave_stalled(self) -> None:
         now = asyncio.get_running_loop().time()
-        # a late timer means that this process stood still: its unread tokens are no one else's fault
+        # a late timer means that this process stood still: its unread tokens are no one else's
+        # fault
         if self._stall_check is not None and now - self._stall_check.when() < PROCESS_STALL_THRESHOLD:
             for stream in [stream for stream in self.streams if stream.is_stalled(now, self._silence)]:
                 stream.leave(FailoverReason.NO_PROGRESS)

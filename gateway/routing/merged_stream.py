@@ -13,7 +13,10 @@ class MergedStream(TokenStream):
     """The tokens of several streams, in the order in which they arrive."""
 
     def __init__(self, streams: Sequence[TokenStream], first: Sequence[int]) -> None:
-        """Merge `streams`. The first sequence of stream i is sequence `first[i]` here; its others follow."""
+        """Merge `streams`.
+
+        The first sequence of stream i is sequence `first[i]` here; its others follow.
+        """
         self._streams = streams
         self._queue: asyncio.Queue[TokenBatch | ApiError | None] = asyncio.Queue(maxsize=64)
         self._open = len(streams)

@@ -40,7 +40,9 @@ class ModelKind(ABC, Generic[M]):
         self._settings = settings
 
     def served(self, triton_names: Iterable[str]) -> Mapping[str, str]:
-        """Return the models of this kind among Triton's, each with the name under which it is served."""
+        """Return the models of this kind among Triton's, each with the name under which it is
+        served.
+        """
         return {one: one.removesuffix(self.suffix) for one in triton_names if one.endswith(self.suffix)}
 
     @abstractmethod
@@ -49,14 +51,20 @@ class ModelKind(ABC, Generic[M]):
 
     @abstractmethod
     def make(self, card: Any, triton: TritonClient, triton_name: str) -> M:
-        """Create a model. Reads files, so it runs in a thread. Raises ModelLoadError for a part that cannot be used."""
+        """Create a model.
+
+        Reads files, so it runs in a thread. Raises ModelLoadError for a part that cannot be used.
+        """
 
     def _overrides(self, name: str) -> ModelOverrides:
         return self._settings.models.get(name, ModelOverrides())
 
 
 class GenerativeKind(ModelKind[GenerativeModel]):
-    """Models that generate tokens. The settings may name more of them: `models.NAME.engine_model`."""
+    """Models that generate tokens.
+
+    The settings may name more of them: `models.NAME.engine_model`.
+    """
 
     suffix, model = ENGINE_SUFFIX, GenerativeModel
 
@@ -110,7 +118,9 @@ class CrossEncoderKind(EncoderKind[CrossEncoder]):
 
 
 class SingleModelKind(ModelKind[M]):
-    """A kind restricted to the model `triton_name`, served as `name` or, if that is empty, under its own name."""
+    """A kind restricted to the model `triton_name`, served as `name` or, if that is empty, under
+    its own name.
+    """
 
     def __init__(self, kind: ModelKind[M], triton_name: str, name: str) -> None:
         self.suffix, self.model = kind.suffix, kind.model
@@ -139,7 +149,10 @@ def _load_tokenizer(directory: str) -> TextTokenizer:
 
 @contextmanager
 def _loading_part(fault: str) -> Iterator[None]:
-    """Raise ModelLoadError for any exception. Its text may name files, so clients get `fault` alone."""
+    """Raise ModelLoadError for any exception.
+
+    Its text may name files, so clients get `fault` alone.
+    """
     try:
         yield
     except Exception as error:

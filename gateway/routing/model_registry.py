@@ -38,11 +38,14 @@ class ModelReplica(Generic[M]):
 
 
 def first_ready(places: Sequence[ModelReplica[M]]) -> ModelReplica[M]:
-    """Return the first replica that is ready, or the first of all: its engine explains why it is not."""
+    """Return the first replica that is ready, or the first of all: its engine explains why it is
+    not.
+    """
     return next((place for place in places if place.ready), places[0])
 
 
-#: Called with the name of a server, and a function that returns whether it is reachable; None once it is not used.
+#: Called with the name of a server, and a function that returns whether it is reachable; None once
+#: it is not used.
 ReachabilityCallback = Callable[[str, "Callable[[], bool] | None"], None]
 
 
@@ -68,7 +71,9 @@ class ReplicaRegistry(Protocol):
 
 @dataclass(slots=True)
 class _ModelEntries:
-    """The models of one kind: all replicas of each, the one in use, and the problems of those without one."""
+    """The models of one kind: all replicas of each, the one in use, and the problems of those
+    without one.
+    """
 
     places: dict[str, list[ModelReplica[Any]]] = field(default_factory=dict)
     chosen: dict[str, ModelReplica[Any]] = field(default_factory=dict)
@@ -76,7 +81,10 @@ class _ModelEntries:
 
 
 class ModelRegistry:
-    """Watches servers between `start` and `close`. A model stays known while its servers are away."""
+    """Watches servers between `start` and `close`.
+
+    A model stays known while its servers are away.
+    """
 
     def __init__(
         self,
@@ -97,8 +105,10 @@ class ModelRegistry:
             kinds: The kinds of models to recognise.
             refresh_seconds: Seconds between two refreshes.
             patience: Seconds that `start` waits for the first refresh.
-            find: Returns the servers to watch from now on, known ones as the same objects; None for fixed servers.
-            replica_registries: Combines the replicas of a kind; without one the first ready replica is used.
+            find: Returns the servers to watch from now on, known ones as the same objects; None for
+                fixed servers.
+            replica_registries: Combines the replicas of a kind; without one the first ready replica
+                is used.
             on_server: Called with each server that is used, and again once it is not.
             aliases: Names that stand for models, first choice first.
         """
@@ -152,7 +162,9 @@ class ModelRegistry:
         raise ModelNotFoundError(name)
 
     def places(self, name: str, kind: type[M]) -> Sequence[ModelReplica[M]]:
-        """Return the replicas of a model in the order of the servers; empty if the model is unknown."""
+        """Return the replicas of a model in the order of the servers; empty if the model is
+        unknown.
+        """
         return self._entries[kind].places.get(name, [])
 
     def all(self) -> list[ModelReplica[Any]]:
@@ -190,7 +202,10 @@ class ModelRegistry:
         return ModelReadiness(ready, self.problems(), self.problem)
 
     async def check_answer(self, name: str, seconds: float) -> str | None:
-        """Have a model do minimal work. Return None if it answers within `seconds`, otherwise why it did not."""
+        """Have a model do minimal work.
+
+        Return None if it answers within `seconds`, otherwise why it did not.
+        """
         model = next((found.model for found in self.all() if found.model.name == name), None)
         if model is None:
             return f"The model {name} is no longer there."
@@ -205,7 +220,10 @@ class ModelRegistry:
         return None
 
     async def refresh(self) -> None:
-        """Read the models of all servers. The answer of one server counts at once, however long another takes."""
+        """Read the models of all servers.
+
+        The answer of one server counts at once, however long another takes.
+        """
         if self._find is not None:
             await self._update_servers(await self._find())
         await asyncio.gather(*(self._refresh_server(server) for server in self._servers))
@@ -282,7 +300,8 @@ class ModelLookup(Generic[M]):
         """Return the model with this name, or the first model of an alias that is served.
 
         Raises:
-            ModelNotAllowedError: The name is not among the caller's models, whether it exists or not.
+            ModelNotAllowedError: The name is not among the caller's models, whether it exists or
+                not.
             ModelNotFoundError: No model has this name.
             UnavailableError: The model cannot serve, or Triton is down and no model is known.
         """
@@ -303,7 +322,9 @@ def create_model_registry(
     replica_registries: Mapping[type[Model], ReplicaRegistry] = MappingProxyType({}),
     on_server: ReachabilityCallback = lambda server, is_reachable: None,
 ) -> ModelRegistry:
-    """Return the registry of all models on the servers of `settings.replicas`, or on `addresses` without them."""
+    """Return the registry of all models on the servers of `settings.replicas`, or on `addresses`
+    without them.
+    """
     kinds, timeout = create_model_kinds(settings), settings.timeouts.connect
     discovery = ServerDiscovery(AddressResolver([parse_replica(one) for one in settings.replicas]), kinds, timeout)
     return ModelRegistry(

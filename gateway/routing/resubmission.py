@@ -7,13 +7,16 @@ from dataclasses import replace
 
 from llmops.gateway.interfaces import EngineRequest, SamplingParams
 
-#: Added to the seed per known token, so that later tokens are drawn with another seed: 2^64 divided by the golden ratio.
+#: Added to the seed per known token, so that later tokens are drawn with another seed: 2^64 divided
+#: by the golden ratio.
 _SEED_STRIDE = 0x9E3779B97F4A7C15
 _SEED_COUNT = 2**64
 
 
 def single_sequence_request(request: EngineRequest, sequence: int) -> EngineRequest:
-    """Return one sequence as a request of its own, with the seed that the engine would have used for it."""
+    """Return one sequence as a request of its own, with the seed that the engine would have used
+    for it.
+    """
     if request.n == 1:
         return request
     seed = request.sampling.seed
@@ -31,7 +34,8 @@ def has_finished(request: EngineRequest, tokens: Sequence[int]) -> bool:
 
 
 def remaining_request(request: EngineRequest, tokens: Sequence[int]) -> EngineRequest:
-    """Return the request for the rest of an answer: the prompt and the known tokens are the new prompt.
+    """Return the request for the rest of an answer: the prompt and the known tokens are the new
+    prompt.
 
     A seed is changed, because the same seed would draw the same random numbers again.
     """
@@ -48,8 +52,8 @@ def remaining_request(request: EngineRequest, tokens: Sequence[int]) -> EngineRe
 def needs_replay(request: EngineRequest) -> bool:
     """Return True if the engine has state that a longer prompt does not restore.
 
-    This is the state of a grammar, the counts of output tokens (repetition_penalty alone counts the prompt too), and
-    the beginning of a stop word or banned word of several tokens.
+    This is the state of a grammar, the counts of output tokens (repetition_penalty alone counts the
+    prompt too), and the beginning of a stop word or banned word of several tokens.
     """
     sampling = request.sampling
     counted = sampling.presence_penalty or sampling.frequency_penalty
@@ -58,7 +62,9 @@ def needs_replay(request: EngineRequest) -> bool:
 
 
 def is_deterministic(request: EngineRequest) -> bool:
-    """Return True if the same request gives the same tokens, unless the engine's batch changes them."""
+    """Return True if the same request gives the same tokens, unless the engine's batch changes
+    them.
+    """
     return is_greedy(request) or request.sampling.seed is not None
 
 

@@ -99,7 +99,9 @@ class GenerativeModel(Model):
 
 
 class EncoderInput(NamedTuple):
-    """One row of an encoder: token ids, and for each token the number of the text that it belongs to."""
+    """One row of an encoder: token ids, and for each token the number of the text that it belongs
+    to.
+    """
 
     ids: Sequence[int]
     types: Sequence[int] | None = None
@@ -120,7 +122,9 @@ class EncoderModel(Model):
 
     @abstractmethod
     def room(self, query: int) -> int:
-        """Return the tokens that a document may have beside a query of `query` tokens; 0 if the query is too long."""
+        """Return the tokens that a document may have beside a query of `query` tokens; 0 if the
+        query is too long.
+        """
 
     @abstractmethod
     def rows(self, query: Sequence[int], documents: Sequence[Sequence[int]]) -> list[EncoderInput]:
@@ -128,7 +132,10 @@ class EncoderModel(Model):
 
     @abstractmethod
     async def scores(self, rows: Sequence[EncoderInput], caller: str = "", trace: str = "") -> NDArray[np.float32]:
-        """Return the relevance of each document; higher is more relevant. Raises the errors of TritonEncoder."""
+        """Return the relevance of each document; higher is more relevant.
+
+        Raises the errors of TritonEncoder.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +150,10 @@ class EmbeddingModel(EncoderModel):
         await self.embed([[0]])
 
     async def embed(self, rows: Sequence[Sequence[int]], caller: str = "", trace: str = "") -> NDArray[np.float32]:
-        """Return vectors FP32 [len(rows), dimensions] in order. Raises the errors of TritonEncoder."""
+        """Return vectors FP32 [len(rows), dimensions] in order.
+
+        Raises the errors of TritonEncoder.
+        """
         return await self.encoder.run(rows, caller=caller, trace=trace)
 
     def room(self, query: int) -> int:
@@ -191,7 +201,8 @@ class ModelReadiness:
     """The readiness of all models.
 
     Attributes:
-        ready: Names of ready models with the model that serves each; for an adapter that is its base model.
+        ready: Names of ready models with the model that serves each; for an adapter that is its
+            base model.
         broken: Names of the others with their problem, in a sentence for clients.
         problem: Why no model can be known, or None.
     """

@@ -40,7 +40,10 @@ class LoadFailure:
 
 
 class ModelServer:
-    """A Triton server and its models. They stay known while it is away, so that requests get 503 and not 404."""
+    """A Triton server and its models.
+
+    They stay known while it is away, so that requests get 503 and not 404.
+    """
 
     def __init__(self, address: str, kinds: Sequence[ModelKind[Any]], timeout: float, name: str = "") -> None:
         """Create a server that is not connected yet.
@@ -91,7 +94,10 @@ class ModelServer:
         return await self._triton.server_ready()
 
     async def refresh(self) -> None:
-        """Read the models and their metadata again. A problem is kept for the clients, and logged once."""
+        """Read the models and their metadata again.
+
+        A problem is kept for the clients, and logged once.
+        """
         try:
             async with self._refreshing:
                 await self._read_models()
@@ -122,14 +128,17 @@ class ModelServer:
         self._ready, self._not_ready = frozenset(set(self.models) - set(not_ready)), not_ready
 
     async def _is_up(self, offer: OfferedModel, loaded: Mapping[str, bool]) -> bool:
-        """Return True if a model is loaded by the index, and ready when asked: its engine may have ended."""
+        """Return True if a model is loaded by the index, and ready when asked: its engine may have
+        ended.
+        """
         return loaded.get(offer.triton_name, True) and await self._triton.model_ready(offer.triton_name)
 
     async def _load(self, offer: OfferedModel) -> str | None:
         """Make the model servable, again when its metadata has changed.
 
         Returns:
-            What is wrong with the model, or None. Any problem concerns this model alone: the others are served.
+            What is wrong with the model, or None. Any problem concerns this model alone: the others
+            are served.
         """
         try:
             text = await self._triton.metadata_text(offer.triton_name)
@@ -166,13 +175,18 @@ class ModelServer:
         log.info("serving model %s (target %s, %d tokens of context)", offer.name, card.target, card.max_seq_len)
 
     def _retire(self, offers: set[OfferedModel]) -> None:
-        """Forget models that went, changed or broke. They are closed with the server, so open streams may end."""
+        """Forget models that went, changed or broke.
+
+        They are closed with the server, so open streams may end.
+        """
         self._retired += [model for offer, model in self.models.items() if offer in offers]
         self.models = {offer: model for offer, model in self.models.items() if offer not in offers}
 
 
 def _client_message(error: Exception) -> str:
-    """Return what a client may know: metadata errors in full, of all others only which part is broken."""
+    """Return what a client may know: metadata errors in full, of all others only which part is
+    broken.
+    """
     if isinstance(error, ModelLoadError):
         return f"{error.fault}; the gateway's log says why."
     if isinstance(error, InputError):

@@ -1,4 +1,6 @@
-"""Metrics, traces, the access log and the lag of the event loop. Observes only, and decides nothing.
+"""Metrics, traces, the access log and the lag of the event loop.
+
+Observes only, and decides nothing.
 
 Billing belongs to `usage/`.
 """

@@ -17,7 +17,9 @@ _STDOUT = 1
 
 
 def format_line(one: FinishedRequest) -> str:
-    """Return one line of JSON in printable ASCII: JSON escapes every other character that clients sent."""
+    """Return one line of JSON in printable ASCII: JSON escapes every other character that clients
+    sent.
+    """
     usage, meter, trace = one.outcome.usage, one.meter, one.trace
     facts = {
         "time": datetime.fromtimestamp(one.at, UTC).isoformat(timespec="milliseconds"),
@@ -47,10 +49,16 @@ def _milliseconds(seconds: float | None) -> float | None:
 
 
 class AccessLogFile:
-    """A file to which several processes append whole lines. A file that was moved away is created again."""
+    """A file to which several processes append whole lines.
+
+    A file that was moved away is created again.
+    """
 
     def __init__(self, place: str) -> None:
-        """Open the file; `-` is the standard output. Raises ResourceError if it cannot be written."""
+        """Open the file; `-` is the standard output.
+
+        Raises ResourceError if it cannot be written.
+        """
         self._path = None if place == "-" else Path(place)
         self._torn = False
         try:

@@ -1,8 +1,9 @@
 """The lag of the event loop: how late its timers are, and which work blocked it.
 
-A busy machine makes timers late as well. So only the CPU time that this process used during a delay counts as
-blocked, without the time in which the kernel ran something else although the loop's thread was ready (schedstat's run
-delay). The rest is work of the event loop, or of a thread that held the interpreter's lock.
+A busy machine makes timers late as well. So only the CPU time that this process used during a delay
+counts as blocked, without the time in which the kernel ran something else although the loop's
+thread was ready (schedstat's run delay). The rest is work of the event loop, or of a thread that
+held the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ BLOCKED_THRESHOLD = 0.05
 LOG_INTERVAL = 1.0
 #: Seconds of lateness after which the sampling thread looks for the cause.
 OVERDUE_THRESHOLD = 0.005
-#: Seconds of lateness of a timer after which the process stood still. Checks for silent peers must then wait, because
-#: the messages that arrived meanwhile are not read yet.
+#: Seconds of lateness of a timer after which the process stood still. Checks for silent peers must
+#: then wait, because the messages that arrived meanwhile are not read yet.
 PROCESS_STALL_THRESHOLD = 1.0
-#: Environment variable with a file to which every gateway appends what blocked its loop, for test suites.
+#: Environment variable with a file to which every gateway appends what blocked its loop, for test
+#: suites.
 REPORT_FILE_VARIABLE = "LLMOPS_LAG_REPORT"
 #: Seconds from which a blocked loop is in the report.
 LAG_REPORT_THRESHOLD = 0.25
@@ -109,18 +111,25 @@ class EventLoopMonitor:
                 report.write(json.dumps(line) + "\n")
 
     def _run_delay(self) -> float:
-        """Return the seconds in which the loop's thread was ready and did not run. Must be called by that thread."""
+        """Return the seconds in which the loop's thread was ready and did not run.
+
+        Must be called by that thread.
+        """
         return int(os.pread(self._stat, 64, 0).split()[1]) / 1e9 if self._stat is not None else 0.0
 
-    # -- in a thread of its own -------------------------------------------------------------------------------------
+    # -- in a thread of its own --------------------------------------------------------------------
 
     def _sample(self) -> None:
-        """Record the stacks when the loop is late. While C code holds the interpreter's lock this has to wait."""
+        """Record the stacks when the loop is late.
+
+        While C code holds the interpreter's lock this has to wait.
+        """
         with _open_scratch_file() as file:
             while not self._over:
                 time.sleep(HEARTBEAT_INTERVAL)
                 beat = self._last
-                # only stacks of the same heartbeat count: an earlier one may have been late for another reason
+                # only stacks of the same heartbeat count: an earlier one may have been late for
+                # another reason
                 if perf_counter() - beat > HEARTBEAT_INTERVAL + OVERDUE_THRESHOLD and not (
                     self._seen[0] == beat and self._seen[1]
                 ):
@@ -129,8 +138,9 @@ class EventLoopMonitor:
     def _running(self, file: int) -> Iterator[str]:
         """Yield the stack of the loop's thread, then those of the other threads.
 
-        faulthandler dumps them without releasing the interpreter's lock. A walk over `sys._current_frames()` releases
-        it, and crashes if a thread continues meanwhile (seen with Python 3.11.7).
+        faulthandler dumps them without releasing the interpreter's lock. A walk over
+        `sys._current_frames()` releases it, and crashes if a thread continues meanwhile (seen with
+        Python 3.11.7).
         """
         os.ftruncate(file, 0)
         os.lseek(file, 0, os.SEEK_SET)
@@ -144,7 +154,9 @@ class EventLoopMonitor:
 
 
 def _parse_stacks(dump: str) -> Iterator[tuple[int, str]]:
-    """Yield each thread's id and its functions of the gateway, innermost first; empty if there are none."""
+    """Yield each thread's id and its functions of the gateway, innermost first; empty if there are
+    none.
+    """
     for thread in _THREAD.split(dump)[1:]:
         ident, _, stack = thread.partition(" ")
         calls = (_CALL.match(line) for line in stack.splitlines())
@@ -164,7 +176,10 @@ def _open_scratch_file() -> IO[bytes]:
 
 
 def _open_schedstat() -> int | None:
-    """Open the thread's scheduling statistics. Without them, delays by other processes count as this one's."""
+    """Open the thread's scheduling statistics.
+
+    Without them, delays by other processes count as this one's.
+    """
     try:
         return os.open("/proc/thread-self/schedstat", os.O_RDONLY)
     except OSError:

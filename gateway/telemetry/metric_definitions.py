@@ -1,7 +1,9 @@
-"""Every metric of the gateway with its name, labels and meaning. docs/metrics.md is generated from this table.
+"""Every metric of the gateway with its name, labels and meaning. docs/metrics.md is generated from
+this table.
 
-Operators watch the metrics `llm_*` and `gpu_*`, and alerts use them; `llmops_*` are about the gateway itself. Every
-label has a bounded set of values: served models, existing routes, a limited number of tiers.
+Operators watch the metrics `llm_*` and `gpu_*`, and alerts use them; `llmops_*` are about the
+gateway itself. Every label has a bounded set of values: served models, existing routes, a limited
+number of tiers.
 """
 
 from __future__ import annotations
@@ -12,7 +14,8 @@ from typing import Literal
 MetricKind = Literal["counter", "gauge", "histogram"]
 
 SECONDS_BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
-# NVIDIA's gauges of an engine model on Triton's metrics page; the engine models of this project export them too
+# NVIDIA's gauges of an engine model on Triton's metrics page; the engine models of this project
+# export them too
 ENGINE_REQUESTS, ENGINE_BLOCKS = "nv_trt_llm_request_metrics", "nv_trt_llm_kv_cache_block_metrics"
 ENGINE_GENERAL = "nv_trt_llm_general_metrics"
 # finer in the range of common objectives
@@ -142,8 +145,8 @@ EVENT_LOOP_BLOCKED = _g.counter(
 )
 MEMORY = _g.gauge("process_resident_memory_bytes", "Resident memory of this process.")
 
-#: Metrics that only some processes export: the usage outbox, `llmops control`, and evaluations (through text files of
-#: the node exporter).
+#: Metrics that only some processes export: the usage outbox, `llmops control`, and evaluations
+#: (through text files of the node exporter).
 OPTIONAL_METRICS = MetricTable()
 USAGE_LAG = OPTIONAL_METRICS.gauge(
     "llmops_usage_lag_seconds", "Age of the oldest usage event missing in the ledger, or 0."

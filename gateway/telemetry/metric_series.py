@@ -1,6 +1,7 @@
 """Counters, gauges and histograms that are cheap enough for every token.
 
-Those of prometheus-client take a lock per observation. Everything here runs on one event loop and needs no lock.
+Those of prometheus-client take a lock per observation. Everything here runs on one event loop and
+needs no lock.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ class ValueSeries:
 class HistogramSeries:
     """One histogram.
 
-    `observe` only appends the value to a list, so that no token waits for a bucket search. `settle` sorts the values
-    into buckets and must be called regularly.
+    `observe` only appends the value to a list, so that no token waits for a bucket search. `settle`
+    sorts the values into buckets and must be called regularly.
     """
 
     __slots__ = ("_bounds", "_counts", "_fresh", "_total", "observe")
@@ -64,7 +65,9 @@ class HistogramSeries:
             self._fresh.clear()
 
     def read(self) -> tuple[list[tuple[str, float]], float]:
-        """Return cumulative counts by upper bound, as Prometheus shows them, and the sum of all values."""
+        """Return cumulative counts by upper bound, as Prometheus shows them, and the sum of all
+        values.
+        """
         self.settle()
         bounds = [*map(str, self._bounds), "+Inf"]
         return list(zip(bounds, accumulate(self._counts), strict=True)), self._total
@@ -83,7 +86,10 @@ class MetricFamily(Collector, Generic[SeriesType]):
         registry.register(self)
 
     def labels(self, *values: str) -> SeriesType:
-        """Return the series with these label values. A client must not be able to choose the values freely."""
+        """Return the series with these label values.
+
+        A client must not be able to choose the values freely.
+        """
         found = self._series.get(values)
         if found is None:
             if len(values) != len(self._name.labels):

@@ -17,7 +17,8 @@ from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.metric_definitions import MetricDefinition
 from llmops.gateway.telemetry.metric_series import HistogramSeries, MetricFamily, ValueSeries
 
-#: Tiers with a metric series of their own. Operators define tiers; more of them than this share one series.
+#: Tiers with a metric series of their own. Operators define tiers; more of them than this share one
+#: series.
 MAX_TIERS = 16
 #: Label of callers without a tier.
 DEFAULT_TIER = "default"
@@ -26,14 +27,17 @@ OTHER_TIERS = "other"
 #: Finish reasons, as in Outcome, of answers on which the engine or the gateway failed.
 FAILED_FINISH_REASONS = ("engine_lost", "error")
 
-#: How an answer ended: good, first token too late, later tokens too slow, failed by the engine or the gateway, shed
-#: because too many requests wait, aborted by the client.
+#: How an answer ended: good, first token too late, later tokens too slow, failed by the engine or
+#: the gateway, shed because too many requests wait, aborted by the client.
 GoodputOutcome = Literal["good", "late", "slow", "failed", "shed", "aborted"]
 GOODPUT_OUTCOMES: tuple[GoodputOutcome, ...] = get_args(GoodputOutcome)
 
 
 class LatencyObjectives(NamedTuple):
-    """The latency objectives of a model, in seconds to the first token and per token after it. None: no objective."""
+    """The latency objectives of a model, in seconds to the first token and per token after it.
+
+    None: no objective.
+    """
 
     ttft: float | None = None
     tpot: float | None = None
@@ -103,7 +107,9 @@ class GatewayMetrics:
                 one.settle()
 
     def reaches(self, server: str, reached: Callable[[], bool] | None) -> None:
-        """Export whether a Triton server is reachable, as `reached` returns it; None once it is not used."""
+        """Export whether a Triton server is reachable, as `reached` returns it; None once it is not
+        used.
+        """
         if reached is None:
             self._servers.forget(server)
         else:
@@ -148,7 +154,10 @@ class ModelMetricFamilies:
 
 
 class ModelMetrics:
-    """The series of one model. Looking up labels for each request would cost several microseconds."""
+    """The series of one model.
+
+    Looking up labels for each request would cost several microseconds.
+    """
 
     def __init__(self, families: ModelMetricFamilies, model: str, objectives: LatencyObjectives) -> None:
         self.objectives = objectives
@@ -180,7 +189,8 @@ class ModelMetrics:
 class AnswerMeter:
     """The measurements of one answer, from the arrival of its request.
 
-    Call `submitted` when the engine has the request and `end` at its end, or `refused` if it did not get that far.
+    Call `submitted` when the engine has the request and `end` at its end, or `refused` if it did
+    not get that far.
 
     Attributes:
         first: Time of the first token (perf_counter), or 0.
@@ -245,7 +255,9 @@ class AnswerMeter:
         self._metrics.cancelled.value += 1
 
     def refused(self, outcome: GoodputOutcome | None) -> None:
-        """Record that the request ended before the engine had it; the outcome is None for invalid requests."""
+        """Record that the request ended before the engine had it; the outcome is None for invalid
+        requests.
+        """
         self._ended = True
         self._leave_queue()
         if outcome == "aborted":
@@ -287,7 +299,9 @@ class AnswerMeter:
 
     @property
     def tpot(self) -> float | None:
-        """Return the seconds per token after the first, of each sequence: they are generated side by side."""
+        """Return the seconds per token after the first, of each sequence: they are generated side
+        by side.
+        """
         after_first = self.total / self._sequences - 1
         return (self.last - self.first) / after_first if after_first > 0 else None
 

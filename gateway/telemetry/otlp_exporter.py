@@ -1,10 +1,12 @@
 """Finished requests as OpenTelemetry spans, sent by OTLP over HTTP in the thread of an ExportQueue.
 
-The protocol's messages are built directly from recorded times. Spans of the SDK, which are open while things happen and
-converted by its exporter, cost ten times as much: 227 µs for the six spans of one request.
+The protocol's messages are built directly from recorded times. Spans of the SDK, which are open
+while things happen and converted by its exporter, cost ten times as much: 227 µs for the six spans
+of one request.
 
 Names are those of the semantic conventions for generative AI, which are in development
-(https://github.com/open-telemetry/semantic-conventions-genai, read in November 2026): they are nowhere but here.
+(https://github.com/open-telemetry/semantic-conventions-genai, read in November 2026): they are
+nowhere but here.
 """
 
 from __future__ import annotations
@@ -40,7 +42,10 @@ class OtlpSpanExporter:
     """Sends finished requests to an OTLP receiver."""
 
     def __init__(self, endpoint: str, timeout: float) -> None:
-        """Create an exporter. OpenTelemetry's environment variables set the resource, headers and certificate."""
+        """Create an exporter.
+
+        OpenTelemetry's environment variables set the resource, headers and certificate.
+        """
         headers = {"content-type": "application/x-protobuf", **_parse_pairs("OTEL_EXPORTER_OTLP_HEADERS")}
         own = {"service.name": os.environ.get("OTEL_SERVICE_NAME", "llmops-gateway"), "service.version": __version__}
         self._resource = _to_key_values({**own, **_parse_pairs("OTEL_RESOURCE_ATTRIBUTES")})
@@ -72,7 +77,9 @@ class OtlpSpanExporter:
 
 
 class _SpanBuilder:
-    """Builds the spans of one traced request: its own, one for each stage, and those of the engine's work."""
+    """Builds the spans of one traced request: its own, one for each stage, and those of the
+    engine's work.
+    """
 
     def __init__(self, one: FinishedRequest, scope: ScopeSpans) -> None:
         assert one.trace is not None

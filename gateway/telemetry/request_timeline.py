@@ -9,7 +9,8 @@ from llmops.gateway.interfaces import Caller, Failover, Outcome
 from llmops.gateway.telemetry.metrics import FAILED_FINISH_REASONS, AnswerMeter
 from llmops.gateway.telemetry.trace_context import TraceContext
 
-#: Names of the spans by stage, in the order of the stages. A mark of RequestContext ends each stage.
+#: Names of the spans by stage, in the order of the stages. A mark of RequestContext ends each
+#: stage.
 SPAN_NAMES = {
     "auth": "auth",
     "rate_limit": "rate_limit",
@@ -25,8 +26,8 @@ _STAGE_ORDER = list(SPAN_NAMES)
 class FinishedRequest(NamedTuple):
     """A finished request.
 
-    `at` is the Unix time of `ended`. All other times are seconds of perf_counter. `meter` is None if nothing was to be
-    generated. The other fields are those of RequestContext.
+    `at` is the Unix time of `ended`. All other times are seconds of perf_counter. `meter` is None
+    if nothing was to be generated. The other fields are those of RequestContext.
     """
 
     at: float
@@ -50,7 +51,10 @@ class FinishedRequest(NamedTuple):
 
 
 def is_server_failure(outcome: Outcome) -> bool:
-    """Return True if the gateway or the engine failed. Errors of the client, and its leaving, do not count."""
+    """Return True if the gateway or the engine failed.
+
+    Errors of the client, and its leaving, do not count.
+    """
     return outcome.status >= 500 or (outcome.status == 200 and outcome.finish in FAILED_FINISH_REASONS)
 
 
@@ -63,7 +67,8 @@ class TimelineStage(NamedTuple):
 class RequestTimeline(NamedTuple):
     """The stages of a request, without gaps or overlaps.
 
-    `call` is the engine's work, whose parts are `inside`. It is None if the request did not reach the engine.
+    `call` is the engine's work, whose parts are `inside`. It is None if the request did not reach
+    the engine.
     """
 
     stages: Sequence[TimelineStage]

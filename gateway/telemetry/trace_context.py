@@ -33,10 +33,12 @@ def parse_traceparent(headers: Sequence[tuple[bytes, bytes]]) -> bytes:
 class TraceContext:
     """The trace of a request that may be exported. Ids are hexadecimal.
 
-    `marks` are the names and times (perf_counter) of finished stages, `call_id` is the span of the engine's work.
+    `marks` are the names and times (perf_counter) of finished stages, `call_id` is the span of the
+    engine's work.
     """
 
-    # attributes of the class: most requests are not exported, and setting these is half of their cost
+    # attributes of the class: most requests are not exported, and setting these is half of their
+    # cost
     chosen = False
     call_id = _id = ""
     marks: tuple[tuple[str, float], ...] = ()

@@ -32,8 +32,8 @@ RETRY_AFTER = 1
 class TritonEncoder:
     """One encoder model on one server. Requests with any number of rows are cut into batches.
 
-    Triton serves first come, first served. So it gets only the batch that runs and the next one, and callers take
-    turns for slots in these.
+    Triton serves first come, first served. So it gets only the batch that runs and the next one,
+    and callers take turns for slots in these.
     """
 
     def __init__(self, infer: InferCall, model: str, card: EncoderMetadata, queued: int = 16_384) -> None:
@@ -76,7 +76,8 @@ class TritonEncoder:
             FP32 [len(rows), dimensions], in the order of the rows.
 
         Raises:
-            OverloadedError: The queue is full, or the caller's share of it. A request alone always fits.
+            OverloadedError: The queue is full, or the caller's share of it. A request alone always
+                fits.
             ApiError: Triton rejects the request or fails on it.
         """
         queue, size, path = self._queue, self._card.max_batch_size, caller.split("/", 1)

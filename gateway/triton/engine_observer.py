@@ -55,7 +55,10 @@ class EngineObserver(Protocol):
 
 
 def notify_observer(observer: EngineObserver, outputs: Mapping[str, int], raw: Sequence[bytes]) -> None:
-    """Pass the reports of a message to `observer`. `outputs` maps each output to its index in `raw`."""
+    """Pass the reports of a message to `observer`.
+
+    `outputs` maps each output to its index in `raw`.
+    """
     if _IDENTITY in outputs:
         fields = decode_strings(raw[outputs[_IDENTITY]])
         if len(fields) == len(EngineIdentity._fields):

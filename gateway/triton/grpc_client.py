@@ -36,7 +36,10 @@ class TritonClient:
     """A client of one Triton server. Must be created inside a running event loop."""
 
     def __init__(self, address: str, *, timeout: float = 5.0) -> None:
-        """Connect to HOST:PORT of the gRPC endpoint. A unary call may take `timeout` seconds, inference any time."""
+        """Connect to HOST:PORT of the gRPC endpoint.
+
+        A unary call may take `timeout` seconds, inference any time.
+        """
         self.address = address
         self._timeout = timeout
         self._channel = aio.insecure_channel(address, options=_CHANNEL_OPTIONS)
@@ -65,7 +68,8 @@ class TritonClient:
     async def engine_models(self) -> dict[str, bool]:
         """Return the engine models, and whether each is ready. Raises UnavailableError.
 
-        The index shows whether a model is loaded; only the model itself knows whether its engine has ended.
+        The index shows whether a model is loaded; only the model itself knows whether its engine
+        has ended.
         """
         models = {name: loaded for name, loaded in (await self.index()).items() if name.endswith(ENGINE_SUFFIX)}
         return {name: loaded and await self.model_ready(name) for name, loaded in models.items()}
@@ -82,7 +86,10 @@ class TritonClient:
     async def infer(
         self, request: service_pb2.ModelInferRequest, metadata: GrpcMetadata | None = None
     ) -> service_pb2.ModelInferResponse:
-        """Send a request and return its response. Raises UnavailableError, or the error for the model's text."""
+        """Send a request and return its response.
+
+        Raises UnavailableError, or the error for the model's text.
+        """
         try:
             return await self._stub.ModelInfer(request, metadata=metadata)
         except aio.AioRpcError as error:
@@ -91,7 +98,10 @@ class TritonClient:
             raise error_from_message(error.details() or error.code().name) from error
 
     async def metadata_text(self, model: str) -> str:
-        """Return the model's parameter `llmops_model_metadata`, empty without one. Raises UnavailableError."""
+        """Return the model's parameter `llmops_model_metadata`, empty without one.
+
+        Raises UnavailableError.
+        """
         config = await self.model_config(model)
         return (
             str(config.parameters[METADATA_PARAMETER].string_value) if METADATA_PARAMETER in config.parameters else ""

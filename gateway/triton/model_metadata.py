@@ -17,7 +17,10 @@ from llmops.gateway.interfaces import ModelMetadata
 
 @dataclass(frozen=True, slots=True)
 class EncoderMetadata:
-    """The metadata of an encoder. Lengths are in tokens; `dimensions` counts the numbers per row, `built` is Unix time."""
+    """The metadata of an encoder.
+
+    Lengths are in tokens; `dimensions` counts the numbers per row, `built` is Unix time.
+    """
 
     name: str
     target: str
@@ -34,7 +37,10 @@ _KNOWN_FIELDS = {field.name for field in fields(ModelMetadata)} - {"extra"}
 
 
 def parse_model_metadata(text: str, overrides: Mapping[str, Any] | None = None) -> ModelMetadata:
-    """Return the metadata of a generative model. `overrides` come from the gateway's settings. Raises InputError."""
+    """Return the metadata of a generative model.
+
+    `overrides` come from the gateway's settings. Raises InputError.
+    """
     with _as_input_error():
         raw = {"target": "unknown", **(json.loads(text) if text else {}), **(overrides or {})}
         contract = raw.pop("contract", CONTRACT_VERSION)
@@ -48,7 +54,10 @@ def parse_model_metadata(text: str, overrides: Mapping[str, Any] | None = None) 
 
 
 def parse_encoder_metadata(text: str, overrides: Mapping[str, Any]) -> EncoderMetadata:
-    """Return the metadata of an encoder. `overrides` come from the gateway's settings. Raises InputError."""
+    """Return the metadata of an encoder.
+
+    `overrides` come from the gateway's settings. Raises InputError.
+    """
     with _as_input_error():
         return _ENCODER_ADAPTER.validate_python({**json.loads(text or "{}"), **overrides})
 

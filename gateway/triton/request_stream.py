@@ -20,12 +20,18 @@ from llmops.gateway.triton.response_reader import ResponseReader, error_from_mes
 
 
 class RequestStreamTransport(Engine):
-    """The engine behind one ModelStreamInfer call per request. Cancelling the call cancels the request."""
+    """The engine behind one ModelStreamInfer call per request.
+
+    Cancelling the call cancels the request.
+    """
 
     name = REQUEST_TRANSPORT
 
     def __init__(self, start_call: Callable[..., Any], engine_model: str, card: ModelMetadata) -> None:
-        """Create a transport. `start_call` starts a ModelStreamInfer call (the stub's method), with metadata if given."""
+        """Create a transport.
+
+        `start_call` starts a ModelStreamInfer call (the stub's method), with metadata if given.
+        """
         self._start_call = start_call
         self._writer = RequestWriter.of(engine_model, card)
 
@@ -84,7 +90,8 @@ class RequestStream(TokenStream):
             self._done = True
             raise (CancelledStreamError() if self._cancelled else _error_from_status(error)) from error
         except asyncio.CancelledError:
-            # grpc.aio answers a read with this both when the call and when the reading task is cancelled
+            # grpc.aio answers a read with this both when the call and when the reading task is
+            # cancelled
             if self._cancelled:
                 raise CancelledStreamError() from None
             raise
@@ -100,7 +107,10 @@ class RequestStream(TokenStream):
 
 
 async def _write_failure(call: Any, error: Exception) -> ApiError:
-    """Return the error of a failed write. The call's status has the reason, the exception has not."""
+    """Return the error of a failed write.
+
+    The call's status has the reason, the exception has not.
+    """
     if isinstance(error, aio.AioRpcError):
         return _error_from_status(error)
     return UnavailableError(TRITON_UNREACHABLE, detail=str(await call.details() or error))

@@ -1,6 +1,7 @@
 """Conversion of an EngineRequest to the tensors of the contract, and to a ModelInferRequest.
 
-Names, types and meanings of the tensors are those of TensorRT-LLM's `tensorrt_llm` model; see docs/contract.md.
+Names, types and meanings of the tensors are those of TensorRT-LLM's `tensorrt_llm` model; see
+docs/contract.md.
 """
 
 from __future__ import annotations
@@ -80,8 +81,8 @@ class RequestWriter:
         if self._pad_id is not None:
             tensors.scalar(contract.PAD_ID, self._pad_id)
         others = [(token,) for token in request.end_ids[1:]]
-        # NVIDIA's C++ backend withholds END_ID alone until min_tokens (its minimum-length penalty masks
-        # that one token), so the model's other end tokens are banned
+        # NVIDIA's C++ backend withholds END_ID alone until min_tokens (its minimum-length penalty
+        # masks that one token), so the model's other end tokens are banned
         banned = others if request.min_tokens and self._unknown else []
         if stop_words := [*(() if banned else others), *request.stop_words]:
             tensors.words(contract.STOP_WORDS_LIST, stop_words)

@@ -1,4 +1,6 @@
-"""Conversion of a ModelInferResponse to a TokenBatch, and of error texts to errors; see docs/contract.md."""
+"""Conversion of a ModelInferResponse to a TokenBatch, and of error texts to errors; see
+docs/contract.md.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,8 @@ from llmops.gateway.interfaces import TokenBatch
 
 #: Characters of a rejection that is passed on to the client.
 _MAX_REJECTION_LENGTH = 400
-#: Internals that clients must not see: paths, shared-memory keys, addresses, source files, class names of C++ and of Python
+#: Internals that clients must not see: paths, shared-memory keys, addresses, source files, class
+#: names of C++ and of Python
 _INTERNALS = re.compile(
     r"(?:^|[\s\"'(=:])/\w|\b0x[0-9a-f]|\w\.(?:py|cc|cpp|cu|h|so)\b|::|llmops_|traceback|\b\d+(?:\.\d+){3}:\d",
     re.IGNORECASE,
@@ -42,7 +45,10 @@ ENGINE_CONDITIONS = {
 
 
 class ResponseReader:
-    """Reads the responses of one stream. The positions of the outputs do not change within a stream."""
+    """Reads the responses of one stream.
+
+    The positions of the outputs do not change within a stream.
+    """
 
     __slots__ = ("_logprobs", "_names", "_positions")
 
@@ -83,7 +89,10 @@ class ResponseReader:
 
 
 def trailing_floats(data: bytes, count: int) -> list[float]:
-    """Return the log-probs of the `count` new ids. NVIDIA's C++ backend sends those of the earlier ids before them."""
+    """Return the log-probs of the `count` new ids.
+
+    NVIDIA's C++ backend sends those of the earlier ids before them.
+    """
     return list(struct.unpack_from(f"<{count}f", data, max(0, len(data) - 4 * count)))
 
 
@@ -96,8 +105,8 @@ def _ints(data: bytes) -> list[int]:
 def error_from_message(message: str) -> ApiError:
     """Return the error for an engine's error text.
 
-    A text that starts with a tensor's name rejects that tensor and is for clients. Every other text becomes `detail`,
-    because it may name files, keys and addresses.
+    A text that starts with a tensor's name rejects that tensor and is for clients. Every other text
+    becomes `detail`, because it may name files, keys and addresses.
     """
     name, colon, reason = message.partition(":")
     if colon and name in INPUT_TENSORS:

@@ -17,7 +17,10 @@ MAX_MERGED_TOKENS = 64
 
 
 class SlotStream(TokenStream):
-    """The tokens of one slot. Batches wait here for their reader, so that a slow client delays no other."""
+    """The tokens of one slot.
+
+    Batches wait here for their reader, so that a slow client delays no other.
+    """
 
     __slots__ = (
         "_batches",

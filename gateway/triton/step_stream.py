@@ -1,7 +1,9 @@
-"""Step streams: one subscription per gateway and engine model, one message per engine step for all its requests.
+"""Step streams: one subscription per gateway and engine model, one message per engine step for all
+its requests.
 
-docs/contract.md, "Step streams", defines the messages. A broken connection resumes after the last step that arrived.
-Only an engine that does not know the subscription, because it was restarted, ends the open streams.
+docs/contract.md, "Step streams", defines the messages. A broken connection resumes after the last
+step that arrived. Only an engine that does not know the subscription, because it was restarted,
+ends the open streams.
 """
 
 from __future__ import annotations
@@ -40,7 +42,8 @@ from llmops.gateway.triton.response_reader import condition_from_message, error_
 from llmops.gateway.triton.slot_stream import SlotStream
 from llmops.gateway.triton.step_writer import StepWriter, Submission, parse_slots
 
-#: Steps between two acknowledgements: an eighth of the window, so that it never fills while messages arrive.
+#: Steps between two acknowledgements: an eighth of the window, so that it never fills while
+#: messages arrive.
 ACKNOWLEDGE_INTERVAL = MAX_UNACKNOWLEDGED_STEPS // 8
 #: Seconds between two attempts to reconnect, for as long as the engine keeps the requests.
 RECONNECT_INTERVAL = 0.1
@@ -62,8 +65,8 @@ ENGINE_RESTARTED = "The engine was restarted while this answer was being generat
 class StepStreamTransport(Engine):
     """The engine behind a step stream.
 
-    It subscribes with the first request, and again after the subscription has ended. With an observer there is always a
-    subscription.
+    It subscribes with the first request, and again after the subscription has ended. With an
+    observer there is always a subscription.
     """
 
     name = contract.STEP_TRANSPORT
@@ -92,10 +95,11 @@ class StepStreamTransport(Engine):
             await self._subscription.close()
 
     def watch(self, observer: EngineObserver, grace: float) -> None:
-        """Report the engine's state to `observer`, and give a broken stream `grace` seconds to recover.
+        """Report the engine's state to `observer`, and give a broken stream `grace` seconds to
+        recover.
 
-        With other replicas, waiting longer only delays the failover. If `grace` is shorter than the engine's own, the
-        stream ends at once when nothing listens on the server's port.
+        With other replicas, waiting longer only delays the failover. If `grace` is shorter than the
+        engine's own, the stream ends at once when nothing listens on the server's port.
         """
         self._observer, self._grace = observer, grace
         self._watching = asyncio.create_task(self._keep_subscribed(observer), name="step-stream-watch")
@@ -106,7 +110,9 @@ class StepStreamTransport(Engine):
             self._watching.cancel()
 
     def declare_demand(self, tokens: int, weights: int) -> None:
-        """Declare the tokens and weights that wait in this gateway; the engine reports the sum to all gateways."""
+        """Declare the tokens and weights that wait in this gateway; the engine reports the sum to
+        all gateways.
+        """
         self._demand = (tokens, weights)
         if self._subscription is not None:
             self._subscription.declare_demand(self._demand)
@@ -183,7 +189,10 @@ class StepSubscription:
         self._task = asyncio.create_task(self._run(), name="step-stream")
 
     def submit(self, request: EngineRequest) -> SlotStream:
-        """Submit a request. All submissions while a message is being written travel together in the next one."""
+        """Submit a request.
+
+        All submissions while a message is being written travel together in the next one.
+        """
         slot = next(self._slots)
         submission = self._writer.submission(request, slot)
         stream = self._streams[slot] = SlotStream(slot, submission, self.cancel)
@@ -278,7 +287,9 @@ class StepSubscription:
                 await self._step(response.infer_response)
 
     def _fail_slots(self, message_id: str, text: str) -> None:
-        """Fail the slots that an error message names, or all slots if its id is that of the subscription."""
+        """Fail the slots that an error message names, or all slots if its id is that of the
+        subscription.
+        """
         if UNKNOWN_SUBSCRIPTION in text:
             self.end(UnavailableError(ENGINE_RESTARTED))
             return
@@ -335,7 +346,10 @@ class StepSubscription:
             start = end
 
     async def _resume(self) -> None:
-        """Reconnect and resume after the last step that arrived. End the subscription if that fails for too long."""
+        """Reconnect and resume after the last step that arrived.
+
+        End the subscription if that fails for too long.
+        """
         deadline = time.monotonic() + self._grace
         while self._streams:
             self._call.cancel()
@@ -356,7 +370,9 @@ class StepSubscription:
         return self._grace < RECONNECT_GRACE_PERIOD and CONNECTION_REFUSED in str(await self._call.details())
 
     async def _repeat_unconfirmed(self) -> None:
-        """Repeat, on a new connection and by slot, the messages that the engine may not have received."""
+        """Repeat, on a new connection and by slot, the messages that the engine may not have
+        received.
+        """
         await self._call.write(self._writer.subscribe(self._last, self._observer is not None))
         unconfirmed = [one.unconfirmed for one in self._streams.values() if one.unconfirmed is not None]
         # the outbox is part of these, and from now on a cancel must be sent
@@ -382,7 +398,9 @@ class StepSubscription:
 
 
 def _top_logprobs(outputs: dict[str, int], raw: Sequence[bytes]) -> list[TopLogprobs] | None:
-    """Return the most likely tokens at each position of a step, or None if no request asks for them."""
+    """Return the most likely tokens at each position of a step, or None if no request asks for
+    them.
+    """
     if STEP_TOP_COUNTS not in outputs:
         return None
     ids = array("i", raw[outputs[STEP_TOP_IDS]])

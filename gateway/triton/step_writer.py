@@ -36,7 +36,10 @@ class StepWriter:
         return Submission(slot, array("i", request.input_ids), tensors.encoded())
 
     def submit(self, submissions: Sequence[Submission]) -> service_pb2.ModelInferRequest:
-        """Return one message for several submissions. Only an error answers it, with the slots in its id."""
+        """Return one message for several submissions.
+
+        Only an error answers it, with the slots in its id.
+        """
         message, tensors = self._message()
         message.id = ",".join(str(submission.slot) for submission in submissions)
         input_ids = array("i")
@@ -56,7 +59,9 @@ class StepWriter:
         return message
 
     def acknowledge(self, step: int, demand: tuple[int, int] | None = None) -> service_pb2.ModelInferRequest:
-        """Return an acknowledgement of a step, with the tokens and weights that wait in this gateway, if given."""
+        """Return an acknowledgement of a step, with the tokens and weights that wait in this
+        gateway, if given.
+        """
         message, tensors = self._message_without_reply()
         tensors.scalar(contract.ACKNOWLEDGE, step)
         if demand is not None:
@@ -80,7 +85,10 @@ class StepWriter:
         return message, tensors
 
     def _message(self) -> tuple[service_pb2.ModelInferRequest, MessageTensorWriter]:
-        """Return a message without a request. The two tensors that NVIDIA's contract requires are 0."""
+        """Return a message without a request.
+
+        The two tensors that NVIDIA's contract requires are 0.
+        """
         message = service_pb2.ModelInferRequest(model_name=self._requests.model)
         tensors = MessageTensorWriter(message)
         tensors.scalar(contract.INPUT_LENGTHS, 0)

@@ -1,4 +1,6 @@
-"""Two encodings of a request's tensors: in a message of its own, and as a JSON object in a submission."""
+"""Two encodings of a request's tensors: in a message of its own, and as a JSON object in a
+submission.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ _PACK = {
 
 
 class TensorWriter(ABC):
-    """A writer of the contract's tensors, each with a leading batch dimension of 1 where it is sent as a tensor.
+    """A writer of the contract's tensors, each with a leading batch dimension of 1 where it is sent
+    as a tensor.
 
     Values must fit their datatypes; the engine checks them.
     """
@@ -37,7 +40,9 @@ class TensorWriter(ABC):
 
     @abstractmethod
     def words(self, tensor: Tensor, words: Sequence[Sequence[int]]) -> None:
-        """Write INT32 [1, 2, n]: the flattened ids, then the cumulative end offset of each word, padded with -1."""
+        """Write INT32 [1, 2, n]: the flattened ids, then the cumulative end offset of each word,
+        padded with -1.
+        """
 
 
 class MessageTensorWriter(TensorWriter):
@@ -74,7 +79,9 @@ class MessageTensorWriter(TensorWriter):
 
 
 class JsonTensorWriter(TensorWriter):
-    """Collects tensors in a JSON object: scalars as numbers, others as arrays without the batch dimension."""
+    """Collects tensors in a JSON object: scalars as numbers, others as arrays without the batch
+    dimension.
+    """
 
     def __init__(self) -> None:
         self._values: dict[str, Any] = {}

@@ -1,4 +1,6 @@
-"""Decide when a request is dispatched to a replica and when it is rejected. Pure: callers pass the time.
+"""Decide when a request is dispatched to a replica and when it is rejected.
+
+Pure: callers pass the time.
 
 Requests wait here and not in the engines, so that the next request goes to the first replica with
 room, whichever that is. A replica has room while little work is queued there.
@@ -28,11 +30,13 @@ from llmops.gateway.routing.cost_model import (
     uncached_tokens,
 )
 
-#: Range of the factor by which Retry-After is multiplied: rejected clients must not return at the same moment.
+#: Range of the factor by which Retry-After is multiplied: rejected clients must not return at the
+#: same moment.
 RETRY_AFTER_JITTER = (0.8, 1.2)
 #: Time constant, in seconds, of the mean of a replica's step time.
 STEP_TIME_WINDOW = 4.0
-#: Seconds of a step that count at most. Steps with much prefill are long and would admit even more prefill.
+#: Seconds of a step that count at most. Steps with much prefill are long and would admit even more
+#: prefill.
 MAX_COUNTED_STEP = 0.05
 #: Seconds that a request waits for its cached prefix, per second that computing the prefix takes.
 #: More costs the waiting requests more than it saves the engines (docs/decisions/0017).
@@ -50,8 +54,8 @@ class AdmissionLimits:
     Attributes:
         entries: Requests that may wait.
         bytes: Bytes that the waiting requests may hold.
-        steps: Steps of prefill that may be queued in an engine. An engine starts half of what it reports as queued
-            in the step that has begun meanwhile.
+        steps: Steps of prefill that may be queued in an engine. An engine starts half of what it
+            reports as queued in the step that has begun meanwhile.
         watermark: Share of the KV cache up to which requests are dispatched.
         preempt: Share of the KV cache above which a request is preempted.
         tpot: Seconds of the mean step above which a replica gets no more requests.
@@ -89,7 +93,8 @@ class AdmissionController:
         self._rng = rng or random.Random()
         self._throughput, self._slow_start = QueueThroughput(), SlowStart()
         self._tenants = TenantShares(queue.rank)
-        # for replicas shared with other gateways: the last step drawn for, and whether this gateway may dispatch in it
+        # for replicas shared with other gateways: the last step drawn for, and whether this gateway
+        # may dispatch in it
         self._turns: dict[str, tuple[int, bool]] = {}
         self._output_length = 0.0
         # time and value of each replica's mean step time
@@ -128,19 +133,23 @@ class AdmissionController:
         return wait if wait > self.max_wait(request, now) else None
 
     def max_wait(self, request: QueuedRequest, now: float) -> float:
-        """Return the seconds a request may still wait. A request that failed over is never rejected.
+        """Return the seconds a request may still wait.
 
-        The limit holds for the first token before the request is queued, and for its dispatch after that.
+        A request that failed over is never rejected.
+
+        The limit holds for the first token before the request is queued, and for its dispatch after
+        that.
         """
         if request.moved:
             return float("inf")
         return min(request.arrived + self.queue.tier(request).max_wait, request.deadline) - now
 
     def predicted_wait(self, request: QueuedRequest, views: Sequence[ReplicaView]) -> float:
-        """Return the predicted seconds until the first token of a request that cannot be dispatched now.
+        """Return the predicted seconds until the first token of a request that cannot be dispatched
+        now.
 
-        This is the time until the requests before it and the request itself leave the queue, plus the prefill on its
-        home replica.
+        This is the time until the requests before it and the request itself leave the queue, plus
+        the prefill on its home replica.
         """
         wait = (self.queue.ahead(request) + expected_service_cost(request)) / self._throughput.rate(views)
         home = self._home(request, views)
@@ -149,16 +158,24 @@ class AdmissionController:
         return wait + time_to_first_token(home, uncached_tokens(self.policy, request.routing, home), 0)
 
     def queue_wait(self, request: QueuedRequest, views: Sequence[ReplicaView]) -> float:
-        """Return the seconds until the requests before this one have left the queue. Its prompt need not be known."""
+        """Return the seconds until the requests before this one have left the queue.
+
+        Its prompt need not be known.
+        """
         ahead = self.queue.ahead(request)
         return ahead / self._throughput.rate(views) if ahead else 0.0
 
     def retry_after(self, wait: float) -> float:
-        """Return the Retry-After in seconds for a request rejected with this predicted wait, with jitter."""
+        """Return the Retry-After in seconds for a request rejected with this predicted wait, with
+        jitter.
+        """
         return wait * self._rng.uniform(*RETRY_AFTER_JITTER)
 
     def push(self, request: QueuedRequest, views: Sequence[ReplicaView], now: float) -> list[QueuedRequest]:
-        """Queue a request. Return the requests that lose their place to it, or the request itself if it finds none."""
+        """Queue a request.
+
+        Return the requests that lose their place to it, or the request itself if it finds none.
+        """
         home = self._home(request, views)
         if home is not None:
             cached = self.policy.cached(request.routing, home)
@@ -184,7 +201,10 @@ class AdmissionController:
         return was_queued
 
     def dispatch_next(self, views: Sequence[ReplicaView], now: float) -> Assignment | None:
-        """Dispatch one queued request if a replica has room for it. Call again until it returns None."""
+        """Dispatch one queued request if a replica has room for it.
+
+        Call again until it returns None.
+        """
         if not self.queue.size:
             return None
         places = [place for place, view in enumerate(views) if self._is_open(view, now)]
@@ -230,7 +250,10 @@ class AdmissionController:
         self._output_length = mean + OUTPUT_LENGTH_SMOOTHING * (output_tokens - mean) if mean else output_tokens
 
     def kv_room(self, view: ReplicaView) -> float:
-        """Return the tokens that fit in a replica's cache. Each running sequence needs about half an answer more."""
+        """Return the tokens that fit in a replica's cache.
+
+        Each running sequence needs about half an answer more.
+        """
         if not view.blocks or not view.sequences:
             # a request that does not fit an empty replica fits no replica
             return float("inf")
@@ -274,7 +297,9 @@ class AdmissionController:
         return mean
 
     def _is_my_turn(self, view: ReplicaView, weight: float, now: float) -> bool:
-        """Draw once per step: gateways that share a replica get steps in proportion to the demand they declare."""
+        """Draw once per step: gateways that share a replica get steps in proportion to the demand
+        they declare.
+        """
         own = self.queue.demand() or weight
         total = view.demand if self.queue else view.demand + weight
         if own >= total or not (view.running or view.waiting):
@@ -287,7 +312,9 @@ class AdmissionController:
         return is_mine
 
     def _reserved_replica(self, views: Sequence[ReplicaView]) -> int | None:
-        """Return the replica with most room if a request has waited for room too long: it is kept for that request."""
+        """Return the replica with most room if a request has waited for room too long: it is kept
+        for that request.
+        """
         held = self.queue.held
         if held is None:
             return None

@@ -1,9 +1,10 @@
-"""Weighted fair queueing of tenants by tokens served (Virtual Token Counter, Sheng et al., OSDI '24).
+"""Weighted fair queueing of tenants by tokens served (Virtual Token Counter, Sheng et al., OSDI
+'24).
 
-Each tenant has a counter of the cost it was served, divided by its weight; of the waiting tenants the
-one with the lowest counter is next. A tenant that returns is lifted to the lowest counter of those that
-wait, so that idle time earns no credit. The expected cost of an answer is charged on dispatch and
-corrected at its end (the paper's variant with predicted lengths).
+Each tenant has a counter of the cost it was served, divided by its weight; of the waiting tenants
+the one with the lowest counter is next. A tenant that returns is lifted to the lowest counter of
+those that wait, so that idle time earns no credit. The expected cost of an answer is charged on
+dispatch and corrected at its end (the paper's variant with predicted lengths).
 """
 
 from __future__ import annotations
@@ -47,7 +48,10 @@ class TenantBacklog:
 
 
 class FairQueue:
-    """The queue of one tier. `cost` is the sum over all queued requests, `weight` over their tenants."""
+    """The queue of one tier.
+
+    `cost` is the sum over all queued requests, `weight` over their tenants.
+    """
 
     def __init__(self) -> None:
         self.size = 0
@@ -58,7 +62,8 @@ class FairQueue:
         # (counter, number of the entry, tenant); an entry is stale if the counter has changed since
         self._heap: list[tuple[float, int, str]] = []
         self._entries = 0
-        # counter of the tenant that was served last; tenants that return to an empty queue are lifted to it
+        # counter of the tenant that was served last; tenants that return to an empty queue are
+        # lifted to it
         self._floor = 0.0
 
     def push(self, request: QueuedRequest) -> None:
@@ -111,7 +116,10 @@ class FairQueue:
             self._drop_idle_counters()
 
     def next(self, capacity: ReplicaCapacity, now: float) -> tuple[QueuedRequest | None, list[QueuedRequest]]:
-        """Return the next request that fits, and the requests before it that do not. None of them is removed."""
+        """Return the next request that fits, and the requests before it that do not.
+
+        None of them is removed.
+        """
         fallback: QueuedRequest | None = None
         too_large: list[QueuedRequest] = []
         with closing(self._in_order()) as backlogs:
@@ -128,8 +136,8 @@ class FairQueue:
     def ahead(self, tenant: str, weight: float) -> float:
         """Return the cost that is served before a new request of a tenant.
 
-        This is the tenant's own backlog and, in proportion to the weights, what the other tenants are served
-        meanwhile, at most their backlogs.
+        This is the tenant's own backlog and, in proportion to the weights, what the other tenants
+        are served meanwhile, at most their backlogs.
         """
         backlog = self._backlogs.get(tenant)
         own = backlog.cost if backlog else 0.0
@@ -179,7 +187,10 @@ class FairQueue:
         return None
 
     def _in_order(self) -> Generator[TenantBacklog, None, None]:
-        """Yield the backlogs by their counters. Entries taken from the heap return when the generator is closed."""
+        """Yield the backlogs by their counters.
+
+        Entries taken from the heap return when the generator is closed.
+        """
         taken: list[tuple[float, int, str]] = []
         seen: set[str] = set()
         try:
@@ -193,7 +204,9 @@ class FairQueue:
                 heappush(self._heap, entry)
 
     def _drop_idle_counters(self) -> None:
-        """Drop the lower half of the idle counters: tenants below the lowest backlog would be lifted anyway."""
+        """Drop the lower half of the idle counters: tenants below the lowest backlog would be
+        lifted anyway.
+        """
         idle = sorted((counter, name) for name, counter in self._counters.items() if name not in self._backlogs)
         for _, name in idle[: len(idle) // 2]:
             del self._counters[name]

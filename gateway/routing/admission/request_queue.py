@@ -1,4 +1,6 @@
-"""Admission on an event loop: requests wait until a replica has room, or until the wait becomes too long."""
+"""Admission on an event loop: requests wait until a replica has room, or until the wait becomes too
+long.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,8 @@ from llmops.gateway.routing.admission.admission_controller import AdmissionContr
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
 from llmops.gateway.settings import GatewaySettings
 
-#: Seconds between two looks at a queue without any event: slow start and turns depend on the time alone.
+#: Seconds between two looks at a queue without any event: slow start and turns depend on the time
+#: alone.
 POLL_INTERVAL = 0.05
 #: Tier of callers that have none.
 DEFAULT_TIER_NAME = "standard"
@@ -33,7 +36,10 @@ class RequestQueue:
         views: Callable[[], Sequence[ReplicaView]],
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """Create a queue. `views` returns the replicas as they are now; call `update` when they have changed."""
+        """Create a queue.
+
+        `views` returns the replicas as they are now; call `update` when they have changed.
+        """
         self.controller, self._views, self._clock = controller, views, clock
         self._futures: dict[QueuedRequest, asyncio.Future[ReplicaView]] = {}
         self._timer: asyncio.TimerHandle | None = None
@@ -160,7 +166,9 @@ def create_queued_request(
 def create_admission_controller(
     settings: GatewaySettings, model: str, policy: RoutingPolicy
 ) -> AdmissionController | None:
-    """Return the controller of a model, or None without objectives and tiers: requests are then sent at once."""
+    """Return the controller of a model, or None without objectives and tiers: requests are then
+    sent at once.
+    """
     if not settings.tiers and settings.slo_of(model).ttft_p95 is None:
         return None
     queue = TieredQueue(tiers_from_settings(settings, model), default=DEFAULT_TIER_NAME)
@@ -168,14 +176,20 @@ def create_admission_controller(
 
 
 def admission_limits_from_settings(settings: GatewaySettings, model: str) -> AdmissionLimits:
-    """Return the limits of a model. The mean step time is held to the objective for time per output token."""
+    """Return the limits of a model.
+
+    The mean step time is held to the objective for time per output token.
+    """
     waiting, objective = settings.waiting, settings.slo_of(model).tpot_p95
     tpot = TPOT_MEAN_FACTOR * objective if objective else float("inf")
     return AdmissionLimits(entries=waiting.entries, bytes=waiting.bytes, tpot=tpot)
 
 
 def tiers_from_settings(settings: GatewaySettings, model: str) -> list[PriorityTier]:
-    """Return the tiers of the settings, or a default tier. The first tier's wait follows from the objective."""
+    """Return the tiers of the settings, or a default tier.
+
+    The first tier's wait follows from the objective.
+    """
     objective = settings.slo_of(model).ttft_p95
     first_wait = TTFT_WAIT_FACTOR * objective if objective else DEFAULT_MAX_WAIT
     return [

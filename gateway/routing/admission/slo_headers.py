@@ -20,7 +20,10 @@ MAX_FAIRNESS_ID_LENGTH = 128
 
 
 class SloHeaders(Check):
-    """Reads the headers. A fairness id without the scope is ignored: one tenant could pose as many."""
+    """Reads the headers.
+
+    A fairness id without the scope is ignored: one tenant could pose as many.
+    """
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
         """Set `context.ttft` and `context.fair`. Raises InvalidRequestError for an invalid time."""

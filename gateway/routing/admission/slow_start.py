@@ -1,4 +1,6 @@
-"""Slow start: limit prompt tokens sent to a replica that has just become ready, because its caches are empty."""
+"""Slow start: limit prompt tokens sent to a replica that has just become ready, because its caches
+are empty.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,10 @@ class SlowStart:
         self._ready: set[str] | None = None
 
     def update_views(self, views: Sequence[ReplicaView], now: float) -> None:
-        """Start replicas that became ready. Those that are ready in the first call were ready before this gateway."""
+        """Start replicas that became ready.
+
+        Those that are ready in the first call were ready before this gateway.
+        """
         ready = {view.replica_id for view in views if view.state == "ready"}
         if self._ready is not None:
             for name in ready - self._ready:

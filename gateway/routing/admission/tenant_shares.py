@@ -11,8 +11,9 @@ from llmops.gateway.interfaces import QueuedRequest
 class TenantShares:
     """The number of running requests of each tenant, by tier.
 
-    A fair queue alone does not protect a tenant with few requests from tenants with many. It is always
-    next, but the batches are full, and the first free slot is hardly ever where its prefix is cached.
+    A fair queue alone does not protect a tenant with few requests from tenants with many. It is
+    always next, but the batches are full, and the first free slot is hardly ever where its prefix
+    is cached.
     """
 
     def __init__(self, rank: Callable[[QueuedRequest], int]) -> None:
@@ -38,7 +39,8 @@ class TenantShares:
     def must_yield(self, request: QueuedRequest) -> bool:
         """Return True if the last slots are reserved for others.
 
-        These are requests of a higher tier, and tenants of the same tier that run less than their equal share.
+        These are requests of a higher tier, and tenants of the same tier that run less than their
+        equal share.
         """
         rank = self._rank(request)
         if any(count > 0 for higher, count in self._totals.items() if higher < rank):

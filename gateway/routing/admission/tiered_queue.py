@@ -1,4 +1,6 @@
-"""The queue of a model: strict priority tiers with minimum shares, and fair queueing inside each tier."""
+"""The queue of a model: strict priority tiers with minimum shares, and fair queueing inside each
+tier.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,8 @@ class PriorityTier:
 
     Attributes:
         name: Name of the tier.
-        weight: Weight of each of its waiting tenants in the demand that gateways declare to a shared engine.
+        weight: Weight of each of its waiting tenants in the demand that gateways declare to a
+            shared engine.
         share: Minimum share of all served tokens that it gets while it waits.
         max_wait: Seconds to the first token; requests with a longer predicted wait are rejected.
     """
@@ -41,10 +44,12 @@ class _TierQueue:
 
 
 class TieredQueue:
-    """The waiting requests of all tiers. A request of an unknown tier belongs to the default tier.
+    """The waiting requests of all tiers.
 
-    `held` is the first request that has waited for room longer than `patience`. Others pass it only on replicas
-    without room for it.
+    A request of an unknown tier belongs to the default tier.
+
+    `held` is the first request that has waited for room longer than `patience`. Others pass it only
+    on replicas without room for it.
     """
 
     def __init__(self, tiers: Sequence[PriorityTier], patience: float = RESERVATION_DELAY, default: str = "") -> None:
@@ -116,7 +121,9 @@ class TieredQueue:
         self._tier_queue(request).queue.charge(request, service_cost(prompt, output))
 
     def ahead(self, request: QueuedRequest) -> float:
-        """Return the cost of everything that would be served before the request if it were queued now."""
+        """Return the cost of everything that would be served before the request if it were queued
+        now.
+        """
         before = 0.0
         own = self._tier_queue(request)
         for tier in self._tiers:
@@ -126,7 +133,9 @@ class TieredQueue:
         return before
 
     def demand(self) -> float:
-        """Return the summed weights of the waiting tenants, which this gateway declares to the engines."""
+        """Return the summed weights of the waiting tenants, which this gateway declares to the
+        engines.
+        """
         return sum(tier.tier.weight * tier.queue.weight for tier in self._tiers)
 
     def waiting(self) -> Mapping[str, int]:
@@ -136,8 +145,8 @@ class TieredQueue:
     def eviction_candidate(self, request: QueuedRequest) -> QueuedRequest | None:
         """Return the queued request that loses its place to `request` when the queue is full.
 
-        It is the youngest of the longest backlog in the lowest tier that waits. None if that tier is above the tier
-        of `request`, or if the backlog of `request` would become the longest.
+        It is the youngest of the longest backlog in the lowest tier that waits. None if that tier
+        is above the tier of `request`, or if the backlog of `request` would become the longest.
         """
         tier = next(tier for tier in reversed(self._tiers) if tier.queue.size)
         own = self._tier_queue(request)
@@ -163,7 +172,9 @@ class TieredQueue:
         self.remove(request)
 
     def _in_turn(self) -> list[_TierQueue]:
-        """Return the waiting tiers: first those whose share has earned a request, then all from the highest down."""
+        """Return the waiting tiers: first those whose share has earned a request, then all from the
+        highest down.
+        """
         waiting = [tier for tier in self._tiers if tier.queue.size]
         if len(waiting) < 2:
             return waiting

@@ -12,7 +12,8 @@ from llmops.gateway.routing.cost_model import DEFAULT_PREFILL_RATE
 THROUGHPUT_TIME_CONSTANT = 5.0
 #: Seconds of observation that the replicas' own prefill rates are worth before there is one.
 PRIOR_SECONDS = 0.5
-#: Seconds between two updates that are believed: a clock that jumps is not a queue that stood still.
+#: Seconds between two updates that are believed: a clock that jumps is not a queue that stood
+#: still.
 MAX_INTERVAL = 60.0
 
 
@@ -35,7 +36,10 @@ class QueueThroughput:
             self._cost += cost
 
     def rate(self, views: Sequence[ReplicaView]) -> float:
-        """Return the cost per second. The less was observed, the more the prefill rates of the replicas count."""
+        """Return the cost per second.
+
+        The less was observed, the more the prefill rates of the replicas count.
+        """
         capacity = sum(view.prefill_rate or DEFAULT_PREFILL_RATE for view in views if view.state == "ready")
         return max((self._cost + capacity * PRIOR_SECONDS) / (self._seconds + PRIOR_SECONDS), 1.0)
 

@@ -1,4 +1,5 @@
-"""The choice of a replica for a request: pure functions and tables without a clock or an event loop.
+"""The choice of a replica for a request: pure functions and tables without a clock or an event
+loop.
 
 The time of dispatch belongs to `admission/`.
 """

@@ -14,7 +14,8 @@ from llmops.kv_blocks import block_hashes
 
 #: Share of a KV cache above which a replica gets no requests while another one is below.
 KV_CACHE_WATERMARK = 0.9
-#: Replicas up to which all are compared. Of more, the holders of the prefix and two random ones are compared.
+#: Replicas up to which all are compared. Of more, the holders of the prefix and two random ones are
+#: compared.
 MAX_COMPARED_REPLICAS = 8
 #: Holders of the longest prefix that are compared.
 MAX_PREFIX_HOLDERS = 4
@@ -23,7 +24,10 @@ TIE_TOLERANCE = 1e-9
 
 
 class LeastCostPolicy:
-    """The RoutingPolicy of a gateway. Its cost is also the guard against hot spots: a queue outweighs a cache hit."""
+    """The RoutingPolicy of a gateway.
+
+    Its cost is also the guard against hot spots: a queue outweighs a cache hit.
+    """
 
     def __init__(self, index: PrefixIndex | None = None, rng: random.Random | None = None) -> None:
         """Create a policy. Without an index no prefixes are known and none are hashed."""
@@ -99,7 +103,9 @@ class LeastCostPolicy:
         return _cached_blocks(held, self.index.bit(view.replica_id)) * view.tokens_per_block
 
     def _sample(self, places: list[int]) -> list[int]:
-        """Return two random replicas, or all of a few ones from a random start: the first must not win every tie."""
+        """Return two random replicas, or all of a few ones from a random start: the first must not
+        win every tie.
+        """
         count = len(places)
         start = int(self._rng.random() * count)
         if count <= MAX_COMPARED_REPLICAS:
@@ -109,7 +115,9 @@ class LeastCostPolicy:
     def _cheapest(
         self, request: RoutingRequest, views: Sequence[ReplicaView], candidates: Sequence[int], known: Mapping[str, int]
     ) -> int | None:
-        """Return the candidate with the lowest cost below the watermark, or None if all are above it."""
+        """Return the candidate with the lowest cost below the watermark, or None if all are above
+        it.
+        """
         tokens, answer, best, below = request.tokens, request.answer, None, float("inf")
         size = views[0].tokens_per_block
         loads = [kv_cache_load(views[place]) for place in candidates]
@@ -134,7 +142,9 @@ def _in_state(state: ReplicaState, request: RoutingRequest, views: Sequence[Repl
 def _prefix_candidates(
     hashes: Sequence[int], known: Mapping[str, int], places: Sequence[int], views: Sequence[ReplicaView]
 ) -> list[int]:
-    """Return the holders of the prefix, the longest first, and the replica all gateways choose for its new part."""
+    """Return the holders of the prefix, the longest first, and the replica all gateways choose for
+    its new part.
+    """
     if not hashes:
         return []
     new = next(iter(known.values()), 0)
@@ -145,7 +155,8 @@ def _prefix_candidates(
 def _prefix_holders(known: Mapping[str, int], places: Sequence[int], views: Sequence[ReplicaView]) -> list[int]:
     """Return the replicas that hold most of a prefix.
 
-    Of many that hold the same part, those with most room are taken: otherwise the first would get every request.
+    Of many that hold the same part, those with most room are taken: otherwise the first would get
+    every request.
     """
     holders = [(-known[view.replica_id], place) for place in places if (view := views[place]).replica_id in known]
     holders.sort()
@@ -158,7 +169,9 @@ def _prefix_holders(known: Mapping[str, int], places: Sequence[int], views: Sequ
 
 
 def _rendezvous_choice(key: int, places: Sequence[int], views: Sequence[ReplicaView]) -> int:
-    """Rendezvous hashing: all gateways choose the same replica, and a replica that leaves moves only its own keys."""
+    """Rendezvous hashing: all gateways choose the same replica, and a replica that leaves moves
+    only its own keys.
+    """
     scores = [xxh3_64_intdigest(views[place].replica_id.encode(), key) for place in places]
     return places[scores.index(max(scores))]
 

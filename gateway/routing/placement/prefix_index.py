@@ -12,19 +12,24 @@ MAX_ENTRIES = 200_000
 
 
 def tenant_cache_salt(tenant: str) -> int:
-    """Return the salt that keeps the blocks of a tenant apart from others'; 0, shared by all, without a tenant."""
+    """Return the salt that keeps the blocks of a tenant apart from others'; 0, shared by all,
+    without a tenant.
+    """
     return xxh3_64_intdigest(tenant.encode()) if tenant else 0
 
 
-#: The number of leading blocks of a prompt, and the replicas that hold them as a bit set of their numbers.
+#: The number of leading blocks of a prompt, and the replicas that hold them as a bit set of their
+#: numbers.
 CachedPrefix = tuple[int, int]
 
 
 class PrefixIndex:
-    """A map from block hash to a bit set of replicas, for about the `entries` most recently used blocks.
+    """A map from block hash to a bit set of replicas, for about the `entries` most recently used
+    blocks.
 
-    Two generations approximate the order of use: an entry that is used moves from the old to the young generation. When
-    the young one is full it becomes the old one, and what is left of the former old one is forgotten.
+    Two generations approximate the order of use: an entry that is used moves from the old to the
+    young generation. When the young one is full it becomes the old one, and what is left of the
+    former old one is forgotten.
     """
 
     def __init__(self, entries: int = MAX_ENTRIES) -> None:
@@ -33,11 +38,13 @@ class PrefixIndex:
         self._old: dict[int, int] = {}
         self._numbers: dict[str, int] = {}
         self._names: dict[int, str] = {}
-        # bits of replicas that are gone stay in the entries; a number is free again after both generations were replaced
+        # bits of replicas that are gone stay in the entries; a number is free again after both
+        # generations were replaced
         self._live = 0
         self._turns = 0
         self._resting: list[tuple[int, int]] = []
-        # blocks of replicas that report no evictions, the least recently used first, and how many they hold
+        # blocks of replicas that report no evictions, the least recently used first, and how many
+        # they hold
         self._recent: dict[str, OrderedDict[int, None]] = {}
         self._limits: dict[str, int] = {}
 
@@ -45,7 +52,9 @@ class PrefixIndex:
         return len(self._young) + len(self._old)
 
     def held(self, hashes: Sequence[int]) -> list[CachedPrefix]:
-        """Return which replicas hold how much of a prompt's prefix, the longest first, without those that hold none."""
+        """Return which replicas hold how much of a prompt's prefix, the longest first, without
+        those that hold none.
+        """
         young, old, alive = self._young, self._old, self._live
         found: list[CachedPrefix] = []
         same = -1
@@ -54,7 +63,8 @@ class PrefixIndex:
             if bits == same:
                 continue
             if bits is None:
-                # an entry that moves drops the bits of replicas that are gone, so that their numbers become free
+                # an entry that moves drops the bits of replicas that are gone, so that their
+                # numbers become free
                 bits = old.pop(name, 0) & self._live
                 if bits:
                     young[name] = bits
@@ -84,7 +94,9 @@ class PrefixIndex:
             self._use(replica_id, hashes)
 
     def limit(self, replica_id: str, blocks: int) -> None:
-        """Forget all but the `blocks` most recently stored blocks of a replica, now and with each `store`."""
+        """Forget all but the `blocks` most recently stored blocks of a replica, now and with each
+        `store`.
+        """
         self._limits[replica_id] = blocks
         self._use(replica_id, ())
 

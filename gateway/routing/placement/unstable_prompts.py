@@ -1,4 +1,6 @@
-"""Detection of prompts that differ early and then agree: a timestamp at the top costs the whole prefix cache."""
+"""Detection of prompts that differ early and then agree: a timestamp at the top costs the whole
+prefix cache.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ MAX_TENANTS = 10_000
 
 
 class PromptDivergence(NamedTuple):
-    """The finding that the share `share` of a tenant's prompts differs at `token` (from 0) and agrees after it."""
+    """The finding that the share `share` of a tenant's prompts differs at `token` (from 0) and
+    agrees after it.
+    """
 
     tenant: str
     token: int
@@ -38,14 +42,19 @@ class _TenantPrompts:
 
 
 class UnstablePromptDetector:
-    """Compares each prompt of a tenant with its previous one, at the cost of a few memory comparisons."""
+    """Compares each prompt of a tenant with its previous one, at the cost of a few memory
+    comparisons.
+    """
 
     def __init__(self, tenants: int = MAX_TENANTS) -> None:
         self._tenants = tenants
         self._seen: OrderedDict[str, _TenantPrompts] = OrderedDict()
 
     def record(self, tenant: str, ids: bytes) -> PromptDivergence | None:
-        """Record a prompt (token ids, INT32). Return a divergence once when a tenant begins to send unstable prompts."""
+        """Record a prompt (token ids, INT32).
+
+        Return a divergence once when a tenant begins to send unstable prompts.
+        """
         seen = self._seen.get(tenant)
         if seen is None:
             seen = self._seen[tenant] = _TenantPrompts()
@@ -64,7 +73,9 @@ class UnstablePromptDetector:
 
 
 def divergence_point(one: bytes, other: bytes) -> int | None:
-    """Return the token at which two prompts (INT32) differ if they agree again soon after it, or None."""
+    """Return the token at which two prompts (INT32) differ if they agree again soon after it, or
+    None.
+    """
     token = _common_prefix_bytes(one, other) // _BYTES_PER_TOKEN
     at = token * _BYTES_PER_TOKEN
     if at >= len(one) or at >= len(other):

@@ -34,7 +34,8 @@ _ENCODER_FIELDS = {
 
 
 def describe_model_differences(one: ModelMetadata, other: ModelMetadata) -> str:
-    """Return what `other` has that `one` has not, such as "another engine"; empty if they are compatible.
+    """Return what `other` has that `one` has not, such as "another engine"; empty if they are
+    compatible.
 
     LoRA adapters may be loaded on some replicas only, but under the same id.
     """
@@ -60,7 +61,8 @@ def incompatible_replicas(
 ) -> dict[str, str]:
     """Return the replicas to exclude and why: all that differ from the largest group of equal ones.
 
-    Among groups of the same size the first one counts. All gateways come to the same result, whatever they saw first.
+    Among groups of the same size the first one counts. All gateways come to the same result,
+    whatever they saw first.
     """
     groups: list[list[ModelReplica[Any]]] = []
     for place in places:

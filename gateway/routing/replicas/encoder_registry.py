@@ -1,4 +1,6 @@
-"""Encoders on several servers: batches are balanced by rows, and hedged when a server does not answer."""
+"""Encoders on several servers: batches are balanced by rows, and hedged when a server does not
+answer.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +63,10 @@ class EncoderLoadBalancer:
     """Sends the batches of a model to its replicas. Called like the connection of one encoder."""
 
     def __init__(self, silence: float, clock: Callable[[], float] = monotonic) -> None:
-        """Create a balancer without replicas. One with open batches that is silent for `silence` seconds hangs."""
+        """Create a balancer without replicas.
+
+        One with open batches that is silent for `silence` seconds hangs.
+        """
         self.replicas: list[EncoderReplica] = []
         self._silence, self._clock, self._turns = silence, clock, 0
         self._calls: set[asyncio.Future[Any]] = set()
@@ -88,7 +93,8 @@ class EncoderLoadBalancer:
         ]
 
     async def __call__(self, request: Any, *metadata: Any) -> Any:
-        """Return the first answer of one replica, or of a second one that gets the batch if the first does not answer.
+        """Return the first answer of one replica, or of a second one that gets the batch if the
+        first does not answer.
 
         Raises:
             UnavailableError: No replica can be reached.
@@ -109,7 +115,9 @@ class EncoderLoadBalancer:
             raise
 
     async def _hedge(self, first: EncoderReplica, call: asyncio.Future[Any]) -> EncoderReplica | None:
-        """Wait for an answer of `first`, or return the replica that gets the batch too because `first` fails or hangs."""
+        """Wait for an answer of `first`, or return the replica that gets the batch too because
+        `first` fails or hangs.
+        """
         while True:
             await asyncio.wait([call], timeout=HANG_CHECK_INTERVAL)
             second, problem = self._best(first), ""
@@ -142,7 +150,10 @@ class EncoderLoadBalancer:
         return min(candidates, key=lambda one: (self._is_avoided(one), one.rows, one.last_turn), default=None)
 
     def _send(self, replica: EncoderReplica, request: Any, metadata: Sequence[Any]) -> asyncio.Future[Any]:
-        """Send a batch. Its rows count at once, because the next batch is assigned before this one has left."""
+        """Send a batch.
+
+        Its rows count at once, because the next batch is assigned before this one has left.
+        """
         rows = request.inputs[0].shape[0]
         self._turns += 1
         replica.last_turn = self._turns

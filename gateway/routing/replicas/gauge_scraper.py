@@ -1,4 +1,5 @@
-"""Gauges of engines that do not report their state: NVIDIA's C++ backend exports them on the server's metrics port.
+"""Gauges of engines that do not report their state: NVIDIA's C++ backend exports them on the
+server's metrics port.
 
 Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/custom_metrics_reporter/`.
 """
@@ -39,7 +40,8 @@ GaugeValues = Mapping[str, Mapping[str, float]]
 class GaugeScraper:
     """A reader of the metrics pages of measured replicas' servers.
 
-    The gauges show the requests of other gateways and the KV cache, which a gateway cannot measure itself.
+    The gauges show the requests of other gateways and the KV cache, which a gateway cannot measure
+    itself.
     """
 
     def __init__(self, port: int) -> None:
@@ -83,7 +85,10 @@ class GaugeScraper:
 
 
 def parse_metrics_page(text: str) -> Mapping[str, GaugeValues]:
-    """Return the values of each engine model on a metrics page. Raises ValueError for any other text."""
+    """Return the values of each engine model on a metrics page.
+
+    Raises ValueError for any other text.
+    """
     found: dict[str, dict[str, dict[str, float]]] = {}
     for family in text_string_to_metric_families(text):
         label = GAUGE_LABELS.get(family.name)
@@ -94,7 +99,10 @@ def parse_metrics_page(text: str) -> Mapping[str, GaugeValues]:
 
 
 def gauges_from_values(values: GaugeValues) -> EngineGauges | None:
-    """Return a model's gauges, or None if the page does not show its requests. Gauges of the cache may be missing."""
+    """Return a model's gauges, or None if the page does not show its requests.
+
+    Gauges of the cache may be missing.
+    """
     requests, blocks = values.get(REQUESTS, {}), values.get(BLOCKS, {})
     if "active" not in requests:
         return None

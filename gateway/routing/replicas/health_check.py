@@ -1,4 +1,7 @@
-"""The health of a replica, from its reports, its failures and Triton's readiness. Pure: callers pass a monotonic time."""
+"""The health of a replica, from its reports, its failures and Triton's readiness.
+
+Pure: callers pass a monotonic time.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +20,10 @@ class HealthCheck:
     """The health of one replica."""
 
     def __init__(self, is_reporting: bool, now: float) -> None:
-        """Start without any report. `is_reporting` says that the engine reports its state by itself."""
+        """Start without any report.
+
+        `is_reporting` says that the engine reports its state by itself.
+        """
         self.is_reporting, self.draining = is_reporting, False
         self._last_report: float | None = None
         self._disconnected = self._failed = False
@@ -66,7 +72,9 @@ class HealthCheck:
         return "draining" if self.draining else "ready"
 
     def _derived_state(self) -> ReplicaState:
-        """Derive the state from Triton's readiness and recent failures, for an engine that reports no state."""
+        """Derive the state from Triton's readiness and recent failures, for an engine that reports
+        no state.
+        """
         if not self._is_loaded:
             return "gone" if self._last_report is not None else "starting"
         self._last_report = self._updated

@@ -42,7 +42,10 @@ class InFlightTracker:
         return len(self._requests)
 
     def add(self, tokens: int, is_counted: bool, prompt: int = 0) -> InFlightRequest:
-        """Add a request of `prompt` tokens, `tokens` of them uncached. `is_counted`: the view includes it already."""
+        """Add a request of `prompt` tokens, `tokens` of them uncached.
+
+        `is_counted`: the view includes it already.
+        """
         request = InFlightRequest(tokens, prompt)
         self._requests[request] = None
         if not is_counted:

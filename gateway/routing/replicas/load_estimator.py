@@ -1,11 +1,11 @@
 """An estimate of the state of a replica that does not report it, from this gateway's own streams.
 
-NVIDIA's C++ backend sends no step messages. What a gateway can see is when it sent a request, when tokens arrive, and
-twice a second the server's gauges. From this it derives the fields of a `ReplicaView`. Pure: the caller brings the
-time, so the simulator runs this code unchanged.
+NVIDIA's C++ backend sends no step messages. What a gateway can see is when it sent a request, when
+tokens arrive, and twice a second the server's gauges. From this it derives the fields of a
+`ReplicaView`. Pure: the caller brings the time, so the simulator runs this code unchanged.
 
-A decoding sequence gets one token per step. So a step has ended when a sequence gets its second token since the last
-step ended. A request without a first token is still to be read.
+A decoding sequence gets one token per step. So a step has ended when a sequence gets its second
+token since the last step ended. A request without a first token is still to be read.
 """
 
 from __future__ import annotations
@@ -21,18 +21,21 @@ from llmops.gateway.routing.replicas.step_time_model import OBSERVATION_WINDOW, 
 DECODE_STEPS_PER_OBSERVATION = 8
 #: Steps after which a group is dropped in which a prompt waits and none is finished.
 MAX_STEPS_PER_OBSERVATION = 512
-#: Share of the newest step in the mean of prompt tokens per step, as `Replica` has it for reported steps.
+#: Share of the newest step in the mean of prompt tokens per step, as `Replica` has it for reported
+#: steps.
 PROMPT_TOKENS_SMOOTHING = 0.1
-#: Share of the decoding sequences that must have a token of a step before the next step can begin. Tokens that
-#: one slow reader finds at once are no steps.
+#: Share of the decoding sequences that must have a token of a step before the next step can begin.
+#: Tokens that one slow reader finds at once are no steps.
 STEP_MAJORITY = 0.5
 
-#: Seconds after the end of a step in which a request that is sent still takes part in the next step.
+#: Seconds after the end of a step in which a request that is sent still takes part in the next
+#: step.
 SAME_STEP_TOLERANCE = 1e-4
 
 #: Weight of the newest gauges in the mean by which they exceed this gateway's requests.
 GAUGE_SMOOTHING = 0.5
-#: Seconds for which the last gauges say what other gateways have sent, while no new ones can be read.
+#: Seconds for which the last gauges say what other gateways have sent, while no new ones can be
+#: read.
 GAUGES_MAX_AGE = 2.0
 
 
@@ -57,7 +60,9 @@ class EngineGauges(NamedTuple):
 
 
 class _StepTotals:
-    """Sums over one step or several: sequences, cached tokens, prompt tokens, and seconds, also of those with prefill."""
+    """Sums over one step or several: sequences, cached tokens, prompt tokens, and seconds, also of
+    those with prefill.
+    """
 
     __slots__ = ("batches", "contexts", "count", "prompt_tokens", "reading", "seconds")
 
@@ -77,8 +82,8 @@ class _StepTotals:
 class LoadEstimator:
     """An estimate of one replica's state, kept in its view.
 
-    In the view, `in_flight` counts the requests without a first token and `running` the others. `running` and `waiting`
-    include requests of other gateways as far as the gauges show them.
+    In the view, `in_flight` counts the requests without a first token and `running` the others.
+    `running` and `waiting` include requests of other gateways as far as the gauges show them.
     """
 
     def __init__(self, view: ReplicaView, in_flight: InFlightTracker) -> None:
@@ -88,22 +93,30 @@ class LoadEstimator:
         # tokens per second of the latest prefills, and their tokens
         self._rates: deque[tuple[float, float]] = deque(maxlen=OBSERVATION_WINDOW)
         self._next_rate = 1
-        # own decoding sequences, their tokens in the cache, how many of these were cached before, and all own requests
+        # own decoding sequences, their tokens in the cache, how many of these were cached before,
+        # and all own requests
         self._decoding = self._context = self._shared = self._open = 0
-        # number of the current step, time at which the last one ended, and sequences with a token since
+        # number of the current step, time at which the last one ended, and sequences with a token
+        # since
         self._step, self._step_ended, self._advanced = 0, 0.0, 0
-        # first tokens since the last step ended: time, and prompt tokens that were computed for each
+        # first tokens since the last step ended: time, and prompt tokens that were computed for
+        # each
         self._first_tokens: list[tuple[float, int]] = []
-        # requests without a first token when the last step ended: only these can be in the next step's prefill
+        # requests without a first token when the last step ended: only these can be in the next
+        # step's prefill
         self._waiting_before = 0
-        # the last step, to which late first tokens may still belong, and the group that it will join
+        # the last step, to which late first tokens may still belong, and the group that it will
+        # join
         self._last_step, self._group = _StepTotals(), _StepTotals()
         self._prompt_tokens_mean = 0.0
-        # decoding sequences of other gateways, and the mean of uncached tokens in this gateway's prompts
+        # decoding sequences of other gateways, and the mean of uncached tokens in this gateway's
+        # prompts
         self._others, self._prompt_mean = 0, 0.0
-        # smoothed excess of the gauges over own requests, and over own requests without a first token
+        # smoothed excess of the gauges over own requests, and over own requests without a first
+        # token
         self._excess = self._excess_waiting = 0.0
-        # the latest gauges, their time, and the tokens that own sequences had added to the cache by then
+        # the latest gauges, their time, and the tokens that own sequences had added to the cache by
+        # then
         self._gauges, self._gauges_at, self._added_before = EngineGauges(), 0.0, 0
 
     def record_sent(self, request: InFlightRequest, now: float) -> None:
@@ -139,7 +152,8 @@ class LoadEstimator:
             self._idle()
 
     def update_gauges(self, gauges: EngineGauges, now: float) -> None:
-        """Update from the server's gauges: requests beyond this gateway's own belong to other gateways.
+        """Update from the server's gauges: requests beyond this gateway's own belong to other
+        gateways.
 
         Gauges are a little older than this gateway's counts, so the difference is smoothed.
         """
@@ -212,7 +226,10 @@ class LoadEstimator:
         self._publish()
 
     def _join(self, step: _StepTotals) -> None:
-        """Add a step to its group. A group ends with a finished prefill, or after some steps without prefill."""
+        """Add a step to its group.
+
+        A group ends with a finished prefill, or after some steps without prefill.
+        """
         group = self._group
         if step.reading and not group.reading and group.count:
             self._observe_group()
@@ -260,7 +277,9 @@ class LoadEstimator:
 
 
 def _weighted_median(rates: deque[tuple[float, float]]) -> float:
-    """Return the median of the rates, weighted by tokens: short prompts only say how long a step takes."""
+    """Return the median of the rates, weighted by tokens: short prompts only say how long a step
+    takes.
+    """
     half, passed, median = sum(tokens for _, tokens in rates) / 2, 0.0, 0.0
     for rate, tokens in sorted(rates):
         if passed < half:

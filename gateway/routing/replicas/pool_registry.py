@@ -1,4 +1,6 @@
-"""The replica pools of all models: which replicas each model has, and the tasks that keep their state fresh."""
+"""The replica pools of all models: which replicas each model has, and the tasks that keep their
+state fresh.
+"""
 
 from __future__ import annotations
 
@@ -56,8 +58,10 @@ class PoolRegistry:
 
         Args:
             create_pool: Returns a new pool for the model of this name.
-            create_engine: Wraps a pool in an engine with failover; without it answers end with their replica.
-            on_misrouted: Called with a model of which another engine answers than its metadata announces.
+            create_engine: Wraps a pool in an engine with failover; without it answers end with
+                their replica.
+            on_misrouted: Called with a model of which another engine answers than its metadata
+                announces.
             scraper: Reads the gauges of replicas that do not report their state.
             reconnect_timeout: Seconds that a broken step stream has to reconnect.
         """
@@ -116,7 +120,9 @@ class PoolRegistry:
             yield from replicas.values()
 
     def _combine_model(self, places: Sequence[ModelReplica[Any]]) -> ModelReplica[Any]:
-        """Return one model for its replicas, with a batch as large as all replicas and the queue together."""
+        """Return one model for its replicas, with a batch as large as all replicas and the queue
+        together.
+        """
         first = first_ready(places)
         name = first.model.parent or first.model.name
         pool = self.pools[name]
@@ -183,7 +189,9 @@ class PoolRegistry:
 
 
 class UnstablePromptReporter:
-    """Logs and counts tenants whose prompts change at their beginning, which costs them the prefix cache."""
+    """Logs and counts tenants whose prompts change at their beginning, which costs them the prefix
+    cache.
+    """
 
     def __init__(self, model: str, metrics: GatewayMetrics) -> None:
         self._model, self._detector = model, UnstablePromptDetector()
@@ -240,7 +248,9 @@ def create_pool_registry(settings: GatewaySettings, metrics: GatewayMetrics) -> 
 
 
 def _duplicate_addresses(replicas: Iterable[Replica]) -> dict[str, str]:
-    """Return the replicas that are another replica under a second address, and why they are excluded."""
+    """Return the replicas that are another replica under a second address, and why they are
+    excluded.
+    """
     first: dict[str, str] = {}
     problems = {}
     for replica in replicas:

@@ -69,7 +69,8 @@ class Replica:
             adapters=frozenset(adapter.name for adapter in model.card.adapters),
         )
         self.health = HealthCheck(model.card.state and isinstance(self.engine, StepStreamTransport), clock())
-        # identity of the engine's process, as it reports it, and why the replica is excluded, if it is
+        # identity of the engine's process, as it reports it, and why the replica is excluded, if it
+        # is
         self.instance, self.problem = "", ""
         self.open_streams = 0
         self._policy, self._clock = policy, clock
@@ -92,7 +93,9 @@ class Replica:
 
     @property
     def engine_model(self) -> str:
-        """Return the engine's model name in Triton, or an empty string if the settings do not name it."""
+        """Return the engine's model name in Triton, or an empty string if the settings do not name
+        it.
+        """
         return self.replica_id.rpartition("=")[2].partition("/")[2]
 
     def start(self, reconnect_timeout: float) -> None:
@@ -106,7 +109,8 @@ class Replica:
             self.engine.unwatch()
 
     def reserve(self, tokens: int, is_counted: bool, prompt: int = 0) -> InFlightRequest:
-        """Take a slot until `release`, for a request with `prompt` tokens of which `tokens` are not cached.
+        """Take a slot until `release`, for a request with `prompt` tokens of which `tokens` are not
+        cached.
 
         `is_counted` says that the in-flight counts of the view include the request already.
         """
@@ -117,7 +121,10 @@ class Replica:
         return in_flight
 
     async def open(self, request: EngineRequest, in_flight: InFlightRequest) -> TokenStream:
-        """Open a request that has a slot. Raises UnavailableError if the replica cannot be reached."""
+        """Open a request that has a slot.
+
+        Raises UnavailableError if the replica cannot be reached.
+        """
         adapter = request.extras.get(LORA_TASK_ID, 0)
         if adapter and adapter not in {one.id for one in self.model.card.adapters}:
             raise UnavailableError(f"The replica {self.replica_id} does not have the adapter.")
@@ -141,8 +148,8 @@ class Replica:
     def update_state(self) -> ReplicaState:
         """Return the current state and publish it in the view.
 
-        The open streams of a replica that stopped responding end once another replica can continue them. Until then
-        they stay, because the engine may only be slow.
+        The open streams of a replica that stopped responding end once another replica can continue
+        them. Until then they stay, because the engine may only be slow.
         """
         before = self.view.state
         state = "gone" if self.problem else self.health.update(self._clock())
@@ -161,7 +168,9 @@ class Replica:
         return state
 
     def declare_demand(self, tokens: int, demand: float) -> None:
-        """Declare to the engine what waits in this gateway; the engine reports the sum to all gateways."""
+        """Declare to the engine what waits in this gateway; the engine reports the sum to all
+        gateways.
+        """
         if isinstance(self.engine, StepStreamTransport):
             self.engine.declare_demand(min(tokens, _MAX_INT32), min(round(demand * DEMAND_SCALE), _MAX_INT32))
 
@@ -170,7 +179,9 @@ class Replica:
         self.health.record_failure(self._clock())
 
     def assume_cached(self, prompt: RoutingRequest, output: bytes) -> None:
-        """Assume that a measured replica has cached a prompt and the token ids (INT32) of its answer."""
+        """Assume that a measured replica has cached a prompt and the token ids (INT32) of its
+        answer.
+        """
         # the last token of an answer is never computed
         hashes = block_hashes(prompt.ids + output[:-4], self.view.tokens_per_block, prompt.salt)
         self._policy.stored(self.replica_id, hashes)
@@ -187,7 +198,7 @@ class Replica:
             self._policy.limit(self.replica_id, gauges.blocks)
         self._on_change()
 
-    # -- notifications of the step stream -----------------------------------------------------------------------------
+    # -- notifications of the step stream ----------------------------------------------------------
     def on_state(self, state: EngineState) -> None:
         """Take over the state that the engine reports, unless its numbers contradict each other."""
         self.health.record_report(self._clock(), bool(state.draining))
@@ -213,7 +224,10 @@ class Replica:
                 view.prefill_rate = self._prefill_rate.add(state.prefill_tokens, seconds)
 
     def on_cache_event(self, kind: int, hashes: Sequence[int]) -> None:
-        """Pass blocks that the engine stored or evicted to the policy. `kind` is KV_STORED, KV_REMOVED or KV_CLEARED."""
+        """Pass blocks that the engine stored or evicted to the policy.
+
+        `kind` is KV_STORED, KV_REMOVED or KV_CLEARED.
+        """
         if kind == KV_STORED:
             self._policy.stored(self.replica_id, hashes)
         elif kind == KV_CLEARED:
@@ -232,7 +246,10 @@ class Replica:
             self.update_state()
 
     def on_disconnect(self, error: ApiError) -> None:
-        """Record that the step stream ended; it is opened again. Repeated errors are logged once."""
+        """Record that the step stream ended; it is opened again.
+
+        Repeated errors are logged once.
+        """
         if error.full_message != self._logged_error:
             self._logged_error = error.full_message
             log.info("the stream from replica %s of %s ended: %s", self.replica_id, self.model.name, error.full_message)

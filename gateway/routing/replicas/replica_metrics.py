@@ -22,7 +22,10 @@ class ReplicaMetricsCollector(Collector):
     """The replica metrics of all models. Adapters count with their base model."""
 
     def __init__(self, registry: ModelRegistry, pools: PoolRegistry | None) -> None:
-        """Collect from `registry`. Without `pools` a replica is ready or gone, as its Triton says."""
+        """Collect from `registry`.
+
+        Without `pools` a replica is ready or gone, as its Triton says.
+        """
         self._registry, self._pools = registry, pools
 
     def collect(self) -> Iterator[Metric]:

@@ -57,7 +57,8 @@ class ReplicaPool(Engine):
         Args:
             name: Name of the model.
             policy: Chooses a replica for each request.
-            salt: Returns the number that keeps a request's prefixes apart from other tenants'; 0 if they are shared.
+            salt: Returns the number that keeps a request's prefixes apart from other tenants'; 0 if
+                they are shared.
             controller: Admission control; without it requests are sent at once.
             on_prompt: Called with the tenant and the token ids (INT32) of each new prompt.
             clock: Monotonic clock in seconds.
@@ -84,7 +85,8 @@ class ReplicaPool(Engine):
         return [replica.view for replica in self.replicas.values()]
 
     async def open(self, request: EngineRequest) -> TokenStream:
-        """Open a request on the best replica, or on the next best ones if that one cannot be reached.
+        """Open a request on the best replica, or on the next best ones if that one cannot be
+        reached.
 
         A request that failed over keeps its first salt and excludes the replicas that failed.
 
@@ -115,7 +117,10 @@ class ReplicaPool(Engine):
                 return stream
 
     async def _assign(self, request: EngineRequest, routing: RoutingRequest) -> ReplicaStream:
-        """Return a stream that holds a slot of a replica, as soon as there is one. Raises UnavailableError."""
+        """Return a stream that holds a slot of a replica, as soon as there is one.
+
+        Raises UnavailableError.
+        """
         queued_request = None
         if self.queue is None:
             at = self.policy.choose(routing, self.views)
@@ -166,7 +171,9 @@ class ReplicaPool(Engine):
                 replica.declare_demand(waiting.bytes // 4, demand)
 
     def _preempt(self, controller: AdmissionController) -> None:
-        """Preempt the least urgent request on replicas whose KV cache is full, at most once per PREEMPTION_INTERVAL."""
+        """Preempt the least urgent request on replicas whose KV cache is full, at most once per
+        PREEMPTION_INTERVAL.
+        """
         now = self._clock()
         if now - self._preempted_at < PREEMPTION_INTERVAL:
             return
@@ -226,8 +233,10 @@ class ReplicaStream(TokenStream):
             pool: The pool to notify when the slot is released.
             replica: The replica that the slot belongs to.
             in_flight: The request as the replica counts it.
-            queued_request: The request as admission control charges it, if there is admission control.
-            cached_prompt: Prompt to record as cached with its answer, for a replica that does not report its cache.
+            queued_request: The request as admission control charges it, if there is admission
+                control.
+            cached_prompt: Prompt to record as cached with its answer, for a replica that does not
+                report its cache.
         """
         self.queued_request, self.tokens = queued_request, 0
         self._pool, self._replica, self._in_flight = pool, replica, in_flight

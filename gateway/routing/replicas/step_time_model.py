@@ -5,22 +5,27 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-#: Observations that a fit looks at: a change of the engine's speed is learnt within about ten seconds.
+#: Observations that a fit looks at: a change of the engine's speed is learnt within about ten
+#: seconds.
 OBSERVATION_WINDOW = 96
-#: New observations between two fits, once there are as many. Before that, each doubling is followed by a fit.
+#: New observations between two fits, once there are as many. Before that, each doubling is followed
+#: by a fit.
 FIT_INTERVAL = 32
 #: Passes of reweighted least squares, which approach the least absolute deviation.
 REWEIGHTING_PASSES = 4
 #: Multiple of its expected duration that an observation counts for at most.
 OUTLIER_FACTOR = 3.0
-#: Weight of the ridge penalty, which keeps what the window says nothing of, such as prompts while none comes.
+#: Weight of the ridge penalty, which keeps what the window says nothing of, such as prompts while
+#: none comes.
 RIDGE_WEIGHT = 1e-4
 
 
 class FittedStepTimeModel:
-    """The model `a + b · batch + c · context + d · prompt tokens`, in seconds per step, with no negative coefficient.
+    """The model `a + b · batch + c · context + d · prompt tokens`, in seconds per step, with no
+    negative coefficient.
 
-    The fit minimises absolute relative errors, so a single outlier moves it no more than any other observation does.
+    The fit minimises absolute relative errors, so a single outlier moves it no more than any other
+    observation does.
     """
 
     def __init__(self) -> None:
@@ -35,7 +40,9 @@ class FittedStepTimeModel:
         return self._count > 0
 
     def start(self, seconds_per_prompt_token: float) -> None:
-        """Assume this until steps were observed, so that a first prompt's time is not taken for every step's."""
+        """Assume this until steps were observed, so that a first prompt's time is not taken for
+        every step's.
+        """
         if not self:
             self.coefficients = (0.0, 0.0, 0.0, seconds_per_prompt_token)
 
