@@ -32,9 +32,6 @@ class ValueSeries:
     def inc(self, by: float = 1.0) -> None:
         self.value += by
 
-    def dec(self) -> None:
-        self.value -= 1.0
-
 
 class HistogramSeries:
     """One histogram.
