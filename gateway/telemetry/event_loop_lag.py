@@ -49,7 +49,7 @@ _THREAD = re.compile(r"^(?:Current t|T)hread 0x", re.MULTILINE)
 _CALL = re.compile(r'  File "(?P<path>.*)", line (?P<line>\d+) in (?P<name>.*)')
 _MAX_DUMP_BYTES = 1 << 18
 # modules whose frames are always on the stack
-_ENTRY_POINTS = (str(Path(_PACKAGE) / "server.py"), str(Path(_PACKAGE) / "supervisor.py"))
+_ENTRY_POINTS = (str(Path(_PACKAGE) / "launcher.py"), str(Path(_PACKAGE) / "supervisor.py"))
 
 
 class EventLoopMonitor:
