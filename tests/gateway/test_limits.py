@@ -172,7 +172,7 @@ async def test_a_slow_body_is_408_and_closed(card, tokenizer, monkeypatch, name)
         assert error_in(answer) == (408, "request_timeout")
         assert b"connection: close" in answer
         assert bool(holders) == (not name.startswith("no"))
-        assert all(one.held == 0 for one in holders)
+        assert all(one.buffered_bytes == 0 for one in holders)
 
 
 @given(st.floats(0, 1e5), st.integers(0, 2**24))
@@ -384,7 +384,7 @@ async def test_no_client_holds_all_of_them():
     late = RequestContext("late", caller=Caller(share="b"))
     holding.take(1000, late)
     holding.after(late, Outcome(200))
-    assert (holding.held, late.held) == (15_000, 0)
+    assert (holding.held, late.buffered_bytes) == (15_000, 0)
 
 
 async def test_a_body_alone_is_never_too_large():
