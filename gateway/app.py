@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
@@ -31,7 +31,12 @@ from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.http.error_handlers import add_exception_handlers
 from llmops.gateway.http.middleware import Check, GatewayApp
 from llmops.gateway.http.request_body import BodyReader
-from llmops.gateway.http.telemetry_checks import RequestCounter, create_access_log_check, create_trace_check
+from llmops.gateway.http.telemetry_checks import (
+    ExportingCheck,
+    RequestCounter,
+    create_access_log_check,
+    create_trace_check,
+)
 from llmops.gateway.interfaces import Usage
 from llmops.gateway.ratelimit.buffered_bytes import BufferedBytes
 from llmops.gateway.ratelimit.rate_limit_check import create_limit_check
@@ -86,7 +91,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     if usage is not None:
         metrics.numbers(metric_definitions.USAGE_LAG).labels().read = usage.lag
     traces, access_log = create_trace_check(settings, metrics), create_access_log_check(settings, metrics)
-    exporters = [check for check in (traces, access_log) if check is not None]
+    exporters: list[ExportingCheck] = [check for check in (traces, access_log) if check is not None]
     safety = create_safety(settings.safety, metrics, text_embedder(models.of(EmbeddingModel)))
     service = AppState(
         models=models.of(GenerativeModel),
@@ -165,7 +170,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     add_exception_handlers(app)
     health = HealthEndpoints(models, metrics)
     app.state.health, app.state.metrics, app.state.service = health, metrics, service
-    endpoints: list[_Routes] = [
+    endpoints: list[Any] = [
         conversations,
         ChatCompletionsEndpoint(service),
         CompletionsEndpoint(service),
@@ -188,16 +193,8 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     return app
 
 
-class _Routes(Protocol):
-    def add_routes(self, app: GatewayApp) -> None: ...
-
-
-class _Closable(Protocol):
-    def close(self) -> None: ...
-
-
-async def _close_in_threads(parts: Sequence[_Closable]) -> None:
-    await asyncio.gather(*(asyncio.to_thread(part.close) for part in parts))
+async def _close_in_threads(exporters: Sequence[ExportingCheck]) -> None:
+    await asyncio.gather(*(asyncio.to_thread(exporter.close) for exporter in exporters))
 
 
 def _add_control_routes(app: FastAPI) -> None:
