@@ -30,7 +30,7 @@ def command(config: Path | None, replicas: tuple[str, ...], **flags: Any) -> Non
     from llmops.gateway.settings import load_settings
 
     settings = load_settings(config, replicas=list(replicas) or None, **flags)
-    from llmops.gateway.auth.exposure import exposure_summary
+    from llmops.gateway.auth.authentication import exposure_summary
     from llmops.gateway.launcher import run
     from llmops.gateway.logging_setup import configure_logging
 

@@ -147,7 +147,7 @@ class Stack:
             open_: Require no keys.
             max_tokens: Tokens of an answer whose request names no limit, where the settings name none either.
         """
-        from llmops.gateway.auth.exposure import keys_required
+        from llmops.gateway.auth.authentication import keys_required
         from llmops.gateway.http.server import bind
         from llmops.gateway.settings import SamplingSettings, load_settings
         from llmops.urls import is_loopback

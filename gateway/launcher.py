@@ -15,7 +15,7 @@ from contextlib import ExitStack, closing
 
 from llmops.errors import InputError
 from llmops.gateway.app import Plugin, create_app
-from llmops.gateway.auth.exposure import keys_required
+from llmops.gateway.auth.authentication import keys_required
 from llmops.gateway.http.server import DrainingServer, bind, tune_garbage_collector, uvicorn_config
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.supervisor import Supervisor

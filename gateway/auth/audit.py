@@ -1,4 +1,4 @@
-"""Who was refused, for the audit log: counted by the minute, so that a storm is a few lines and not a line each."""
+"""Rejected requests in the audit log, counted per minute: a storm of them becomes a few entries."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from llmops.gateway.interfaces import Caller, Outcome
 
 log = logging.getLogger(__name__)
 
-# seconds for which refusals are counted before they are written
+#: Seconds for which rejections are counted before they are written.
 WINDOW = 60.0
-# whom and what is told apart in that time; those beyond count as the others
+#: Combinations of actor, route and status that are counted apart in one window. All others count as `OTHERS`.
 MAX_GROUPS = 200
 OTHERS = "others"
 AUDITED_STATUSES = frozenset({401, 403})
@@ -26,7 +26,7 @@ AUDITED_STATUSES = frozenset({401, 403})
 
 @dataclass(frozen=True, slots=True)
 class RejectionCount:
-    """So many, alike, from `first` to `last`. `actor`: `key:` or `user:` and its id, or `address:` and a stranger's."""
+    """Equal rejections from `first` to `last`. `actor` is `key:ID`, `user:ID` or `address:IP`."""
 
     actor: str
     tenant_id: str
@@ -36,23 +36,24 @@ class RejectionCount:
     first: datetime
     last: datetime
 
-    def again(self, count: int, last: datetime) -> RejectionCount:
+    def plus(self, count: int, last: datetime) -> RejectionCount:
         return replace(self, count=self.count + count, last=last)
 
 
 class AuditLog(ABC):
-    """Where refusals are written."""
+    """An interface to the place where rejections are written."""
 
     @abstractmethod
-    async def write(self, refusals: Sequence[RejectionCount]) -> None:
-        """All of them or none. Raises LlmopsError where it cannot."""
+    async def write(self, rejections: Sequence[RejectionCount]) -> None:
+        """Write all of them or none. Raises LlmopsError."""
 
     async def close(self) -> None:
+        """Close connections."""
         return
 
 
 class RejectionAudit:
-    """What was refused since the last writing. Nothing runs while nothing is refused."""
+    """The rejections since the last write. No task runs while there are none."""
 
     def __init__(self, audit: AuditLog, window: float = WINDOW, now: Callable[[], datetime] = utc_now) -> None:
         self._audit, self._window, self._now = audit, window, now
@@ -60,7 +61,7 @@ class RejectionAudit:
         self._writing: asyncio.Task[None] | None = None
 
     def note(self, context: RequestContext, outcome: Outcome) -> None:
-        """The end of a request: whether it was refused."""
+        """Count the request if it was rejected for its credential."""
         if outcome.status not in AUDITED_STATUSES:
             return
         now, caller = self._now(), context.caller
@@ -69,7 +70,7 @@ class RejectionAudit:
             self._writing = asyncio.get_running_loop().create_task(self._write_soon(), name="write-refusals")
 
     async def close(self) -> None:
-        """What is not written yet is."""
+        """Write what is counted, and end."""
         if self._writing is not None:
             self._writing.cancel()
             await asyncio.gather(self._writing, return_exceptions=True)
@@ -77,12 +78,12 @@ class RejectionAudit:
         await self._audit.close()
 
     def _count(self, new: RejectionCount) -> None:
-        of = (new.actor, new.route, new.status)
-        if of not in self._counted and len(self._counted) >= MAX_GROUPS:
+        group = (new.actor, new.route, new.status)
+        if group not in self._counted and len(self._counted) >= MAX_GROUPS:
             new = replace(new, actor=OTHERS, tenant_id="", route="")
-            of = (new.actor, new.route, new.status)
-        known = self._counted.get(of)
-        self._counted[of] = new if known is None else known.again(new.count, new.last)
+            group = (new.actor, new.route, new.status)
+        known = self._counted.get(group)
+        self._counted[group] = new if known is None else known.plus(new.count, new.last)
 
     async def _write_soon(self) -> None:
         while self._counted:
@@ -99,16 +100,16 @@ class RejectionAudit:
         except asyncio.CancelledError:
             self._keep(counted)
             raise
-        except Exception as error:  # noqa: BLE001  whatever it is made of
+        except Exception as error:  # noqa: BLE001  no error may end the audit
             self._keep(counted)
-            said = error.message if isinstance(error, LlmopsError) else type(error).__name__
-            log.error("refusals cannot be written to the audit log, and are kept for later. %s", said)
+            reason = error.message if isinstance(error, LlmopsError) else type(error).__name__
+            log.error("refusals cannot be written to the audit log, and are kept for later. %s", reason)
 
     def _keep(self, counted: dict[tuple[str, str, int], RejectionCount]) -> None:
-        """What could not be written, with what came meanwhile."""
+        """Put back what could not be written, and add what was counted meanwhile."""
         newer, self._counted = self._counted, counted
-        for refusal in newer.values():
-            self._count(refusal)
+        for rejection in newer.values():
+            self._count(rejection)
 
 
 def _actor(caller: Caller) -> str:

@@ -1,17 +1,21 @@
-"""The check of the door: nobody passes without a key, once there are keys."""
+"""The check that authenticates requests: once there are keys, no request passes without one.
+
+Also the check before the port is opened: a gateway without keys may not listen on a public host.
+"""
 
 from __future__ import annotations
 
+import asyncio
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from starlette.types import Scope
 
 from llmops.distribution import missing_extra
+from llmops.errors import InputError
 from llmops.gateway.auth.audit import RejectionAudit
-from llmops.gateway.auth.combined import CombinedDirectory
 from llmops.gateway.auth.credential_cache import CachedDirectory
-from llmops.gateway.auth.directory import Directory, MemberDirectory
+from llmops.gateway.auth.directory import CombinedDirectory, Directory
 from llmops.gateway.auth.revocation import REVOCATION_INTERVAL, RevocationWatch
 from llmops.gateway.errors import ForbiddenError, InvalidKeyError, MissingKeyError, UnavailableError
 from llmops.gateway.http import api_docs
@@ -19,79 +23,92 @@ from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Caller, Outcome
 from llmops.gateway.settings import GatewaySettings, OidcSettings
+from llmops.urls import is_loopback
 
 if TYPE_CHECKING:
     from llmops.gateway.auth.keys import KeyDirectory
 
-# may ask whether the gateway lives, and nothing of what it serves
+#: The caller of a route that asks for no key. It may see that the gateway lives, and nothing of what it serves.
 ANONYMOUS_CALLER = Caller(scopes=frozenset())
 HEALTH_PREFIX = "/health"
-# the chat page and its files, which are the same for all; what it shows comes from routes that ask for a key
+#: The chat page and its files are the same for all; their content comes from routes that ask for a key.
 CHAT_PAGE_ROUTES = frozenset({"/", "/assets/{name:path}"})
-# by the beginning of a route's path: the scopes of which one is enough; all others are for `inference`
+#: The scopes of which a key needs one, by the beginning of a route's path. All other routes need `inference`.
 ROUTE_SCOPES = (
     ("/metrics", ("metrics",)),
     ("/replicas", ("metrics", "inference")),
     ("/api/admin", ("admin",)),
     ("/v1/organization", ("usage",)),
-    # its own; what its tenant used is for `usage`
+    # With `inference` a key sees its own usage, with `usage` that of its tenant.
     ("/api/usage", ("usage", "inference")),
 )
 
 
 class Authentication(Check):
-    """Refuses by default: every route asks for a key, also one added later, but for /health/* without a query, the API
-    reference, and the files of the chat page."""
+    """Rejects requests without a valid key.
+
+    Every route asks for a key, also one that is added later. Exceptions: /health/* without a query, the API reference,
+    and the files of the chat page.
+    """
 
     def __init__(
-        self, directory: Directory, refusals: RejectionAudit | None = None, interval: float = REVOCATION_INTERVAL
+        self, directory: Directory, rejections: RejectionAudit | None = None, interval: float = REVOCATION_INTERVAL
     ) -> None:
-        """`interval`: seconds between two looks for keys whose running answers must end."""
-        self._directory, self._refusals = directory, refusals
+        """Create the check.
+
+        Args:
+            directory: Finds callers.
+            rejections: Counts rejected requests for the audit log.
+            interval: Seconds between two looks for keys whose running answers must end.
+        """
+        self._directory, self._rejections = directory, rejections
         self._running = RevocationWatch(directory, interval)
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
-        """Puts the caller on the context.
+        """Set the caller of the request.
 
-        Raises InvalidKeyError, ForbiddenError for a key without the route's scope, UnavailableError where nobody can
-        say whose a key is.
+        Raises:
+            InvalidKeyError: The key is missing, unknown, expired or revoked.
+            ForbiddenError: The key lacks the scope of the route.
+            UnavailableError: The key store cannot be reached.
         """
         if context.route in api_docs.DOCS_ROUTES or context.route in CHAT_PAGE_ROUTES:
             context.caller = ANONYMOUS_CALLER
             return
         credential = _credential_in(scope)
-        known = self._directory.known(credential) if credential is not None else None
-        if known is None:
+        caller = self._directory.known(credential) if credential is not None else None
+        if caller is None:
             probe = credential is None and context.route.startswith(HEALTH_PREFIX) and not scope["query_string"]
-            if not await self._asked(probe):
+            if not await self._has_credentials(probe):
                 return
             if probe:
                 context.caller = ANONYMOUS_CALLER
                 return
-            known = await self._caller(credential)
-        context.caller = known
-        wanted = required_scopes(context.route)
-        if wanted and context.caller.scopes.isdisjoint(wanted):
+            caller = await self._find(credential)
+        context.caller = caller
+        scopes = required_scopes(context.route)
+        if scopes and caller.scopes.isdisjoint(scopes):
             path = context.route.partition("/{")[0]
             raise ForbiddenError(
-                f"This API key does not have the scope '{wanted[0]}', which {path} asks for; use a key that has it."
+                f"This API key does not have the scope '{scopes[0]}', which {path} asks for; use a key that has it."
             )
-        if known.key_id and scope.get("method") == "POST":
+        if caller.key_id and scope.get("method") == "POST":
             self._running.enter(context, scope)
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
         self._running.leave(context)
-        if self._refusals is not None:
-            self._refusals.note(context, outcome)
+        if self._rejections is not None:
+            self._rejections.note(context, outcome)
 
     async def close(self) -> None:
+        """Write counted rejections, and close connections."""
         await self._running.close()
-        if self._refusals is not None:
-            await self._refusals.close()
+        if self._rejections is not None:
+            await self._rejections.close()
         await self._directory.close()
 
-    async def _asked(self, probe: bool) -> bool:
-        """Whether keys are asked for; whether the gateway lives must not hang on its store."""
+    async def _has_credentials(self, probe: bool) -> bool:
+        """Return True if keys are asked for. A liveness probe must not depend on the store."""
         try:
             return await self._directory.has_credentials()
         except UnavailableError:
@@ -99,7 +116,7 @@ class Authentication(Check):
                 return True
             raise
 
-    async def _caller(self, credential: str | None) -> Caller:
+    async def _find(self, credential: str | None) -> Caller:
         if credential is None:
             raise MissingKeyError
         if not self._directory.takes(credential):
@@ -112,28 +129,67 @@ class Authentication(Check):
 
 @lru_cache(maxsize=256)
 def required_scopes(route: str) -> tuple[str, ...]:
-    """One of which a key must have to ask there; empty where any key will do."""
+    """Return the scopes of which a key needs one on this route; empty if any key will do."""
     if route.startswith(HEALTH_PREFIX):
         return ()
-    return next((scopes for begins, scopes in ROUTE_SCOPES if route.startswith(begins)), ("inference",))
+    return next((scopes for prefix, scopes in ROUTE_SCOPES if route.startswith(prefix)), ("inference",))
 
 
 def create_authentication(settings: GatewaySettings) -> Authentication | None:
-    """None where nobody is asked for a key. Raises MissingDependencyError where libraries are not there."""
+    """Return the check, None if keys are never asked for.
+
+    Raises:
+        MissingDependencyError: A library is not installed.
+    """
     if settings.open or (settings.store is None and settings.oidc is None):
         return None
-    keys = None if settings.store is None else _keys(settings.store)
+    keys = None if settings.store is None else _key_directory(settings.store)
     directories: list[Directory] = [] if keys is None else [keys]
     if settings.oidc is not None:
-        directories.append(_tokens(settings.oidc, keys))
+        directories.append(_oidc_directory(settings.oidc, keys))
     lookups = settings.lookups
-    cached = [CachedDirectory(one, lookups.fresh, lookups.stale) for one in directories]
-    refusals = None if settings.store is None else _refusals(settings.store)
+    cached = [CachedDirectory(directory, lookups.fresh, lookups.stale) for directory in directories]
+    rejections = None if settings.store is None else _rejection_audit(settings.store)
     directory = cached[0] if len(cached) == 1 else CombinedDirectory(cached)
-    return Authentication(directory, refusals, min(lookups.fresh / 3, REVOCATION_INTERVAL))
+    return Authentication(directory, rejections, min(lookups.fresh / 3, REVOCATION_INTERVAL))
 
 
-def _keys(url: str) -> KeyDirectory:
+def keys_required(settings: GatewaySettings) -> bool:
+    """Return True if keys are asked for from the start on. Creates or migrates the store.
+
+    Raises:
+        InputError: The host is public, and keys are not asked for.
+        LlmopsError: The store cannot be opened.
+    """
+    authentication = create_authentication(settings)
+    # The store is opened now: a fault in it is reported at the start, not by the first request.
+    required = settings.store is not None and authentication is not None and _has_keys(settings.store)
+    required = required or (authentication is not None and settings.oidc is not None)
+    if required or settings.open or is_loopback(settings.host):
+        return required
+    missing = "its store has no keys" if settings.store else "it has no store of keys"
+    raise InputError(
+        f"On {settings.host} the gateway would answer anyone who reaches it, as {missing}: make a key with "
+        "`llmops key create` and name its store (--store URL), or say --open."
+    )
+
+
+def exposure_summary(settings: GatewaySettings, keys_are_required: bool) -> str:
+    """Return who can use the gateway, for the line that it starts with."""
+    clients = "this machine only" if is_loopback(settings.host) else f"anyone who reaches {settings.host}"
+    if keys_are_required:
+        return f"open to {clients}, with a key"
+    later = ", until its store has a key" if settings.store and not settings.open else ""
+    return f"open to {clients}, without a key{later}"
+
+
+def _has_keys(url: str) -> bool:
+    from llmops.gateway.auth.keys import store_has_keys
+
+    return asyncio.run(store_has_keys(url))
+
+
+def _key_directory(url: str) -> KeyDirectory:
     try:
         from llmops.gateway.auth.keys import KeyDirectory
     except ModuleNotFoundError as error:
@@ -141,24 +197,24 @@ def _keys(url: str) -> KeyDirectory:
     return KeyDirectory(url)
 
 
-def _refusals(url: str) -> RejectionAudit:
-    from llmops.gateway.auth.keys import SqlAuditLog
+def _rejection_audit(url: str) -> RejectionAudit:
+    from llmops.gateway.auth.keys import StoreAuditLog
 
-    return RejectionAudit(SqlAuditLog(url))
+    return RejectionAudit(StoreAuditLog(url))
 
 
-def _tokens(settings: OidcSettings, members: MemberDirectory | None) -> Directory:
+def _oidc_directory(settings: OidcSettings, members: KeyDirectory | None) -> Directory:
     try:
-        from llmops.gateway.auth.oidc import Tokens
+        from llmops.gateway.auth.oidc import OidcDirectory
     except ModuleNotFoundError as error:
         raise missing_extra(f"The setting `oidc` needs {error.name}, which is not installed", "oidc") from error
-    return Tokens(settings, members)
+    return OidcDirectory(settings, members)
 
 
 def _credential_in(scope: Scope) -> str | None:
-    """What may be a key: a Bearer token, as OpenAI's clients send it, or else `x-api-key`, as Anthropic's do.
+    """Return the Bearer token, which OpenAI's clients send, or else `x-api-key`, which Anthropic's send.
 
-    Another kind of authorization is what it is, so that it is told to be no key.
+    Of another kind of authorization the kind is returned: it is then refused as not being a key.
     """
     other, key = "", ""
     for name, value in scope["headers"]:

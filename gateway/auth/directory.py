@@ -1,17 +1,17 @@
-"""Where callers are found by what they send."""
+"""Directories: they find the caller that a credential belongs to."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Sequence
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
-from llmops.gateway.errors import UnavailableError
+from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.interfaces import Caller
 
 
 class CredentialUnavailableError(UnavailableError):
-    """503: one credential cannot be judged now. Others are looked up as before, and nothing is remembered."""
+    """503: this credential cannot be checked now. Others are looked up as before, and nothing is remembered."""
 
     def __init__(self, detail: str = "") -> None:
         super().__init__("This token cannot be checked now; try again.", code="keys_unavailable", detail=detail)
@@ -25,50 +25,87 @@ class Identity(NamedTuple):
 
 
 class Directory(ABC):
-    """Knows callers by their credentials. What is sent stays here: no message, log line or caller has any of it."""
+    """An interface to callers and their credentials. No message, log line or caller may contain a credential."""
 
+    #: The message for a credential that this directory does not take.
     foreign = "What was sent is not an API key of this gateway; such a key is sk-llmops- and 32 letters or digits."
-    """For who sent what it does not take."""
 
     @abstractmethod
     def takes(self, credential: str) -> bool:
-        """Whether it has the form of one that could be known here. Costs no look-up."""
+        """Return True if the credential has the form of one that this directory knows. Costs no look-up."""
 
     def known(self, credential: str) -> Caller | None:
-        """Whose it is, where that was found lately and is still true; None where `find` must be asked.
+        """Return the caller if a recent look-up is still valid, None if `find` must be called.
 
-        Raises InvalidKeyError for one that is over.
+        Raises:
+            InvalidKeyError: The credential has expired.
         """
         return None
 
     @abstractmethod
     async def find(self, credential: str) -> Caller | None:
-        """Whose it is; None for one that nobody has.
+        """Look the caller up. Return None for a credential that does not exist.
 
-        Raises InvalidKeyError for one that is over (expired, revoked), UnavailableError where nobody can say,
-        CredentialUnavailableError where nobody can say it of this one.
+        Raises:
+            InvalidKeyError: The credential has expired or was revoked.
+            UnavailableError: The directory cannot be reached.
+            CredentialUnavailableError: This credential cannot be checked now, others can.
         """
 
     @abstractmethod
     async def has_credentials(self) -> bool:
-        """Whether there ever was a credential, also one that is over. Raises UnavailableError."""
+        """Return True if a credential was ever created, also if it has expired since.
+
+        Raises:
+            UnavailableError: The directory cannot be reached.
+        """
 
     async def ended(self, keys: Sequence[str]) -> Collection[str]:
-        """Return the keys (ids) among `keys` whose running answers must end. Raises UnavailableError."""
+        """Return the key ids among `keys` whose running answers must end.
+
+        Raises:
+            UnavailableError: The directory cannot be reached.
+        """
         return ()
 
     async def close(self) -> None:
-        """Let go of what it holds."""
+        """Close connections."""
         return
 
 
-class MemberDirectory(Protocol):
-    """Tenants and their users, where callers come from elsewhere."""
+class CombinedDirectory(Directory):
+    """Several directories. A credential is looked up in the first one that takes its form, and in no other."""
 
-    async def member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
-        """`user` (an address) of `tenant`, made where there is none; with the tenant's quotas. From the first time on
-        the user is bound to `identity`: another identity with the same address is another person, and is refused.
+    foreign = (
+        "What was sent is neither an API key of this gateway (they begin with sk-llmops-) nor a token (JWT) of its "
+        "identity provider."
+    )
 
-        Raises InvalidKeyError for a tenant or user that cannot be, UnavailableError where nobody can say.
-        """
-        ...
+    def __init__(self, directories: Sequence[Directory]) -> None:
+        self._directories = directories
+
+    def takes(self, credential: str) -> bool:
+        return any(directory.takes(credential) for directory in self._directories)
+
+    def known(self, credential: str) -> Caller | None:
+        return next(filter(None, (directory.known(credential) for directory in self._directories)), None)
+
+    async def find(self, credential: str) -> Caller | None:
+        for directory in self._directories:
+            if directory.takes(credential):
+                return await directory.find(credential)
+        raise InvalidKeyError(self.foreign)
+
+    async def has_credentials(self) -> bool:
+        # The identity provider first: it always has credentials, and needs no store to say so.
+        for directory in reversed(self._directories):
+            if await directory.has_credentials():
+                return True
+        return False
+
+    async def ended(self, keys: Sequence[str]) -> Collection[str]:
+        return {key for directory in self._directories for key in await directory.ended(keys)}
+
+    async def close(self) -> None:
+        for directory in self._directories:
+            await directory.close()

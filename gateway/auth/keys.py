@@ -1,4 +1,4 @@
-"""Keys of a store. The only file of this room that knows what a store is."""
+"""API keys, members and the audit log in the store. No other module of this package uses the store."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from llmops.store.audit import AuditContext, record_action
 from llmops.store.errors import is_data_error
 from llmops.store.factory import LazyStore, open_store
 
-# of one query; SQLite takes 32,766 values, of which each key needs two
+#: Keys in one query: SQLite takes 32,766 values, and each key needs two.
 MAX_KEYS_PER_QUERY = 500
-# a store that has not answered by then counts as away
+#: Seconds after which a store that has not answered counts as away.
 STORE_TIMEOUT = 2.0
 _NOT_A_MEMBER_MESSAGE = "This token is of a user who cannot be one of its tenant."
 _REJECTION_MESSAGES = {
     "revoked": "This API key was revoked; use another.",
-    # its holder is told no more of the tenant
+    # The message does not say that the tenant was deleted.
     "tenant deleted": "This API key was revoked; use another.",
     "rotated": "This API key was rotated; use its new secret.",
     "expired": EXPIRED_KEY_MESSAGE,
@@ -41,7 +41,7 @@ _REJECTION_MESSAGES = {
 
 
 class KeyDirectory(Directory):
-    """One query at a time: what is asked for meanwhile travels with the next, whoever asks and for however many."""
+    """API keys in the store. Runs one query at a time; look-ups that arrive meanwhile share the next one."""
 
     def __init__(self, url: str) -> None:
         self._store = LazyStore(url, pool_size=2)
@@ -78,14 +78,28 @@ class KeyDirectory(Directory):
         await self._store.close()
 
     async def member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
-        """Raises InvalidKeyError for a tenant that is not there, for who is no address or of another tenant, and for
-        an address that is bound to another identity."""
+        """Return the caller for a user of an identity provider, and create the user at the first time.
+
+        The user is bound to `identity` from then on: another identity with the same address is another person.
+
+        Args:
+            tenant: The name of the tenant.
+            user: The address of the user.
+            identity: The issuer and the subject of the token.
+            scopes: The scopes of the token.
+            until: The end of the token, in seconds since 1970.
+
+        Raises:
+            InvalidKeyError: The tenant does not exist, or the user is invalid, of another tenant or another person.
+            UnavailableError: The store cannot be reached.
+            CredentialUnavailableError: The store failed on this user.
+        """
         try:
             return await wait_with_timeout(STORE_TIMEOUT, self._member(tenant, user, identity, scopes, until))
         except InvalidKeyError:
             raise
         except (SQLAlchemyError, ValueError, TypeError, OverflowError) as error:
-            # of what this token says: the store answers others
+            # The store failed on the values of this token; it answers others.
             if is_data_error(error):
                 raise InvalidKeyError(_NOT_A_MEMBER_MESSAGE) from error
             raise CredentialUnavailableError(f"The store failed ({type(error).__name__}).") from error
@@ -156,25 +170,29 @@ class KeyDirectory(Directory):
             return await has_any_key(connection)
 
 
-class SqlAuditLog(AuditLog):
-    """The store's."""
+class StoreAuditLog(AuditLog):
+    """The audit log of the store."""
 
     def __init__(self, url: str) -> None:
         self._store = LazyStore(url, pool_size=1)
 
-    async def write(self, refusals: Sequence[RejectionCount]) -> None:
+    async def write(self, rejections: Sequence[RejectionCount]) -> None:
         async with self._store.write() as connection:
-            for one in refusals:
-                seen = {"status": one.status, "count": one.count, "first": one.first.isoformat()}
-                by, tenant = AuditContext(one.actor, one.last), one.tenant_id or None
-                await record_action(connection, by, "access.refused", one.route, tenant, seen)
+            for rejection in rejections:
+                details = {
+                    "status": rejection.status,
+                    "count": rejection.count,
+                    "first": rejection.first.isoformat(),
+                }
+                by, tenant = AuditContext(rejection.actor, rejection.last), rejection.tenant_id or None
+                await record_action(connection, by, "access.refused", rejection.route, tenant, details)
 
     async def close(self) -> None:
         await self._store.close()
 
 
 async def store_has_keys(url: str) -> bool:
-    """Whether the store, made or migrated first where it has to be, has keys. Raises as `open_store` does."""
+    """Return True if the store has keys. Creates or migrates the store; raises what `open_store` raises."""
     async with await open_store(url, pool_size=1) as store, store.read() as connection:
         return await has_any_key(connection)
 
@@ -194,14 +212,14 @@ def _caller(row: KeyRow) -> Caller:
     return replace(caller, until=min(ends)) if ends else caller
 
 
-def _quotas(of: str, limits: Limits) -> Sequence[Quota]:
+def _quotas(owner: str, limits: Limits) -> Sequence[Quota]:
     budget = Budget(limits.budget.micros, limits.budget.period) if limits.budget else None
-    quota = Quota(of, limits.rpm, limits.tpm, limits.concurrent, budget)
-    return () if quota == Quota(of) else (quota,)
+    quota = Quota(owner, limits.rpm, limits.tpm, limits.concurrent, budget)
+    return () if quota == Quota(owner) else (quota,)
 
 
 def _unavailable(error: Exception) -> UnavailableError:
-    """`detail` is for the log; a driver's own text can hold what was asked for."""
+    """Return the error for requests. Its detail, for the log, leaves the driver's text out: that may hold values."""
     if isinstance(error, LlmopsError):
         detail = error.message
     elif isinstance(error, asyncio.TimeoutError):

@@ -1,24 +1,27 @@
-"""Callers by the tokens (JWT) of an identity provider: OpenID Connect."""
+"""Authentication by tokens (JWT) of an identity provider: OpenID Connect."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from uuid import NAMESPACE_URL, uuid5
 
 import jwt
 
 from llmops.gateway.auth.credential_cache import EXPIRED_KEY_MESSAGE
-from llmops.gateway.auth.directory import Directory, Identity, MemberDirectory
+from llmops.gateway.auth.directory import Directory, Identity
 from llmops.gateway.auth.jwks import JwksCache
 from llmops.gateway.errors import InvalidKeyError
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import OidcSettings
 from llmops.untrusted_text import is_safe_text
 
-# keys that both sides have are not among them: a public key is no secret to sign with
+if TYPE_CHECKING:
+    from llmops.gateway.auth.keys import KeyDirectory
+
+#: No HS256 and the like: they sign with the key that verifies, and a public key is no secret.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 KNOWN_SCOPES = frozenset({"inference", "usage", "metrics", "admin", "fairness"})
 _JWT_FORM = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+", re.ASCII)
@@ -41,16 +44,16 @@ _MAX_EXPIRY = 7_258_118_400.0
 INVALID_TOKEN_MESSAGE = "This token is not one that its issuer signed."
 
 
-class Tokens(Directory):
-    """Tokens of one issuer, each checked against its public keys. Whose they are their claims say.
+class OidcDirectory(Directory):
+    """Tokens of one issuer, checked against its public keys. The claims name the tenant and the user.
 
-    `members`: where tenants and users are kept; without, their names are all that is known of them.
+    With `members`, tenants and users must be in the store; without, their names are all that is known of them.
     """
 
     foreign = "What was sent is not a token (JWT) of this gateway's identity provider."
 
     def __init__(
-        self, settings: OidcSettings, members: MemberDirectory | None = None, jwks: JwksCache | None = None
+        self, settings: OidcSettings, members: KeyDirectory | None = None, jwks: JwksCache | None = None
     ) -> None:
         self._settings, self._members = settings, members
         self._jwks = jwks or JwksCache(settings.issuer, settings.jwks, settings.refresh)
@@ -84,7 +87,12 @@ class Tokens(Directory):
         await self._jwks.close()
 
     async def _claims(self, token: str) -> Mapping[str, Any]:
-        """Raises InvalidKeyError, with no more than its sender may know; UnavailableError."""
+        """Return the claims of a valid token.
+
+        Raises:
+            InvalidKeyError: The token is not valid. The message says no more than its sender may know.
+            UnavailableError: The issuer's keys cannot be fetched.
+        """
         try:
             header = jwt.get_unverified_header(token)
             algorithm, kid = header.get("alg"), header.get("kid")
@@ -94,22 +102,22 @@ class Tokens(Directory):
             raise InvalidKeyError(INVALID_TOKEN_MESSAGE)
         if algorithm not in self._settings.algorithms:
             raise InvalidKeyError(f"Tokens are signed with one of {', '.join(self._settings.algorithms)} here.")
-        found = await self._jwks.find(kid)
-        if found is None:
+        jwk = await self._jwks.find(kid)
+        if jwk is None:
             raise InvalidKeyError(INVALID_TOKEN_MESSAGE)
         try:
-            # one that says its algorithm takes no other
-            key = jwt.PyJWK(dict(found), found.get("alg") or algorithm)
+            # A key that names its algorithm is valid for no other.
+            key = jwt.PyJWK(dict(jwk), jwk.get("alg") or algorithm)
             return jwt.decode(
                 token, key, list(self._settings.algorithms), {"require": list(_REQUIRED)},
                 audience=self._settings.audience, issuer=self._settings.issuer, leeway=self._settings.leeway,
             )  # fmt: skip
         except _UNREADABLE as error:
-            told = next((text for kind, text in _REJECTION_MESSAGES if isinstance(error, kind)), INVALID_TOKEN_MESSAGE)
-            raise InvalidKeyError(told) from error
+            messages = (text for kind, text in _REJECTION_MESSAGES if isinstance(error, kind))
+            raise InvalidKeyError(next(messages, INVALID_TOKEN_MESSAGE)) from error
 
     def _scopes(self, claims: Mapping[str, Any]) -> frozenset[str]:
-        """Those that the token has of this gateway's; the default of one that has none."""
+        """Return the scopes of this gateway that the token has, or the default scopes if it has none."""
         value = _claim(claims, self._settings.claims.scopes)
         names = value.split() if isinstance(value, str) else value if isinstance(value, list) else ()
         prefix = self._settings.scope_prefix
@@ -129,7 +137,7 @@ def _expiry(value: Any) -> float:
 
 
 def _claim(claims: Mapping[str, Any], path: str) -> Any:
-    """The claim at `a.b`; one with that very name first."""
+    """Return the claim named `path`, or the claim at the path `a.b` in nested claims."""
     if path in claims:
         return claims[path]
     value: Any = claims

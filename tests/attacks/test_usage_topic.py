@@ -76,7 +76,7 @@ def kafka(broker: str) -> KafkaSettings:
 @pytest.fixture(autouse=True)
 def quick_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """A consumer that joins a group is waited for half a session by this broker."""
-    monkeypatch.setattr(ledger_module, "SESSION_MS", 1000)
+    monkeypatch.setattr(ledger_module, "SESSION_TIMEOUT_MS", 1000)
 
 
 @asynccontextmanager

@@ -538,14 +538,14 @@ def test_without_a_store_nothing_of_it_is_imported():
     program = (
         "import sys\n"
         "from llmops.gateway.app import create_app\n"
-        "from llmops.gateway.auth.exposure import keys_asked\n"
+        "from llmops.gateway.auth.authentication import keys_required\n"
         "from llmops.gateway.settings import GatewaySettings\n"
         "settings = GatewaySettings(triton='127.0.0.1:1')\n"
         "app = create_app(settings)\n"
-        "assert not keys_asked(settings)\n"
+        "assert not keys_required(settings)\n"
         "print([type(one).__name__ for one in app._checks])\n"
         "print([m for m in sys.modules if m.split('.')[0] in ('sqlalchemy', 'asyncpg', 'aiosqlite', 'alembic')\n"
-        "       or m.startswith('llmops.store') or m.endswith('access.sql')])\n"
+        "       or m.startswith('llmops.store') or m.endswith('auth.keys')])\n"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
     assert done.stdout.splitlines() == ["['Holding', 'RequestCounts', 'BrowserCheck', 'HostCheck', 'ReadLimit']", "[]"]

@@ -18,10 +18,9 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 
 from llmops.errors import InputError
 from llmops.gateway.app import create_app
-from llmops.gateway.auth.authentication import Authentication
-from llmops.gateway.auth.exposure import keys_required
+from llmops.gateway.auth.authentication import Authentication, keys_required
 from llmops.gateway.auth.jwks import MIN_REFRESH_INTERVAL, JwksCache
-from llmops.gateway.auth.oidc import Tokens
+from llmops.gateway.auth.oidc import OidcDirectory
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.gateway.settings import GatewaySettings, OidcSettings, load_settings
 from llmops.store.accounts.keys import KeySpec, create_key
@@ -118,7 +117,7 @@ class Clock:
 @asynccontextmanager
 async def tokens_of(issuer: Issuer, clock=time.monotonic, **settings):
     given = issuer.settings(**settings)
-    tokens = Tokens(given, None, JwksCache(given.issuer, given.jwks, given.refresh, clock))
+    tokens = OidcDirectory(given, None, JwksCache(given.issuer, given.jwks, given.refresh, clock))
     try:
         yield tokens
     finally:

@@ -10,8 +10,8 @@ import pytest
 from sqlalchemy import make_url
 
 from llmops.errors import InputError, VersionMismatchError
+from llmops.gateway.auth.authentication import keys_required
 from llmops.gateway.auth.credential_cache import CachedDirectory
-from llmops.gateway.auth.exposure import keys_required
 from llmops.gateway.auth.keys import KeyDirectory
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.settings import GatewaySettings

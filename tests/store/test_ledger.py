@@ -56,7 +56,7 @@ def broker() -> Iterator[str]:
 @pytest.fixture(autouse=True)
 def quick_groups(monkeypatch):
     """Who joins a group is waited for half a session by this broker."""
-    monkeypatch.setattr(ledger_module, "SESSION_MS", 1000)
+    monkeypatch.setattr(ledger_module, "SESSION_TIMEOUT_MS", 1000)
 
 
 @asynccontextmanager
