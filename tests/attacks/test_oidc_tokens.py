@@ -25,7 +25,7 @@ from llmops.gateway.auth.credential_cache import CachedDirectory
 from llmops.gateway.auth.directory import CredentialUnavailableError
 from llmops.gateway.auth.jwks import MIN_REFRESH_INTERVAL, JwksCache
 from llmops.gateway.auth.keys import KeyDirectory
-from llmops.gateway.auth.oidc import Tokens
+from llmops.gateway.auth.oidc import OidcDirectory
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
 from llmops.store.accounts.limits import Limits
 from llmops.store.accounts.tenants import create_tenant, delete_tenant
@@ -52,7 +52,7 @@ def issuer():
 @asynccontextmanager
 async def tokens_at(issuer, directory=None, **options):
     given = issuer.settings(**options)
-    tokens = Tokens(given, directory, JwksCache(given.issuer, given.jwks, given.refresh))
+    tokens = OidcDirectory(given, directory, JwksCache(given.issuer, given.jwks, given.refresh))
     try:
         yield tokens
     finally:

@@ -124,7 +124,7 @@ async def tokens_of(issuer: Issuer, clock=time.monotonic, **settings):
         await tokens.close()
 
 
-async def refusal(tokens: Tokens, token: str) -> str:
+async def refusal(tokens: OidcDirectory, token: str) -> str:
     with pytest.raises(InvalidKeyError) as refused:
         await tokens.find(token)
     return refused.value.message
