@@ -192,7 +192,7 @@ async def test_a_token_that_no_database_takes_is_no_outage_for_others(issuer, st
             raise DBAPIError("SELECT", {}, RuntimeError("of this value alone"))
         return await find(connection, issuer, subject)
 
-    monkeypatch.setattr(keys, "find_identified", fails)
+    monkeypatch.setattr(keys, "find_user_by_identity", fails)
     async with tokens_at(issuer, KeyDirectory(url)) as tokens:
         cached = CachedDirectory(tokens, fresh=0.2)
         gone = issuer.token(sub="gone", email="g@gone.example", tenant="gone")
@@ -240,7 +240,7 @@ async def test_made_up_keys_do_not_hold_up_the_tokens_of_a_new_key(issuer):
 
 
 async def test_a_crowd_of_made_up_keys_is_bounded_and_its_refusal_is_not_remembered(issuer, monkeypatch):
-    monkeypatch.setattr(jwks_module, "MOST_WAITING", 20)
+    monkeypatch.setattr(jwks_module, "MAX_WAITING", 20)
     asked = issuer.asked
     async with tokens_at(issuer) as tokens:
         cached = CachedDirectory(tokens)

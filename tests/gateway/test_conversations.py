@@ -291,7 +291,7 @@ async def test_a_store_that_goes_away_does_not_break_the_answer(chats, monkeypat
         async def away(*_):
             raise OperationalError("", {}, Exception())
 
-        monkeypatch.setattr("llmops.gateway.conversations.conversation_store.table.change_message", away)
+        monkeypatch.setattr("llmops.gateway.conversations.conversation_store.table.update_message", away)
         events = [json.loads(line[6:]) async for line in lines if line.startswith("data: {")]
     assert events[-1]["saved"] is False
     assert events[-1]["choices"][0]["finish_reason"] == "stop"
