@@ -22,8 +22,7 @@ from llmops.control.reconcile import Reconciler
 from llmops.control.retention import Retention
 from llmops.control.store_access import SharedStore
 from llmops.distribution import missing_extra
-from llmops.gateway.auth.authentication import create_authentication
-from llmops.gateway.auth.authentication import keys_required
+from llmops.gateway.auth.authentication import create_authentication, keys_required
 from llmops.gateway.http.error_handlers import add_exception_handlers
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.server import DrainingServer, bind, tune_garbage_collector, uvicorn_config
