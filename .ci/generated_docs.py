@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from llmops import contract
 from llmops.contract import Tensor
+
+if TYPE_CHECKING:
+    import click
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -108,6 +112,44 @@ def operations() -> str:
 
     rows = [(f"`{method} {route.path}`", route.summary) for route in router.routes for method in route.methods]
     return table(("Request", "Does"), rows)
+
+
+def commands() -> str:
+    """Return a table of commands under each heading of `llmops --help`."""
+    import click
+
+    from llmops.cli.main import SECTIONS, cli
+
+    group = click.Context(cli, info_name="llmops")
+    lines = []
+    for heading, names in SECTIONS.items():
+        lines += ["", f"## {heading}", "", "| Command | |", "|---|---|"]
+        lines += [f"| `{usage}` | {summary} |" for name in names for usage, summary in _usages(name, group)]
+    return "\n".join(lines) + "\n"
+
+
+def _usages(name: str, parent: click.Context) -> Iterator[tuple[str, str]]:
+    """Yield usage and summary of a command, or of each of its subcommands."""
+    import click
+
+    from llmops.cli.main import COMMANDS, cli
+
+    def usage(context: click.Context) -> str:
+        params = context.command.params
+        arguments = [param.make_metavar(context) for param in params if isinstance(param, click.Argument)]
+        return " ".join([context.command_path, *arguments]).replace("|", r"\|")
+
+    command = cli.get_command(parent, name)
+    assert command is not None, name
+    context = click.Context(command, info_name=name, parent=parent)
+    if not isinstance(command, click.Group):
+        yield usage(context), COMMANDS[name]
+        return
+    if command.invoke_without_command:
+        yield context.command_path, COMMANDS[name]
+    for inner, subcommand in command.commands.items():
+        inner_context = click.Context(subcommand, info_name=inner, parent=context)
+        yield usage(inner_context), subcommand.get_short_help_str(limit=200)
 
 
 def _tensors(title: str, tensors: Iterable[Tensor], meaning: Callable[[Tensor], str]) -> str:
