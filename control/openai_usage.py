@@ -137,7 +137,7 @@ class BucketPage(BaseModel):
 
 @dataclass(frozen=True)
 class _TimeSpan:
-    """The buckets of a page: whole buckets of `width` seconds from `start` to `end`. `more`: later ones were requested."""
+    """The whole buckets of a page, of `width` seconds each. `more`: later ones were requested."""
 
     start: int
     end: int

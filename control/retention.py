@@ -20,7 +20,7 @@ PRUNE_INTERVAL = 6 * 3600.0
 
 
 class Retention(LeaderJob):
-    """A job that deletes entries older than `days`, when this process becomes the leader and every `interval` seconds."""
+    """A job that deletes entries older than `days`, at its start and every `interval` seconds."""
 
     name = "The retention"
 

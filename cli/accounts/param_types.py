@@ -159,7 +159,7 @@ class NamesType(_ExampleParamType):
 
 
 def micro_dollars(text: str) -> int | None:
-    """Return an amount of US dollars in micro-dollars, or None if the text is not an amount with at most six decimals."""
+    """Return US dollars in micro-dollars, or None if the text is not an amount of at most six decimals."""
     if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or len(text) > 20:
         return None
     try:

@@ -100,7 +100,8 @@ def show_comparison(first: Document, second: Document, console: Console) -> None
         console.print("[yellow]![/] The load generators ran on different machines.")
     console.print(_table(first, second, verdicts=not different))
     console.print(
-        f"“same”: less than {100 * MIN_CHANGE:g} % apart, or the 95 % confidence intervals touch; “unsure”: too few requests"
+        f"“same”: less than {100 * MIN_CHANGE:g} % apart, or the 95 % confidence intervals touch; "
+        "“unsure”: too few requests"
         " for an interval, or gaps within answers, which have none. One run each says nothing of drift between runs.",
         highlight=False,
     )

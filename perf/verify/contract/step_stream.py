@@ -127,7 +127,8 @@ async def window(engine: EngineContext) -> Finding:
     new = engine.room(MAX_UNACKNOWLEDGED_STEPS + 12)
     if new < MAX_UNACKNOWLEDGED_STEPS + 8:
         return unseen(
-            f"the context of {engine.card.max_seq_len} tokens is too short to fill a window of {MAX_UNACKNOWLEDGED_STEPS} steps"
+            f"the context of {engine.card.max_seq_len} tokens is too short to fill a window of "
+            f"{MAX_UNACKNOWLEDGED_STEPS} steps"
         )
     async with Subscriber(engine) as stream:
         await stream.submit((1, new))
