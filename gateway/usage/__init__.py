@@ -1,5 +1,5 @@
-"""What was used, and what it cost: counted as it grows, written down before an answer ends, shipped to the ledger.
+"""Usage: the price of each request, and the way of its event to the ledger.
 
-`meter` and `page` count, `journal` keeps, `ship` carries to a sink (`direct`, `kafka`), `check` is the door's; `cost`
-has the prices.
+`outbox_writer` turns requests into events, `open_answers` keeps those of a killed process, `outbox` stores events in
+SQLite, and `delivery` sends them to a sink (`ledger_sink`, `kafka`). `usage_check` joins them; `billing` has the prices.
 """

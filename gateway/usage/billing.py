@@ -1,7 +1,4 @@
-"""What a request costs, by the store's prices; they are kept here, so that nobody waits for them.
-
-The only file of this room that knows what a price is in the store.
-"""
+"""The cost of requests by the store's prices, which are kept in memory so that no request waits for them."""
 
 from __future__ import annotations
 
@@ -20,43 +17,40 @@ from llmops.gateway.interfaces import Usage
 from llmops.store.factory import LazyStore
 from llmops.store.prices import Price, list_prices, price_in_force
 from llmops.store.usage_queries import spent_micros
-from llmops.tuples import namedtuple_factory
 
 log = logging.getLogger(__name__)
 
-# seconds: between two looks at the prices; while they cannot be read; and for as long a store may take
-REFRESH_INTERVAL, RETRY_INTERVAL, STORE_TIMEOUT = 30.0, 1.0, 2.0
+#: Seconds between two reads of the prices.
+REFRESH_INTERVAL = 30.0
+#: Seconds between two reads while the store is away.
+RETRY_INTERVAL = 1.0
+#: Seconds after which a store that has not answered counts as away.
+STORE_TIMEOUT = 2.0
 TENANT_PREFIX = "tenant "
 
 
 class Bill(NamedTuple):
-    """`micros`: micro-dollars. `price_id`: the price that they come from; None where the model had none: 0 then."""
+    """The cost of a request in micro-dollars and the id of its price; (0, None) for a model without a price."""
 
     micros: int
     price_id: str | None
 
 
-_make_bill = namedtuple_factory(Bill)
-
-
 class Billing:
-    """Prices of all models, those to come too: each holds from its moment on, not from when this process looks again.
-
-    A store that is away leaves the prices that are known.
-    """
+    """The prices of all models, with those that hold from a later time on. They stay while the store is away."""
 
     def __init__(self, url: str, now: Callable[[], datetime] = utc_now) -> None:
         self._store, self._now = LazyStore(url, pool_size=1), now
-        # of each model, the oldest first
+        # By model, the oldest first.
         self._prices: Mapping[str, Sequence[Price]] | None = None
         self._unpriced: set[str] = set()
         self._task: asyncio.Task[None] | None = None
         self._away = False
 
     async def start(self) -> None:
-        """Read the prices, for as long as that may take at most; afterwards it goes on trying."""
-        await self.look()
-        self._task = asyncio.create_task(self._stay(), name="prices")
+        """Read the prices, for at most `STORE_TIMEOUT` seconds, and refresh them from then on."""
+        await self.refresh()
+        self._task = asyncio.create_task(self._refresh_forever(), name="prices")
 
     async def close(self) -> None:
         if self._task is not None:
@@ -65,19 +59,19 @@ class Billing:
         await self._store.close()
 
     def bill(self, model: str, usage: Usage, at: datetime | None = None) -> Bill:
-        """By the price in force at `at` (now): whole micro-dollars, rounded half up once."""
+        """Return the cost by the price in force at `at` (default: now), in whole micro-dollars, rounded half up once."""
         price = self._price(model, at or self._now())
         if price is None:
             self._warn(model)
             return Bill(0, None)
-        return _make_bill((micros(price, usage), price.id))
+        return Bill(micros=micros(price, usage), price_id=price.id)
 
     def tariff(self, model: str) -> Callable[[int, int, int], int]:
-        """Micro-dollars by the price in force now, for tokens of the prompt, those of them from a cache, and of the
-        answer.
+        """Return a function from prompt tokens, cached ones among them, and output tokens to micro-dollars.
 
-        Raises ModelNotPricedError for a model that a budget could not bound, UnavailableError while no prices are
-        known.
+        Raises:
+            ModelNotPricedError: The model has no price, so a budget cannot bound it.
+            UnavailableError: No prices are known yet.
         """
         if self._prices is None:
             raise UnavailableError("Prices cannot be looked up now; try again.", code="prices_unavailable")
@@ -86,12 +80,16 @@ class Billing:
             raise ModelNotPricedError(model)
         return price.tariff
 
-    async def spent(self, of: str, since: datetime) -> int:
-        """Of a key, or of `tenant NAME`. Raises LlmopsError, SQLAlchemyError, TimeoutError when it is away."""
-        tenant = of.removeprefix(TENANT_PREFIX) if of.startswith(TENANT_PREFIX) else None
-        return await wait_with_timeout(STORE_TIMEOUT, self._spent(None if tenant else of, tenant, since))
+    async def spent(self, owner: str, since: datetime) -> int:
+        """Return the spend since `since` of a key id, or of `tenant NAME`, in micro-dollars.
 
-    async def look(self) -> None:
+        Raises:
+            LlmopsError, SQLAlchemyError, TimeoutError: The store is away.
+        """
+        tenant = owner.removeprefix(TENANT_PREFIX) if owner.startswith(TENANT_PREFIX) else None
+        return await wait_with_timeout(STORE_TIMEOUT, self._spent(None if tenant else owner, tenant, since))
+
+    async def refresh(self) -> None:
         """Read the prices now."""
         try:
             found = await wait_with_timeout(STORE_TIMEOUT, self._read())
@@ -109,10 +107,10 @@ class Billing:
         self._prices = by_model
         self._unpriced -= set(by_model)
 
-    async def _stay(self) -> None:
+    async def _refresh_forever(self) -> None:
         while True:
             await asyncio.sleep(RETRY_INTERVAL if self._away else REFRESH_INTERVAL)
-            await self.look()
+            await self.refresh()
 
     def _price(self, model: str, at: datetime) -> Price | None:
         known = self._prices.get(model) if self._prices else None
@@ -133,12 +131,12 @@ class Billing:
 
 
 def micros(price: Price, usage: Usage) -> int:
-    """What one request costs by `price`."""
+    """Return the cost of one request in micro-dollars."""
     return price.tariff(usage.prompt_tokens, usage.cached_tokens or 0, usage.completion_tokens)
 
 
 def _error_text(error: Exception) -> str:
-    """Without a driver's own text."""
+    """Return a text for the log, without the driver's own, which may hold values."""
     if isinstance(error, LlmopsError):
         return error.message
     return f"no answer in {STORE_TIMEOUT:g} s" if isinstance(error, asyncio.TimeoutError) else type(error).__name__

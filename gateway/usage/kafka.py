@@ -1,4 +1,4 @@
-"""Events by way of Kafka: CloudEvents, one tenant's in one partition. A ledger takes them from there."""
+"""A sink that sends events to Kafka as CloudEvents, all of a tenant to one partition. The ledger reads them there."""
 
 from __future__ import annotations
 
@@ -19,15 +19,14 @@ from llmops.gateway.usage.event_formats import to_cloud_event
 from llmops.gateway.usage.signing import SIGNATURE_HEADER, signature, signing_keys
 from llmops.gateway.usage.sink import UsageSink
 
-# brokers that have not taken a batch by then count as away
+#: Seconds after which brokers that have not taken a batch count as away.
 PRODUCE_TIMEOUT = 20.0
 
 
 class KafkaSink(UsageSink):
-    """What the brokers have accepted is not yet in the ledger; `ledger` says what is. Raises InputError without a
-    signing key.
+    """A topic on the way to the ledger. Brokers may lose what they accept: only `ledger` confirms events.
 
-    The producer needs no memory of its own for what was sent: whatever comes twice, the ledger takes once.
+    Raises InputError without a signing key. Events may be sent twice: the ledger keeps each once.
     """
 
     def __init__(self, settings: KafkaSettings, ledger: UsageSink) -> None:
@@ -39,7 +38,7 @@ class KafkaSink(UsageSink):
         try:
             await wait_with_timeout(PRODUCE_TIMEOUT, self._write(events))
         except (TimeoutError, KafkaError, OSError) as error:
-            # what it still holds will be sent again
+            # Its events are not confirmed, and will be sent again.
             await self._drop()
             raise ResourceError(f"{kafka_error_message(self._settings, error)}") from error
 
@@ -77,7 +76,7 @@ class KafkaSink(UsageSink):
 
 
 def client_options(settings: KafkaSettings) -> dict[str, Any]:
-    """How aiokafka's clients reach the brokers. What they log themselves, many times over, is told once by who asks."""
+    """Return the options of aiokafka's clients. Silences their log: callers report each failure once."""
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     options: dict[str, Any] = {"bootstrap_servers": settings.servers, "client_id": "llmops"}
     sasl = settings.user is not None
@@ -94,7 +93,7 @@ def client_options(settings: KafkaSettings) -> dict[str, Any]:
 
 
 def kafka_error_message(settings: KafkaSettings, error: BaseException) -> str:
-    """One sentence, without what the client library adds to it."""
+    """Return one sentence about a failure, without the text of the client library."""
     name = type(error).__name__.removesuffix("Error")
     return (
         f"Kafka at {settings.servers} does not take or give events of {settings.topic} ({name}); "

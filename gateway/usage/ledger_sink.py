@@ -1,12 +1,11 @@
-"""Events in the ledger's own tables. The only file of this room that knows what a store is."""
+"""A sink that writes events to the ledger's tables in the store."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Sequence
 from functools import lru_cache, partial
-from operator import itemgetter
-from typing import TypeVar
+from typing import Any, TypeVar
 from uuid import NAMESPACE_URL, UUID, uuid5
 
 from sqlalchemy import Connection
@@ -31,16 +30,15 @@ from llmops.store.usage_writes import (
     find_record_owners,
     write_usage,
 )
-from llmops.tuples import namedtuple_factory
 from llmops.untrusted_text import escape_unsafe, strip_unsafe
 
 log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-# whoever asks without a key; one user, so that nobody can make rows by sending ever new ones
+#: The user of all requests without a key. One user: otherwise a client could create any number of rows.
 ANONYMOUS_USER_ID = str(UUID(int=0))
-# a store that has not answered by then counts as away
+#: Seconds after which a store that has not answered counts as away.
 STORE_TIMEOUT = 30.0
 _LENGTHS = {column.name: getattr(column.type, "length", None) or 0 for column in usage_records.columns}
 _LENGTHS |= {"tenant_id": getattr(tenant_totals.c.tenant_id.type, "length", None) or 0}
@@ -48,11 +46,11 @@ _MAX_INT32 = 2**31 - 1
 
 
 class LedgerSink(UsageSink):
-    """One transaction for each batch, in the store at `url`."""
+    """The ledger in the store at `url`. Each batch is one transaction."""
 
     def __init__(self, url: str) -> None:
         self._store = LazyStore(url, pool_size=2)
-        # what the last transaction wrote, for the question that follows
+        # Ids that the last transaction wrote: the next call usually asks for exactly these.
         self._written: frozenset[str] = frozenset()
 
     async def write(self, events: Sequence[UsageEvent]) -> None:
@@ -72,20 +70,20 @@ class LedgerSink(UsageSink):
 
 
 async def _within_timeout(work: Awaitable[Answer]) -> Answer:
-    """Raises LlmopsError for a store that is away, or too slow."""
+    """Wait for the store. Raises LlmopsError if it is away or too slow."""
     try:
         return await wait_with_timeout(STORE_TIMEOUT, work)
     except SQLAlchemyError as error:
-        # its own text has the values
+        # Without the error's own text: that holds values.
         raise ResourceError(f"The store failed ({type(error).__name__}).") from error
     except TimeoutError as error:
         raise ResourceError(f"The store did not answer within {STORE_TIMEOUT:g} s.") from error
 
 
 def write_events(connection: Connection, events: Sequence[UsageEvent]) -> WriteResult:
-    """Write the events that are not there yet, with the price of their time where they have none.
+    """Write the events that the ledger does not have, and price those without a price by the time of the event.
 
-    An event that no bill can take, or whose tenant, user and key do not belong together, is parked with its reason.
+    An event that cannot be billed, or whose tenant, user and key do not belong together, is parked with its reason.
     """
     unpriced = {event.model for event in events if event.price_id is None}
     prices = {model: list_prices_async(connection, model) for model in sorted(unpriced)}
@@ -105,12 +103,12 @@ def write_events(connection: Connection, events: Sequence[UsageEvent]) -> WriteR
 
 
 def parked_event(event: UsageEvent, reason: str) -> DeadLetter:
-    """Return the event as it is parked. It counts as arrived: its gateway does not send it again."""
+    """Return the event as a dead letter. It counts as arrived: its gateway does not send it again."""
     return DeadLetter(reason, f"gateway {event.gateway_id} number {event.seq}", to_cloud_event(event), event.id)
 
 
 def _reason_to_park(event: UsageEvent, record: UsageRecord, owners: RecordOwners) -> str:
-    """Return the reason why no bill takes the event, or an empty text."""
+    """Return the reason why the event cannot be billed, or an empty text."""
     if not 0 <= event.cost_micros <= MAX_COST_MICROS:
         return "cost out of range"
     if not 0 <= event.seq <= MAX_SEQUENCE:
@@ -132,47 +130,71 @@ def _priced(event: UsageEvent, prices: dict[str, Sequence[Price]]) -> UsageEvent
     return event._replace(cost_micros=micros(price, used), price_id=price.id)
 
 
-_COUNTS = ("input_tokens", "output_tokens", "cached_tokens", "reasoning_tokens", "ttft_ms", "latency_ms")
-_TEXTS = ("tenant_id", "user_id", "model", "key_id", "price_id", "version", "replica", "finish_reason", "priority")
-_counts_of, _texts_of = (itemgetter(*map(UsageEvent._fields.index, names)) for names in (_COUNTS, _TEXTS))
-_record_of = namedtuple_factory(UsageRecord)
-
-
 def _record(event: UsageEvent) -> UsageRecord:
-    """A row that the tables take, whatever the event says: one that they refused would stop all behind it."""
-    counts = _counts_of(event)
-    if max(filter(None, counts), default=0) > _MAX_INT32 or min(filter(None, counts), default=0) < 0:
-        counts = tuple(count and max(0, min(count, _MAX_INT32)) for count in counts)
-    taken, given, cached, reasoning, ttft, latency = counts
-    user, model, key, price, version, replica, finish, priority = _truncated_texts(_texts_of(event))
-    request = _text("request_id", event.request_id) or ""
-    cost, status, moves = event.cost_micros, event.status, event.migrations
-    return _record_of(
-        (
-            *event[:4], request, user, model, taken, given, cost, cached, reasoning, key, price, version, replica,
-            status, finish, ttft, latency, priority, moves, _text("tenant_id", event.tenant_id) or "",
-        )
+    """Return a row that the tables take, whatever the event holds: a row that they refuse would stop all behind it."""
+    texts = _bounded_texts(
+        event.tenant_id, event.user_id, event.model, event.key_id, event.price_id, event.version, event.replica,
+        event.finish_reason, event.priority,
     )  # fmt: skip
+    return UsageRecord(
+        id=event.id,
+        gateway_id=event.gateway_id,
+        seq=event.seq,
+        created_at=event.at,
+        request_id=_text("request_id", event.request_id) or "",
+        input_tokens=_count(event.input_tokens) or 0,
+        output_tokens=_count(event.output_tokens) or 0,
+        cost_micros=event.cost_micros,
+        cached_tokens=_count(event.cached_tokens) or 0,
+        reasoning_tokens=_count(event.reasoning_tokens) or 0,
+        status=event.status,
+        ttft_ms=_count(event.ttft_ms),
+        latency_ms=_count(event.latency_ms),
+        migrations=event.migrations,
+        tenant_id=_text("tenant_id", event.tenant_id) or "",
+        **texts,
+    )
 
 
 @lru_cache(maxsize=4096)
-def _truncated_texts(texts: tuple[str | None, ...]) -> tuple[str | None, ...]:
-    """What many events have in common."""
-    tenant, user, *others = texts
-    model, key, *rest = (_text(name, text) for name, text in zip(_TEXTS[2:], others, strict=True))
-    return _user(tenant or "", user or ""), model or "", key or None, *rest
+def _bounded_texts(
+    tenant: str,
+    user: str,
+    model: str,
+    key: str,
+    price: str | None,
+    version: str | None,
+    replica: str | None,
+    finish_reason: str | None,
+    priority: str | None,
+) -> dict[str, Any]:
+    """Return the texts that many events have in common, as their columns take them."""
+    return {
+        "user_id": _store_user_id(tenant, user),
+        "model": _text("model", model) or "",
+        "key_id": _text("key_id", key) or None,
+        "price_id": _text("price_id", price),
+        "version": _text("version", version),
+        "replica": _text("replica", replica),
+        "finish_reason": _text("finish_reason", finish_reason),
+        "priority": _text("priority", priority),
+    }
+
+
+def _count(value: int | None) -> int | None:
+    return value if value is None else max(0, min(value, _MAX_INT32))
 
 
 def _text(name: str, value: str | None) -> str | None:
-    """As much of it as its column takes."""
+    """Return as much of the text as its column takes."""
     if value is None or (value.isascii() and value.isprintable() and len(value) <= _LENGTHS[name]):
         return value
-    # a database without an encoding counts bytes
+    # Bytes and not characters: a database without an encoding counts them.
     return strip_unsafe(value).encode("utf-8", "replace")[: _LENGTHS[name]].decode("utf-8", "ignore")
 
 
-def _user(tenant: str, user: str) -> str:
-    """The store's own id of the user; for one that another system named an id that is always the same."""
+def _store_user_id(tenant: str, user: str) -> str:
+    """Return the store's id of the user; for a name of another system a UUID made from it, always the same."""
     if not tenant:
         return ANONYMOUS_USER_ID
     try:

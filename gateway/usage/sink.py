@@ -1,4 +1,4 @@
-"""Where usage goes, and what it costs."""
+"""Interfaces of usage: the sink of events, and the prices."""
 
 from __future__ import annotations
 
@@ -11,40 +11,48 @@ from llmops.gateway.interfaces import Usage, UsageEvent
 
 
 class UsageSink(ABC):
-    """Takes events away. All of it may be called again after it has raised, and with what it has had before."""
+    """An interface to the ledger. Calls may be repeated: after an error, and with events that it has already."""
 
     @abstractmethod
     async def write(self, events: Sequence[UsageEvent]) -> None:
-        """Durable when it returns; once per id, however often it comes. Raises LlmopsError when it cannot now."""
+        """Write the events durably, each id once.
+
+        Raises:
+            LlmopsError: The sink is away.
+        """
 
     @abstractmethod
     async def confirmed(self, ids: Sequence[str]) -> frozenset[str]:
-        """Return those of these events, by id, that the ledger has. Raises LlmopsError when it cannot be asked."""
+        """Return those of the event ids that the ledger has.
+
+        Raises:
+            LlmopsError: The ledger is away.
+        """
 
     async def close(self) -> None:
-        """Let go of what it holds."""
+        """Close connections."""
         return
 
 
-# seconds between two tries at a sink, or a store, that is away
+#: Seconds between two attempts to reach a sink that is away.
 _RETRY_DELAYS = (0.2, 0.5, 1.0, 2.0, 5.0)
 
 
 def retry_delay(failures: int) -> float:
-    """Seconds to wait when `failures` tries have failed before this one."""
+    """Return the seconds to wait after `failures` + 1 failed attempts."""
     return _RETRY_DELAYS[min(failures, len(_RETRY_DELAYS) - 1)]
 
 
 class Prices(Protocol):
-    """What tokens cost."""
+    """An interface to the cost of tokens."""
 
     def bill(self, model: str, usage: Usage, at: datetime) -> tuple[int, str | None]:
-        """Micro-dollars by the price in force at `at`, and its id; without a price (0, None)."""
+        """Return micro-dollars by the price in force at `at`, and its id; (0, None) without a price."""
         ...
 
 
 class NoPrices:
-    """Leaves it to the ledger, which knows the prices of every moment."""
+    """No prices: the ledger, which knows those of every time, prices the events."""
 
     def bill(self, model: str, usage: Usage, at: datetime) -> tuple[int, str | None]:
         return 0, None

@@ -41,7 +41,7 @@ class Now:
 async def billing_on(url: str, now: Now):
     billing = Billing(url, now)
     try:
-        await billing.look()
+        await billing.refresh()
         yield billing
     finally:
         await billing.close()
@@ -90,7 +90,7 @@ async def test_a_model_without_a_price_costs_nothing_is_told_once_and_takes_no_b
             billing.tariff("tiny")
         assert (refused.value.status, refused.value.code) == (403, "model_not_priced")
         await priced(store, by, Price("tiny", by.at, 0, 0, 0))
-        await billing.look()
+        await billing.refresh()
         # free is a price
         billing.tariff("tiny")
         assert billing.bill("tiny", USED) == Bill(0, "tiny@2026-11-22T13:30:00Z")
@@ -128,7 +128,7 @@ async def test_a_store_that_goes_away_leaves_the_prices(own_postgres, by, caplog
         stop()
         with caplog.at_level(logging.WARNING):
             for _ in range(2):
-                await billing.look()
+                await billing.refresh()
             assert billing.tariff("tiny")(*TOKENS) == COST
             with pytest.raises(ResourceError):
                 await billing.spent("key-a", by.at)
@@ -145,7 +145,7 @@ async def test_a_store_that_goes_away_leaves_the_prices(own_postgres, by, caplog
             later = replace(by, at=by.at + timedelta(seconds=1))
             async with await open_store(url) as store:
                 await priced(store, later, Price("tiny", later.at, 0, 0, 0))
-            await billing.look()
+            await billing.refresh()
         now.at = later.at
         assert billing.tariff("tiny")(*TOKENS) == 0
     told = [record.message for record in caplog.records if record.message.startswith("Prices")]
