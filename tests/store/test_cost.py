@@ -133,13 +133,13 @@ async def test_a_store_that_goes_away_leaves_the_prices(own_postgres, by, caplog
             with pytest.raises(ResourceError):
                 await billing.spent("key-a", by.at)
             fresh = Billing(url, now)
-            await fresh.look()
+            await fresh.refresh()
             with pytest.raises(UnavailableError) as refused:
                 fresh.tariff("tiny")
             assert (refused.value.status, refused.value.code) == (503, "prices_unavailable")
             assert fresh.bill("tiny", USED) == Bill(0, None)
             start()
-            await fresh.look()
+            await fresh.refresh()
             fresh.tariff("tiny")
             await fresh.close()
             later = replace(by, at=by.at + timedelta(seconds=1))
