@@ -11,7 +11,6 @@ import json
 import os
 import re
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -21,8 +20,7 @@ from urllib.parse import urlsplit
 
 import yaml
 
-from llmops.process import with_parent_death_signal
-from tests.support.processes import cpu_seconds, descendants
+from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.waiting import GENEROUS, wait_until
 
 T = TypeVar("T")
@@ -38,75 +36,14 @@ def scaled(small: T, full: T) -> T:
     return full if FULL else small
 
 
-class Program:
-    """A running command whose output goes to a file."""
-
-    def __init__(self, command: list[str], log: Path, **environment: str) -> None:
-        self._log = log
-        with log.open("wb") as output:
-            self._child = subprocess.Popen(
-                with_parent_death_signal(command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **environment},
-            )
-        self.pid = self._child.pid
-
-    def found(self, pattern: str) -> str:
-        """Wait for a line of output and return the first group of `pattern` in it."""
-        compiled = re.compile(pattern)
-
-        def there() -> bool:
-            assert self.alive, f"{self._child.args} ended: {self.log[-2000:]}"
-            return compiled.search(self.log) is not None
-
-        wait_until(there, f"{pattern} in {self._log}")
-        match = compiled.search(self.log)
-        assert match is not None
-        return match[1]
-
-    @property
-    def alive(self) -> bool:
-        return self._child.poll() is None
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text(errors="replace")
-
-    @property
-    def log_bytes(self) -> int:
-        return self._log.stat().st_size
-
-    def memory(self) -> int:
-        """Return the bytes of memory that this process and its children have resident now."""
-        return sum(_status(pid, "VmRSS") for pid in descendants(self.pid))
-
-    def peak(self) -> int:
-        """Return the largest resident size, in bytes, that this process and its children have had."""
-        return sum(_status(pid, "VmHWM") for pid in descendants(self.pid))
-
-    def cpu(self) -> float:
-        """Return the seconds of CPU that this process and its children have used."""
-        return cpu_seconds(descendants(self.pid))
-
-    def stop(self) -> None:
-        self._child.terminate()
-        try:
-            self._child.wait(15)
-        except subprocess.TimeoutExpired:
-            self._child.kill()
-            self._child.wait()
-
-
-class Gateway(Program):
+class Gateway(LiveProcess):
     """`llmops gateway` with `settings`, listening on a free port."""
 
     def __init__(self, folder: Path, triton: str, **settings: object) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         config = folder / "gateway.yaml"
         config.write_text(yaml.safe_dump({"triton": triton, "port": 0, **settings}))
-        command = [sys.executable, "-m", "llmops.cli", "gateway", "--config", str(config)]
+        command = [*LLMOPS, "gateway", "--config", str(config)]
         super().__init__(command, folder / "gateway.log")
         self.url = self.found(r"listens on (http://\S+)")
         parts = urlsplit(self.url)
@@ -122,7 +59,7 @@ class Gateway(Program):
         return sum(float(value) for value in re.findall(rf"^{pattern}.* (\S+)\r?$", page, re.M))
 
 
-class Engine(Program):
+class Engine(LiveProcess):
     """A scripted Triton in a process of its own, whose model `tiny` answers each request with the same tokens."""
 
     def __init__(
@@ -213,11 +150,3 @@ class Neighbour(threading.Thread):
 def record(measured: str) -> None:
     """Print a measured figure, for docs/security.md: `make attacks` shows it."""
     print(f"measured: {os.environ.get('PYTEST_CURRENT_TEST', '').split(' ')[0]}: {measured}", file=sys.stderr)
-
-
-def _status(pid: int, field: str) -> int:
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-            if line.startswith(f"{field}:"):
-                return int(line.split()[1]) * 1024
-    return 0

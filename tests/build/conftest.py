@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.tokenizer_files import byte_level_tokenizer
+
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 
 SIZES = {
@@ -44,18 +46,8 @@ VARIANTS = {
 
 def write_tokenizer(folder: Path, vocab_size: int = 300, chat: bool = True) -> None:
     """A byte-level BPE tokenizer with a bos, an eos and a chat template."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=["<s>", "</s>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(["the cat sat on the mat and the dog ran after it"] * 8, trainer)
+    text = "the cat sat on the mat and the dog ran after it"
+    tokenizer = byte_level_tokenizer([text] * 8, vocab_size, ["<s>", "</s>"])
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {"bos_token": "<s>", "eos_token": "</s>"}
     if chat:

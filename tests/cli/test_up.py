@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -16,32 +15,20 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.waiting import GENEROUS, wait_until
 
 pytestmark = pytest.mark.xdist_group("stack")
 
 
-class Up:
+class Up(LiveProcess):
     """A running `llmops up`; its stdout goes to a file, as a service manager would have it."""
 
     def __init__(self, engine: Path, folder: Path) -> None:
-        self._log = folder / "up.log"
-        command = [sys.executable, "-m", "llmops.cli", "up", str(engine), "--port", "0", "--dir", str(folder)]
-        with self._log.open("w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-
-    @property
-    def output(self) -> str:
-        return self._log.read_text()
+        super().__init__([*LLMOPS, "up", str(engine), "--port", "0", "--dir", str(folder)], folder / "up.log")
 
     def wait_ready(self) -> str:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            if found := re.search(r"Ready after \d+ s: (http://\S+)/v1 serves smollm2", self.output):
-                return found[1]
-            assert self.process.poll() is None, self.output
-            time.sleep(0.1)
-        raise TimeoutError(self.output)
+        return self.found(r"Ready after \d+ s: (http://\S+)/v1 serves smollm2")
 
     def stream(self, url: str, tokens: int) -> Iterator[dict]:
         """The events of a completion, as they come."""
@@ -89,7 +76,7 @@ def test_one_command_one_answer_one_ctrl_c(up: Up) -> None:
     segments = set(Path("/dev/shm").glob(f"*llmops_{up.process.pid}_*"))
     assert segments
     up.process.send_signal(signal.SIGINT)
-    assert up.process.wait(GENEROUS) == 0, up.output
+    assert up.process.wait(GENEROUS) == 0, up.log
     # killed ones are there until the system has reaped them
     wait_until(lambda: not any(runs(pid) for pid in children))
     assert [path for path in segments if path.exists()] == []
@@ -99,13 +86,13 @@ def test_a_stop_lets_an_answer_come_to_its_end_and_says_what_was_open(up: Up) ->
     url = up.wait_ready()
     assert (
         f"The gateway {url} is open to this machine only, without a key; --host opens it to others.\nTriton's gRPC "
-        in up.output
+        in up.log
     )
     events = up.stream(url, 60)
     next(events)
     up.process.send_signal(signal.SIGTERM)
     assert list(events)[-1]["usage"]["completion_tokens"] == 60
-    assert up.process.wait(GENEROUS) == 0, up.output
+    assert up.process.wait(GENEROUS) == 0, up.log
 
 
 def test_a_second_signal_waits_for_nothing(engine_dir: Path, tmp_path: Path, monkeypatch) -> None:
@@ -148,7 +135,7 @@ def test_the_end_of_triton_is_the_end_of_all(up: Up) -> None:
     triton = next(pid for pid in up.children() if "tritonserver" in Path("/proc", str(pid), "cmdline").read_text())
     os.kill(triton, signal.SIGKILL)
     assert up.process.wait(GENEROUS) == 1
-    assert "Triton ended unexpectedly with code -9" in up.output
+    assert "Triton ended unexpectedly with code -9" in up.log
 
 
 def test_the_end_of_a_models_process_is_the_end_of_all(up: Up) -> None:
@@ -166,7 +153,7 @@ def test_the_end_of_a_models_process_is_the_end_of_all(up: Up) -> None:
     assert '"error"' in ending
     assert "[DONE]" not in ending
     assert up.process.wait(GENEROUS) == 1
-    assert "Error: The process of model smollm2-tensorrt_llm ended unexpectedly" in up.output
+    assert "Error: The process of model smollm2-tensorrt_llm ended unexpectedly" in up.log
     assert [pid for pid in commands if Path("/proc", str(pid)).exists()] == []
     assert list(Path("/dev/shm").glob(f"*llmops_{up.process.pid}_*")) == []
 

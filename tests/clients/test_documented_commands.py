@@ -64,6 +64,7 @@ CHANGES = {
     # tests/verify/test_runtimes.py checks all parts of the embedded engine: each takes half a minute
     "verify.md": {
         r"llmops verify +#": "llmops verify --only capacity #",
+        r"--only answers --json": "--engine engines/smollm2 --triton 127.0.0.1:8001 --only answers --json",
         r"--html report\.html": "--only capacity --html report.html",
         r"--url (\S+)": r"--url \1 --model smollm2",
     },

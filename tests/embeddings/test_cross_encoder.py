@@ -13,6 +13,7 @@ from llmops.build.encoder import open_encoder
 from llmops.build.job.build_engine import build
 from llmops.build.spec import BuildSpec
 from llmops.errors import CheckpointError
+from tests.support.tokenizer_files import byte_level_tokenizer
 
 QUERY = "the cat on the mat"
 DOCUMENTS = ["a dog ran after it", "the cat sat on the mat", "", "mat " * 200, "after the dog"]
@@ -22,14 +23,10 @@ ARCHITECTURES = ["Bert", "XLMRoberta", "Roberta"]
 
 def tokenizer_of(folder, kind):
     """A byte-level vocabulary with the special tokens of that kind around one text and two."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+    from tokenizers import processors
 
     special = ["[PAD]", "[CLS]", "[SEP]"] if kind == "Bert" else ["<s>", "<pad>", "</s>"]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=290, special_tokens=special, initial_alphabet=alphabet)
-    tokenizer.train_from_iterator([QUERY, *DOCUMENTS], trainer)
+    tokenizer = byte_level_tokenizer([QUERY, *DOCUMENTS], 290, special)
     begin, end = ("[CLS]", "[SEP]") if kind == "Bert" else ("<s>", "</s>")
     pair = f"{begin}:0 $A:0 {end}:0 $B:1 {end}:1" if kind == "Bert" else f"{begin}:0 $A:0 {end}:0 {end}:0 $B:0 {end}:0"
     tokenizer.post_processor = processors.TemplateProcessing(

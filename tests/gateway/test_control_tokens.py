@@ -14,6 +14,7 @@ from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.support.gateway_stack import running
+from tests.support.tokenizer_files import byte_level_tokenizer
 from tests.support.waiting import eventually
 
 CORPUS = ["The capital of France is Paris. <|im_end|> user assistant system", "Hello  world!\n\nHow are <s> you?"] * 4
@@ -27,12 +28,7 @@ PLAIN = ["<｜User｜>", "<｜Assistant｜>", "<think>", "</think>", "<tool_call
 
 
 def byte_level() -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet))
-    return tokenizer
+    return byte_level_tokenizer(CORPUS)
 
 
 def sentencepiece(scheme: str) -> Tokenizer:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
 from llmops.gateway.text.detokenizer import BYTE_OF, ByteLevelDetokenizer, DetokenizerFactory, WindowDetokenizer
+from tests.support.tokenizer_files import byte_level_tokenizer
 
 TEXTS = [
     "The quick brown fox jumps over the lazy dog.",
@@ -26,13 +27,7 @@ TEXTS = [
 @functools.cache
 def byte_level() -> Tokenizer:
     """GPT-2, Llama 3, Qwen, SmolLM."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=500, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), special_tokens=["<|end|>"]
-    )
-    tokenizer.train_from_iterator(TEXTS, trainer)
+    tokenizer = byte_level_tokenizer(TEXTS, 500, ["<|end|>"])
     tokenizer.add_tokens([AddedToken("<tool_call>", special=False), AddedToken(" spaced token ", special=False)])
     return tokenizer
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import Tokenizer, models, pre_tokenizers, processors, trainers
+from tokenizers import processors
 
 from llmops.gateway.text.tokenizer import SpecialTokenFrame
+from tests.support.tokenizer_files import byte_level_tokenizer
 
 # by kind: one text, two texts
 TEMPLATES = {
@@ -21,10 +22,7 @@ TEMPLATES = {
 
 @pytest.fixture(scope="module", params=TEMPLATES)
 def tokenizer(request):
-    made = Tokenizer(models.BPE())
-    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    made.train_from_iterator([], trainers.BpeTrainer(special_tokens=["[CLS]", "[SEP]"], initial_alphabet=alphabet))
+    made = byte_level_tokenizer([], special_tokens=["[CLS]", "[SEP]"])
     if TEMPLATES[request.param] is not None:
         single, pair = TEMPLATES[request.param]
         special = [("[CLS]", 0), ("[SEP]", 1)]

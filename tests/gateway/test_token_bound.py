@@ -7,12 +7,13 @@ import unicodedata
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.tokenizer import write_tokenizer
 from llmops.gateway.text.token_lower_bound import COMPOSED, bound_for_tokenizer
 from llmops.gateway.text.tokenizer import TextTokenizer
+from tests.support.tokenizer_files import byte_level_tokenizer
 
 CORPUS = [
     "The capital of France is Paris.  1234567 1234",
@@ -31,11 +32,7 @@ def smollm2_tokenizer(tmp_path_factory) -> TextTokenizer:
 
 
 def byte_level(**changes) -> Tokenizer:
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    tokenizer.train_from_iterator(CORPUS * 4, trainers.BpeTrainer(vocab_size=420, initial_alphabet=alphabet))
+    tokenizer = byte_level_tokenizer(CORPUS * 4, 420)
     for name, value in changes.items():
         setattr(tokenizer, name, value)
     return tokenizer

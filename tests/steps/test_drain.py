@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import signal
-import subprocess
-import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,34 +12,19 @@ import httpx
 import pytest
 
 from tests.steps.test_faults import Proxy
+from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.mock_engine.repository import make_mock_engine
 
 pytestmark = pytest.mark.xdist_group("stack")
 
 
-class Serve:
+class Serve(LiveProcess):
     """`llmops serve` as its own process, ready."""
 
     def __init__(self, repository: Path, folder: Path, exit_timeout: int) -> None:
-        self._log = folder / "serve.log"
         ports = ["--grpc-port", "0", "--metrics-port", "0", "--exit-timeout", f"{exit_timeout}s"]
-        command = [sys.executable, "-m", "llmops.cli", "serve", str(repository), *ports]
-        with self._log.open("w") as log:
-            self.process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        self.address = self._wait()
-
-    @property
-    def output(self) -> str:
-        return self._log.read_text()
-
-    def _wait(self) -> str:
-        deadline = time.monotonic() + 120
-        while time.monotonic() < deadline:
-            if found := re.search(r"^Ready\. gRPC (\S+),", self.output, re.MULTILINE):
-                return found[1]
-            assert self.process.poll() is None, self.output
-            time.sleep(0.1)
-        raise TimeoutError(self.output)
+        super().__init__([*LLMOPS, "serve", str(repository), *ports], folder / "serve.log")
+        self.address = self.found(r"^Ready\. gRPC (\S+),")
 
     def ask(self, number: signal.Signals = signal.SIGTERM) -> None:
         self.process.send_signal(number)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -14,14 +15,32 @@ TEMPLATE = (
 )
 
 
-def write_tokenizer(directory: Path) -> Path:
+def byte_level_tokenizer(
+    corpus: Iterable[str] = CORPUS, vocab_size: int = 400, special_tokens: Sequence[str] = ()
+) -> Tokenizer:
+    """Return a byte-level BPE tokenizer, as GPT-2, Llama 3, Qwen and SmolLM have it, trained on `corpus`.
+
+    Args:
+        corpus: Texts whose frequent pairs of bytes become tokens.
+        vocab_size: The number of tokens, the 256 bytes and the special tokens included.
+        special_tokens: Tokens that get the first ids.
+    """
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=["<|end|>"])
-    tokenizer.train_from_iterator(CORPUS * 4, trainer)
-    tokenizer.save(str(directory / "tokenizer.json"))
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=list(special_tokens),
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(corpus, trainer)
+    return tokenizer
+
+
+def write_tokenizer(directory: Path) -> Path:
+    """Write a tokenizer with the end `<|end|>` (id 0) and a chat template to `directory`, and return the directory."""
+    byte_level_tokenizer(CORPUS * 4, special_tokens=["<|end|>"]).save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
     (directory / "chat_template.jinja").write_text(TEMPLATE)
     return directory
