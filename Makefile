@@ -18,7 +18,7 @@ FOLDERS := build store model_repository gateway control cli perf
 export PIP_NO_COMPILE = 1
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test attacks matrix test312 lint fmt bench docs clean
+.PHONY: help install serve test quick attacks matrix test312 lint fmt bench docs clean
 
 help: ## This list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -30,6 +30,9 @@ serve: $(STAMPS)/embedded ## Build SmolLM2, start Triton and the gateway on http
 
 test: $(STAMPS)/test ## All tests, with the real Triton server
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 4 $(ARGS)
+
+quick: $(STAMPS)/test ## Tests of the parts that decide without a server (answers, planner, routing, steps): about two minutes
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not stack" tests/answers tests/plan tests/fleet tests/steps $(ARGS)
 
 attacks: $(STAMPS)/test ## The attacks of tests/attacks at full size, with the figures that they measure
 	LLMOPS_ATTACKS=full $(BIN)/python -m pytest -n 0 -rP --show-capture=stderr tests/attacks $(ARGS)

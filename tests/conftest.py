@@ -65,6 +65,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             fixture.finish(item._request)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark every test of the group `stack`, so that `-m "not stack"` starts no Triton (`make quick`)."""
+    for item in items:
+        if any(mark.args == ("stack",) for mark in item.iter_markers("xdist_group")):
+            item.add_marker("stack")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Set the environment for a machine with other work. Workers, and what they start, inherit it."""
     workers = config.getoption("numprocesses", None) or 1
