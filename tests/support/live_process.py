@@ -11,7 +11,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from llmops.model_repository.server.processes import with_parent_death_signal
+from llmops.process import with_parent_death_signal
 from tests.support.processes import cpu_seconds, descendants
 from tests.support.waiting import wait_until
 
