@@ -52,7 +52,7 @@ class Sink:
     def begin(self, sequence: int, cached: int | None) -> None:
         return
 
-    def tokens(
+    def add_tokens(
         self, sequence: int, ids: list[int], log_probs: list[float], finished: bool, last_sequence: bool, tops: Any
     ) -> None:
         self.ids += ids
