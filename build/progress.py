@@ -1,4 +1,6 @@
-"""Interface through which a build reports its progress. `cli/progress.py` shows it in the terminal."""
+"""Interface through which a build reports its progress. `cli/progress.py` shows it in the
+terminal.
+"""
 
 from __future__ import annotations
 

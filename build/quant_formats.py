@@ -55,18 +55,18 @@ class QuantFormat:
     the KV cache. `gemm` and `moe` are the names in AIConfigurator's tables, None if nobody
     measured.
 
-    `algorithm` is TensorRT-LLM's QuantAlgo. Formats that are not `made_here` come with the checkpoint,
-    which transformers calls `method`, or are OpenVINO's own. `loss` holds the default limits of the
-    quality gate; `equivalent_rounding` names the format whose limits apply to a format without any.
-    `removal` is the TensorRT-LLM release that no longer loads it. `aliases` are other names for
-    `llmops plan`.
+    `algorithm` is TensorRT-LLM's QuantAlgo. Formats that are not `made_here` come with the
+    checkpoint, which transformers calls `method`, or are OpenVINO's own. `loss` holds the default
+    limits of the quality gate; `equivalent_rounding` names the format whose limits apply to a
+    format without any. `removal` is the TensorRT-LLM release that no longer loads it. `aliases` are
+    other names for `llmops plan`.
 
-    Quantising: `preset` names ModelOpt's configuration, None if nothing is quantised before the export.
-    `groups` are the numbers of inputs that may share a scale; each must divide every sharded input.
-    `inputs` is the rounding of a layer's inputs, None for none. `calib_limit` caps the number of
-    calibration texts, as NVIDIA's quantize.py does for AWQ. `quantized_by_builder`: trtllm-build
-    quantises the 16-bit weights of an engine, and skips those that are narrow already (1.2.1
-    `tensorrt_llm/models/convert_utils.py`, weight_only_quantize_dict).
+    Quantising: `preset` names ModelOpt's configuration, None if nothing is quantised before the
+    export. `groups` are the numbers of inputs that may share a scale; each must divide every
+    sharded input. `inputs` is the rounding of a layer's inputs, None for none. `calib_limit` caps
+    the number of calibration texts, as NVIDIA's quantize.py does for AWQ. `quantized_by_builder`:
+    trtllm-build quantises the 16-bit weights of an engine, and skips those that are narrow already
+    (1.2.1 `tensorrt_llm/models/convert_utils.py`, weight_only_quantize_dict).
 
     For trtllm-build: whether the 16-bit `gemm_plugin` helps, attention over the prompt can be FP8,
     and Blackwell runs it.

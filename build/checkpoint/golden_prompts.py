@@ -1,4 +1,6 @@
-"""The golden prompts: bundled texts whose greedy answers are recorded with an engine, as token ids."""
+"""The golden prompts: bundled texts whose greedy answers are recorded with an engine, as token
+ids.
+"""
 
 from __future__ import annotations
 

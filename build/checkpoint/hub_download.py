@@ -1,4 +1,6 @@
-"""Hugging Face hub ids: the snapshot in the local cache, or a download if the hub can be reached."""
+"""Hugging Face hub ids: the snapshot in the local cache, or a download if the hub can be
+reached.
+"""
 
 from __future__ import annotations
 

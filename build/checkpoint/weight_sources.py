@@ -106,7 +106,9 @@ class SafetensorsFile:
         self.path, self.tensors, self.map = path, read_header(path, path.name), _MappedFile(path)
 
     def get(self, name: str) -> Weight | None:
-        """Return a tensor, or None if the file has no such tensor in float32, float16 or bfloat16."""
+        """Return a tensor, or None if the file has no such tensor in float32, float16 or
+        bfloat16.
+        """
         info = self.tensors.get(name)
         return _plain(info, self.map) if info is not None and info.dtype in _FLOATS else None
 

@@ -61,7 +61,9 @@ class SourceFile(_ManifestModel):
 
 
 class Source(_ManifestModel):
-    """The origin of the weights: the checkpoint as the user typed it, and every file that was read."""
+    """The origin of the weights: the checkpoint as the user typed it, and every file that was
+    read.
+    """
 
     checkpoint: str
     format: Literal["huggingface", "gguf"]

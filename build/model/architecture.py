@@ -55,7 +55,9 @@ class MlaShape:
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """Sliding-window attention: `layers` (indices) see only the last `size` tokens, the others all."""
+    """Sliding-window attention: `layers` (indices) see only the last `size` tokens, the others
+    all.
+    """
 
     size: int
     layers: tuple[int, ...]

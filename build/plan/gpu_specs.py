@@ -51,7 +51,9 @@ def _gpu(
     name: str, sm: int, mib: int, terabytes: float, teraflops: tuple[int, int, int], link: int, price: float,
     silicon: str | None = None,
 ) -> GpuSpec:  # fmt: skip
-    """Return a row: MiB of memory, TB/s of HBM, TFLOP/s in BF16, FP8 and INT8, GB/s of links, $/h."""
+    """Return a row: MiB of memory, TB/s of HBM, TFLOP/s in BF16, FP8 and INT8, GB/s of links,
+    $/h.
+    """
     bf16, fp8, int8 = (peak * TERA for peak in teraflops)
     return GpuSpec(
         name=name, sm=sm, memory=mib * MIB, bandwidth=terabytes * TERA, bf16=bf16, fp8=fp8, int8=int8,

@@ -1,4 +1,6 @@
-"""Layerwise models of checkpoints on disk: the source, and the export as its own files describe it."""
+"""Layerwise models of checkpoints on disk: the source, and the export as its own files describe
+it.
+"""
 
 from __future__ import annotations
 

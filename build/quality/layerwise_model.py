@@ -198,7 +198,9 @@ class LayerwiseModel:
 
 
 class _LayerStub(nn.Module):
-    """A stand-in for a decoder layer that records its calls and returns `result` once it is known."""
+    """A stand-in for a decoder layer that records its calls and returns `result` once it is
+    known.
+    """
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -213,7 +215,9 @@ class _LayerStub(nn.Module):
         return hidden
 
     def __getattr__(self, name: str) -> Any:
-        """Forward to the layer: some decoders ask their layers which kind of attention they have."""
+        """Forward to the layer: some decoders ask their layers which kind of attention they
+        have.
+        """
         try:
             return super().__getattr__(name)
         except AttributeError:

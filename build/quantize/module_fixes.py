@@ -39,7 +39,9 @@ class ExpertMlp(nn.Module):
 
 
 class ExpertList(nn.ModuleList):
-    """A drop-in for the fused module: hidden (tokens, hidden), indices and weights (tokens, top_k)."""
+    """A drop-in for the fused module: hidden (tokens, hidden), indices and weights (tokens,
+    top_k).
+    """
 
     def forward(self, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         output = torch.zeros_like(hidden)

@@ -134,7 +134,9 @@ def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[s
 
 
 def lora_fields(adapters: list[AdapterCheckpoint]) -> dict[str, Any]:
-    """Return the fields that reserve room for all adapters at once, on the GPUs and in host memory."""
+    """Return the fields that reserve room for all adapters at once, on the GPUs and in host
+    memory.
+    """
     modules = {module: None for adapter in adapters for module in adapter.modules}
     return {
         "enable_lora": True,

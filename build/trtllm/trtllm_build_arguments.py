@@ -24,7 +24,9 @@ class LoraOptions:
 
 @dataclass(frozen=True)
 class SpeculativeOptions:
-    """Speculative decoding: `mode` as in `--speculative_decoding_mode`, and `max_draft_len` tokens."""
+    """Speculative decoding: `mode` as in `--speculative_decoding_mode`, and `max_draft_len`
+    tokens.
+    """
 
     mode: str
     max_draft_len: int

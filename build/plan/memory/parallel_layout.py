@@ -50,7 +50,9 @@ class ParallelLayout:
 
 
 def local_kv_heads(model: Architecture, tp: int) -> int:
-    """Return the KV heads on one rank, which are replicated when there are more ranks than heads."""
+    """Return the KV heads on one rank, which are replicated when there are more ranks than
+    heads.
+    """
     return -(-model.num_kv_heads // tp)
 
 

@@ -1,4 +1,6 @@
-"""Disaggregated serving: prefill and decode on separate workers, between which the KV cache moves."""
+"""Disaggregated serving: prefill and decode on separate workers, between which the KV cache
+moves.
+"""
 
 from __future__ import annotations
 

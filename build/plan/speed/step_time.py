@@ -27,7 +27,9 @@ LOGIT_PASSES = 4
 
 @dataclass(frozen=True)
 class Prefill:
-    """Prompts in a step: `prompts` prompts of `tokens` new tokens each, after `prefix` cached ones."""
+    """Prompts in a step: `prompts` prompts of `tokens` new tokens each, after `prefix` cached
+    ones.
+    """
 
     prompts: int
     tokens: int

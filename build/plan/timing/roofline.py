@@ -21,7 +21,9 @@ NETWORK_LATENCY = 10e-6
 
 
 class RooflineTimes:
-    """The roofline of a GPU: known for every shape, but coarse, without tile effects and overlap."""
+    """The roofline of a GPU: known for every shape, but coarse, without tile effects and
+    overlap.
+    """
 
     def __init__(self, gpu: GpuSpec) -> None:
         self.gpu = gpu

@@ -232,7 +232,9 @@ def _image(spec: BuildSpec) -> TrtllmImage:
 
 
 def _image_of_version(target: str, version: str) -> TrtllmImage:
-    """Return an image with the version's own fields and flags, or later ones of its minor release."""
+    """Return an image with the version's own fields and flags, or later ones of its minor
+    release.
+    """
     image = image_for(target, version)
     if release_of(image.tensorrt_llm) != release_of(version):
         raise VersionMismatchError(

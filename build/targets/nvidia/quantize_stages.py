@@ -1,4 +1,6 @@
-"""Quantise a checkpoint and measure its quality, in resumable stages shared by both NVIDIA targets."""
+"""Quantise a checkpoint and measure its quality, in resumable stages shared by both NVIDIA
+targets.
+"""
 
 from __future__ import annotations
 

@@ -134,7 +134,9 @@ def check_memory(stages: list[StageRequirements], gpu: bool) -> None:
 
 
 def planned_on_gpu(spec: BuildSpec) -> bool:
-    """Return True if quantising is planned on GPUs: the user names them, or this machine has some."""
+    """Return True if quantising is planned on GPUs: the user names them, or this machine has
+    some.
+    """
     if spec.gpu is not None:
         return True
     try:

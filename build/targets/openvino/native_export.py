@@ -47,7 +47,9 @@ def write_model(
 
 @contextlib.contextmanager
 def float_model(checkpoint: Checkpoint) -> Iterator[ov.Model]:
-    """Yield the decoder in the checkpoint's own numbers. Its constants are invalid after the block."""
+    """Yield the decoder in the checkpoint's own numbers. Its constants are invalid after the
+    block.
+    """
     weights, storage = open_weights(checkpoint), UncompressedStorage()
     yield build_decoder(_shape(checkpoint, weights), weights, storage)
     del weights, storage
