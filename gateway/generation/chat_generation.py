@@ -13,8 +13,7 @@ from llmops.gateway.generation.app_state import AppState, admit, open_streams
 from llmops.gateway.generation.chat_messages import message_texts, render_chat
 from llmops.gateway.generation.choice import Choice, LogprobBuffer, TokenOffsets
 from llmops.gateway.generation.parsers.harmony import FINAL_CHANNEL, HarmonyParser, is_harmony
-from llmops.gateway.generation.parsers.output_processor import OutputProcessor
-from llmops.gateway.generation.parsers.processor_chain import ProcessorChain
+from llmops.gateway.generation.parsers.output_processor import OutputProcessor, ProcessorChain
 from llmops.gateway.generation.parsers.reasoning import ReasoningParser, prompt_opens_reasoning, reasoning_markers
 from llmops.gateway.generation.parsers.tool_plan import FirstCallOnly, ToolPlan, plan_tools
 from llmops.gateway.generation.prompt_limits import check_message_limits, check_prompt_text, template_cost

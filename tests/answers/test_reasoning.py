@@ -8,8 +8,13 @@ from hypothesis import strategies as st
 
 from llmops.gateway.generation.choice import TokenOffsets
 from llmops.gateway.generation.parsers.families.hermes import HermesParser
-from llmops.gateway.generation.parsers.output_processor import ContentDelta, ReasoningDelta, ToolCallDelta
-from llmops.gateway.generation.parsers.processor_chain import ProcessorChain, merge_adjacent
+from llmops.gateway.generation.parsers.output_processor import (
+    ContentDelta,
+    ProcessorChain,
+    ReasoningDelta,
+    ToolCallDelta,
+    merge_adjacent,
+)
 from llmops.gateway.generation.parsers.reasoning import (
     ReasoningParser,
     prompt_opens_reasoning,

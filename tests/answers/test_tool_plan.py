@@ -8,8 +8,12 @@ from pydantic import TypeAdapter
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.parsers.families import detect_family
-from llmops.gateway.generation.parsers.output_processor import ContentDelta, ToolCallDelta
-from llmops.gateway.generation.parsers.processor_chain import ProcessorChain, merge_adjacent
+from llmops.gateway.generation.parsers.output_processor import (
+    ContentDelta,
+    ProcessorChain,
+    ToolCallDelta,
+    merge_adjacent,
+)
 from llmops.gateway.generation.parsers.tool_messages import (
     messages_for_template,
     to_mistral_call_id,
@@ -91,7 +95,6 @@ def test_parallel_false_lets_one_call_through():
 
 def test_named_forces_the_parameters():
     plan = plan_tools([tool("f"), tool("weather", WEATHER)], named("weather"), None, HERMES)
-    assert plan.named
     assert json.loads(plan.guide.text) == WEATHER
     pieces, _ = run(plan, '{"city": "Paris"}')
     assert (pieces[0].name, pieces[0].arguments) == ("weather", '{"city": "Paris"}')

@@ -15,8 +15,13 @@ from llmops.gateway.errors import ApiError
 from llmops.gateway.generation.answer import Answer, ChoiceDelta
 from llmops.gateway.generation.answer_events import AnswerEvents
 from llmops.gateway.generation.choice import Choice
-from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta, ToolCallDelta
-from llmops.gateway.generation.parsers.processor_chain import merge_adjacent
+from llmops.gateway.generation.parsers.output_processor import (
+    ContentDelta,
+    OutputDelta,
+    ReasoningDelta,
+    ToolCallDelta,
+    merge_adjacent,
+)
 from llmops.gateway.http.sse import encode_event
 
 _STOP_REASONS = {"stop": "end_turn", "length": "max_tokens", "tool_calls": "tool_use", "content_filter": "refusal"}

@@ -1,4 +1,4 @@
-"""Arguments that a model writes as bare text, typed by the function's schema."""
+"""Types of arguments that a model writes as bare text, from the function's schema."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JsonTypes = frozenset[str] | None
 
 
 def parameter_types(parameters: Mapping[str, Any] | None, name: str) -> JsonTypes:
-    """The JSON types that parameter `name` may have; None where the schema does not say."""
+    """Return the JSON types that parameter `name` may have, None if the schema does not tell."""
     root = parameters or {}
     properties = resolve_references(root, root).get("properties")
     return _schema_types(properties.get(name), root, 0) if isinstance(properties, Mapping) else None
@@ -50,7 +50,7 @@ def _schema_types(schema: object, root: Mapping[str, Any], depth: int) -> JsonTy
 
 
 def to_argument_json(text: str, kinds: JsonTypes) -> str:
-    """The JSON text of a value: of an allowed type if it has one, otherwise as a string."""
+    """Return the JSON of a value: of an allowed type if the text has one, otherwise a string."""
     bare = text.strip()
     try:
         value = parse_literal(bare)
@@ -63,7 +63,7 @@ def to_argument_json(text: str, kinds: JsonTypes) -> str:
 
 
 def parse_literal(source: str) -> object:
-    """What JSON or Python text stands for (models mix up `true` and `True`); ValueError for any other text."""
+    """Return the value of JSON or Python text, as models mix up `true` and `True`. Raise ValueError for any other text."""
     if source.lower() in ("true", "false", "null", "none"):
         return {"true": True, "false": False}.get(source.lower())
     for read in (json.loads, ast.literal_eval):

@@ -1,4 +1,4 @@
-"""Calls that a grammar has forced: the whole text is the call, or the list of calls, and nothing else."""
+"""Processors of calls that a grammar forces: the whole text is the call, or the list of calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from llmops.gateway.generation.parsers.tool_parser import NotAToolCallError, Too
 
 
 class NamedCallProcessor(OutputProcessor):
-    """`tool_choice` names the function: the text is its arguments. The name is sent with the first text."""
+    """The processor for a `tool_choice` that names a function: the text is its arguments."""
 
     def __init__(self, name: str, new_id: Callable[[], str] = new_call_id) -> None:
         self._name, self._writer, self._value = name, ToolCallBuilder(new_id), JsonScanner()
@@ -20,26 +20,26 @@ class NamedCallProcessor(OutputProcessor):
     def feed(self, text: str) -> list[OutputDelta]:
         if not text or self._complete:
             return []
-        events: list[OutputDelta] = [] if self._writer.count else [self._writer.start(self._name)]
+        deltas: list[OutputDelta] = [] if self._writer.count else [self._writer.start(self._name)]
         try:
             _, piece, self._complete = self._value.feed(text)
         except InvalidJsonError:  # only an engine without the grammar could do this
             piece = text
-        return [*events, self._writer.arguments(piece)] if piece else events
+        return [*deltas, self._writer.arguments(piece)] if piece else deltas
 
     def finish(self) -> list[OutputDelta]:
         return []
 
 
 class RequiredCallsProcessor(OutputProcessor):
-    """`tool_choice: required`: the text is a JSON list of calls."""
+    """The processor for `tool_choice: required`: the text is a JSON list of calls."""
 
     def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
         self._writer = ToolCallBuilder(new_id)
         self._call: JsonCallParser | None = None
 
     def feed(self, text: str) -> list[OutputDelta]:
-        pos, events = 0, list[OutputDelta]()
+        pos, deltas = 0, list[OutputDelta]()
         while pos < len(text):
             if self._call is None or self._call.done:
                 pos = self._between(text, pos)
@@ -48,10 +48,10 @@ class RequiredCallsProcessor(OutputProcessor):
                 pos, found = self._call.feed(text, pos)
             except NotAToolCallError:
                 break
-            events += found
+            deltas += found
             if self._call.damaged:
                 break
-        return events
+        return deltas
 
     def finish(self) -> list[OutputDelta]:
         return []
@@ -69,7 +69,7 @@ class RequiredCallsProcessor(OutputProcessor):
 
 
 class AnswerOrCallsProcessor(OutputProcessor):
-    """Under a grammar that allows a JSON object or a list of calls: the first character says which."""
+    """The processor for a grammar of a JSON object or a list of calls. The first character tells which."""
 
     def __init__(self, calls: RequiredCallsProcessor) -> None:
         self._calls: OutputProcessor = calls

@@ -1,8 +1,8 @@
-"""gpt-oss (harmony): an answer is a sequence of messages, each with a header that says what it is.
+"""The harmony format of gpt-oss: an answer is a sequence of messages, each with a header that tells its kind.
 
 `<|channel|>analysis<|message|>` thinking `<|end|><|start|>assistant<|channel|>commentary to=functions.name
 <|constrain|>json<|message|>{…}<|call|>`, `<|channel|>final<|message|>` the answer. The recipient may also stand before
-the channel. So thinking, calls and content come apart here all at once.
+the channel. One parser therefore separates thinking, calls and content.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from llmops.gateway.generation.parsers.output_processor import (
     OutputDelta,
     OutputProcessor,
     ReasoningDelta,
+    merge_adjacent,
 )
-from llmops.gateway.generation.parsers.processor_chain import merge_adjacent
 from llmops.gateway.generation.parsers.tool_parser import ToolCallBuilder, held_back_length
 
 _MESSAGE = "<|message|>"
@@ -28,16 +28,17 @@ _RECIPIENT = re.compile(r"\bto=([A-Za-z0-9_.\-]{1,128})")
 _OPENINGS = ("<|channel|>", "<|start|>", "<|message|>", "<|constrain|>", "to=", "assistant")
 _MAX_HEADER = 512
 
-#: what a prompt ends with when a grammar holds the text to the answer itself
+#: The end of a prompt whose answer follows a grammar, so that the text is the answer itself.
 FINAL_CHANNEL = "<|channel|>final<|message|>"
 
 
 def is_harmony(template: str) -> bool:
+    """Return True if a chat template writes this format."""
     return "<|channel|>" in template and _MESSAGE in template
 
 
 class HarmonyParser(OutputProcessor):
-    """Function calls become tool calls; the model's built-in tools, which nobody runs here, count as thinking."""
+    """The parser of harmony. Calls of the model's built-in tools, which no gateway runs, count as thinking."""
 
     special_tokens = (*_ENDS, *_NEXT, _MESSAGE, "<|constrain|>")
 
@@ -62,64 +63,64 @@ class HarmonyParser(OutputProcessor):
             return [ContentDelta(text)] if text else []
         self._fed += len(text)
         self._buffer += text
-        pieces: list[OutputDelta] = []
-        while self._buffer and (self._header(pieces) if self._in_header else self._body(pieces)):
+        deltas: list[OutputDelta] = []
+        while self._buffer and (self._header(deltas) if self._in_header else self._body(deltas)):
             pass
-        return merge_adjacent(pieces)
+        return merge_adjacent(deltas)
 
     def finish(self) -> list[OutputDelta]:
         rest, self._buffer = self._buffer, ""
         if self._in_header:
-            # half a header is nothing, but a text without any message is an answer
+            # a part of a header is dropped, but a text without any message is an answer
             return [ContentDelta(rest)] if rest and not self._messages else []
-        return self._said(rest)
+        return self._deltas(rest)
 
-    def _header(self, pieces: list[OutputDelta]) -> bool:
+    def _header(self, deltas: list[OutputDelta]) -> bool:
         at = self._buffer.find(_MESSAGE, 0, _MAX_HEADER)
         if not self._may_be_header() or (at < 0 and len(self._buffer) >= _MAX_HEADER):
             self._plain = True
-            pieces.append(ContentDelta(self._buffer))
+            deltas.append(ContentDelta(self._buffer))
             self._buffer = ""
             return False
         if at < 0:
             return False
         header, self._buffer = self._buffer[:at], self._buffer[at + len(_MESSAGE) :]
         self._in_header, self._messages = False, self._messages + 1
-        self._begin(header, pieces)
+        self._begin(header, deltas)
         return True
 
     def _may_be_header(self) -> bool:
-        """A model that does not speak harmony just answers; after a first message nothing else can come."""
+        """Return False for the text of a model that does not use harmony. After a first message only headers can follow."""
         start = self._buffer.lstrip()
         return bool(self._messages) or any(start.startswith(one) or one.startswith(start) for one in _OPENINGS)
 
-    def _begin(self, header: str, pieces: list[OutputDelta]) -> None:
+    def _begin(self, header: str, deltas: list[OutputDelta]) -> None:
         recipient, channel = _RECIPIENT.search(header), _CHANNEL.search(header)
         if recipient and recipient[1].startswith("functions."):
             self._kind = "call"
-            pieces.append(self._writer.start(recipient[1].removeprefix("functions.")))
+            deltas.append(self._writer.start(recipient[1].removeprefix("functions.")))
         else:
             self._kind = "analysis" if recipient or (channel and channel[1] == "analysis") else "final"
         if self._kind == "analysis":
             self._spans.append([self._fed - len(self._buffer), inf])
 
-    def _body(self, pieces: list[OutputDelta]) -> bool:
+    def _body(self, deltas: list[OutputDelta]) -> bool:
         marks = (*_ENDS, *_NEXT)
         found = min(((at, mark) for mark in marks if (at := self._buffer.find(mark)) >= 0), default=None)
         if found is None:
             keep = held_back_length(self._buffer, marks)
-            pieces += self._said(self._buffer[: len(self._buffer) - keep])
+            deltas += self._deltas(self._buffer[: len(self._buffer) - keep])
             self._buffer = self._buffer[len(self._buffer) - keep :]
             return False
         at, mark = found
-        pieces += self._said(self._buffer[:at])
+        deltas += self._deltas(self._buffer[:at])
         if self._kind == "analysis":
             self._spans[-1][1] = self._fed - len(self._buffer) + at
         self._buffer = self._buffer[at + (len(mark) if mark in _ENDS else 0) :]
         self._in_header = True
         return True
 
-    def _said(self, text: str) -> list[OutputDelta]:
+    def _deltas(self, text: str) -> list[OutputDelta]:
         if not text:
             return []
         if self._kind == "call":

@@ -1,4 +1,4 @@
-"""One call written as a JSON object: `{"name": …, "arguments": {…}}` in any key order, fed in pieces."""
+"""A tool call written as a JSON object, `{"name": …, "arguments": {…}}` in any key order, that arrives in pieces."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _NEXT = {
 
 
 class JsonCallParser:
-    """State machine over one call object.
+    """A state machine over one call object.
 
-    The call is announced as soon as its name is known; without a marker around it (`unmarked`), only once its
-    arguments begin too, so that ordinary JSON with a `name` is not taken for a call. What does not fit before that
-    raises NotAToolCallError. Afterwards nothing can be taken back: damage inside the arguments goes into them as it is
-    (`damaged`, the parser says where it ends), any other ends the call there.
+    The call is sent as soon as its name is known, and without a marker around it (`unmarked`) only once its arguments
+    begin too, so that ordinary JSON with a `name` is not taken for a call. Text that does not fit before that raises
+    NotAToolCallError. Afterwards nothing can be taken back: damage inside the arguments goes into them as it is
+    (`damaged`; the caller knows where it ends), and damage elsewhere ends the call there.
     """
 
     def __init__(self, writer: ToolCallBuilder, accept: Callable[[str], bool], unmarked: bool = False) -> None:
@@ -51,97 +51,99 @@ class JsonCallParser:
         self._collected: list[str] = []
         self._name: str | None = None
         self._id: str | None = None
-        self._kind = ""  # first character of the arguments
+        self._first_character = ""  # of the arguments
         self._early: list[str] = []  # arguments that cannot be sent yet
         self._started = False
 
     @property
     def done(self) -> bool:
+        """Return True if the object has ended."""
         return self._state is _JsonCallState.DONE
 
     @property
     def damaged(self) -> bool:
+        """Return True if the arguments are no JSON."""
         return self._state is _JsonCallState.DAMAGED
 
     def feed(self, text: str, pos: int) -> tuple[int, list[OutputDelta]]:
-        """The position after what was consumed, and the events; raises NotAToolCallError."""
-        events: list[OutputDelta] = []
+        """Consume `text` from `pos` on. Return the new position and the deltas. Raise NotAToolCallError if it is no call."""
+        deltas: list[OutputDelta] = []
         while pos < len(text) and not self.done and not self.damaged:
             step = self._take_value if self._expects_value(text[pos]) else self._punctuation
-            pos = step(text, pos, events)
-        return pos, events
-
-    def damage(self, text: str) -> list[OutputDelta]:
-        """More text of damaged arguments."""
-        return [self._writer.arguments(text)] if text else []
+            pos = step(text, pos, deltas)
+        return pos, deltas
 
     def end(self) -> list[OutputDelta]:
-        """The text ended before the object did."""
+        """Return the deltas of a call whose text ended before the object did. Raise NotAToolCallError if it is no call."""
         if not self._started:
             raise NotAToolCallError
-        return [self._writer.arguments("{}")] if not self._kind and self._state is not _JsonCallState.VALUE else []
+        return (
+            [self._writer.arguments("{}")]
+            if not self._first_character and self._state is not _JsonCallState.VALUE
+            else []
+        )
 
     def _expects_value(self, char: str) -> bool:
         return self._state is _JsonCallState.VALUE or (
             self._state is _JsonCallState.KEY and (bool(self._collected) or char == '"')
         )
 
-    def _punctuation(self, text: str, pos: int, events: list[OutputDelta]) -> int:
+    def _punctuation(self, text: str, pos: int, deltas: list[OutputDelta]) -> int:
         if text[pos].isspace():
             return pos + 1
         follow = _NEXT.get((self._state, text[pos]))
         if follow is None:
-            return self._misfit(pos, events)
+            return self._misfit(pos, deltas)
         self._state, self._value, self._collected = follow, JsonScanner(), []
         if follow is _JsonCallState.DONE:
-            self._close(pos + 1, events)
+            self._close(pos + 1, deltas)
         return pos + 1
 
-    def _misfit(self, pos: int, events: list[OutputDelta]) -> int:
+    def _misfit(self, pos: int, deltas: list[OutputDelta]) -> int:
         if not self._started:
             raise NotAToolCallError(pos)
-        if self._state is _JsonCallState.VALUE and self._key in _ARGUMENT_KEYS and self._kind in ("{", "["):
+        if self._state is _JsonCallState.VALUE and self._key in _ARGUMENT_KEYS and self._first_character in ("{", "["):
             self._state = _JsonCallState.DAMAGED
         else:
             self._state = _JsonCallState.DONE
-            self._close(pos, events)
+            self._close(pos, deltas)
         return pos
 
-    def _take_value(self, text: str, pos: int, events: list[OutputDelta]) -> int:
+    def _take_value(self, text: str, pos: int, deltas: list[OutputDelta]) -> int:
         try:
             end, piece, complete = self._value.feed(text, pos)
         except InvalidJsonError as broken:
-            self._piece(broken.text, events)
-            return self._misfit(broken.end, events)
+            self._piece(broken.text, deltas)
+            return self._misfit(broken.end, deltas)
         if self._state is _JsonCallState.KEY and self._unmarked and not self._started:
             self._check_key(piece, pos)
-        self._piece(piece, events)
+        self._piece(piece, deltas)
         if complete:
-            self._complete(end, events)
+            self._complete(end, deltas)
         return end
 
     def _check_key(self, piece: str, pos: int) -> None:
-        """Raise NotAToolCallError at the first character that no key of a call has there."""
+        """Raise NotAToolCallError at the first character that no key of a call has at its place."""
         before = "".join(self._collected)
         for size in range(1, len(piece) + 1):
             word = (before + piece[:size])[1:]
             if not any(key.startswith(word) or word == key + '"' for key in _KEYS):
                 raise NotAToolCallError(pos + size - 1)
 
-    def _piece(self, piece: str, events: list[OutputDelta]) -> None:
+    def _piece(self, piece: str, deltas: list[OutputDelta]) -> None:
         if not piece:
             return
         if self._state is _JsonCallState.KEY or self._key not in _ARGUMENT_KEYS:
             self._collected.append(piece)
             return
-        self._kind = self._kind or piece[0]
-        self._announce(events)
-        if self._started and self._kind in "{[":
-            events.append(self._writer.arguments(piece))
+        self._first_character = self._first_character or piece[0]
+        self._announce(deltas)
+        if self._started and self._first_character in "{[":
+            deltas.append(self._writer.arguments(piece))
         else:
             self._early.append(piece)
 
-    def _complete(self, end: int, events: list[OutputDelta]) -> None:
+    def _complete(self, end: int, deltas: list[OutputDelta]) -> None:
         if self._state is _JsonCallState.KEY:
             self._key, self._state = str(_loads("".join(self._collected))), _JsonCallState.COLON
             return
@@ -151,30 +153,30 @@ class JsonCallParser:
             if not isinstance(value, str) or not value or not self._accept(value):
                 raise NotAToolCallError(end)
             self._name = value
-            self._announce(events)
+            self._announce(deltas)
         elif self._key == "id" and isinstance(value, str) and value:
             self._id = value
 
-    def _announce(self, events: list[OutputDelta]) -> None:
-        if self._started or self._name is None or (self._unmarked and not self._kind):
+    def _announce(self, deltas: list[OutputDelta]) -> None:
+        if self._started or self._name is None or (self._unmarked and not self._first_character):
             return
         self._started = True
-        events.append(self._writer.start(self._name, self._id))
-        if self._early and self._kind in "{[":
-            events.append(self._writer.arguments("".join(self._early)))
+        deltas.append(self._writer.start(self._name, self._id))
+        if self._early and self._first_character in "{[":
+            deltas.append(self._writer.arguments("".join(self._early)))
             self._early = []
 
-    def _close(self, end: int, events: list[OutputDelta]) -> None:
+    def _close(self, end: int, deltas: list[OutputDelta]) -> None:
         if not self._started:
             raise NotAToolCallError(end)
-        if not self._kind:
-            events.append(self._writer.arguments("{}"))
-        elif self._kind not in "{[":
-            events.append(self._writer.arguments(_as_object_text("".join(self._early))))
+        if not self._first_character:
+            deltas.append(self._writer.arguments("{}"))
+        elif self._first_character not in "{[":
+            deltas.append(self._writer.arguments(_as_object_text("".join(self._early))))
 
 
 def _as_object_text(text: str) -> str:
-    """Arguments that are not an object: some models write JSON inside a string, some write null."""
+    """Return the text of arguments that are no object. Some models write JSON inside a string, some write null."""
     value = _loads(text)
     if not value:
         return "{}"

@@ -1,4 +1,4 @@
-"""Finding the end of one JSON value in text that arrives in pieces, without parsing anything twice."""
+"""Finds the end of a JSON value in text that arrives in pieces, and reads each character once."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ _IN_STRING = re.compile(r'["\\]')
 _STRUCTURE = re.compile(r'["{}\[\]]')
 _SCALAR_END = re.compile(r"[\s,}\]]")
 _CONTROL = re.compile(r"[\x00-\x1f]")
-_SHORT = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
+_SHORT_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t", "\b": "\\b", "\f": "\\f"}
 _CLOSES = {"}": "{", "]": "["}
 
 
 class InvalidJsonError(ValueError):
-    """The text can no longer be JSON; `end` is the position of the bad character, `text` what was valid before it."""
+    """The text is no JSON. `end` is the position of the wrong character, `text` the valid text before it."""
 
     def __init__(self, end: int, text: str) -> None:
         super().__init__(f"not JSON at {end}")
@@ -21,13 +21,14 @@ class InvalidJsonError(ValueError):
 
 
 def _escape_control(match: re.Match[str]) -> str:
-    return _SHORT.get(match[0], f"\\u{ord(match[0]):04x}")
+    return _SHORT_ESCAPES.get(match[0], f"\\u{ord(match[0]):04x}")
 
 
 class JsonScanner:
-    """One JSON value of any kind.
+    """A scanner of one JSON value of any type.
 
-    Models write raw line breaks inside JSON strings, which no client can parse: those, and only those, are escaped.
+    Models write raw line breaks inside JSON strings, which no client can parse. These control characters are escaped,
+    and nothing else is changed.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class JsonScanner:
         self._in_string = self._escaped = self._scalar = False
 
     def feed(self, text: str, start: int = 0) -> tuple[int, str, bool]:
-        """`(position after what was consumed, the consumed JSON text, whether the value is complete)`."""
+        """Return the position after the consumed text, that text as JSON, and True if the value is complete."""
         pos = start
         pieces: list[str] = []
         while pos < len(text):

@@ -1,13 +1,13 @@
-"""What an answer is made of, between text and chunks, and the processors that sort it.
+"""The parts of an answer (content, thinking, tool calls) and the processors that find them in a choice's text.
 
-A choice's text runs through a chain of processors (reasoning first, then tools); each takes text and yields pieces,
-and the next one in the chain sees only the `ContentDelta` pieces. State is per choice; `feed` gets text cut anywhere.
+A choice's text runs through a chain of processors, reasoning first, then tools. Each one turns text into deltas, and
+the next one in the chain sees only the ContentDelta among them. State is per choice; `feed` gets text split anywhere.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 
@@ -36,22 +36,74 @@ OutputDelta = ContentDelta | ReasoningDelta | ToolCallDelta
 
 
 class OutputProcessor(ABC):
-    """Sorts one choice's text into pieces, incrementally: never quadratic, never holding more than may be a marker."""
+    """An incremental parser of one choice's text. Takes linear time and holds back only what may be a marker."""
 
     @abstractmethod
     def feed(self, text: str) -> Iterator[OutputDelta] | list[OutputDelta]:
-        """Pieces that are certain after `text`."""
+        """Return the deltas that are certain after `text`."""
 
     @abstractmethod
     def finish(self) -> Iterator[OutputDelta] | list[OutputDelta]:
-        """What was held back, now that no more text comes. Called once."""
+        """Return what was held back, once the text has ended. Called once."""
 
     @property
     def made_tool_calls(self) -> bool:
-        """Whether finish_reason `stop` becomes `tool_calls`."""
+        """Return True if the finish reason `stop` becomes `tool_calls`."""
         return False
 
     @property
     def thinking(self) -> Sequence[tuple[int, float]]:
-        """Where in all the text that was fed thinking stands: (start, end), without its markers."""
+        """Return the (start, end) of each thinking part, without its markers, in characters of all text so far."""
         return ()
+
+
+class ProcessorChain(OutputProcessor):
+    """Processors one after another: the ContentDelta of each is the input of the next. An empty chain passes the text."""
+
+    def __init__(self, processors: Sequence[OutputProcessor] = ()) -> None:
+        self._processors = tuple(processors)
+
+    def feed(self, text: str) -> list[OutputDelta]:
+        return self._run(self._processors, [ContentDelta(text)] if text else [])
+
+    def finish(self) -> list[OutputDelta]:
+        deltas: list[OutputDelta] = []
+        for at, processor in enumerate(self._processors):
+            deltas += self._run(self._processors[at + 1 :], processor.finish())
+        return deltas
+
+    @property
+    def made_tool_calls(self) -> bool:
+        return any(processor.made_tool_calls for processor in self._processors)
+
+    @property
+    def thinking(self) -> Sequence[tuple[int, float]]:
+        # only the first processor sees all of the text
+        return self._processors[0].thinking if self._processors else ()
+
+    @staticmethod
+    def _run(processors: Sequence[OutputProcessor], deltas: Iterable[OutputDelta]) -> list[OutputDelta]:
+        result = list(deltas)
+        for processor in processors:
+            result = [
+                out
+                for delta in result
+                for out in (processor.feed(delta.text) if isinstance(delta, ContentDelta) else (delta,))
+            ]
+        return result
+
+
+def merge_adjacent(deltas: Iterable[OutputDelta]) -> list[OutputDelta]:
+    """Return `deltas` with neighbours of the same kind, and of the same call, joined."""
+    merged: list[OutputDelta] = []
+    for delta in deltas:
+        last = merged[-1] if merged else None
+        if isinstance(delta, ContentDelta) and isinstance(last, ContentDelta):
+            merged[-1] = ContentDelta(last.text + delta.text)
+        elif isinstance(delta, ReasoningDelta) and isinstance(last, ReasoningDelta):
+            merged[-1] = ReasoningDelta(last.text + delta.text)
+        elif isinstance(delta, ToolCallDelta) and isinstance(last, ToolCallDelta) and delta.index == last.index:
+            merged[-1] = last._replace(arguments=last.arguments + delta.arguments)
+        else:
+            merged.append(delta)
+    return merged

@@ -15,10 +15,9 @@ from llmops.gateway.generation.parsers.output_processor import (
     OutputProcessor,
     ReasoningDelta,
 )
-from llmops.gateway.generation.parsers.tool_parser import held_back_length
+from llmops.gateway.generation.parsers.tool_parser import MAX_HELD_SPACE, held_back_length, trailing_space
 
-_MAX_HELD_SPACE = 64
-# DeepSeek V3.1 calls the switch just `thinking`
+#: A template's switch for thinking that is called just `thinking`, as DeepSeek V3.1's.
 _THINKING_SWITCH = re.compile(r"\bthinking\s+is\s+(?:not\s+)?defined\b|\bnot\s+thinking\b")
 
 
@@ -34,12 +33,12 @@ _KNOWN = (ReasoningMarkers("<think>", "</think>"), ReasoningMarkers("[THINK]", "
 
 
 def reasoning_markers(template: str) -> ReasoningMarkers | None:
-    """The markers that the chat template knows; None for a model that does not think."""
+    """Return the markers that the chat template knows, None for a model that does not think."""
     return next((markers for markers in _KNOWN if markers.end in template), None)
 
 
 def prompt_opens_reasoning(prompt: str, markers: ReasoningMarkers) -> bool:
-    """Whether the rendered prompt itself opens the thinking, so that the text starts inside it."""
+    """Return True if the rendered prompt itself opens the thinking, so that the text starts inside it."""
     return prompt.rstrip().endswith(markers.start)
 
 
@@ -51,7 +50,7 @@ class _ReasoningState(Enum):
 
 
 class ReasoningParser(OutputProcessor):
-    """White space next to the markers belongs to them; only a block at the very start counts."""
+    """The parser of thinking. Only a block at the very start counts, and white space next to its markers belongs to them."""
 
     def __init__(self, markers: ReasoningMarkers, inside: bool = False) -> None:
         self._markers = markers
@@ -59,7 +58,7 @@ class ReasoningParser(OutputProcessor):
         self._buffer = ""
         self._fed = 0
         self._span = [0.0, inf] if inside else [inf, inf]
-        self._spoken = False  # some thinking was sent, so leading white space is over
+        self._has_sent = False  # thinking was sent, so leading white space is over
 
     @property
     def thinking(self) -> Sequence[tuple[int, float]]:
@@ -71,37 +70,36 @@ class ReasoningParser(OutputProcessor):
         if self._state is _ReasoningState.ANSWER:
             return [ContentDelta(text)] if text else []
         self._buffer += text
-        events: list[OutputDelta] = []
-        while self._step(events):
+        deltas: list[OutputDelta] = []
+        while self._step(deltas):
             pass
-        return events
+        return deltas
 
     def finish(self) -> list[OutputDelta]:
         rest, self._buffer = self._buffer, ""
         if self._state is _ReasoningState.INSIDE:
-            events: list[OutputDelta] = []
-            self._buffer = rest
-            self._think(_without_held_space(rest), events)
-            return events
+            deltas: list[OutputDelta] = []
+            self._send_thinking(_without_held_space(rest), deltas)
+            return deltas
         return [ContentDelta(rest)] if rest and self._state is not _ReasoningState.AFTER else []
 
-    def _step(self, events: list[OutputDelta]) -> bool:
+    def _step(self, deltas: list[OutputDelta]) -> bool:
         if self._state is _ReasoningState.START:
-            return self._start(events)
+            return self._start(deltas)
         if self._state is _ReasoningState.INSIDE:
-            return self._inside(events)
+            return self._inside(deltas)
         if self._state is _ReasoningState.AFTER:
             self._buffer = self._buffer.lstrip()
             self._state = _ReasoningState.ANSWER if self._buffer else _ReasoningState.AFTER
             return bool(self._buffer)
         if self._buffer:
-            events.append(ContentDelta(self._buffer))
+            deltas.append(ContentDelta(self._buffer))
         self._buffer = ""
         return False
 
-    def _start(self, events: list[OutputDelta]) -> bool:
+    def _start(self, deltas: list[OutputDelta]) -> bool:
         body = self._buffer.lstrip()
-        if len(self._buffer) - len(body) <= _MAX_HELD_SPACE:
+        if len(self._buffer) - len(body) <= MAX_HELD_SPACE:
             if body.startswith(self._markers.start):
                 self._buffer, self._state = body[len(self._markers.start) :], _ReasoningState.INSIDE
                 self._span[0] = self._fed - len(self._buffer)
@@ -111,34 +109,34 @@ class ReasoningParser(OutputProcessor):
         self._state = _ReasoningState.ANSWER
         return True
 
-    def _inside(self, events: list[OutputDelta]) -> bool:
+    def _inside(self, deltas: list[OutputDelta]) -> bool:
         at = self._buffer.find(self._markers.end)
         if at >= 0:
             rest = self._buffer[at + len(self._markers.end) :]
             self._span[1] = self._fed - len(self._buffer) + at
-            self._think(_without_held_space(self._buffer[:at]), events)
+            self._send_thinking(_without_held_space(self._buffer[:at]), deltas)
             self._buffer, self._state = rest, _ReasoningState.AFTER
             return True
         body = self._buffer[: len(self._buffer) - held_back_length(self._buffer, (self._markers.end,))]
-        self._think(_without_held_space(body), events)
+        self._send_thinking(_without_held_space(body), deltas)
         return False
 
-    def _think(self, text: str, events: list[OutputDelta]) -> None:
+    def _send_thinking(self, text: str, deltas: list[OutputDelta]) -> None:
         """Send `text`, the beginning of the buffer."""
         self._buffer = self._buffer[len(text) :]
-        if not self._spoken:
+        if not self._has_sent:
             text = text.lstrip()
         if text:
-            self._spoken = True
-            events.append(ReasoningDelta(text))
+            self._has_sent = True
+            deltas.append(ReasoningDelta(text))
 
 
 def _without_held_space(text: str) -> str:
-    return text[: len(text) - min(len(text) - len(text.rstrip()), _MAX_HELD_SPACE)]
+    return text[: len(text) - trailing_space(text)]
 
 
 def reasoning_effort_arguments(effort: str, template: str) -> dict[str, Any] | None:
-    """`reasoning_effort` as the arguments its template knows; None if it knows none.
+    """Return `reasoning_effort` as the variables that the template knows, None if it knows none.
 
     Templates with a switch (`enable_thinking`, DeepSeek's `thinking`) can only turn thinking on or off.
     """

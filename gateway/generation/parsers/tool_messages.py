@@ -1,7 +1,7 @@
-"""History with calls and results, in the shape that chat templates take.
+"""Messages with tool calls and results, in the form that chat templates take.
 
-Templates want a call's arguments as an object, OpenAI sends them as text; Mistral's want ids of nine characters. A
-template that knows no tools at all gets them through the system message, in Hermes' form, and so does the history.
+Templates take a call's arguments as an object, while OpenAI's API has them as text; Mistral's templates take ids of nine
+characters. A template that knows no tools gets tools, calls and results as text in Hermes' form.
 """
 
 from __future__ import annotations
@@ -25,9 +25,12 @@ TemplateMessage = dict[str, Any]
 def messages_for_template(
     messages: Sequence[Mapping[str, Any]], *, mistral_ids: bool = False, as_text: bool = False
 ) -> list[TemplateMessage]:
-    """Copies of the messages whose calls have their arguments as objects, or as JSON text where the template wants it.
+    """Return copies of the messages in which arguments of calls are objects.
 
-    Text that is not a JSON object stays text either way.
+    Args:
+        messages: The messages.
+        mistral_ids: Replace ids by nine characters.
+        as_text: Write arguments as JSON text instead. Text that is no JSON object stays text either way.
     """
     return [_message_for_template(message, mistral_ids, as_text) for message in messages]
 
@@ -63,7 +66,7 @@ def _as_object(arguments: object) -> object:
 
 
 def to_mistral_call_id(call_id: str) -> str:
-    """`call_id` if Mistral's templates take it, else nine characters that stand for it."""
+    """Return `call_id` if Mistral's templates take it, else nine characters that are the same for the same id."""
     if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
         return call_id
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
@@ -72,7 +75,7 @@ def to_mistral_call_id(call_id: str) -> str:
 def tools_in_system_message(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
 ) -> list[TemplateMessage]:
-    """Messages with the tools in the system message and calls and results as text."""
+    """Return the messages with the tools in the system message, and calls and results as text."""
     plain = _calls_as_text(messages)
     if not tools:
         return plain
@@ -84,8 +87,10 @@ def tools_in_system_message(
 
 
 def _calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
-    """Calls and results as text. Results that follow each other become one message: many templates insist on
-    alternating turns."""
+    """Return the messages with calls and results as text.
+
+    Results that follow each other become one message, because many templates insist on alternating turns.
+    """
     plain: list[TemplateMessage] = []
     after_result = False
     for message in messages:

@@ -1,8 +1,8 @@
-"""What every tool-call parser shares: the text around calls, held-back markers, call numbering.
+"""The base of all tool-call parsers: text around calls, markers that are held back, numbering of calls.
 
-A parser is a state machine over a growing buffer. In *text* it looks for the opening of a call and lets everything
-else through at once, except a tail that may still become an opening. In a *call* the subclass consumes. What looked
-like a call and turns out not to be one comes out as the text it was.
+A parser is a state machine over a growing buffer. In *text* it looks for the opening of a call and passes everything
+else at once, except a tail that may still become an opening. In a *call* the subclass consumes the buffer. Text that
+looked like a call and turns out not to be one is passed as it was.
 """
 
 from __future__ import annotations
@@ -13,31 +13,38 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, OutputProcessor, ToolCallDelta
-from llmops.gateway.generation.parsers.processor_chain import merge_adjacent
+from llmops.gateway.generation.parsers.json_scanner import InvalidJsonError, JsonScanner
+from llmops.gateway.generation.parsers.output_processor import (
+    ContentDelta,
+    OutputDelta,
+    OutputProcessor,
+    ToolCallDelta,
+    merge_adjacent,
+)
 
 Functions = Mapping[str, Mapping[str, Any] | None]
 _NO_FUNCTIONS: Functions = {}
-# White space before an opening belongs to the markup; a longer run than this is text whatever comes next.
-_MAX_HELD_SPACE = 64
+
+#: Characters of white space beside markers that belong to them. A longer run is text whatever comes next.
+MAX_HELD_SPACE = 64
 
 
 def new_call_id() -> str:
-    """A call id in OpenAI's format."""
+    """Return a new call id in OpenAI's format."""
     return f"call_{secrets.token_hex(12)}"
 
 
 def new_mistral_call_id() -> str:
-    """Mistral's templates take ids of nine letters or digits and nothing else."""
+    """Return a new call id of nine letters or digits, the only form that Mistral's templates take."""
     alphabet = string.ascii_letters + string.digits
     return "".join(secrets.choice(alphabet) for _ in range(9))
 
 
 class NotAToolCallError(Exception):
-    """What looked like a call is not one; raised only before any of it was sent.
+    """Text that looked like a call is none. Raised only before any part of the call was sent.
 
-    `pos` is where plain text goes on: always where the mismatch shows, so that it does not depend on how the text was
-    split. None is the parser's own position.
+    `pos` is the position at which plain text goes on: where the mismatch shows, so that it does not depend on how the
+    text was split. None stands for the parser's own position.
     """
 
     def __init__(self, pos: int | None = None) -> None:
@@ -46,22 +53,24 @@ class NotAToolCallError(Exception):
 
 
 class ToolCallBuilder:
-    """Numbers the calls of one choice and makes their events."""
+    """Numbers the tool calls of one choice and makes their deltas."""
 
     def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
         self._new_id = new_id
         self.count = 0
 
     def start(self, name: str, call_id: str | None = None) -> ToolCallDelta:
+        """Return the first delta of a new call."""
         self.count += 1
         return ToolCallDelta(self.count - 1, call_id or self._new_id(), name)
 
     def arguments(self, text: str) -> ToolCallDelta:
+        """Return a delta that adds `text` to the arguments of the current call."""
         return ToolCallDelta(self.count - 1, arguments=text)
 
 
 def held_back_length(text: str, markers: Sequence[str]) -> int:
-    """Length of the longest end of `text` that a marker may still grow from."""
+    """Return the length of the longest end of `text` that more text may complete to one of `markers`."""
     longest = max(map(len, markers)) - 1
     for size in range(min(longest, len(text)), 0, -1):
         tail = text[-size:]
@@ -70,37 +79,44 @@ def held_back_length(text: str, markers: Sequence[str]) -> int:
     return 0
 
 
-def _held_space(text: str) -> int:
-    return min(len(text) - len(text.rstrip()), _MAX_HELD_SPACE)
+def trailing_space(text: str) -> int:
+    """Return the length of the white space at the end of `text` that may belong to a marker."""
+    return min(len(text) - len(text.rstrip()), MAX_HELD_SPACE)
 
 
 class ToolParser(OutputProcessor):
-    """Base of the family parsers. `tools` are the functions on offer, by name, with the schema of their parameters.
+    """The base of the parsers of model families."""
 
-    What has no marker must name one of them.
-    """
-
-    #: its name, and what a chat template has whose calls it reads. Signs that other families' templates may have too
-    #: are of a higher rank: they are looked for after all others
+    #: The family's name.
     family: str
+
+    #: Texts in a chat template that tell that its model writes calls in this form.
     signs: tuple[str, ...] = ()
+
+    #: Order in which signs are looked for. Signs that templates of other families may have too have a higher rank.
     rank = 0
-    #: special tokens the parser has to see; a tokenizer that drops special tokens would hide the call
+
+    #: Special tokens that the parser must see. The detokenizer would otherwise remove them.
     special_tokens: tuple[str, ...] = ()
+
+    #: Texts that open a call.
     markers: tuple[str, ...] = ()
+
     new_id: Callable[[], str] = staticmethod(new_call_id)
     _buffer: str
     _pos: int
 
     def __init__(self, tools: Functions = _NO_FUNCTIONS) -> None:
+        """Create a parser. `tools` are the functions on offer by name; a call without a marker must name one of them."""
         self.tools = tools
         self.writer = ToolCallBuilder(type(self).new_id)
         self._buffer = ""
         self._pos = 0
         self._in_call = False
         self._after_call = False
-        self._candidate = False  # nothing of the call at hand was sent: it may turn out to be none,
-        self._raw: list[str] = []  # and then this is the text to give back
+        # nothing of the current call was sent yet: if it turns out to be none, the text in `_raw` is passed instead
+        self._candidate = False
+        self._raw: list[str] = []
         self._events: list[OutputDelta] = []
 
     def feed(self, text: str) -> list[OutputDelta]:
@@ -126,11 +142,11 @@ class ToolParser(OutputProcessor):
 
     @abstractmethod
     def _consume(self) -> bool:
-        """Take what can be taken of the call at `_pos`; True on progress, False when more text is needed."""
+        """Consume the call at `_pos`. Return True on progress and False if more text is needed."""
 
     @abstractmethod
     def _begin(self, opening: str) -> None:
-        """A call's opening was found; `opening` is its text."""
+        """Start a call after its opening, of which `opening` is the text."""
 
     def _find_opening(self, text: str, start: int) -> tuple[int, int] | None:
         found = [(at, at + len(mark)) for mark in self.markers if (at := text.find(mark, start)) >= 0]
@@ -141,20 +157,59 @@ class ToolParser(OutputProcessor):
 
     @abstractmethod
     def _finish_call(self) -> None:
-        """The text ended inside a call; may raise NotAToolCallError."""
+        """End a call because the text has ended. May raise NotAToolCallError."""
 
     def _new_candidate(self) -> None:
-        """What follows may or may not be another call."""
+        """Start another call, of which it is not yet certain that it is one."""
         self._candidate, self._raw = True, []
 
     def _leave(self) -> None:
+        """Go back to text."""
         self._in_call, self._after_call = False, True
         self._candidate, self._raw = False, []
 
-    def _sent(self, events: Sequence[OutputDelta]) -> None:
+    def _send(self, events: Sequence[OutputDelta]) -> None:
+        """Send deltas. From now on, the call can no longer turn out to be none."""
         if events:
             self._events.extend(events)
             self._candidate, self._raw = False, []
+
+    def _send_arguments(self, text: str) -> None:
+        if text:
+            self._send([self.writer.arguments(text)])
+
+    def _send_value(self, value: JsonScanner) -> tuple[bool, bool]:
+        """Send the part of a JSON value at `_pos` as arguments. Return whether it is complete, and whether damaged."""
+        try:
+            self._pos, piece, is_complete = value.feed(self._buffer, self._pos)
+        except InvalidJsonError as error:
+            self._pos = error.end
+            self._send_arguments(error.text)
+            return False, True
+        self._send_arguments(piece)
+        return is_complete, False
+
+    def _send_until(self, mark: str) -> bool:
+        """Send damaged arguments as they are, up to `mark`. Return True if it was found."""
+        at = self._buffer.find(mark, self._pos)
+        end = at if at >= 0 else len(self._buffer) - held_back_length(self._buffer[self._pos :], (mark,))
+        self._send_arguments(self._buffer[self._pos : end])
+        self._pos = end
+        return at >= 0
+
+    def _tag_at_position(self, *tags: str) -> str | None:
+        """Return the tag at `_pos`, "" if there is none, None if more text may still complete one."""
+        for tag in tags:
+            if self._buffer.startswith(tag, self._pos):
+                return tag
+        rest = self._buffer[self._pos : self._pos + max(map(len, tags))]
+        return None if any(tag.startswith(rest) for tag in tags) else ""
+
+    def _skip_space(self) -> bool:
+        """Skip white space. Return True if something else follows."""
+        while self._pos < len(self._buffer) and self._buffer[self._pos].isspace():
+            self._pos += 1
+        return self._pos < len(self._buffer)
 
     # -- text ----------------------------------------------------------------------------------------------------
 
@@ -162,7 +217,7 @@ class ToolParser(OutputProcessor):
         found = self._find_opening(self._buffer, self._pos)
         if found:
             before = self._buffer[self._pos : found[0]]
-            visible = before[: len(before) - _held_space(before)]
+            visible = before[: len(before) - trailing_space(before)]
             self._text(visible)
             self._candidate = True
             self._raw = [before[len(visible) :] + self._buffer[found[0] : found[1]]]
@@ -171,7 +226,7 @@ class ToolParser(OutputProcessor):
             return True
         rest = self._buffer[self._pos :]
         keep = self._held(rest)
-        keep += _held_space(rest[: len(rest) - keep])
+        keep += trailing_space(rest[: len(rest) - keep])
         self._text(rest[: len(rest) - keep])
         self._pos = len(self._buffer) - keep
         return False

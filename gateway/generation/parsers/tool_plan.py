@@ -1,4 +1,4 @@
-"""What a request's tools mean for its prompt, for the engine's grammar and for how the answer is processed."""
+"""Plans a request's tools: their definitions in the prompt, the guide of the engine and the parser of the answer."""
 
 from __future__ import annotations
 
@@ -33,17 +33,20 @@ MAX_TOOLS = 512
 
 @dataclass(frozen=True, slots=True)
 class ToolPlan:
-    """`definitions` go to the template; `guide` replaces the request's own; `processor` makes one choice's.
+    """The plan for the tools of one request.
 
-    `special_tokens` must stay visible in the text. `named` is a call forced by name, which ends with `stop`;
-    `first_call_only` is left to whoever makes the processor, where that is not done here.
+    Attributes:
+        definitions: The tools that the template shows to the model.
+        guide: The guide of the engine, in place of the request's own.
+        processor: Makes the processor of one choice. None if the text needs none.
+        special_tokens: Special tokens that must stay visible in the text.
+        first_call_only: The caller, which makes the processor itself, must wrap it in FirstCallOnly.
     """
 
     definitions: list[dict[str, Any]] = field(default_factory=list)
     guide: Guide | None = None
     processor: Callable[[], OutputProcessor] | None = None
     special_tokens: tuple[str, ...] = ()
-    named: bool = False
     first_call_only: bool = False
 
 
@@ -55,36 +58,44 @@ def plan_tools(
     guide: Guide | None = None,
     limits: SchemaLimits = DEFAULT_LIMITS,
 ) -> ToolPlan:
-    """The plan for one request. `guide` is the one of its response_format; `template` the model's chat template."""
-    offered = _checked(tools or [], limits)
-    mode, offered_for_call = _mode(choice, offered)
+    """Return the plan for one request.
+
+    Args:
+        tools: The request's tools.
+        choice: Its `tool_choice`.
+        parallel: Its `parallel_tool_calls`.
+        template: The model's chat template.
+        guide: The guide of its `response_format`.
+        limits: Limits of the tools' schemas.
+
+    Raises:
+        InvalidRequestError: The tools cannot be used, or not together with the rest of the request.
+    """
+    offered = _validate_tools(tools or [], limits)
+    mode, callable_tools = _resolve_choice(choice, offered)
     if mode == "none" or not offered:
         return ToolPlan(guide=guide)
     definitions = [_definition(tool) for tool in offered.values()]
     family = detect_family(template)
     new_id = PARSERS[family].new_id if family else new_call_id
     if mode == "named":
-        (tool,) = offered_for_call.values()
+        (tool,) = callable_tools.values()
         forced = validate_schema(parameters_schema(tool.function.parameters), "tools", limits)
         named = tool.function.name
-        return ToolPlan(
-            definitions, Guide("json_schema", forced), lambda: NamedCallProcessor(named, new_id), named=True
-        )
+        return ToolPlan(definitions, Guide("json_schema", forced), lambda: NamedCallProcessor(named, new_id))
     many = parallel is not False
     if mode == "required":
-        return ToolPlan(
-            definitions, _calls_guide(offered_for_call, many, limits), lambda: RequiredCallsProcessor(new_id)
-        )
+        return ToolPlan(definitions, _calls_guide(callable_tools, many, limits), lambda: RequiredCallsProcessor(new_id))
     if guide is not None:
-        union = _answer_or_calls(guide, offered_for_call, many, limits)
+        union = _answer_or_calls(guide, callable_tools, many, limits)
         return ToolPlan(definitions, union, lambda: AnswerOrCallsProcessor(RequiredCallsProcessor(new_id)))
     if is_harmony(template):
-        # its parser is there with or without tools
+        # harmony's parser is needed with and without tools
         return ToolPlan(definitions, first_call_only=not many)
     if family is None:
         return ToolPlan(definitions)
     parser = PARSERS[family]
-    functions = {name: tool.function.parameters for name, tool in offered_for_call.items()}
+    functions = {name: tool.function.parameters for name, tool in callable_tools.items()}
     return ToolPlan(
         definitions,
         processor=lambda: parser(functions) if many else FirstCallOnly(parser(functions)),
@@ -93,7 +104,7 @@ def plan_tools(
 
 
 class FirstCallOnly(OutputProcessor):
-    """`parallel_tool_calls: false` where no grammar holds the model to it: later calls are left out."""
+    """A processor that drops all calls but the first, for `parallel_tool_calls: false` without a grammar."""
 
     def __init__(self, parser: OutputProcessor) -> None:
         self._parser = parser
@@ -117,11 +128,11 @@ class FirstCallOnly(OutputProcessor):
         return [piece for piece in pieces if not isinstance(piece, ToolCallDelta) or piece.index == 0]
 
 
-def _checked(tools: Sequence[Tool], limits: SchemaLimits) -> dict[str, Tool]:
+def _validate_tools(tools: Sequence[Tool], limits: SchemaLimits) -> dict[str, Tool]:
     if len(tools) > MAX_TOOLS:
         raise InvalidRequestError(f"{len(tools)} tools were given, the limit is {MAX_TOOLS}.", param="tools")
     offered: dict[str, Tool] = {}
-    # a grammar is only made of calls that are forced, and they are checked again for it
+    # a grammar is compiled for forced calls only, and their schemas are checked again for it
     shown = replace(limits, grammar=False)
     for at, tool in enumerate(tools):
         if tool.function.name in offered:
@@ -133,7 +144,7 @@ def _checked(tools: Sequence[Tool], limits: SchemaLimits) -> dict[str, Tool]:
     return offered
 
 
-def _mode(choice: ToolChoice | None, offered: dict[str, Tool]) -> tuple[str, dict[str, Tool]]:
+def _resolve_choice(choice: ToolChoice | None, offered: dict[str, Tool]) -> tuple[str, dict[str, Tool]]:
     if isinstance(choice, NamedToolChoice):
         return "named", _allowed_tools([choice], offered, "tool_choice")
     if isinstance(choice, AllowedToolsChoice):
@@ -171,7 +182,7 @@ def _calls_guide(offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> 
 
 
 def _answer_or_calls(guide: Guide, offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> Guide:
-    """Either the JSON object that was asked for or a list of calls: `{` or `[` says which."""
+    """Return the guide for either the JSON object of response_format or a list of calls: the text begins with { or [."""
     schema = json.loads(guide.text) if guide.kind == "json_schema" else None
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise InvalidRequestError(

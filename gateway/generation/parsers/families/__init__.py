@@ -1,7 +1,7 @@
 """One module per format in which models write their calls, with a parser for each family; new modules are discovered.
 
-A parser names its `family`, the `signs` by which a chat template tells that its calls have this form, and its `rank`
-among those whose signs a template may have as well.
+A parser has the name of its `family`, the `signs` by which a chat template tells that its calls have this form, and a
+`rank`, because a template may have the signs of several families.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 from llmops.gateway.generation.parsers.tool_parser import ToolParser
 
-# a template with one of these writes calls in a form that no parser here reads, whatever else it has; asked by rank
+#: Rank and sign of templates whose calls no parser here reads, whatever other signs they have.
 _UNSUPPORTED_FORMATS = ((1, "<｜DSML｜"),)
 
 
@@ -25,7 +25,7 @@ def _discover_parsers() -> Iterator[type[ToolParser]]:
 
 PARSERS: dict[str, type[ToolParser]] = {parser.family: parser for parser in _discover_parsers()}
 
-# what a template says about the form of calls, most telling first
+#: Rank, sign and family of all signs, the most telling first.
 _SIGNS: tuple[tuple[int, str, str | None], ...] = tuple(
     sorted(
         (
@@ -38,14 +38,14 @@ _SIGNS: tuple[tuple[int, str, str | None], ...] = tuple(
 
 
 def renders_tools(template: str) -> bool:
-    """Whether the template renders `tools` at all."""
+    """Return True if the template renders `tools` at all."""
     return "tools" in template
 
 
 def detect_family(template: str) -> str | None:
-    """The name of the parser for `template`; None if none of them reads its format.
+    """Return the name of the parser for `template`, None if no parser reads its format.
 
-    A template that knows no tools is prompted in Hermes' form (`prompting`), so it is answered in it.
+    A template that knows no tools gets them in Hermes' form (`tool_messages`), so the model answers in that form.
     """
     if not renders_tools(template):
         return "hermes"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import re
 from enum import Enum, auto
 
-from llmops.gateway.generation.parsers.json_scanner import InvalidJsonError, JsonScanner
-from llmops.gateway.generation.parsers.tool_parser import NotAToolCallError, ToolParser, held_back_length
+from llmops.gateway.generation.parsers.json_scanner import JsonScanner
+from llmops.gateway.generation.parsers.tool_parser import NotAToolCallError, ToolParser
 
 _NAME = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
 _FENCE = "```"
@@ -27,7 +27,7 @@ class _DeepSeekState(Enum):
 
 
 class DeepSeekParser(ToolParser):
-    """Both formats. The list's own markers may be missing: models sometimes leave them out."""
+    """The parser of both formats. The markers of the list may be missing, as models sometimes leave them out."""
 
     family = "deepseek"
     signs = ("<｜tool▁call▁begin｜>",)
@@ -42,11 +42,8 @@ class DeepSeekParser(ToolParser):
         self._calls = 0
 
     def _consume(self) -> bool:
-        if self._state in (_DeepSeekState.BETWEEN, _DeepSeekState.AFTER):
-            while self._pos < len(self._buffer) and self._buffer[self._pos].isspace():
-                self._pos += 1
-            if self._pos == len(self._buffer):
-                return False
+        if self._state in (_DeepSeekState.BETWEEN, _DeepSeekState.AFTER) and not self._skip_space():
+            return False
         return {
             _DeepSeekState.BETWEEN: self._between,
             _DeepSeekState.HEADER: self._header,
@@ -55,15 +52,9 @@ class DeepSeekParser(ToolParser):
             _DeepSeekState.AFTER: self._after,
         }[self._state]()
 
-    def _tag(self, *tags: str) -> str | None:
-        """The tag at the position; "" if there is none, None if more text may still make one."""
-        found = next((tag for tag in tags if self._buffer.startswith(tag, self._pos)), None)
-        rest = self._buffer[self._pos : self._pos + max(map(len, tags))]
-        return found if found else None if any(tag.startswith(rest) for tag in tags) else ""
-
     def _between(self) -> bool:
-        """A call's beginning or the end of the list."""
-        tag = self._tag(self.begin, self.list_end)
+        """Consume the beginning of a call or the end of the list."""
+        tag = self._tag_at_position(self.begin, self.list_end)
         if tag is None:
             return False
         if tag == self.begin:
@@ -78,7 +69,7 @@ class DeepSeekParser(ToolParser):
         return True
 
     def _header(self) -> bool:
-        """Everything up to the brace that opens the arguments."""
+        """Consume everything up to the brace that opens the arguments."""
         at = self._buffer.find("{", self._pos, self._pos + _MAX_HEADER)
         if at < 0:
             if len(self._buffer) - self._pos < _MAX_HEADER:
@@ -88,7 +79,7 @@ class DeepSeekParser(ToolParser):
         if not name:
             raise NotAToolCallError
         self._calls += 1
-        self._sent([self.writer.start(name)])
+        self._send([self.writer.start(name)])
         self._value, self._pos, self._state = JsonScanner(), at, _DeepSeekState.ARGUMENTS
         return True
 
@@ -98,30 +89,21 @@ class DeepSeekParser(ToolParser):
         return found[0] if found and separator else None
 
     def _arguments(self) -> bool:
-        try:
-            self._pos, piece, complete = self._value.feed(self._buffer, self._pos)
-        except InvalidJsonError as broken:
-            piece, complete, self._pos, self._state = broken.text, False, broken.end, _DeepSeekState.DAMAGED
-        if piece:
-            self._sent([self.writer.arguments(piece)])
-        if complete:
-            self._state = _DeepSeekState.AFTER
+        is_complete, is_damaged = self._send_value(self._value)
+        if is_complete or is_damaged:
+            self._state = _DeepSeekState.AFTER if is_complete else _DeepSeekState.DAMAGED
         return self._pos < len(self._buffer)
 
     def _damaged(self) -> bool:
-        """Text that is not JSON is passed on unchanged, up to the end of the call."""
-        at = self._buffer.find(self.end, self._pos)
-        end = at if at >= 0 else len(self._buffer) - held_back_length(self._buffer[self._pos :], (self.end,))
-        if end > self._pos:
-            self._sent([self.writer.arguments(self._buffer[self._pos : end])])
-        self._pos = end
-        if at >= 0:
-            self._pos, self._state = at + len(self.end), _DeepSeekState.BETWEEN
-        return at >= 0
+        """Send text that is not JSON unchanged, up to the end of the call."""
+        found = self._send_until(self.end)
+        if found:
+            self._pos, self._state = self._pos + len(self.end), _DeepSeekState.BETWEEN
+        return found
 
     def _after(self) -> bool:
-        """The end of the code block and of the call."""
-        tag = self._tag(_FENCE, self.end)
+        """Consume the end of the code block and of the call."""
+        tag = self._tag_at_position(_FENCE, self.end)
         if tag is None:
             return False
         if tag != _FENCE:
@@ -131,13 +113,13 @@ class DeepSeekParser(ToolParser):
 
     def _finish_call(self) -> None:
         if self._state is _DeepSeekState.DAMAGED:
-            self._sent([self.writer.arguments(self._buffer[self._pos :])])
+            self._send_arguments(self._buffer[self._pos :])
         elif self._state is _DeepSeekState.HEADER or not self._calls:
             raise NotAToolCallError
 
 
 class KimiParser(DeepSeekParser):
-    """Kimi-K2: the id comes with the name, `functions.get_weather:0`."""
+    """The parser of Kimi-K2, where the id comes with the name: `functions.get_weather:0`."""
 
     family = "kimi"
     signs = ("<|tool_call_begin|>",)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from llmops.gateway.generation.parsers.json_call import JsonCallParser
-from llmops.gateway.generation.parsers.tool_parser import NotAToolCallError, ToolParser, held_back_length
+from llmops.gateway.generation.parsers.tool_parser import NotAToolCallError, ToolParser
 
 _CLOSE = "</tool_call>"
 
 
 class HermesParser(ToolParser):
-    """The tag may also hold a list of calls (SmolLM2). A missing closing tag ends with the text."""
+    """The parser of tagged JSON. The tag may hold a list of calls (SmolLM2), and its end may be missing."""
 
     family = "hermes"
     signs = ("<tool_call>",)
@@ -28,20 +28,14 @@ class HermesParser(ToolParser):
 
     def _consume_call(self, call: JsonCallParser) -> bool:
         if call.damaged:
-            return self._consume_damaged(call)
-        self._pos, events = call.feed(self._buffer, self._pos)
-        self._sent(events)
+            found = self._send_until(_CLOSE)
+            if found:
+                self._pos += len(_CLOSE)
+                self._leave()
+            return found
+        self._pos, deltas = call.feed(self._buffer, self._pos)
+        self._send(deltas)
         return self._pos < len(self._buffer)
-
-    def _consume_damaged(self, call: JsonCallParser) -> bool:
-        at = self._buffer.find(_CLOSE, self._pos)
-        end = at if at >= 0 else len(self._buffer) - held_back_length(self._buffer[self._pos :], (_CLOSE,))
-        self._sent(call.damage(self._buffer[self._pos : end]))
-        self._pos = end
-        if at >= 0:
-            self._pos += len(_CLOSE)
-            self._leave()
-        return at >= 0
 
     def _between(self) -> bool:
         char = self._buffer[self._pos]
@@ -67,6 +61,6 @@ class HermesParser(ToolParser):
         if self._call is None:
             raise NotAToolCallError
         if self._call.damaged:
-            self._sent(self._call.damage(self._buffer[self._pos :]))
+            self._send_arguments(self._buffer[self._pos :])
         elif not self._call.done:
-            self._sent(self._call.end())
+            self._send(self._call.end())

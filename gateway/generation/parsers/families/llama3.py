@@ -13,7 +13,7 @@ _HALF_LIST = re.compile(r"\[\s{0,16}$")
 
 
 class Llama3Parser(ToolParser):
-    """Nothing marks a bare call, so it has to name a tool on offer and have arguments; other JSON stays text."""
+    """The parser of Llama 3. A bare call has no marker, so it must name a tool on offer and have arguments."""
 
     family = "llama3"
     signs = ('"parameters": dictionary of argument name', _TAG)
@@ -42,11 +42,11 @@ class Llama3Parser(ToolParser):
 
     def _consume_call(self, call: JsonCallParser) -> bool:
         if call.damaged:
-            self._sent(call.damage(self._buffer[self._pos :]))
+            self._send_arguments(self._buffer[self._pos :])
             self._pos = len(self._buffer)
             return False
-        self._pos, events = call.feed(self._buffer, self._pos)
-        self._sent(events)
+        self._pos, deltas = call.feed(self._buffer, self._pos)
+        self._send(deltas)
         return self._pos < len(self._buffer)
 
     def _between(self, char: str) -> bool:
@@ -71,4 +71,4 @@ class Llama3Parser(ToolParser):
         if self._call is None:
             raise NotAToolCallError
         if not self._call.done and not self._call.damaged:
-            self._sent(self._call.end())
+            self._send(self._call.end())

@@ -5,11 +5,10 @@ from __future__ import annotations
 import re
 
 from llmops.gateway.generation.parsers.json_call import JsonCallParser
-from llmops.gateway.generation.parsers.json_scanner import InvalidJsonError, JsonScanner
+from llmops.gateway.generation.parsers.json_scanner import JsonScanner
 from llmops.gateway.generation.parsers.tool_parser import (
     NotAToolCallError,
     ToolParser,
-    held_back_length,
     new_mistral_call_id,
 )
 
@@ -18,7 +17,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 
 class MistralParser(ToolParser):
-    """Both formats; from v11 on each call has its own marker and may carry `[CALL_ID]id` before its arguments."""
+    """The parser of both formats. From v11 on, each call has its own marker and may have `[CALL_ID]id` before its arguments."""
 
     family = "mistral"
     signs = (_OPEN,)
@@ -62,12 +61,12 @@ class MistralParser(ToolParser):
         if call.damaged:
             self._raw_tail = True
             return True
-        self._pos, events = call.feed(self._buffer, self._pos)
-        self._sent(events)
+        self._pos, deltas = call.feed(self._buffer, self._pos)
+        self._send(deltas)
         return self._pos < len(self._buffer)
 
     def _header(self) -> bool:
-        """`name`, `name[ARGS]`, `name[CALL_ID]id[ARGS]`, each followed by the arguments' brace."""
+        """Consume `name`, `name[ARGS]` or `name[CALL_ID]id[ARGS]` up to the brace that opens the arguments."""
         name = _NAME.match(self._buffer, self._pos)
         if name is None:
             raise NotAToolCallError
@@ -79,7 +78,7 @@ class MistralParser(ToolParser):
         while at < len(self._buffer) and self._buffer[at].isspace():
             at += 1
         if at < len(self._buffer) and self._buffer[at] == "{":
-            self._sent([self.writer.start(name[0], call_id)])
+            self._send([self.writer.start(name[0], call_id)])
             self._value, self._pos = JsonScanner(), at
             return True
         if not self._header_may_grow(at):
@@ -91,31 +90,22 @@ class MistralParser(ToolParser):
         return len(self._buffer) - self._pos < 512 and any(mark.startswith(tail) for mark in (_ID, _ARGS))
 
     def _consume_value(self, value: JsonScanner) -> bool:
-        try:
-            self._pos, piece, complete = value.feed(self._buffer, self._pos)
-        except InvalidJsonError as broken:
-            piece, complete, self._pos, self._raw_tail = broken.text, False, broken.end, True
-        if piece:
-            self._sent([self.writer.arguments(piece)])
-        if complete:
+        is_complete, self._raw_tail = self._send_value(value)
+        if is_complete:
             self._leave()
         return self._pos < len(self._buffer)
 
     def _consume_raw(self) -> bool:
-        """Damaged arguments go on until the next call or the end."""
-        at = self._buffer.find(_OPEN, self._pos)
-        end = at if at >= 0 else len(self._buffer) - held_back_length(self._buffer[self._pos :], (_OPEN,))
-        if end > self._pos:
-            self._sent([self.writer.arguments(self._buffer[self._pos : end])])
-        self._pos = end
-        if at >= 0:
+        """Send damaged arguments as they are, up to the next call or the end."""
+        found = self._send_until(_OPEN)
+        if found:
             self._leave()
-        return at >= 0
+        return found
 
     def _finish_call(self) -> None:
         if self._raw_tail and self._pos < len(self._buffer):
-            self._sent([self.writer.arguments(self._buffer[self._pos :])])
+            self._send_arguments(self._buffer[self._pos :])
         elif self._call is None and self._value is None:
             raise NotAToolCallError
         elif self._call is not None and not self._call.done and not self._call.damaged:
-            self._sent(self._call.end())
+            self._send(self._call.end())

@@ -34,9 +34,9 @@ class _PythonicState(Enum):
 
 
 class PythonicParser(ToolParser):
-    """Arguments become JSON on the way: strings, however long, piece by piece; other literals when complete.
+    """The parser of Python calls. Arguments become JSON: strings piece by piece, other literals when they are complete.
 
-    A bare list has to start with a tool on offer. What is not a Python literal is passed on as a string.
+    A list without markers must start with a tool on offer. A value that is no Python literal becomes a string.
     """
 
     family = "pythonic"
@@ -70,15 +70,6 @@ class PythonicParser(ToolParser):
             _PythonicState.NEXT: self._next,
         }[self._state]()
 
-    def _skip_space(self) -> bool:
-        """True if the position is now at something other than white space."""
-        while self._pos < len(self._buffer) and self._buffer[self._pos].isspace():
-            self._pos += 1
-        return self._pos < len(self._buffer)
-
-    def _arguments(self, text: str) -> None:
-        self._sent([self.writer.arguments(text)])
-
     def _list(self) -> bool:
         if not self._skip_space():
             return False
@@ -95,8 +86,8 @@ class PythonicParser(ToolParser):
             return False
         if not match or self._buffer[end] != "(" or not (self._marked or match[0] in self.tools):
             return self._end_list_or_reject()
-        self._sent([self.writer.start(match[0])])
-        self._arguments("{")
+        self._send([self.writer.start(match[0])])
+        self._send_arguments("{")
         self._calls, self._first, self._pos, self._state = self._calls + 1, True, end + 1, _PythonicState.ARGUMENT
         return True
 
@@ -107,24 +98,24 @@ class PythonicParser(ToolParser):
         return True
 
     def _argument(self) -> bool:
-        """`name=`, or the end of the call."""
+        """Consume `name=`, or the end of the call."""
         if not self._skip_space():
             return False
         if self._buffer[self._pos] == ")":
-            self._arguments("}")
+            self._send_arguments("}")
             self._pos, self._state = self._pos + 1, _PythonicState.NEXT
             return True
         match = _ARGUMENT.match(self._buffer, self._pos)
         if match and not match[2] and match.end() == len(self._buffer):
             return False
         if not match or not match[2]:
-            return self._spoilt()
-        self._arguments(("" if self._first else ", ") + json.dumps(match[1]) + ": ")
+            return self._skip_unnamed_argument()
+        self._send_arguments(("" if self._first else ", ") + json.dumps(match[1]) + ": ")
         self._first, self._pos, self._state = False, match.end(), _PythonicState.VALUE
         return True
 
-    def _spoilt(self) -> bool:
-        """There is something without a name among the arguments: skip it, up to the next comma or the end."""
+    def _skip_unnamed_argument(self) -> bool:
+        """Skip an argument without a name, up to the next comma or the end."""
         self._literal: list[str] = []
         self._open: list[str] = []
         self._quote, self._escaped, self._mute, self._state = "", False, True, _PythonicState.OTHER
@@ -136,7 +127,7 @@ class PythonicParser(ToolParser):
         char = self._buffer[self._pos]
         if char in "\"'":
             return self._open_string(char)
-        self._spoilt()
+        self._skip_unnamed_argument()
         self._mute = False
         return True
 
@@ -146,7 +137,7 @@ class PythonicParser(ToolParser):
             return False  # empty string or the first part of a triple quote: the next character tells
         self._quote = quote * 3 if ahead == quote * 3 else quote
         self._pos += len(self._quote)
-        self._arguments('"')
+        self._send_arguments('"')
         self._state = _PythonicState.STRING
         return True
 
@@ -155,7 +146,7 @@ class PythonicParser(ToolParser):
         match = _IN_STRING[quote[0]].search(text, start)
         end = match.start() if match else len(text)
         if end > start:
-            self._arguments(json.dumps(text[start:end], ensure_ascii=False)[1:-1])
+            self._send_arguments(json.dumps(text[start:end], ensure_ascii=False)[1:-1])
             self._pos = end
         if match is None:
             return False
@@ -166,10 +157,10 @@ class PythonicParser(ToolParser):
         if len(ahead) < len(quote) and quote.startswith(ahead):
             return False
         if ahead == quote:
-            self._arguments('"')
+            self._send_arguments('"')
             self._pos, self._state = self._pos + len(quote), _PythonicState.COMMA
         else:
-            self._arguments(json.dumps(ahead[0])[1:-1])
+            self._send_arguments(json.dumps(ahead[0])[1:-1])
             self._pos += 1
         return True
 
@@ -181,12 +172,12 @@ class PythonicParser(ToolParser):
         digits = self._buffer[self._pos + 2 : self._pos + 2 + size]
         if len(digits) < size and all(c in "0123456789abcdefABCDEF" for c in digits):
             return False
-        self._arguments(json.dumps(_unescape(kind, digits))[1:-1])
+        self._send_arguments(json.dumps(_unescape(kind, digits))[1:-1])
         self._pos += 2 + (size if _is_hex(digits, size) else 0)
         return True
 
     def _other(self) -> bool:
-        """A literal other than a plain string: collected up to the comma or bracket that ends it."""
+        """Collect a literal other than a plain string, up to the comma or bracket that ends it."""
         match = _VALUE_STEP.search(self._buffer, self._pos)
         end = match.start() if match else len(self._buffer)
         self._literal.append(self._buffer[self._pos : end])
@@ -213,7 +204,7 @@ class PythonicParser(ToolParser):
 
     def _end_literal(self) -> None:
         if not self._mute:
-            self._arguments(_to_json("".join(self._literal).strip()))
+            self._send_arguments(_to_json("".join(self._literal).strip()))
         self._state = _PythonicState.COMMA
 
     def _comma(self) -> bool:
@@ -223,12 +214,12 @@ class PythonicParser(ToolParser):
         if char in ",]}":
             self._pos += 1
         elif char != ")":
-            return self._spoilt()
+            return self._skip_unnamed_argument()
         self._state = _PythonicState.ARGUMENT
         return True
 
     def _next(self) -> bool:
-        """After a call: a comma and the next one, or the end of the list and its marker."""
+        """Consume a comma before the next call, or the end of the list and its marker."""
         if not self._skip_space():
             return False
         rest = self._buffer[self._pos : self._pos + 24]
@@ -253,7 +244,7 @@ class PythonicParser(ToolParser):
         if not self._calls:
             raise NotAToolCallError
         if self._state is _PythonicState.OTHER and not self._mute:
-            self._arguments(_to_json("".join(self._literal).strip()))
+            self._send_arguments(_to_json("".join(self._literal).strip()))
 
 
 def _is_hex(digits: str, size: int) -> bool:
@@ -261,7 +252,7 @@ def _is_hex(digits: str, size: int) -> bool:
 
 
 def _unescape(kind: str, digits: str) -> str:
-    """What a Python escape sequence stands for; an unknown one stands for itself, as in Python."""
+    """Return the text of a Python escape sequence. An unknown one stands for itself, as in Python."""
     if kind in _HEX_ESCAPES:
         code = int(digits, 16) if _is_hex(digits, _HEX_ESCAPES[kind]) else -1
         return chr(code) if 0 <= code < 0x110000 else "\\" + kind

@@ -1,9 +1,10 @@
-"""Calls as tags, each argument in one of its own: Qwen3-Coder and its relatives, GLM-4.5 and later.
+"""Calls in tags, with a tag for each argument: Qwen3-Coder and its relatives, GLM-4.5 and later.
 
 Qwen3-Coder: `<tool_call>`, `<function=name>`, `<parameter=key>` value `</parameter>` …, `</function>`, `</tool_call>`.
 GLM: `<tool_call>name`, `<arg_key>key</arg_key>`, `<arg_value>value</arg_value>` …, `</tool_call>`.
 
-Values are bare text: the function's schema says what they are. Text goes out as it comes, other values when complete.
+Values are bare text, and the function's schema says of which type they are. Texts are sent as they come, other values
+when they are complete.
 """
 
 from __future__ import annotations
@@ -31,15 +32,18 @@ class _TaggedState(Enum):
 
 
 class TaggedCallParser(ToolParser):
-    """What both share: head, arguments, tail. A call whose head does not match is text."""
+    """The common states of both formats: head, arguments, tail. A call whose head does not match is text."""
 
     markers: tuple[str, ...] = (_OPEN,)
-    #: what ends a value: its own tag, which belongs to it, and those that a model writes when it forgets that one
+
+    #: The tag that ends a value, and tags that end it if the model forgot that one.
     value_end: str
     value_stops: tuple[str, ...]
-    #: line breaks next to the tags are the form's, not the value's
+
+    #: Line breaks next to the tags belong to the format, not to the value.
     framed = False
-    #: what a value is that no schema speaks of
+
+    #: A value without a type in the schema is text.
     untyped_is_text = False
 
     def _begin(self, opening: str) -> None:
@@ -49,9 +53,7 @@ class TaggedCallParser(ToolParser):
     def _consume(self) -> bool:
         if self._state is _TaggedState.VALUE:
             return self._value()
-        while self._pos < len(self._buffer) and self._buffer[self._pos].isspace():
-            self._pos += 1
-        if self._pos == len(self._buffer):
+        if not self._skip_space():
             return False
         return {_TaggedState.HEAD: self._head, _TaggedState.BETWEEN: self._between, _TaggedState.TAIL: self._tail}[
             self._state
@@ -59,30 +61,22 @@ class TaggedCallParser(ToolParser):
 
     @abstractmethod
     def _head(self) -> bool:
-        """The function's name; `_start` it. Raises NotAToolCallError."""
+        """Consume the function's name and `_start` the call. Raise NotAToolCallError if there is none."""
 
     @abstractmethod
     def _between(self) -> bool:
-        """An argument's key, which begins a value (`_key`), or the end of the call (`_end_arguments`)."""
+        """Consume an argument's key, which begins a value (`_key`), or the end of the call (`_end_arguments`)."""
 
     @abstractmethod
     def _tail(self) -> bool:
-        """After the arguments."""
+        """Consume the end of the call after its arguments."""
 
     # -- for subclasses ------------------------------------------------------------------------------------------
 
-    def _here(self, *tags: str) -> str | None:
-        """The tag at the position; "" if none does, None if more text may still make one."""
-        for tag in tags:
-            if self._buffer.startswith(tag, self._pos):
-                return tag
-        rest = self._buffer[self._pos : self._pos + max(map(len, tags))]
-        return None if any(tag.startswith(rest) for tag in tags) else ""
-
     def _start(self, name: str, end: int) -> bool:
         self._name = name
-        self._sent([self.writer.start(name)])
-        self._sent([self.writer.arguments("{")])
+        self._send([self.writer.start(name)])
+        self._send_arguments("{")
         self._pos, self._state = end, _TaggedState.BETWEEN
         return True
 
@@ -93,12 +87,12 @@ class TaggedCallParser(ToolParser):
         self._kinds: JsonTypes = frozenset({"string"}) if kinds is None and self.untyped_is_text else kinds
         self._is_text, self._parts, self._fresh = self._kinds == frozenset({"string"}), list[str](), True
         opening = '"' if self._is_text else ""
-        self._sent([self.writer.arguments(f"{comma}{json.dumps(key, ensure_ascii=False)}: {opening}")])
+        self._send_arguments(f"{comma}{json.dumps(key, ensure_ascii=False)}: {opening}")
         self._pos, self._state = end, _TaggedState.VALUE
         return True
 
     def _end_arguments(self, end: int) -> bool:
-        self._sent([self.writer.arguments("}")])
+        self._send_arguments("}")
         self._pos, self._state = end, _TaggedState.TAIL
         self._arguments_sent = 0
         return True
@@ -121,7 +115,7 @@ class TaggedCallParser(ToolParser):
         at, tag = found
         text = self._buffer[self._pos : at]
         self._more(text.removesuffix("\n") if self.framed else text)
-        self._sent(
+        self._send(
             [self.writer.arguments('"' if self._is_text else to_argument_json("".join(self._parts), self._kinds))]
         )
         self._pos = at + (len(tag) if tag == self.value_end else 0)
@@ -129,10 +123,8 @@ class TaggedCallParser(ToolParser):
         return True
 
     def _more(self, text: str) -> None:
-        if not text:
-            return
         if self._is_text:
-            self._sent([self.writer.arguments(json.dumps(text, ensure_ascii=False)[1:-1])])
+            self._send_arguments(json.dumps(text, ensure_ascii=False)[1:-1])
         else:
             self._parts.append(text)
 
@@ -140,14 +132,14 @@ class TaggedCallParser(ToolParser):
         if self._state is _TaggedState.HEAD:
             raise NotAToolCallError
         if self._state is _TaggedState.VALUE:
-            # cut off: what there is of a text is sent, and nothing makes it look complete
+            # the call is cut off: its text is sent as it is, so that it does not look complete
             self._more(self._buffer[self._pos :])
         elif self._state is _TaggedState.BETWEEN:
-            self._sent([self.writer.arguments("}")])
+            self._send_arguments("}")
 
 
 class QwenCoderParser(TaggedCallParser):
-    """Without a leading `<tool_call>`, which the model sometimes forgets, the function has to be on offer."""
+    """The parser of Qwen3-Coder. Without `<tool_call>`, which the model sometimes forgets, the tool must be on offer."""
 
     family = "qwen_coder"
     signs = ("<function=",)
@@ -166,7 +158,7 @@ class QwenCoderParser(TaggedCallParser):
 
     def _head(self) -> bool:
         if not self._named:
-            tag = self._here("<function=")
+            tag = self._tag_at_position("<function=")
             if tag is None:
                 return False
             if not tag:
@@ -183,7 +175,7 @@ class QwenCoderParser(TaggedCallParser):
         return self._start(name[0], end + 1)
 
     def _between(self) -> bool:
-        tag = self._here("<parameter=", "</function>", _CLOSE)
+        tag = self._tag_at_position("<parameter=", "</function>", _CLOSE)
         if tag is None:
             return False
         if tag == "<parameter=":
@@ -195,7 +187,7 @@ class QwenCoderParser(TaggedCallParser):
         return self._end_arguments(self._pos + (len(tag) if tag == "</function>" else 0))
 
     def _tail(self) -> bool:
-        tag = self._here(_CLOSE, "<function=")
+        tag = self._tag_at_position(_CLOSE, "<function=")
         if tag is None:
             return False
         if tag == "<function=":
@@ -208,7 +200,7 @@ class QwenCoderParser(TaggedCallParser):
 
 
 class GlmParser(TaggedCallParser):
-    """GLM-4.5 and 4.6 put each tag on a line of its own, 4.7 and later none."""
+    """The parser of GLM. Versions 4.5 and 4.6 write each tag on a line of its own, 4.7 and later do not."""
 
     family = "glm"
     signs = ("<arg_key>",)
@@ -229,7 +221,7 @@ class GlmParser(TaggedCallParser):
         return False
 
     def _between(self) -> bool:
-        tag = self._here("<arg_key>", _CLOSE)
+        tag = self._tag_at_position("<arg_key>", _CLOSE)
         if tag is None:
             return False
         if tag == "<arg_key>":
@@ -237,7 +229,7 @@ class GlmParser(TaggedCallParser):
         return self._end_arguments(self._pos)
 
     def _arg_key(self, start: int) -> bool:
-        """The key and the tag before its value; anything else ends the call."""
+        """Consume the key and the tag before its value. Anything else ends the call."""
         middle = _GLM_KEY.match(self._buffer, start)
         if middle:
             return self._key(middle[1].strip(), middle.end())
@@ -246,7 +238,7 @@ class GlmParser(TaggedCallParser):
         return self._end_arguments(self._pos)
 
     def _tail(self) -> bool:
-        tag = self._here(_CLOSE)
+        tag = self._tag_at_position(_CLOSE)
         if tag is None:
             return False
         self._pos += len(tag)
@@ -255,7 +247,7 @@ class GlmParser(TaggedCallParser):
 
 
 def _may_become_value(text: str) -> bool:
-    """Whether more text could make `key</arg_key> <arg_value>` of this."""
+    """Return True if more text could complete `text` to `key</arg_key> <arg_value>`."""
     key, less, rest = text.partition("<")
     if not less:
         return len(key) <= _MAX_KEY
