@@ -24,7 +24,7 @@ from llmops.gateway.generation.answer_events import record_timings
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.chat_generation import start_chat, validate_chat
 from llmops.gateway.generation.parsers.output_processor import ContentDelta
-from llmops.gateway.generation.prompt_limits import characters
+from llmops.gateway.generation.prompt_limits import max_rendered_characters
 from llmops.gateway.http.request_body import validate_body
 from llmops.gateway.http.request_context import RequestContext, context_of
 from llmops.gateway.http.sse import DisconnectWatcher, EventSource, EventStreamResponse
@@ -179,7 +179,7 @@ class ConversationChatEndpoints:
             messages, context.dropped_messages = cut.messages, cut.dropped
         chat = validate_body(ChatRequest, {**fields, "messages": messages})
         validate_chat(chat, model, self._service.limits)
-        context.work_bytes = max(context.work_bytes, characters(chat.messages))
+        context.work_bytes = max(context.work_bytes, max_rendered_characters(chat.messages))
         return chat
 
 

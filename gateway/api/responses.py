@@ -30,7 +30,7 @@ from llmops.gateway.errors import ApiError, InvalidRequestError, NotFoundError, 
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.chat_generation import start_chat, validate_chat
-from llmops.gateway.generation.prompt_limits import characters
+from llmops.gateway.generation.prompt_limits import max_rendered_characters
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_body import validate_body
 from llmops.gateway.http.request_context import RequestContext, context_of
@@ -133,7 +133,7 @@ class ResponsesEndpoints:
         items = [*before, *await stored.items(own, body.previous_response_id)]
         chat = self._as_chat(body, items, tools, model, context)
         # earlier messages are not part of this body, but of its work
-        context.work_bytes = max(context.work_bytes, characters(chat.messages))
+        context.work_bytes = max(context.work_bytes, max_rendered_characters(chat.messages))
         builder = ResponseBuilder(new_response(body, model), tools.origins)
         if turn is not None:
             builder.response["conversation"] = {"id": _conversation_of(body)}

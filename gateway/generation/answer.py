@@ -1,7 +1,7 @@
-"""An answer in progress: the engine's token streams, the choices they fill, and the clock.
+"""A running answer: collects the tokens of an engine stream into choices until all of them have ended.
 
-Streaming and plain answers of every endpoint read the same thing: `next` until None. A choice of an answer that is
-shown as a whole may give way to another in its place: what was added to the first is no part of the answer.
+Endpoints call `next` until it returns None, for streamed and for plain answers. If failover replays an answer that is
+sent as a whole, a choice is replaced by an empty one, and the deltas of the first are no part of the answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llmops.gateway.telemetry.metrics import AnswerMeter
 
 
 class ChoiceDelta(NamedTuple):
-    """What the engine added to one choice: `text` may be empty; `ended` with the last one."""
+    """The text that an engine added to one choice, possibly empty. `ended` is True for the choice's last delta."""
 
     choice: Choice
     text: str
@@ -30,43 +30,55 @@ class ChoiceDelta(NamedTuple):
 
 
 class Answer:
-    """Runs until all choices have ended; the engine's slot is free as soon as they have, or on `cancel`."""
+    """A generation in progress. Releases the engine's slot when the last choice ends or on `cancel`."""
 
     def __init__(
         self,
         stream: TokenStream,
         choices: list[Choice],
+        *,
         meter: AnswerMeter,
         timeouts: Timeouts,
         prompt_tokens: int,
-        leave: Callable[[], None],
+        release_slots: Callable[[], None],
         context: RequestContext,
-        fresh: Callable[[int], Choice] | None = None,
+        make_choice: Callable[[int], Choice] | None = None,
     ) -> None:
-        """`leave` releases its places among the sequences in progress; `context` gets usage and outcome at the end.
-        `fresh` makes a choice anew, where the answer is shown as a whole."""
-        self._stream, self._fresh = stream, fresh
+        """Start the timeouts of a stream.
+
+        Args:
+            stream: The engine's tokens.
+            choices: The choices by the number of their sequence.
+            meter: The request's metrics.
+            timeouts: Limits on the engine's silence.
+            prompt_tokens: Tokens of all prompts.
+            release_slots: Releases the slots of the answer's sequences.
+            context: Receives usage and outcome at the end.
+            make_choice: Makes an empty choice for an answer that is sent as a whole, if failover replays it.
+        """
+        self._stream, self._make_choice = stream, make_choice
         self.choices = choices
         self.meter = meter
         self.timeouts = timeouts
         self.prompt_tokens = prompt_tokens
-        self._leave = leave
-        self._context, self._tally = context, context.usage_recorder
-        # what ended it early, in an Outcome's terms; keeping the error itself would keep these frames alive
-        self.broken = ""
+        self._release_slots = release_slots
+        self._context, self._recorder = context, context.usage_recorder
+        # the kind of error that ended the answer early; keeping the error itself would keep its frames alive
+        self.error_finish = ""
         self._open = len(choices)
         self._ended: list[Choice] = []
-        self._over = self._left = self._complete = False
+        # no more tokens come; the client has left; usage and outcome are final
+        self._over = self._cancelled = self._complete = False
         self._first: ChoiceDelta | None = None
-        # seconds spent in `next` and `start`: waiting for tokens, and turning them into text
-        self.waited = self.detokenised = 0.0
-        self._clock = StreamWatchdog(stream, meter, timeouts)
+        # seconds that `next` and `start` waited for tokens and turned them into text
+        self.engine_seconds = self.detokenize_seconds = 0.0
+        self._watchdog = StreamWatchdog(stream, meter, timeouts)
         if context.reservation is not None:
             context.reservation.follow(lambda: self.usage)
 
     @property
     def usage(self) -> Usage:
-        """What it used so far."""
+        """Return the tokens used so far."""
         if self._complete and self._context.usage is not None:
             return self._context.usage
         completion = reasoning = 0
@@ -76,24 +88,23 @@ class Answer:
         return Usage(self.prompt_tokens, completion, reasoning, self._stream.cached_tokens)
 
     @property
-    def continued(self) -> str:
-        """Whether it went on on another replica: `exact` when its text is what it would have been, else `approximate`,
-        empty when it did not."""
+    def failover_quality(self) -> str:
+        """Return `exact` if failover did not affect the text, `approximate` if it may have, empty without failover."""
         splices = self._stream.splices
         return "approximate" if "approximate" in splices else "exact" if splices else ""
 
     @property
     def finish(self) -> str:
-        """How it ended, in an Outcome's terms."""
-        if self.broken:
-            return self.broken
+        """Return the finish reason, or the kind of error that ended the answer early."""
+        if self.error_finish:
+            return self.error_finish
         for choice in self.choices:
             if not choice.done:
                 return "cancelled"
         return self.choices[0].finish_reason
 
     async def start(self) -> None:
-        """Wait for the first tokens. Raises the engine's error if it sends one instead."""
+        """Wait for the first tokens. Raise the engine's error if it sends one instead."""
         try:
             self._first = await self._next_delta()
         except UnsupportedError as error:
@@ -102,13 +113,14 @@ class Answer:
         except BaseException:
             self.close()
             raise
-        if self._tally is not None and self._stream.cached_tokens is not None:
-            self._tally.cached(self._stream.cached_tokens)
+        if self._recorder is not None and self._stream.cached_tokens is not None:
+            self._recorder.cached(self._stream.cached_tokens)
 
     async def next(self) -> ChoiceDelta | None:
-        """The next delta, None when all choices have ended. Raises ApiError when the engine fails midway.
+        """Return the next delta, None when all choices have ended. Usage is final after that.
 
-        What it used is written down when this says that it is over.
+        Raises:
+            ApiError: The engine failed.
         """
         if self._first is not None:
             first, self._first = self._first, None
@@ -116,49 +128,51 @@ class Answer:
         delta = await self._next_delta()
         if delta is None and not self._complete:
             self._complete = True
-            self._tell(200)
+            self._record_outcome(200)
         return delta
 
     def attach(self, sink: TokenSink) -> None:
-        """Offer tokens to `sink` first; the ones it takes, with `take`, do not come from `next`.
+        """Offer tokens to `sink` first. Tokens that it takes, with `take`, do not come from `next`.
 
-        An answer whose filters have to be awaited offers none.
+        An answer whose filters must be awaited offers none.
         """
         if not any(choice.guard is not None and choice.guard.waits for choice in self.choices):
             self._stream.attach(sink)
 
     def cancel(self) -> None:
-        """The client has left, or was dropped."""
-        if not self._over and not self._left:
-            self._left = True
+        """Cancel the generation because the client disconnected."""
+        if not self._over and not self._cancelled:
+            self._cancelled = True
             self.meter.cancelled()
             self._stream.cancel()
 
     def close(self) -> None:
-        """Free everything; the answer is over after this, whatever happened."""
+        """End the answer, whatever happened, and release all that it holds."""
         self._over = True
-        self._clock.stop()
+        self._watchdog.stop()
         self._stream.cancel()
-        self._leave()
+        self._release_slots()
         for choice in self.choices:
             if choice.guard is not None:
                 choice.guard.close()
         if not self._complete:
-            self._tell(CancelledStreamError.status if self.finish == "cancelled" else 500 if self.broken else 200)
+            self._record_outcome(
+                CancelledStreamError.status if self.finish == "cancelled" else 500 if self.error_finish else 200
+            )
         self.meter.end(self._context.usage or self.usage, self._context.finish_reason)
 
-    def _break(self, error: ApiError) -> None:
-        self.broken = error.finish_reason
-        self._tell(error.status)
+    def _fail(self, error: ApiError) -> None:
+        self.error_finish = error.finish_reason
+        self._record_outcome(error.status)
 
-    def _tell(self, status: int) -> None:
-        """What it used and how it ended; only the first time is written down."""
+    def _record_outcome(self, status: int) -> None:
+        """Write usage and finish reason to the request's context. The usage record takes only the first call."""
         usage, finish, stream, context = self.usage, self.finish, self._stream, self._context
         context.usage, context.finish_reason = usage, finish
-        context.splice, context.replica, context.failovers = self.continued, stream.replica, stream.moves
-        if self._tally is not None:
+        context.splice, context.replica, context.failovers = self.failover_quality, stream.replica, stream.moves
+        if self._recorder is not None:
             outcome = Outcome(status, finish, usage)
-            self._tally.end(outcome, self.meter.first, context.replica, sum(stream.splices.values()))
+            self._recorder.end(outcome, self.meter.first, context.replica, sum(stream.splices.values()))
 
     async def _next_delta(self) -> ChoiceDelta | None:
         delta = await self._receive()
@@ -174,7 +188,7 @@ class Answer:
     async def _receive(self) -> ChoiceDelta | None:
         if self._over:
             return self._next_ended()
-        asked = perf_counter()
+        requested_at = perf_counter()
         try:
             batch = await self._stream.__anext__()
         except StopAsyncIteration:
@@ -183,22 +197,22 @@ class Answer:
         except CancelledStreamError:
             if self._over:
                 return self._next_ended()
-            error = self._clock.expired or CancelledStreamError()
-            self._break(error)
+            error = self._watchdog.expired or CancelledStreamError()
+            self._fail(error)
             raise error from None
         except ApiError as error:
             self._over = True
-            self._break(error)
+            self._fail(error)
             raise
         finally:
-            came = perf_counter()
-            self.waited += came - asked
+            received_at = perf_counter()
+            self.engine_seconds += received_at - requested_at
         delta = self.take(batch)
-        self.detokenised += perf_counter() - came
+        self.detokenize_seconds += perf_counter() - received_at
         return delta
 
     def take(self, batch: TokenBatch) -> ChoiceDelta:
-        """What the tokens add to their choice."""
+        """Add tokens to their choice and return what they add to its text."""
         choice = self.choices[batch.sequence]
         if batch.anew:
             return ChoiceDelta(self._replace_choice(choice), "", False)
@@ -206,13 +220,14 @@ class Answer:
         was_done = choice.done
         text = choice.feed(batch)
         self.meter.tokens(choice.completion_tokens - before)
-        if self._tally is not None:
-            self._tally.count(self.meter.total)
+        if self._recorder is not None:
+            self._recorder.count(self.meter.total)
         if choice.done and not was_done:
             self._count_ended()
         return ChoiceDelta(choice, text, choice.done and not was_done)
 
     def _count_ended(self) -> None:
+        """Note that a choice has ended, and stop the engine after the last one."""
         self._open -= 1
         # stop strings and filters are the gateway's own: the engine would go on to max_tokens
         if self._open == 0 and any(
@@ -222,12 +237,12 @@ class Answer:
             self._stream.cancel()
 
     def _replace_choice(self, choice: Choice) -> Choice:
-        """The one in its place. One that has ended needs nothing more."""
-        if choice.done or self._fresh is None:
+        """Return an empty choice in place of one whose tokens are replayed. A choice that has ended stays."""
+        if choice.done or self._make_choice is None:
             return choice
         self.meter.forget(choice.completion_tokens)
-        fresh = self.choices[choice.index] = self._fresh(choice.index)
-        return fresh
+        replacement = self.choices[choice.index] = self._make_choice(choice.index)
+        return replacement
 
     def _finish_open(self) -> None:
         self._over = True
@@ -241,36 +256,37 @@ class Answer:
 
 
 class StreamWatchdog:
-    """Ends a stream that is silent for too long; checks a few times per period instead of once per token."""
+    """Ends a stream whose engine is silent for too long. Checks a few times per period instead of once per token."""
 
     def __init__(self, stream: TokenStream, meter: AnswerMeter, timeouts: Timeouts) -> None:
         self._stream = stream
         self._meter = meter
         self._timeouts = timeouts
         self._started = perf_counter()
-        # when it was last seen to look for another replica
-        self._moved = 0.0
+        # the last time at which the stream was looking for another replica
+        self._failing_over_at = 0.0
         self.expired: EngineTimeoutError | None = None
         self._loop = asyncio.get_running_loop()
         self._handle = self._loop.call_later(min(self._wait(), timeouts.idle), self._check)
 
     def stop(self) -> None:
+        """Stop checking."""
         self._handle.cancel()
 
     def _wait(self) -> float:
-        """Seconds until something may be overdue."""
-        last = self._meter.last and max(self._meter.last, self._moved)
+        """Return the seconds until the next token, or the whole answer, may be overdue."""
+        last = self._meter.last and max(self._meter.last, self._failing_over_at)
         overdue = last + self._timeouts.idle if last else self._started + self._timeouts.first_token
         return min(overdue, self._started + self._timeouts.total) - perf_counter()
 
     def _check(self) -> None:
         if self._stream.is_failing_over:
-            self._moved = perf_counter()
+            self._failing_over_at = perf_counter()
         wait = self._wait()
         if self._loop.time() - self._handle.when() > PROCESS_STALL_THRESHOLD:
             wait = max(wait, PROCESS_STALL_THRESHOLD)
         if wait > 0:
-            # the limit is long before the first token, and a stream may begin at any time
+            # the limit before the first token is long, and the first token may come at any time
             self._handle = self._loop.call_later(min(wait, self._timeouts.idle), self._check)
             return
         silent = perf_counter() - (self._meter.last or self._started)

@@ -1,4 +1,4 @@
-"""An answer as server-sent events."""
+"""Server-sent events of an answer."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class AnswerEvents(EventSource):
-    """An Answer as server-sent events; subclasses say how a delta and the end look on the wire."""
+    """The server-sent events of an answer. Subclasses render the deltas and the end for their API."""
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -49,21 +49,21 @@ class AnswerEvents(EventSource):
             self._over = True
             return self.failed(error)
         except Exception:
-            # the 200 is already sent: a bug can only be reported inside the stream
+            # status 200 is already sent, so a bug can only be reported inside the stream
             log.exception("request %s: the stream failed", current_request.get())
             self._over = True
-            self._answer.broken = "error"
+            self._answer.error_finish = "error"
             return self.failed(InternalError("The gateway failed in the middle of the stream."))
         self._over = True
         return self._failover_comment() + self.end()
 
     def _failover_comment(self) -> bytes:
-        """The headers were out when the answer moved: readers of event streams skip a comment, people do not."""
-        said = self._answer.continued
-        return f": continued {said}\n\n".encode() if said else b""
+        """Return a comment that tells of a failover, because the headers were sent before it. Clients skip comments."""
+        quality = self._answer.failover_quality
+        return f": continued {quality}\n\n".encode() if quality else b""
 
     def attach(self, writer: ChunkedWriter) -> None:
-        """Render and write tokens in one plain call, without waking this stream's coroutine."""
+        """Render and write tokens in one plain call, without waking this stream's coroutine (docs/decisions/0003)."""
 
         def sink(batch: TokenBatch) -> bool:
             if writer.blocked:
@@ -93,8 +93,8 @@ class AnswerEvents(EventSource):
 
 @contextmanager
 def record_timings(answer: Answer, context: RequestContext) -> Iterator[None]:
-    """Record in `context`, whatever happens, how much of the time was not the gateway's."""
+    """Record in `context`, also after an error, how long the answer waited for the engine and for its detokenizer."""
     try:
         yield
     finally:
-        context.engine_seconds, context.detokenize_seconds = answer.waited, answer.detokenised
+        context.engine_seconds, context.detokenize_seconds = answer.engine_seconds, answer.detokenize_seconds

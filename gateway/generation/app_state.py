@@ -1,13 +1,14 @@
-"""What all endpoints share, from models to text threads; and the way from engine requests to one token stream."""
+"""The state that all endpoints share, and the admission and submission of generation requests."""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import TypeVar
 
 from llmops.gateway.errors import OVERLOADED, ApiError, ModelNotFoundError, UnavailableError
+from llmops.gateway.generation.answer import Answer
+from llmops.gateway.generation.choice import Choice
 from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Engine, EngineRequest, TokenStream
@@ -21,12 +22,10 @@ from llmops.gateway.settings import RequestLimits, Timeouts
 from llmops.gateway.telemetry.metrics import AnswerMeter, GatewayMetrics, GoodputOutcome
 from llmops.gateway.text.text_thread_pool import TextThreadPool
 
-ResultT = TypeVar("ResultT")
-
 
 @dataclass(frozen=True, slots=True)
 class AppState:
-    """Handed to every endpoint."""
+    """The state that every endpoint gets."""
 
     models: ModelLookup[GenerativeModel]
     limits: RequestLimits
@@ -35,15 +34,15 @@ class AppState:
     text_threads: TextThreadPool
     intake: BodyReader
     queues: EngineSlots
-    # of an answer whose request names no limit; None: the context's
+    # maximum tokens of an answer whose request sets none; None for the rest of the context window
     default_tokens: int | None = None
-    # refuse requests with fields that are not known
+    # refuse requests with unknown fields
     strict_fields: bool = False
-    # who shares cached prefixes: `tenant`, or everybody
+    # `tenant` if only callers of one tenant share cached prefixes
     cache_scope: str = ""
     # leave out listed blocks of agents that differ in each session, so that the rest of a prompt is found in the cache
     drop_session_blocks: bool = True
-    # filters of prompts and answers; None without any
+    # filters of prompts and answers, if there are any
     safety: Safety | None = None
 
     def find_model(self, name: str, context: RequestContext) -> GenerativeModel:
@@ -72,41 +71,87 @@ class AppState:
         return tenant_cache_salt(caller.partition("/")[0]) if self.cache_scope == "tenant" else 0
 
 
+@dataclass(frozen=True, slots=True)
+class Admission:
+    """An admitted request: its metrics, and the function that releases the slots of its sequences."""
+
+    meter: AnswerMeter
+    release_slots: Callable[[], None]
+
+
 async def admit(
-    service: AppState,
+    state: AppState,
     model: GenerativeModel,
     sequences: int,
     context: RequestContext,
-    start: Callable[[Callable[[], None], AnswerMeter], Awaitable[ResultT]],
-) -> ResultT:
-    """What `start` makes of a request that has its places: given what gives these back, and the request's meter.
+    start: Callable[[Admission], Awaitable[Answer]],
+) -> Answer:
+    """Reserve slots, call `start`, and release the slots if it raises an error, which is also counted.
 
-    Raises UnavailableError when too many are waiting. Whatever fails is counted, and has no places any more.
+    Args:
+        state: The gateway's state.
+        model: The model of the request.
+        sequences: The slots that it needs.
+        context: The request.
+        start: Submits the request to the engine.
+
+    Raises:
+        UnavailableError: Too many requests are waiting.
     """
-    meter = context.meter = service.metrics.meter(model.name, context.started, context.caller.tier)
+    meter = context.meter = state.metrics.meter(model.name, context.started, context.caller.tier)
     context.model = model.name
-    leave = None
+    release_slots = None
     try:
         if model.engine.gated:
             model.engine.check(context.scheduling)
-        leave = service.queues.enter(model, sequences, context.caller.share)
-        return await start(leave, meter)
+        release_slots = state.queues.enter(model, sequences, context.caller.share)
+        return await start(Admission(meter, release_slots))
     except BaseException as error:
-        if leave is not None:
-            leave()
+        if release_slots is not None:
+            release_slots()
         meter.refused(_failure_outcome(error))
         raise
 
 
 def _failure_outcome(error: BaseException) -> GoodputOutcome | None:
-    """Of what failed before there was an answer; None for what the request itself is to blame for."""
+    """Return how a request failed before generation began, None if the request itself was invalid."""
     if isinstance(error, ApiError):
         return "shed" if error.code == OVERLOADED else "failed" if error.status >= 500 else None
     return "failed" if isinstance(error, Exception) else "aborted"
 
 
-async def open_streams(engine: Engine, requests: Sequence[EngineRequest]) -> TokenStream:
-    """One stream for one request. Several become one: sequence s of request r is sequence r * n + s."""
+async def start_answer(
+    state: AppState,
+    model: GenerativeModel,
+    context: RequestContext,
+    admission: Admission,
+    *,
+    answer_id: str,
+    requests: Sequence[EngineRequest],
+    make_choice: Callable[[int], Choice],
+) -> Answer:
+    """Submit engine requests and return their answer, with `make_choice` called for each sequence of each request."""
+    prompt_tokens = sum(len(request.input_ids) for request in requests)
+    choices = [make_choice(index) for index in range(len(requests) * requests[0].n)]
+    stream = await _open_streams(model.engine, requests)
+    context.mark("submit")
+    admission.meter.submitted(prompt_tokens, len(choices))
+    if context.usage_recorder is not None:
+        context.usage_recorder.begin(model.name, answer_id, prompt_tokens)
+    return Answer(
+        stream,
+        choices,
+        meter=admission.meter,
+        timeouts=state.timeouts,
+        prompt_tokens=prompt_tokens,
+        release_slots=admission.release_slots,
+        context=context,
+        make_choice=make_choice if requests[0].whole else None,
+    )
+
+
+async def _open_streams(engine: Engine, requests: Sequence[EngineRequest]) -> TokenStream:
+    """Return one stream for all requests: sequence s of request r becomes sequence r * n + s."""
     if len(requests) == 1:
         return await engine.open(requests[0])
     streams: list[TokenStream] = []

@@ -1,15 +1,14 @@
-"""From a validated chat request to a started answer; chat completions, responses and messages all go this way."""
+"""Starts the answer to a chat request. Chat completions, responses and messages use it."""
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError
 from llmops.gateway.generation.answer import Answer
-from llmops.gateway.generation.app_state import AppState, admit, open_streams
+from llmops.gateway.generation.app_state import Admission, AppState, admit, start_answer
 from llmops.gateway.generation.chat_messages import message_texts, render_chat
 from llmops.gateway.generation.choice import Choice, LogprobBuffer, TokenOffsets
 from llmops.gateway.generation.parsers.harmony import FINAL_CHANNEL, HarmonyParser, is_harmony
@@ -39,15 +38,20 @@ from llmops.gateway.interfaces import EngineRequest, Guide
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.settings import RequestLimits
-from llmops.gateway.telemetry.metrics import AnswerMeter
 from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedChat:
-    """A rendered and tokenised request. `processor` makes one per choice; None when all of its text is content.
+    """A rendered and tokenized request.
 
-    `marker_ids`: the thinking's markers that are one token, with the length of their text; None without thinking.
+    Attributes:
+        input_ids: The prompt.
+        guide: The guide of the engine.
+        processor: Makes the processor of one choice. None if all text is content.
+        skip_special_tokens: Remove special tokens from the text.
+        bad_words: Token sequences that the engine bans.
+        marker_ids: The markers of thinking that are one token, with the length of their text. None without thinking.
     """
 
     input_ids: list[int]
@@ -59,7 +63,7 @@ class PreparedChat:
 
 
 def validate_chat(body: ChatRequest, model: GenerativeModel, limits: RequestLimits) -> None:
-    """The checks that do not need the rendered prompt."""
+    """Raise InvalidRequestError for requests that cannot be served, as far as that is known without the prompt."""
     if body.functions or body.function_call:
         raise InvalidRequestError("functions are superseded; use tools and tool_choice.", param="functions")
     if body.audio or set(body.modalities or ["text"]) != {"text"}:
@@ -87,8 +91,8 @@ def validate_chat(body: ChatRequest, model: GenerativeModel, limits: RequestLimi
     check_logprobs(bool(body.logprobs), top, model.card, "top_logprobs")
 
 
-def start_chat(
-    service: AppState,
+async def start_chat(
+    state: AppState,
     body: ChatRequest,
     model: GenerativeModel,
     answer_id: str,
@@ -96,96 +100,101 @@ def start_chat(
     *,
     whole: bool,
     fit: bool = False,
-) -> Awaitable[Answer]:
-    """Submit the request. Raises InvalidRequestError, or UnavailableError when too many are waiting.
+) -> Answer:
+    """Submit a chat request and return its answer.
 
-    `whole`: nothing is shown before its end. `fit`: a length for which the context has no room is cut to what there
-    is, instead of refused.
+    Args:
+        state: The gateway's state.
+        body: The request, which `validate_chat` has checked.
+        model: Its model.
+        answer_id: The id of the answer.
+        context: The request's context.
+        whole: The client sees nothing before the end.
+        fit: Shorten an answer for which the context window has no room, instead of refusing the request.
+
+    Raises:
+        InvalidRequestError: The prompt or the tools cannot be used.
+        UnavailableError: Too many requests are waiting.
     """
-    start = partial(_submit_chat, service, body, model, answer_id, context, whole, fit)
-    return admit(service, model, body.n or 1, context, start)
+
+    async def start(admission: Admission) -> Answer:
+        if state.safety is not None:
+            await state.safety.check_prompt(message_texts(body.messages), context.caller)
+        prepared = await prepare_chat_in_thread(state, body, model, context)
+        max_tokens = await _reserve_max_tokens(state, body, model, context, len(prepared.input_ids), fit)
+        stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
+        request = EngineRequest(
+            request_id=answer_id,
+            input_ids=prepared.input_ids,
+            max_tokens=max_tokens,
+            sampling=resolve_sampling(body, model.card),
+            n=body.n or 1,
+            min_tokens=body.min_tokens or 0,
+            end_ids=stop_conditions.end_ids,
+            logprobs=bool(body.logprobs),
+            top_logprobs=body.top_logprobs or 0,
+            bad_words=prepared.bad_words,
+            guide=prepared.guide,
+            caller=context.caller.share,
+            cache_salt=state.cache_salt(context.caller.share),
+            extras=model.extras,
+            turn=context.scheduling,
+            whole=whole,
+            trace=context.traceparent,
+        )
+        end_ids = frozenset(stop_conditions.end_ids)
+
+        def make_choice(index: int) -> Choice:
+            return Choice(
+                index,
+                model.tokenizer.detokenizer(skip_special_tokens=prepared.skip_special_tokens),
+                max_tokens=max_tokens,
+                end_ids=end_ids,
+                stops=stop_conditions.stops,
+                processor=prepared.processor() if prepared.processor else None,
+                logprobs=LogprobBuffer(model.tokenizer.token_bytes) if body.logprobs else None,
+                starts=TokenOffsets(prepared.marker_ids) if prepared.marker_ids is not None else None,
+                guard=state.safety.guard(context.caller) if state.safety is not None else None,
+            )
+
+        return await start_answer(
+            state, model, context, admission, answer_id=answer_id, requests=[request], make_choice=make_choice
+        )
+
+    return await admit(state, model, body.n or 1, context, start)
+
+
+async def _reserve_max_tokens(
+    state: AppState, body: ChatRequest, model: GenerativeModel, context: RequestContext, prompt_tokens: int, fit: bool
+) -> int:
+    """Return the maximum tokens of each choice: as many as the request, the context and the caller's quota allow."""
+    field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+    requested: int | None = getattr(body, field)
+    max_tokens = resolve_max_tokens(
+        requested, prompt_tokens, model.card, default=state.default_tokens, param=field, fit=fit
+    )
+    if context.reservation is None:
+        return max_tokens
+    n, is_bounded = body.n or 1, requested is not None
+    return await context.reservation.tokens(model.name, prompt_tokens, n * max_tokens, n, is_bounded) // n
 
 
 async def prepare_chat_in_thread(
-    service: AppState, body: ChatRequest, model: GenerativeModel, context: RequestContext
+    state: AppState, body: ChatRequest, model: GenerativeModel, context: RequestContext
 ) -> PreparedChat:
-    """`prepare_chat` on a text thread, when it is the caller's turn."""
-    # each message costs template time however short it is
+    """Run `prepare_chat` on a text thread when the caller's fair turn comes."""
+    # each message costs rendering time, however short it is
     size = context.work_bytes + 64 * len(body.messages) + template_cost(model)
     size += (THREAD_CHARACTERS if body.tools else 0) + guide_cost(body)
-    caller = context.caller.share
-    return await service.text_threads.run(lambda: prepare_chat(model, body, service.limits, context.mark), size, caller)
-
-
-async def _submit_chat(
-    service: AppState,
-    body: ChatRequest,
-    model: GenerativeModel,
-    answer_id: str,
-    context: RequestContext,
-    whole: bool,
-    fit: bool,
-    leave: Callable[[], None],
-    meter: AnswerMeter,
-) -> Answer:
-    if service.safety is not None:
-        await service.safety.check_prompt(message_texts(body.messages), context.caller)
-    plan = await prepare_chat_in_thread(service, body, model, context)
-    wanted, field = _requested_max_tokens(body)
-    default = service.default_tokens
-    length = resolve_max_tokens(wanted, len(plan.input_ids), model.card, default=default, param=field, fit=fit)
-    if context.reservation is not None:
-        n, bounded = body.n or 1, wanted is not None
-        allowed = await context.reservation.tokens(model.name, len(plan.input_ids), n * length, n, bounded)
-        length = allowed // n
-    endings = resolve_stop_conditions(body, model.card, service.limits)
-    request = EngineRequest(
-        request_id=answer_id,
-        input_ids=plan.input_ids,
-        max_tokens=length,
-        sampling=resolve_sampling(body, model.card),
-        n=body.n or 1,
-        min_tokens=body.min_tokens or 0,
-        end_ids=endings.end_ids,
-        logprobs=bool(body.logprobs),
-        top_logprobs=body.top_logprobs or 0,
-        bad_words=plan.bad_words,
-        guide=plan.guide,
-        caller=context.caller.share,
-        cache_salt=service.cache_salt(context.caller.share),
-        extras=model.extras,
-        turn=context.scheduling,
-        whole=whole,
-        trace=context.traceparent,
+    return await state.text_threads.run(
+        lambda: prepare_chat(model, body, state.limits, context.mark), size, context.caller.share
     )
-    end_ids = frozenset(endings.end_ids)
-
-    def choice(index: int) -> Choice:
-        return Choice(
-            index,
-            model.tokenizer.detokenizer(skip_special_tokens=plan.skip_special_tokens),
-            max_tokens=length,
-            end_ids=end_ids,
-            stops=endings.stops,
-            processor=plan.processor() if plan.processor else None,
-            logprobs=LogprobBuffer(model.tokenizer.token_bytes) if body.logprobs else None,
-            starts=TokenOffsets(plan.marker_ids) if plan.marker_ids is not None else None,
-            guard=service.safety.guard(context.caller) if service.safety is not None else None,
-        )
-
-    stream = await open_streams(model.engine, [request])
-    context.mark("submit")
-    meter.submitted(len(plan.input_ids), request.n)
-    if context.usage_recorder is not None:
-        context.usage_recorder.begin(model.name, answer_id, len(plan.input_ids))
-    choices, fresh = [choice(index) for index in range(request.n)], choice if whole else None
-    return Answer(stream, choices, meter, service.timeouts, len(plan.input_ids), leave, context, fresh)
 
 
 def prepare_chat(
     model: GenerativeModel, body: ChatRequest, limits: RequestLimits, mark: Callable[[str], None]
 ) -> PreparedChat:
-    """Prompt, grammar and processing; the template writes the special tokens itself. `mark` ends a stage."""
+    """Render and tokenize a request, compile its guide and plan its parsing. `mark` ends a stage of its timeline."""
     mark("queue")
     schema_limits = SchemaLimits.of(limits)
     template = model.template.source if model.template else ""
@@ -199,20 +208,20 @@ def prepare_chat(
     check_prompt_text(prompt.text, model, "messages")
     input_ids = model.tokenizer.encode_prompt(prompt)
     mark("tokenise")
-    reading = _output_parsing(tools, template, prompt.text)
-    visible = (*tools.special_tokens, *reading.markers)
+    parsing = _output_parsing(tools, template, prompt.text)
+    visible = (*tools.special_tokens, *parsing.markers)
     return PreparedChat(
         input_ids=input_ids,
         guide=guide,
-        processor=reading.processor,
+        processor=parsing.processor,
         skip_special_tokens=body.skip_special_tokens is not False and not model.tokenizer.has_special(visible),
         bad_words=tokenize_bad_words(body, model.tokenizer, limits),
-        marker_ids=_marker_ids(model, reading.markers) if reading.markers else None,
+        marker_ids=_marker_ids(model, parsing.markers) if parsing.markers else None,
     )
 
 
 def _chat_guide(body: ChatRequest, tools: ToolPlan, own_guide: Guide | None, model: GenerativeModel) -> Guide | None:
-    """The engine's guide. A function that is not `strict` is held to its schema as far as a grammar can."""
+    """Return the engine's guide. Schemas of functions that are not `strict` are enforced as far as a grammar can."""
     if tools.guide is None:
         return None
     field = guide_field(body) if tools.guide == own_guide else "tool_choice"
@@ -225,14 +234,14 @@ def _chat_guide(body: ChatRequest, tools: ToolPlan, own_guide: Guide | None, mod
 
 
 class OutputParsing(NamedTuple):
-    """How the text is read: its processor, and the markers around what is thinking."""
+    """The processor of a choice's text, and the markers around thinking."""
 
     processor: Callable[[], OutputProcessor] | None
     markers: tuple[str, ...] = ()
 
 
 def _output_parsing(tools: ToolPlan, template: str, prompt: str) -> OutputParsing:
-    """Thinking first, then calls. Under a grammar the answer starts at once, so there is no thinking to split off."""
+    """Return the parsing of thinking and calls. Under a grammar the answer starts at once, without thinking."""
     if tools.guide is not None:
         return OutputParsing(tools.processor)
     if is_harmony(template):
@@ -241,19 +250,13 @@ def _output_parsing(tools: ToolPlan, template: str, prompt: str) -> OutputParsin
     markers = reasoning_markers(template)
     if markers is None:
         return OutputParsing(tools.processor)
-    found, inside, second = markers, prompt_opens_reasoning(prompt, markers), tools.processor
+    inside, tool_processor = prompt_opens_reasoning(prompt, markers), tools.processor
     return OutputParsing(
-        lambda: ProcessorChain([ReasoningParser(found, inside), *([second()] if second else [])]),
-        (found.start, found.end),
+        lambda: ProcessorChain([ReasoningParser(markers, inside), *([tool_processor()] if tool_processor else [])]),
+        (markers.start, markers.end),
     )
 
 
 def _marker_ids(model: GenerativeModel, markers: Sequence[str]) -> dict[int, int]:
     found = ((model.tokenizer.token_id(text), len(text)) for text in markers)
     return {token: size for token, size in found if token is not None}
-
-
-def _requested_max_tokens(body: ChatRequest) -> tuple[int | None, str]:
-    if body.max_completion_tokens is not None:
-        return body.max_completion_tokens, "max_completion_tokens"
-    return body.max_tokens, "max_tokens"

@@ -1,4 +1,4 @@
-"""From messages to prompt text, as chat templates want them."""
+"""Renders chat messages as a prompt, in the form that chat templates take."""
 
 from __future__ import annotations
 
@@ -19,7 +19,11 @@ TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal"})
 def render_chat(
     model: GenerativeModel, body: ChatRequest, tools: Sequence[dict[str, Any]] | None = None
 ) -> RenderedPrompt:
-    """The prompt. Raises InvalidRequestError for messages that this model or its template does not take."""
+    """Return the prompt of a chat request.
+
+    Raises:
+        InvalidRequestError: The model or its template does not take these messages.
+    """
     if model.template is None:
         raise InvalidRequestError(
             f"The model '{model.name}' has no chat template; use /v1/completions.", param="messages", code="no_template"
@@ -42,7 +46,7 @@ def render_chat(
     try:
         prompt = render(as_text=False)
     except InvalidRequestError as error:
-        # most templates take a call's arguments as an object; DeepSeek's add them to a text
+        # most templates take a call's arguments as an object; DeepSeek's concatenate them with a text
         if not isinstance(error.__cause__, TypeError) or not any(message.get("tool_calls") for message in messages):
             raise
         prompt = render(as_text=True)
@@ -61,7 +65,7 @@ def message_texts(messages: Sequence[RequestMessage]) -> list[str]:
 
 
 def _without_turn_end(prompt: RenderedPrompt, last: dict[str, Any]) -> RenderedPrompt:
-    """The prompt without what the template writes after the last message, which the answer then goes on with."""
+    """Return the prompt up to the end of the last message, so that the answer continues that message."""
     text = last["content"].strip()
     at = prompt.text.rfind(text) if last["role"] == "assistant" and text else -1
     if at < 0:
@@ -87,7 +91,7 @@ def _template_message(message: RequestMessage, position: int, knows_developer: b
     if message.tool_calls:
         plain["tool_calls"] = [_tool_call(call) for call in message.tool_calls]
         if isinstance(thinking, str) and not plain["content"]:
-            plain["thinking"] = thinking  # gpt-oss' name for it, which it takes nowhere else
+            plain["thinking"] = thinking  # the name that gpt-oss has for it, in messages with calls only
     return plain
 
 
@@ -102,7 +106,7 @@ def _content(message: RequestMessage, position: int) -> str:
 
 
 def _may_be_empty(message: RequestMessage) -> bool:
-    """An assistant that called or only thought."""
+    """Return True for a message of an assistant that called tools or only thought."""
     return message.role == "assistant" and bool(
         message.tool_calls or message.function_call or message.reasoning_content or message.reasoning
     )
@@ -127,7 +131,7 @@ def _tool_call(call: MessageToolCall) -> dict[str, Any]:
 def _with_tools(
     messages: list[dict[str, Any]], tools: Sequence[dict[str, Any]], source: str, as_text: bool
 ) -> list[dict[str, Any]]:
-    """Calls and results in the form that this template takes."""
+    """Return the messages with tools, calls and results in the form that this template takes."""
     if not renders_tools(source):
         return tools_in_system_message(messages, tools)
     return messages_for_template(messages, mistral_ids=detect_family(source) == "mistral", as_text=as_text)

@@ -1,4 +1,4 @@
-"""One choice of an answer: its tokens become text here, up to the stop string, with the reason why it ended."""
+"""A choice of an answer: turns tokens into text up to a stop string and finds the finish reason."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ from llmops.gateway.text.stop_strings import StopStringMatcher
 
 
 class TokenLogprob(NamedTuple):
-    """A chosen token: its bytes, natural-log probability and where its text starts in the choice's text; `tops`: the
-    most likely tokens in its place, with theirs.
+    """A token with its natural-log probability.
+
+    `offset` is the place of the token's text in the choice's text, in characters. `tops` has the bytes and the
+    probabilities of the most likely tokens in its place.
     """
 
     token: bytes
@@ -30,27 +32,7 @@ class TokenLogprob(NamedTuple):
 
 
 class Choice:
-    """State of one sequence. `completion_tokens` counts what was generated for the text, without the ending token."""
-
-    __slots__ = (
-        "_decoded",
-        "_detokenizer",
-        "_end_ids",
-        "_max_tokens",
-        "_processor",
-        "_received",
-        "_sorted",
-        "_starts",
-        "_stop",
-        "completion_tokens",
-        "done",
-        "finish_reason",
-        "guard",
-        "held_calls",
-        "index",
-        "logprobs",
-        "stop_reason",
-    )
+    """A choice of an answer. `completion_tokens` counts its tokens without the end token."""
 
     def __init__(
         self,
@@ -65,7 +47,19 @@ class Choice:
         starts: TokenOffsets | None = None,
         guard: StreamGuard | None = None,
     ) -> None:
-        """`starts` is needed where the processor may find thinking, to count its tokens."""
+        """Create an empty choice.
+
+        Args:
+            index: The number of the choice in its answer.
+            detokenizer: Turns tokens into text.
+            max_tokens: Tokens after which the engine stops.
+            end_ids: Tokens that end the text and are not part of it.
+            stops: Stop strings.
+            processor: Finds thinking and tool calls. None if all text is content.
+            logprobs: Collects log-probabilities, if they are requested.
+            starts: Counts the tokens of thinking, if the processor may find any.
+            guard: Filters the text.
+        """
         self.index = index
         self._detokenizer = detokenizer
         self._max_tokens = max_tokens
@@ -73,9 +67,9 @@ class Choice:
         self._stop = StopStringMatcher(stops) if stops else None
         self._processor = processor
         self._received = 0
-        self._decoded = 0  # characters
+        self._decoded = 0  # characters of text so far
         self._starts = starts
-        self._sorted = False  # the processor has seen the end
+        self._processor_finished = False
         self.logprobs = logprobs
         self.guard = guard
         self.held_calls: list[OutputDelta] = []
@@ -86,18 +80,18 @@ class Choice:
 
     @property
     def plain(self) -> bool:
-        """Whether all text is content, so that `sort` need not be called."""
+        """Return True if all text is content, so that `sort` need not be called."""
         return self._processor is None
 
     @property
     def reasoning_tokens(self) -> int:
-        """Tokens whose text starts in the thinking, without the markers; final when the choice is sorted to its end."""
+        """Return the tokens of thinking without its markers. The number is final once `sort` has seen the end."""
         if self._starts is None or self._processor is None:
             return 0
         return self._starts.count(self._processor.thinking)
 
     def feed(self, batch: TokenBatch) -> str:
-        """The text that can be sent after these tokens. Sets `done` at an end token or a stop string."""
+        """Add tokens and return the text that can be sent. Sets `done` at an end token or a stop string."""
         if self.done:
             return ""
         tokens = batch.tokens
@@ -113,7 +107,7 @@ class Choice:
         return self._filter(text)
 
     def finish(self) -> str:
-        """The rest of the text, once the engine's stream is over."""
+        """Return the rest of the text, once the engine's stream has ended."""
         if self.done:
             return ""
         # the engine may not send the end token: then it stopped before the length was reached
@@ -127,7 +121,7 @@ class Choice:
         return text
 
     def take_logprobs(self, text: str) -> list[TokenLogprob] | None:
-        """The logprobs of `text`, which `feed` or `finish` just returned; None unless requested."""
+        """Return the log-probabilities of `text`, which `feed` or `finish` just returned, None unless they are requested."""
         if self.logprobs is None:
             return None
         return self.logprobs.take(
@@ -135,21 +129,21 @@ class Choice:
         )
 
     def sort(self, text: str) -> list[OutputDelta]:
-        """Run text through the processor; at the end, flush it too."""
+        """Return `text` as deltas of content, thinking and tool calls. At the end, they include what was held back."""
         if self._processor is None:
             return [ContentDelta(text)] if text else []
-        pieces = list(self._processor.feed(text)) if text else []
-        if self.done and not self._sorted:
-            self._sorted = True
-            pieces.extend(self._processor.finish())
+        deltas = list(self._processor.feed(text)) if text else []
+        if self.done and not self._processor_finished:
+            self._processor_finished = True
+            deltas.extend(self._processor.finish())
             if self.finish_reason == "stop" and self._processor.made_tool_calls:
                 self.finish_reason = "tool_calls"
-        return self._whole_calls(pieces) if self.guard is not None and self.guard.holds else pieces
+        return self._whole_calls(deltas) if self.guard is not None and self.guard.holds else deltas
 
-    def _whole_calls(self, pieces: list[OutputDelta]) -> list[OutputDelta]:
+    def _whole_calls(self, deltas: list[OutputDelta]) -> list[OutputDelta]:
         """Hold tool calls back until the whole answer was judged; of an answer that was cut none leaves."""
-        calls = [piece for piece in pieces if isinstance(piece, ToolCallDelta)]
-        passed: list[OutputDelta] = [piece for piece in pieces if not isinstance(piece, ToolCallDelta)]
+        calls = [piece for piece in deltas if isinstance(piece, ToolCallDelta)]
+        passed: list[OutputDelta] = [piece for piece in deltas if not isinstance(piece, ToolCallDelta)]
         self.held_calls.extend(calls)
         if not self.done or self.finish_reason == "content_filter":
             return passed
@@ -202,25 +196,26 @@ class Choice:
 
 
 class TokenOffsets:
-    """Where each token's text starts in the choice's text, to count the tokens of any part of it."""
+    """The offsets of the tokens in a choice's text, to count the tokens of any part of it."""
 
     def __init__(self, markers: Mapping[int, int]) -> None:
-        """`markers`: the ids of those that are one token, and how long their text is."""
+        """Create an empty table. `markers` has the ids of markers that are one token, with the length of their text."""
         self._markers = markers
         self._starts: list[int] = []
 
     def note(self, token: int, decoded: int, size: int) -> None:
-        """`token` arrived after `decoded` characters and added `size`."""
-        # text that a detokenizer held back comes out with the marker, but in front of it
+        """Add a token that arrived after `decoded` characters and added `size` characters."""
+        # text that a detokenizer held back comes together with the marker, but in front of it
         own = self._markers.get(token)
         self._starts.append(decoded if own is None else max(decoded, decoded + size - own))
 
     def count(self, spans: Iterable[tuple[int, float]]) -> int:
+        """Return the number of tokens that start inside `spans`."""
         return sum(bisect_left(self._starts, end) - bisect_left(self._starts, start) for start, end in spans)
 
 
 class LogprobBuffer:
-    """Keeps chosen-token log-probabilities beside the text, so that each is sent with the text it belongs to."""
+    """Log-probabilities that wait for the text they belong to, so that both are sent together."""
 
     def __init__(self, token_bytes: Callable[[int], bytes]) -> None:
         self._token_bytes = token_bytes
@@ -228,11 +223,18 @@ class LogprobBuffer:
         self._waiting: list[TokenLogprob] = []
 
     def note(self, token: int, logprob: float, offset: int, tops: TopLogprobs = ()) -> None:
+        """Add a token with its log-probability and the offset of its text."""
         ranked = [(self._token_bytes(one), value) for one, value in tops]
         self._waiting.append(TokenLogprob(self._token_bytes(token), logprob, offset, ranked))
 
     def take(self, text: str, *, ended: bool, cut: bool) -> list[TokenLogprob]:
-        """Those that belong to `text`, the next stretch that is sent; at the end all, or those before a stop string."""
+        """Return the log-probabilities of `text`, the next piece that is sent.
+
+        Args:
+            text: The piece.
+            ended: The choice has ended, so that all remaining ones are returned.
+            cut: The text was cut at its end, so that tokens behind the cut are dropped.
+        """
         self._sent += len(text)
         if ended and not cut:
             taken, self._waiting = self._waiting, []

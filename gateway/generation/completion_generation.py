@@ -1,18 +1,16 @@
-"""From a validated completions request to a started answer."""
+"""Starts the answer to a completions request."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError, missing_parameter
 from llmops.gateway.generation.answer import Answer
-from llmops.gateway.generation.app_state import AppState, admit, open_streams
+from llmops.gateway.generation.app_state import Admission, AppState, admit, start_answer
 from llmops.gateway.generation.choice import Choice, LogprobBuffer
 from llmops.gateway.generation.prompt_limits import check_prompt_characters, check_prompt_text, check_prompt_tokens
 from llmops.gateway.generation.sampling import (
-    StopConditions,
     check_capabilities,
     check_guide,
     check_logprobs,
@@ -34,15 +32,15 @@ from llmops.gateway.interfaces import EngineRequest, Guide, QuotaReservation
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.request_fields import CompletionRequest
 from llmops.gateway.settings import RequestLimits
-from llmops.gateway.telemetry.metrics import AnswerMeter
 
+#: Maximum tokens of an answer whose request sets none, as in OpenAI's API.
 DEFAULT_MAX_TOKENS = 16
 
 PromptInput = str | list[int]
 
 
 def validate_completion(body: CompletionRequest, model: GenerativeModel) -> None:
-    """The checks that do not need the prompts' tokens."""
+    """Raise InvalidRequestError for requests that cannot be served, as far as that is known without the prompts."""
     if body.prompt is None or body.prompt == []:
         raise missing_parameter("prompt")
     if body.echo and body.logprobs is not None:
@@ -79,83 +77,80 @@ def _check_best_of(body: CompletionRequest, model: GenerativeModel) -> None:
 
 
 def sequences_per_prompt(body: CompletionRequest) -> int:
-    """How many answers are generated per prompt."""
+    """Return the number of sequences that are generated per prompt."""
     return body.best_of or body.n or 1
 
 
 async def start_completion(
-    service: AppState, body: CompletionRequest, model: GenerativeModel, answer_id: str, context: RequestContext
+    state: AppState, body: CompletionRequest, model: GenerativeModel, answer_id: str, context: RequestContext
 ) -> Answer:
-    """Submit one engine request per prompt. Choices are numbered prompt by prompt.
+    """Submit one engine request per prompt and return the answer. Choices are numbered prompt by prompt.
 
-    Raises what is wrong with it, or UnavailableError when too many wait already.
+    Raises:
+        InvalidRequestError: A prompt cannot be used.
+        UnavailableError: Too many requests are waiting.
     """
-    prompts = parse_prompts(body, service.limits)
+    prompts = parse_prompts(body, state.limits)
 
-    async def start(leave: Callable[[], None], meter: AnswerMeter) -> Answer:
-        return await _submit_completion(service, body, model, answer_id, context, prompts, leave, meter)
+    async def start(admission: Admission) -> Answer:
+        if state.safety is not None:
+            await state.safety.check_prompt([_prompt_text(model, one) for one in prompts], context.caller)
 
-    return await admit(service, model, len(prompts) * sequences_per_prompt(body), context, start)
+        def prepare() -> tuple[list[list[int]], Guide | None]:
+            return [tokenize_prompt(model, one, body) for one in prompts], _completion_guide(body, model, state)
 
+        size = context.work_bytes + guide_cost(body)
+        encoded, guide = await state.text_threads.run(prepare, size, context.caller.share)
+        context.mark("tokenise")
+        stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
+        requests = [
+            _engine_request(
+                state,
+                body,
+                model,
+                context,
+                request_id=answer_id if len(encoded) == 1 else f"{answer_id}-{at}",
+                input_ids=ids,
+                end_ids=stop_conditions.end_ids,
+                guide=guide,
+            )
+            for at, ids in enumerate(encoded)
+        ]
+        if context.reservation is not None:
+            requests = await _reserve_tokens(context.reservation, requests, model.name)
 
-async def _submit_completion(
-    service: AppState,
-    body: CompletionRequest,
-    model: GenerativeModel,
-    answer_id: str,
-    context: RequestContext,
-    prompts: Sequence[PromptInput],
-    leave: Callable[[], None],
-    meter: AnswerMeter,
-) -> Answer:
-    if service.safety is not None:
-        await service.safety.check_prompt([_echoed_prompt(model, one) for one in prompts], context.caller)
+        def make_choice(index: int) -> Choice:
+            request = requests[index // requests[0].n]
+            return Choice(
+                index,
+                model.tokenizer.detokenizer(skip_special_tokens=body.skip_special_tokens is not False),
+                max_tokens=request.max_tokens,
+                end_ids=frozenset(stop_conditions.end_ids),
+                stops=stop_conditions.stops,
+                logprobs=LogprobBuffer(model.tokenizer.token_bytes) if request.logprobs else None,
+                guard=state.safety.guard(context.caller) if state.safety is not None else None,
+            )
 
-    def prepare() -> tuple[list[list[int]], Guide | None]:
-        return [encode(model, one, body) for one in prompts], _completion_guide(body, model, service)
-
-    encoded, guide = await service.text_threads.run(
-        prepare, context.work_bytes + guide_cost(body), context.caller.share
-    )
-    context.mark("tokenise")
-    endings = resolve_stop_conditions(body, model.card, service.limits)
-    requests = _engine_requests(body, model, encoded, endings, answer_id, service, guide, context)
-    if context.reservation is not None:
-        requests = await _reserve_tokens(context.reservation, requests, model.name)
-
-    def choice(index: int) -> Choice:
-        request = requests[index // requests[0].n]
-        return Choice(
-            index,
-            model.tokenizer.detokenizer(skip_special_tokens=body.skip_special_tokens is not False),
-            max_tokens=request.max_tokens,
-            end_ids=frozenset(endings.end_ids),
-            stops=endings.stops,
-            logprobs=LogprobBuffer(model.tokenizer.token_bytes) if request.logprobs else None,
-            guard=service.safety.guard(context.caller) if service.safety is not None else None,
+        return await start_answer(
+            state, model, context, admission, answer_id=answer_id, requests=requests, make_choice=make_choice
         )
 
-    choices = [choice(index) for index in range(len(requests) * requests[0].n)]
-    prompt_tokens, fresh = sum(map(len, encoded)), None if body.stream else choice
-    stream = await open_streams(model.engine, requests)
-    context.mark("submit")
-    meter.submitted(prompt_tokens, len(choices))
-    if context.usage_recorder is not None:
-        context.usage_recorder.begin(model.name, answer_id, prompt_tokens)
-    return Answer(stream, choices, meter, service.timeouts, prompt_tokens, leave, context, fresh)
+    return await admit(state, model, len(prompts) * sequences_per_prompt(body), context, start)
 
 
-async def _reserve_tokens(grant: QuotaReservation, requests: list[EngineRequest], model: str) -> list[EngineRequest]:
-    """With answers as long as the caller can pay for. Without `max_tokens` they are short: a bound as well."""
+async def _reserve_tokens(
+    reservation: QuotaReservation, requests: list[EngineRequest], model: str
+) -> list[EngineRequest]:
+    """Return the requests with answers as long as the caller's quota allows."""
     prompt, most = sum(len(one.input_ids) for one in requests), sum(one.n * one.max_tokens for one in requests)
-    allowed = await grant.tokens(model, prompt, most, sum(one.n for one in requests))
+    allowed = await reservation.tokens(model, prompt, most, sum(one.n for one in requests))
     if allowed == most:
         return requests
     return [replace(one, max_tokens=max(one.max_tokens * allowed // most, 1)) for one in requests]
 
 
-def _completion_guide(body: CompletionRequest, model: GenerativeModel, service: AppState) -> Guide | None:
-    guide = parse_guide(body, SchemaLimits.of(service.limits))
+def _completion_guide(body: CompletionRequest, model: GenerativeModel, state: AppState) -> Guide | None:
+    guide = parse_guide(body, SchemaLimits.of(state.limits))
     if guide is None:
         return None
     field = guide_field(body)
@@ -163,45 +158,41 @@ def _completion_guide(body: CompletionRequest, model: GenerativeModel, service: 
     return compile_guide(guide, model.card.capabilities.guided, requires_strict_guide(body), field)
 
 
-def _engine_requests(
+def _engine_request(
+    state: AppState,
     body: CompletionRequest,
     model: GenerativeModel,
-    prompts: list[list[int]],
-    endings: StopConditions,
-    answer_id: str,
-    service: AppState,
-    guide: Guide | None,
     context: RequestContext,
-) -> list[EngineRequest]:
-    sampling = resolve_sampling(body, model.card)
-    bad_words = tokenize_bad_words(body, model.tokenizer, service.limits)
-    default = min(DEFAULT_MAX_TOKENS, service.default_tokens or DEFAULT_MAX_TOKENS)
-    return [
-        EngineRequest(
-            request_id=answer_id if len(prompts) == 1 else f"{answer_id}-{at}",
-            input_ids=ids,
-            max_tokens=resolve_max_tokens(body.max_tokens, len(ids), model.card, default=default, param="prompt"),
-            sampling=sampling,
-            n=sequences_per_prompt(body),
-            min_tokens=body.min_tokens or 0,
-            end_ids=endings.end_ids,
-            logprobs=body.logprobs is not None or sequences_per_prompt(body) > (body.n or 1),
-            top_logprobs=body.logprobs or 0,
-            bad_words=bad_words,
-            guide=guide,
-            caller=context.caller.share,
-            cache_salt=service.cache_salt(context.caller.share),
-            extras=model.extras,
-            turn=context.scheduling,
-            whole=not body.stream,
-            trace=context.traceparent,
-        )
-        for at, ids in enumerate(prompts)
-    ]
+    *,
+    request_id: str,
+    input_ids: list[int],
+    end_ids: tuple[int, ...],
+    guide: Guide | None,
+) -> EngineRequest:
+    default = min(DEFAULT_MAX_TOKENS, state.default_tokens or DEFAULT_MAX_TOKENS)
+    return EngineRequest(
+        request_id=request_id,
+        input_ids=input_ids,
+        max_tokens=resolve_max_tokens(body.max_tokens, len(input_ids), model.card, default=default, param="prompt"),
+        sampling=resolve_sampling(body, model.card),
+        n=sequences_per_prompt(body),
+        min_tokens=body.min_tokens or 0,
+        end_ids=end_ids,
+        logprobs=body.logprobs is not None or sequences_per_prompt(body) > (body.n or 1),
+        top_logprobs=body.logprobs or 0,
+        bad_words=tokenize_bad_words(body, model.tokenizer, state.limits),
+        guide=guide,
+        caller=context.caller.share,
+        cache_salt=state.cache_salt(context.caller.share),
+        extras=model.extras,
+        turn=context.scheduling,
+        whole=not body.stream,
+        trace=context.traceparent,
+    )
 
 
 def parse_prompts(body: CompletionRequest, limits: RequestLimits) -> list[PromptInput]:
-    """The prompts as a list, from any of the four forms. Raises InvalidRequestError for too many or too long ones."""
+    """Return the prompts as a list, from any of the four forms. Raise InvalidRequestError for too many or too long ones."""
     prompt = body.prompt
     assert prompt is not None
     prompts: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)
@@ -212,25 +203,26 @@ def parse_prompts(body: CompletionRequest, limits: RequestLimits) -> list[Prompt
 
 
 async def echoed_prompts(
-    body: CompletionRequest, model: GenerativeModel, service: AppState, context: RequestContext
+    body: CompletionRequest, model: GenerativeModel, state: AppState, context: RequestContext
 ) -> list[str]:
-    """The text before each choice's own: its prompt if `echo` is set."""
+    """Return the prompt of each choice, which stands before its text, if `echo` is set."""
     if not body.echo:
         return []
-    prompts = parse_prompts(body, service.limits)
-    texts = await service.text_threads.run(
-        lambda: [_echoed_prompt(model, prompt) for prompt in prompts], context.work_bytes, context.caller.share
+    prompts = parse_prompts(body, state.limits)
+    texts = await state.text_threads.run(
+        lambda: [_prompt_text(model, prompt) for prompt in prompts], context.work_bytes, context.caller.share
     )
     return [text for text in texts for _ in range(sequences_per_prompt(body))]
 
 
-def _echoed_prompt(model: GenerativeModel, prompt: PromptInput) -> str:
+def _prompt_text(model: GenerativeModel, prompt: PromptInput) -> str:
     if isinstance(prompt, str):
         return prompt
     return model.tokenizer.decode(_check_token_ids(model, prompt), skip_special_tokens=False)
 
 
-def encode(model: GenerativeModel, prompt: PromptInput, body: CompletionRequest) -> list[int]:
+def tokenize_prompt(model: GenerativeModel, prompt: PromptInput, body: CompletionRequest) -> list[int]:
+    """Return the token ids of a prompt. Raise InvalidRequestError if they cannot be used."""
     if not isinstance(prompt, str):
         return _check_token_ids(model, prompt)
     check_prompt_text(prompt, model, "prompt")
@@ -249,7 +241,7 @@ def _check_token_ids(model: GenerativeModel, ids: list[int]) -> list[int]:
 
 
 def _start_token(model: GenerativeModel) -> int:
-    """What an empty prompt begins with."""
+    """Return the token that an empty prompt consists of."""
     if model.card.bos_id is None:
         raise InvalidRequestError("A prompt must not be empty.", param="prompt")
     return model.card.bos_id

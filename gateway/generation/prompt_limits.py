@@ -1,4 +1,4 @@
-"""What is too much text, told before any work is done on it."""
+"""Size checks that reject a prompt before it is rendered or tokenized."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
 
 
 def template_cost(model: GenerativeModel) -> int:
-    """What rendering counts for, in characters of a prompt: where it was slow lately, enough for a thread."""
+    """Return the cost of rendering in characters of a prompt. A template that was slow recently costs a thread."""
     return THREAD_CHARACTERS if model.template is not None and model.template.is_slow else 0
 
 
 def check_prompt_characters(characters: int, limits: RequestLimits, param: str) -> None:
-    """Raises ContextLengthError for more text than is tokenised for one request."""
+    """Raise ContextLengthError for more text than is tokenized for one request."""
     if characters > limits.prompt_bytes:
         raise ContextLengthError(
             f"The prompt has {characters} characters; this gateway takes {limits.prompt_bytes}.", param=param
@@ -26,7 +26,7 @@ def check_prompt_characters(characters: int, limits: RequestLimits, param: str) 
 
 
 def check_prompt_text(text: str, model: GenerativeModel, param: str) -> None:
-    """Raises ContextLengthError for what cannot fit, however it is tokenised."""
+    """Raise ContextLengthError for a text that cannot fit into the context, however it is tokenized."""
     most = model.card.max_seq_len
     least = model.tokenizer.min_token_count(text, most)
     if least > most:
@@ -34,23 +34,23 @@ def check_prompt_text(text: str, model: GenerativeModel, param: str) -> None:
 
 
 def check_prompt_tokens(ids: Sequence[int], model: GenerativeModel, param: str) -> None:
-    """The same for tokens."""
+    """Raise ContextLengthError for more tokens than fit into the context."""
     if len(ids) > model.card.max_seq_len:
         raise _context_length_error(model, len(ids), param)
 
 
 def check_message_limits(messages: Sequence[RequestMessage], limits: RequestLimits) -> None:
-    """Raises InvalidRequestError for too many, too long ones, and calls whose arguments hold too many values."""
+    """Raise InvalidRequestError for too many or too long messages, or calls whose arguments hold too many values."""
     if len(messages) > limits.messages:
         raise InvalidRequestError(f"At most {limits.messages} messages are allowed.", param="messages")
-    check_prompt_characters(characters(messages), limits, "messages")
+    check_prompt_characters(max_rendered_characters(messages), limits, "messages")
     calls = [call for message in messages if message.tool_calls for call in message.tool_calls]
     if calls and sum(map(_argument_weight, calls)) > limits.json_values:
         raise InvalidRequestError("The arguments of the tool calls hold too many JSON values.", param="messages")
 
 
-def characters(messages: Sequence[RequestMessage]) -> int:
-    """Of all that a template may write of them."""
+def max_rendered_characters(messages: Sequence[RequestMessage]) -> int:
+    """Return the maximum number of characters a template may render for these messages."""
     total = 0
     for message in messages:
         if isinstance(message.content, str):
@@ -69,5 +69,9 @@ def _argument_weight(call: MessageToolCall) -> int:
 
 def _context_length_error(model: GenerativeModel, tokens: int, param: str, about: str = "") -> ContextLengthError:
     most = model.card.max_seq_len
-    said = f"This model's maximum context length is {most} tokens, but the prompt has {about}{tokens}. Shorten it."
-    return ContextLengthError(said, param=param, tokens=tokens, most=most)
+    return ContextLengthError(
+        f"This model's maximum context length is {most} tokens, but the prompt has {about}{tokens}. Shorten it.",
+        param=param,
+        tokens=tokens,
+        most=most,
+    )

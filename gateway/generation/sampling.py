@@ -1,4 +1,4 @@
-"""From a validated body to what the engine is asked: sampling, endings, and the capability checks."""
+"""Sampling parameters, stop conditions and maximum tokens of a request, and checks of what the engine can do."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from llmops.gateway.text.tokenizer import TextTokenizer
 
 T = TypeVar("T")
 
-# What an engine refuses by its tensor's name is a field of the request to the client
+#: The field of a request for each tensor of the contract by whose name an engine refuses it.
 REQUEST_FIELD_BY_TENSOR = {
     contract.EMBEDDING_BIAS.name: "logit_bias",
     contract.RETURN_LOG_PROBS.name: "logprobs",
@@ -37,8 +37,7 @@ REQUEST_FIELD_BY_TENSOR = {
     contract.LORA_TASK_ID.name: "model",
 }
 
-
-# A field that not every engine can honour, what an engine must be able to, and the values that ask for nothing
+#: Fields that not every engine supports: the capability that they need, and values that need none.
 _CAPABILITIES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "logit_bias": ("logit_bias", ({},)),
     "min_p": ("min_p", (0.0,)),
@@ -49,19 +48,19 @@ _CAPABILITIES: dict[str, tuple[str, tuple[Any, ...]]] = {
     "seed": ("seed", ()),
 }
 
-#: Fields that only NVIDIA's C++ backend honours.
+#: Fields that only NVIDIA's C++ backend supports.
 _CPP_BACKEND = frozenset({"logit_bias", "bad_words"})
 
 
 @dataclass(frozen=True, slots=True)
 class StopConditions:
-    """What ends an answer besides its length."""
+    """The conditions that end an answer besides its length."""
 
     end_ids: tuple[int, ...]
     stops: tuple[str, ...]
 
 
-#: Which engine has alternatives, said to those who ask another target, and another engine of this one.
+#: Which engine has alternatives to the chosen token, for errors of other targets and of other engines of target pytorch.
 _ALTERNATIVES = "Target pytorch has more: from TensorRT-LLM 1.3 on, without speculation."
 _ALTERNATIVES_OF_PYTORCH = (
     "TensorRT-LLM 1.3 has more without speculation, and 1.2 with `build --set llm.sampler_type=TorchSampler`."
@@ -69,7 +68,7 @@ _ALTERNATIVES_OF_PYTORCH = (
 
 
 def check_capabilities(body: SamplingFields, card: ModelMetadata) -> None:
-    """Raises UnsupportedError naming the first field that this model's engine cannot honour."""
+    """Raise UnsupportedError, which names the field, for the first field that this model's engine does not support."""
     can = card.capabilities
     if not _CAPABILITIES.keys().isdisjoint(body.model_fields_set):
         for field, (capability, neutral) in _CAPABILITIES.items():
@@ -80,7 +79,7 @@ def check_capabilities(body: SamplingFields, card: ModelMetadata) -> None:
 
 
 def check_logprobs(wanted: bool, top: int, card: ModelMetadata, top_field: str) -> None:
-    """`top` alternatives per token beside the chosen one."""
+    """Raise UnsupportedError if the engine does not give log-probabilities, or not those of `top` alternatives."""
     if wanted and not card.capabilities.logprobs:
         raise _unsupported("logprobs", card)
     if top > card.capabilities.top_logprobs:
@@ -94,12 +93,16 @@ def check_logprobs(wanted: bool, top: int, card: ModelMetadata, top_field: str) 
 
 
 def check_guide(guide: Guide, card: ModelMetadata, field: str) -> None:
+    """Raise UnsupportedError if the engine does not take this kind of guide."""
     if guide.kind not in card.capabilities.guided:
         raise UnsupportedError(f"{field}: target {card.target} has no {guide.kind} grammars.", param=field)
 
 
 def resolve_sampling(body: SamplingFields, card: ModelMetadata) -> SamplingParams:
-    """The body's wish, else the model's default, else OpenAI's: always sent, as engines have defaults of their own."""
+    """Return the sampling parameters: the request's, else the model's defaults, else OpenAI's.
+
+    All are sent, because engines have defaults of their own.
+    """
     own, can = card.sampling, card.capabilities
     temperature = first_not_none(body.temperature, own.temperature, 1.0)
     top_p = first_not_none(body.top_p, own.top_p, 1.0)
@@ -119,20 +122,21 @@ def resolve_sampling(body: SamplingFields, card: ModelMetadata) -> SamplingParam
     )
 
 
-def _resolve_seed(given: int | None) -> int:
-    """Engines seed every request alike when not told otherwise: the same "random" answer each time."""
-    return secrets.randbits(63) if given is None else given % 2**64
+def _resolve_seed(seed: int | None) -> int:
+    """Return a random seed for a request without one: engines would give the same "random" answer each time."""
+    return secrets.randbits(63) if seed is None else seed % 2**64
 
 
-def first_not_none(asked: T | None, own: T | None, neutral: T) -> T:
-    """The first of them that is not None."""
-    return asked if asked is not None else own if own is not None else neutral
+def first_not_none(requested: T | None, model_default: T | None, fallback: T) -> T:
+    """Return the first argument that is not None."""
+    return requested if requested is not None else model_default if model_default is not None else fallback
 
 
 def resolve_stop_conditions(body: SamplingFields, card: ModelMetadata, limits: RequestLimits) -> StopConditions:
+    """Return the end tokens and stop strings of a request. Raise InvalidRequestError if they cannot be used."""
     ids = () if body.ignore_eos else card.end_ids
     if body.stop_token_ids and body.min_tokens and contract.STEP_TRANSPORT not in card.transports:
-        # NVIDIA's C++ backend withholds one token; the model's other end tokens can be banned, these cannot
+        # NVIDIA's C++ backend bans one end token until min_tokens; the model's others can be bad words, these cannot
         raise UnsupportedError(
             f"min_tokens does not hold for stop_token_ids with target {card.target}: leave one of them out.",
             param="min_tokens",
@@ -143,7 +147,7 @@ def resolve_stop_conditions(body: SamplingFields, card: ModelMetadata, limits: R
 
 
 def remaining_context(card: ModelMetadata, prompt_tokens: int) -> int:
-    """Tokens that the context has left for an answer; none or fewer where the prompt fills it."""
+    """Return the tokens that the context window has left for an answer. Not positive if the prompt fills it."""
     return card.max_seq_len - prompt_tokens
 
 
@@ -156,9 +160,18 @@ def resolve_max_tokens(
     param: str = "max_tokens",
     fit: bool = False,
 ) -> int:
-    """How many tokens may come. Raises ContextLengthError when prompt and answer do not fit into the context.
+    """Return the maximum tokens of an answer.
 
-    `fit`: an answer that does not fit is to be as long as it can be.
+    Args:
+        wanted: The request's limit.
+        prompt_tokens: Tokens of the prompt.
+        card: The model.
+        default: The limit of a request that sets none. None for the rest of the context window.
+        param: The field of the limit.
+        fit: Shorten an answer that does not fit, instead of raising an error.
+
+    Raises:
+        ContextLengthError: Prompt and answer do not fit into the context window.
     """
     room = remaining_context(card, prompt_tokens)
     if room < 1:
@@ -183,7 +196,7 @@ def resolve_max_tokens(
 def tokenize_bad_words(
     body: SamplingFields, tokenizer: TextTokenizer, limits: RequestLimits
 ) -> tuple[tuple[int, ...], ...]:
-    """Each word as its tokens at the start of a text and after a space: engines ban sequences of tokens."""
+    """Return the token sequences that engines must ban: those of each word at the start of a text and after a space."""
     words = body.bad_words
     if not words:
         return ()
@@ -197,8 +210,8 @@ def tokenize_bad_words(
 
 
 def _unsupported(field: str, card: ModelMetadata) -> UnsupportedError:
-    there = " An engine of target tensorrt on NVIDIA's backend takes it." if field in _CPP_BACKEND else ""
-    return UnsupportedError(f"{field} is not supported by this model (target {card.target}).{there}", param=field)
+    hint = " An engine of target tensorrt on NVIDIA's backend takes it." if field in _CPP_BACKEND else ""
+    return UnsupportedError(f"{field} is not supported by this model (target {card.target}).{hint}", param=field)
 
 
 def _stop_token_ids(ids: Sequence[int], card: ModelMetadata, limits: RequestLimits) -> Sequence[int]:
@@ -242,7 +255,7 @@ def _logit_bias(body: SamplingFields, card: ModelMetadata) -> dict[int, float] |
 
 
 def with_request_field(error: UnsupportedError) -> UnsupportedError:
-    """An engine names the tensor that it refuses; the client sent a field."""
+    """Return an engine's error with the request's field in place of the tensor that it names."""
     field = REQUEST_FIELD_BY_TENSOR.get(error.param or "", error.param)
     message = error.message.replace(f"{error.param}:", f"{field}:", 1)
     return UnsupportedError(message, param=field, detail=error.detail)

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import TypeVar
 
-from llmops.gateway.errors import UnavailableError
+from llmops.gateway.errors import OverloadedError
 from llmops.gateway.ratelimit.fairness import FairShares
 from llmops.gateway.ratelimit.slots import FairSlots
 
@@ -78,14 +78,14 @@ class TextThreadPool:
             caller: The client, as `tenant/user` or any two parts that share fairly.
 
         Raises:
-            UnavailableError: The queue is full, or the caller's share of it.
+            OverloadedError: The queue is full, or the caller's share of it.
         """
         if size <= INLINE_CHARACTERS:
             with suppress(CpuLimitError):
                 return _run_with_cpu_limit(INLINE_SECONDS, work)
             return await self.run(work, THREAD_CHARACTERS, caller)
         if not self._shares.take(caller):
-            raise UnavailableError("Too many long prompts are being prepared; try again.", code="overloaded")
+            raise OverloadedError("Too many long prompts are being prepared; try again.")
         try:
             with suppress(CpuLimitError):
                 return await self._short_lane.run(lambda: _run_with_cpu_limit(SHORT_LANE_SECONDS, work), caller)
