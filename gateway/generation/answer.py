@@ -1,7 +1,9 @@
-"""A running answer: collects the tokens of an engine stream into choices until all of them have ended.
+"""A running answer: collects the tokens of an engine stream into choices until all of them have
+ended.
 
-Endpoints call `next` until it returns None, for streamed and for plain answers. If failover replays an answer that is
-sent as a whole, a choice is replaced by an empty one, and the deltas of the first are no part of the answer.
+Endpoints call `next` until it returns None, for streamed and for plain answers. If failover
+replays an answer that is sent as a whole, a choice is replaced by an empty one, and the deltas
+of the first are no part of the answer.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from llmops.gateway.telemetry.metrics import AnswerMeter
 
 
 class ChoiceDelta(NamedTuple):
-    """The text that an engine added to one choice, possibly empty. `ended` is True for the choice's last delta."""
+    """The text that an engine added to one choice, possibly empty. `ended` is True for the choice's
+    last delta.
+    """
 
     choice: Choice
     text: str
@@ -30,7 +34,9 @@ class ChoiceDelta(NamedTuple):
 
 
 class Answer:
-    """A generation in progress. Releases the engine's slot when the last choice ends or on `cancel`."""
+    """A generation in progress. Releases the engine's slot when the last choice ends or on
+    `cancel`.
+    """
 
     def __init__(
         self,
@@ -54,7 +60,8 @@ class Answer:
             prompt_tokens: Tokens of all prompts.
             release_slots: Releases the slots of the answer's sequences.
             context: Receives usage and outcome at the end.
-            make_choice: Makes an empty choice for an answer that is sent as a whole, if failover replays it.
+            make_choice: Makes an empty choice for an answer that is sent as a whole, if failover
+                replays it.
         """
         self._stream, self._make_choice = stream, make_choice
         self.choices = choices
@@ -63,7 +70,8 @@ class Answer:
         self.prompt_tokens = prompt_tokens
         self._release_slots = release_slots
         self._context, self._recorder = context, context.usage_recorder
-        # the kind of error that ended the answer early; keeping the error itself would keep its frames alive
+        # the kind of error that ended the answer early; keeping the error itself would keep its
+        # frames alive
         self.error_finish = ""
         self._open = len(choices)
         self._ended: list[Choice] = []
@@ -89,7 +97,9 @@ class Answer:
 
     @property
     def failover_quality(self) -> str:
-        """Return `exact` if failover did not affect the text, `approximate` if it may have, empty without failover."""
+        """Return `exact` if failover did not affect the text, `approximate` if it may have, empty
+        without failover.
+        """
         splices = self._stream.splices
         return "approximate" if "approximate" in splices else "exact" if splices else ""
 
@@ -166,7 +176,9 @@ class Answer:
         self._record_outcome(error.status)
 
     def _record_outcome(self, status: int) -> None:
-        """Write usage and finish reason to the request's context. The usage record takes only the first call."""
+        """Write usage and finish reason to the request's context. The usage record takes only the
+        first call.
+        """
         usage, finish, stream, context = self.usage, self.finish, self._stream, self._context
         context.usage, context.finish_reason = usage, finish
         context.splice, context.replica, context.failovers = self.failover_quality, stream.replica, stream.moves
@@ -237,7 +249,9 @@ class Answer:
             self._stream.cancel()
 
     def _replace_choice(self, choice: Choice) -> Choice:
-        """Return an empty choice in place of one whose tokens are replayed. A choice that has ended stays."""
+        """Return an empty choice in place of one whose tokens are replayed. A choice that has ended
+        stays.
+        """
         if choice.done or self._make_choice is None:
             return choice
         self.meter.forget(choice.completion_tokens)
@@ -256,7 +270,9 @@ class Answer:
 
 
 class StreamWatchdog:
-    """Ends a stream whose engine is silent for too long. Checks a few times per period instead of once per token."""
+    """A timer that ends a stream whose engine is silent for too long. It checks a few times per
+    period instead of once per token.
+    """
 
     def __init__(self, stream: TokenStream, meter: AnswerMeter, timeouts: Timeouts) -> None:
         self._stream = stream

@@ -19,7 +19,9 @@ log = logging.getLogger(__name__)
 
 
 class AnswerEvents(EventSource):
-    """The server-sent events of an answer. Subclasses render the deltas and the end for their API."""
+    """The server-sent events of an answer. Subclasses render the deltas and the end for their
+    API.
+    """
 
     def __init__(self, answer: Answer) -> None:
         self._answer = answer
@@ -58,12 +60,16 @@ class AnswerEvents(EventSource):
         return self._failover_comment() + self.end()
 
     def _failover_comment(self) -> bytes:
-        """Return a comment that tells of a failover, because the headers were sent before it. Clients skip comments."""
+        """Return a comment that tells of a failover, because the headers were sent before it.
+        Clients skip comments.
+        """
         quality = self._answer.failover_quality
         return f": continued {quality}\n\n".encode() if quality else b""
 
     def attach(self, writer: ChunkedWriter) -> None:
-        """Render and write tokens in one plain call, without waking this stream's coroutine (docs/decisions/0003)."""
+        """Render and write tokens in one plain call, without waking this stream's coroutine
+        (docs/decisions/0003).
+        """
 
         def sink(batch: TokenBatch) -> bool:
             if writer.blocked:
@@ -93,7 +99,9 @@ class AnswerEvents(EventSource):
 
 @contextmanager
 def record_timings(answer: Answer, context: RequestContext) -> Iterator[None]:
-    """Record in `context`, also after an error, how long the answer waited for the engine and for its detokenizer."""
+    """Record in `context`, also after an error, how long the answer waited for the engine and for
+    its detokenizer.
+    """
     try:
         yield
     finally:

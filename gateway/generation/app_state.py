@@ -67,13 +67,17 @@ class AppState:
         return model
 
     def cache_salt(self, caller: str) -> int:
-        """Return the number that keeps a caller's cached prefixes apart from other tenants'; 0 if they are shared."""
+        """Return the number that keeps a caller's cached prefixes apart from other tenants'; 0 if
+        they are shared.
+        """
         return tenant_cache_salt(caller.partition("/")[0]) if self.cache_scope == "tenant" else 0
 
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """An admitted request: its metrics, and the function that releases the slots of its sequences."""
+    """An admitted request: its metrics, and the function that releases the slots of its
+    sequences.
+    """
 
     meter: AnswerMeter
     release_slots: Callable[[], None]
@@ -86,7 +90,8 @@ async def admit(
     context: RequestContext,
     start: Callable[[Admission], Awaitable[Answer]],
 ) -> Answer:
-    """Reserve slots, call `start`, and release the slots if it raises an error, which is also counted.
+    """Reserve slots, call `start`, and release the slots if it raises an error, which is also
+    counted.
 
     Args:
         state: The gateway's state.
@@ -114,7 +119,9 @@ async def admit(
 
 
 def _failure_outcome(error: BaseException) -> GoodputOutcome | None:
-    """Return how a request failed before generation began, None if the request itself was invalid."""
+    """Return how a request failed before generation began, None if the request itself was
+    invalid.
+    """
     if isinstance(error, ApiError):
         return "shed" if error.code == OVERLOADED else "failed" if error.status >= 500 else None
     return "failed" if isinstance(error, Exception) else "aborted"
@@ -130,7 +137,9 @@ async def start_answer(
     requests: Sequence[EngineRequest],
     make_choice: Callable[[int], Choice],
 ) -> Answer:
-    """Submit engine requests and return their answer, with `make_choice` called for each sequence of each request."""
+    """Submit engine requests and return their answer, with `make_choice` called for each sequence
+    of each request.
+    """
     prompt_tokens = sum(len(request.input_ids) for request in requests)
     choices = [make_choice(index) for index in range(len(requests) * requests[0].n)]
     stream = await _open_streams(model.engine, requests)

@@ -51,7 +51,8 @@ class PreparedChat:
         processor: Makes the processor of one choice. None if all text is content.
         skip_special_tokens: Remove special tokens from the text.
         bad_words: Token sequences that the engine bans.
-        marker_ids: The markers of thinking that are one token, with the length of their text. None without thinking.
+        marker_ids: The markers of thinking that are one token, with the length of their text. None
+            without thinking.
     """
 
     input_ids: list[int]
@@ -63,7 +64,9 @@ class PreparedChat:
 
 
 def validate_chat(body: ChatRequest, model: GenerativeModel, limits: RequestLimits) -> None:
-    """Raise InvalidRequestError for requests that cannot be served, as far as that is known without the prompt."""
+    """Raise InvalidRequestError for requests that cannot be served, as far as that is known without
+    the prompt.
+    """
     if body.functions or body.function_call:
         raise InvalidRequestError("functions are superseded; use tools and tool_choice.", param="functions")
     if body.audio or set(body.modalities or ["text"]) != {"text"}:
@@ -110,7 +113,8 @@ async def start_chat(
         answer_id: The id of the answer.
         context: The request's context.
         whole: The client sees nothing before the end.
-        fit: Shorten an answer for which the context window has no room, instead of refusing the request.
+        fit: Shorten an answer for which the context window has no room, instead of refusing the
+            request.
 
     Raises:
         InvalidRequestError: The prompt or the tools cannot be used.
@@ -167,7 +171,9 @@ async def start_chat(
 async def _reserve_max_tokens(
     state: AppState, body: ChatRequest, model: GenerativeModel, context: RequestContext, prompt_tokens: int, fit: bool
 ) -> int:
-    """Return the maximum tokens of each choice: as many as the request, the context and the caller's quota allow."""
+    """Return the maximum tokens of each choice: as many as the request, the context and the
+    caller's quota allow.
+    """
     field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     requested: int | None = getattr(body, field)
     max_tokens = resolve_max_tokens(
@@ -194,7 +200,9 @@ async def prepare_chat_in_thread(
 def prepare_chat(
     model: GenerativeModel, body: ChatRequest, limits: RequestLimits, mark: Callable[[str], None]
 ) -> PreparedChat:
-    """Render and tokenize a request, compile its guide and plan its parsing. `mark` ends a stage of its timeline."""
+    """Render and tokenize a request, compile its guide and plan its parsing. `mark` ends a stage of
+    its timeline.
+    """
     mark("queue")
     schema_limits = SchemaLimits.of(limits)
     template = model.template.source if model.template else ""
@@ -221,7 +229,9 @@ def prepare_chat(
 
 
 def _chat_guide(body: ChatRequest, tools: ToolPlan, own_guide: Guide | None, model: GenerativeModel) -> Guide | None:
-    """Return the engine's guide. Schemas of functions that are not `strict` are enforced as far as a grammar can."""
+    """Return the engine's guide. Schemas of functions that are not `strict` are enforced as far as
+    a grammar can.
+    """
     if tools.guide is None:
         return None
     field = guide_field(body) if tools.guide == own_guide else "tool_choice"
@@ -241,7 +251,9 @@ class OutputParsing(NamedTuple):
 
 
 def _output_parsing(tools: ToolPlan, template: str, prompt: str) -> OutputParsing:
-    """Return the parsing of thinking and calls. Under a grammar the answer starts at once, without thinking."""
+    """Return the parsing of thinking and calls. Under a grammar the answer starts at once, without
+    thinking.
+    """
     if tools.guide is not None:
         return OutputParsing(tools.processor)
     if is_harmony(template):

@@ -46,7 +46,8 @@ def render_chat(
     try:
         prompt = render(as_text=False)
     except InvalidRequestError as error:
-        # most templates take a call's arguments as an object; DeepSeek's concatenate them with a text
+        # most templates take a call's arguments as an object; DeepSeek's concatenate them with a
+        # text
         if not isinstance(error.__cause__, TypeError) or not any(message.get("tool_calls") for message in messages):
             raise
         prompt = render(as_text=True)
@@ -54,7 +55,9 @@ def render_chat(
 
 
 def message_texts(messages: Sequence[RequestMessage]) -> list[str]:
-    """Return every text of the messages that a model would read: contents, thinking, and arguments of calls."""
+    """Return every text of the messages that a model would read: contents, thinking, and arguments
+    of calls.
+    """
     texts: list[str] = []
     for message in messages:
         parts = [message.content] if isinstance(message.content, str) else message.content or ()
@@ -65,7 +68,9 @@ def message_texts(messages: Sequence[RequestMessage]) -> list[str]:
 
 
 def _without_turn_end(prompt: RenderedPrompt, last: dict[str, Any]) -> RenderedPrompt:
-    """Return the prompt up to the end of the last message, so that the answer continues that message."""
+    """Return the prompt up to the end of the last message, so that the answer continues that
+    message.
+    """
     text = last["content"].strip()
     at = prompt.text.rfind(text) if last["role"] == "assistant" and text else -1
     if at < 0:

@@ -21,8 +21,8 @@ from llmops.gateway.text.stop_strings import StopStringMatcher
 class TokenLogprob(NamedTuple):
     """A token with its natural-log probability.
 
-    `offset` is the place of the token's text in the choice's text, in characters. `tops` has the bytes and the
-    probabilities of the most likely tokens in its place.
+    `offset` is the place of the token's text in the choice's text, in characters. `tops` has the
+    bytes and the probabilities of the most likely tokens in its place.
     """
 
     token: bytes
@@ -85,13 +85,17 @@ class Choice:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Return the tokens of thinking without its markers. The number is final once `sort` has seen the end."""
+        """Return the tokens of thinking without its markers. The number is final once `sort` has
+        seen the end.
+        """
         if self._starts is None or self._processor is None:
             return 0
         return self._starts.count(self._processor.thinking)
 
     def feed(self, batch: TokenBatch) -> str:
-        """Add tokens and return the text that can be sent. Sets `done` at an end token or a stop string."""
+        """Add tokens and return the text that can be sent. Sets `done` at an end token or a stop
+        string.
+        """
         if self.done:
             return ""
         tokens = batch.tokens
@@ -121,7 +125,9 @@ class Choice:
         return text
 
     def take_logprobs(self, text: str) -> list[TokenLogprob] | None:
-        """Return the log-probabilities of `text`, which `feed` or `finish` just returned, None unless they are requested."""
+        """Return the log-probabilities of `text`, which `feed` or `finish` just returned, None
+        unless they are requested.
+        """
         if self.logprobs is None:
             return None
         return self.logprobs.take(
@@ -129,7 +135,9 @@ class Choice:
         )
 
     def sort(self, text: str) -> list[OutputDelta]:
-        """Return `text` as deltas of content, thinking and tool calls. At the end, they include what was held back."""
+        """Return `text` as deltas of content, thinking and tool calls. At the end, they include
+        what was held back.
+        """
         if self._processor is None:
             return [ContentDelta(text)] if text else []
         deltas = list(self._processor.feed(text)) if text else []
@@ -141,7 +149,9 @@ class Choice:
         return self._whole_calls(deltas) if self.guard is not None and self.guard.holds else deltas
 
     def _whole_calls(self, deltas: list[OutputDelta]) -> list[OutputDelta]:
-        """Hold tool calls back until the whole answer was judged; of an answer that was cut none leaves."""
+        """Hold tool calls back until the whole answer was judged; of an answer that was cut none
+        leaves.
+        """
         calls = [piece for piece in deltas if isinstance(piece, ToolCallDelta)]
         passed: list[OutputDelta] = [piece for piece in deltas if not isinstance(piece, ToolCallDelta)]
         self.held_calls.extend(calls)
@@ -199,7 +209,9 @@ class TokenOffsets:
     """The offsets of the tokens in a choice's text, to count the tokens of any part of it."""
 
     def __init__(self, markers: Mapping[int, int]) -> None:
-        """Create an empty table. `markers` has the ids of markers that are one token, with the length of their text."""
+        """Create an empty table. `markers` has the ids of markers that are one token, with the
+        length of their text.
+        """
         self._markers = markers
         self._starts: list[int] = []
 

@@ -40,7 +40,9 @@ PromptInput = str | list[int]
 
 
 def validate_completion(body: CompletionRequest, model: GenerativeModel) -> None:
-    """Raise InvalidRequestError for requests that cannot be served, as far as that is known without the prompts."""
+    """Raise InvalidRequestError for requests that cannot be served, as far as that is known without
+    the prompts.
+    """
     if body.prompt is None or body.prompt == []:
         raise missing_parameter("prompt")
     if body.echo and body.logprobs is not None:
@@ -84,7 +86,8 @@ def sequences_per_prompt(body: CompletionRequest) -> int:
 async def start_completion(
     state: AppState, body: CompletionRequest, model: GenerativeModel, answer_id: str, context: RequestContext
 ) -> Answer:
-    """Submit one engine request per prompt and return the answer. Choices are numbered prompt by prompt.
+    """Submit one engine request per prompt and return the answer. Choices are numbered prompt by
+    prompt.
 
     Raises:
         InvalidRequestError: A prompt cannot be used.
@@ -192,7 +195,9 @@ def _engine_request(
 
 
 def parse_prompts(body: CompletionRequest, limits: RequestLimits) -> list[PromptInput]:
-    """Return the prompts as a list, from any of the four forms. Raise InvalidRequestError for too many or too long ones."""
+    """Return the prompts as a list, from any of the four forms. Raise InvalidRequestError for too
+    many or too long ones.
+    """
     prompt = body.prompt
     assert prompt is not None
     prompts: list[Any] = [prompt] if isinstance(prompt, str) or isinstance(prompt[0], int) else list(prompt)

@@ -13,7 +13,9 @@ from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
 
 
 def template_cost(model: GenerativeModel) -> int:
-    """Return the cost of rendering in characters of a prompt. A template that was slow recently costs a thread."""
+    """Return the cost of rendering in characters of a prompt. A template that was slow recently
+    costs a thread.
+    """
     return THREAD_CHARACTERS if model.template is not None and model.template.is_slow else 0
 
 
@@ -26,7 +28,9 @@ def check_prompt_characters(characters: int, limits: RequestLimits, param: str) 
 
 
 def check_prompt_text(text: str, model: GenerativeModel, param: str) -> None:
-    """Raise ContextLengthError for a text that cannot fit into the context, however it is tokenized."""
+    """Raise ContextLengthError for a text that cannot fit into the context, however it is
+    tokenized.
+    """
     most = model.card.max_seq_len
     least = model.tokenizer.min_token_count(text, most)
     if least > most:
@@ -40,7 +44,9 @@ def check_prompt_tokens(ids: Sequence[int], model: GenerativeModel, param: str) 
 
 
 def check_message_limits(messages: Sequence[RequestMessage], limits: RequestLimits) -> None:
-    """Raise InvalidRequestError for too many or too long messages, or calls whose arguments hold too many values."""
+    """Raise InvalidRequestError for too many or too long messages, or calls whose arguments hold
+    too many values.
+    """
     if len(messages) > limits.messages:
         raise InvalidRequestError(f"At most {limits.messages} messages are allowed.", param="messages")
     check_prompt_characters(max_rendered_characters(messages), limits, "messages")

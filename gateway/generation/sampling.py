@@ -1,4 +1,6 @@
-"""Sampling parameters, stop conditions and maximum tokens of a request, and checks of what the engine can do."""
+"""Sampling parameters, stop conditions and maximum tokens of a request, and checks of what the
+engine can do.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,8 @@ class StopConditions:
     stops: tuple[str, ...]
 
 
-#: Which engine has alternatives to the chosen token, for errors of other targets and of other engines of target pytorch.
+#: Which engine has alternatives to the chosen token, for errors of other targets and of other
+#: engines of target pytorch.
 _ALTERNATIVES = "Target pytorch has more: from TensorRT-LLM 1.3 on, without speculation."
 _ALTERNATIVES_OF_PYTORCH = (
     "TensorRT-LLM 1.3 has more without speculation, and 1.2 with `build --set llm.sampler_type=TorchSampler`."
@@ -68,7 +71,9 @@ _ALTERNATIVES_OF_PYTORCH = (
 
 
 def check_capabilities(body: SamplingFields, card: ModelMetadata) -> None:
-    """Raise UnsupportedError, which names the field, for the first field that this model's engine does not support."""
+    """Raise UnsupportedError, which names the field, for the first field that this model's engine
+    does not support.
+    """
     can = card.capabilities
     if not _CAPABILITIES.keys().isdisjoint(body.model_fields_set):
         for field, (capability, neutral) in _CAPABILITIES.items():
@@ -79,7 +84,9 @@ def check_capabilities(body: SamplingFields, card: ModelMetadata) -> None:
 
 
 def check_logprobs(wanted: bool, top: int, card: ModelMetadata, top_field: str) -> None:
-    """Raise UnsupportedError if the engine does not give log-probabilities, or not those of `top` alternatives."""
+    """Raise UnsupportedError if the engine does not give log-probabilities, or not those of `top`
+    alternatives.
+    """
     if wanted and not card.capabilities.logprobs:
         raise _unsupported("logprobs", card)
     if top > card.capabilities.top_logprobs:
@@ -123,7 +130,9 @@ def resolve_sampling(body: SamplingFields, card: ModelMetadata) -> SamplingParam
 
 
 def _resolve_seed(seed: int | None) -> int:
-    """Return a random seed for a request without one: engines would give the same "random" answer each time."""
+    """Return a random seed for a request without one: engines would give the same "random" answer
+    each time.
+    """
     return secrets.randbits(63) if seed is None else seed % 2**64
 
 
@@ -133,10 +142,13 @@ def first_not_none(requested: T | None, model_default: T | None, fallback: T) ->
 
 
 def resolve_stop_conditions(body: SamplingFields, card: ModelMetadata, limits: RequestLimits) -> StopConditions:
-    """Return the end tokens and stop strings of a request. Raise InvalidRequestError if they cannot be used."""
+    """Return the end tokens and stop strings of a request. Raise InvalidRequestError if they cannot
+    be used.
+    """
     ids = () if body.ignore_eos else card.end_ids
     if body.stop_token_ids and body.min_tokens and contract.STEP_TRANSPORT not in card.transports:
-        # NVIDIA's C++ backend bans one end token until min_tokens; the model's others can be bad words, these cannot
+        # NVIDIA's C++ backend bans one end token until min_tokens; the model's others can be bad
+        # words, these cannot
         raise UnsupportedError(
             f"min_tokens does not hold for stop_token_ids with target {card.target}: leave one of them out.",
             param="min_tokens",
@@ -147,7 +159,9 @@ def resolve_stop_conditions(body: SamplingFields, card: ModelMetadata, limits: R
 
 
 def remaining_context(card: ModelMetadata, prompt_tokens: int) -> int:
-    """Return the tokens that the context window has left for an answer. Not positive if the prompt fills it."""
+    """Return the tokens that the context window has left for an answer. Not positive if the prompt
+    fills it.
+    """
     return card.max_seq_len - prompt_tokens
 
 
@@ -196,7 +210,9 @@ def resolve_max_tokens(
 def tokenize_bad_words(
     body: SamplingFields, tokenizer: TextTokenizer, limits: RequestLimits
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences that engines must ban: those of each word at the start of a text and after a space."""
+    """Return the token sequences that engines must ban: those of each word at the start of a text
+    and after a space.
+    """
     words = body.bad_words
     if not words:
         return ()

@@ -73,7 +73,9 @@ class TemplateRaisedError(jinja2.TemplateError):
 
 
 class GenerationTag(Extension):
-    """The tag `{% generation %} … {% endgeneration %}`, which marks assistant text for training. Renders its body."""
+    """The tag `{% generation %} … {% endgeneration %}`, which marks assistant text for training.
+    Renders its body.
+    """
 
     tags = {"generation"}  # noqa: RUF012 - jinja2's own interface
 
@@ -99,7 +101,8 @@ class ChatTemplate:
             source: The Jinja2 source.
             special_tokens: Texts of `bos_token`, `eos_token` and so on.
             seconds: CPU seconds that one rendering may take.
-            controls: The tokenizer's control tokens. With them, prompts say which control tokens are the template's.
+            controls: The tokenizer's control tokens. With them, prompts say which control tokens
+                are the template's.
 
         Raises:
             InputError: `source` cannot be compiled.
@@ -123,11 +126,14 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
-        """Return the prompt for `messages`. `variables` are further names that the template may use.
+        """Return the prompt for `messages`. `variables` are further names that the template may
+        use.
 
         Raises:
-            InvalidRequestError: The template refuses the messages or needs too much time or memory for them.
-            CpuLimitError: The rendering took longer than this thread may; it can be repeated on another one.
+            InvalidRequestError: The template refuses the messages or needs too much time or
+                memory for them.
+            CpuLimitError: The rendering took longer than this thread may; it can be repeated on
+                another one.
         """
         given = {"messages": messages, "tools": tools, "add_generation_prompt": add_generation_prompt}
         context = {**(variables or {}), **given}
@@ -147,7 +153,9 @@ class ChatTemplate:
         return self._slow_until > 0 and monotonic() < self._slow_until
 
     def own(self, text: str) -> RenderedPrompt:
-        """Return `text`, which the gateway itself appends, as a prompt whose control tokens count as the template's."""
+        """Return `text`, which the gateway itself appends, as a prompt whose control tokens count
+        as the template's.
+        """
         return RenderedPrompt(text) if self._controls is None else self._controls.read(self._controls.mark(text))
 
     def _render(self, template: jinja2.Template, context: Mapping[str, Any]) -> str:
@@ -167,7 +175,9 @@ class ChatTemplate:
             raise InvalidRequestError(f"The chat template {verb} messages: {reason}", param="messages") from error
 
     def _compile_marked(self, controls: ControlTokens) -> None:
-        """Compile the template with its control tokens marked. Without effect if the marks change what it renders."""
+        """Compile the template with its control tokens marked. Without effect if the marks change
+        what it renders.
+        """
         self._marked = _compile(self.source, self._seconds, controls, self._special_tokens)
         self._marked_tokens = {name: controls.mark(text) for name, text in self._special_tokens.items()}
         composed: set[str] = set()
@@ -192,7 +202,9 @@ class ChatTemplate:
 
 
 def _refuse_control_tokens(controls: ControlTokens, context: Mapping[str, Any]) -> None:
-    """Raise InvalidRequestError if a text has a control token, which cannot be told from the template's own."""
+    """Raise InvalidRequestError if a text has a control token, which cannot be told from the
+    template's own.
+    """
     for text in _texts(context):
         if controls.found_in(text):
             raise InvalidRequestError(
@@ -220,7 +232,9 @@ def _compile(
     controls: ControlTokens | None = None,
     special_tokens: Mapping[str, str] = MappingProxyType({}),
 ) -> jinja2.Template:
-    """Return the template, with its control tokens marked if `controls` are given. Raise InputError if it is broken."""
+    """Return the template, with its control tokens marked if `controls` are given. Raise InputError
+    if it is broken.
+    """
     if len(source) > MAX_CHARACTERS:
         raise InputError(f"the chat template has more than {MAX_CHARACTERS} characters")
     try:
@@ -256,7 +270,8 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return plain JSON. Jinja2's own filter escapes &, < and > for HTML, which models were not trained on.
+    """Return plain JSON. Jinja2's own filter escapes &, < and > for HTML, which models were not
+    trained on.
 
     Raises:
         SecurityError: The text would be too long.

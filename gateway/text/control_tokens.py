@@ -1,8 +1,9 @@
-"""Control tokens in prompts: which ones a chat template writes, and which are text that a client sent.
+"""Control tokens in prompts: which ones a chat template writes, and which are text that a client
+sent.
 
-The template's own control tokens are marked in its syntax tree, before it is compiled, so they are known in the
-rendered prompt whatever the template does with the messages. A client cannot write the mark. See
-docs/decisions/0008-untrusted-text.md.
+The template's own control tokens are marked in its syntax tree, before it is compiled, so they
+are known in the rendered prompt whatever the template does with the messages. A client cannot
+write the mark. See docs/decisions/0008-untrusted-text.md.
 """
 
 from __future__ import annotations
@@ -19,7 +20,8 @@ from tokenizers import AddedToken, Tokenizer
 
 from llmops.gateway.errors import InvalidRequestError
 
-#: The form of control tokens that some tokenizers do not declare as special, such as DeepSeek's <｜User｜>.
+#: The form of control tokens that some tokenizers do not declare as special, such as DeepSeek's
+#: <｜User｜>.
 _CONTROL_SHAPE = re.compile(r"<[|｜][^\s<>]{1,64}[|｜]>")
 
 #: The form of tokens that stand for one byte. They are text.
@@ -28,13 +30,15 @@ _BYTE_TOKEN = re.compile(r"<0x[0-9A-F]{2}>")
 #: Characters of the random marks. Unicode assigns none of them.
 _PRIVATE_USE = range(0xE000, 0xF8FF)
 
-#: Characters of a control token's beginning that are marked. A template may write a token in parts: '<|' + role + '|>'.
+#: Characters of a control token's beginning that are marked. A template may write a token in parts:
+#: '<|' + role + '|>'.
 _SHORTEST_BEGINNING = 2
 
 #: The filter that removes marks from a text before a template compares it.
 UNMARK_FILTER = "llmops unmark"
 
-#: Methods and filters whose first argument is searched for or cut off, and therefore not written into the prompt.
+#: Methods and filters whose first argument is searched for or cut off, and therefore not written
+#: into the prompt.
 _SEARCHING = frozenset(
     ["count", "endswith", "find", "index", "lstrip", "partition", "removeprefix", "removesuffix", "replace", "rfind",
      "rindex", "rpartition", "rsplit", "rstrip", "split", "startswith", "strip", "trim"]
@@ -44,8 +48,9 @@ _SEARCHING = frozenset(
 class RenderedPrompt(NamedTuple):
     """The text of a prompt.
 
-    `own` has the offset and id of each control token that the template wrote, in order. Other texts that look like
-    control tokens came with the request and are text. With None, every such text is a control token.
+    `own` has the offset and id of each control token that the template wrote, in order. Other texts
+    that look like control tokens came with the request and are text. With None, every such text is
+    a control token.
     """
 
     text: str
@@ -64,7 +69,9 @@ class RenderedPrompt(NamedTuple):
 
 
 def find_control_tokens(tokenizer: Tokenizer, unknown: str | None) -> dict[str, int]:
-    """Return the added tokens that structure a prompt, with their ids, without `unknown` and tokens for bytes."""
+    """Return the added tokens that structure a prompt, with their ids, without `unknown` and tokens
+    for bytes.
+    """
     added = tokenizer.get_added_tokens_decoder()
     found = {
         one.content: number for number, one in added.items() if one.special or _CONTROL_SHAPE.fullmatch(one.content)
@@ -75,9 +82,11 @@ def find_control_tokens(tokenizer: Tokenizer, unknown: str | None) -> dict[str, 
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer. Marks and finds them in texts and encodes prompts that hold them.
+    """The control tokens of a tokenizer. Marks and finds them in texts and encodes prompts that
+    hold them.
 
-    Adds one token to the tokenizer, the alias, which stands for a text that must not become a control token.
+    Adds one token to the tokenizer, the alias, which stands for a text that must not become a
+    control token.
     """
 
     def __init__(self, tokenizer: Tokenizer, tokens: Mapping[str, int]) -> None:
@@ -94,7 +103,9 @@ class ControlTokens:
     # -- texts of templates ----------------------------------------------------------------------------------------
 
     def mark(self, text: str) -> str:
-        """Return a text of the template with a mark before each control token and before a beginning at its end."""
+        """Return a text of the template with a mark before each control token and before a
+        beginning at its end.
+        """
         marked = self._pattern.sub(lambda found: self._mark + found[0], text)
         for size in range(min(64, len(marked)), _SHORTEST_BEGINNING - 1, -1):
             if marked[-size:] in self._beginnings and not marked[:-size].endswith(self._mark):
@@ -116,24 +127,30 @@ class ControlTokens:
     # -- rendered prompts ------------------------------------------------------------------------------------------
 
     def read(self, rendered: str) -> RenderedPrompt:
-        """Return the prompt that a marked template rendered. A mark without a control token behind it is ignored."""
+        """Return the prompt that a marked template rendered. A mark without a control token behind
+        it is ignored.
+        """
         pieces = rendered.split(self._mark)
         begun = zip(accumulate(map(len, pieces)), map(self._pattern.match, pieces[1:]), strict=False)
         own = [(at, self._tokens[found[0]]) for at, found in begun if found]
         return RenderedPrompt("".join(pieces), tuple(own))
 
     def with_composed(self, prompt: RenderedPrompt, composed: frozenset[str]) -> RenderedPrompt:
-        """Return `prompt` with the tokens in `composed`, which the template writes in parts, as its own everywhere."""
+        """Return `prompt` with the tokens in `composed`, which the template writes in parts, as its
+        own everywhere.
+        """
         known = dict(prompt.own or ())
         known.update((at, self._tokens[text]) for at, text in self.texts_in(prompt.text) if text in composed)
         return RenderedPrompt(prompt.text, tuple(sorted(known.items())))
 
     def encode(self, prompt: RenderedPrompt, ids: list[int]) -> list[int]:
-        """Return the token ids of `prompt`, with control tokens that are not the template's encoded as text.
+        """Return the token ids of `prompt`, with control tokens that are not the template's encoded
+        as text.
 
         Args:
             prompt: The prompt.
-            ids: The plain encoding of its text, which is returned if it has the template's control tokens only.
+            ids: The plain encoding of its text, which is returned if it has the template's
+                control tokens only.
 
         Raises:
             InvalidRequestError: A text cannot be kept apart from the control token.
@@ -156,7 +173,9 @@ class ControlTokens:
         return list(filter(self._ids.__contains__, ids))
 
     def _with_aliases(self, prompt: RenderedPrompt) -> tuple[str, list[str]]:
-        """Return the text with the alias for each control token that is a client's text, and those texts."""
+        """Return the text with the alias for each control token that is a client's text, and those
+        texts.
+        """
         parts, replaced, at = [], [], 0
         names = {number: text for text, number in self._tokens.items()}
         for start, token in (*(prompt.own or ()), (len(prompt.text), None)):
@@ -175,7 +194,9 @@ def _random_mark() -> str:
 
 
 def _encode_as_text(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """Return the token ids of a control token's text as if it were ordinary text in the middle of a line."""
+    """Return the token ids of a control token's text as if it were ordinary text in the middle of a
+    line.
+    """
     tokenizer.encode_special_tokens = True
     try:
         before, whole = (tokenizer.encode(one, add_special_tokens=False).ids for one in ("\n", "\n" + text))
@@ -191,10 +212,10 @@ def _encode(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
 
 
 class ControlTokenMarker:
-    """Marks the control tokens that a chat template writes, in its syntax tree.
+    """A visitor that marks the control tokens which a chat template writes, in its syntax tree.
 
-    Texts that the template only compares with a client's, such as `'<|x|>' in content` or `content.split('<|x|>')`,
-    stay as they are.
+    Texts that the template only compares with a client's, such as `'<|x|>' in content` or
+    `content.split('<|x|>')`, stay as they are.
     """
 
     def __init__(self, controls: ControlTokens, special_tokens: Mapping[str, str]) -> None:

@@ -1,7 +1,8 @@
 """Incremental detokenization: token ids to text, a few ids at a time.
 
-However the ids are split, the pieces joined (with `flush` at the end) are exactly `Tokenizer.decode` of all ids: never
-half a UTF-8 character, never a lost or doubled space. Text that later tokens may still change is held back.
+However the ids are split, the pieces joined (with `flush` at the end) are exactly
+`Tokenizer.decode` of all ids: never half a UTF-8 character, never a lost or doubled space. Text
+that later tokens may still change is held back.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class Detokenizer(ABC):
 
 
 class ByteLevelDetokenizer(Detokenizer):
-    """A detokenizer for byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM): a table has the bytes of each token."""
+    """A detokenizer for byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM): a table has the bytes of
+    each token.
+    """
 
     __slots__ = ("_decoder", "_table")
 
@@ -54,18 +57,21 @@ class ByteLevelDetokenizer(Detokenizer):
 
 
 class WindowDetokenizer(Detokenizer):
-    """A detokenizer for every other decoder: it decodes a short window twice and returns the difference.
+    """A detokenizer for every other decoder: it decodes a short window twice and returns the
+    difference.
 
-    The window starts one emitted piece back, so that spaces which depend on the token before come out right.
-    Nothing is emitted while the text ends in a replacement character (a character split over tokens) or the last
-    token is a raw byte (`<0x0A>`): ByteFallback turns a run of raw bytes into replacement characters if the run as a
-    whole is not valid UTF-8.
+    The window starts one emitted piece back, so that spaces which depend on the token before come
+    out right. Nothing is emitted while the text ends in a replacement character (a character split
+    over tokens) or the last token is a raw byte (`<0x0A>`): ByteFallback turns a run of raw bytes
+    into replacement characters if the run as a whole is not valid UTF-8.
     """
 
     __slots__ = ("_byte_ids", "_ids", "_prefix", "_prefix_text", "_read", "_skipped", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, byte_ids: frozenset[int], skipped: frozenset[int]) -> None:
-        """Create the detokenizer. `skipped` ids add no text: the special tokens, unless they are shown."""
+        """Create the detokenizer. `skipped` ids add no text: the special tokens, unless they are
+        shown.
+        """
         self._tokenizer = tokenizer
         self._byte_ids = byte_ids
         self._skipped = skipped
@@ -95,7 +101,8 @@ class WindowDetokenizer(Detokenizer):
 
     def _emit(self, text: str) -> str:
         new = text[len(self._prefix_text) :]
-        # only the piece that was emitted last stays in the window, so memory and time per token are bounded
+        # only the piece that was emitted last stays in the window, so memory and time per token are
+        # bounded
         self._ids = self._ids[self._read :]
         self._prefix, self._read = 0, len(self._ids)
         self._prefix_text = self._decode(self._ids)
@@ -127,7 +134,7 @@ class ByteTable(dict[int, bytes]):
 
 
 class DetokenizerFactory:
-    """Makes the detokenizers of one tokenizer and keeps the tables that they share."""
+    """A factory of the detokenizers of one tokenizer. Keeps the tables that they share."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
@@ -182,7 +189,9 @@ BYTE_OF = _byte_characters()
 
 
 def _bytes_of(token: str) -> bytes:
-    """Return the bytes of a token as the ByteLevel decoder does: a token with other characters stands for itself."""
+    """Return the bytes of a token as the ByteLevel decoder does: a token with other characters
+    stands for itself.
+    """
     try:
         return bytes([BYTE_OF[character] for character in token])
     except KeyError:

@@ -1,7 +1,7 @@
 """The CPU time and the characters that one rendering of a chat template may use.
 
-Both are counted per thread, so the checks that the sandbox puts into a template need no reference to the rendering
-that they belong to.
+Both are counted per thread, so the checks that the sandbox puts into a template need no reference
+to the rendering that they belong to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ from llmops.clocks import CpuBudget
 P = ParamSpec("P")
 T = TypeVar("T")
 
-#: Characters that one rendering may write or copy in all its steps together: many times the largest prompt.
+#: Characters that one rendering may write or copy in all its steps together: many times the largest
+#: prompt.
 MAX_TOTAL_CHARACTERS = 1 << 27
 
 #: Characters of one value: several times the largest prompt.
@@ -29,10 +30,12 @@ MAX_VALUE_CHARACTERS = 1 << 25
 #: Times that one step may pad, indent or repeat a text.
 MAX_REPEATS = 1 << 20
 
-#: CPU seconds that one interval between two checks may count. A host that stops for longer is not the template's fault.
+#: CPU seconds that one interval between two checks may count. A host that stops for longer is not
+#: the template's fault.
 MAX_CLOCK_STEP = 0.25
 
-#: Characters that an element of a container counts for besides its text, and that its slot counts for when copied.
+#: Characters that an element of a container counts for besides its text, and that its slot counts
+#: for when copied.
 _ELEMENT_SIZE = 32
 _SLOT_SIZE = 8
 
@@ -50,7 +53,9 @@ _budget = _RenderBudget()
 
 
 def within_budget(seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work` with a budget of its own: `seconds` of CPU and MAX_TOTAL_CHARACTERS. Return its result."""
+    """Call `work` with a budget of its own: `seconds` of CPU and MAX_TOTAL_CHARACTERS. Return its
+    result.
+    """
     previous = _budget.time, _budget.characters
     _budget.time, _budget.characters = CpuBudget(seconds, MAX_CLOCK_STEP, thread_time), MAX_TOTAL_CHARACTERS
     try:
@@ -79,7 +84,9 @@ def check_result_size(characters: int) -> None:
 
 
 def checked_count(count: Any) -> int:
-    """Return `count` as a width or number of repetitions, 0 for other values. Raise SecurityError if it is too large."""
+    """Return `count` as a width or number of repetitions, 0 for other values. Raise SecurityError
+    if it is too large.
+    """
     if not isinstance(count, int | float):
         return 0
     if abs(count) > MAX_REPEATS:
@@ -100,10 +107,11 @@ def charge_value(value: Any) -> Any:
 
 
 def text_size(value: Any) -> int:
-    """Return the approximate number of characters of `value` as text. Raise SecurityError if that is too long.
+    """Return the approximate number of characters of `value` as text. Raise SecurityError if that
+    is too long.
 
-    A list that stands in another one several times counts each time, as it would be written each time: a few names
-    can hold billions of elements.
+    A list that stands in another one several times counts each time, as it would be written each
+    time: a few names can hold billions of elements.
     """
     return len(value) if isinstance(value, str) else _nested_size(value, {})
 
@@ -142,7 +150,9 @@ def _container_parts(value: Any) -> Sequence[Any] | None:
 
 
 def checked_value(value: Any) -> Any:
-    """Return `value`, which is about to be written, compared or looked up. Raise SecurityError if it is too large."""
+    """Return `value`, which is about to be written, compared or looked up. Raise SecurityError if
+    it is too large.
+    """
     if not isinstance(value, str):
         text_size(value)
     return value
@@ -156,7 +166,9 @@ def timed_iteration(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def join_texts(texts: Iterable[str]) -> str:
-    """Return `texts` as one text, which is counted. Raise SecurityError before it is made if it would be too long."""
+    """Return `texts` as one text, which is counted. Raise SecurityError before it is made if it
+    would be too long.
+    """
     parts = texts if isinstance(texts, list | tuple) else list(texts)
     size = sum(map(len, parts))
     check_result_size(size)

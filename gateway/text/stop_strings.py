@@ -1,7 +1,7 @@
 """Stop strings in streamed text.
 
-The text is cut where a search in the whole text would cut it: at the leftmost occurrence of any stop string. Text that
-may still become a stop string is held back until it can no longer.
+The text is cut where a search in the whole text would cut it: at the leftmost occurrence of any
+stop string. Text that may still become a stop string is held back until it can no longer.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from collections.abc import Sequence
 
 
 class StopStringMatcher:
-    """The stop strings of one sequence. `matched` is the stop string that ended the text, or None."""
+    """The stop strings of one sequence. `matched` is the stop string that ended the text, or
+    None.
+    """
 
     __slots__ = ("_firsts", "_held", "_longest", "_stops", "matched")
 
@@ -53,7 +55,9 @@ class StopStringMatcher:
         return best, found
 
     def _first_open(self, text: str) -> int:
-        """Return the offset of the first tail of `text` that is a proper prefix of a stop string."""
+        """Return the offset of the first tail of `text` that is a proper prefix of a stop
+        string.
+        """
         end = len(text)
         for at in range(max(0, end - self._longest + 1), end):
             if text[at] in self._firsts and self._opens(text[at:]):

@@ -1,8 +1,9 @@
 """A Jinja2 sandbox in which a chat template can use neither much time nor much memory.
 
-A template is code that comes with a checkpoint and runs over texts of clients. A thread cannot be stopped from
-outside, and Jinja's own sandbox limits neither time nor memory, so the checks run inside the template: loops and calls
-check the time, and whatever could make a large value is measured first (docs/decisions/0008-untrusted-text.md).
+A template is code that comes with a checkpoint and runs over texts of clients. A thread cannot be
+stopped from outside, and Jinja's own sandbox limits neither time nor memory, so the checks run
+inside the template: loops and calls check the time, and whatever could make a large value is
+measured first (docs/decisions/0008-untrusted-text.md).
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from llmops.gateway.text.render_budget import (
     timed_iteration,
 )
 
-#: Largest base and exponent of a power, and bits of a product: numbers stay far below what takes noticeable time.
+#: Largest base and exponent of a power, and bits of a product: numbers stay far below what takes
+#: noticeable time.
 MAX_EXPONENT = 1024
 _MAX_PRODUCT_BITS = 1 << 16
 
-#: Filters for HTML pages. No chat template needs them, and they are slow or make large texts in ways of their own.
+#: Filters for HTML pages. No chat template needs them, and they are slow or make large texts in
+#: ways of their own.
 FORBIDDEN_FILTERS = frozenset({"filesizeformat", "pprint", "striptags", "urlencode", "urlize", "wordwrap", "xmlattr"})
 
 #: Methods of texts and numbers that make large values and that no chat template needs.
@@ -44,7 +47,8 @@ FORBIDDEN_METHODS = frozenset(
     ["encode", "expandtabs", "format_map", "from_bytes", "fromhex", "fromkeys", "maketrans", "to_bytes", "translate"]
 )
 
-#: Filters that neither make text of their arguments nor compare elements, so that nothing needs to be measured.
+#: Filters that neither make text of their arguments nor compare elements, so that nothing needs to
+#: be measured.
 _PLAIN_FILTERS = frozenset(
     ["abs", "attr", "count", "d", "default", "first", "float", "int", "items", "last", "length", "list", "map",
      "random", "reject", "rejectattr", "reverse", "select", "selectattr"]
@@ -55,10 +59,12 @@ _GROWING = frozenset(
     ["batch", "center", "format", "indent", "join", "ljust", "replace", "rjust", "round", "slice", "sum", "zfill"]
 )
 
-#: Operators in a chain of `+` that is calculated step by step. Each step may make a value of the largest size.
+#: Operators in a chain of `+` that is calculated step by step. Each step may make a value of the
+#: largest size.
 _MAX_PLAIN_SUM = 8
 
-#: Names of the filters that the instrumented syntax tree calls. No template can write a name with a space.
+#: Names of the filters that the instrumented syntax tree calls. No template can write a name with a
+#: space.
 _ADD, _CHARGE, _CHARGE_TEXT, _CHECK, _CONCATENATE, _ITERATE, _OUTPUT = (
     "llmops add", "llmops charge", "llmops charge text", "llmops check", "llmops concatenate", "llmops iterate",
     "llmops output",
@@ -69,7 +75,7 @@ _NUMBER = re.compile(r"\d+", re.ASCII)
 
 
 class _CheckInserter(NodeTransformer):
-    """Puts the checks into a template's syntax tree."""
+    """A transformer that puts the checks into a template's syntax tree."""
 
     def visit_For(self, node: nodes.For) -> nodes.Node:
         self.generic_visit(node)
@@ -82,7 +88,9 @@ class _CheckInserter(NodeTransformer):
         return node
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:
-        """Count what a chain of `+` makes, as a whole. Long chains become one call, without intermediate results."""
+        """Count what a chain of `+` makes, as a whole. Long chains become one call, without
+        intermediate results.
+        """
         first, operands = node, [self.visit(node.right)]
         while isinstance(first.left, nodes.Add):
             first.right, first = operands[-1], first.left
@@ -124,7 +132,9 @@ def _call_filter(name: str, node: nodes.Node, args: list[nodes.Expr] | None = No
 
 
 def _is_text(node: nodes.Node) -> bool:
-    """Return True if an output is surely text, which was counted when it was made: a sum with a text is text or fails."""
+    """Return True if an output is surely text, which was counted when it was made: a sum with a
+    text is text or fails.
+    """
     is_sum = isinstance(node, nodes.Filter) and node.name in (_CHARGE_TEXT, _CONCATENATE)
     return is_sum or isinstance(node, nodes.TemplateData | nodes.Const)
 
@@ -134,7 +144,7 @@ def _checked(node: nodes.Expr) -> nodes.Expr:
 
 
 class _CheckedCodeGenerator(CodeGenerator):
-    """Compiles a template after its syntax tree was prepared and the checks were put into it."""
+    """A compiler that prepares a template's syntax tree and puts the checks into it first."""
 
     def visit_Template(self, node: nodes.Template, frame: Frame | None = None) -> None:
         environment = cast(LimitedSandbox, self.environment)
@@ -230,7 +240,9 @@ class _LimitedFormatter(SandboxedFormatter):
 
 
 def _output_value(value: Any) -> Any:
-    """Return a value that the template writes. Text was counted when it was made; other values become text here."""
+    """Return a value that the template writes. Text was counted when it was made; other values
+    become text here.
+    """
     if not isinstance(value, str):
         spend_characters(text_size(value))
     return value
@@ -290,7 +302,9 @@ def _limited_test(name: str, test: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_growth(name: str, value: Any, *args: Any, **options: Any) -> None:
-    """Raise SecurityError if a filter or method of _GROWING would make too large a value of its arguments."""
+    """Raise SecurityError if a filter or method of _GROWING would make too large a value of its
+    arguments.
+    """
     if name == "format":
         if isinstance(value, str):
             check_result_size(_formatted_size(value, options or args))
@@ -321,7 +335,9 @@ def _check_product(factor: Any, count: Any) -> None:
 
 
 def _formatted_size(form: str, values: Any) -> int:
-    """Return the most characters that `form % values` can have. Values of a mapping can be written several times."""
+    """Return the most characters that `form % values` can have. Values of a mapping can be written
+    several times.
+    """
     size = len(form) + text_size(values) * (form.count("%") if isinstance(values, Mapping) else 1)
     for field in _FORMAT_FIELD.finditer(form):
         if "*" in field.groups():

@@ -1,8 +1,8 @@
 """Threads for rendering, tokenizing and compiling grammars, which clients use in turns.
 
-Short texts are handled at once on the event loop, longer ones in the short lane. Work that exceeds the CPU limit of its
-place starts again: from the event loop in the short lane, from the short lane in the long lane, where it delays only
-work of its kind.
+Short texts are handled at once on the event loop, longer ones in the short lane. Work that exceeds
+the CPU limit of its place starts again: from the event loop in the short lane, from the short lane
+in the long lane, where it delays only work of its kind.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from llmops.gateway.ratelimit.slots import FairSlots
 
 T = TypeVar("T")
 
-#: Characters of a prompt that is handled on the event loop: they take about half a millisecond, less than the handover
-#: to a thread costs the other clients.
+#: Characters of a prompt that is handled on the event loop: they take about half a millisecond,
+#: less than the handover to a thread costs the other clients.
 INLINE_CHARACTERS = 4096
 
 #: The cost, in characters, of work that never runs on the event loop.
@@ -43,7 +43,9 @@ GC_INTERVAL = 10.0
 
 
 class CpuLimitError(Exception):
-    """Work exceeded `thread_cpu_limit` and must start again elsewhere. Raise it only from work without side effects."""
+    """Work exceeded `thread_cpu_limit` and must start again elsewhere. Raise it only from work
+    without side effects.
+    """
 
 
 class _ThreadLimit(threading.local):
@@ -54,7 +56,9 @@ _thread_limit = _ThreadLimit()
 
 
 def thread_cpu_limit() -> float:
-    """Return the CPU seconds that the current work may take on this thread before it must raise CpuLimitError."""
+    """Return the CPU seconds that the current work may take on this thread before it must raise
+    CpuLimitError.
+    """
     return _thread_limit.seconds
 
 
@@ -108,12 +112,14 @@ def _run_with_cpu_limit(seconds: float, work: Callable[[], T]) -> T:
 
 
 class _InterpreterTuning:
-    """Settings of the Python interpreter while text threads work. Used on the event loop's thread only.
+    """Settings of the Python interpreter while text threads work. Used on the event loop's thread
+    only.
 
-    The loop asks for the GIL after each system call and would wait Python's 5 ms each time, so the switch interval is
-    shorter. Without text threads, a shorter one costs more (docs/decisions/0008-untrusted-text.md). The garbage
-    collector holds the GIL while it looks at the millions of objects of a large grammar and finds no cycle, so it
-    waits; under endless work it runs every GC_INTERVAL, between two large grammars.
+    The loop asks for the GIL after each system call and would wait Python's 5 ms each time, so the
+    switch interval is shorter. Without text threads, a shorter one costs more
+    (docs/decisions/0008-untrusted-text.md). The garbage collector holds the GIL while it looks at
+    the millions of objects of a large grammar and finds no cycle, so it waits; under endless work
+    it runs every GC_INTERVAL, between two large grammars.
     """
 
     def __init__(self) -> None:
@@ -163,7 +169,8 @@ class _ThreadLane:
         try:
             return await asyncio.shield(done)
         finally:
-            # an error refers to this frame, and the frame to the error: a cycle that would keep all that `work` made
+            # an error refers to this frame, and the frame to the error: a cycle that would keep all
+            # that `work` made
             del done
 
     def _release(self) -> None:

@@ -1,9 +1,12 @@
-"""A lower bound for the number of tokens of a text, from its bytes: what cannot fit is not tokenised at all.
+"""A lower bound of the tokens in a text, from its bytes, so that a text which cannot fit is not
+tokenized at all.
 
-Each token stands for some bytes of the text. Give every byte of it the weight 1 / (length of the longest token that has
-this byte): the weights within one token add up to 1 at most, so those of the whole text to no more than its tokens.
-That holds only where no byte can vanish on its way into a token. Where one can (a normaliser that removes, white space
-between words, unknown characters that are left out or put together) there is no bound.
+Tokenizing 4 MB takes seconds of CPU, the bound takes milliseconds. Each token stands for some bytes
+of the text. Every byte gets the weight 1 / (length of the longest token with this byte). The
+weights within one token add up to 1 at most, so those of the whole text add up to no more than its
+tokens. This holds only if no byte can vanish on its way into a token. If one can (a normalizer that
+removes characters, white space between words, unknown characters that are left out or merged), the
+tokenizer has no bound.
 """
 
 from __future__ import annotations
@@ -18,46 +21,56 @@ from tokenizers import Tokenizer
 
 from llmops.gateway.text.detokenizer import BYTE_OF
 
-SLICE_CHARACTERS = 2**18
-# Canonical composition: no text has more than this many times the bytes of its NFC.
-COMPOSED = 4
+#: Bytes that are counted at once, between two comparisons with `enough`.
+SLICE_BYTES = 2**18
+
+#: The most bytes that a text can have per byte of its canonical composition (NFC).
+MAX_COMPOSITION_RATIO = 4
+
+#: Pre-tokenizers that remove no bytes.
 _KEEPING = {"ByteLevel", "Digits", "Metaspace", "Punctuation", "Split", "UnicodeScripts"}
 _SPACES = frozenset(byte for code in range(0x3001) if chr(code).isspace() for byte in chr(code).encode())
 
 
 class TokenLowerBound:
-    """`least` never says more than the tokenizer makes."""
+    """The lower bound of one tokenizer."""
 
     def __init__(self, longest: NDArray[np.float64], *, composes: bool = False, absorbs: bool = False) -> None:
-        """`longest`: per byte value, the bytes of the longest token with it, infinite where it may vanish.
+        """Create the bound.
 
-        `composes`: texts are made NFC first. `absorbs`: an added token takes the white space beside it.
+        Args:
+            longest: The bytes of the longest token with each byte value, infinite if the byte may
+                vanish.
+            composes: Texts are normalized to NFC first.
+            absorbs: An added token takes the white space beside it.
         """
         self._weights = 1.0 / longest
         lightest = 0.0 if np.isinf(longest).any() else self._weights.min()
         if absorbs:
             self._weights[list(_SPACES)] = 0.0
-        self._composed = np.where(self._weights > 0, lightest / COMPOSED, 0.0) if composes else self._weights
+        self._composed = (
+            np.where(self._weights > 0, lightest / MAX_COMPOSITION_RATIO, 0.0) if composes else self._weights
+        )
 
     def least(self, text: str, enough: int) -> int:
-        """A lower bound of the tokens in `text`; counting stops above `enough`."""
+        """Return a lower bound of the tokens in `text`. Counting stops above `enough`."""
         if len(text) * 4 <= enough:
             return 0
         weights = self._weights if text.isascii() else self._composed
         data, total = text.encode("utf-8", "replace"), 0.0
-        for start in range(0, len(data), SLICE_CHARACTERS):
+        for start in range(0, len(data), SLICE_BYTES):
             counts = np.bincount(
-                np.frombuffer(data, np.uint8, min(SLICE_CHARACTERS, len(data) - start), start), minlength=256
+                np.frombuffer(data, np.uint8, min(SLICE_BYTES, len(data) - start), start), minlength=256
             )
             total += float(counts @ weights)
             if total > enough + 1:
                 break
-        # a hair less than counted: the weights are rounded
+        # slightly less than counted, because the weights are rounded
         return int(total * (1 - 1e-9))
 
 
 def bound_for_tokenizer(tokenizer: Tokenizer) -> TokenLowerBound | None:
-    """None where the text's bytes say nothing."""
+    """Return the bound of a tokenizer, None if bytes may vanish in it."""
     spec = json.loads(tokenizer.to_str())
     normalizers, added = _parts(spec.get("normalizer"), "normalizers"), spec.get("added_tokens") or []
     kinds = {_kind_of_normalizer(one) for one in normalizers}
@@ -77,7 +90,7 @@ def _longest(tokens: set[bytes]) -> NDArray[np.float64]:
     longest = np.ones(256)
     for token in sorted(tokens, key=len):
         longest[list(token)] = len(token)
-    # some vocabularies lack bytes that no text should have, and leave them out
+    # some vocabularies lack bytes that no text should have, and tokenizers drop these bytes
     lacking = [byte for byte in range(256) if bytes([byte]) not in tokens]
     longest[lacking] = np.inf
     return longest
@@ -92,11 +105,11 @@ def _parts(spec: Mapping[str, Any] | None, name: str) -> list[Mapping[str, Any]]
 
 
 def _kind_of_normalizer(spec: Mapping[str, Any]) -> str:
-    """What it does to the number of bytes."""
+    """Return `keeps`, `composes` or `removes`: what a normalizer does to the number of bytes."""
     kind = spec["type"]
     if kind == "NFC":
         return "composes"
-    # llama's: a space becomes the three bytes of its sign
+    # Llama's normalizer writes a space as the three bytes of ▁
     spaces = kind == "Replace" and spec["pattern"] == {"String": " "} and spec["content"] == "▁"
     return "keeps" if spaces or kind in ("Prepend", "ByteLevel") else "removes"
 
@@ -107,7 +120,7 @@ def _keeps(spec: Mapping[str, Any]) -> bool:
 
 
 def _vocabulary(spec: Mapping[str, Any]) -> list[bytes] | None:
-    """The tokens' bytes, where every byte of every text is in one of them."""
+    """Return the bytes of the tokens, None if a byte of a text may be in none of them."""
     model = spec["model"]
     if model["type"] == "BPE":
         texts = list(model["vocab"])
@@ -119,7 +132,7 @@ def _vocabulary(spec: Mapping[str, Any]) -> list[bytes] | None:
         return [bytes(BYTE_OF[char] for char in text if char in BYTE_OF) for text in texts]
     falls_back = model.get("byte_fallback") and {f"<0x{byte:02X}>" for byte in range(256)} <= set(texts)
     if falls_back or (model["type"] == "BPE" and model.get("unk_token") in texts and not model.get("fuse_unk")):
-        # any character may be unknown, and a space may be written with its three-byte sign
+        # any character may be unknown, and a space may be written as the three bytes of ▁
         single = (bytes([byte]) * size for byte in range(256) for size in (1, 4))
         return [*(text.encode() for text in texts), *single]
     return None

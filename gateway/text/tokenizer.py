@@ -1,4 +1,6 @@
-"""A model's tokenizer, from the `tokenizer/` folder of its engine (tokenizer.json and tokenizer_config.json)."""
+"""A model's tokenizer, from the `tokenizer/` folder of its engine (tokenizer.json and
+tokenizer_config.json).
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,12 @@ from llmops.gateway.text.token_lower_bound import bound_for_tokenizer
 
 SPECIAL_TOKENS = ("bos_token", "eos_token", "unk_token", "pad_token", "sep_token", "cls_token", "mask_token")
 
-#: Characters per wanted token that `encode_beginning` tries first: more than a token of any language has on average.
+#: Characters per wanted token that `encode_beginning` tries first: more than a token of any
+#: language has on average.
 _CHARACTERS_PER_TOKEN = 8
 
-#: Tokens at the end of a text that was cut which may differ from those of the whole text, special tokens included.
+#: Tokens at the end of a text that was cut which may differ from those of the whole text, special
+#: tokens included.
 _TOKENS_NEAR_CUT = 64
 
 
@@ -28,7 +32,9 @@ class TextTokenizer:
     """A tokenizer: text to token ids and back. Safe to use from several threads."""
 
     def __init__(self, directory: Path) -> None:
-        """Load the tokenizer. Raise InputError if the folder does not exist or tokenizer.json cannot be read."""
+        """Load the tokenizer. Raise InputError if the folder does not exist or tokenizer.json
+        cannot be read.
+        """
         path = directory / "tokenizer.json"
         if not path.is_file():
             raise InputError(
@@ -55,19 +61,24 @@ class TextTokenizer:
         return {name: text for name, text in found.items() if text is not None}
 
     def keep_controls_apart(self) -> ControlTokens:
-        """Return the control tokens. From now on, prompts tell the template's from their text in clients' messages."""
+        """Return the control tokens. From now on, prompts tell the template's from their text in
+        clients' messages.
+        """
         if self.controls is None:
             tokens = find_control_tokens(self._tokenizer, self.special_tokens.get("unk_token"))
             self.controls = ControlTokens(self._tokenizer, tokens)
         return self.controls
 
     def min_token_count(self, text: str, enough: int) -> int:
-        """Return a lower bound of the tokens in `text` without tokenizing it. Counting stops above `enough`."""
+        """Return a lower bound of the tokens in `text` without tokenizing it. Counting stops above
+        `enough`.
+        """
         return self._lower_bound.least(text, enough) if self._lower_bound is not None else 0
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of `text`."""
-        # encode() keeps the GIL for the whole text; the batch form releases it and skips the offsets
+        # encode() keeps the GIL for the whole text; the batch form releases it and skips the
+        # offsets
         ids: list[int] = self._tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
         return ids
 
@@ -99,7 +110,8 @@ class TextTokenizer:
         """
         length = _CHARACTERS_PER_TOKEN * (tokens + 1)
         while length < len(text):
-            # each word is tokenized by itself; without words, only the tokens next to the cut may differ
+            # each word is tokenized by itself; without words, only the tokens next to the cut may
+            # differ
             space = text.rfind(" ", length // 2, length)
             ids = self.encode(text[: space if space > 0 else length], add_special_tokens=add_special_tokens)
             if len(ids) > tokens + _TOKENS_NEAR_CUT:
@@ -121,7 +133,9 @@ class TextTokenizer:
         return text
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token by its spelling in the vocabulary, or None if the token does not exist."""
+        """Return the id of a token by its spelling in the vocabulary, or None if the token does not
+        exist.
+        """
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
@@ -130,18 +144,24 @@ class TextTokenizer:
         return self._detokenizers.make(skip_special_tokens)
 
     def has_special(self, tokens: Iterable[str]) -> bool:
-        """Return True if one of `tokens` is a special token, which `skip_special_tokens` would remove from the text."""
+        """Return True if one of `tokens` is a special token, which `skip_special_tokens` would
+        remove from the text.
+        """
         return any(self._detokenizers.is_special(token) for token in tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the UTF-8 bytes that a token adds to the text. A token may be a part of a character."""
+        """Return the UTF-8 bytes that a token adds to the text. A token may be a part of a
+        character.
+        """
         return self._detokenizers.token_bytes(token_id)
 
 
 class SpecialTokenFrame:
-    """The special tokens that a tokenizer puts around one text, or around two texts that are read together.
+    """The special tokens that a tokenizer puts around one text, or around two texts that are read
+    together.
 
-    Read off an example, so that it holds for every kind of tokenizer. The texts come tokenized without special tokens.
+    Read off an example, so that it holds for every kind of tokenizer. The texts come tokenized
+    without special tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, texts: int) -> None:
@@ -168,7 +188,9 @@ class SpecialTokenFrame:
         return ids
 
     def types(self, *texts: Sequence[int]) -> list[int]:
-        """Return the model's `token_type_ids`: for each of `ids`, the number of the text to which it belongs."""
+        """Return the model's `token_type_ids`: for each of `ids`, the number of the text to which
+        it belongs.
+        """
         types = [kind for _, kind in self._around[0]]
         for text, own, after in zip(texts, self._types, self._around[1:], strict=True):
             types += [own] * len(text)
@@ -187,7 +209,8 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_template(directory: Path, config: dict[str, Any]) -> str | None:
-    """Return the chat template: chat_template.jinja before tokenizer_config.json, and of several the one named default.
+    """Return the chat template: chat_template.jinja before tokenizer_config.json, and of several
+    the one named default.
 
     The order is that of transformers.
     """

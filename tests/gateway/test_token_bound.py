@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.tokenizer import write_tokenizer
-from llmops.gateway.text.token_lower_bound import COMPOSED, bound_for_tokenizer
+from llmops.gateway.text.token_lower_bound import MAX_COMPOSITION_RATIO, bound_for_tokenizer
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.support.tokenizer_files import byte_level_tokenizer
 
@@ -173,4 +173,4 @@ def test_composition_shrinks_no_text_more_than_assumed() -> None:
         if unicodedata.normalize("NFC", char) == char:
             parts = unicodedata.normalize("NFD", char)
             worst = max(worst, sum(most.get(part, len(part.encode())) for part in parts) / len(char.encode()))
-    assert 3 <= worst <= COMPOSED
+    assert 3 <= worst <= MAX_COMPOSITION_RATIO

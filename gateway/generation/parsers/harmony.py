@@ -1,8 +1,10 @@
-"""The harmony format of gpt-oss: an answer is a sequence of messages, each with a header that tells its kind.
+"""The harmony format of gpt-oss: an answer is a sequence of messages, each with a header that tells
+its kind.
 
-`<|channel|>analysis<|message|>` thinking `<|end|><|start|>assistant<|channel|>commentary to=functions.name
-<|constrain|>json<|message|>{…}<|call|>`, `<|channel|>final<|message|>` the answer. The recipient may also stand before
-the channel. One parser therefore separates thinking, calls and content.
+`<|channel|>analysis<|message|>` thinking `<|end|><|start|>assistant<|channel|>commentary
+to=functions.name <|constrain|>json<|message|>{…}<|call|>`, `<|channel|>final<|message|>` the
+answer. The recipient may also stand before the channel. One parser therefore separates thinking,
+calls and content.
 """
 
 from __future__ import annotations
@@ -38,7 +40,9 @@ def is_harmony(template: str) -> bool:
 
 
 class HarmonyParser(OutputProcessor):
-    """The parser of harmony. Calls of the model's built-in tools, which no gateway runs, count as thinking."""
+    """The parser of harmony. Calls of the model's built-in tools, which no gateway runs, count as
+    thinking.
+    """
 
     special_tokens = (*_ENDS, *_NEXT, _MESSAGE, "<|constrain|>")
 
@@ -90,7 +94,9 @@ class HarmonyParser(OutputProcessor):
         return True
 
     def _may_be_header(self) -> bool:
-        """Return False for the text of a model that does not use harmony. After a first message only headers can follow."""
+        """Return False for the text of a model that does not use harmony. After a first message
+        only headers can follow.
+        """
         start = self._buffer.lstrip()
         return bool(self._messages) or any(start.startswith(one) or one.startswith(start) for one in _OPENINGS)
 

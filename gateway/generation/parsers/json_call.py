@@ -1,4 +1,6 @@
-"""A tool call written as a JSON object, `{"name": …, "arguments": {…}}` in any key order, that arrives in pieces."""
+"""A tool call written as a JSON object, `{"name": …, "arguments": {…}}` in any key order, that
+arrives in pieces.
+"""
 
 from __future__ import annotations
 
@@ -37,10 +39,11 @@ _NEXT = {
 class JsonCallParser:
     """A state machine over one call object.
 
-    The call is sent as soon as its name is known, and without a marker around it (`unmarked`) only once its arguments
-    begin too, so that ordinary JSON with a `name` is not taken for a call. Text that does not fit before that raises
-    NotAToolCallError. Afterwards nothing can be taken back: damage inside the arguments goes into them as it is
-    (`damaged`; the caller knows where it ends), and damage elsewhere ends the call there.
+    The call is sent as soon as its name is known, and without a marker around it (`unmarked`) only
+    once its arguments begin too, so that ordinary JSON with a `name` is not taken for a call. Text
+    that does not fit before that raises NotAToolCallError. Afterwards nothing can be taken back:
+    damage inside the arguments goes into them as it is (`damaged`; the caller knows where it ends),
+    and damage elsewhere ends the call there.
     """
 
     def __init__(self, writer: ToolCallBuilder, accept: Callable[[str], bool], unmarked: bool = False) -> None:
@@ -66,7 +69,9 @@ class JsonCallParser:
         return self._state is _JsonCallState.DAMAGED
 
     def feed(self, text: str, pos: int) -> tuple[int, list[OutputDelta]]:
-        """Consume `text` from `pos` on. Return the new position and the deltas. Raise NotAToolCallError if it is no call."""
+        """Consume `text` from `pos` on. Return the new position and the deltas. Raise
+        NotAToolCallError if it is no call.
+        """
         deltas: list[OutputDelta] = []
         while pos < len(text) and not self.done and not self.damaged:
             step = self._take_value if self._expects_value(text[pos]) else self._punctuation
@@ -74,7 +79,9 @@ class JsonCallParser:
         return pos, deltas
 
     def end(self) -> list[OutputDelta]:
-        """Return the deltas of a call whose text ended before the object did. Raise NotAToolCallError if it is no call."""
+        """Return the deltas of a call whose text ended before the object did. Raise
+        NotAToolCallError if it is no call.
+        """
         if not self._started:
             raise NotAToolCallError
         return (
@@ -176,7 +183,9 @@ class JsonCallParser:
 
 
 def _as_object_text(text: str) -> str:
-    """Return the text of arguments that are no object. Some models write JSON inside a string, some write null."""
+    """Return the text of arguments that are no object. Some models write JSON inside a string, some
+    write null.
+    """
     value = _loads(text)
     if not value:
         return "{}"

@@ -13,7 +13,9 @@ _CLOSES = {"}": "{", "]": "["}
 
 
 class InvalidJsonError(ValueError):
-    """The text is no JSON. `end` is the position of the wrong character, `text` the valid text before it."""
+    """The text is no JSON. `end` is the position of the wrong character, `text` the valid text
+    before it.
+    """
 
     def __init__(self, end: int, text: str) -> None:
         super().__init__(f"not JSON at {end}")
@@ -27,8 +29,8 @@ def _escape_control(match: re.Match[str]) -> str:
 class JsonScanner:
     """A scanner of one JSON value of any type.
 
-    Models write raw line breaks inside JSON strings, which no client can parse. These control characters are escaped,
-    and nothing else is changed.
+    Models write raw line breaks inside JSON strings, which no client can parse. These control
+    characters are escaped, and nothing else is changed.
     """
 
     def __init__(self) -> None:
@@ -36,7 +38,9 @@ class JsonScanner:
         self._in_string = self._escaped = self._scalar = False
 
     def feed(self, text: str, start: int = 0) -> tuple[int, str, bool]:
-        """Return the position after the consumed text, that text as JSON, and True if the value is complete."""
+        """Return the position after the consumed text, that text as JSON, and True if the value is
+        complete.
+        """
         pos = start
         pieces: list[str] = []
         while pos < len(text):

@@ -1,7 +1,9 @@
-"""The parts of an answer (content, thinking, tool calls) and the processors that find them in a choice's text.
+"""The parts of an answer (content, thinking, tool calls) and the processors that find them in a
+choice's text.
 
-A choice's text runs through a chain of processors, reasoning first, then tools. Each one turns text into deltas, and
-the next one in the chain sees only the ContentDelta among them. State is per choice; `feed` gets text split anywhere.
+A choice's text runs through a chain of processors, reasoning first, then tools. Each one turns text
+into deltas, and the next one in the chain sees only the ContentDelta among them. State is per
+choice; `feed` gets text split anywhere.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ class ReasoningDelta(NamedTuple):
 
 
 class ToolCallDelta(NamedTuple):
-    """A part of tool call `index`: the first has `id` and `name`, the following ones add to `arguments` (JSON text)."""
+    """A part of tool call `index`: the first has `id` and `name`, the following ones add to
+    `arguments` (JSON text).
+    """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
     id: str | None = None
@@ -36,7 +40,9 @@ OutputDelta = ContentDelta | ReasoningDelta | ToolCallDelta
 
 
 class OutputProcessor(ABC):
-    """An incremental parser of one choice's text. Takes linear time and holds back only what may be a marker."""
+    """An incremental parser of one choice's text. Takes linear time and holds back only what may be
+    a marker.
+    """
 
     @abstractmethod
     def feed(self, text: str) -> Iterator[OutputDelta] | list[OutputDelta]:
@@ -53,12 +59,16 @@ class OutputProcessor(ABC):
 
     @property
     def thinking(self) -> Sequence[tuple[int, float]]:
-        """Return the (start, end) of each thinking part, without its markers, in characters of all text so far."""
+        """Return the (start, end) of each thinking part, without its markers, in characters of all
+        text so far.
+        """
         return ()
 
 
 class ProcessorChain(OutputProcessor):
-    """Processors one after another: the ContentDelta of each is the input of the next. An empty chain passes the text."""
+    """Processors one after another: the ContentDelta of each is the input of the next. An empty
+    chain passes the text.
+    """
 
     def __init__(self, processors: Sequence[OutputProcessor] = ()) -> None:
         self._processors = tuple(processors)

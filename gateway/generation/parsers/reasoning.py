@@ -1,4 +1,6 @@
-"""Separates thinking from the answer: `<think>…</think>` at the start of the text becomes `reasoning_content`."""
+"""Separates thinking from the answer: `<think>…</think>` at the start of the text becomes
+`reasoning_content`.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,9 @@ def reasoning_markers(template: str) -> ReasoningMarkers | None:
 
 
 def prompt_opens_reasoning(prompt: str, markers: ReasoningMarkers) -> bool:
-    """Return True if the rendered prompt itself opens the thinking, so that the text starts inside it."""
+    """Return True if the rendered prompt itself opens the thinking, so that the text starts inside
+    it.
+    """
     return prompt.rstrip().endswith(markers.start)
 
 
@@ -50,7 +54,9 @@ class _ReasoningState(Enum):
 
 
 class ReasoningParser(OutputProcessor):
-    """The parser of thinking. Only a block at the very start counts, and white space next to its markers belongs to them."""
+    """The parser of thinking. Only a block at the very start counts, and white space next to its
+    markers belongs to them.
+    """
 
     def __init__(self, markers: ReasoningMarkers, inside: bool = False) -> None:
         self._markers = markers
@@ -138,7 +144,8 @@ def _without_held_space(text: str) -> str:
 def reasoning_effort_arguments(effort: str, template: str) -> dict[str, Any] | None:
     """Return `reasoning_effort` as the variables that the template knows, None if it knows none.
 
-    Templates with a switch (`enable_thinking`, DeepSeek's `thinking`) can only turn thinking on or off.
+    Templates with a switch (`enable_thinking`, DeepSeek's `thinking`) can only turn thinking on or
+    off.
     """
     known: dict[str, Any] = {}
     if "reasoning_effort" in template:

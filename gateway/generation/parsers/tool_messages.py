@@ -1,7 +1,8 @@
 """Messages with tool calls and results, in the form that chat templates take.
 
-Templates take a call's arguments as an object, while OpenAI's API has them as text; Mistral's templates take ids of nine
-characters. A template that knows no tools gets tools, calls and results as text in Hermes' form.
+Templates take a call's arguments as an object, while OpenAI's API has them as text; Mistral's
+templates take ids of nine characters. A template that knows no tools gets tools, calls and results
+as text in Hermes' form.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def messages_for_template(
     Args:
         messages: The messages.
         mistral_ids: Replace ids by nine characters.
-        as_text: Write arguments as JSON text instead. Text that is no JSON object stays text either way.
+        as_text: Write arguments as JSON text instead. Text that is no JSON object stays text either
+            way.
     """
     return [_message_for_template(message, mistral_ids, as_text) for message in messages]
 
@@ -66,7 +68,9 @@ def _as_object(arguments: object) -> object:
 
 
 def to_mistral_call_id(call_id: str) -> str:
-    """Return `call_id` if Mistral's templates take it, else nine characters that are the same for the same id."""
+    """Return `call_id` if Mistral's templates take it, else nine characters that are the same for
+    the same id.
+    """
     if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
         return call_id
     return hashlib.sha256(call_id.encode("utf-8", "replace")).hexdigest()[:9]
@@ -89,7 +93,8 @@ def tools_in_system_message(
 def _calls_as_text(messages: Sequence[Mapping[str, Any]]) -> list[TemplateMessage]:
     """Return the messages with calls and results as text.
 
-    Results that follow each other become one message, because many templates insist on alternating turns.
+    Results that follow each other become one message, because many templates insist on alternating
+    turns.
     """
     plain: list[TemplateMessage] = []
     after_result = False

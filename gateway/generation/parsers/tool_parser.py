@@ -1,8 +1,10 @@
-"""The base of all tool-call parsers: text around calls, markers that are held back, numbering of calls.
+"""The base of all tool-call parsers: text around calls, markers that are held back, numbering of
+calls.
 
-A parser is a state machine over a growing buffer. In *text* it looks for the opening of a call and passes everything
-else at once, except a tail that may still become an opening. In a *call* the subclass consumes the buffer. Text that
-looked like a call and turns out not to be one is passed as it was.
+A parser is a state machine over a growing buffer. In *text* it looks for the opening of a call and
+passes everything else at once, except a tail that may still become an opening. In a *call* the
+subclass consumes the buffer. Text that looked like a call and turns out not to be one is passed as
+it was.
 """
 
 from __future__ import annotations
@@ -25,7 +27,8 @@ from llmops.gateway.generation.parsers.output_processor import (
 Functions = Mapping[str, Mapping[str, Any] | None]
 _NO_FUNCTIONS: Functions = {}
 
-#: Characters of white space beside markers that belong to them. A longer run is text whatever comes next.
+#: Characters of white space beside markers that belong to them. A longer run is text whatever comes
+#: next.
 MAX_HELD_SPACE = 64
 
 
@@ -35,7 +38,9 @@ def new_call_id() -> str:
 
 
 def new_mistral_call_id() -> str:
-    """Return a new call id of nine letters or digits, the only form that Mistral's templates take."""
+    """Return a new call id of nine letters or digits, the only form that Mistral's templates
+    take.
+    """
     alphabet = string.ascii_letters + string.digits
     return "".join(secrets.choice(alphabet) for _ in range(9))
 
@@ -43,8 +48,8 @@ def new_mistral_call_id() -> str:
 class NotAToolCallError(Exception):
     """Text that looked like a call is none. Raised only before any part of the call was sent.
 
-    `pos` is the position at which plain text goes on: where the mismatch shows, so that it does not depend on how the
-    text was split. None stands for the parser's own position.
+    `pos` is the position at which plain text goes on: where the mismatch shows, so that it does not
+    depend on how the text was split. None stands for the parser's own position.
     """
 
     def __init__(self, pos: int | None = None) -> None:
@@ -53,7 +58,7 @@ class NotAToolCallError(Exception):
 
 
 class ToolCallBuilder:
-    """Numbers the tool calls of one choice and makes their deltas."""
+    """A counter of the tool calls of one choice that makes their deltas."""
 
     def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
         self._new_id = new_id
@@ -70,7 +75,9 @@ class ToolCallBuilder:
 
 
 def held_back_length(text: str, markers: Sequence[str]) -> int:
-    """Return the length of the longest end of `text` that more text may complete to one of `markers`."""
+    """Return the length of the longest end of `text` that more text may complete to one of
+    `markers`.
+    """
     longest = max(map(len, markers)) - 1
     for size in range(min(longest, len(text)), 0, -1):
         tail = text[-size:]
@@ -93,7 +100,8 @@ class ToolParser(OutputProcessor):
     #: Texts in a chat template that tell that its model writes calls in this form.
     signs: tuple[str, ...] = ()
 
-    #: Order in which signs are looked for. Signs that templates of other families may have too have a higher rank.
+    #: Order in which signs are looked for. Signs that templates of other families may have too have
+    #: a higher rank.
     rank = 0
 
     #: Special tokens that the parser must see. The detokenizer would otherwise remove them.
@@ -107,14 +115,17 @@ class ToolParser(OutputProcessor):
     _pos: int
 
     def __init__(self, tools: Functions = _NO_FUNCTIONS) -> None:
-        """Create a parser. `tools` are the functions on offer by name; a call without a marker must name one of them."""
+        """Create a parser. `tools` are the functions on offer by name; a call without a marker must
+        name one of them.
+        """
         self.tools = tools
         self.writer = ToolCallBuilder(type(self).new_id)
         self._buffer = ""
         self._pos = 0
         self._in_call = False
         self._after_call = False
-        # nothing of the current call was sent yet: if it turns out to be none, the text in `_raw` is passed instead
+        # nothing of the current call was sent yet: if it turns out to be none, the text in `_raw`
+        # is passed instead
         self._candidate = False
         self._raw: list[str] = []
         self._events: list[OutputDelta] = []
@@ -179,7 +190,9 @@ class ToolParser(OutputProcessor):
             self._send([self.writer.arguments(text)])
 
     def _send_value(self, value: JsonScanner) -> tuple[bool, bool]:
-        """Send the part of a JSON value at `_pos` as arguments. Return whether it is complete, and whether damaged."""
+        """Send the part of a JSON value at `_pos` as arguments. Return whether it is complete, and
+        whether damaged.
+        """
         try:
             self._pos, piece, is_complete = value.feed(self._buffer, self._pos)
         except InvalidJsonError as error:
@@ -198,7 +211,9 @@ class ToolParser(OutputProcessor):
         return at >= 0
 
     def _tag_at_position(self, *tags: str) -> str | None:
-        """Return the tag at `_pos`, "" if there is none, None if more text may still complete one."""
+        """Return the tag at `_pos`, "" if there is none, None if more text may still complete
+        one.
+        """
         for tag in tags:
             if self._buffer.startswith(tag, self._pos):
                 return tag

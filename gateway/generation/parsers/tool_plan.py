@@ -1,4 +1,6 @@
-"""Plans a request's tools: their definitions in the prompt, the guide of the engine and the parser of the answer."""
+"""Plans a request's tools: their definitions in the prompt, the guide of the engine and the parser
+of the answer.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +42,8 @@ class ToolPlan:
         guide: The guide of the engine, in place of the request's own.
         processor: Makes the processor of one choice. None if the text needs none.
         special_tokens: Special tokens that must stay visible in the text.
-        first_call_only: The caller, which makes the processor itself, must wrap it in FirstCallOnly.
+        first_call_only: The caller, which makes the processor itself, must wrap it in
+            FirstCallOnly.
     """
 
     definitions: list[dict[str, Any]] = field(default_factory=list)
@@ -104,7 +107,9 @@ def plan_tools(
 
 
 class FirstCallOnly(OutputProcessor):
-    """A processor that drops all calls but the first, for `parallel_tool_calls: false` without a grammar."""
+    """A processor that drops all calls but the first, for `parallel_tool_calls: false` without a
+    grammar.
+    """
 
     def __init__(self, parser: OutputProcessor) -> None:
         self._parser = parser
@@ -182,7 +187,9 @@ def _calls_guide(offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> 
 
 
 def _answer_or_calls(guide: Guide, offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> Guide:
-    """Return the guide for either the JSON object of response_format or a list of calls: the text begins with { or [."""
+    """Return the guide for either the JSON object of response_format or a list of calls: the text
+    begins with { or [.
+    """
     schema = json.loads(guide.text) if guide.kind == "json_schema" else None
     if not isinstance(schema, dict) or schema.get("type") != "object":
         raise InvalidRequestError(

@@ -1,4 +1,6 @@
-"""Makes the guide of a request, which the engine's output follows, from `response_format` and the `guided_*` fields."""
+"""Makes the guide of a request, which the engine's output follows, from `response_format` and the
+`guided_*` fields.
+"""
 
 from __future__ import annotations
 
@@ -28,12 +30,15 @@ from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
 #: Any JSON object. The guide type `json` of engines allows every JSON value, also a bare string.
 JSON_OBJECT = Guide("json_schema", '{"type":"object"}')
 
-#: Characters of a schema that comes as a text, as a multiple of the limit for compact JSON: it may be indented.
+#: Characters of a schema that comes as a text, as a multiple of the limit for compact JSON: it may
+#: be indented.
 _WHITESPACE_FACTOR = 8
 
 
 def parse_guide(request: SamplingFields, limits: SchemaLimits = DEFAULT_LIMITS) -> Guide | None:
-    """Return the guide that `request` asks for, if any. Raise InvalidRequestError, which names the field, if it is wrong."""
+    """Return the guide that `request` asks for, if any. Raise InvalidRequestError, which names the
+    field, if it is wrong.
+    """
     fields = [field for field in _guide_fields(request) if _asks_for_guide(field, request)]
     if len(fields) > 1:
         raise InvalidRequestError(f"Only one of {', '.join(fields)} can be given.", param=fields[1])
@@ -46,12 +51,16 @@ def guide_field(request: SamplingFields) -> str:
 
 
 def guide_cost(request: SamplingFields) -> int:
-    """Return the cost of making the guide, in characters of a prompt: always enough for a text thread."""
+    """Return the cost of making the guide, in characters of a prompt: always enough for a text
+    thread.
+    """
     return THREAD_CHARACTERS if _guide_fields(request) else 0
 
 
 def requires_strict_guide(request: SamplingFields) -> bool:
-    """Return True unless the request uses a `response_format` that is not `strict`, so that keywords may be ignored."""
+    """Return True unless the request uses a `response_format` that is not `strict`, so that
+    keywords may be ignored.
+    """
     form = request.response_format
     if guide_field(request) != "response_format" or form is None or form.json_schema is None:
         return True
@@ -176,7 +185,8 @@ _STRUCTURED_OUTPUTS: dict[str, _GuideFactory] = {
     "json_object": _from_json_object,
 }
 
-#: The fields of a request that may ask for a guide, with the functions that make a guide of their value.
+#: The fields of a request that may ask for a guide, with the functions that make a guide of their
+#: value.
 _GUIDE_FACTORIES: dict[str, _GuideFactory] = {
     "response_format": _from_format,
     "guided_json": _from_json,

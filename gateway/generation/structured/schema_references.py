@@ -13,7 +13,9 @@ _MAX_CHAIN = 16
 
 
 def resolve_pointer(root: object, reference: str) -> Any:
-    """Return the part of `root` that `reference` points to. Raise one of POINTER_ERRORS if it does not exist."""
+    """Return the part of `root` that `reference` points to. Raise one of POINTER_ERRORS if it does
+    not exist.
+    """
     target: Any = root
     for part in reference[1:].split("/")[1:]:
         name = part.replace("~1", "/").replace("~0", "~")
@@ -22,7 +24,9 @@ def resolve_pointer(root: object, reference: str) -> Any:
 
 
 def resolve_references(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema that `node` refers to, `node` itself without a reference, an empty one if it leads nowhere."""
+    """Return the schema that `node` refers to, `node` itself without a reference, an empty one if
+    it leads nowhere.
+    """
     for _ in range(_MAX_CHAIN):
         if not isinstance(node.get("$ref"), str):
             return node
@@ -36,7 +40,9 @@ def resolve_references(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapp
 
 
 def rebase_references(schema: object, place: str) -> object:
-    """Return a copy of `schema` whose references are valid at the JSON pointer `place` of a larger schema."""
+    """Return a copy of `schema` whose references are valid at the JSON pointer `place` of a larger
+    schema.
+    """
     if isinstance(schema, list):
         return [rebase_references(item, place) for item in schema]
     if not isinstance(schema, dict):

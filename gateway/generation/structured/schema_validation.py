@@ -1,7 +1,9 @@
-"""Checks of JSON Schemas and patterns from clients before any engine sees them, and schemas of forced tool calls.
+"""Checks of JSON Schemas and patterns from clients before any engine sees them, and schemas of
+forced tool calls.
 
-The checks keep out what a grammar compiler would choke on (size, depth, dangling or circular references) and say which
-part is wrong. Which keywords are enforced is up to the grammar (`grammar/`).
+The checks keep out what a grammar compiler would choke on (size, depth, dangling or circular
+references) and say which part is wrong. Which keywords are enforced is up to the grammar
+(`grammar/`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,8 @@ from llmops.gateway.settings import RequestLimits
 
 _TYPES = frozenset({"object", "array", "string", "number", "integer", "boolean", "null"})
 
-# keywords by the form of their value: a schema, a list of schemas, schemas by name, a count, a number
+# keywords by the form of their value: a schema, a list of schemas, schemas by name, a count, a
+# number
 _SCHEMA_KEYWORDS = (
     "items", "additionalProperties", "not", "if", "then", "else", "contains", "propertyNames", "additionalItems",
 )  # fmt: skip
@@ -51,11 +54,12 @@ class SchemaLimits:
         depth: Levels of nested schemas.
         nodes: Schemas inside the schema.
         repeats: The largest count, length or repetition.
-        all_repeats: All counts, lengths and repetitions together: a grammar compiler writes each one out.
+        all_repeats: All counts, lengths and repetitions together: a grammar compiler writes each
+            one out.
         pattern: Characters of a pattern.
         choices: Texts of a choice.
-        grammar: A grammar is compiled. Otherwise the model only reads the schema, and lengths, counts and patterns are
-            free.
+        grammar: A grammar is compiled. Otherwise the model only reads the schema, and lengths,
+            counts and patterns are free.
     """
 
     size: int = 65_536
@@ -80,7 +84,8 @@ def validate_schema(schema: object, param: str, limits: SchemaLimits = DEFAULT_L
     """Return `schema` as compact JSON, its keys in their order, in which properties are generated.
 
     Raises:
-        InvalidRequestError: The schema cannot be used. The message names the part; `param` is the request's field.
+        InvalidRequestError: The schema cannot be used. The message names the part; `param` is the
+            request's field.
     """
     if not isinstance(schema, dict | bool):
         raise InvalidRequestError(f"'{param}' must be a JSON Schema: an object.", param=param)
@@ -123,7 +128,9 @@ class _KeywordTypeError(Exception):
 
 
 class _SchemaLocation(NamedTuple):
-    """The place of a schema inside another. Its path is written for errors only, as thousands of keys may be long."""
+    """The place of a schema inside another. Its path is written for errors only, as thousands of
+    keys may be long.
+    """
 
     parent: _SchemaLocation | None = None
     names: tuple[str | int, ...] = ()
@@ -244,7 +251,9 @@ def _count_repeats(node: object) -> int:
 
 
 def _count_pattern_repeats(pattern: str) -> int:
-    """Return the product of the counts in a pattern, as repetitions may be nested. Only their first digits matter."""
+    """Return the product of the counts in a pattern, as repetitions may be nested. Only their first
+    digits matter.
+    """
     return math.prod(int(count.lstrip("0")[:10] or 1) for count in _REPETITION.findall(pattern))
 
 
@@ -270,7 +279,8 @@ def pattern_problem(pattern: object, limits: SchemaLimits = DEFAULT_LIMITS) -> s
 
 def _pattern_size_problem(pattern: str, limits: SchemaLimits) -> str | None:
     if "\0" in pattern:
-        # the engine's grammar library takes it for the end of the text: it would see another pattern, or crash
+        # the engine's grammar library takes it for the end of the text: it would see another
+        # pattern, or crash
         return "a pattern cannot have the character U+0000"
     if len(pattern) > limits.pattern:
         return f"the pattern has {len(pattern)} characters, the limit is {limits.pattern}"
@@ -307,7 +317,8 @@ def _reference_problem(node: Mapping[str, Any], resolve: Callable[[str], object]
 
 
 def tool_calls_schema(functions: Sequence[tuple[str, Mapping[str, Any] | None]], many: bool) -> dict[str, Any]:
-    """Return the schema of a list of function calls with at least one call, and at most one unless `many`.
+    """Return the schema of a list of function calls with at least one call, and at most one unless
+    `many`.
 
     Args:
         functions: Names and parameter schemas.

@@ -1,7 +1,8 @@
-"""One module per format in which models write their calls, with a parser for each family; new modules are discovered.
+"""One module per format in which models write their calls, with a parser for each family; new
+modules are discovered.
 
-A parser has the name of its `family`, the `signs` by which a chat template tells that its calls have this form, and a
-`rank`, because a template may have the signs of several families.
+A parser has the name of its `family`, the `signs` by which a chat template tells that its calls
+have this form, and a `rank`, because a template may have the signs of several families.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ def renders_tools(template: str) -> bool:
 def detect_family(template: str) -> str | None:
     """Return the name of the parser for `template`, None if no parser reads its format.
 
-    A template that knows no tools gets them in Hermes' form (`tool_messages`), so the model answers in that form.
+    A template that knows no tools gets them in Hermes' form (`tool_messages`), so the model answers
+    in that form.
     """
     if not renders_tools(template):
         return "hermes"

@@ -1,7 +1,8 @@
 """DeepSeek: `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>` … `<｜tool▁call▁end｜>` … `<｜tool▁calls▁end｜>`.
 
-V3 and R1 write a call as `function<｜tool▁sep｜>name` and a JSON code block, V3.1 as `name<｜tool▁sep｜>{…}`.
-Kimi-K2 has the same form with names of its own: `functions.name:0<|tool_call_argument_begin|>{…}`.
+V3 and R1 write a call as `function<｜tool▁sep｜>name` and a JSON code block, V3.1 as
+`name<｜tool▁sep｜>{…}`. Kimi-K2 has the same form with names of its own:
+`functions.name:0<|tool_call_argument_begin|>{…}`.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ class _DeepSeekState(Enum):
 
 
 class DeepSeekParser(ToolParser):
-    """The parser of both formats. The markers of the list may be missing, as models sometimes leave them out."""
+    """The parser of both formats. The markers of the list may be missing, as models sometimes leave
+    them out.
+    """
 
     family = "deepseek"
     signs = ("<｜tool▁call▁begin｜>",)

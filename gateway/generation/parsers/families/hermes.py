@@ -1,4 +1,6 @@
-"""Hermes, Qwen 2.5, Qwen 3, SmolLM2: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, once per call."""
+"""Hermes, Qwen 2.5, Qwen 3, SmolLM2: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, once
+per call.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,9 @@ _CLOSE = "</tool_call>"
 
 
 class HermesParser(ToolParser):
-    """The parser of tagged JSON. The tag may hold a list of calls (SmolLM2), and its end may be missing."""
+    """The parser of tagged JSON. The tag may hold a list of calls (SmolLM2), and its end may be
+    missing.
+    """
 
     family = "hermes"
     signs = ("<tool_call>",)

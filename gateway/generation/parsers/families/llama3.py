@@ -1,4 +1,6 @@
-"""Llama 3.1 to 3.3: `{"name": …, "parameters": {…}}`, bare or after `<|python_tag|>`; several with `;` between."""
+"""Llama 3.1 to 3.3: `{"name": …, "parameters": {…}}`, bare or after `<|python_tag|>`; several with
+`;` between.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ _HALF_LIST = re.compile(r"\[\s{0,16}$")
 
 
 class Llama3Parser(ToolParser):
-    """The parser of Llama 3. A bare call has no marker, so it must name a tool on offer and have arguments."""
+    """The parser of Llama 3. A bare call has no marker, so it must name a tool on offer and have
+    arguments.
+    """
 
     family = "llama3"
     signs = ('"parameters": dictionary of argument name', _TAG)

@@ -1,4 +1,6 @@
-"""Mistral: `[TOOL_CALLS] [{"name": …, "arguments": {…}}]` up to tokenizer v7, `[TOOL_CALLS]name[ARGS]{…}` from v11."""
+"""Mistral: `[TOOL_CALLS] [{"name": …, "arguments": {…}}]` up to tokenizer v7,
+`[TOOL_CALLS]name[ARGS]{…}` from v11.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 
 class MistralParser(ToolParser):
-    """The parser of both formats. From v11 on, each call has its own marker and may have `[CALL_ID]id` before its arguments."""
+    """The parser of both formats. From v11 on, each call has its own marker and may have
+    `[CALL_ID]id` before its arguments.
+    """
 
     family = "mistral"
     signs = (_OPEN,)
@@ -66,7 +70,9 @@ class MistralParser(ToolParser):
         return self._pos < len(self._buffer)
 
     def _header(self) -> bool:
-        """Consume `name`, `name[ARGS]` or `name[CALL_ID]id[ARGS]` up to the brace that opens the arguments."""
+        """Consume `name`, `name[ARGS]` or `name[CALL_ID]id[ARGS]` up to the brace that opens the
+        arguments.
+        """
         name = _NAME.match(self._buffer, self._pos)
         if name is None:
             raise NotAToolCallError

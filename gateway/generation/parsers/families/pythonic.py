@@ -1,4 +1,6 @@
-"""Llama 4, Llama 3.2 (pythonic templates), LFM2: `[get_weather(city="Paris"), now()]`, bare or between markers."""
+"""Llama 4, Llama 3.2 (pythonic templates), LFM2: `[get_weather(city="Paris"), now()]`, bare or
+between markers.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,11 @@ class _PythonicState(Enum):
 
 
 class PythonicParser(ToolParser):
-    """The parser of Python calls. Arguments become JSON: strings piece by piece, other literals when they are complete.
+    """The parser of Python calls. Arguments become JSON: strings piece by piece, other literals
+    when they are complete.
 
-    A list without markers must start with a tool on offer. A value that is no Python literal becomes a string.
+    A list without markers must start with a tool on offer. A value that is no Python literal
+    becomes a string.
     """
 
     family = "pythonic"
@@ -252,7 +256,9 @@ def _is_hex(digits: str, size: int) -> bool:
 
 
 def _unescape(kind: str, digits: str) -> str:
-    """Return the text of a Python escape sequence. An unknown one stands for itself, as in Python."""
+    """Return the text of a Python escape sequence. An unknown one stands for itself, as in
+    Python.
+    """
     if kind in _HEX_ESCAPES:
         code = int(digits, 16) if _is_hex(digits, _HEX_ESCAPES[kind]) else -1
         return chr(code) if 0 <= code < 0x110000 else "\\" + kind

@@ -1,10 +1,11 @@
 """Calls in tags, with a tag for each argument: Qwen3-Coder and its relatives, GLM-4.5 and later.
 
-Qwen3-Coder: `<tool_call>`, `<function=name>`, `<parameter=key>` value `</parameter>` …, `</function>`, `</tool_call>`.
-GLM: `<tool_call>name`, `<arg_key>key</arg_key>`, `<arg_value>value</arg_value>` …, `</tool_call>`.
+Qwen3-Coder: `<tool_call>`, `<function=name>`, `<parameter=key>` value `</parameter>` …,
+`</function>`, `</tool_call>`. GLM: `<tool_call>name`, `<arg_key>key</arg_key>`,
+`<arg_value>value</arg_value>` …, `</tool_call>`.
 
-Values are bare text, and the function's schema says of which type they are. Texts are sent as they come, other values
-when they are complete.
+Values are bare text, and the function's schema says of which type they are. Texts are sent as they
+come, other values when they are complete.
 """
 
 from __future__ import annotations
@@ -32,7 +33,9 @@ class _TaggedState(Enum):
 
 
 class TaggedCallParser(ToolParser):
-    """The common states of both formats: head, arguments, tail. A call whose head does not match is text."""
+    """The common states of both formats: head, arguments, tail. A call whose head does not match is
+    text.
+    """
 
     markers: tuple[str, ...] = (_OPEN,)
 
@@ -61,11 +64,15 @@ class TaggedCallParser(ToolParser):
 
     @abstractmethod
     def _head(self) -> bool:
-        """Consume the function's name and `_start` the call. Raise NotAToolCallError if there is none."""
+        """Consume the function's name and `_start` the call. Raise NotAToolCallError if there is
+        none.
+        """
 
     @abstractmethod
     def _between(self) -> bool:
-        """Consume an argument's key, which begins a value (`_key`), or the end of the call (`_end_arguments`)."""
+        """Consume an argument's key, which begins a value (`_key`), or the end of the call
+        (`_end_arguments`).
+        """
 
     @abstractmethod
     def _tail(self) -> bool:
@@ -139,7 +146,9 @@ class TaggedCallParser(ToolParser):
 
 
 class QwenCoderParser(TaggedCallParser):
-    """The parser of Qwen3-Coder. Without `<tool_call>`, which the model sometimes forgets, the tool must be on offer."""
+    """The parser of Qwen3-Coder. Without `<tool_call>`, which the model sometimes forgets, the tool
+    must be on offer.
+    """
 
     family = "qwen_coder"
     signs = ("<function=",)
@@ -200,7 +209,9 @@ class QwenCoderParser(TaggedCallParser):
 
 
 class GlmParser(TaggedCallParser):
-    """The parser of GLM. Versions 4.5 and 4.6 write each tag on a line of its own, 4.7 and later do not."""
+    """The parser of GLM. Versions 4.5 and 4.6 write each tag on a line of its own, 4.7 and later do
+    not.
+    """
 
     family = "glm"
     signs = ("<arg_key>",)

@@ -1,8 +1,8 @@
 """Checks of EBNF grammars that clients send: errors that one pass can find, and ambiguity.
 
-Engines follow all ways to read a text at once. A grammar of 58 characters, `(([a-z ]* [a-z ]*)* …)*`, took seconds per
-token after 60 tokens. Three forms are refused: a repetition whose body may be empty, a rule that can become itself, and
-a rule that can become two of itself.
+Engines follow all ways to read a text at once. A grammar of 58 characters, `(([a-z ]* [a-z ]*)*
+…)*`, took seconds per token after 60 tokens. Three forms are refused: a repetition whose body may
+be empty, a rule that can become itself, and a rule that can become two of itself.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import NamedTuple
 
 from llmops.gateway.generation.structured.grammar.compile_limits import spend_steps
 
-# Nothing is read twice: no alternative can match in two ways, and one that finds no closing mark leaves the rest to
-# `unclosed`, which ends the pass.
+# Nothing is read twice: no alternative can match in two ways, and one that finds no closing mark
+# leaves the rest to `unclosed`, which ends the pass.
 _TOKEN = re.compile(
     r"""(?P<empty>""(?!"))"""
     r"""|(?P<terminal>"[^"\\\n]*(?:\\.[^"\\\n]*)*"|\[[^\]\\\n]*(?:\\.[^\]\\\n]*)*\])"""
@@ -35,7 +35,9 @@ _TERMINAL = "'"
 
 
 class _RepeatedSymbol(NamedTuple):
-    """A rule or a terminal, repeated `least` to `most` times; `most` is None without an upper bound."""
+    """A rule or a terminal, repeated `least` to `most` times; `most` is None without an upper
+    bound.
+    """
 
     name: str
     least: int = 1
@@ -43,12 +45,15 @@ class _RepeatedSymbol(NamedTuple):
 
 
 _Sequence = list[_RepeatedSymbol]
-#: The alternatives of each rule. A group in parentheses is a rule with a name of its own, such as `(3`.
+#: The alternatives of each rule. A group in parentheses is a rule with a name of its own, such as
+#: `(3`.
 _Rules = dict[str, list[_Sequence]]
 
 
 def find_ebnf_error(text: str) -> str | None:
-    """Return the first error that one pass finds: unclosed brackets and quotes, rules that are used but not defined."""
+    """Return the first error that one pass finds: unclosed brackets and quotes, rules that are used
+    but not defined.
+    """
     if "\0" in text:
         return "it has the character U+0000"
     used: set[str] = set()
@@ -75,13 +80,15 @@ def find_ebnf_error(text: str) -> str | None:
 
 
 def find_ambiguity(text: str) -> str | None:
-    """Return the reason why following this grammar would take more work with each token, None if there is none.
+    """Return the reason why following this grammar would take more work with each token, None if
+    there is none.
 
     Args:
         text: EBNF without errors that `find_ebnf_error` finds.
 
     Raises:
-        GrammarTooComplexError: The check takes more work than the surrounding `step_budget` allows.
+        GrammarTooComplexError: The check takes more work than the surrounding `step_budget`
+            allows.
     """
     rules = _parse(text)
     nullable = _nullable_rules(rules)
@@ -188,7 +195,9 @@ def _unit_rules(sequence: _Sequence, nullable: set[str]) -> Iterator[str]:
 
 
 def _adjacent_rules(sequence: _Sequence, nullable: set[str]) -> list[str]:
-    """Return the rules of a sequence that can stand without a character between them, repeated ones twice."""
+    """Return the rules of a sequence that can stand without a character between them, repeated ones
+    twice.
+    """
     needed = [item for item in sequence if item.least > 0 and item.name not in nullable]
     if len(needed) > 2 or any(item.name == _TERMINAL for item in needed):
         return []

@@ -1,7 +1,8 @@
 """The reasons why a schema has no grammar, and the budget of work for compiling one.
 
-Work is counted in steps, so that a schema is refused on every machine or on none. Code whose work can grow faster than
-what a client sent calls `spend_steps`, so that a thread which compiles a grammar ends by itself.
+Work is counted in steps, so that a schema is refused on every machine or on none. Code whose work
+can grow faster than what a client sent calls `spend_steps`, so that a thread which compiles a
+grammar ends by itself.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ MAX_SECONDS = 5.0
 #: Steps between two looks at the clock.
 _CLOCK_INTERVAL = 1 << 12
 
-#: CPU seconds that one interval between two looks may count: some hundred times what its steps take.
+#: CPU seconds that one interval between two looks may count: some hundred times what its steps
+#: take.
 _MAX_CLOCK_STEP = 0.5
 
 
@@ -35,7 +37,8 @@ class UnsatisfiableSchemaError(NotEnforceableError):
 class GrammarTooComplexError(Exception):
     """Compiling a grammar takes more work than the budget allows.
 
-    Unlike an unsupported keyword, this must not be left out silently: where the budget ends depends on the order of work.
+    Unlike an unsupported keyword, this must not be left out silently: where the budget ends depends
+    on the order of work.
     """
 
 

@@ -57,7 +57,9 @@ def any_value_rule(rules: GrammarBuilder) -> str:
 
 
 def array_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str:
-    """Return the rule for the arrays that `flat` allows. Raise UnsatisfiableSchemaError if there are none."""
+    """Return the rule for the arrays that `flat` allows. Raise UnsatisfiableSchemaError if there
+    are none.
+    """
     first, rest = _item_schemas(flat)
     least, most = flat.get("minItems", 0), flat.get("maxItems")
     if flat.get("uniqueItems") and (most is None or most > 1):
@@ -78,7 +80,9 @@ def array_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str:
 
 
 def _item_schemas(flat: Mapping[str, Any]) -> tuple[list[Schema], Schema]:
-    """Return the schemas of the first items and the schema of all others. Draft 7 has the first ones in `items`."""
+    """Return the schemas of the first items and the schema of all others. Draft 7 has the first
+    ones in `items`.
+    """
     if isinstance(flat.get("items"), list):
         return flat["items"], flat.get("additionalItems", False)
     first = flat.get("prefixItems", [])
@@ -87,7 +91,9 @@ def _item_schemas(flat: Mapping[str, Any]) -> tuple[list[Schema], Schema]:
 
 
 def _array_elements(rules: GrammarBuilder, names: list[str], item: str | None, tail: str, least: int) -> str:
-    """Return the rule for what follows `[`. The array may end after any item from number `least` on."""
+    """Return the rule for what follows `[`. The array may end after any item from number `least`
+    on.
+    """
     rest = rules.add(f"{tail} {_END_ARRAY}".strip())
     if not names:
         some = f"{item} {rest}" if item is not None else ""
@@ -100,7 +106,9 @@ def _array_elements(rules: GrammarBuilder, names: list[str], item: str | None, t
 
 
 def _repeated(rules: GrammarBuilder, item: str, least: int, most: int | None) -> str:
-    """Return `item` repeated within bounds. Optional repetitions are nested, so that each follows the one before."""
+    """Return `item` repeated within bounds. Optional repetitions are nested, so that each follows
+    the one before.
+    """
     if most is None:
         rest = rules.reserve()
         rules.define(rest, f'"" | {item} {rest}')
@@ -123,7 +131,9 @@ class _Member(NamedTuple):
 
 
 def object_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str:
-    """Return the rule for the objects that `flat` allows. Raise UnsatisfiableSchemaError if there are none."""
+    """Return the rule for the objects that `flat` allows. Raise UnsatisfiableSchemaError if there
+    are none.
+    """
     rules, required = compiler.rules, frozenset(flat.get("required", ()))
     properties = _property_schemas(compiler, flat)
     members = []
@@ -144,7 +154,9 @@ def object_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str
 
 
 def _property_schemas(compiler: ContainerCompiler, flat: FlatSchema) -> dict[str, Schema]:
-    """Return the schemas of declared and required properties, each combined with the patterns that its name matches."""
+    """Return the schemas of declared and required properties, each combined with the patterns that
+    its name matches.
+    """
     spend_steps(len(flat.get("properties", ())) + len(flat.get("required", ())))
     rest = flat.get("additionalProperties", flat.get("unevaluatedProperties", True))
     properties = dict(flat.get("properties", {}))
@@ -177,7 +189,9 @@ def _is_name_allowed(compiler: ContainerCompiler, names: Schema, name: str) -> b
 
 
 def _allowed_properties(flat: FlatSchema, properties: Mapping[str, Schema], required: Set[str]) -> list[str]:
-    """Return the properties that may occur: of the optional ones, as many as `maxProperties` has room for."""
+    """Return the properties that may occur: of the optional ones, as many as `maxProperties` has
+    room for.
+    """
     most = flat.get("maxProperties")
     if not required <= properties.keys() or (most is not None and most < len(required)):
         raise UnsatisfiableSchemaError("the required properties are not allowed")
@@ -199,10 +213,12 @@ def _additional_member(
 ) -> str | None:
     """Return the rules for a member with an undeclared name, None without such members.
 
-    If the schema declares properties and does not mention others, only the declared ones are written, as at OpenAI.
+    If the schema declares properties and does not mention others, only the declared ones are
+    written, as at OpenAI.
     """
     rules, patterns, names = compiler.rules, flat.get("patternProperties", {}), flat.get("propertyNames", True)
-    # a function without arguments declares no properties; an object that may be anything has no such keyword
+    # a function without arguments declares no properties; an object that may be anything has no
+    # such keyword
     is_open = not properties and ("properties" not in flat or bool(flat.get("minProperties")))
     rest: Any = flat.get("additionalProperties", flat.get("unevaluatedProperties", is_open))
     if names is False:
@@ -223,7 +239,8 @@ def _additional_member(
 def _pattern_member(compiler: ContainerCompiler, patterns: Mapping[str, Schema], path: str) -> str:
     """Return the rules for a member whose name matches the first pattern.
 
-    With more patterns the value must be valid by all of their schemas, as the name may match each of them.
+    With more patterns the value must be valid by all of their schemas, as the name may match each
+    of them.
     """
     first = next(iter(patterns))
     key = compiler.rules.language(quoted(regex_language(first, json_character)))
@@ -250,7 +267,8 @@ def _object_members(
             others = _repeated(rules, f"{_COMMA} {additional}", 0, None if room is None else room - 1)
             first_additional = f"{additional} {others}"
     last_required = max((at for at, member in enumerate(members) if member.required), default=-1)
-    # for each number of members that have been decided, when at least one was written: the rule for what may follow
+    # for each number of members that have been decided, when at least one was written: the rule for
+    # what may follow
     after = [""] * len(members) + [rules.add(f"{more} {_END_OBJECT}".strip())]
 
     def member_rule(at: int) -> str:
@@ -262,7 +280,8 @@ def _object_members(
         keys = rules.add(f"{own} | {keys}" if keys and not members[at].required else own)
         following = f"{_COMMA} {keys}"
         if at > last_required:
-            # `more` and the members both begin with a comma: additional members follow only when no declared one does
+            # `more` and the members both begin with a comma: additional members follow only when no
+            # declared one does
             following = f"{following} | {after[-1]}"
         after[at] = rules.add(following)
     choices = [f"{first_additional} {_END_OBJECT}"] if first_additional else []

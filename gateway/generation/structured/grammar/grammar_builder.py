@@ -1,4 +1,6 @@
-"""The rules of one grammar in xgrammar's notation. Regular languages become deterministic automata, a rule per state."""
+"""The rules of one grammar in xgrammar's notation. Regular languages become deterministic automata,
+a rule per state.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +31,9 @@ from llmops.gateway.generation.structured.grammar.regular_language import (
 #: The rule for white space between tokens of JSON.
 SPACE = "space"
 
-#: At most one space. Some models write white space endlessly. An engine keeps a mask of the vocabulary for each state,
-#: and the whole vocabulary may follow each character of an indentation: with {0,20} a grammar took ten times the memory.
+#: At most one space. Some models write white space endlessly. An engine keeps a mask of the
+#: vocabulary for each state, and the whole vocabulary may follow each character of an indentation:
+#: with {0,20} a grammar took ten times the memory.
 _SPACE_BODY = '"" | " "'
 
 #: States of one automaton.
@@ -50,9 +53,9 @@ Edges = dict[RegularLanguage, dict[Ranges, RegularLanguage]]
 class GrammarBuilder:
     """The rules of one grammar. Equal rules are written once.
 
-    No two alternatives of a rule begin with the same character: xgrammar 0.1.31, which OpenVINO GenAI carries, joins
-    states of such rules that are not equal and lets `178` through where 177 is the maximum
-    (docs/decisions/0009-grammars.md).
+    No two alternatives of a rule begin with the same character: xgrammar 0.1.31, which OpenVINO
+    GenAI carries, joins states of such rules that are not equal and lets `178` through where 177 is
+    the maximum (docs/decisions/0009-grammars.md).
     """
 
     def __init__(self) -> None:
@@ -90,7 +93,9 @@ class GrammarBuilder:
         self._bodies[name] = body
 
     def language(self, language: RegularLanguage) -> str:
-        """Return the name of the rule for `language`. Raise UnsatisfiableSchemaError if the language has no text."""
+        """Return the name of the rule for `language`. Raise UnsatisfiableSchemaError if the
+        language has no text.
+        """
         if language not in self._languages:
             self._languages[language] = self._automaton(language)
         return self._languages[language]
@@ -162,7 +167,9 @@ def _without_dead_states(edges: Edges) -> Edges:
 def _literal_run(
     ranges: Ranges, target: RegularLanguage, edges: Edges, entries: Counter[RegularLanguage]
 ) -> tuple[str, RegularLanguage]:
-    """Return a terminal and the state behind it. Characters that can only follow each other become one literal."""
+    """Return a terminal and the state behind it. Characters that can only follow each other become
+    one literal.
+    """
     text = _single(ranges)
     if text is None:
         return _character_class(ranges), target
@@ -175,13 +182,16 @@ def _literal_run(
     return terminal(text), target
 
 
-#: A place between a character beyond ASCII and a hexadecimal digit. xgrammar writes such a character as hexadecimal
-#: digits and takes a digit behind it for one more of them, so a literal must be divided here.
+#: A place between a character beyond ASCII and a hexadecimal digit. xgrammar writes such a
+#: character as hexadecimal digits and takes a digit behind it for one more of them, so a literal
+#: must be divided here.
 _HEX_AFTER_NON_ASCII = re.compile(r"(?<=[^ -~])(?=[0-9a-fA-F])")
 
 
 def terminal(text: str) -> str:
-    """Return the literal for `text`. Raise NotEnforceableError for U+0000, which ends a grammar for xgrammar."""
+    """Return the literal for `text`. Raise NotEnforceableError for U+0000, which ends a grammar for
+    xgrammar.
+    """
     if "\0" in text:
         raise NotEnforceableError("a text has the character U+0000")
     return " ".join(f'"{"".join(map(_escape_character, part))}"' for part in _HEX_AFTER_NON_ASCII.split(text))
@@ -199,8 +209,8 @@ def _single(ranges: Ranges) -> str | None:
 def _character_class(ranges: Ranges) -> str:
     """Return the character class of `ranges`.
 
-    xgrammar 0.1.25 knows characters beyond ASCII only in classes that exclude others, and no version knows classes that
-    exclude some characters beyond ASCII.
+    xgrammar 0.1.25 knows characters beyond ASCII only in classes that exclude others, and no
+    version knows classes that exclude some characters beyond ASCII.
     """
     beyond = [(max(low, 0x80), high) for low, high in ranges if high >= 0x80]
     if beyond != _BEYOND_ASCII:

@@ -1,4 +1,6 @@
-"""Compiles schemas, regular expressions and choices to grammars, with a cache of the results and of the failures."""
+"""Compiles schemas, regular expressions and choices to grammars, with a cache of the results and of
+the failures.
+"""
 
 from __future__ import annotations
 
@@ -20,11 +22,13 @@ from llmops.gateway.generation.structured.grammar.regular_language import Regula
 from llmops.gateway.generation.structured.grammar.schema_compiler import SchemaCompiler
 from llmops.gateway.text.text_thread_pool import CpuLimitError, thread_cpu_limit
 
-#: Characters of the grammars, and of their sources, that are kept; and what an entry counts for besides.
+#: Characters of the grammars, and of their sources, that are kept; and what an entry counts for
+#: besides.
 _CACHE_CHARACTERS = 32_000_000
 _ENTRY_OVERHEAD = 200
 
-#: Steps of work in the short lane. The lane's limit in seconds is for work that is not counted well.
+#: Steps of work in the short lane. The lane's limit in seconds is for work that is not counted
+#: well.
 SHORT_LANE_STEPS = 50_000
 
 _CompileResult = str | NotEnforceableError
@@ -45,7 +49,9 @@ def json_schema_grammar(schema: str, strict: bool) -> str:
 
 
 def regex_grammar(pattern: str) -> str:
-    """Return the grammar of texts that match `pattern` as a whole. Raise NotEnforceableError if there is none."""
+    """Return the grammar of texts that match `pattern` as a whole. Raise NotEnforceableError if
+    there is none.
+    """
     return _cached(
         ("pattern", pattern, True), lambda: _language_grammar(regex_language(pattern, raw_character, whole=True))
     )
@@ -62,7 +68,9 @@ def _language_grammar(language: RegularLanguage) -> str:
 
 
 class GrammarCache:
-    """An LRU cache of grammars, and of reasons why there is none, of up to `size` characters. Safe to use in threads."""
+    """An LRU cache of grammars, and of reasons why there is none, of up to `size` characters. Safe
+    to use in threads.
+    """
 
     def __init__(self, size: int) -> None:
         self._room = size
@@ -106,7 +114,9 @@ def _cached(key: _CacheKey, compile_grammar: Callable[[], str]) -> str:
 
 
 def _compile_within_budget(compile_grammar: Callable[[], str]) -> _CompileResult:
-    """Return the grammar or the reason why there is none. Raise CpuLimitError if it takes too long for this thread."""
+    """Return the grammar or the reason why there is none. Raise CpuLimitError if it takes too long
+    for this thread.
+    """
     seconds = thread_cpu_limit()
     is_short = seconds < math.inf
     try:

@@ -29,7 +29,8 @@ _MAX_DIGITS = 15
 #: Digits behind the point, if the bounds have fewer.
 _FRACTION_DIGITS = 6
 
-#: Multiples of a fractional step that are written out one by one, and the largest step whose multiples are counted.
+#: Multiples of a fractional step that are written out one by one, and the largest step whose
+#: multiples are counted.
 _MAX_WRITTEN_MULTIPLES = 1000
 _MAX_COUNTED_STEP = 1000
 
@@ -74,7 +75,8 @@ def integer_language(bounds: NumberRange, step: Decimal | None = None) -> Regula
 
 
 def number_language(bounds: NumberRange, step: Decimal | None = None) -> RegularLanguage:
-    """Return the numbers within `bounds` that are multiples of `step`, with exponents only if there are no bounds.
+    """Return the numbers within `bounds` that are multiples of `step`, with exponents only if there
+    are no bounds.
 
     Raises:
         NotEnforceableError: The step has too many multiples.
@@ -108,7 +110,9 @@ def _plain(value: Decimal) -> str:
 
 
 def _signed(bounds: NumberRange, with_fraction: bool) -> RegularLanguage:
-    """Return the numbers within `bounds`. In the functions below, values are integers in units of the last digit."""
+    """Return the numbers within `bounds`. In the functions below, values are integers in units of
+    the last digit.
+    """
     places = _fraction_digits(bounds) if with_fraction else 0
     low, high = bounds.low, bounds.high
     if low is not None:
@@ -127,7 +131,9 @@ def _signed(bounds: NumberRange, with_fraction: bool) -> RegularLanguage:
 
 
 def _fraction_digits(bounds: NumberRange) -> int:
-    """Return the digits behind the point: more than the bounds have, and so few that none rounds to an open bound."""
+    """Return the digits behind the point: more than the bounds have, and so few that none rounds to
+    an open bound.
+    """
     places, least = _FRACTION_DIGITS, 0
     for bound, is_open in ((bounds.low, bounds.open_low), (bounds.high, bounds.open_high)):
         if bound is not None:
@@ -138,7 +144,9 @@ def _fraction_digits(bounds: NumberRange) -> int:
 
 
 def _unsigned(low: int, high: int | None, places: int) -> RegularLanguage:
-    """Return the numbers from `low` to `high` without a sign, with up to `places` digits behind the point."""
+    """Return the numbers from `low` to `high` without a sign, with up to `places` digits behind the
+    point.
+    """
     least = len(str(low // 10**places))
     limit = 10 ** (max(_MAX_DIGITS, least + 1) + places) - 1
     high = limit if high is None else min(high, limit)
@@ -156,7 +164,9 @@ def _unsigned(low: int, high: int | None, places: int) -> RegularLanguage:
 
 
 def _digits(count: int, low: int, high: int, places: int, first: int = 0) -> RegularLanguage:
-    """Return the numbers from `low` to `high` with `count` digits before the point, of which the first is `first` or more."""
+    """Return the numbers from `low` to `high` with `count` digits before the point, of which the
+    first is `first` or more.
+    """
     if first == 0 and low <= 0 and high >= 10 ** (count + places) - 1:
         return concat(repeat(_DIGIT, count, count), _any_fraction(places))
     if count == 0:

@@ -1,6 +1,7 @@
 """Regular expressions as languages.
 
-Python's own parser parses the pattern. Its meaning is that of ECMA, as in JSON Schema: `\\d`, `\\w` and `\\s` are ASCII.
+Python's own parser parses the pattern. Its meaning is that of ECMA, as in JSON Schema: `\\d`, `\\w`
+and `\\s` are ASCII.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from llmops.gateway.generation.structured.grammar.regular_language import (
 )
 
 Ranges = Sequence[tuple[int, int]]
-#: Returns the forms that a character of the pattern has in the text: itself, or its forms in a JSON string.
+#: Returns the forms that a character of the pattern has in the text: itself, or its forms in a JSON
+#: string.
 CharacterEncoder = Callable[[Ranges], RegularLanguage]
 
 _SETS: dict[Any, Ranges] = {
@@ -53,8 +55,8 @@ def raw_character(ranges: Ranges) -> RegularLanguage:
 def regex_language(pattern: str, encode: CharacterEncoder, *, whole: bool = False) -> RegularLanguage:
     """Return the texts that match `pattern`.
 
-    A pattern without anchors, or with both, is that of the whole text. After a pattern with `^` alone anything may
-    follow, and before one with `$` alone anything may stand.
+    A pattern without anchors, or with both, is that of the whole text. After a pattern with `^`
+    alone anything may follow, and before one with `$` alone anything may stand.
 
     Args:
         pattern: A regular expression.
@@ -62,7 +64,8 @@ def regex_language(pattern: str, encode: CharacterEncoder, *, whole: bool = Fals
         whole: The pattern is that of the whole text, whatever its anchors.
 
     Raises:
-        NotEnforceableError: The pattern is not a regular expression, or its language is not regular.
+        NotEnforceableError: The pattern is not a regular expression, or its language is not
+            regular.
     """
     anything = repeat(encode(_ANY))
 
@@ -75,7 +78,9 @@ def regex_language(pattern: str, encode: CharacterEncoder, *, whole: bool = Fals
 
 
 def parse_regex(pattern: str) -> list[Any]:
-    """Return the parsed pattern. Raise NotEnforceableError if it is none. Python's matcher never sees clients' patterns."""
+    """Return the parsed pattern. Raise NotEnforceableError if it is none. Python's matcher never
+    sees clients' patterns.
+    """
     try:
         tree: Any = parser.parse(pattern)
         return list(tree)
@@ -84,7 +89,9 @@ def parse_regex(pattern: str) -> list[Any]:
 
 
 def regex_search(pattern: str, text: str) -> bool:
-    """Return True if `pattern` matches somewhere in `text`, as in JSON Schema. Raise NotEnforceableError if unknown."""
+    """Return True if `pattern` matches somewhere in `text`, as in JSON Schema. Raise
+    NotEnforceableError if unknown.
+    """
     return contains(_containing(pattern), text)
 
 
@@ -100,7 +107,9 @@ def _containing(pattern: str) -> RegularLanguage:
 
 
 def _branches(nodes: list[Any]) -> list[list[Any]]:
-    """Return alternatives with anchors of their own. Python's parser moves what they share to the front of them."""
+    """Return alternatives with anchors of their own. Python's parser moves what they share to the
+    front of them.
+    """
     spend_steps(len(nodes))
     for at in {0, len(nodes) - 1} if nodes else ():
         op, value = nodes[at]
@@ -111,7 +120,9 @@ def _branches(nodes: list[Any]) -> list[list[Any]]:
 
 
 def _anchored(nodes: list[Any], encode: CharacterEncoder) -> tuple[bool, RegularLanguage, bool]:
-    """Return whether an anchor stands in front, the language between the anchors, and whether one stands behind."""
+    """Return whether an anchor stands in front, the language between the anchors, and whether one
+    stands behind.
+    """
     starts, ends = nodes[:1] in _STARTS, nodes[-1:] in _ENDS
     return starts, _sequence(nodes[starts : len(nodes) - ends], encode), ends
 

@@ -1,7 +1,9 @@
-"""Regular languages: sets of texts as expressions with intersection, followed character by character.
+"""Regular languages: sets of texts as expressions with intersection, followed character by
+character.
 
-Brzozowski derivatives: `derivative(x, c)` has the texts of `x` that begin with `c`, without that character. The functions
-keep expressions in a normal form, without which a language would have endlessly many different derivatives.
+Brzozowski derivatives: `derivative(x, c)` has the texts of `x` that begin with `c`, without that
+character. The functions keep expressions in a normal form, without which a language would have
+endlessly many different derivatives.
 """
 
 from __future__ import annotations
@@ -22,8 +24,8 @@ SURROGATES = (0xD800, 0xDFFF)
 class RegularLanguage:
     """A set of texts. Make it with the functions below.
 
-    `kind` is chars, cat, any_of, all_of, repeat or multiples, and `parts` are its operands. `nullable` is True if the
-    empty text belongs to the language.
+    `kind` is chars, cat, any_of, all_of, repeat or multiples, and `parts` are its operands.
+    `nullable` is True if the empty text belongs to the language.
     """
 
     __slots__ = ("_hash", "kind", "nullable", "parts")
@@ -71,7 +73,9 @@ def literal(text: str) -> RegularLanguage:
 
 
 def any_word(texts: Iterable[str]) -> RegularLanguage:
-    """Return the language of `texts`. Common beginnings are shared, so that a derivative looks at one branch of them."""
+    """Return the language of `texts`. Common beginnings are shared, so that a derivative looks at
+    one branch of them.
+    """
     by_first: dict[str, list[str]] = {}
     for text in texts:
         by_first.setdefault(text[:1], []).append(text)
@@ -139,7 +143,9 @@ def optional(part: RegularLanguage) -> RegularLanguage:
 
 
 def multiples(step: int, rest: int = 0) -> RegularLanguage:
-    """Return the digits that make a multiple of `step` of a number with the remainder `rest`, which stands before them."""
+    """Return the digits that make a multiple of `step` of a number with the remainder `rest`, which
+    stands before them.
+    """
     return RegularLanguage("multiples", (step, rest), rest == 0)
 
 

@@ -51,7 +51,9 @@ class SchemaCompiler:
     """The compiler of one schema."""
 
     def __init__(self, root: Schema, strict: bool) -> None:
-        """Prepare to compile `root`. If `strict`, a keyword that cannot be enforced is an error, else it is ignored."""
+        """Prepare to compile `root`. If `strict`, a keyword that cannot be enforced is an error,
+        else it is ignored.
+        """
         self.rules = GrammarBuilder()
         self.strict = strict
         self._root = root
@@ -109,7 +111,9 @@ class SchemaCompiler:
         return self._flat_rule(self._alternatives(keywords), path)
 
     def _any_of_rule(self, parts: Sequence[tuple[Schema, str]], direct: bool) -> str:
-        """Return alternatives: containers and references are rules of their own, everything else becomes one rule."""
+        """Return alternatives: containers and references are rules of their own, everything else
+        becomes one rule.
+        """
         rules: list[str] = []
         flats: list[FlatSchema] = []
         problem = UnsatisfiableSchemaError("nothing is allowed")
@@ -153,7 +157,9 @@ class SchemaCompiler:
         return " | ".join(dict.fromkeys(rules))
 
     def _add_types(self, flat: FlatSchema, path: str, scalars: list[RegularLanguage], rules: list[str]) -> None:
-        """Add the languages of the scalar types that `flat` allows to `scalars`, and other types' rules to `rules`."""
+        """Add the languages of the scalar types that `flat` allows to `scalars`, and other types'
+        rules to `rules`.
+        """
         if "enum" in flat:
             scalars.append(self._enum_language(flat))
             return
@@ -226,7 +232,9 @@ class SchemaCompiler:
         return True
 
     def matches(self, pattern: str, text: str, keyword: str) -> bool:
-        """Return True if `pattern` matches somewhere in `text`, or if that is unknown and the compiler is not strict."""
+        """Return True if `pattern` matches somewhere in `text`, or if that is unknown and the
+        compiler is not strict.
+        """
         try:
             return regex_search(pattern, text)
         except NotEnforceableError as error:
@@ -257,7 +265,9 @@ class SchemaCompiler:
         return self._resolved[reference]
 
     def _check_circular_references(self) -> None:
-        """Raise NotEnforceableError for a reference that leads to itself with nothing written in between."""
+        """Raise NotEnforceableError for a reference that leads to itself with nothing written in
+        between.
+        """
         for start in self._direct:
             seen: set[str] = set()
             stack = [start]

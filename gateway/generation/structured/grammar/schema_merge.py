@@ -1,4 +1,6 @@
-"""Flat schemas: a schema without `$ref`, `allOf`, `anyOf` and `oneOf` for each way in which a value can be valid."""
+"""Flat schemas: a schema without `$ref`, `allOf`, `anyOf` and `oneOf` for each way in which a value
+can be valid.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,8 @@ KNOWN_KEYWORDS = frozenset(
     }
 )  # fmt: skip
 
-#: Flat schemas of one schema, and schemas applied inside each other. Both grow exponentially in what a client sends.
+#: Flat schemas of one schema, and schemas applied inside each other. Both grow exponentially in
+#: what a client sends.
 _MAX_ALTERNATIVES = 64
 _MAX_DEPTH = 24
 
@@ -48,7 +51,9 @@ _CHARACTERS_PER_STEP = 64
 
 
 def without_annotations(schema: Schema) -> FlatSchema:
-    """Return the keywords of `schema` that say which values are valid. Raise UnsatisfiableSchemaError for `false`."""
+    """Return the keywords of `schema` that say which values are valid. Raise
+    UnsatisfiableSchemaError for `false`.
+    """
     if isinstance(schema, bool):
         if not schema:
             raise UnsatisfiableSchemaError("'false' allows nothing")
@@ -94,7 +99,9 @@ def _normalize_numbers(value: Any) -> Any:
 
 
 def merge_schemas(first: FlatSchema, second: FlatSchema) -> FlatSchema:
-    """Return the flat schema of the values that both allow. Raise NotEnforceableError if one schema cannot express it."""
+    """Return the flat schema of the values that both allow. Raise NotEnforceableError if one schema
+    cannot express it.
+    """
     spend_steps(5 + len(first) + len(second))
     result = dict(first)
     for key, value in second.items():
@@ -111,7 +118,9 @@ def merge_schemas(first: FlatSchema, second: FlatSchema) -> FlatSchema:
 
 
 def _merge_additional(merged: Mapping[str, Schema], first: FlatSchema, second: FlatSchema) -> dict[str, Schema]:
-    """Apply `additionalProperties` of each schema to the properties that only the other one declares."""
+    """Apply `additionalProperties` of each schema to the properties that only the other one
+    declares.
+    """
     properties = dict(merged)
     for side in (first, second):
         rest = side.get("additionalProperties", True)
@@ -171,10 +180,14 @@ _INTERSECT: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class SchemaAlternatives:
-    """The flat schemas of schemas: a value is valid if one of them allows it. References are resolved once."""
+    """The flat schemas of schemas: a value is valid if one of them allows it. References are
+    resolved once.
+    """
 
     def __init__(self, resolve: Callable[[str], Schema], check_one_of: Callable[[Sequence[Schema]], None]) -> None:
-        """Create the table. `check_one_of` raises an error for the parts of a `oneOf` that may overlap."""
+        """Create the table. `check_one_of` raises an error for the parts of a `oneOf` that may
+        overlap.
+        """
         self._resolve = resolve
         self._check_one_of = check_one_of
         self._by_reference: dict[str, list[FlatSchema]] = {}

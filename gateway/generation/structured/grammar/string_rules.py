@@ -42,7 +42,8 @@ FORMAT_PATTERNS = {
 }
 STRING_CHARACTER = r'[^"\\\x00-\x1f]'
 
-#: Longest length that is counted together with a pattern, which costs a state per character and place.
+#: Longest length that is counted together with a pattern, which costs a state per character and
+#: place.
 _MAX_LENGTH_WITH_PATTERN = 256
 
 #: Characters of a block of places in bounded strings. All blocks share the same rule.
@@ -53,7 +54,9 @@ _NOT_PLAIN: Ranges = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), SURROGATES]
 
 
 def json_literal(value: object) -> str:
-    """Return a JSON value in its compact form. Raise NotEnforceableError for half a surrogate pair."""
+    """Return a JSON value in its compact form. Raise NotEnforceableError for half a surrogate
+    pair.
+    """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if any(0xD800 <= ord(one) <= 0xDFFF for one in text):
         raise NotEnforceableError("a text has half of a surrogate pair")
@@ -82,7 +85,9 @@ def quoted(content: RegularLanguage) -> RegularLanguage:
 
 
 def pattern_string(pattern: str, least: int, most: int | None) -> RegularLanguage:
-    """Return the JSON strings of `least` to `most` characters that match. Raise NotEnforceableError if that is not regular."""
+    """Return the JSON strings of `least` to `most` characters that match. Raise NotEnforceableError
+    if that is not regular.
+    """
     content = regex_language(pattern, json_character)
     if least or most is not None:
         if max(least, most or 0) > _MAX_LENGTH_WITH_PATTERN:
@@ -102,7 +107,9 @@ def any_string(rules: GrammarBuilder) -> str:
 
 
 def string_tail(rules: GrammarBuilder) -> str:
-    """Return the rule for characters up to the closing quote. Recursion is what xgrammar follows fastest."""
+    """Return the rule for characters up to the closing quote. Recursion is what xgrammar follows
+    fastest.
+    """
     name = "rest_of_string"
     rules.define(name, rf'"\"" | {STRING_CHARACTER} {name} | "\\" ["\\/bfnrt] {name}')
     return name
@@ -111,7 +118,8 @@ def string_tail(rules: GrammarBuilder) -> str:
 def bounded_string(rules: GrammarBuilder, least: int, most: int | None) -> str:
     """Return the rule for a JSON string of `least` to `most` characters.
 
-    With an upper bound there are no escapes: with them, the grammar would be far too slow to compile and to follow.
+    With an upper bound there are no escapes: with them, the grammar would be far too slow to
+    compile and to follow.
     """
     begin = f'"\\"" {_exactly(rules, least)}'.strip()
     if most is None:
@@ -139,12 +147,15 @@ def _up_to(rules: GrammarBuilder, count: int) -> str:
 
 
 def _block(rules: GrammarBuilder) -> str:
-    # the last character is a rule of its own: xgrammar would copy a rule without references to wherever it is used
+    # the last character is a rule of its own: xgrammar would copy a rule without references to
+    # wherever it is used
     return rules.add(f"{STRING_CHARACTER}{{{_BLOCK - 1}}} {rules.add(STRING_CHARACTER)}")
 
 
 def other_property_name(rules: GrammarBuilder, names: list[str]) -> str:
-    """Return the rule for a property name, with its quotes, that is none of `names` and has no escapes."""
+    """Return the rule for a property name, with its quotes, that is none of `names` and has no
+    escapes.
+    """
     plain = [name for name in names if not any(one in '"\\' or ord(one) < 0x20 for one in name)]
     return rules.add(f'"\\"" {_text_not_in(rules, plain)}')
 
@@ -155,7 +166,8 @@ def _text_not_in(rules: GrammarBuilder, names: list[str]) -> str:
     for head in heads:
         rest = _text_not_in(rules, [name[1:] for name in names if name[:1] == head])
         choices.append(f"{terminal(head)} {rest}")
-    # where a declared name begins beyond ASCII, no other does: xgrammar has no class for the rest of those characters
+    # where a declared name begins beyond ASCII, no other does: xgrammar has no class for the rest
+    # of those characters
     last = LAST_CODE_POINT if all(head.isascii() for head in heads) else 0x7F
     others = chars(subtract_ranges([(0, last)], [*_NOT_PLAIN, *((ord(head), ord(head)) for head in heads)]))
     name = "rest_of_name"
