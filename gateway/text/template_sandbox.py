@@ -301,7 +301,7 @@ def _limited_test(name: str, test: Callable[..., Any]) -> Callable[..., Any]:
     return limited
 
 
-def _check_growth(name: str, value: Any, *args: Any, **options: Any) -> None:
+def _check_growth(name: str, value: Any, /, *args: Any, **options: Any) -> None:
     """Raise SecurityError if a filter or method of _GROWING would make too large a value of its
     arguments.
     """

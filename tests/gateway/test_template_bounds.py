@@ -170,6 +170,7 @@ EXPRESSIONS = st.sampled_from(
         "'%s' | format(x)", "[3, 1] | sum", "7 // 2 * 3 ** 2", "x | list | batch(2) | list", "'%5.1f%%' % 2.25",
         "x | title", "x | length + 1", "[1, 2] | map('string') | join('-')", "{x: y}[x]", "x | default(y) | string",
         "namespace(a=x).a", "x | truncate(5)", "x.join([y, y])", "x | e", "10 | round(1) | int",
+        "'%(name)s %(size)s' | format(name=x, size=y)", "x | indent(width=2, first=true)", "[1, 2] | sum(start=3)",
     ]
 )  # fmt: skip
 
