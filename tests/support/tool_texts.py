@@ -6,8 +6,7 @@ import re
 from hypothesis import strategies as st
 
 from llmops.gateway.generation.parsers.families import PARSERS
-from llmops.gateway.generation.parsers.output_processor import ContentDelta, ToolCallDelta
-from llmops.gateway.generation.parsers.output_processor import merge_adjacent
+from llmops.gateway.generation.parsers.output_processor import ContentDelta, ToolCallDelta, merge_adjacent
 
 PROPERTIES = {
     "text": {"type": "string"},
