@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
-import types
 from pathlib import Path
 from typing import Any
 
@@ -16,16 +14,14 @@ from llmops.gateway.app import create_app
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.settings import GatewaySettings
 from tests.attacks.harness import record, scaled
-from tests.support.model_code import version_folder
+from tests.support.model_code import put_on_path
 
 pytest.importorskip("openvino_genai")
 
 
 @pytest.fixture
 def runtime(engine_dir: Path) -> Any:
-    # the model's own code, as Triton's stub finds it, and the module that exists only inside Triton
-    sys.path.append(str(version_folder("tensorrt_llm")))
-    sys.modules.setdefault("triton_python_backend_utils", types.ModuleType("triton_python_backend_utils"))
+    put_on_path("tensorrt_llm")
     from llmops_engine.runtimes.openvino import OpenVINOOptions, OpenVINORuntime
 
     manifest = json.loads((engine_dir / "engine.json").read_text())

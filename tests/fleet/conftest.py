@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import sys
-import types
-from pathlib import Path
+from tests.support.mock_engine.repository import MODEL_FILES
+from tests.support.model_code import put_on_path
 
-from tests.support.model_code import version_folder
-
-ROOT = Path(__file__).parents[2]
-
-sys.path.append(str(version_folder("tensorrt_llm")))
-sys.modules.setdefault("triton_python_backend_utils", types.SimpleNamespace(TRITONSERVER_RESPONSE_COMPLETE_FINAL=1))
+put_on_path("tensorrt_llm")
 
 import llmops_engine.runtimes  # noqa: E402
 
-llmops_engine.runtimes.__path__.append(str(ROOT / "tests" / "support" / "mock_engine" / "llmops_engine" / "runtimes"))
+llmops_engine.runtimes.__path__.append(str(MODEL_FILES / "runtimes"))

@@ -1,4 +1,1 @@
-"""Shared by the benchmark scripts: start the stack, watch its processes, write down figures.
-
-Nothing here decides what is measured; that is in `benchmarks/`.
-"""
+"""Support for tests, faults and benchmarks: the mock engine, scripted servers, real servers and processes."""

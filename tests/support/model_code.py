@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import functools
 import shutil
+import sys
 import tempfile
 from pathlib import Path
 
@@ -18,3 +19,10 @@ def version_folder(package: str) -> Path:
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     copy_model_code(package, Path(root, "1"))
     return Path(root, "1")
+
+
+def put_on_path(*packages: str) -> None:
+    """Make the model code of `packages`, and a stand-in for Triton's own module, importable in this process."""
+    for folder in (*map(version_folder, packages), Path(__file__).with_name("triton_stub")):
+        if str(folder) not in sys.path:
+            sys.path.append(str(folder))

@@ -1,4 +1,4 @@
-"""Usage under fire: requests while everything that carries their bill is killed; then the books are checked.
+"""Chaos for usage: kill every process between a request and its bill, then audit the ledger.
 
-Replicas that are killed under their streams are in `kills/`.
+The package `kills` kills replicas under their streams.
 """

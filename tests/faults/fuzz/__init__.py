@@ -1,6 +1,6 @@
-"""Hostile and mutated requests against a running gateway: python -m tests.faults.fuzz URL --model NAME.
+"""Hostile and mutated requests against a running gateway: `python -m tests.faults.fuzz URL --model NAME`.
 
-A family of requests is one module of `families/` with a function `cases(target, chance)`; new modules are discovered.
+A family of requests is a module of `families/` with a function `cases(target, chance)`. New modules are discovered.
 """
 
 from tests.faults.fuzz.base import Case, Family, Target

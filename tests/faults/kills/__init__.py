@@ -1,4 +1,4 @@
-"""What clients see of a replica that is killed, stopped or restarted under their streams.
+"""Kill, stop or restart a replica under its streams, and compare what clients receive with an undisturbed run.
 
-What becomes of their bills when everything else is killed is in `chaos/`.
+The package `chaos` kills the processes that carry usage.
 """

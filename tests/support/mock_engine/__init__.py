@@ -1,5 +1,5 @@
-"""A Triton model that emits tokens at a set pace: what is left to measure is the gateway, gRPC and Triton.
+"""A Triton model that emits tokens at a set pace, so that what remains to measure is the gateway, gRPC and Triton.
 
-It is the project's own engine model with the runtime exchanged, so requests are parsed and answered by the code that
-serves real engines, over the real Triton.
+The mock engine is the project's own engine model with another runtime: the code that serves real engines parses and
+answers the requests, on the real Triton.
 """

@@ -1,4 +1,1 @@
-"""A real Prometheus that scrapes a stack with planted faults: do the rules of deploy/ see them?
-
-The rules' own unit cases are in `deploy/alerts/`.
-"""
+"""A real Prometheus with the rules of deploy/, for tests of alerts and dashboards."""
