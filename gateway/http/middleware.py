@@ -191,6 +191,13 @@ class GatewayApp(FastAPI):
         self.add_api_route(path, endpoint, methods=["POST"], **docs)
         self.fast_routes[path] = _fast_route(endpoint, self.exception_handlers)
 
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one connection, without the two frames of FastAPI and Starlette."""
+        if self.middleware_stack is None:
+            self.middleware_stack = self.build_middleware_stack()
+        scope["app"] = self
+        await self.middleware_stack(scope, receive, send)
+
     def build_middleware_stack(self) -> ASGIApp:
         """Put the checks and the middleware around both paths. The checks take the place of ServerErrorMiddleware."""
         middleware, self.user_middleware = self.user_middleware, []

@@ -48,6 +48,8 @@ _CONTAINER_COST = 8
 _MAX_INTEGER_DIGITS = 4300
 #: Bytes by which two slices overlap, so that no suspicious number is cut.
 _OVERLAP = 512
+# The message of the cancellation that ends the wait for a part of a body.
+_TIMED_OUT = "the body is late"
 #: Maps digits to 0, exponent marks to e, and everything else to a blank: all numbers look alike.
 _DIGIT_CLASSES = bytes(48 if chr(byte).isdigit() else 101 if byte in b"eE" else 32 for byte in range(128)) + bytes(128)
 
@@ -125,12 +127,8 @@ class BodyReader:
 
     async def _receive_in_time(self, request: Request, size: int, elapsed: float) -> tuple[bytes, bool]:
         """Return the part that follows `size` bytes, which took `elapsed` seconds."""
-        left = self.seconds_left(elapsed, size)
         try:
-            if left <= 0:
-                raise TimeoutError
-            async with asyncio.timeout(left):
-                return await _receive_chunk(request)
+            return await _receive_chunk_within(self.seconds_left(elapsed, size), request)
         except TimeoutError:
             raise RequestTimeoutError(f"The body came too slowly: {size} bytes so far.") from None
 
@@ -147,6 +145,27 @@ def _is_body_complete(request: Request) -> bool:
     """Return True if the whole body has arrived, so that reading it does not wait. True for most requests."""
     cycle = getattr(request.receive, "__self__", None)
     return isinstance(cycle, RequestResponseCycle) and not cycle.more_body
+
+
+async def _receive_chunk_within(seconds: float, request: Request) -> tuple[bytes, bool]:
+    """Return the next part of the body. Raises TimeoutError.
+
+    asyncio.timeout, and a task for each part as in asyncio.wait_for, would cost more than reading the part.
+    """
+    task = asyncio.current_task()
+    assert task is not None
+    if seconds <= 0:
+        raise TimeoutError
+    timer = asyncio.get_running_loop().call_later(seconds, task.cancel, _TIMED_OUT)
+    try:
+        return await _receive_chunk(request)
+    except asyncio.CancelledError as error:
+        if error.args != (_TIMED_OUT,):
+            raise
+        task.uncancel()
+        raise TimeoutError from None
+    finally:
+        timer.cancel()
 
 
 async def _receive_chunk(request: Request) -> tuple[bytes, bool]:
