@@ -81,6 +81,8 @@ class UsageOutbox:
         self._path, self._log_path, is_new = path, folder / f"{_DATABASE}-wal", not path.exists()
         self._connections: list[sqlite3.Connection] = []
         self._thread = ThreadPoolExecutor(1, "usage-outbox")
+        #: The number of events.
+        self.count: int
         #: Places of rows that cannot be read. They are not delivered, and stay in the file.
         self.damaged: set[int] = set()
         try:
