@@ -1,5 +1,6 @@
-"""Interface through which a build reports its progress. `cli/progress.py` shows it in the
-terminal.
+"""Interface through which a build reports its progress.
+
+`cli/progress.py` shows it in the terminal.
 """
 
 from __future__ import annotations
@@ -13,8 +14,9 @@ class Progress(Protocol):
     """A receiver of stages, warnings and notes."""
 
     def stage(self, title: str, total: float | None = None) -> AbstractContextManager[None]:
-        """Begin a stage that ends with the `with` block. `total` is in the unit of `advance`, None
-        if unknown.
+        """Begin a stage that ends with the `with` block.
+
+        `total` is in the unit of `advance`, None if unknown.
         """
 
     def advance(self, amount: float = 1) -> None:
@@ -28,8 +30,9 @@ class Progress(Protocol):
 
 
 class SilentProgress:
-    """A receiver without output, for library use and tests. `warnings` and `notes` keep what was
-    reported.
+    """A receiver without output, for library use and tests.
+
+    `warnings` and `notes` keep what was reported.
     """
 
     def __init__(self) -> None:

@@ -131,8 +131,9 @@ class QuantFormat:
         return weights + self._scales(inputs, outputs) + (2 * inputs if self.pre_scale else 0)
 
     def table_bytes(self, rows: int, width: int, dtype_bytes: int) -> int:
-        """Return the bytes of `rows` rows of the embedding or the output head. In 8 bits, each row
-        has a scale and a zero point.
+        """Return the bytes of `rows` rows of the embedding or the output head.
+
+        In 8 bits, each row has a scale and a zero point.
         """
         return rows * width * dtype_bytes if self.table_bits == 16 else rows * (width + 3)
 

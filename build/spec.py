@@ -1,5 +1,6 @@
-"""The build specification: the options of `llmops build`, checked. Each error names the option and
-the fix.
+"""The build specification: the options of `llmops build`, checked.
+
+Each error names the option and the fix.
 """
 
 from __future__ import annotations
@@ -70,9 +71,7 @@ class BuildSpec:
             )
 
     def key_fields(self) -> dict[str, Any]:
-        """Return the fields that decide the engine: all but where it comes from and where it
-        goes.
-        """
+        """Return the fields that decide the engine: all but where it comes from and where it goes."""
         fields = asdict(self)
         del fields["checkpoint"], fields["output"]
         # The build key identifies adapters by their content, as it does the checkpoint.

@@ -108,11 +108,12 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
 def command(**parameters: Any) -> None:
     """Load-test URL: an OpenAI endpoint (http://host:port/v1), or Triton itself (grpc://host:port).
 
-    Lengths are distributions: 128, uniform:64,256, normal:256,64, lognormal:256,0.6, exponential:128,
-    choice:32@0.8,2048@0.2. Latencies are measured from the moment a request is sent.
+    Lengths are distributions: 128, uniform:64,256, normal:256,64, lognormal:256,0.6,
+    exponential:128, choice:32@0.8,2048@0.2. Latencies are measured from the moment a request is
+    sent.
 
-    A server that asks for a key gets LLMOPS_API_KEY. With --slo the exit code is 1 when fewer than --fail-under of the
-    requests meet the objectives.
+    A server that asks for a key gets LLMOPS_API_KEY. With --slo the exit code is 1 when fewer than
+    --fail-under of the requests meet the objectives.
     """
     json_path, html_path, compare = parameters.pop("json_path"), parameters.pop("html_path"), parameters.pop("compare")
     if compare:

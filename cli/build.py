@@ -114,9 +114,10 @@ def command(
 ) -> None:
     """Build an engine folder from CHECKPOINT.
 
-    CHECKPOINT is a Hugging Face folder, a GGUF file, a hub id (owner/name, downloaded) or the bundled model smollm2.
-    The same build again does nothing and takes under a second. A build that fails or is interrupted leaves OUTPUT as it
-    was; finished stages of a quantising one are kept beside it for the next attempt.
+    CHECKPOINT is a Hugging Face folder, a GGUF file, a hub id (owner/name, downloaded) or the
+    bundled model smollm2. The same build again does nothing and takes under a second. A build that
+    fails or is interrupted leaves OUTPUT as it was; finished stages of a quantising one are kept
+    beside it for the next attempt.
     """
     from llmops.build.job.build_engine import build
     from llmops.build.spec import BuildSpec

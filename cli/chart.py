@@ -46,10 +46,11 @@ def command(
     output: Path | None,
     schema_only: bool,
 ) -> None:
-    """Write values for deploy/helm/llmops: pools, builds, the gateway's settings and what pods may connect to.
+    """Write values for deploy/helm/llmops: pools, builds, the gateway's settings and what pods may
+    connect to.
 
-    `replicas: auto` is planned. What is left to do before `helm install` is printed to standard error.
-    docs/kubernetes.md goes through the installation.
+    `replicas: auto` is planned. What is left to do before `helm install` is printed to standard
+    error. docs/kubernetes.md goes through the installation.
     """
     from llmops.cli.service.helm_schema import chart_schema
     from llmops.cli.service.helm_values import ClusterResources, make_helm_values

@@ -40,7 +40,8 @@ def command(
 ) -> None:
     """Chat in the terminal with any OpenAI endpoint.
 
-    Ctrl-C stops the answer, not the program. An API key is read from LLMOPS_API_KEY or OPENAI_API_KEY.
+    Ctrl-C stops the answer, not the program. An API key is read from LLMOPS_API_KEY or
+    OPENAI_API_KEY.
     """
     from llmops.cli.openai_client import ChatClient
 

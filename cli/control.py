@@ -31,8 +31,8 @@ def command(
 ) -> None:
     """Serve administration and usage over HTTP, and run the jobs that only one process may run.
 
-    Several may share a store: all of them answer requests, one runs the jobs, and another takes over within seconds
-    when that one stops.
+    Several may share a store: all of them answer requests, one runs the jobs, and another takes
+    over within seconds when that one stops.
     """
     require_store_extra()
     from llmops.control.app import make_leader_jobs, run

@@ -17,11 +17,11 @@ import click
 def command(ctx: click.Context, as_json: bool, deep: bool) -> None:
     """Check what `llmops build` and `llmops serve` need on this machine.
 
-    Each line is ok, not ok (with the fix) or a note (something this machine does not need). Exit code 1 when something
-    is not ok.
+    Each line is ok, not ok (with the fix) or a note (something this machine does not need). Exit
+    code 1 when something is not ok.
 
-    With --deep, the last step of building the image: each line was seen, failed or needs a GPU. Exit code 1 when
-    anything failed.
+    With --deep, the last step of building the image: each line was seen, failed or needs a GPU.
+    Exit code 1 when anything failed.
     """
     if deep:
         _deep(ctx, as_json)

@@ -22,10 +22,11 @@ if TYPE_CHECKING:
 @click.option("--max-token-kl", type=float, help="Fail when any token's KL divergence is larger (nats).")
 @click.option("--json", "as_json", is_flag=True, help="Print figures, limits and verdict as JSON.")
 def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> None:
-    """Show how far the quantised ENGINE is from its source; a quantised Hugging Face folder works too.
+    """Show how far the quantised ENGINE is from its source; a quantised Hugging Face folder works
+    too.
 
-    Without --against, shows what `llmops build` measured and stored. With it, the source is run on the bundled texts
-    and prompts again, and the weights on disk are dequantised and compared.
+    Without --against, shows what `llmops build` measured and stored. With it, the source is run on
+    the bundled texts and prompts again, and the weights on disk are dequantised and compared.
     """
     import json
     from dataclasses import asdict

@@ -25,7 +25,8 @@ REPLICA = "One of several servers to use as one: HOST:PORT, or dns:NAME:PORT for
 def command(config: Path | None, replicas: tuple[str, ...], **flags: Any) -> None:
     """Serve the OpenAI API from Triton: requests become gRPC streams.
 
-    Settings come from flags, then LLMOPS_… environment variables (LLMOPS_PORT, LLMOPS_TIMEOUTS__IDLE), then --config.
+    Settings come from flags, then LLMOPS_… environment variables (LLMOPS_PORT,
+    LLMOPS_TIMEOUTS__IDLE), then --config.
     """
     from llmops.gateway.settings import load_settings
 

@@ -129,8 +129,8 @@ def update(key: str, admin: AdminClient, as_json: bool, **settings: Any) -> None
 def rotate(key: str, overlap: timedelta, admin: AdminClient, as_json: bool) -> None:
     """Give a key a new secret and print it; id, limits and spending stay.
 
-    Use --overlap 0 if the old secret has leaked: it stops working at once. A still older one, from an earlier rotation,
-    always does.
+    Use --overlap 0 if the old secret has leaked: it stops working at once. A still older one, from
+    an earlier rotation, always does.
     """
     from llmops.control.admin.schemas import KeyRotate, KeyWithSecret
 
@@ -148,7 +148,8 @@ def rotate(key: str, overlap: timedelta, admin: AdminClient, as_json: bool) -> N
 def revoke(key: str, now: bool, admin: AdminClient, as_json: bool) -> None:
     """Revoke a key permanently.
 
-    Gateways refuse it within 30 seconds. Answers that are running come to their end unless --now is given.
+    Gateways refuse it within 30 seconds. Answers that are running come to their end unless --now is
+    given.
     """
     from llmops.control.admin.schemas import KeyRead, KeyRevoke
 

@@ -101,7 +101,8 @@ class LazyGroup(click.Group):
 def cli() -> None:
     """Take a checkpoint to an OpenAI endpoint on NVIDIA Triton + TensorRT-LLM.
 
-    `llmops up` starts one on this machine with a bundled model. `llmops COMMAND --help` explains a command.
+    `llmops up` starts one on this machine with a bundled model. `llmops COMMAND --help` explains a
+    command.
     """
 
 

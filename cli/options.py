@@ -22,7 +22,7 @@ class Duration(click.ParamType):
     def __init__(self, *, zero: bool = False, whole: bool = False) -> None:
         """Args:
         zero: True if 0 is allowed.
-        whole: True to round to whole seconds, at least one.
+            whole: True to round to whole seconds, at least one.
         """
         self._zero, self._whole = zero, whole
 

@@ -145,7 +145,8 @@ def command(
 ) -> None:
     """Plan a deployment: does it fit, how to shard it, how fast it is, what it costs.
 
-    CHECKPOINT is what `llmops build` takes, or only its config.json. Neither a GPU nor weights are needed.
+    CHECKPOINT is what `llmops build` takes, or only its config.json. Neither a GPU nor weights are
+    needed.
     """
     plan = make_plan(checkpoint, flags)
     if save:

@@ -21,7 +21,8 @@ _SHOWN = ("target", "gpu", "quantisation", "kv_cache_dtype", "tp_size", "pp_size
 def command() -> None:
     """List, show and take recipes: plans for well-known models on one machine.
 
-    Each number of a recipe names its source. The file of a recipe is a plan that `llmops build --plan` takes.
+    Each number of a recipe names its source. The file of a recipe is a plan that `llmops build
+    --plan` takes.
     """
 
 

@@ -39,9 +39,10 @@ def command(
 ) -> None:
     """Put engine folders into a Triton model repository.
 
-    Each ENGINE is a folder that `llmops build` made, or NAME=FOLDER to serve it under another name. A served model NAME
-    becomes four Triton models: NAME (text in, text out), NAME-preprocessing, NAME-tensorrt_llm (tokens in, tokens out)
-    and NAME-postprocessing. An earlier repository in the output folder is replaced in one go.
+    Each ENGINE is a folder that `llmops build` made, or NAME=FOLDER to serve it under another name.
+    A served model NAME becomes four Triton models: NAME (text in, text out), NAME-preprocessing,
+    NAME-tensorrt_llm (tokens in, tokens out) and NAME-postprocessing. An earlier repository in the
+    output folder is replaced in one go.
     """
     from llmops.model_repository.generate import generate_repository, read_engines
     from llmops.model_repository.gpu_assignment import parse_gpus

@@ -91,10 +91,10 @@ def command(
 ) -> None:
     """Run Triton on REPOSITORY (see `llmops repo`) until Ctrl-C or SIGTERM.
 
-    An engine of NVIDIA's C++ backend for several GPUs is started under mpirun. With --serving the repository is made
-    again first, where its TensorRT engines are served by the other. Ready only when every model is loaded.
-    At shutdown running requests are finished first, for at most --exit-timeout; then no process and no shared
-    memory is left. A second signal ends them at once.
+    An engine of NVIDIA's C++ backend for several GPUs is started under mpirun. With --serving the
+    repository is made again first, where its TensorRT engines are served by the other. Ready only
+    when every model is loaded. At shutdown running requests are finished first, for at most
+    --exit-timeout; then no process and no shared memory is left. A second signal ends them at once.
     """
     from llmops.model_repository.launch import start_triton
     from llmops.model_repository.server.command import LaunchOptions, Ports

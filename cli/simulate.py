@@ -118,11 +118,12 @@ CACHE_BLOCK_TOKENS = 128
     "-j", "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes that share the replicas."
 )
 def command(json_path: Path | None, html_path: Path | None, policies: str, **parameters: Any) -> None:
-    """Simulate a fleet: replicas at the planner's pace behind the gateway's own routing, queue and limits.
+    """Simulate a fleet: replicas at the planner's pace behind the gateway's own routing, queue and
+    limits.
 
-    The load is made-up conversations (--rate, --day), a trace in Mooncake's format (--trace) or what a benchmark sent
-    (--bench). The report is that of `llmops bench`, whose --compare takes these files too. Lengths are distributions;
-    see `llmops bench --help`.
+    The load is made-up conversations (--rate, --day), a trace in Mooncake's format (--trace) or
+    what a benchmark sent (--bench). The report is that of `llmops bench`, whose --compare takes
+    these files too. Lengths are distributions; see `llmops bench --help`.
     """
     if sum(parameters[name] is not None for name in ("rate", "day", "trace", "bench")) != 1:
         raise click.UsageError("The load is not given, or given twice; give one of --rate, --day, --trace and --bench.")

@@ -136,16 +136,19 @@ class Stack:
         open_: bool | None,
         max_tokens: int | None = None,
     ) -> None:
-        """Read the settings, and check that the port and the store can be used before minutes of building.
+        """Read the settings, and check that the port and the store can be used before minutes of
+        building.
 
         Args:
-            host: The gateway's address. None leaves it to the settings, as for `port`, `store` and `open_`.
+            host: The gateway's address. None leaves it to the settings, as for `port`, `store` and
+                `open_`.
             port: The gateway's port.
             config: The gateway's settings.
-            store: The store's URL. A gateway that others can reach gets one by default, and its first key in
-                `first_key`.
+            store: The store's URL. A gateway that others can reach gets one by default, and its
+                first key in `first_key`.
             open_: Require no keys.
-            max_tokens: Tokens of an answer whose request names no limit, where the settings name none either.
+            max_tokens: Tokens of an answer whose request names no limit, where the settings name
+                none either.
         """
         from llmops.gateway.auth.authentication import keys_required
         from llmops.gateway.http.server import bind
@@ -261,7 +264,10 @@ class Stack:
 
 
 def create_first_key(url: str) -> str:
-    """Create a key with all scopes in a store that never had one. Return its secret, or an empty string."""
+    """Create a key with all scopes in a store that never had one.
+
+    Return its secret, or an empty string.
+    """
     return asyncio.run(_create_first_key(url))
 
 

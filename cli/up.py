@@ -77,15 +77,18 @@ def command(
 ) -> None:
     """From CHECKPOINT to a running OpenAI endpoint: build, repository, Triton, gateway.
 
-    CHECKPOINT is what `llmops build` takes, or an engine folder that it made. What was built before is used again.
-    Ctrl-C ends all of it: open answers are finished first, unless there is a second one.
+    CHECKPOINT is what `llmops build` takes, or an engine folder that it made. What was built before
+    is used again. Ctrl-C ends all of it: open answers are finished first, unless there is a second
+    one.
 
-    The bundled model ends an answer after 512 tokens where neither the request nor the gateway's settings say more.
+    The bundled model ends an answer after 512 tokens where neither the request nor the gateway's
+    settings say more.
 
-    On a --host that others reach the gateway asks for keys (--store, or store.db in the cache folder); where there is
-    none yet, it makes the first and prints it once.
+    On a --host that others reach the gateway asks for keys (--store, or store.db in the cache
+    folder); where there is none yet, it makes the first and prints it once.
 
-    With -f all models of the file are built beside it, into engines/NAME and repository, and served.
+    With -f all models of the file are built beside it, into engines/NAME and repository, and
+    served.
     """
     from llmops.cli.stack import Stack, build_described, build_engine, make_repository
 

@@ -57,8 +57,8 @@ def command(
 ) -> None:
     """Show usage and its cost: requests, tokens and US dollars.
 
-    Without --by, one line per tenant and model. Input tokens include those found in the engine's cache, which have a
-    price of their own.
+    Without --by, one line per tenant and model. Input tokens include those found in the engine's
+    cache, which have a price of their own.
     """
     from llmops.control.admin.schemas import UsageReport, UsageReportQuery
 

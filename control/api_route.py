@@ -26,7 +26,8 @@ from llmops.gateway.http.request_context import context_of
 from llmops.gateway.interfaces import Caller
 from llmops.validation_errors import explain_error
 
-#: Bytes of a request body. Admin bodies have a few fields, so a larger one is a mistake or an attack.
+#: Bytes of a request body. Admin bodies have a few fields, so a larger one is a mistake or an
+#: attack.
 MAX_BODY_BYTES = 64 * 2**10
 
 #: Seconds in which the whole body must arrive.
@@ -44,7 +45,10 @@ class ControlRoute(APIRoute):
     """
 
     async def authorize(self, request: Request) -> None:
-        """Raise ForbiddenError if the caller may not use this route. Called before the body is read."""
+        """Raise ForbiddenError if the caller may not use this route.
+
+        Called before the body is read.
+        """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Return the handler of the route."""
@@ -87,7 +91,8 @@ def make_router(**options: Any) -> APIRouter:
 def add_routes(app: FastAPI, router: APIRouter) -> None:
     """Add the routes of a router to an application.
 
-    `include_router` would wrap them in one nameless route, and metrics and error messages need each route's path.
+    `include_router` would wrap them in one nameless route, and metrics and error messages need each
+    route's path.
     """
     app.router.routes.extend(router.routes)
 

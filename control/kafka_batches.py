@@ -1,8 +1,10 @@
-"""Safe unpacking of Kafka batches: compressed and damaged batches are rejected before the client library unpacks them.
+"""Safe unpacking of Kafka batches: compressed and damaged batches are rejected before the client
+library unpacks them.
 
-A batch of a few hundred kilobytes can unpack to gigabytes, and the library unpacks it whole, on the event loop, before
-its records can be checked. Gateways do not compress, so a compressed batch is skipped. A batch with a wrong checksum is
-skipped too, because the library would fetch it again forever. Gateways resend what was not confirmed.
+A batch of a few hundred kilobytes can unpack to gigabytes, and the library unpacks it whole, on the
+event loop, before its records can be checked. Gateways do not compress, so a compressed batch is
+skipped. A batch with a wrong checksum is skipped too, because the library would fetch it again
+forever. Gateways resend what was not confirmed.
 """
 
 from __future__ import annotations
@@ -43,7 +45,9 @@ class RejectedBatch:
 
 
 class SafeRecords:
-    """The batches of one partition in the response to a fetch, in place of the library's `MemoryRecords`."""
+    """The batches of one partition in the response to a fetch, in place of the library's
+    `MemoryRecords`.
+    """
 
     def __init__(self, data: bytes) -> None:
         self._records = MemoryRecords(data)

@@ -28,7 +28,8 @@ log = logging.getLogger(__name__)
 #: Seconds between two attempts to take the lock, and between two checks that it is still held.
 RETRY_INTERVAL = 2.0
 
-#: Seconds without an answer of the store after which leadership is given up: the store may have released the lock.
+#: Seconds without an answer of the store after which leadership is given up: the store may have
+#: released the lock.
 WATCH_TIMEOUT = 10.0
 
 #: PostgreSQL's number of the lock. Any number that the migrations do not use.
@@ -69,14 +70,18 @@ def _try_lock(store: StoreUrl) -> AbstractAsyncContextManager[LockWatch | None]:
     """Try to take the lock.
 
     Yields:
-        A coroutine function that raises when the lock is lost, or None if another process holds the lock.
+        A coroutine function that raises when the lock is lost, or None if another process holds the
+            lock.
     """
     return _postgres_lock(store) if store.file is None else _file_lock(store.file)
 
 
 @asynccontextmanager
 async def _file_lock(store: Path) -> AsyncIterator[LockWatch | None]:
-    """Lock a file beside the SQLite file. The operating system releases the lock when the process ends."""
+    """Lock a file beside the SQLite file.
+
+    The operating system releases the lock when the process ends.
+    """
     lock = FileLock(store.with_name(f"{store.name}.lead"), mode=0o600, thread_local=False)
     try:
         lock.acquire(blocking=False)
@@ -95,8 +100,8 @@ async def _file_lock(store: Path) -> AsyncIterator[LockWatch | None]:
 async def _postgres_lock(store: StoreUrl) -> AsyncIterator[LockWatch | None]:
     """Take an advisory lock in one long transaction, which PgBouncer keeps on one connection too.
 
-    The transaction has no snapshot between statements, so it does not hold up vacuum. Waiting for the lock inside
-    PostgreSQL would be one long statement with a snapshot.
+    The transaction has no snapshot between statements, so it does not hold up vacuum. Waiting for
+    the lock inside PostgreSQL would be one long statement with a snapshot.
     """
     async with connect(store, pool_size=1) as database, database.write() as connection:
         if not await connection.scalar(text("SELECT pg_try_advisory_xact_lock(:lock)"), {"lock": ADVISORY_LOCK_ID}):

@@ -27,7 +27,10 @@ class LeaderJob(ABC):
 
     @abstractmethod
     async def run(self) -> None:
-        """Run until cancelled and release all resources. Exceptions are logged and the job is restarted."""
+        """Run until cancelled and release all resources.
+
+        Exceptions are logged and the job is restarted.
+        """
 
 
 MakeJobs = Callable[[], Sequence[LeaderJob]]
@@ -48,7 +51,10 @@ async def run_jobs(jobs: Sequence[LeaderJob]) -> None:
 
 
 async def cancel_tasks(tasks: Sequence[asyncio.Task[Any]]) -> None:
-    """Cancel tasks until they have ended. A database driver that is connecting can swallow a cancellation."""
+    """Cancel tasks until they have ended.
+
+    A database driver that is connecting can swallow a cancellation.
+    """
     while running := [task for task in tasks if not task.done()]:
         for task in running:
             task.cancel()

@@ -1,8 +1,9 @@
 """The ledger: write usage events from Kafka to the store, each of them once.
 
-Other programs than gateways may write to a topic, so each record passes four checks before it is billed: its size, its
-signature, its fields, and the constraints of the tables. A record that fails becomes a dead letter with the reason, and
-the ledger continues. A record that crashed the process twice is skipped at the third start.
+Other programs than gateways may write to a topic, so each record passes four checks before it is
+billed: its size, its signature, its fields, and the constraints of the tables. A record that fails
+becomes a dead letter with the reason, and the ledger continues. A record that crashed the process
+twice is skipped at the third start.
 """
 
 from __future__ import annotations
@@ -52,7 +53,8 @@ BATCH_SIZE = 1000
 #: Milliseconds without a heartbeat after which Kafka removes this consumer from its group.
 SESSION_TIMEOUT_MS = 10_000
 
-#: Milliseconds between two batches after which Kafka would remove it: a day, so that it stays while the store is away.
+#: Milliseconds between two batches after which Kafka would remove it: a day, so that it stays while
+#: the store is away.
 MAX_POLL_INTERVAL_MS = 24 * 3600 * 1000
 
 #: Milliseconds that a fetch waits for records.
@@ -61,8 +63,8 @@ POLL_TIMEOUT_MS = 1000
 #: Bytes of one event. A gateway writes about 700, and 5,000 with the longest names.
 MAX_EVENT_BYTES = 64 * 1024
 
-#: Bytes of one partition in the response to a fetch. The broker sends one whole batch in any case: its size is bounded
-#: by the topic's `max.message.bytes`.
+#: Bytes of one partition in the response to a fetch. The broker sends one whole batch in any case:
+#: its size is bounded by the topic's `max.message.bytes`.
 PARTITION_BYTES = 2**20
 
 #: Bytes of all partitions in the response to a fetch.
@@ -78,8 +80,8 @@ SINGLE_RECORD_READS = 2 * BATCH_SIZE
 class Ledger(LeaderJob):
     """A job that consumes usage events in batches.
 
-    Each batch is written in one transaction before its offsets are committed, so a crash causes repeated reads and no
-    double billing.
+    Each batch is written in one transaction before its offsets are committed, so a crash causes
+    repeated reads and no double billing.
     """
 
     name = "The ledger"
@@ -124,7 +126,8 @@ class Ledger(LeaderJob):
                 await self._clear_read_attempts(store)
                 raise
             finally:
-                # an interrupted stop would leave the consumer in the group, with partitions that are not read
+                # an interrupted stop would leave the consumer in the group, with partitions that
+                # are not read
                 await asyncio.shield(consumer.stop())
 
     async def _process_batch(self, consumer: AIOKafkaConsumer, store: Store) -> None:
@@ -203,8 +206,8 @@ class Ledger(LeaderJob):
 async def write_until_accepted(store: Store, events: Sequence[UsageEvent]) -> None:
     """Write events as soon as the store answers.
 
-    If the tables reject a batch, it is halved until the event that causes the error is alone. That event becomes a dead
-    letter.
+    If the tables reject a batch, it is halved until the event that causes the error is alone. That
+    event becomes a dead letter.
     """
     if not events:
         return
@@ -229,9 +232,11 @@ async def _record_read_attempt(store: Store, partition: TopicPartition, offset: 
 
 
 async def _rewind_truncated_partitions(consumer: AIOKafkaConsumer) -> None:
-    """Seek to the beginning of partitions whose log is shorter than the committed offset: the brokers lost records.
+    """Seek to the beginning of partitions whose log is shorter than the committed offset: the
+    brokers lost records.
 
-    Otherwise nothing would be read until the log is as long as before. Duplicates are ignored by event id.
+    Otherwise nothing would be read until the log is as long as before. Duplicates are ignored by
+    event id.
     """
     ends = {partition: consumer.highwater(partition) for partition in consumer.assignment()}
     lost = [

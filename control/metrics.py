@@ -1,4 +1,6 @@
-"""Prometheus metrics of a control process: its requests, its leadership, and the spending of tenants."""
+"""Prometheus metrics of a control process: its requests, its leadership, and the spending of
+tenants.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +31,8 @@ from llmops.store.usage_writes import SUMMED
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which sums of the ledger are reused: Prometheus may scrape more often than the store should be queried.
+#: Seconds for which sums of the ledger are reused: Prometheus may scrape more often than the store
+#: should be queried.
 CACHE_SECONDS = 60.0
 
 #: Tenants (those that spend most) and models with a series of their own. The others share one.
@@ -41,7 +44,8 @@ UNKNOWN_LABEL = "unknown"
 
 
 class SpendingCollector(Collector):
-    """Spending of tenants and models since the first of the month (UTC), and of budgets since their period began.
+    """Spending of tenants and models since the first of the month (UTC), and of budgets since their
+    period began.
 
     Values are those of the last successful read while the store does not answer.
     """
@@ -57,7 +61,10 @@ class SpendingCollector(Collector):
         self._dead_letters: Mapping[str, int] = {}
 
     async def refresh(self) -> None:
-        """Read the sums if they are older than CACHE_SECONDS. Errors of the store are logged and not raised."""
+        """Read the sums if they are older than CACHE_SECONDS.
+
+        Errors of the store are logged and not raised.
+        """
         if self._read_at is not None and self._clock() - self._read_at < CACHE_SECONDS:
             return
         self._read_at = self._clock()
@@ -95,7 +102,9 @@ class SpendingCollector(Collector):
 
 
 class ControlMetrics(Check):
-    """The metrics of a control process, as a check that counts requests and as the endpoint that shows them."""
+    """The metrics of a control process, as a check that counts requests and as the endpoint that
+    shows them.
+    """
 
     def __init__(self, spending: SpendingCollector) -> None:
         self.registry = CollectorRegistry()
@@ -138,7 +147,8 @@ def _top_spenders(sums: Sequence[UsageSum], group: str) -> list[tuple[str, Usage
 
 
 async def _read_budget_shares(connection: AsyncConnection, now: datetime) -> dict[str, float]:
-    """Return the spent share of the present budget of the MAX_SERIES tenants with the largest shares.
+    """Return the spent share of the present budget of the MAX_SERIES tenants with the largest
+    shares.
 
     This is one query for each kind of period, however many tenants there are.
     """

@@ -15,7 +15,8 @@ from llmops.control.store_access import StoreOfApp
 from llmops.gateway.errors import UnavailableError
 from llmops.store.prices import Price, prices_at
 
-#: Headers in which a client sends its key, passed on to the gateway: it decides what the caller may see.
+#: Headers in which a client sends its key, passed on to the gateway: it decides what the caller may
+#: see.
 _KEY_HEADERS = ("authorization", "x-api-key")
 
 router = make_router(tags=["usage"])
@@ -33,8 +34,8 @@ class ModelPrice(BaseModel):
 class ModelDescription(BaseModel):
     """A model and its price.
 
-    `context_window`: prompt and answer, in tokens. `price` is null if none is set. Without a gateway every other field
-    except `id` is null.
+    `context_window`: prompt and answer, in tokens. `price` is null if none is set. Without a
+    gateway every other field except `id` is null.
     """
 
     id: str

@@ -1,6 +1,9 @@
-"""OpenAI's GET /v1/organization/usage/completions and /v1/organization/costs. The organization is the tenant.
+"""OpenAI's GET /v1/organization/usage/completions and /v1/organization/costs.
 
-Fields and limits follow https://platform.openai.com/docs/api-reference/usage. There are no projects and no batches.
+The organization is the tenant.
+
+Fields and limits follow https://platform.openai.com/docs/api-reference/usage. There are no projects
+and no batches.
 """
 
 from __future__ import annotations
@@ -48,7 +51,10 @@ router = make_router(prefix="/v1/organization", tags=["openai"])
 
 
 class _Query(FailFastModel):
-    """Fields that both endpoints have. `api_source` and `service_tier` are accepted and group nothing."""
+    """Fields that both endpoints have.
+
+    `api_source` and `service_tier` are accepted and group nothing.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -223,7 +229,10 @@ def _page_start(query: _Query, width: int) -> int:
 
 
 def _user_ids(users: Sequence[str]) -> tuple[str, ...]:
-    """Return the ids that are UUIDs: PostgreSQL rejects others. If none is, return an id that no user has."""
+    """Return the ids that are UUIDs: PostgreSQL rejects others.
+
+    If none is, return an id that no user has.
+    """
     ids = []
     for user in users:
         with suppress(ValueError):

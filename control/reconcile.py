@@ -1,7 +1,8 @@
-"""The hourly reconciliation of the ledger with gateways and engines, and the token counts of engines.
+"""The hourly reconciliation of the ledger with gateways and engines, and the token counts of
+engines.
 
-Missing events need not be requested: a gateway keeps an event until the ledger has it, and sends it again. A gap that
-remains belongs to a gateway that has not come back, or that lost its outbox.
+Missing events need not be requested: a gateway keeps an event until the ledger has it, and sends it
+again. A gap that remains belongs to a gateway that has not come back, or that lost its outbox.
 """
 
 from __future__ import annotations
@@ -73,7 +74,10 @@ class Reconciler(LeaderJob):
         self._store, self._engines, self._interval = store, engines, interval
 
     async def run(self) -> None:
-        """Make reports until cancelled. Raises ResourceError if an engine or the store does not answer."""
+        """Make reports until cancelled.
+
+        Raises ResourceError if an engine or the store does not answer.
+        """
         await every(self._interval, self._report)
 
     async def _report(self) -> None:

@@ -1,4 +1,6 @@
-"""Access to the store from HTTP endpoints: one shared store per process, and store errors as HTTP errors."""
+"""Access to the store from HTTP endpoints: one shared store per process, and store errors as HTTP
+errors.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,10 @@ class ConflictError(ApiError):
 
 @contextmanager
 def client_errors() -> Iterator[None]:
-    """Turn the errors of a client's input into HTTP errors with the same message. Other errors pass unchanged."""
+    """Turn the errors of a client's input into HTTP errors with the same message.
+
+    Other errors pass unchanged.
+    """
     try:
         yield
     except UnknownResourceError as error:
@@ -38,10 +43,12 @@ def client_errors() -> Iterator[None]:
 
 
 class SharedStore:
-    """The store that all endpoints of a process share. It is opened by its first use, so a process starts without it.
+    """The store that all endpoints of a process share.
 
-    Connections raise UnavailableError while the store does not answer. The reason names hosts and files, so it is
-    logged and not sent to clients.
+    It is opened by its first use, so a process starts without it.
+
+    Connections raise UnavailableError while the store does not answer. The reason names hosts and
+    files, so it is logged and not sent to clients.
     """
 
     def __init__(self, url: str) -> None:

@@ -37,8 +37,8 @@ router = make_router(tags=["usage"])
 class CallerUsageQuery(AdminSchema):
     """Query of GET /api/usage.
 
-    `of` selects the key, its user or (scope `usage`) its tenant. It defaults to the key, or to the user for logins
-    without a key.
+    `of` selects the key, its user or (scope `usage`) its tenant. It defaults to the key, or to the
+    user for logins without a key.
     """
 
     of: UsageOwner | None = None
@@ -48,7 +48,9 @@ class CallerUsageQuery(AdminSchema):
 
 
 class BudgetStatus(AdminSchema):
-    """A budget of the key or its tenant, and what is left of it in the present period, which ends at `until`."""
+    """A budget of the key or its tenant, and what is left of it in the present period, which ends
+    at `until`.
+    """
 
     of: Literal["key", "tenant"]
     usd: float

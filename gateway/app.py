@@ -61,7 +61,8 @@ from llmops.gateway.web.chat_page import add_chat_page
 if TYPE_CHECKING:
     from llmops.gateway.usage.billing import Billing
 
-#: Adds its routes when it is called. The context manager that it returns is entered at start-up, and left at shutdown.
+#: Adds its routes when it is called. The context manager that it returns is entered at start-up,
+#: and left at shutdown.
 Plugin = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 #: Routes of `llmops control`. A gateway with a store and without control says where they are.
 CONTROL_PATHS = ("/api/usage", "/api/models", "/api/admin/{rest:path}", "/v1/organization/{rest:path}")

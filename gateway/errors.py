@@ -1,7 +1,7 @@
 """The errors that clients of the gateway get.
 
-Each class has an HTTP status, OpenAI's `type` and `code`, and says whether a retry makes sense. The same body is the
-response of a request and the last event of a stream that fails.
+Each class has an HTTP status, OpenAI's `type` and `code`, and says whether a retry makes sense. The
+same body is the response of a request and the last event of a stream that fails.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ def _truncate(text: str) -> str:
 class ApiError(LlmopsError):
     """Base of all responses that are not a success.
 
-    Clients retry 408, 409, 429 and every 5xx unless a header tells them otherwise, so each class decides.
+    Clients retry 408, 409, 429 and every 5xx unless a header tells them otherwise, so each class
+    decides.
 
     Attributes:
         status: The HTTP status.
@@ -43,7 +44,8 @@ class ApiError(LlmopsError):
         param: The field of the request that is at fault.
         retry_after: Seconds after which a retry makes sense.
         detail: What an engine, library or address said. For the log only, see `log_detail`.
-        logged: The request for which the detail was logged last; several requests can end with one error.
+        logged: The request for which the detail was logged last; several requests can end with one
+            error.
     """
 
     status: ClassVar[int] = 500
@@ -274,7 +276,10 @@ class HeaderTooLargeError(ApiError):
 
 
 class RequestTimeoutError(ApiError):
-    """408: the request was not complete in time. The connection is closed, because the rest may still arrive."""
+    """408: the request was not complete in time.
+
+    The connection is closed, because the rest may still arrive.
+    """
 
     status = 408
     type = "invalid_request_error"
@@ -323,12 +328,18 @@ class EngineError(ApiError):
     should_retry = True
 
     def __init__(self, detail: str) -> None:
-        """Create the error. `detail` is the engine's message, which may name files, keys and addresses."""
+        """Create the error.
+
+        `detail` is the engine's message, which may name files, keys and addresses.
+        """
         super().__init__("The engine failed on this request.", detail=detail)
 
 
 class InternalError(ApiError):
-    """500: a bug in the gateway, which a retry would meet again. The log has it under the request's id."""
+    """500: a bug in the gateway, which a retry would meet again.
+
+    The log has it under the request's id.
+    """
 
     code = "internal_error"
 
@@ -360,7 +371,10 @@ class DrainingError(UnavailableError):
 
 
 class EngineTimeoutError(ApiError):
-    """504: the engine accepted the request and sent nothing for too long. A retry would double its load."""
+    """504: the engine accepted the request and sent nothing for too long.
+
+    A retry would double its load.
+    """
 
     status = 504
     type = "timeout_error"

@@ -2,8 +2,9 @@
 
     body ─ api ─▶ EngineRequest ─ routing, triton ─▶ TokenStream of TokenBatch ─ generation ─▶ OutputDelta ─ api ─▶ chunk
 
-`generation` makes EngineRequests and reads TokenBatches, `triton` does the opposite, and neither knows the other. With
-several replicas a WaitingQueue decides which request is next, and a RoutingPolicy which replica gets it.
+`generation` makes EngineRequests and reads TokenBatches, `triton` does the opposite, and neither
+knows the other. With several replicas a WaitingQueue decides which request is next, and a
+RoutingPolicy which replica gets it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 
 class Guide(NamedTuple):
-    """A grammar that the output must follow. `text` is the JSON Schema, regular expression or EBNF; empty for `json`."""
+    """A grammar that the output must follow.
+
+    `text` is the JSON Schema, regular expression or EBNF; empty for `json`.
+    """
 
     kind: GuideKind
     text: str = ""
@@ -96,7 +100,8 @@ class Caller:
         tenant_id: The tenant, empty without API keys.
         user_id: The user. For anonymous callers a digest of what was sent as a key.
         key_id: The API key.
-        share: The path by which scarce resources are divided fairly: `a/b` is `b`'s part of `a`'s part.
+        share: The path by which scarce resources are divided fairly: `a/b` is `b`'s part of `a`'s
+            part.
         tier: The tier of the key.
         priority: The priority of the key, for usage records.
         scopes: What the caller may request.
@@ -130,7 +135,10 @@ class Caller:
 
 
 class Usage(NamedTuple):
-    """Tokens that a request has used. `cached_tokens` are part of the prompt, None if the engine does not report them."""
+    """Tokens that a request has used.
+
+    `cached_tokens` are part of the prompt, None if the engine does not report them.
+    """
 
     prompt_tokens: int
     completion_tokens: int = 0
@@ -143,8 +151,8 @@ class Outcome(NamedTuple):
 
     Attributes:
         status: The HTTP status that was sent, 0 if none was.
-        finish: The finish reason of the first choice, or `cancelled`, `engine_lost` or `error`; empty if nothing was
-            generated and nothing failed.
+        finish: The finish reason of the first choice, or `cancelled`, `engine_lost` or `error`;
+            empty if nothing was generated and nothing failed.
         usage: The tokens, None if none were used.
     """
 
@@ -162,8 +170,10 @@ class UsageEvent(NamedTuple):
         id: A UUID in the order of time. An event counts once per id.
         seq: The number of the event in its gateway, from 0.
         input_tokens: Tokens of the prompt, including `cached_tokens`.
-        cost_micros: The price in micro-dollars by `price_id`. Without an id the ledger looks the price up.
-        status: The HTTP status; 499 if the client left, 0 with `finish_reason` `gateway_lost` if the gateway died.
+        cost_micros: The price in micro-dollars by `price_id`. Without an id the ledger looks the
+            price up.
+        status: The HTTP status; 499 if the client left, 0 with `finish_reason` `gateway_lost` if
+            the gateway died.
         migrations: How often the request moved to another replica.
     """
 
@@ -211,7 +221,9 @@ class UsageRecorder(ABC):
 
     @abstractmethod
     def end(self, outcome: Outcome, first: float = 0.0, replica: str = "", moves: int = 0) -> None:
-        """Record the end, before the last bytes of the response are sent. Only the first call counts.
+        """Record the end, before the last bytes of the response are sent.
+
+        Only the first call counts.
 
         Args:
             outcome: How the request ended.
@@ -222,7 +234,9 @@ class UsageRecorder(ABC):
 
 
 class QuotaReservation(ABC):
-    """The part of its caller's quotas that a request holds: reserved before the work, settled when it ends."""
+    """The part of its caller's quotas that a request holds: reserved before the work, settled when
+    it ends.
+    """
 
     __slots__ = ()
 
@@ -235,7 +249,8 @@ class QuotaReservation(ABC):
             prompt: Tokens of the prompt.
             most: The most tokens of all answers together.
             answers: The number of answers.
-            bounded: True if the client set `most`. Else the usual length of the model's answers is reserved.
+            bounded: True if the client set `most`. Else the usual length of the model's answers is
+                reserved.
 
         Returns:
             The answer tokens granted, which is less than `most` if the budget pays for less.
@@ -246,7 +261,9 @@ class QuotaReservation(ABC):
 
     @abstractmethod
     def follow(self, usage: Callable[[], Usage]) -> None:
-        """Update the reservation from now on by `usage`, which returns what the answer has used so far."""
+        """Update the reservation from now on by `usage`, which returns what the answer has used so
+        far.
+        """
 
     @abstractmethod
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
@@ -290,11 +307,13 @@ class EngineRequest:
         guide: The grammar of the output.
         caller: `Caller.share`, for fair turns among requests whose grammars are new to the engine.
         cache_salt: Requests share cached prefixes only with requests that have the same salt.
-        extras: Values of the contract's inputs without a field here. Engine models of others do not get all of them.
+        extras: Values of the contract's inputs without a field here. Engine models of others do not
+            get all of them.
         turn: The attributes by which the request is queued.
         without: Ids of replicas that must not get the request.
         moved: True if the request has started on a replica that could not finish it.
-        whole: True if nothing is shown before the answer is complete, so that the answer may start again.
+        whole: True if nothing is shown before the answer is complete, so that the answer may start
+            again.
         trace: W3C's `traceparent` for the engine's server, empty if the request is not traced.
     """
 
@@ -332,7 +351,8 @@ class TokenBatch(NamedTuple):
         sequence: The sequence, 0 to n-1.
         tokens: The tokens.
         logprobs: The natural logarithm of each token's probability, if requested.
-        anew: True if the sequence starts again, for `whole` requests only: earlier tokens do not count.
+        anew: True if the sequence starts again, for `whole` requests only: earlier tokens do not
+            count.
         tops: The alternatives of each token, if requested.
     """
 
@@ -365,13 +385,16 @@ class Failover(NamedTuple):
 
 
 class TokenStream(ABC):
-    """The tokens of one request as they arrive. The iteration ends after the engine's final response.
+    """The tokens of one request as they arrive.
 
-    Iterating raises EngineError if the engine fails, UnsupportedError if it rejects the request, UnavailableError if
-    Triton is not available, and CancelledStreamError after `cancel`.
+    The iteration ends after the engine's final response.
+
+    Iterating raises EngineError if the engine fails, UnsupportedError if it rejects the request,
+    UnavailableError if Triton is not available, and CancelledStreamError after `cancel`.
 
     Attributes:
-        cached_tokens: Tokens of the prompt in the engine's cache, None before the first token or if unknown.
+        cached_tokens: Tokens of the prompt in the engine's cache, None before the first token or if
+            unknown.
         ended: Sequences that have ended, if there are several.
     """
 
@@ -390,7 +413,9 @@ class TokenStream(ABC):
 
     @property
     def splices(self) -> Mapping[str, int]:
-        """Return the number of moves after which the text is `exact`ly the same, and only `approximate`ly."""
+        """Return the number of moves after which the text is `exact`ly the same, and only
+        `approximate`ly.
+        """
         return {}
 
     @property
@@ -405,26 +430,38 @@ class TokenStream(ABC):
     async def __anext__(self) -> TokenBatch: ...
 
     def attach(self, sink: TokenSink, taken: list[TokenBatch] | None = None) -> None:
-        """Offer batches to `sink` directly while the reader waits in `__anext__`. By default the reader gets them all.
+        """Offer batches to `sink` directly while the reader waits in `__anext__`.
+
+        By default the reader gets them all.
 
         Args:
-            sink: Returns False for a batch that the reader must get. The reader also gets what `sink` raises.
+            sink: Returns False for a batch that the reader must get. The reader also gets what
+                `sink` raises.
             taken: Collects the batches that `sink` took.
         """
         return
 
     @abstractmethod
     def cancel(self) -> None:
-        """Remove the request from the engine's batch immediately. Further calls, and calls after the end, do nothing."""
+        """Remove the request from the engine's batch immediately.
+
+        Further calls, and calls after the end, do nothing.
+        """
 
 
 class Engine(ABC):
-    """A model that turns EngineRequests into TokenStreams. If it is `gated`, requests may wait or be rejected."""
+    """A model that turns EngineRequests into TokenStreams.
+
+    If it is `gated`, requests may wait or be rejected.
+    """
 
     gated = False
 
     def check(self, turn: SchedulingParams) -> None:
-        """Raise UnavailableError if a request would wait too long. Called before the request is prepared."""
+        """Raise UnavailableError if a request would wait too long.
+
+        Called before the request is prepared.
+        """
         return
 
     @abstractmethod
@@ -464,7 +501,10 @@ class LoraAdapter:
 
 @dataclass(frozen=True, slots=True)
 class SamplingDefaults:
-    """Sampling defaults that the model's makers recommend. None leaves a parameter at OpenAI's default."""
+    """Sampling defaults that the model's makers recommend.
+
+    None leaves a parameter at OpenAI's default.
+    """
 
     temperature: Annotated[float, Field(ge=0)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
@@ -475,7 +515,8 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """The metadata that an engine model announces (`llmops_model_metadata`), validated when it is read.
+    """The metadata that an engine model announces (`llmops_model_metadata`), validated when it is
+    read.
 
     Attributes:
         max_seq_len: The context length, in tokens.
@@ -514,7 +555,8 @@ class ModelMetadata:
 
 
 ReplicaState = Literal["starting", "ready", "draining", "suspect", "gone"]
-#: The source of a replica's state: its own reports, or the gateway's streams and the server's metrics.
+#: The source of a replica's state: its own reports, or the gateway's streams and the server's
+#: metrics.
 ReplicaSource = Literal["reported", "measured"]
 
 
@@ -530,7 +572,8 @@ class ReplicaView:
         running: Sequences in the engine's batch.
         waiting: Sequences in the engine's own queue.
         waiting_tokens: Prompt tokens of the waiting sequences that are still to be computed.
-        free_blocks: Blocks of the KV cache that no running sequence holds. They may hold cached prefixes.
+        free_blocks: Blocks of the KV cache that no running sequence holds. They may hold cached
+            prefixes.
         blocks: All blocks of the KV cache; 0 while unknown.
         tokens_per_block: Tokens in each block.
         prefill_rate: Prompt tokens per second; 0 while unknown.
@@ -539,7 +582,8 @@ class ReplicaView:
         in_flight: Requests that this gateway has sent and the replica's state does not include yet.
         in_flight_tokens: Uncached prompt tokens of the in-flight requests.
         subscribers: Gateways that use the replica.
-        demand: Sum of the weights that all gateways declare (`TieredQueue.demand`), this one included.
+        demand: Sum of the weights that all gateways declare (`TieredQueue.demand`), this one
+            included.
         adapters: Names of the loaded LoRA adapters.
         source: Whether the replica reports its state or the gateway measures it.
     """
@@ -617,7 +661,9 @@ class RoutingPolicy(Protocol):
         ...
 
     def limit(self, replica_id: str, blocks: int) -> None:
-        """Assume that a replica that reports no evictions holds the `blocks` most recently used blocks."""
+        """Assume that a replica that reports no evictions holds the `blocks` most recently used
+        blocks.
+        """
         ...
 
     def forget(self, replica_id: str) -> None:
@@ -627,7 +673,9 @@ class RoutingPolicy(Protocol):
 
 @dataclass(slots=True, eq=False)
 class QueuedRequest:
-    """A request waiting for a replica. Times are in seconds of the clock that the queue is called with.
+    """A request waiting for a replica.
+
+    Times are in seconds of the clock that the queue is called with.
 
     Attributes:
         tenant: Tenant that is charged.

@@ -1,8 +1,8 @@
 """Runs the gateway: one process, or several independent ones behind one port.
 
-Each worker is a complete gateway. Workers share the listening socket and nothing else: state that more than one of them
-needs (limits, stored responses, keys) is in Redis or the store. Each worker also listens on a port of its own, so that
-Prometheus can scrape it.
+Each worker is a complete gateway. Workers share the listening socket and nothing else: state that
+more than one of them needs (limits, stored responses, keys) is in Redis or the store. Each worker
+also listens on a port of its own, so that Prometheus can scrape it.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ def run(
 
     Args:
         settings: The gateway's settings; `workers` is the number of processes.
-        on_listening: Called with the base URL, and with whether API keys are required, as soon as the port is bound.
+        on_listening: Called with the base URL, and with whether API keys are required, as soon as
+            the port is bound.
         plugins: What every worker serves beside the gateway.
 
     Returns:
         True if a second signal ended the gateway before its responses were complete.
 
     Raises:
-        InputError: The host exposes the gateway without API keys and `open` is not set, or several workers have no
-            store or Redis for the state that they must share.
+        InputError: The host exposes the gateway without API keys and `open` is not set, or several
+            workers have no store or Redis for the state that they must share.
         ResourceError: The port is taken.
     """
     requires_keys = keys_required(settings)
@@ -52,7 +53,8 @@ def run(
             on_listening(_url_of(listener), requires_keys)
         if settings.workers == 1:
             return _serve(settings, [listener], plugins)
-        # created before the first fork, so that a signal finds the supervisor, and a restarted worker its old port
+        # created before the first fork, so that a signal finds the supervisor, and a restarted
+        # worker its old port
         supervisor = Supervisor(settings.workers)
         first = settings.port + 1 if settings.port else 0
         ports = [first and first + index for index in range(settings.workers)]
@@ -62,7 +64,9 @@ def run(
 
 
 def _check_workers(settings: GatewaySettings) -> None:
-    """Raise InputError if workers would hold limits or responses that callers expect all of them to share."""
+    """Raise InputError if workers would hold limits or responses that callers expect all of them to
+    share.
+    """
     if settings.workers == 1:
         return
     if settings.responses.entries and settings.store is None:
@@ -79,7 +83,9 @@ def _check_workers(settings: GatewaySettings) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the limit of open files to the system's maximum: each connection is a file, and shells allow 1,024."""
+    """Raise the limit of open files to the system's maximum: each connection is a file, and shells
+    allow 1,024.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

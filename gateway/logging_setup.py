@@ -18,7 +18,9 @@ MAX_TRACEBACK_CHARACTERS = 32_768
 
 
 class SafeFormatter(logging.Formatter):
-    """Escapes control characters, so that untrusted text cannot forge a line, and truncates long messages."""
+    """Escapes control characters, so that untrusted text cannot forge a line, and truncates long
+    messages.
+    """
 
     def formatMessage(self, record: logging.LogRecord) -> str:
         """Return the line of a record."""

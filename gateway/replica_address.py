@@ -1,4 +1,6 @@
-"""Addresses in the setting `replicas`: a server, one engine model of a server, or a DNS name for several servers."""
+"""Addresses in the setting `replicas`: a server, one engine model of a server, or a DNS name for
+several servers.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,8 @@ class ReplicaAddress(NamedTuple):
 
     Attributes:
         server: HOST:PORT of Triton's gRPC endpoint.
-        engine_model: The only model of the server to use, empty for all. One Triton can thus have several replicas.
+        engine_model: The only model of the server to use, empty for all. One Triton can thus have
+            several replicas.
         name: The name under which the model is served, empty for the engine model's own.
     """
 

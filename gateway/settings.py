@@ -1,4 +1,7 @@
-"""The gateway's settings. Flags override LLMOPS_… environment variables, which override the YAML file."""
+"""The gateway's settings.
+
+Flags override LLMOPS_… environment variables, which override the YAML file.
+"""
 
 from __future__ import annotations
 
@@ -66,8 +69,8 @@ class TierSettings(_Section):
     Attributes:
         weight: Weight of each waiting tenant when several gateways share a replica.
         share: Minimum fraction of all tokens while the tier has waiting requests.
-        max_wait: Requests that would wait longer for their first token are rejected. None: 0.6 of the objective for
-            the first token in the first tier, 60 s in others.
+        max_wait: Requests that would wait longer for their first token are rejected. None: 0.6 of
+            the objective for the first token in the first tier, 60 s in others.
     """
 
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -90,12 +93,14 @@ class QueueSettings(_Section):
 class ModelOverrides(_Section):
     """Values that override a model's own metadata, such as the folder of its tokenizer.
 
-    A model without metadata (not made by `llmops repo`) needs `tokenizer_dir`, `max_seq_len`, `vocab_size` and
-    `end_ids`, and `engine_model` if its Triton model is not called NAME-tensorrt_llm.
+    A model without metadata (not made by `llmops repo`) needs `tokenizer_dir`, `max_seq_len`,
+    `vocab_size` and `end_ids`, and `engine_model` if its Triton model is not called
+    NAME-tensorrt_llm.
 
     Attributes:
         engine_model: The name of the Triton model.
-        control_tokens_in_messages: True if text such as `<|im_end|>` in a message becomes the token.
+        control_tokens_in_messages: True if text such as `<|im_end|>` in a message becomes the
+            token.
         slo: Objectives in place of the gateway's.
     """
 
@@ -130,7 +135,8 @@ class RequestLimits(_Section):
         queued_inputs: Texts that wait for one encoder.
         header_bytes: The largest header.
         connections: Open connections.
-        connections_per_client: Connections of one address (IPv6: one /64). None: half of `connections`; 0: unlimited.
+        connections_per_client: Connections of one address (IPv6: one /64). None: half of
+            `connections`; 0: unlimited.
         messages: Messages of a request.
         stop_strings: Stop strings of a request.
         stop_length: Characters of a stop string.
@@ -234,7 +240,8 @@ class SamplingSettings(_Section):
 
 
 class ResponseStoreSettings(_Section):
-    """Bounds on the responses kept for `previous_response_id` and GET: in the store if there is one, else in memory.
+    """Bounds on the responses kept for `previous_response_id` and GET: in the store if there is
+    one, else in memory.
 
     Attributes:
         entries: Responses of each owner in a store, or of all owners in memory; 0 stores none.
@@ -262,7 +269,8 @@ class TenantConversations(_Section):
 
 
 class ConversationSettings(_Section):
-    """Bounds on conversations in the store, or in `store.db` of the cache folder if no store is set.
+    """Bounds on conversations in the store, or in `store.db` of the cache folder if no store is
+    set.
 
     Attributes:
         entries: Conversations of each owner, 0 to store none.
@@ -289,8 +297,9 @@ class WebSettings(_Section):
     """The chat page.
 
     Attributes:
-        hosts: Host names by which browsers may reach a gateway without API keys, besides `localhost` and IP
-            addresses. A page of another site could make any other name resolve to the gateway.
+        hosts: Host names by which browsers may reach a gateway without API keys, besides
+            `localhost` and IP addresses. A page of another site could make any other name resolve
+            to the gateway.
     """
 
     hosts: list[str] = Field(default_factory=list)
@@ -311,7 +320,8 @@ _Url = Annotated[str, AfterValidator(_check_https)]
 
 
 class RulesFilterSettings(_Section):
-    """A safety filter of regular expressions in RE2's syntax, with a bounded width, and of whole words.
+    """A safety filter of regular expressions in RE2's syntax, with a bounded width, and of whole
+    words.
 
     Attributes:
         words_file: A text file with one word or phrase a line.
@@ -326,7 +336,9 @@ class RulesFilterSettings(_Section):
 
 
 class LanguageFilterSettings(_Section):
-    """A safety filter that finds letters of other writing systems than `scripts`, such as latin or thai."""
+    """A safety filter that finds letters of other writing systems than `scripts`, such as latin or
+    thai.
+    """
 
     kind: Literal["language"]
     category: str | None = None
@@ -334,7 +346,9 @@ class LanguageFilterSettings(_Section):
 
 
 class ModelFilterSettings(_Section):
-    """A safety filter that judges the vector of an embedding model with a `head` of `llmops safety train`."""
+    """A safety filter that judges the vector of an embedding model with a `head` of `llmops safety
+    train`.
+    """
 
     kind: Literal["model"]
     category: str | None = None
@@ -415,10 +429,12 @@ class UsageSettings(_Section):
     """The outbox of usage events.
 
     Attributes:
-        journal: The folder of events that the ledger does not have yet. None: `usage` in the cache folder.
+        journal: The folder of events that the ledger does not have yet. None: `usage` in the cache
+            folder.
         bytes: The size of the folder, per gateway.
         when_full: `refuse` rejects requests, `serve` goes on without recording usage.
-        engines: Metrics pages of Triton servers, whose tokens `llmops control` compares with the bill.
+        engines: Metrics pages of Triton servers, whose tokens `llmops control` compares with the
+            bill.
     """
 
     journal: Path | None = None
@@ -431,7 +447,8 @@ class AuditSettings(_Section):
     """The audit log.
 
     Attributes:
-        days: Age in days at which `llmops control` deletes entries and dead letters, None to keep all.
+        days: Age in days at which `llmops control` deletes entries and dead letters, None to keep
+            all.
     """
 
     days: Annotated[int, Field(gt=0)] | None = 400
@@ -494,7 +511,8 @@ class KafkaSettings(_Section):
         user: The user for SASL, None for no authentication.
         password: The password for SASL.
         mechanism: The mechanism of SASL.
-        signing_keys: A key, or two with a comma during a rotation. The first signs events, both verify them.
+        signing_keys: A key, or two with a comma during a rotation. The first signs events, both
+            verify them.
         signing_keys_file: A file with a key in each line, instead.
     """
 
@@ -521,7 +539,8 @@ class TraceSettings(_Section):
     Attributes:
         endpoint: The URL of an OTLP receiver over HTTP; without a path, /v1/traces.
         ratio: Fraction of the requests without a `traceparent` that are traced.
-        per_second: The most traces of sampled requests per second, and as many of failed, slow or moved ones.
+        per_second: The most traces of sampled requests per second, and as many of failed, slow or
+            moved ones.
         queue: Traces that may wait to be sent.
     """
 
@@ -565,22 +584,26 @@ class GatewaySettings(_Section):
 
     Attributes:
         triton: HOST:PORT of Triton's gRPC endpoint.
-        replicas: Several servers, in place of `triton`: HOST:PORT, dns:NAME:PORT for all addresses of a name, or
-            [NAME=]HOST:PORT/ENGINE_MODEL for one model of a server.
-        cache_scope: Who shares cached prefixes. By default each tenant has its own if API keys are required.
+        replicas: Several servers, in place of `triton`: HOST:PORT, dns:NAME:PORT for all addresses
+            of a name, or [NAME=]HOST:PORT/ENGINE_MODEL for one model of a server.
+        cache_scope: Who shares cached prefixes. By default each tenant has its own if API keys are
+            required.
         metrics_port: The port of Triton's metrics, for engines that do not report their state.
         host: The address to listen on.
         port: The port to listen on, 0 for any.
         models: Overrides by model.
-        aliases: Names that stand for models, by name: the first one that is served and has room answers.
+        aliases: Names that stand for models, by name: the first one that is served and has room
+            answers.
         slo: Objectives of models without their own.
         tiers: Tiers of keys, the highest first.
         waiting: Bounds on waiting requests.
         redis: The URL of a Redis or Valkey with which gateways share limits.
-        store: The URL of a store. Its API keys are required as soon as there are any, and usage is recorded there.
+        store: The URL of a store. Its API keys are required as soon as there are any, and usage is
+            recorded there.
         open: True to require no API keys.
         access_log: A file for a line of JSON per request, `-` for the standard output.
-        strict_fields: True to reject unknown fields, which otherwise cause a warning in `x-llmops-warnings`.
+        strict_fields: True to reject unknown fields, which otherwise cause a warning in
+            `x-llmops-warnings`.
         request_checks: `module:name` of callables that take these settings and return a Check
             (gateway/http/middleware.py).
         refresh: How often models are looked up again.
@@ -639,7 +662,9 @@ class GatewaySettings(_Section):
 
     @property
     def queues_requests(self) -> bool:
-        """Return True if requests queue in the gateway for a replica, instead of going to a replica immediately."""
+        """Return True if requests queue in the gateway for a replica, instead of going to a replica
+        immediately.
+        """
         objectives = [self.slo, *(model.slo for model in self.models.values() if model.slo is not None)]
         return bool(self.tiers) or any(slo.ttft_p95 is not None for slo in objectives)
 
@@ -674,7 +699,8 @@ def load_settings(config: Path | SettingsLayers | None = None, **flags: Any) -> 
     """Return the settings of flags (None: not set), environment and `config`.
 
     Raises:
-        InputError: A setting is unknown or invalid, or the file cannot be read. The message names the setting.
+        InputError: A setting is unknown or invalid, or the file cannot be read. The message names
+            the setting.
     """
     _reject_misspelt_environment()
     layers = config if isinstance(config, SettingsLayers) else SettingsLayers(str(config or ""), (_read_file(config),))
@@ -708,7 +734,10 @@ def _environment() -> dict[str, Any]:
 
 
 def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both mappings as one. Sections are merged, and other values of `upper` override those of `lower`."""
+    """Return both mappings as one.
+
+    Sections are merged, and other values of `upper` override those of `lower`.
+    """
     merged = dict(lower)
     for name, value in upper.items():
         below = merged.get(name)
@@ -717,7 +746,10 @@ def _merge(lower: Mapping[str, Any], upper: Mapping[str, Any]) -> dict[str, Any]
 
 
 def _reject_misspelt_environment() -> None:
-    """Raise InputError for variables that resemble a setting. Other commands have LLMOPS_ variables too."""
+    """Raise InputError for variables that resemble a setting.
+
+    Other commands have LLMOPS_ variables too.
+    """
     known = [PREFIX + name.upper() for name in GatewaySettings.model_fields]
     for name in os.environ:
         stem = name.split("__")[0]
@@ -729,7 +761,8 @@ def _reject_misspelt_environment() -> None:
 
 
 def explain_settings_error(error: ValidationError, kind: type[BaseModel], where: str, docs: str) -> str:
-    """Return a sentence about the first invalid setting of `kind`; for an unknown one with the most similar name.
+    """Return a sentence about the first invalid setting of `kind`; for an unknown one with the most
+    similar name.
 
     Args:
         error: The error of the validation.

@@ -1,4 +1,6 @@
-"""Supervision of several gateways on one port: one process each, forked before anything is connected or started."""
+"""Supervision of several gateways on one port: one process each, forked before anything is
+connected or started.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from types import FrameType
 
 log = logging.getLogger(__name__)
 
-#: Seconds before a worker that died is started again, so that a broken worker is not forked in a busy loop.
+#: Seconds before a worker that died is started again, so that a broken worker is not forked in a
+#: busy loop.
 RESTART_DELAY = 0.5
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _PR_SET_PDEATHSIG = 1
@@ -24,8 +27,8 @@ _libc = ctypes.CDLL(None)
 class Supervisor:
     """Keeps `count` worker processes running until SIGTERM or Ctrl-C.
 
-    Signals are handled from the creation of the object. They are forwarded to the workers, which drain; a second signal
-    ends the workers immediately.
+    Signals are handled from the creation of the object. They are forwarded to the workers, which
+    drain; a second signal ends the workers immediately.
     """
 
     def __init__(self, count: int) -> None:
@@ -50,7 +53,8 @@ class Supervisor:
         return self._forced
 
     def _replace_one(self) -> None:
-        # waits for the workers only: other children of this process, such as Triton, belong to whoever started them
+        # waits for the workers only: other children of this process, such as Triton, belong to
+        # whoever started them
         ended = select.poll()
         for descriptor in self._workers:
             ended.register(descriptor, select.POLLIN)
@@ -65,7 +69,10 @@ class Supervisor:
             self._start(index)
 
     def _start(self, index: int) -> None:
-        """Fork a worker. Signals are blocked, so that a signal finds either no worker or a registered one."""
+        """Fork a worker.
+
+        Signals are blocked, so that a signal finds either no worker or a registered one.
+        """
         with _block_signals():
             if self._stopping:
                 return
@@ -89,7 +96,10 @@ class Supervisor:
             os._exit(code)
 
     def _leave_supervisor(self, parent: int) -> None:
-        """Undo in the child what belongs to the supervisor. Signals are still blocked until the handlers are reset."""
+        """Undo in the child what belongs to the supervisor.
+
+        Signals are still blocked until the handlers are reset.
+        """
         # Ctrl-C goes to a whole process group; a worker must get it only once, from its supervisor
         os.setpgid(0, 0)
         for number in _SIGNALS:

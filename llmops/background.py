@@ -84,8 +84,9 @@ async def supervised(
     max_backoff: float = 60.0,
     log: logging.Logger = log,
 ) -> NoReturn:
-    """Run `work` until cancelled. Log every failure, and start the work again after a growing
-    pause.
+    """Run `work` until cancelled.
+
+    Log every failure, and start the work again after a growing pause.
 
     Args:
         name: The work's name in log messages.

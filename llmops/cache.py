@@ -13,8 +13,9 @@ from llmops.errors import InputError, ResourceError
 
 
 def cache_dir() -> Path:
-    """Return `$LLMOPS_CACHE`, or `llmops` in the user's cache folder. The folder exists and is
-    writable.
+    """Return `$LLMOPS_CACHE`, or `llmops` in the user's cache folder.
+
+    The folder exists and is writable.
 
     Without a writable home, as in a container, return a folder of the user below the temporary
     directory.
@@ -37,8 +38,9 @@ def cache_dir() -> Path:
 
 
 def _explicit_dir(folder: Path, variable: str) -> Path:
-    """Return the folder in `variable`. Falling back to another one would hide the keys and usage
-    that it holds.
+    """Return the folder in `variable`.
+
+    Falling back to another one would hide the keys and usage that it holds.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -68,8 +68,9 @@ class ServerError(LlmopsError):
 
 
 def first_validation_error(error: ValidationError, whole: str = "") -> str:
-    """Return the path of the first invalid value and the reason. `whole` names the value at the
-    root.
+    """Return the path of the first invalid value and the reason.
+
+    `whole` names the value at the root.
     """
     from llmops.validation_errors import explain_first_error
 

@@ -23,8 +23,9 @@ def adapter_salt(salt: int, adapter: int) -> int:
 
 
 def block_hashes(ids: bytes, tokens_per_block: int, salt: int = 0) -> list[int]:
-    """Return the unsigned 64-bit hashes of a sequence's whole blocks. `ids` are its tokens as
-    INT32.
+    """Return the unsigned 64-bit hashes of a sequence's whole blocks.
+
+    `ids` are its tokens as INT32.
     """
     size = tokens_per_block * _TOKEN_BYTES
     hashes = []

@@ -44,8 +44,9 @@ def check_writable(path: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a file atomically, so that a reader never sees half of it. Write pipes and devices
-    directly.
+    """Write a file atomically, so that a reader never sees half of it.
+
+    Write pipes and devices directly.
 
     Raises:
         InputError: The file cannot be written.

@@ -44,8 +44,9 @@ class Process(NamedTuple):
 
     @property
     def is_alive(self) -> bool:
-        """True if the process still runs. A process that has ended stays a zombie until its parent
-        waits for it.
+        """True if the process still runs.
+
+        A process that has ended stays a zombie until its parent waits for it.
         """
         try:
             now = read_process(self.pid)
@@ -119,8 +120,9 @@ def with_parent_death_signal(command: Sequence[str]) -> list[str]:
 
 
 def end_with_parent(parent_pid: int, signal_number: int) -> None:
-    """Have the kernel send this process a signal when its parent ends. Exit if the parent has ended
-    already.
+    """Have the kernel send this process a signal when its parent ends.
+
+    Exit if the parent has ended already.
     """
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal_number)
     if os.getppid() != parent_pid:

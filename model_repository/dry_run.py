@@ -20,8 +20,9 @@ _MEANING = {
 
 
 def describe_launch(repository: Path, options: LaunchOptions) -> str:
-    """Return the command of `llmops serve` as text for a shell. Raise InputError if `llmops serve`
-    would.
+    """Return the command of `llmops serve` as text for a shell.
+
+    Raise InputError if `llmops serve` would.
     """
     check_repository(repository)
     manifest, repository = RepositoryManifest.load(repository), repository.resolve()
@@ -76,8 +77,9 @@ def format_shell_command(command: list[str], environment: dict[str, str]) -> str
 def docker_run_command(
     reference: str, manifest: RepositoryManifest, repository: Path, environment: dict[str, str]
 ) -> list[str]:
-    """Return `docker run … IMAGE`, to put before a command. Folders are mounted at the paths in
-    config.pbtxt.
+    """Return `docker run … IMAGE`, to put before a command.
+
+    Folders are mounted at the paths in config.pbtxt.
     """
     folders = sorted({str(repository), *(engine.directory for engine in manifest.engines.values())})
     mounts = [word for folder in folders for word in ("--mount", f"type=bind,source={folder},target={folder},readonly")]

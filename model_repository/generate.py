@@ -56,8 +56,9 @@ class EngineEntry:
 
 @dataclass(frozen=True)
 class ModelFolder:
-    """A Triton model that is ready to be written. `package` is the template folder with its code,
-    None without code.
+    """A Triton model that is ready to be written.
+
+    `package` is the template folder with its code, None without code.
     """
 
     name: str
@@ -94,8 +95,9 @@ def read_engines(
 
 
 def generate_repository(entries: Sequence[EngineEntry], output: Path) -> list[str]:
-    """Write the repository to `output` atomically, replacing an earlier one. Return the names of
-    the Triton models.
+    """Write the repository to `output` atomically, replacing an earlier one.
+
+    Return the names of the Triton models.
     """
     output = resolve_output(output)
     _check_output(output)
@@ -390,8 +392,9 @@ def _check_output(output: Path) -> None:
 
 
 def _replace(scratch: Path, output: Path) -> None:
-    """Replace a repository. A running Triton never sees half of one: the old folder is moved away
-    first.
+    """Replace a repository.
+
+    A running Triton never sees half of one: the old folder is moved away first.
     """
     if not output.exists():
         scratch.rename(output)

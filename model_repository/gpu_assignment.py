@@ -38,8 +38,9 @@ def parse_gpus(assignments: Sequence[str]) -> dict[str, tuple[int, ...]]:
 
 
 def assign_gpus(needs: Sequence[GpuRequirement], wanted: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
-    """Return the GPUs of each engine by name. A single engine without an assignment keeps its
-    library's choice.
+    """Return the GPUs of each engine by name.
+
+    A single engine without an assignment keeps its library's choice.
 
     Raises:
         InputError: `wanted` names an unknown engine or too few GPUs, two engines share a GPU, or
@@ -73,8 +74,9 @@ def assign_gpus(needs: Sequence[GpuRequirement], wanted: Mapping[str, tuple[int,
 
 
 def check_gpu_count(needed: int) -> None:
-    """Raise ResourceError if this machine has fewer GPUs than `needed`. Without nvidia-smi the
-    number is not known.
+    """Raise ResourceError if this machine has fewer GPUs than `needed`.
+
+    Without nvidia-smi the number is not known.
     """
     present = count_gpus()
     if present is not None and needed > present:

@@ -70,8 +70,9 @@ _LOCK_FAULT = (
 
 
 class TritonServer:
-    """A running tritonserver. `stop()`, or leaving the `with` block, drains it and removes
-    everything that it created.
+    """A running tritonserver.
+
+    `stop()`, or leaving the `with` block, drains it and removes everything that it created.
     """
 
     def __init__(
@@ -132,8 +133,9 @@ class TritonServer:
         return describe_exposure(self.host, self._options.http_host, self._options.launch.metrics)
 
     def is_ready(self) -> bool:
-        """Return True if all models are loaded and all servers listen. The gRPC server is the first
-        to listen.
+        """Return True if all models are loaded and all servers listen.
+
+        The gRPC server is the first to listen.
         """
         others = [(self._options.http_host, self.ports.http)] if self._options.http_host else []
         if self._options.launch.metrics:
@@ -141,8 +143,9 @@ class TritonServer:
         return is_ready(self.grpc_address) and all(_listens(*other) for other in others)
 
     def _is_protected_and_ready(self) -> bool:
-        """Protect the segments that exist by now. A model that is ready has created all of its
-        segments.
+        """Protect the segments that exist by now.
+
+        A model that is ready has created all of its segments.
         """
         ready = self.is_ready()
         self._memory.protect()
@@ -229,8 +232,9 @@ class TritonServer:
         self._reader.start()
 
     def _restart(self) -> bool:
-        """Restart the server once if it failed on the known shared-memory fault. Return True if it
-        was restarted.
+        """Restart the server once if it failed on the known shared-memory fault.
+
+        Return True if it was restarted.
         """
         if not (self._may_restart and failed_on_lock(self.log)):
             return False
@@ -347,8 +351,9 @@ def start_triton(
     installation: Installation | None = None,
     **fields: Any,
 ) -> TritonServer:
-    """Start tritonserver on `repository`, under mpirun if an engine needs it. Call `wait_ready()`
-    next.
+    """Start tritonserver on `repository`, under mpirun if an engine needs it.
+
+    Call `wait_ready()` next.
 
     The server ends when the calling process dies, however it dies.
 
@@ -417,8 +422,9 @@ def _check_program(program: str, path: str) -> None:
 
 
 def _choose_ports(server: ServerOptions) -> Ports:
-    """Return the server's ports, with free ones for those that are 0. Ports of servers that are off
-    stay as they are.
+    """Return the server's ports, with free ones for those that are 0.
+
+    Ports of servers that are off stay as they are.
 
     Raises:
         InputError: Two servers have the same port.

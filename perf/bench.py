@@ -128,7 +128,10 @@ async def _open(options: BenchOptions, runner: Runner, rate: float, limit: StopC
 
 
 async def _check_unloaded(options: BenchOptions, runner: Runner, progress: BenchProgress) -> None:
-    """Send requests one at a time. Raise LlmopsError if most miss the objectives: no rate would meet them."""
+    """Send requests one at a time.
+
+    Raise LlmopsError if most miss the objectives: no rate would meet them.
+    """
     progress.phase("one at a time", UNLOADED, None)
     run = await runner.closed(1, StopCondition(UNLOADED, STEP_SECONDS))
     records = run.stayed

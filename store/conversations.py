@@ -29,7 +29,10 @@ PURGE_BATCH_SIZE = 500
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """A conversation without its messages. `metadata` is JSON, `size` the characters of its messages."""
+    """A conversation without its messages.
+
+    `metadata` is JSON, `size` the characters of its messages.
+    """
 
     id: str
     user_id: str

@@ -34,8 +34,8 @@ class Store:
     def __init__(self, location: StoreUrl, engine: AsyncEngine, alone: Engine | None = None) -> None:
         """Args:
         place: Location of the database.
-        engine: The engine of all connections.
-        alone: A synchronous engine for `transact` on SQLite.
+            engine: The engine of all connections.
+            alone: A synchronous engine for `transact` on SQLite.
         """
         self.location, self._alone = location, alone
         # In PostgreSQL a single statement is consistent by itself, so reads need no transaction,

@@ -41,7 +41,8 @@ async def put_response(
     """Replace a response and its item ids, or insert them if `new` is set.
 
     Returns:
-        False, without a change, if the response was deleted meanwhile, or is running and was cancelled or finished.
+        False, without a change, if the response was deleted meanwhile, or is running and was
+            cancelled or finished.
     """
     if not new:
         known = select(responses.c.running, responses.c.cancelled).where(_own(row.id, row.owner))
@@ -59,7 +60,8 @@ async def put_response(
 
 
 async def evict_responses(connection: AsyncConnection, owner: str, before: datetime, entries: int, size: int) -> None:
-    """Delete the owner's responses written before `before`, and the oldest beyond `entries` rows or `size` characters.
+    """Delete the owner's responses written before `before`, and the oldest beyond `entries` rows or
+    `size` characters.
 
     The newest response always stays.
     """
@@ -103,7 +105,9 @@ async def find_responses_with_items(
 async def response_chain(
     connection: AsyncConnection, response_id: str, owner: str, since: datetime, limit: int
 ) -> Sequence[tuple[str, int, str | None]]:
-    """Return (id, size, previous id) of a response and up to `limit` - 1 predecessors, newest first."""
+    """Return (id, size, previous id) of a response and up to `limit` - 1 predecessors, newest
+    first.
+    """
     columns = responses.c
     first = select(columns.id, columns.size, columns.previous_id, literal(0).label("place"))
     chain = first.where(_own(response_id, owner), columns.written_at >= since).cte("chain", recursive=True)

@@ -129,7 +129,8 @@ async def insert_usage(connection: AsyncConnection, records: Iterable[UsageRecor
     return (await connection.run_sync(write_usage, records)).new
 
 
-# -- rows --------------------------------------------------------------------------------------------------------------
+# -- rows
+# --------------------------------------------------------------------------------------------------------------
 
 _FIELDS = tuple(name for name in UsageRecord._fields if name != "tenant_id")
 _WIDTH = len(_FIELDS)
@@ -179,7 +180,8 @@ _INSERT_JSON = (
 )
 
 
-# -- sums --------------------------------------------------------------------------------------------------------------
+# -- sums
+# --------------------------------------------------------------------------------------------------------------
 
 
 _Sums = dict[tuple[Any, ...], tuple[int, ...]]
@@ -243,7 +245,8 @@ def _day(record: UsageRecord) -> date:
     return record.created_at.astimezone(UTC).date()
 
 
-# -- marks -------------------------------------------------------------------------------------------------------------
+# -- marks
+# -------------------------------------------------------------------------------------------------------------
 
 _MARK = "SELECT next_seq FROM gateways WHERE id = ?"
 _LOCKED = f"{_MARK} FOR UPDATE"
@@ -296,7 +299,8 @@ def _first_missing_sequence(connection: Connection, gateway_id: str, mark: int) 
             return mark
 
 
-# -- statements --------------------------------------------------------------------------------------------------------
+# -- statements
+# --------------------------------------------------------------------------------------------------------
 
 
 def _execute(connection: Connection, statement: str, *values: Any) -> CursorResult[Any]:

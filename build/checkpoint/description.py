@@ -1,5 +1,6 @@
-"""The description of a checkpoint. Every source (folder, GGUF file, hub) is opened as a
-`Checkpoint`.
+"""The description of a checkpoint.
+
+Every source (folder, GGUF file, hub) is opened as a `Checkpoint`.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class TensorInfo:
 
 @dataclass(frozen=True)
 class CheckpointFile:
-    """A file that the build reads. `path` is relative to the checkpoint, `location` the path on
-    this machine.
+    """A file that the build reads.
+
+    `path` is relative to the checkpoint, `location` the path on this machine.
     """
 
     path: str

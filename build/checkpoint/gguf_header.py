@@ -40,8 +40,9 @@ _MAX_TEXT, _MAX_TEXTS = 1 << 24, 1 << 27
 
 @dataclass(frozen=True)
 class GgufHeader:
-    """The header's content. `metadata` has the file's own keys (`llama.block_count`,
-    `tokenizer.ggml.tokens`, …).
+    """The header's content.
+
+    `metadata` has the file's own keys (`llama.block_count`, `tokenizer.ggml.tokens`, …).
     """
 
     metadata: dict[str, Any]

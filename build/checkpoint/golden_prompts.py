@@ -1,6 +1,4 @@
-"""The golden prompts: bundled texts whose greedy answers are recorded with an engine, as token
-ids.
-"""
+"""The golden prompts: bundled texts whose greedy answers are recorded with an engine, as token ids."""
 
 from __future__ import annotations
 
@@ -16,8 +14,10 @@ TOKENS = 24
 
 
 class GoldenPrompt(NamedTuple):
-    """A prompt. `ids` is what the model reads, through the chat template where there is one;
-    `text_ids` is the text alone.
+    """A prompt.
+
+    `ids` is what the model reads, through the chat template where there is one; `text_ids` is the
+    text alone.
     """
 
     text: str
@@ -34,8 +34,9 @@ def golden_texts() -> list[str]:
 def golden_record(
     source: str, prompts: list[GoldenPrompt], tokens: list[list[int]], scores: list[list[float]]
 ) -> Golden:
-    """Return the answers as engine.json keeps them. Rows of `scores` may be longer than their
-    tokens.
+    """Return the answers as engine.json keeps them.
+
+    Rows of `scores` may be longer than their tokens.
     """
     rows = zip(prompts, tokens, scores, strict=True)
     return Golden(

@@ -17,8 +17,9 @@ _CHUNK = 4 << 20
 
 
 def sha256_of(path: Path, on_bytes: Callable[[int], None] | None = None) -> str:
-    """Return the hex digest of a file. `on_bytes` receives the number of bytes read, for a progress
-    bar.
+    """Return the hex digest of a file.
+
+    `on_bytes` receives the number of bytes read, for a progress bar.
     """
     real = path.resolve()
     stamp = _stamp(real)

@@ -1,6 +1,4 @@
-"""Hugging Face hub ids: the snapshot in the local cache, or a download if the hub can be
-reached.
-"""
+"""Hugging Face hub ids: the snapshot in the local cache, or a download if the hub can be reached."""
 
 from __future__ import annotations
 
@@ -41,8 +39,9 @@ def fetch_snapshot(ref: str, weights: bool = True) -> Path:
 
 
 def fetch_config(ref: str) -> Path:
-    """Return config.json of `owner/name[@revision]`, from the cache or the hub. Errors are those of
-    `fetch_snapshot`.
+    """Return config.json of `owner/name[@revision]`, from the cache or the hub.
+
+    Errors are those of `fetch_snapshot`.
     """
     import huggingface_hub
 

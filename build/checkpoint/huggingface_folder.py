@@ -77,8 +77,9 @@ def _optional_json(path: Path) -> dict[str, Any]:
 
 
 def _chat_template(folder: Path, tokenizer: dict[str, Any]) -> str | None:
-    """Return the chat template. Newer checkpoints keep it in its own file, older ones in
-    tokenizer_config.json.
+    """Return the chat template.
+
+    Newer checkpoints keep it in its own file, older ones in tokenizer_config.json.
     """
     own = folder / "chat_template.jinja"
     if own.is_file():
@@ -126,8 +127,9 @@ def _ids(value: Any) -> list[int]:
 
 
 class _TokenIds:
-    """A lookup of token ids by text in tokenizer.json's added tokens. The file is read on first
-    use.
+    """A lookup of token ids by text in tokenizer.json's added tokens.
+
+    The file is read on first use.
     """
 
     def __init__(self, folder: Path) -> None:

@@ -93,8 +93,9 @@ def _open_hub(ref: str, weights: bool) -> Checkpoint:
 
 
 def describe_config(ref: str, config: dict[str, Any], folder: Path) -> Checkpoint:
-    """Return the checkpoint that a config.json alone describes. `folder` is its place and need not
-    exist.
+    """Return the checkpoint that a config.json alone describes.
+
+    `folder` is its place and need not exist.
     """
     return Checkpoint(
         ref=ref,

@@ -21,9 +21,7 @@ _BITS = {
 
 
 def shard_files(folder: Path) -> list[str]:
-    """Return the weight files of a Hugging Face folder in the order of its index, or an empty
-    list.
-    """
+    """Return the weight files of a Hugging Face folder in the order of its index, or an empty list."""
     index = folder / INDEX_NAME
     if index.is_file():
         return _indexed_shards(folder, index)

@@ -1,5 +1,6 @@
-"""Read weights one at a time by their Hugging Face name, from any kind of file. Nothing is held
-after `get`.
+"""Read weights one at a time by their Hugging Face name, from any kind of file.
+
+Nothing is held after `get`.
 """
 
 from __future__ import annotations
@@ -65,8 +66,9 @@ def _dequantised(data: NDArray[np.uint8], blocks: str) -> NDArray[np.float32]:
 
 
 class WeightSource(Protocol):
-    """The weights of one checkpoint. `get` raises CheckpointError for a tensor that is missing or
-    not float.
+    """The weights of one checkpoint.
+
+    `get` raises CheckpointError for a tensor that is missing or not float.
     """
 
     def get(self, name: str) -> Weight: ...
@@ -74,8 +76,9 @@ class WeightSource(Protocol):
     def has(self, name: str) -> bool: ...
 
     def forget(self) -> None:
-        """Return pages that were read to the system. Pages still in use are read again when
-        touched.
+        """Return pages that were read to the system.
+
+        Pages still in use are read again when touched.
         """
 
 
@@ -106,9 +109,7 @@ class SafetensorsFile:
         self.path, self.tensors, self.map = path, read_header(path, path.name), _MappedFile(path)
 
     def get(self, name: str) -> Weight | None:
-        """Return a tensor, or None if the file has no such tensor in float32, float16 or
-        bfloat16.
-        """
+        """Return a tensor, or None if the file has no such tensor in float32, float16 or bfloat16."""
         info = self.tensors.get(name)
         return _plain(info, self.map) if info is not None and info.dtype in _FLOATS else None
 

@@ -19,8 +19,10 @@ from llmops.errors import CheckpointError
 
 @dataclass(frozen=True)
 class EncoderFamily:
-    """A family of encoders. `prefix` may begin its weights' names. `head` lists the layers between
-    the first token's state and the score of a cross-encoder, None for a model that returns vectors.
+    """A family of encoders.
+
+    `prefix` may begin its weights' names. `head` lists the layers between the first token's state
+    and the score of a cross-encoder, None for a model that returns vectors.
     """
 
     prefix: str
@@ -125,8 +127,9 @@ def _check_head(path: Path, tensors: Mapping[str, TensorInfo], head: tuple[str, 
 
 
 def _pooling(path: Path) -> tuple[str, bool]:
-    """Return pooling and normalisation from sentence-transformers' files. A plain Hugging Face
-    encoder gets the normalised mean.
+    """Return pooling and normalisation from sentence-transformers' files.
+
+    A plain Hugging Face encoder gets the normalised mean.
     """
     modules = _json(path / "modules.json")
     kinds = [str(module.get("type", "")).rsplit(".", 1)[-1] for module in modules] if isinstance(modules, list) else []

@@ -1,6 +1,4 @@
-"""Publish a folder atomically after checking that the disk has room, and create temporary
-folders.
-"""
+"""Publish a folder atomically after checking that the disk has room, and create temporary folders."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Lock of an output folder: one build at a time. A second build waits and then finds the first
-one's engine.
+"""Lock of an output folder: one build at a time.
+
+A second build waits and then finds the first one's engine.
 """
 
 from __future__ import annotations
@@ -78,8 +79,9 @@ def exclusive_replacement(output: Path, say: Callable[[str], None]) -> Iterator[
 
 
 def _raise_on_sigterm() -> signal.Handlers | None:
-    """Raise SystemExit on SIGTERM so that `finally` blocks run. Leave a handler that the
-    application installed.
+    """Raise SystemExit on SIGTERM so that `finally` blocks run.
+
+    Leave a handler that the application installed.
     """
     on_main = threading.current_thread() is threading.main_thread()
     if not on_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

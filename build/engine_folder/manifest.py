@@ -61,9 +61,7 @@ class SourceFile(_ManifestModel):
 
 
 class Source(_ManifestModel):
-    """The origin of the weights: the checkpoint as the user typed it, and every file that was
-    read.
-    """
+    """The origin of the weights: the checkpoint as the user typed it, and every file that was read."""
 
     checkpoint: str
     format: Literal["huggingface", "gguf"]
@@ -107,6 +105,7 @@ class Quantisation(_ManifestModel):
 
 class RecommendedSampling(_ManifestModel):
     """The sampling that the model's makers recommend for requests without settings of their own.
+
     Unset fields mean OpenAI's defaults.
     """
 
@@ -147,8 +146,9 @@ class GoldenAnswer(_ManifestModel):
 
 
 class Golden(_ManifestModel):
-    """The source checkpoint's answers to the golden prompts. `source` names the program that
-    computed them.
+    """The source checkpoint's answers to the golden prompts.
+
+    `source` names the program that computed them.
     """
 
     source: str

@@ -111,8 +111,9 @@ class TensorrtExtra(NvidiaExtra):
 
 
 class PytorchExtra(NvidiaExtra):
-    """The extra of target pytorch. `llm_args` are the arguments of `tensorrt_llm.LLM` in names that
-    no release owns.
+    """The extra of target pytorch.
+
+    `llm_args` are the arguments of `tensorrt_llm.LLM` in names that no release owns.
     """
 
     llm_args: dict[str, Any]
@@ -126,8 +127,9 @@ _EXTRAS: dict[TargetName, type[ManifestExtra]] = {
 
 
 def extra_type(target: TargetName, fields: Mapping[str, Any]) -> type[ManifestExtra]:
-    """Return the model of `extra` for a target. Encoders are engines of target openvino with
-    another pipeline.
+    """Return the model of `extra` for a target.
+
+    Encoders are engines of target openvino with another pipeline.
     """
     if target == "openvino" and ("embedding" in fields or "score" in fields):
         return CrossEncoderExtra if "score" in fields else EncoderExtra

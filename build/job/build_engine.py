@@ -62,8 +62,9 @@ def build(spec: BuildSpec, progress: Progress | None = None, force: bool = False
 
 
 def open_model(ref: str, weights: bool = True) -> Checkpoint | EncoderCheckpoint:
-    """Open `ref` as an encoder or a decoder checkpoint. Arguments and errors are those of
-    `open_checkpoint`.
+    """Open `ref` as an encoder or a decoder checkpoint.
+
+    Arguments and errors are those of `open_checkpoint`.
     """
     return open_encoder(ref) or open_checkpoint(ref, weights)
 

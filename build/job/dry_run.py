@@ -24,8 +24,10 @@ from llmops.errors import LlmopsError, MissingDependencyError, ResourceError, Ve
 
 
 class DryRun(NamedTuple):
-    """The work of a build. `missing` names what only this machine lacks, `steps` is the target's
-    own description, line by line.
+    """The work of a build.
+
+    `missing` names what only this machine lacks, `steps` is the target's own description, line by
+    line.
     """
 
     checkpoint: str
@@ -82,8 +84,9 @@ def dry_run(spec: BuildSpec) -> DryRun:
 
 
 def prepare_dry_run(spec: BuildSpec) -> TargetJob[Any]:
-    """Return the job of a build whose checkpoint may be a config.json alone. The job knows what its
-    stages need.
+    """Return the job of a build whose checkpoint may be a config.json alone.
+
+    The job knows what its stages need.
 
     Raises:
         LlmopsError: The build itself would reject the specification or the checkpoint.
@@ -121,8 +124,9 @@ _ANYWHERE = Path("engine")
 
 
 def build_problem(checkpoint: Checkpoint, plan: BuildPlan) -> str | None:
-    """Return the sentence with which a build would reject this plan, or None. Reads no weights and
-    ignores this machine.
+    """Return the sentence with which a build would reject this plan, or None.
+
+    Reads no weights and ignores this machine.
     """
     return _rejection(checkpoint, plan=plan.to_dict(), **plan.build_options())
 

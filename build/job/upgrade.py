@@ -29,8 +29,9 @@ _WHOLE = {"speculative_config.decoding_type": "speculative_config"}
 
 @dataclass(frozen=True)
 class Upgrade:
-    """The engine after an upgrade. `changes` keep its behaviour, `lost` lists behaviour that ends,
-    `gained` new abilities.
+    """The engine after an upgrade.
+
+    `changes` keep its behaviour, `lost` lists behaviour that ends, `gained` new abilities.
     """
 
     manifest: EngineManifest

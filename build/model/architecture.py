@@ -1,5 +1,6 @@
-"""The architecture of a model, read from config.json: its family and shapes. Needs neither weights
-nor a GPU.
+"""The architecture of a model, read from config.json: its family and shapes.
+
+Needs neither weights nor a GPU.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ _MAX_LAYERS = 10_000
 
 @dataclass(frozen=True)
 class MoeShape:
-    """The experts of an MoE layer. `layers` are the indices of the layers that have experts; the
-    others are dense.
+    """The experts of an MoE layer.
+
+    `layers` are the indices of the layers that have experts; the others are dense.
     """
 
     num_experts: int
@@ -55,9 +57,7 @@ class MlaShape:
 
 @dataclass(frozen=True)
 class SlidingWindow:
-    """Sliding-window attention: `layers` (indices) see only the last `size` tokens, the others
-    all.
-    """
+    """Sliding-window attention: `layers` (indices) see only the last `size` tokens, the others all."""
 
     size: int
     layers: tuple[int, ...]

@@ -1,6 +1,4 @@
-"""BuildPlan: a planned engine, in the form that `llmops build --plan` obeys and engine.json
-keeps.
-"""
+"""BuildPlan: a planned engine, in the form that `llmops build --plan` obeys and engine.json keeps."""
 
 from __future__ import annotations
 

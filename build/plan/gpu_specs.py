@@ -36,8 +36,9 @@ class GpuSpec:
     silicon: str | None = None
 
     def flops(self, dtype: str) -> float:
-        """Return the peak operations/s of `bf16` (also fp16), `fp8` or `int8`. A dtype that the GPU
-        lacks computes in bf16.
+        """Return the peak operations/s of `bf16` (also fp16), `fp8` or `int8`.
+
+        A dtype that the GPU lacks computes in bf16.
         """
         peak = {"fp8": self.fp8, "int8": self.int8}.get(dtype, self.bf16)
         return peak or self.bf16
@@ -51,9 +52,7 @@ def _gpu(
     name: str, sm: int, mib: int, terabytes: float, teraflops: tuple[int, int, int], link: int, price: float,
     silicon: str | None = None,
 ) -> GpuSpec:  # fmt: skip
-    """Return a row: MiB of memory, TB/s of HBM, TFLOP/s in BF16, FP8 and INT8, GB/s of links,
-    $/h.
-    """
+    """Return a row: MiB of memory, TB/s of HBM, TFLOP/s in BF16, FP8 and INT8, GB/s of links, $/h."""
     bf16, fp8, int8 = (peak * TERA for peak in teraflops)
     return GpuSpec(
         name=name, sm=sm, memory=mib * MIB, bandwidth=terabytes * TERA, bf16=bf16, fp8=fp8, int8=int8,

@@ -84,8 +84,9 @@ def _decoder_config(known: KnownModel) -> dict[str, Any]:
 
 
 def _look_up_file(path: Path) -> NamedModel:
-    """Return the model of a config.json. Its name is the one it was saved with, otherwise its
-    folder's.
+    """Return the model of a config.json.
+
+    Its name is the one it was saved with, otherwise its folder's.
     """
     checkpoint = _described(str(path), path)
     saved_name = str(checkpoint.config.get("_name_or_path") or "").strip("/").split("/")[-1]

@@ -1,6 +1,4 @@
-"""Layerwise models of checkpoints on disk: the source, and the export as its own files describe
-it.
-"""
+"""Layerwise models of checkpoints on disk: the source, and the export as its own files describe it."""
 
 from __future__ import annotations
 
@@ -68,8 +66,9 @@ class _SourceWeights(ModelWeights):
 
 
 def _float32(weight: Weight, device: str) -> Tensor:
-    """Return a copy, so that no tensor keeps the file's pages. 16-bit numbers cross to a GPU as
-    they are and widen there.
+    """Return a copy, so that no tensor keeps the file's pages.
+
+    16-bit numbers cross to a GPU as they are and widen there.
     """
     if weight.blocks:
         return torch.from_numpy(np.array(weight.float32(), order="C")).to(device)

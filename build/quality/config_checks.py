@@ -1,5 +1,6 @@
-"""Check that the exported config.json describes the source. A wrong number there is a fault, not a
-quality loss.
+"""Check that the exported config.json describes the source.
+
+A wrong number there is a fault, not a quality loss.
 """
 
 from __future__ import annotations

@@ -46,8 +46,9 @@ class ModelWeights(ABC):
 
 
 class LayerwiseModel:
-    """A model that is read layer by layer and computes in float32. `module` is a transformers model
-    without memory for its weights.
+    """A model that is read layer by layer and computes in float32.
+
+    `module` is a transformers model without memory for its weights.
     """
 
     def __init__(self, module: Any, weights: ModelWeights) -> None:
@@ -198,9 +199,7 @@ class LayerwiseModel:
 
 
 class _LayerStub(nn.Module):
-    """A stand-in for a decoder layer that records its calls and returns `result` once it is
-    known.
-    """
+    """A stand-in for a decoder layer that records its calls and returns `result` once it is known."""
 
     def __init__(self, layer: Any) -> None:
         super().__init__()
@@ -215,9 +214,7 @@ class _LayerStub(nn.Module):
         return hidden
 
     def __getattr__(self, name: str) -> Any:
-        """Forward to the layer: some decoders ask their layers which kind of attention they
-        have.
-        """
+        """Forward to the layer: some decoders ask their layers which kind of attention they have."""
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -253,8 +250,10 @@ def _input_hook(rounding: InputRounding) -> Callable[[nn.Module, tuple[Tensor, .
 
 
 def _output_hook(kind: str, scale: Tensor) -> Callable[[nn.Module, Any, Tensor], Tensor]:
-    """Round keys and values. Keys are rounded before the rotation here and after it in
-    TensorRT-LLM; the errors are of the same size.
+    """Round keys and values.
+
+    Keys are rounded before the rotation here and after it in TensorRT-LLM; the errors are of the
+    same size.
     """
     round_to = number_formats.round_to_e4m3 if kind == "e4m3" else number_formats.round_to_int8
     return lambda module, inputs, output: round_to(output, scale.to(output))

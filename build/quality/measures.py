@@ -103,8 +103,9 @@ def input_ranges(model: Any) -> Iterator[dict[str, Tensor]]:
 
 
 def range_coverage(inputs: dict[str, InputRounding], ranges: dict[str, Tensor]) -> dict[str, float]:
-    """Return per calibrated layer its range over what the evaluation texts reach. A value below 1
-    clips.
+    """Return per calibrated layer its range over what the evaluation texts reach.
+
+    A value below 1 clips.
     """
     ratios = {}
     for name, rounding in inputs.items():

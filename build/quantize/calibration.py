@@ -29,6 +29,7 @@ _TEXT_FIELDS = ("text", "prompt", "content", "article", "instruction")
 @dataclass(frozen=True)
 class CalibrationSettings:
     """The calibration data: at most `size` sequences of `seq_len` tokens, `batch_size` at a time.
+
     `resolved` chooses values for None.
 
     `dataset` is `bundled`, a .jsonl, .txt or .parquet file, or a hub id (its `train` split).

@@ -179,8 +179,9 @@ def _experts_of_two_steps(quant_format: QuantFormat) -> Iterator[None]:
 
 
 def _cast_unquantised(file: Path, dtype: Any) -> None:
-    """Cast norms and embeddings of a model calibrated in float32. Scales stay float32, as
-    TensorRT-LLM requires.
+    """Cast norms and embeddings of a model calibrated in float32.
+
+    Scales stay float32, as TensorRT-LLM requires.
     """
     import torch
     from safetensors.torch import load_file, save_file

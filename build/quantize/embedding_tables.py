@@ -51,8 +51,9 @@ class DenseTable(EmbeddingTable):
 
 
 class StoredTable(EmbeddingTable):
-    """A matrix of shards of rows as they are stored, one after the other. Only the first `rows`
-    count.
+    """A matrix of shards of rows as they are stored, one after the other.
+
+    Only the first `rows` count.
     """
 
     def __init__(self, shards: Sequence[Weight], rows: int | None = None) -> None:

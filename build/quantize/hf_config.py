@@ -41,8 +41,9 @@ def _rope(parameters: dict[str, Any]) -> dict[str, Any]:
 
 
 def rewrite_config(folder: Path, dtype: str) -> None:
-    """Rewrite `folder`/config.json in the older spelling. `dtype` is that of unquantised
-    weights.
+    """Rewrite `folder`/config.json in the older spelling.
+
+    `dtype` is that of unquantised weights.
     """
     path = folder / "config.json"
     config = with_transformers4_keys(json.loads(path.read_text()))

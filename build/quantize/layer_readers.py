@@ -17,8 +17,9 @@ Stored = Mapping[str, Tensor]
 
 
 class LayerReader(Protocol):
-    """A reader of one storage format. `names` are the tensors of a quantised layer beside
-    `weight`.
+    """A reader of one storage format.
+
+    `names` are the tensors of a quantised layer beside `weight`.
     """
 
     names: frozenset[str]
@@ -46,8 +47,9 @@ def unpack_words(words: Tensor, bits: int, order: tuple[int, ...] | None = None)
 
 
 def expand_scales(scales: Tensor, size: int, dim: int) -> Tensor:
-    """Repeat each scale for its share of `size` values along `dim`. The last block may be
-    shorter.
+    """Repeat each scale for its share of `size` values along `dim`.
+
+    The last block may be shorter.
     """
     block = -(-size // scales.shape[dim])
     return scales.repeat_interleave(block, dim).narrow(dim, 0, size)

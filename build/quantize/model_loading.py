@@ -166,9 +166,7 @@ def source_config(checkpoint: Checkpoint) -> Any:
 
 
 def empty_model(config: Any) -> Any:
-    """Return a float32 model whose parameters take no memory until `put_parameter` replaces
-    them.
-    """
+    """Return a float32 model whose parameters take no memory until `put_parameter` replaces them."""
     import torch
     from accelerate import init_empty_weights
     from transformers import AutoModelForCausalLM

@@ -39,9 +39,7 @@ class ExpertMlp(nn.Module):
 
 
 class ExpertList(nn.ModuleList):
-    """A drop-in for the fused module: hidden (tokens, hidden), indices and weights (tokens,
-    top_k).
-    """
+    """A drop-in for the fused module: hidden (tokens, hidden), indices and weights (tokens, top_k)."""
 
     def forward(self, hidden: torch.Tensor, indices: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
         output = torch.zeros_like(hidden)
@@ -54,8 +52,9 @@ class ExpertList(nn.ModuleList):
 
 
 def split_experts(model: nn.Module) -> int:
-    """Replace every fused expert module and return their number. The fused tensors are freed layer
-    by layer.
+    """Replace every fused expert module and return their number.
+
+    The fused tensors are freed layer by layer.
     """
     found = [(name, module) for name, module in model.named_modules() if type(module).__name__ in NAMES]
     for name, fused in found:

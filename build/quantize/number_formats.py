@@ -12,8 +12,9 @@ E4M3_MAX = 448.0
 
 
 def unpack_int4(packed: Tensor) -> Tensor:
-    """Unpack (…, out/2, in) bytes to (…, out, in) float32 in [-8, 7]. The low half of a byte is the
-    even row.
+    """Unpack (…, out/2, in) bytes to (…, out, in) float32 in [-8, 7].
+
+    The low half of a byte is the even row.
     """
     data = packed.view(torch.uint8)
     low, high = (data & 0x0F).to(torch.int8), (data >> 4).to(torch.int8)

@@ -86,8 +86,9 @@ C_contra = TypeVar("C_contra", bound=ModelCheckpoint, contravariant=True)
 
 
 class TargetJob(ABC, Generic[C]):
-    """A build whose specification is valid on some machine; `check` tests this machine. Import
-    heavy libraries inside `build` only.
+    """A build whose specification is valid on some machine; `check` tests this machine.
+
+    Import heavy libraries inside `build` only.
     """
 
     def __init__(self, spec: BuildSpec, checkpoint: C) -> None:
@@ -97,6 +98,7 @@ class TargetJob(ABC, Generic[C]):
     @abstractmethod
     def versions(self) -> dict[str, str]:
         """Return the libraries whose version changes the engine: distribution name -> version.
+
         Imports nothing heavy.
         """
 
@@ -107,8 +109,9 @@ class TargetJob(ABC, Generic[C]):
 
     @property
     def kept_bytes(self) -> int:
-        """Return the part of `disk_bytes` that an earlier, unfinished build has written. Hashes the
-        checkpoint.
+        """Return the part of `disk_bytes` that an earlier, unfinished build has written.
+
+        Hashes the checkpoint.
         """
         return 0
 
@@ -209,8 +212,9 @@ class BuildTarget(ABC, Generic[C_contra]):
 
     @abstractmethod
     def prepare(self, spec: BuildSpec, checkpoint: C_contra) -> TargetJob[Any]:
-        """Return the job for this specification. Reject everything that cannot work on any machine;
-        config.json is enough.
+        """Return the job for this specification.
+
+        Reject everything that cannot work on any machine; config.json is enough.
 
         Raises:
             InputError, CheckpointError, VersionMismatchError, MissingDependencyError: The build is

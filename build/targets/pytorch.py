@@ -39,8 +39,9 @@ MODEL_DIR = "model"
 
 
 class PytorchTarget(BuildTarget[Checkpoint]):
-    """The target pytorch. `--set llm.FIELD=VALUE` sets any LLM-API field; VALUE is JSON, or text if
-    it does not parse.
+    """The target pytorch.
+
+    `--set llm.FIELD=VALUE` sets any LLM-API field; VALUE is JSON, or text if it does not parse.
     """
 
     name: TargetName = "pytorch"
@@ -134,9 +135,7 @@ def llm_args(request: BuildRequest, adapters: list[AdapterCheckpoint]) -> dict[s
 
 
 def lora_fields(adapters: list[AdapterCheckpoint]) -> dict[str, Any]:
-    """Return the fields that reserve room for all adapters at once, on the GPUs and in host
-    memory.
-    """
+    """Return the fields that reserve room for all adapters at once, on the GPUs and in host memory."""
     modules = {module: None for adapter in adapters for module in adapter.modules}
     return {
         "enable_lora": True,

@@ -26,8 +26,10 @@ _PATTERNS = {
 
 
 class Parameter(NamedTuple):
-    """A parameter. `default` is what llmops writes unless the user sets it; an empty default leaves
-    the parameter out.
+    """A parameter.
+
+    `default` is what llmops writes unless the user sets it; an empty default leaves the parameter
+    out.
     """
 
     kind: str

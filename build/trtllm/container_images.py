@@ -115,9 +115,7 @@ class TrtllmImage:
         return self.own if target == "pytorch" and self.openai_needed else self.reference
 
     def recipe(self, reference: str) -> str:
-        """Return the command that makes `reference`, or an empty text for an image that is
-        pulled.
-        """
+        """Return the command that makes `reference`, or an empty text for an image that is pulled."""
         if reference != self.own:
             return ""
         stage = f"--build-arg BASE={self.tag} " if self.base else ""

@@ -52,8 +52,9 @@ def read_extra_options(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def _flat(content: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
-    """Return nested groups as dotted names. A group without an own name (`speculative_config: {}`)
-    stays whole.
+    """Return nested groups as dotted names.
+
+    A group without an own name (`speculative_config: {}`) stays whole.
     """
     found: list[tuple[str, Any]] = []
     for name, value in content.items():

@@ -35,8 +35,9 @@ class FlagContext:
 
 @dataclass(frozen=True)
 class FlagOverride:
-    """A flag that the builder sets to `value` where `when` holds, whatever was requested. `why`
-    ends a sentence.
+    """A flag that the builder sets to `value` where `when` holds, whatever was requested.
+
+    `why` ends a sentence.
     """
 
     flag: str

@@ -25,8 +25,9 @@ _GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)
 
 
 class FieldError(InputError):
-    """Raised for a field, or its value, that a release does not accept. `path` is its dotted
-    name.
+    """Raised for a field, or its value, that a release does not accept.
+
+    `path` is its dotted name.
     """
 
     def __init__(self, path: str, message: str) -> None:
@@ -46,8 +47,9 @@ class LlmParallelism:
 
 @dataclass(frozen=True)
 class ServingOptions:
-    """Serving options that a plan decides. `kv_cache_fraction` is the share of the GPU memory left
-    by the weights.
+    """Serving options that a plan decides.
+
+    `kv_cache_fraction` is the share of the GPU memory left by the weights.
     """
 
     kv_cache_fraction: float = 0.9
@@ -56,8 +58,9 @@ class ServingOptions:
 
     @classmethod
     def of_plan(cls, plan: Mapping[str, Any] | None) -> ServingOptions:
-        """Return the options of a BuildPlan as a dict. Fields that it leaves out keep their
-        defaults.
+        """Return the options of a BuildPlan as a dict.
+
+        Fields that it leaves out keep their defaults.
         """
         known = {field.name for field in fields(cls)}
         return cls(**{name: value for name, value in (plan or {}).items() if name in known})

@@ -1,5 +1,6 @@
-"""The fields of TensorRT-LLM's LLM API (TorchLlmArgs) as a table. Unknown keys are errors there,
-and so here.
+"""The fields of TensorRT-LLM's LLM API (TorchLlmArgs) as a table.
+
+Unknown keys are errors there, and so here.
 
 Source: NVIDIA/TensorRT-LLM, 1.2.1: `tensorrt_llm/llmapi/llm_args.py` as published with its
 documentation; 1.3: the same file and `tensorrt_llm/usage/llm_args_golden_manifest.json` after

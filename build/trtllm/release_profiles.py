@@ -27,8 +27,9 @@ CHECKED = {(1, 2): "1.2.1", (1, 3): "1.3.0rc29"}
 
 @dataclass(frozen=True)
 class SamplerSupport:
-    """Sampling parameters that the sampler honours. Others are rejected, because the library would
-    ignore them.
+    """Sampling parameters that the sampler honours.
+
+    Others are rejected, because the library would ignore them.
     """
 
     min_p: bool = True
@@ -135,8 +136,9 @@ def _has_full_sampler(arguments: Mapping[str, Any]) -> bool:
 
 
 def _sampling_1_3(arguments: Mapping[str, Any]) -> SamplerSupport:
-    """Return the support of 1.3. Speculation within one model refuses min_p, and counts tokens for
-    penalties only if configured.
+    """Return the support of 1.3.
+
+    Speculation within one model refuses min_p, and counts tokens for penalties only if configured.
     """
     speculative = release_neutral(arguments).get("speculative_config")
     if not speculative:

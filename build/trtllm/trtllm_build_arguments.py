@@ -24,9 +24,7 @@ class LoraOptions:
 
 @dataclass(frozen=True)
 class SpeculativeOptions:
-    """Speculative decoding: `mode` as in `--speculative_decoding_mode`, and `max_draft_len`
-    tokens.
-    """
+    """Speculative decoding: `mode` as in `--speculative_decoding_mode`, and `max_draft_len` tokens."""
 
     mode: str
     max_draft_len: int
@@ -101,7 +99,9 @@ def _inflight_batching(options: EngineOptions) -> dict[str, Value]:
 
 
 def _plugins(subject: FlagContext) -> dict[str, Value]:
-    """Return the plugins. NVIDIA advises the GEMM plugin for 16-bit GEMMs and against it for FP8
+    """Return the plugins.
+
+    NVIDIA advises the GEMM plugin for 16-bit GEMMs and against it for FP8
     (performance-tuning-guide/useful-build-time-flags.md, fp8-quantization.md); the row-wise FP8
     GEMM exists as a plugin only.
     """

@@ -27,8 +27,9 @@ LORA_MODULES = (
 
 @dataclass(frozen=True)
 class Flag:
-    """A flag: `present` takes no value, `words` one or more. `default` None means unset; `minimum`
-    is for ints.
+    """A flag: `present` takes no value, `words` one or more.
+
+    `default` None means unset; `minimum` is for ints.
     """
 
     name: str
@@ -131,8 +132,9 @@ def effective_flags(arguments: Mapping[str, Value]) -> dict[str, Value | None]:
 
 
 def to_argv(arguments: Mapping[str, Value]) -> list[str]:
-    """Return `["--max_batch_size", "64", …]` in the given order. A `present` flag that is False is
-    left out.
+    """Return `["--max_batch_size", "64", …]` in the given order.
+
+    A `present` flag that is False is left out.
     """
     argv: list[str] = []
     for name, value in arguments.items():

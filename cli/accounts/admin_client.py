@@ -1,4 +1,6 @@
-"""The client of the admin API that `key`, `tenant`, `price`, `usage` and `audit` share: remote, or on a local store."""
+"""The client of the admin API that `key`, `tenant`, `price`, `usage` and `audit` share: remote, or
+on a local store.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
-"""The values of the Helm chart as data. deploy/helm/llmops/values.schema.json is generated from these models.
+"""The values of the Helm chart as data. deploy/helm/llmops/values.schema.json is generated from
+these models.
 
-`llmops chart --schema-only` writes the schema. Helm reads it before it renders a template, so an unknown key, a pool
-without GPUs or a name that Kubernetes would refuse ends there.
+`llmops chart --schema-only` writes the schema. Helm reads it before it renders a template, so an
+unknown key, a pool without GPUs or a name that Kubernetes would refuse ends there.
 """
 
 from __future__ import annotations
@@ -37,7 +38,10 @@ class _ChartModel(BaseModel):
 
 
 class ImageValues(_ChartModel):
-    """References of the three images, and how nodes pull them. The templates say what a reference must look like."""
+    """References of the three images, and how nodes pull them.
+
+    The templates say what a reference must look like.
+    """
 
     gateway: str = ""
     engine: str = ""

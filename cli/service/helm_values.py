@@ -31,7 +31,9 @@ _GIB = 2**30
 
 
 class PlannedReplicas(NamedTuple):
-    """Replicas that a model needs, requests/s that each keeps up with, and groups of Prometheus' rules about it."""
+    """Replicas that a model needs, requests/s that each keeps up with, and groups of Prometheus'
+    rules about it.
+    """
 
     replicas: int
     rate: float
@@ -40,7 +42,9 @@ class PlannedReplicas(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterResources:
-    """What the cluster has: images by their name in the chart, the claim, and where the chart mounts it."""
+    """What the cluster has: images by their name in the chart, the claim, and where the chart
+    mounts it.
+    """
 
     images: Mapping[str, str] = field(default_factory=dict)
     claim: str = "llmops-models"
@@ -57,7 +61,8 @@ class HelmValues(NamedTuple):
 def make_helm_values(
     loaded: LoadedService, cluster: ClusterResources, planned: Callable[[str], PlannedReplicas]
 ) -> HelmValues:
-    """Return values and notes for a description; `planned` is called for models with `replicas: auto`.
+    """Return values and notes for a description; `planned` is called for models with `replicas:
+    auto`.
 
     Raises:
         InputError: A cluster cannot serve one of the models, or cannot reach one of the addresses.
@@ -88,7 +93,10 @@ def make_helm_values(
 
 
 def _pool_names(models: Mapping[str, ModelSection]) -> dict[str, str]:
-    """Return a name of a pool for each model. Raises InputError for models that Kubernetes cannot tell apart."""
+    """Return a name of a pool for each model.
+
+    Raises InputError for models that Kubernetes cannot tell apart.
+    """
     found: dict[str, str] = {}
     for name, model in models.items():
         pool = name.replace(".", "-").replace("_", "-").lower()

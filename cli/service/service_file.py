@@ -159,7 +159,9 @@ def _load(file: Path, content: dict[str, Any], overlay: dict[str, Any] | None, p
 
 
 def _apply_profile(content: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
-    """Return the content with a profile merged into it, except that a profile's `build` replaces the section."""
+    """Return the content with a profile merged into it, except that a profile's `build` replaces
+    the section.
+    """
     base = copy.deepcopy(content)
     for name, model in _mapping(overlay.get("models")).items():
         if "build" in _mapping(model):

@@ -20,7 +20,8 @@ _GIB = 2**30
 _CORES, _CORES_PER_GPU = 2, 2
 #: GiB of host memory besides weights: processes, pinned buffers and /dev/shm of 16 GiB.
 _FIXED_GIB = 24
-#: A limit of memory is a multiple of the request: weights pass through the page cache while they are read.
+#: A limit of memory is a multiple of the request: weights pass through the page cache while they
+#: are read.
 _LIMIT = 2
 #: Ports of backends whose URL names none.
 _PORTS = {"postgresql": 5432, "redis": 6379, "rediss": 6379, "http": 80, "https": 443}
@@ -67,7 +68,9 @@ def estimate_sizes(spec: BuildSpec) -> ModelSizes | None:
 
 
 def resources(ram: int, gpus: int) -> dict[str, Any]:
-    """Return requests and limits of a container that holds `ram` bytes of weights beside `gpus` GPUs."""
+    """Return requests and limits of a container that holds `ram` bytes of weights beside `gpus`
+    GPUs.
+    """
     memory = math.ceil(ram / _GIB) + _FIXED_GIB
     requests = {"cpu": str(_CORES + _CORES_PER_GPU * gpus), "memory": f"{memory}Gi"}
     return {"requests": requests, "limits": {"memory": f"{_LIMIT * memory}Gi"}}
@@ -81,7 +84,8 @@ def is_hub_id(checkpoint: str) -> bool:
 
 
 def egress_rules(settings: GatewaySettings) -> dict[str, list[dict[str, Any]]]:
-    """Return the egress rules that the settings' addresses need, by the chart's name of the backend.
+    """Return the egress rules that the settings' addresses need, by the chart's name of the
+    backend.
 
     Raises:
         InputError: An address is a file or a socket of one machine, which pods cannot share.

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 SCHEMA = "llmops.schema.json"
 _TEMPLATE = """\
 # yaml-language-server: $schema=./{{ schema }}
-# The models to build and serve, on this machine and elsewhere (docs/operate.md). What reads this file:
+# The models to build and serve, on this machine and elsewhere (docs/operate.md). What reads this
+# file:
 #   llmops plan|build|repo|up|verify|bench -f FILE [--profile NAME]     llmops diff -f FILE
 models:
   {{ name }}:

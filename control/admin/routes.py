@@ -1,4 +1,6 @@
-"""The routes of the admin API, /api/admin/…, which the CLI also calls in its own process on a local store."""
+"""The routes of the admin API, /api/admin/…, which the CLI also calls in its own process on a local
+store.
+"""
 
 from __future__ import annotations
 
@@ -78,8 +80,8 @@ class AdminAccess:
 
     Attributes:
         store: Where connections come from.
-        actor: Returns the name of a request's sender for the audit log. Raises ForbiddenError if the sender may not
-            administer the store.
+        actor: Returns the name of a request's sender for the audit log. Raises ForbiddenError if
+            the sender may not administer the store.
     """
 
     store: _Store
@@ -136,7 +138,10 @@ def add_admin_routes(app: FastAPI, store: _Store, actor: Callable[[Request], str
 
 
 def create_local_app(store: _Store, actor: str) -> FastAPI:
-    """Return an application with the admin API only, for the owner of a local store. Store errors are raised."""
+    """Return an application with the admin API only, for the owner of a local store.
+
+    Store errors are raised.
+    """
     app = FastAPI()
     add_exception_handlers(app)
     add_admin_routes(app, store, lambda _request: actor)
@@ -146,8 +151,8 @@ def create_local_app(store: _Store, actor: str) -> FastAPI:
 def _admin_key(request: Request) -> str:
     """Return the caller as an actor of the audit log.
 
-    A key is required even if the gateway runs without authentication: otherwise every page in a browser on this machine
-    could create keys.
+    A key is required even if the gateway runs without authentication: otherwise every page in a
+    browser on this machine could create keys.
 
     Raises:
         ForbiddenError: The caller has no key with the scope `admin`.
@@ -161,7 +166,8 @@ def _admin_key(request: Request) -> str:
     return f"key:{caller.key_id}" if caller.key_id else f"user:{caller.user_id}"
 
 
-# -- tenants ---------------------------------------------------------------------------------------------------------
+# -- tenants
+# ---------------------------------------------------------------------------------------------------------
 
 
 @router.post("/tenants", status_code=201, summary="Create a tenant")
@@ -215,7 +221,8 @@ def _merge_limits(limits: Limits, update: LimitFields) -> Limits:
     return replace(limits, **changes)
 
 
-# -- keys ------------------------------------------------------------------------------------------------------------
+# -- keys
+# ------------------------------------------------------------------------------------------------------------
 
 
 @router.post("/keys", status_code=201, summary="Create a key; its secret is returned only once")
@@ -290,7 +297,8 @@ def _key_fields(key: keys.KeyRow, now: datetime) -> dict[str, Any]:
     return owner | settings | times | key.spec.limits.data()
 
 
-# -- prices ----------------------------------------------------------------------------------------------------------
+# -- prices
+# ----------------------------------------------------------------------------------------------------------
 
 
 @router.post("/prices", status_code=201, summary="Set the price of a model from a time on")
@@ -327,7 +335,8 @@ def _price_read(price: prices.Price, in_force: Mapping[str, prices.Price]) -> Pr
     )
 
 
-# -- usage and the audit log -----------------------------------------------------------------------------------------
+# -- usage and the audit log
+# -----------------------------------------------------------------------------------------
 
 
 @router.get("/usage", summary="Report usage and its cost", response_model_exclude_unset=True)
@@ -394,7 +403,9 @@ async def read_audit(session: Session, query: Annotated[AuditQuery, Query()]) ->
 
 
 async def report_fields(connection: AsyncConnection, usage_filter: UsageFilter, by: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a UsageReport except its period: totals, and lines for each group of `by`."""
+    """Return the fields of a UsageReport except its period: totals, and lines for each group of
+    `by`.
+    """
     groups = tuple(dict.fromkeys(by))
     (total,) = await sum_usage(connection, usage_filter)
     sums = await sum_usage(connection, usage_filter, groups) if groups else ()

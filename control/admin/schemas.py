@@ -1,7 +1,7 @@
 """Request and response bodies of the admin API, which the CLI prints with `--json` too.
 
-In an update, a field that is absent is left unchanged, and null removes a limit. Nothing here imports a database
-library, so that the CLI can use a remote admin API without them.
+In an update, a field that is absent is left unchanged, and null removes a limit. Nothing here
+imports a database library, so that the CLI can use a remote admin API without them.
 """
 
 from __future__ import annotations
@@ -71,7 +71,10 @@ SafeText = Annotated[str, AfterValidator(_check_storable), AfterValidator(_check
 
 
 class AdminSchema(FailFastModel):
-    """Base of admin bodies. Unknown fields are rejected, so that a misspelt limit is not silently ignored."""
+    """Base of admin bodies.
+
+    Unknown fields are rejected, so that a misspelt limit is not silently ignored.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, populate_by_name=True)
 
@@ -85,8 +88,8 @@ class AdminSchema(FailFastModel):
 class AdminRequest(AdminSchema):
     """Base of requests.
 
-    Texts of a request are stored and shown to others, so they must not contain characters that a terminal interprets or
-    a reader cannot see.
+    Texts of a request are stored and shown to others, so they must not contain characters that a
+    terminal interprets or a reader cannot see.
     """
 
     _visible = field_validator("*")(_check_visible)
@@ -166,7 +169,10 @@ class KeyUpdate(LimitFields, AdminRequest):
 
 
 class KeyCreate(KeyUpdate):
-    """A new key. `user` is an e-mail address; the user is created if there is none with this address."""
+    """A new key.
+
+    `user` is an e-mail address; the user is created if there is none with this address.
+    """
 
     tenant: str
     user: str
@@ -193,7 +199,10 @@ class KeyListQuery(AdminRequest):
 
 
 class KeyRead(AdminSchema):
-    """A key without its secret. `prefix`: first characters of the secret. `state`: active, or why it is refused."""
+    """A key without its secret.
+
+    `prefix`: first characters of the secret. `state`: active, or why it is refused.
+    """
 
     id: str
     prefix: str
@@ -221,7 +230,10 @@ class KeyWithSecret(KeyRead):
 
 
 class KeyDetails(KeyRead):
-    """A key with the limits of its tenant. `spent_micros`: spent of the budget in the present period."""
+    """A key with the limits of its tenant.
+
+    `spent_micros`: spent of the budget in the present period.
+    """
 
     spent_micros: int | None
     tenant_limits: LimitFields
@@ -332,7 +344,10 @@ class ReconciliationRequest(AdminSchema):
 
 
 class MissingEvents(AdminSchema):
-    """Events `first` to `last` of a gateway that the ledger lacks although it has later ones. `since`: first seen."""
+    """Events `first` to `last` of a gateway that the ledger lacks although it has later ones.
+
+    `since`: first seen.
+    """
 
     gateway: str
     first: int
@@ -341,10 +356,12 @@ class MissingEvents(AdminSchema):
 
 
 class EngineTokens(AdminSchema):
-    """Output tokens of a model that its engines counted (`served`) and that the ledger has (`billed`).
+    """Output tokens of a model that its engines counted (`served`) and that the ledger has
+    (`billed`).
 
-    Both count from the start of their records. `unbilled`: served and not billed since the previous report, None in the
-    first one; it includes end-of-text tokens and tokens of clients that disconnected.
+    Both count from the start of their records. `unbilled`: served and not billed since the previous
+    report, None in the first one; it includes end-of-text tokens and tokens of clients that
+    disconnected.
     """
 
     model: str
@@ -375,8 +392,8 @@ class DeadLetterListQuery(AdminRequest):
 class DeadLetterRead(AdminSchema):
     """A usage event that could not be billed.
 
-    `count`: how often it arrived, last at `last_at`. `signed`: a gateway wrote it. `value`: its text, escaped and
-    truncated.
+    `count`: how often it arrived, last at `last_at`. `signed`: a gateway wrote it. `value`: its
+    text, escaped and truncated.
     """
 
     reason: str
@@ -388,7 +405,10 @@ class DeadLetterRead(AdminSchema):
 
 
 class AuditQuery(AdminRequest):
-    """Query of the audit log: the newest `limit` entries. `action` is a prefix such as `key.` or `access.`."""
+    """Query of the audit log: the newest `limit` entries.
+
+    `action` is a prefix such as `key.` or `access.`.
+    """
 
     tenant: str | None = None
     action: str | None = None
@@ -399,7 +419,8 @@ class AuditQuery(AdminRequest):
 class AuditEntryRead(AdminSchema):
     """An entry of the audit log.
 
-    `actor` is `cli:` and an operating-system user, `key:` or `user:` and an id, or `address:` and a network address.
+    `actor` is `cli:` and an operating-system user, `key:` or `user:` and an id, or `address:` and a
+    network address.
     """
 
     id: str

@@ -86,7 +86,9 @@ class ChatCompletionsEndpoint:
 
 
 class ChatEvents(AnswerEvents):
-    """A streamed chat completion: role, text and finish reason of each choice; then usage and [DONE]."""
+    """A streamed chat completion: role, text and finish reason of each choice; then usage and
+    [DONE].
+    """
 
     def __init__(self, answer: Answer, chunks: ChatChunks) -> None:
         super().__init__(answer)
@@ -112,7 +114,8 @@ class ChatEvents(AnswerEvents):
         entries = choice.take_logprobs(text)
         if not choice.plain:
             chunks = [self._chunks.piece(choice.index, piece) for piece in choice.sort(text)]
-            # the text of a tool call or of reasoning has log-probabilities as well, which belong to the choice
+            # the text of a tool call or of reasoning has log-probabilities as well, which belong to
+            # the choice
             return [self._chunks.content(choice.index, "", entries), *chunks] if entries else chunks
         if not text and not entries:
             return []

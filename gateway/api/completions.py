@@ -145,7 +145,9 @@ async def collect_texts(answer: Answer, echoes: Sequence[str] = ()) -> list[Comp
 
 
 def best_texts(texts: Sequence[CompletedText], generated: int, n: int) -> list[CompletedText]:
-    """Return the `n` texts with the highest log-probability per token of each prompt's `generated`, best first."""
+    """Return the `n` texts with the highest log-probability per token of each prompt's `generated`,
+    best first.
+    """
     if generated == n:
         return list(texts)
     prompts = [texts[start : start + generated] for start in range(0, len(texts), generated)]

@@ -42,7 +42,9 @@ _RUN_ID = re.compile(r"chatcmpl-[0-9a-f]{24}")
 
 
 class ConversationChatEndpoints:
-    """The endpoints of chats whose answers outlive their connection, in a stored conversation or without one."""
+    """The endpoints of chats whose answers outlive their connection, in a stored conversation or
+    without one.
+    """
 
     def __init__(
         self,
@@ -57,7 +59,8 @@ class ConversationChatEndpoints:
             service: The gateway's shared state.
             runs: The answers in progress.
             conversations: Opens the store of conversations.
-            price: Returns the price of what a model used, in micro-dollars, or None if the model has no price.
+            price: Returns the price of what a model used, in micro-dollars, or None if the model
+                has no price.
         """
         self._service, self._runs, self._conversations, self._price = service, runs, conversations, price
 
@@ -184,7 +187,9 @@ class ConversationChatEndpoints:
 
 
 class ResumableChunks(ChatChunks):
-    """chat.completion.chunk events; the first says where the answer is stored, the last what it used and costs."""
+    """chat.completion.chunk events; the first says where the answer is stored, the last what it
+    used and costs.
+    """
 
     def __init__(
         self, run_id: str, body: ChatRequest, conversation: dict[str, Any] | None, dropped: int, price: Price

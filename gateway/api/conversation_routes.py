@@ -1,6 +1,7 @@
 """The routes of conversations, and of the chats that continue them.
 
-The endpoints are created by their first request: SQLAlchemy, which they need, is an extra and costs memory.
+The endpoints are created by their first request: SQLAlchemy, which they need, is an extra and costs
+memory.
 """
 
 from __future__ import annotations
@@ -70,7 +71,10 @@ class ConversationRoutes:
         self._purging = PurgeTask(self.store)
 
     async def store(self) -> ConversationStore:
-        """Return the store of conversations. Raises NotFoundError if a library that it needs is not installed."""
+        """Return the store of conversations.
+
+        Raises NotFoundError if a library that it needs is not installed.
+        """
         async with self._lock:
             if self._store is None:
                 try:
@@ -85,7 +89,9 @@ class ConversationRoutes:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Purge deleted conversations while the gateway runs, and store unfinished answers when it ends."""
+        """Purge deleted conversations while the gateway runs, and store unfinished answers when it
+        ends.
+        """
         if self._settings.store is not None or (cache_dir() / "store.db").exists():
             self._purging.start()
         yield

@@ -1,6 +1,8 @@
-"""Stored conversations: OpenAI's API under /v1/conversations, and that of the chat page under /api/conversations.
+"""Stored conversations: OpenAI's API under /v1/conversations, and that of the chat page under
+/api/conversations.
 
-Both read and write the same rows. The module is imported by the first request: SQLAlchemy is an extra.
+Both read and write the same rows. The module is imported by the first request: SQLAlchemy is an
+extra.
 """
 
 from __future__ import annotations
@@ -49,7 +51,10 @@ class ConversationEndpoints:
         return json_response(_summary(await self._created(request)))
 
     async def list(self, request: Request) -> Response:
-        """Return a page of the caller's conversations, the last changed first. `q` searches titles and messages."""
+        """Return a page of the caller's conversations, the last changed first.
+
+        `q` searches titles and messages.
+        """
         query = request.query_params
         limit = _page_limit(query.get("limit"), DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
         text = (query.get("q") or "")[:MAX_SEARCH_CHARACTERS]
@@ -78,7 +83,9 @@ class ConversationEndpoints:
         return await self.get(request)
 
     async def export(self, request: Request) -> Response:
-        """Return one conversation or all of them as JSON lines; with the scope admin, those of a `tenant`."""
+        """Return one conversation or all of them as JSON lines; with the scope admin, those of a
+        `tenant`.
+        """
         if "conversation_id" in request.path_params:
             branch = await self._store.read(_caller(request), _id(request))
             return _lines(_once(branch), _id(request))
@@ -244,7 +251,10 @@ def _clean(item: dict[str, Any]) -> dict[str, Any]:
 
 
 def _new_messages(client_items: Sequence[dict[str, Any]]) -> list[NewMessage]:
-    """Return a client's items as messages. Raises InvalidRequestError for items that no model could be sent."""
+    """Return a client's items as messages.
+
+    Raises InvalidRequestError for items that no model could be sent.
+    """
     items = [ensure_item_id(item, "items") for item in parse_input_items(client_items)]
     to_messages(items)
     return [message_from_item(item) for item in items]
@@ -270,7 +280,10 @@ async def _once(branch: Branch) -> AsyncIterator[Branch]:
 
 
 def _tenant(request: Request) -> str | None:
-    """Return the requested tenant, None for the caller's own data. Raises ForbiddenError without the scope admin."""
+    """Return the requested tenant, None for the caller's own data.
+
+    Raises ForbiddenError without the scope admin.
+    """
     tenant = request.query_params.get("tenant")
     if tenant is not None and "admin" not in _caller(request).scopes:
         raise ForbiddenError("A tenant's conversations need a key with the scope 'admin'.")

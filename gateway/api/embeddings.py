@@ -80,7 +80,10 @@ class EmbeddingsEndpoint:
 
 
 def _inputs(body: EmbeddingRequest, limit: int) -> list[str | list[int]]:
-    """Return the inputs as a list. Raises InvalidRequestError if there are none or more than `limit`."""
+    """Return the inputs as a list.
+
+    Raises InvalidRequestError if there are none or more than `limit`.
+    """
     given: Any = body.input
     if isinstance(given, str):
         return [given]
@@ -136,7 +139,9 @@ def _check_length(tokens: int, model: EmbeddingModel, index: int, about: str = "
 
 
 def _shorten(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
-    """Return the first `dimensions` numbers of each vector (rows × dimensions), scaled to length 1 again."""
+    """Return the first `dimensions` numbers of each vector (rows × dimensions), scaled to length 1
+    again.
+    """
     if dimensions is None or dimensions == vectors.shape[1]:
         return vectors
     import numpy as np
@@ -147,7 +152,9 @@ def _shorten(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np
 
 
 async def _encode(body: EmbeddingRequest, vectors: NDArray[np.float32], used: Usage) -> bytes:
-    """Return the response as JSON, with turns for other requests: a million numbers take a second to encode."""
+    """Return the response as JSON, with turns for other requests: a million numbers take a second
+    to encode.
+    """
     parts = []
     rows = max(FLOATS_PER_TURN // vectors.shape[1], 1)
     for start in range(0, len(vectors), rows):

@@ -1,4 +1,6 @@
-"""Health checks, metrics, and the state of the replicas: /health/live, /health/ready, /metrics and /replicas."""
+"""Health checks, metrics, and the state of the replicas: /health/live, /health/ready, /metrics and
+/replicas.
+"""
 
 from __future__ import annotations
 
@@ -34,9 +36,11 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[T]):
-    """The result of an asynchronous function, which runs once at a time and at most `per_second` times each second.
+    """The result of an asynchronous function, which runs once at a time and at most `per_second`
+    times each second.
 
-    Callers who come while it runs get that run's result; callers beyond `per_second` get the last one.
+    Callers who come while it runs get that run's result; callers beyond `per_second` get the last
+    one.
     """
 
     def __init__(self, function: Callable[[], Awaitable[T]], per_second: int) -> None:
@@ -61,9 +65,12 @@ class SingleFlight(Generic[T]):
 
 
 class HealthEndpoints:
-    """Health endpoints. While draining, nothing is ready. One broken model of several leaves the gateway ready.
+    """Health endpoints.
 
-    `?model=NAME` asks for one model, `?strict=true` for all of them; `generate=true` has them generate a token, too.
+    While draining, nothing is ready. One broken model of several leaves the gateway ready.
+
+    `?model=NAME` asks for one model, `?strict=true` for all of them; `generate=true` has them
+    generate a token, too.
     """
 
     def __init__(self, registry: ModelRegistry, metrics: GatewayMetrics) -> None:
@@ -126,7 +133,10 @@ class HealthEndpoints:
         return Response(await self._metrics_page.get(), media_type=CONTENT_TYPE_LATEST)
 
     async def replicas(self, request: Request) -> Response:
-        """Return the state of the replicas. `gateways` is a list, so that readers can join several gateways' answers."""
+        """Return the state of the replicas.
+
+        `gateways` is a list, so that readers can join several gateways' answers.
+        """
         gateway = {
             "gateway": f"{socket.gethostname()}/{os.getpid()}",
             "models": self._registry.describe_replicas(),
@@ -135,7 +145,10 @@ class HealthEndpoints:
         return JSONResponse({"gateways": [gateway]})
 
     async def _generate_check(self, name: str) -> str | None:
-        """Return why a model does not generate, None if it does. Callers share one check per model and second."""
+        """Return why a model does not generate, None if it does.
+
+        Callers share one check per model and second.
+        """
         if name not in self._generate_checks:
             check = partial(self._registry.check_answer, name, GENERATE_TIMEOUT)
             self._generate_checks[name] = SingleFlight(check, GENERATE_CHECKS_PER_SECOND)

@@ -1,4 +1,5 @@
-"""Fields of a request that change nothing: reported to the client, counted, and rejected if `strict_fields` is set.
+"""Fields of a request that change nothing: reported to the client, counted, and rejected if
+`strict_fields` is set.
 
 Tools that the model is not offered are reported to the client, too.
 """
@@ -25,9 +26,11 @@ COMMON_IGNORED_FIELDS = frozenset(
         *("stream_options.include_obfuscation", "stream_options.continuous_usage_stats"),
     }
 )
-#: Unknown fields of one request that are reported. A body of nothing but fields must not fill the response's headers.
+#: Unknown fields of one request that are reported. A body of nothing but fields must not fill the
+#: response's headers.
 MAX_UNKNOWN_FIELDS = 16
-#: Names of unknown fields that are logged, each once. Clients choose them, so they must not fill memory or the log.
+#: Names of unknown fields that are logged, each once. Clients choose them, so they must not fill
+#: memory or the log.
 MAX_LOGGED_FIELDS = 256
 _logged: set[str] = set()
 

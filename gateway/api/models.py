@@ -46,7 +46,10 @@ class ModelsEndpoint:
         return json_response({"object": "list", "data": data})
 
     async def get(self, request: Request) -> Response:
-        """Return one model. Raises what a request for the model would raise if it is unknown or forbidden."""
+        """Return one model.
+
+        Raises what a request for the model would raise if it is unknown or forbidden.
+        """
         name, caller = request.path_params["model"], context_of(request).caller
         found = self._models(caller).get(name) or describe_model(self._service.models.get(name, caller), ready=False)
         return json_response(anthropic_model(found) if is_anthropic(request.scope) else found)

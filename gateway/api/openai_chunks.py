@@ -1,4 +1,7 @@
-"""The chunks of OpenAI's streams, as server-sent events. What does not change within an answer is rendered once."""
+"""The chunks of OpenAI's streams, as server-sent events.
+
+What does not change within an answer is rendered once.
+"""
 
 from __future__ import annotations
 

@@ -97,7 +97,10 @@ def _texts(body: RerankRequest, limit: int) -> list[str]:
 
 
 def _rows(body: RerankRequest, texts: Sequence[str], model: EncoderModel) -> list[EncoderInput]:
-    """Return the inputs of the encoder. Raises ContextLengthError if the query or a document is too long."""
+    """Return the inputs of the encoder.
+
+    Raises ContextLengthError if the query or a document is too long.
+    """
     minimum = model.tokenizer.min_token_count(body.query, model.card.max_seq_len)
     if minimum > model.card.max_seq_len:
         raise _query_too_long(model, f"at least {minimum}")
@@ -130,7 +133,9 @@ def _query_too_long(model: EncoderModel, tokens: str) -> ContextLengthError:
 
 
 def _results(body: RerankRequest, texts: Sequence[str], scores: NDArray[np.float32], tokens: int) -> dict[str, Any]:
-    """Return the response: results best first, and of equal scores the document that was sent first."""
+    """Return the response: results best first, and of equal scores the document that was sent
+    first.
+    """
     order = sorted(range(len(texts)), key=lambda at: -scores[at])[: body.top_n]
     results: list[dict[str, Any]] = [{"index": at, "relevance_score": float(scores[at])} for at in order]
     if body.return_documents:

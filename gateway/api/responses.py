@@ -1,4 +1,6 @@
-"""OpenAI's Responses API: POST /v1/responses, and GET, DELETE, cancel and input_items of a response."""
+"""OpenAI's Responses API: POST /v1/responses, and GET, DELETE, cancel and input_items of a
+response.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,8 @@ LOST_RUN_TIMEOUT = 5 * REPORT_INTERVAL
 CANCEL_TIMEOUT = 3 * REPORT_INTERVAL
 #: Seconds between two looks whether the other gateway has stopped.
 CANCEL_POLL_INTERVAL = 0.25
-# A reader of events holds the response encoded, parsed, and encoded again for the event that is being sent.
+# A reader of events holds the response encoded, parsed, and encoded again for the event that is
+# being sent.
 _COPIES_PER_READER = 3
 # A character of a body is at most six of the JSON that is stored of it (\uXXXX).
 _MAX_JSON_EXPANSION = 6
@@ -257,11 +260,17 @@ class ResponsesEndpoints:
         await self._running.close()
 
     def _hold(self, request: Request, row: ResponseRecord) -> None:
-        """Count what a reader holds in memory until the last byte is sent. Raises UnavailableError if it is too much."""
+        """Count what a reader holds in memory until the last byte is sent.
+
+        Raises UnavailableError if it is too much.
+        """
         self._service.intake.hold(_COPIES_PER_READER * row.size, context_of(request))
 
     async def _find(self, response_id: str, owner: str) -> ResponseRecord:
-        """Return the stored response, as failed if the gateway that generated it is gone. Raises NotFoundError."""
+        """Return the stored response, as failed if the gateway that generated it is gone.
+
+        Raises NotFoundError.
+        """
         row = await self._store.find(response_id, owner)
         if row is None:
             raise _not_found(response_id)
@@ -368,7 +377,8 @@ def _conversation_of(body: ResponsesRequest) -> str | None:
 
 
 def _first_event(request: Request) -> int | None:
-    """Return the number of the event after which a stream starts: -1 for all of it, None if no stream is requested.
+    """Return the number of the event after which a stream starts: -1 for all of it, None if no
+    stream is requested.
 
     Raises:
         InvalidRequestError: `stream` or `starting_after` is invalid.

@@ -131,7 +131,10 @@ def _text(model: GenerativeModel, ids: list[int]) -> bytes:
 
 
 def _array(items: Iterable[Any]) -> Iterator[str]:
-    """Yield a JSON array in pieces. Encoding holds the interpreter's lock, which others get between two pieces."""
+    """Yield a JSON array in pieces.
+
+    Encoding holds the interpreter's lock, which others get between two pieces.
+    """
     rest, opening = iter(items), "["
     while piece := list(itertools.islice(rest, TOKENS_PER_TURN)):
         yield opening + json.dumps(piece, ensure_ascii=False)[1:-1]

@@ -18,7 +18,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds for which rejections are counted before they are written.
 WINDOW = 60.0
-#: Combinations of actor, route and status that are counted apart in one window. All others count as `OTHERS`.
+#: Combinations of actor, route and status that are counted apart in one window. All others count as
+#: `OTHERS`.
 MAX_GROUPS = 200
 OTHERS = "others"
 AUDITED_STATUSES = frozenset({401, 403})

@@ -28,12 +28,15 @@ from llmops.urls import is_loopback
 if TYPE_CHECKING:
     from llmops.gateway.auth.keys import KeyDirectory
 
-#: The caller of a route that asks for no key. It may see that the gateway lives, and nothing of what it serves.
+#: The caller of a route that asks for no key. It may see that the gateway lives, and nothing of
+#: what it serves.
 ANONYMOUS_CALLER = Caller(scopes=frozenset())
 HEALTH_PREFIX = "/health"
-#: The chat page and its files are the same for all; their content comes from routes that ask for a key.
+#: The chat page and its files are the same for all; their content comes from routes that ask for a
+#: key.
 CHAT_PAGE_ROUTES = frozenset({"/", "/assets/{name:path}"})
-#: The scopes of which a key needs one, by the beginning of a route's path. All other routes need `inference`.
+#: The scopes of which a key needs one, by the beginning of a route's path. All other routes need
+#: `inference`.
 ROUTE_SCOPES = (
     ("/metrics", ("metrics",)),
     ("/replicas", ("metrics", "inference")),
@@ -47,8 +50,8 @@ ROUTE_SCOPES = (
 class Authentication(Check):
     """Rejects requests without a valid key.
 
-    Every route asks for a key, also one that is added later. Exceptions: /health/* without a query, the API reference,
-    and the files of the chat page.
+    Every route asks for a key, also one that is added later. Exceptions: /health/* without a query,
+    the API reference, and the files of the chat page.
     """
 
     def __init__(
@@ -212,7 +215,8 @@ def _oidc_directory(settings: OidcSettings, members: KeyDirectory | None) -> Dir
 
 
 def _credential_in(scope: Scope) -> str | None:
-    """Return the Bearer token, which OpenAI's clients send, or else `x-api-key`, which Anthropic's send.
+    """Return the Bearer token, which OpenAI's clients send, or else `x-api-key`, which Anthropic's
+    send.
 
     Of another kind of authorization the kind is returned: it is then refused as not being a key.
     """

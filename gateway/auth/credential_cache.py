@@ -19,7 +19,8 @@ FRESH_SECONDS = 30.0
 STALE_SECONDS = 3600.0
 # while the directory cannot be asked, it is tried as often
 RETRY_SECONDS = 1.0
-# credentials that are remembered, of callers and of others: those of an attacker must not push out the callers'
+# credentials that are remembered, of callers and of others: those of an attacker must not push out
+# the callers'
 MAX_KNOWN_CREDENTIALS = 100_000
 MAX_REJECTED_CREDENTIALS = 20_000
 EXPIRED_KEY_MESSAGE = "This API key has expired; use another."
@@ -43,10 +44,11 @@ _LookupResult = _KnownCredential | _RejectedCredential | UnavailableError
 
 
 class CachedDirectory(Directory):
-    """Remembers callers and refusals for `fresh` seconds; callers for `stale` where the directory cannot be asked.
+    """Remembers callers and refusals for `fresh` seconds; callers for `stale` where the directory
+    cannot be asked.
 
-    A caller in use is looked up again in the second half of its time, beside its requests, so none of them waits.
-    Credentials are remembered by their SHA-256.
+    A caller in use is looked up again in the second half of its time, beside its requests, so none
+    of them waits. Credentials are remembered by their SHA-256.
     """
 
     def __init__(
@@ -126,7 +128,9 @@ class CachedDirectory(Directory):
         return CredentialUnavailableError() if isinstance(found, CredentialUnavailableError) else found
 
     def _look(self, digest: bytes, credential: str) -> asyncio.Task[_LookupResult] | None:
-        """The look-up of this credential, begun unless it is under way; None while the directory is away."""
+        """The look-up of this credential, begun unless it is under way; None while the directory is
+        away.
+        """
         task = self._looking.get(digest)
         if task is None:
             now = self._clock()

@@ -11,7 +11,10 @@ from llmops.gateway.interfaces import Caller
 
 
 class CredentialUnavailableError(UnavailableError):
-    """503: this credential cannot be checked now. Others are looked up as before, and nothing is remembered."""
+    """503: this credential cannot be checked now.
+
+    Others are looked up as before, and nothing is remembered.
+    """
 
     def __init__(self, detail: str = "") -> None:
         super().__init__("This token cannot be checked now; try again.", code="keys_unavailable", detail=detail)
@@ -25,14 +28,20 @@ class Identity(NamedTuple):
 
 
 class Directory(ABC):
-    """An interface to callers and their credentials. No message, log line or caller may contain a credential."""
+    """An interface to callers and their credentials.
+
+    No message, log line or caller may contain a credential.
+    """
 
     #: The message for a credential that this directory does not take.
     foreign = "What was sent is not an API key of this gateway; such a key is sk-llmops- and 32 letters or digits."
 
     @abstractmethod
     def takes(self, credential: str) -> bool:
-        """Return True if the credential has the form of one that this directory knows. Costs no look-up."""
+        """Return True if the credential has the form of one that this directory knows.
+
+        Costs no look-up.
+        """
 
     def known(self, credential: str) -> Caller | None:
         """Return the caller if a recent look-up is still valid, None if `find` must be called.
@@ -74,7 +83,10 @@ class Directory(ABC):
 
 
 class CombinedDirectory(Directory):
-    """Several directories. A credential is looked up in the first one that takes its form, and in no other."""
+    """Several directories.
+
+    A credential is looked up in the first one that takes its form, and in no other.
+    """
 
     foreign = (
         "What was sent is neither an API key of this gateway (they begin with sk-llmops-) nor a token (JWT) of its "

@@ -21,9 +21,11 @@ log = logging.getLogger(__name__)
 
 # Seconds. Between two readings that nothing but unknown keys ask for; and for one.
 MIN_REFRESH_INTERVAL, FETCH_TIMEOUT = 2.0, 5.0
-#: Tokens that wait for the next reading because their key is not known. Strangers can send such tokens.
+#: Tokens that wait for the next reading because their key is not known. Strangers can send such
+#: tokens.
 MAX_WAITING = 1000
-#: Characters of the longest modulus, of an RSA key with 16,384 bits: checking a signature takes longer with each bit.
+#: Characters of the longest modulus, of an RSA key with 16,384 bits: checking a signature takes
+#: longer with each bit.
 _MAX_MODULUS_LENGTH = 2731
 _MAX_BYTES = 2**20
 _PUBLIC_KEY_TYPES = frozenset({"RSA", "EC", "OKP"})
@@ -31,8 +33,11 @@ DISCOVERY_PATH = "/.well-known/openid-configuration"
 
 
 class JwksCache:
-    """The keys of `issuer`, at `url` or where its discovery document says. They are read again each `refresh` seconds
-    beside the requests, and at once for a key that is not among them, but not more often than each `MIN_REFRESH_INTERVAL`."""
+    """The keys of `issuer`, at `url` or where its discovery document says.
+
+    They are read again each `refresh` seconds beside the requests, and at once for a key that is
+    not among them, but not more often than each `MIN_REFRESH_INTERVAL`.
+    """
 
     def __init__(
         self, issuer: str, url: str | None, refresh: float, clock: Callable[[], float] = time.monotonic
@@ -46,13 +51,16 @@ class JwksCache:
         self._readings = self._waiting = 0
 
     async def find(self, kid: str | None) -> Mapping[str, Any] | None:
-        """Return the key of this id; of None, the one there is. Return None if the issuer has no such key.
+        """Return the key of this id; of None, the one there is.
 
-        A key that is not known waits for the next reading: strangers who make up ids must not decide when keys are
-        read, nor have the tokens of a new key refused.
+        Return None if the issuer has no such key.
+
+        A key that is not known waits for the next reading: strangers who make up ids must not
+        decide when keys are read, nor have the tokens of a new key refused.
 
         Raises:
-            CredentialUnavailableError: The keys could not be read since the token came, or too many tokens wait.
+            CredentialUnavailableError: The keys could not be read since the token came, or too many
+                tokens wait.
             UnavailableError: No keys are known.
         """
         if self._keys is None:
@@ -112,7 +120,10 @@ class JwksCache:
         self._readings += 1
 
     async def _fetch(self) -> Mapping[str | None, Mapping[str, Any]]:
-        """By id, and where there is but one, also without; only public keys that sign. Raises ValueError."""
+        """By id, and where there is but one, also without; only public keys that sign.
+
+        Raises ValueError.
+        """
         found = await self._json(self._url or await self._discovered())
         keys = found.get("keys")
         if not isinstance(keys, list):

@@ -41,7 +41,10 @@ _REJECTION_MESSAGES = {
 
 
 class KeyDirectory(Directory):
-    """API keys in the store. Runs one query at a time; look-ups that arrive meanwhile share the next one."""
+    """API keys in the store.
+
+    Runs one query at a time; look-ups that arrive meanwhile share the next one.
+    """
 
     def __init__(self, url: str) -> None:
         self._store = LazyStore(url, pool_size=2)
@@ -78,9 +81,11 @@ class KeyDirectory(Directory):
         await self._store.close()
 
     async def member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
-        """Return the caller for a user of an identity provider, and create the user at the first time.
+        """Return the caller for a user of an identity provider, and create the user at the first
+        time.
 
-        The user is bound to `identity` from then on: another identity with the same address is another person.
+        The user is bound to `identity` from then on: another identity with the same address is
+        another person.
 
         Args:
             tenant: The name of the tenant.
@@ -90,7 +95,8 @@ class KeyDirectory(Directory):
             until: The end of the token, in seconds since 1970.
 
         Raises:
-            InvalidKeyError: The tenant does not exist, or the user is invalid, of another tenant or another person.
+            InvalidKeyError: The tenant does not exist, or the user is invalid, of another tenant or
+                another person.
             UnavailableError: The store cannot be reached.
             CredentialUnavailableError: The store failed on this user.
         """
@@ -192,7 +198,10 @@ class StoreAuditLog(AuditLog):
 
 
 async def store_has_keys(url: str) -> bool:
-    """Return True if the store has keys. Creates or migrates the store; raises what `open_store` raises."""
+    """Return True if the store has keys.
+
+    Creates or migrates the store; raises what `open_store` raises.
+    """
     async with await open_store(url, pool_size=1) as store, store.read() as connection:
         return await has_any_key(connection)
 
@@ -219,7 +228,10 @@ def _quotas(owner: str, limits: Limits) -> Sequence[Quota]:
 
 
 def _unavailable(error: Exception) -> UnavailableError:
-    """Return the error for requests. Its detail, for the log, leaves the driver's text out: that may hold values."""
+    """Return the error for requests.
+
+    Its detail, for the log, leaves the driver's text out: that may hold values.
+    """
     if isinstance(error, LlmopsError):
         detail = error.message
     elif isinstance(error, asyncio.TimeoutError):

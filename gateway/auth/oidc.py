@@ -45,9 +45,12 @@ INVALID_TOKEN_MESSAGE = "This token is not one that its issuer signed."
 
 
 class OidcDirectory(Directory):
-    """Tokens of one issuer, checked against its public keys. The claims name the tenant and the user.
+    """Tokens of one issuer, checked against its public keys.
 
-    With `members`, tenants and users must be in the store; without, their names are all that is known of them.
+    The claims name the tenant and the user.
+
+    With `members`, tenants and users must be in the store; without, their names are all that is
+    known of them.
     """
 
     foreign = "What was sent is not a token (JWT) of this gateway's identity provider."
@@ -90,7 +93,8 @@ class OidcDirectory(Directory):
         """Return the claims of a valid token.
 
         Raises:
-            InvalidKeyError: The token is not valid. The message says no more than its sender may know.
+            InvalidKeyError: The token is not valid. The message says no more than its sender may
+                know.
             UnavailableError: The issuer's keys cannot be fetched.
         """
         try:
@@ -117,7 +121,9 @@ class OidcDirectory(Directory):
             raise InvalidKeyError(next(messages, INVALID_TOKEN_MESSAGE)) from error
 
     def _scopes(self, claims: Mapping[str, Any]) -> frozenset[str]:
-        """Return the scopes of this gateway that the token has, or the default scopes if it has none."""
+        """Return the scopes of this gateway that the token has, or the default scopes if it has
+        none.
+        """
         value = _claim(claims, self._settings.claims.scopes)
         names = value.split() if isinstance(value, str) else value if isinstance(value, list) else ()
         prefix = self._settings.scope_prefix
@@ -126,7 +132,10 @@ class OidcDirectory(Directory):
 
 
 def _expiry(value: Any) -> float:
-    """Return the time `exp` in seconds since 1970, at most the year 2200. Raises InvalidKeyError for no number."""
+    """Return the time `exp` in seconds since 1970, at most the year 2200.
+
+    Raises InvalidKeyError for no number.
+    """
     try:
         end = float(value) if value < _MAX_EXPIRY else _MAX_EXPIRY
     except _UNREADABLE as error:

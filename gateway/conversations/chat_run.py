@@ -1,10 +1,12 @@
-"""An answer that outlives its connection: generated to its end, stored, and read by any number of readers.
+"""An answer that outlives its connection: generated to its end, stored, and read by any number of
+readers.
 
-An answer keeps its text and the sizes of its deltas, from which a reader makes the events again. So a reader who comes
-back with the id of the last event that it saw gets the rest, and two readers get the same.
+An answer keeps its text and the sizes of its deltas, from which a reader makes the events again. So
+a reader who comes back with the id of the last event that it saw gets the rest, and two readers get
+the same.
 
-Only the process that generates an answer has it. A store that several processes share would take the place of
-`ChatRunRegistry.find` and `AnswerLog`; nothing else here knows where the deltas are.
+Only the process that generates an answer has it. A store that several processes share would take
+the place of `ChatRunRegistry.find` and `AnswerLog`; nothing else here knows where the deltas are.
 """
 
 from __future__ import annotations
@@ -26,11 +28,14 @@ from llmops.gateway.interfaces import Usage
 
 log = logging.getLogger(__name__)
 
-#: Seconds that an answer runs on without a reader: long enough to reload a page or to change the network.
+#: Seconds that an answer runs on without a reader: long enough to reload a page or to change the
+#: network.
 UNREAD_TIMEOUT = 30.0
-#: Seconds that an answer which has ended can be read again, and the most answers that are kept for that.
+#: Seconds that an answer which has ended can be read again, and the most answers that are kept for
+#: that.
 RETENTION_SECONDS, MAX_RETAINED_RUNS = 60.0, 1000
-#: Seconds between two writes of an unfinished answer to the store: what a crash of the gateway loses.
+#: Seconds between two writes of an unfinished answer to the store: what a crash of the gateway
+#: loses.
 SAVE_INTERVAL = 2.0
 #: Bytes after which a reader sends what it has rendered.
 FLUSH_BYTES = 32 * 1024
@@ -136,7 +141,10 @@ class AnswerLog:
 
 
 class ChatRun:
-    """One answer. Without a reader it is stopped after `UNREAD_TIMEOUT`; `task` ends when it is over and stored."""
+    """One answer.
+
+    Without a reader it is stopped after `UNREAD_TIMEOUT`; `task` ends when it is over and stored.
+    """
 
     def __init__(
         self,
@@ -146,7 +154,10 @@ class ChatRun:
         chunks: ChunkRenderer,
         save: Callable[[AnswerState], Awaitable[bool]] | None,
     ) -> None:
-        """Prepare the run of a started answer. `save` stores a state, and returns False if that was not possible."""
+        """Prepare the run of a started answer.
+
+        `save` stores a state, and returns False if that was not possible.
+        """
         self.id, self.owner, self.answer, self.chunks = run_id, owner, answer, chunks
         self.tag = run_id[-6:]
         self.log = AnswerLog()
@@ -341,10 +352,12 @@ class ChatRunRegistry:
 
 
 def parse_last_event_id(text: str | None, run: ChatRun) -> int:
-    """Return the number of the event that a client names as the last one it saw; -1 if it names none.
+    """Return the number of the event that a client names as the last one it saw; -1 if it names
+    none.
 
     Raises:
-        InvalidRequestError: The text is no id of an event, or the id of another stream or of an event yet to come.
+        InvalidRequestError: The text is no id of an event, or the id of another stream or of an
+            event yet to come.
     """
     if not text:
         return -1

@@ -20,7 +20,9 @@ _RESPONSES_FIELDS = {
 
 
 def to_chat_request(request: ResponsesRequest, items: Sequence[Item], tools: OfferedTools) -> dict[str, Any]:
-    """Return the body of the chat completions request for `request` with all of its context as `items`."""
+    """Return the body of the chat completions request for `request` with all of its context as
+    `items`.
+    """
     _refuse_unsupported(request)
     body: dict[str, Any] = {
         **(request.model_extra or {}),  # the sampling extras of chat completions
@@ -41,7 +43,9 @@ def to_chat_request(request: ResponsesRequest, items: Sequence[Item], tools: Off
 
 
 def translate_error_fields(error: ApiError) -> None:
-    """An error from below speaks of chat fields; here it is put into the words of the responses API."""
+    """An error from below speaks of chat fields; here it is put into the words of the responses
+    API.
+    """
     head = (error.param or "").split(".")[0].split("[")[0]
     error.param = _RESPONSES_FIELDS.get(head, error.param)
     if head in _RESPONSES_FIELDS:

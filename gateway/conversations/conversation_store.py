@@ -1,7 +1,7 @@
 """Conversations of callers, in the store of the deployment or in the cache folder of this machine.
 
-Public ids are `conv_` and the hexadecimal digits of a UUID. For a caller, a conversation of another owner does not
-exist.
+Public ids are `conv_` and the hexadecimal digits of a UUID. For a caller, a conversation of another
+owner does not exist.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ class ConversationStore:
     async def close(self) -> None:
         await self._database.close()
 
-    # -- conversations ---------------------------------------------------------------------------------------------
+    # -- conversations
+    # ---------------------------------------------------------------------------------------------
 
     async def create(
         self,
@@ -129,15 +130,18 @@ class ConversationStore:
         return found[:limit], len(found) > limit
 
     async def read(self, caller: Caller, conversation_id: str, after: str | None = None) -> Branch:
-        """Return a conversation and a branch of it: the branch that ends with the message `after`, or the one shown.
+        """Return a conversation and a branch of it: the branch that ends with the message `after`,
+        or the one shown.
 
         Args:
             caller: The owner.
             conversation_id: The id of the conversation.
-            after: The public id of a message; empty for the beginning, None for the branch that is shown.
+            after: The public id of a message; empty for the beginning, None for the branch that is
+                shown.
 
         Raises:
-            NotFoundError: The caller has no such conversation, or the conversation has no such message.
+            NotFoundError: The caller has no such conversation, or the conversation has no such
+                message.
         """
         key, user = row_id(conversation_id), owner_id(caller)
 
@@ -161,7 +165,10 @@ class ConversationStore:
         return await self._database.write(work)
 
     async def show_branch(self, caller: Caller, conversation_id: str, item_id: str) -> None:
-        """Show the branch of the message `item_id`, as far as it was continued last. Raises NotFoundError."""
+        """Show the branch of the message `item_id`, as far as it was continued last.
+
+        Raises NotFoundError.
+        """
         branch = await self.read(caller, conversation_id)
         head = _message(branch.every, item_id)
         newest = {message.parent_id: message for message in branch.every}
@@ -176,15 +183,18 @@ class ConversationStore:
         if not deleted:
             raise _no_conversation(conversation_id)
 
-    # -- messages --------------------------------------------------------------------------------------------------
+    # -- messages
+    # --------------------------------------------------------------------------------------------------
 
     async def append(
         self, caller: Caller, conversation_id: str, messages: Sequence[NewMessage], after: str | None = None
     ) -> Sequence[StoredMessage]:
-        """Store messages behind the message `after`, or at the end of the branch that is shown if it is None.
+        """Store messages behind the message `after`, or at the end of the branch that is shown if
+        it is None.
 
         Raises:
-            NotFoundError: The caller has no such conversation, or the conversation has no such message.
+            NotFoundError: The caller has no such conversation, or the conversation has no such
+                message.
             InvalidRequestError: The conversation would be larger than a conversation may be.
         """
         key, user = row_id(conversation_id), owner_id(caller)
@@ -239,7 +249,8 @@ class ConversationStore:
         lost = message.status == "in_progress" and message.written_at < self._now() - timedelta(seconds=LOST_AFTER)
         return replace(message, status="incomplete", finish_reason="gateway_lost") if lost else message
 
-    # -- everything of an owner ------------------------------------------------------------------------------------
+    # -- everything of an owner
+    # ------------------------------------------------------------------------------------
 
     async def everything(self, caller: Caller, tenant: str | None = None) -> AsyncIterator[Branch]:
         """Yield all conversations of the caller, or of a tenant, with the branch that is shown."""
@@ -254,14 +265,20 @@ class ConversationStore:
             yield Branch(conversation, branch_path(settled, conversation.head_id), settled)
 
     async def purge(self, caller: Caller, tenant: str | None = None) -> int:
-        """Delete all conversations of the caller, or all that is stored of a tenant, for good. Returns how many."""
+        """Delete all conversations of the caller, or all that is stored of a tenant, for good.
+
+        Returns how many.
+        """
         if tenant is not None:
             return await self._database.write(lambda connection: table.purge_tenant(connection, tenant))
         user = owner_id(caller)
         return await self._database.write(lambda connection: table.purge_user(connection, user))
 
     async def prune(self) -> int:
-        """Purge what was deleted long ago, or unchanged for longer than it is kept. Returns how many."""
+        """Purge what was deleted long ago, or unchanged for longer than it is kept.
+
+        Returns how many.
+        """
         now, settings, purged = self._now(), self.settings, 0
 
         async def until_done(work: Callable[[AsyncConnection], Any]) -> None:
@@ -282,7 +299,9 @@ class ConversationStore:
 
 
 def owner_id(caller: Caller) -> str:
-    """Return the caller's owner as a UUID: a user's own, one made of the digest of a key that nobody verified."""
+    """Return the caller's owner as a UUID: a user's own, one made of the digest of a key that
+    nobody verified.
+    """
     owner = caller.owner
     try:
         return str(UUID(owner or "0" * 32))
@@ -339,7 +358,9 @@ def searchable_text(items: Sequence[dict[str, Any]]) -> str:
 
 
 def make_title(messages: Sequence[NewMessage]) -> str | None:
-    """Return the beginning of the first user message as a title, cut between two words; None if nobody spoke."""
+    """Return the beginning of the first user message as a title, cut between two words; None if
+    nobody spoke.
+    """
     said = next((one.content for one in messages if one.role == "user" and one.content.strip()), "")
     words = " ".join(said[: 20 * TITLE_LENGTH].split())
     if len(words) <= TITLE_LENGTH:

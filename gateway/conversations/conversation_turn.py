@@ -31,7 +31,8 @@ _ANSWER_ITEM_ID = re.compile(r"msg_([0-9a-f]{24})")
 class ConversationTurn:
     """New messages of a conversation and the answer to them.
 
-    `history` are chat messages: the system prompt, the branch that the turn follows, and the new messages.
+    `history` are chat messages: the system prompt, the branch that the turn follows, and the new
+    messages.
     """
 
     def __init__(
@@ -49,7 +50,8 @@ class ConversationTurn:
             store: Where the turn is stored.
             caller: The owner of the conversation.
             branch: The branch that the turn follows.
-            new: The new chat messages. A system message at their beginning takes the place of the system prompt.
+            new: The new chat messages. A system message at their beginning takes the place of the
+                system prompt.
             price: Returns the price in micro-dollars of what a model used, None if it has no price.
             continues: Continue the last answer of the branch. There are no new messages then.
 
@@ -91,13 +93,14 @@ class ConversationTurn:
         return f"chatcmpl-{found[1] if found else secrets.token_hex(12)}"
 
     async def begin(self, run_id: str, model: str, after: str | None) -> dict[str, Any]:
-        """Store the new messages and the unfinished answer, and return what the first event says of them.
+        """Store the new messages and the unfinished answer, and return what the first event says of
+        them.
 
         Args:
             run_id: The id of the answer.
             model: The model's name.
-            after: The message that the turn follows; None for the newest one, which another tab may have written
-                since the history was read.
+            after: The message that the turn follows; None for the newest one, which another tab may
+                have written since the history was read.
         """
         store, key = self._store, self.conversation_id
         if self._continued is not None:
@@ -144,7 +147,10 @@ class ConversationTurn:
 
 
 class ResponseTurn:
-    """A response of the Responses API in a conversation. `items` are those of the branch that is shown."""
+    """A response of the Responses API in a conversation.
+
+    `items` are those of the branch that is shown.
+    """
 
     def __init__(self, store: ConversationStore, caller: Caller, branch: Branch) -> None:
         self._store, self._caller, self._branch = store, caller, branch

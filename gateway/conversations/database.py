@@ -24,7 +24,10 @@ class Database:
     """A store that is opened at its first use."""
 
     def __init__(self, url: str, subject: str, advice: str) -> None:
-        """Create it. `subject` and `advice` are what errors say cannot be used, and what a client can do instead."""
+        """Create it.
+
+        `subject` and `advice` are what errors say cannot be used, and what a client can do instead.
+        """
         self._store = LazyStore(url, pool_size=2)
         self._subject, self._advice = subject, advice
 
@@ -40,7 +43,9 @@ class Database:
         await self._store.close()
 
     async def _answered(self, work: Awaitable[T]) -> T:
-        """Turn every failure of the store, and its silence for `STORE_TIMEOUT`, into an UnavailableError."""
+        """Turn every failure of the store, and its silence for `STORE_TIMEOUT`, into an
+        UnavailableError.
+        """
         try:
             return await wait_with_timeout(STORE_TIMEOUT, work)
         except ApiError:

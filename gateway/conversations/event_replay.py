@@ -1,7 +1,7 @@
 """Typed events as a stream: rendered, followed while they are generated, or sent again.
 
-Events that exist already are rendered as the client reads them, a few kilobytes at a time: a response can be
-megabytes, and any number of clients may ask for it at once.
+Events that exist already are rendered as the client reads them, a few kilobytes at a time: a
+response can be megabytes, and any number of clients may ask for it at once.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ class ReplayEventStream(EventSource):
 
 
 class LiveEventStream(ReplayEventStream):
-    """Events of a response that this process generates. A reader who leaves changes nothing for the others."""
+    """Events of a response that this process generates.
+
+    A reader who leaves changes nothing for the others.
+    """
 
     def __init__(self, past: Iterable[Event]) -> None:
         super().__init__(past)
@@ -86,7 +89,9 @@ class LiveEventStream(ReplayEventStream):
 
 
 class PolledEventStream(ReplayEventStream):
-    """Events of a response that another gateway generates, read from the store as the response grows."""
+    """Events of a response that another gateway generates, read from the store as the response
+    grows.
+    """
 
     def __init__(self, store: ResponseStore, entry: StoredResponse, after: int) -> None:
         self._store, self._id, self._owner = store, entry.id, entry.owner

@@ -11,8 +11,8 @@ from llmops.gateway.errors import InvalidRequestError
 Item = dict[str, Any]
 MessageDict = dict[str, Any]
 
-# The fields of an item, and of a part of its content, that this gateway reads or shows. Others are not stored: they
-# would be megabytes that nobody asked for.
+# The fields of an item, and of a part of its content, that this gateway reads or shows. Others are
+# not stored: they would be megabytes that nobody asked for.
 _FIELDS = frozenset(
     {"id", "type", "role", "content", "status", "name", "namespace", "arguments", "call_id", "output", "summary"}
 )
@@ -41,7 +41,8 @@ def _known_parts(value: Any) -> Any:
 
 
 def to_messages(items: Iterable[Mapping[str, Any]], instructions: str | None = None) -> list[MessageDict]:
-    """Chat messages for `items`; calls and reasoning join the assistant message that they belong to.
+    """Chat messages for `items`; calls and reasoning join the assistant message that they belong
+    to.
 
     Raises InvalidRequestError (`param` as in `input[2].content`) for what this gateway cannot take.
     """

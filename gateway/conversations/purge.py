@@ -14,7 +14,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two purges. Several gateways of one store may purge at once: the second finds nothing to do.
+#: Seconds between two purges. Several gateways of one store may purge at once: the second finds
+#: nothing to do.
 PURGE_INTERVAL = 6 * 3600.0
 #: Seconds before the first purge: the start of a gateway has more urgent work.
 START_DELAY = 60.0

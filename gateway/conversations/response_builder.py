@@ -35,14 +35,18 @@ def new_id(prefix: str) -> str:
 class ResponseBuilder:
     """Builds one response. Every method gives the events that a stream sends.
 
-    `response` is the state after what has ended; `so_far` has the item in progress as well. `cuts` are the sizes of
-    the deltas of each item: with them `replay_events` makes the same events, with the same numbers, again.
+    `response` is the state after what has ended; `so_far` has the item in progress as well. `cuts`
+    are the sizes of the deltas of each item: with them `replay_events` makes the same events, with
+    the same numbers, again.
     """
 
     def __init__(
         self, response: dict[str, Any], origins: Mapping[str, Mapping[str, str]] = MappingProxyType({})
     ) -> None:
-        """Build on `response`. `origins` has the `name` and `namespace` of functions that the model knows otherwise."""
+        """Build on `response`.
+
+        `origins` has the `name` and `namespace` of functions that the model knows otherwise.
+        """
         self.response = response
         self._origins = origins
         self.cuts: list[list[int]] = []
@@ -110,7 +114,8 @@ class ResponseBuilder:
         self._close("incomplete")
         self.response["status"] = "cancelled"
 
-    # -- items ---------------------------------------------------------------------------------------------------
+    # -- items
+    # ---------------------------------------------------------------------------------------------------
 
     def _switch(self, piece: OutputDelta) -> list[Event]:
         kind = _ITEM_TYPES[type(piece)]
@@ -183,7 +188,8 @@ class ResponseBuilder:
         part = _part(self._item["type"], text)
         return self._event(kind, item_id=self._item["id"], output_index=self._index, content_index=0, part=part)
 
-    # -- events --------------------------------------------------------------------------------------------------
+    # -- events
+    # --------------------------------------------------------------------------------------------------
 
     def _end(self, status: str) -> Event:
         self.response["status"] = status

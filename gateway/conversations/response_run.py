@@ -1,4 +1,6 @@
-"""One response being generated: the answer's text becomes items and events, and the result is stored."""
+"""One response being generated: the answer's text becomes items and events, and the result is
+stored.
+"""
 
 from __future__ import annotations
 
@@ -53,10 +55,11 @@ class RunningResponses:
 
 
 class ResponseRun(AnswerEvents):
-    """One response: streamed to its client, collected, or generated in the background; others may follow.
+    """One response: streamed to its client, collected, or generated in the background; others may
+    follow.
 
-    However the response ends, it is stored before the client sees its end. If it cannot be stored, its last state says
-    `"store": false`. Without `running` nothing is stored.
+    However the response ends, it is stored before the client sees its end. If it cannot be stored,
+    its last state says `"store": false`. Without `running` nothing is stored.
     """
 
     def __init__(
@@ -68,7 +71,10 @@ class ResponseRun(AnswerEvents):
         running: RunningResponses | None,
         conversation: Callable[[StoredResponse], Awaitable[None]] | None = None,
     ) -> None:
-        """Prepare the run of an answer. `conversation` adds the end of the response to its conversation."""
+        """Prepare the run of an answer.
+
+        `conversation` adds the end of the response to its conversation.
+        """
         super().__init__(answer)
         self._conversation = conversation
         self.owner = owner
@@ -90,7 +96,10 @@ class ResponseRun(AnswerEvents):
         return self
 
     async def announce(self) -> None:
-        """Store that the response is running, for every gateway. Raises UnavailableError if it cannot be stored."""
+        """Store that the response is running, for every gateway.
+
+        Raises UnavailableError if it cannot be stored.
+        """
         if self._running is not None:
             await self._running.store.put(self.entry(running=True).to_row())
             self._announced = True
@@ -117,7 +126,8 @@ class ResponseRun(AnswerEvents):
             running.remove(self)
         self.cancel()
 
-    # -- as an event source ----------------------------------------------------------------------------------------
+    # -- as an event source
+    # ----------------------------------------------------------------------------------------
 
     async def start(self, context: RequestContext) -> None:
         await super().start(context)
@@ -151,7 +161,8 @@ class ResponseRun(AnswerEvents):
         if self._shown:
             self._stop()  # the client went away before the end
 
-    # -- without a stream ------------------------------------------------------------------------------------------
+    # -- without a stream
+    # ------------------------------------------------------------------------------------------
 
     async def collect(self) -> dict[str, object]:
         """The whole response. Raises the engine's errors."""
@@ -194,7 +205,9 @@ class ResponseRun(AnswerEvents):
             self.close()
 
     async def _report(self, store: ResponseStore) -> None:
-        """Store the state now and then, and stop when another gateway cancelled or deleted the response."""
+        """Store the state now and then, and stop when another gateway cancelled or deleted the
+        response.
+        """
         while True:
             await asyncio.sleep(REPORT_INTERVAL)
             try:
@@ -214,7 +227,8 @@ class ResponseRun(AnswerEvents):
         if not self._closed:
             self._publish(self._fail(error))
 
-    # -- events ----------------------------------------------------------------------------------------------------
+    # -- events
+    # ----------------------------------------------------------------------------------------------------
 
     def _published(self, events: list[Event]) -> bytes:
         data = encode_events(events)
@@ -266,7 +280,8 @@ class ResponseRun(AnswerEvents):
         self._settle()
         return events
 
-    # -- the end ---------------------------------------------------------------------------------------------------
+    # -- the end
+    # ---------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         self._closed = True

@@ -1,7 +1,8 @@
 """Responses that later requests can refer to: what is stored of them, and where.
 
-Only the owner of a response finds it. `MemoryResponses` keeps responses as long as the process lives;
-`SqlResponses` (sql.py) keeps them in the store, where every gateway of a deployment finds them.
+Only the owner of a response finds it. `MemoryResponses` keeps responses as long as the process
+lives; `SqlResponses` (sql.py) keeps them in the store, where every gateway of a deployment finds
+them.
 """
 
 from __future__ import annotations
@@ -31,7 +32,8 @@ class StoredResponse:
         owner: The tenant or user that created the response.
         response: The response object as the API shows it.
         items: The input items. A reference to another item is stored as the reference.
-        cuts: The sizes of the deltas of each output item, in characters, from which its events are made again.
+        cuts: The sizes of the deltas of each output item, in characters, from which its events are
+            made again.
         running: True while a gateway generates the response.
     """
 
@@ -62,7 +64,10 @@ class StoredResponse:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResponseRecord:
-    """A stored response, encoded: `response`, `items` and `cuts` are JSON. `age` is in seconds since the last write."""
+    """A stored response, encoded: `response`, `items` and `cuts` are JSON.
+
+    `age` is in seconds since the last write.
+    """
 
     id: str
     owner: str
@@ -112,7 +117,8 @@ class ResponseStore(ABC):
             new: Insert the response if it is not stored. Otherwise the response is only replaced.
 
         Returns:
-            False, without a write, if the response was deleted meanwhile, or is running and was cancelled.
+            False, without a write, if the response was deleted meanwhile, or is running and was
+                cancelled.
 
         Raises:
             UnavailableError: The response could not be stored.
@@ -128,7 +134,9 @@ class ResponseStore(ABC):
 
     @abstractmethod
     async def chain(self, response_id: str, owner: str) -> tuple[Sequence[ResponseReference], str | None]:
-        """Return a response and its predecessors, newest first, and the id of a predecessor that is missing."""
+        """Return a response and its predecessors, newest first, and the id of a predecessor that is
+        missing.
+        """
 
     @abstractmethod
     async def delete(self, response_id: str, owner: str) -> bool:
@@ -139,7 +147,10 @@ class ResponseStore(ABC):
         """Delete all responses of this owner."""
 
     async def request_cancellation(self, response_id: str, owner: str) -> None:
-        """Ask the gateway that generates the response to stop. Does nothing where no other gateway can."""
+        """Ask the gateway that generates the response to stop.
+
+        Does nothing where no other gateway can.
+        """
         return
 
     async def close(self) -> None:
@@ -150,8 +161,8 @@ class ResponseStore(ABC):
 class MemoryResponses(ResponseStore):
     """The responses of this process, bounded in number, size and age.
 
-    Over its bounds it evicts from the owner that holds most, least recently used first: one owner cannot evict the
-    responses of another that holds less.
+    Over its bounds it evicts from the owner that holds most, least recently used first: one owner
+    cannot evict the responses of another that holds less.
     """
 
     def __init__(self, limits: ResponseStoreSettings, clock: Callable[[], float] = time.monotonic) -> None:
@@ -161,7 +172,8 @@ class MemoryResponses(ResponseStore):
         self._sizes: dict[str, int] = {}
         self._size = 0
         self._holders: dict[tuple[str, str], str] = {}
-        # when each response was last written, oldest first; rewritten and deleted responses leave stale entries
+        # when each response was last written, oldest first; rewritten and deleted responses leave
+        # stale entries
         self._written: deque[tuple[float, str, str]] = deque()
         self._when: dict[str, float] = {}
 
@@ -250,7 +262,10 @@ def referenced_item_ids(items: Iterable[Item]) -> Iterator[str]:
 
 
 def ensure_item_id(item: Item, param: str) -> Item:
-    """Return the item with an id. Raises InvalidRequestError for an id of the client's that cannot be stored."""
+    """Return the item with an id.
+
+    Raises InvalidRequestError for an id of the client's that cannot be stored.
+    """
     given = item.get("id")
     if given is None:
         prefixes = {"function_call": "fc", "function_call_output": "fco", "reasoning": "rs"}

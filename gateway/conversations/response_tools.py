@@ -1,8 +1,8 @@
 """Tools of the Responses API as functions of chat completions.
 
-A client such as Codex groups functions in namespaces and offers tools that OpenAI's servers run. Chat templates know
-functions only: a namespace becomes functions whose names begin with its own, and a tool that a server would have to
-run is left out, with a warning to the client.
+A client such as Codex groups functions in namespaces and offers tools that OpenAI's servers run.
+Chat templates know functions only: a namespace becomes functions whose names begin with its own,
+and a tool that a server would have to run is left out, with a warning to the client.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ class OfferedTools:
 
     Attributes:
         functions: Entries of chat completions' `tools`.
-        origins: For a function from a namespace, the fields `name` and `namespace` of its calls, by its flat name.
+        origins: For a function from a namespace, the fields `name` and `namespace` of its calls, by
+            its flat name.
         left_out: The types of the tools that no function stands for, in order.
     """
 
@@ -32,7 +33,9 @@ class OfferedTools:
 
 
 def flat_name(name: str, namespace: object) -> str:
-    """Return the name under which a model knows the function `name` of `namespace`, which may be absent."""
+    """Return the name under which a model knows the function `name` of `namespace`, which may be
+    absent.
+    """
     if not isinstance(namespace, str) or not namespace:
         return name
     return f"{namespace}{name}" if namespace.endswith("__") else f"{namespace}__{name}"

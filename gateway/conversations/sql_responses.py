@@ -1,4 +1,6 @@
-"""Stored responses in the store (SQLite or PostgreSQL), where every gateway of a deployment finds them."""
+"""Stored responses in the store (SQLite or PostgreSQL), where every gateway of a deployment finds
+them.
+"""
 
 from __future__ import annotations
 

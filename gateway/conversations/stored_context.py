@@ -1,7 +1,9 @@
-"""What a request to the Responses API refers to: stored predecessors and items, counted before they are read.
+"""What a request to the Responses API refers to: stored predecessors and items, counted before they
+are read.
 
-A request of a few bytes can name megabytes that were stored before, any number of times. What it names is therefore
-measured first, against the limits that hold for a body, and each stored response is read and parsed once.
+A request of a few bytes can name megabytes that were stored before, any number of times. What it
+names is therefore measured first, against the limits that hold for a body, and each stored response
+is read and parsed once.
 """
 
 from __future__ import annotations
@@ -29,11 +31,14 @@ class StoredContext:
         self._values = 0
 
     async def items(self, own: Sequence[Item], previous: str | None) -> list[Item]:
-        """Return the items of all predecessors, oldest first, then `own`, with references replaced by their items.
+        """Return the items of all predecessors, oldest first, then `own`, with references replaced
+        by their items.
 
         Raises:
-            NotFoundError: A predecessor or a referenced item does not exist, or belongs to somebody else.
-            InvalidRequestError: The predecessor is still running, or the context is larger than a body may be.
+            NotFoundError: A predecessor or a referenced item does not exist, or belongs to somebody
+                else.
+            InvalidRequestError: The predecessor is still running, or the context is larger than a
+                body may be.
             UnavailableError: The gateway holds as much as it can.
         """
         before = await self._chain(previous) if previous is not None else []

@@ -1,7 +1,8 @@
 """The part of a long conversation that is sent to the model.
 
-The rule: system messages at the beginning and the newest turns stay, and the oldest turns are dropped until the answer
-has room. The room is what the request asks for, else a quarter of the context. A turn begins with a user message.
+The rule: system messages at the beginning and the newest turns stay, and the oldest turns are
+dropped until the answer has room. The room is what the request asks for, else a quarter of the
+context. A turn begins with a user message.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ def reserved_output_tokens(model: GenerativeModel, wanted: int | None) -> int:
 
 
 def truncate_history(messages: Sequence[dict[str, Any]], model: GenerativeModel, room: int) -> TruncatedHistory:
-    """Drop the oldest turns that do not fit into the context of `model` beside an answer of `room` tokens.
+    """Drop the oldest turns that do not fit into the context of `model` beside an answer of `room`
+    tokens.
 
     The newest turn always stays: whether it fits is for the request's own check to say.
     """

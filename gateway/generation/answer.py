@@ -24,8 +24,9 @@ from llmops.gateway.telemetry.metrics import AnswerMeter
 
 
 class ChoiceDelta(NamedTuple):
-    """The text that an engine added to one choice, possibly empty. `ended` is True for the choice's
-    last delta.
+    """The text that an engine added to one choice, possibly empty.
+
+    `ended` is True for the choice's last delta.
     """
 
     choice: Choice
@@ -34,8 +35,9 @@ class ChoiceDelta(NamedTuple):
 
 
 class Answer:
-    """A generation in progress. Releases the engine's slot when the last choice ends or on
-    `cancel`.
+    """A generation in progress.
+
+    Releases the engine's slot when the last choice ends or on `cancel`.
     """
 
     def __init__(
@@ -176,8 +178,9 @@ class Answer:
         self._record_outcome(error.status)
 
     def _record_outcome(self, status: int) -> None:
-        """Write usage and finish reason to the request's context. The usage record takes only the
-        first call.
+        """Write usage and finish reason to the request's context.
+
+        The usage record takes only the first call.
         """
         usage, finish, stream, context = self.usage, self.finish, self._stream, self._context
         context.usage, context.finish_reason = usage, finish
@@ -249,8 +252,9 @@ class Answer:
             self._stream.cancel()
 
     def _replace_choice(self, choice: Choice) -> Choice:
-        """Return an empty choice in place of one whose tokens are replayed. A choice that has ended
-        stays.
+        """Return an empty choice in place of one whose tokens are replayed.
+
+        A choice that has ended stays.
         """
         if choice.done or self._make_choice is None:
             return choice
@@ -270,8 +274,9 @@ class Answer:
 
 
 class StreamWatchdog:
-    """A timer that ends a stream whose engine is silent for too long. It checks a few times per
-    period instead of once per token.
+    """A timer that ends a stream whose engine is silent for too long.
+
+    It checks a few times per period instead of once per token.
     """
 
     def __init__(self, stream: TokenStream, meter: AnswerMeter, timeouts: Timeouts) -> None:

@@ -19,8 +19,9 @@ log = logging.getLogger(__name__)
 
 
 class AnswerEvents(EventSource):
-    """The server-sent events of an answer. Subclasses render the deltas and the end for their
-    API.
+    """The server-sent events of an answer.
+
+    Subclasses render the deltas and the end for their API.
     """
 
     def __init__(self, answer: Answer) -> None:
@@ -61,6 +62,7 @@ class AnswerEvents(EventSource):
 
     def _failover_comment(self) -> bytes:
         """Return a comment that tells of a failover, because the headers were sent before it.
+
         Clients skip comments.
         """
         quality = self._answer.failover_quality

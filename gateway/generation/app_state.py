@@ -40,7 +40,8 @@ class AppState:
     strict_fields: bool = False
     # `tenant` if only callers of one tenant share cached prefixes
     cache_scope: str = ""
-    # leave out listed blocks of agents that differ in each session, so that the rest of a prompt is found in the cache
+    # leave out listed blocks of agents that differ in each session, so that the rest of a prompt is
+    # found in the cache
     drop_session_blocks: bool = True
     # filters of prompts and answers, if there are any
     safety: Safety | None = None
@@ -48,7 +49,8 @@ class AppState:
     def find_model(self, name: str, context: RequestContext) -> GenerativeModel:
         """Return the model that answers a request for `name`.
 
-        An alias is answered by the first of its models that is served and has room; the last one is taken as it is.
+        An alias is answered by the first of its models that is served and has room; the last one is
+        taken as it is.
 
         Raises:
             ModelNotAllowedError, ModelNotFoundError, UnavailableError: As `ModelLookup.get`.
@@ -75,9 +77,7 @@ class AppState:
 
 @dataclass(frozen=True, slots=True)
 class Admission:
-    """An admitted request: its metrics, and the function that releases the slots of its
-    sequences.
-    """
+    """An admitted request: its metrics, and the function that releases the slots of its sequences."""
 
     meter: AnswerMeter
     release_slots: Callable[[], None]
@@ -119,9 +119,7 @@ async def admit(
 
 
 def _failure_outcome(error: BaseException) -> GoodputOutcome | None:
-    """Return how a request failed before generation began, None if the request itself was
-    invalid.
-    """
+    """Return how a request failed before generation began, None if the request itself was invalid."""
     if isinstance(error, ApiError):
         return "shed" if error.code == OVERLOADED else "failed" if error.status >= 500 else None
     return "failed" if isinstance(error, Exception) else "aborted"

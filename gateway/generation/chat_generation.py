@@ -200,8 +200,9 @@ async def prepare_chat_in_thread(
 def prepare_chat(
     model: GenerativeModel, body: ChatRequest, limits: RequestLimits, mark: Callable[[str], None]
 ) -> PreparedChat:
-    """Render and tokenize a request, compile its guide and plan its parsing. `mark` ends a stage of
-    its timeline.
+    """Render and tokenize a request, compile its guide and plan its parsing.
+
+    `mark` ends a stage of its timeline.
     """
     mark("queue")
     schema_limits = SchemaLimits.of(limits)
@@ -229,8 +230,9 @@ def prepare_chat(
 
 
 def _chat_guide(body: ChatRequest, tools: ToolPlan, own_guide: Guide | None, model: GenerativeModel) -> Guide | None:
-    """Return the engine's guide. Schemas of functions that are not `strict` are enforced as far as
-    a grammar can.
+    """Return the engine's guide.
+
+    Schemas of functions that are not `strict` are enforced as far as a grammar can.
     """
     if tools.guide is None:
         return None
@@ -251,8 +253,9 @@ class OutputParsing(NamedTuple):
 
 
 def _output_parsing(tools: ToolPlan, template: str, prompt: str) -> OutputParsing:
-    """Return the parsing of thinking and calls. Under a grammar the answer starts at once, without
-    thinking.
+    """Return the parsing of thinking and calls.
+
+    Under a grammar the answer starts at once, without thinking.
     """
     if tools.guide is not None:
         return OutputParsing(tools.processor)

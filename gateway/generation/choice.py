@@ -85,16 +85,18 @@ class Choice:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Return the tokens of thinking without its markers. The number is final once `sort` has
-        seen the end.
+        """Return the tokens of thinking without its markers.
+
+        The number is final once `sort` has seen the end.
         """
         if self._starts is None or self._processor is None:
             return 0
         return self._starts.count(self._processor.thinking)
 
     def feed(self, batch: TokenBatch) -> str:
-        """Add tokens and return the text that can be sent. Sets `done` at an end token or a stop
-        string.
+        """Add tokens and return the text that can be sent.
+
+        Sets `done` at an end token or a stop string.
         """
         if self.done:
             return ""
@@ -135,8 +137,9 @@ class Choice:
         )
 
     def sort(self, text: str) -> list[OutputDelta]:
-        """Return `text` as deltas of content, thinking and tool calls. At the end, they include
-        what was held back.
+        """Return `text` as deltas of content, thinking and tool calls.
+
+        At the end, they include what was held back.
         """
         if self._processor is None:
             return [ContentDelta(text)] if text else []
@@ -209,8 +212,9 @@ class TokenOffsets:
     """The offsets of the tokens in a choice's text, to count the tokens of any part of it."""
 
     def __init__(self, markers: Mapping[int, int]) -> None:
-        """Create an empty table. `markers` has the ids of markers that are one token, with the
-        length of their text.
+        """Create an empty table.
+
+        `markers` has the ids of markers that are one token, with the length of their text.
         """
         self._markers = markers
         self._starts: list[int] = []

@@ -86,8 +86,9 @@ def sequences_per_prompt(body: CompletionRequest) -> int:
 async def start_completion(
     state: AppState, body: CompletionRequest, model: GenerativeModel, answer_id: str, context: RequestContext
 ) -> Answer:
-    """Submit one engine request per prompt and return the answer. Choices are numbered prompt by
-    prompt.
+    """Submit one engine request per prompt and return the answer.
+
+    Choices are numbered prompt by prompt.
 
     Raises:
         InvalidRequestError: A prompt cannot be used.
@@ -195,8 +196,9 @@ def _engine_request(
 
 
 def parse_prompts(body: CompletionRequest, limits: RequestLimits) -> list[PromptInput]:
-    """Return the prompts as a list, from any of the four forms. Raise InvalidRequestError for too
-    many or too long ones.
+    """Return the prompts as a list, from any of the four forms.
+
+    Raise InvalidRequestError for too many or too long ones.
     """
     prompt = body.prompt
     assert prompt is not None

@@ -13,8 +13,9 @@ from llmops.gateway.text.text_thread_pool import THREAD_CHARACTERS
 
 
 def template_cost(model: GenerativeModel) -> int:
-    """Return the cost of rendering in characters of a prompt. A template that was slow recently
-    costs a thread.
+    """Return the cost of rendering in characters of a prompt.
+
+    A template that was slow recently costs a thread.
     """
     return THREAD_CHARACTERS if model.template is not None and model.template.is_slow else 0
 

@@ -142,8 +142,9 @@ def first_not_none(requested: T | None, model_default: T | None, fallback: T) ->
 
 
 def resolve_stop_conditions(body: SamplingFields, card: ModelMetadata, limits: RequestLimits) -> StopConditions:
-    """Return the end tokens and stop strings of a request. Raise InvalidRequestError if they cannot
-    be used.
+    """Return the end tokens and stop strings of a request.
+
+    Raise InvalidRequestError if they cannot be used.
     """
     ids = () if body.ignore_eos else card.end_ids
     if body.stop_token_ids and body.min_tokens and contract.STEP_TRANSPORT not in card.transports:
@@ -159,8 +160,9 @@ def resolve_stop_conditions(body: SamplingFields, card: ModelMetadata, limits: R
 
 
 def remaining_context(card: ModelMetadata, prompt_tokens: int) -> int:
-    """Return the tokens that the context window has left for an answer. Not positive if the prompt
-    fills it.
+    """Return the tokens that the context window has left for an answer.
+
+    Not positive if the prompt fills it.
     """
     return card.max_seq_len - prompt_tokens
 

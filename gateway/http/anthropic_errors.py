@@ -1,4 +1,7 @@
-"""Errors in the format of Anthropic's API. Every layer can raise one, so the format is not part of `api/anthropic`."""
+"""Errors in the format of Anthropic's API.
+
+Every layer can raise one, so the format is not part of `api/anthropic`.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,8 @@ _VERSION_HEADER = b"anthropic-version"
 #: The response header by which Anthropic's clients name a request.
 REQUEST_ID_HEADER = "request-id"
 
-#: Anthropic's own status for an overloaded server. Its clients tell it apart from an unavailable one.
+#: Anthropic's own status for an overloaded server. Its clients tell it apart from an unavailable
+#: one.
 OVERLOADED = 529
 _ERROR_TYPES = {
     401: "authentication_error",
@@ -29,7 +33,9 @@ _ERROR_TYPES = {
 
 
 def is_anthropic(scope: Scope) -> bool:
-    """Return True if the client speaks Anthropic's API, by the path or by the header that all of its clients send."""
+    """Return True if the client speaks Anthropic's API, by the path or by the header that all of
+    its clients send.
+    """
     return scope["path"].startswith(_PATH_PREFIX) or _VERSION_HEADER in dict(scope["headers"])
 
 
@@ -39,7 +45,10 @@ def status_of(error: ApiError) -> int:
 
 
 def envelope_json(error: ApiError, request_id: str) -> bytes:
-    """Return the error as JSON. Its `type` follows from the status; the format has no field for `param`."""
+    """Return the error as JSON.
+
+    Its `type` follows from the status; the format has no field for `param`.
+    """
     status = status_of(error)
     kind = _ERROR_TYPES.get(status, "api_error" if status >= 500 else "invalid_request_error")
     details: dict[str, Any] = {"type": kind, "message": error.body()["error"]["message"]}

@@ -1,4 +1,6 @@
-"""The API reference: /docs and /redoc. Its scripts are served by the gateway, so that it works without the internet.
+"""The API reference: /docs and /redoc.
+
+Its scripts are served by the gateway, so that it works without the internet.
 
 The files belong to the package fastapi-offline, of which no code runs.
 """
@@ -26,7 +28,8 @@ ASSET_FILES = {
     "redoc.standalone.js": "text/javascript",
     "favicon.png": "image/png",
 }
-#: The routes of the reference. They show nothing but the source code of a release, so they require no API key.
+#: The routes of the reference. They show nothing but the source code of a release, so they require
+#: no API key.
 DOCS_ROUTES = frozenset({"/docs", "/redoc", "/openapi.json", "/docs/{file}"})
 # by default swagger-ui sends the document to a validator on the internet
 _SWAGGER = {"validatorUrl": None}

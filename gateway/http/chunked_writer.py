@@ -1,7 +1,8 @@
 """Writes chunks of event streams to uvicorn's connection directly, without a coroutine per write.
 
-ASGI's `send` is a coroutine that examines every message, and middleware has nothing to do with single tokens. The
-writer uses the one transfer encoding that event streams have (docs/decisions/0003).
+ASGI's `send` is a coroutine that examines every message, and middleware has nothing to do with
+single tokens. The writer uses the one transfer encoding that event streams have
+(docs/decisions/0003).
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ SERVER_SEND_KEY, WRITE_BATCH_KEY = "llmops.server_send", "llmops.write_batch"
 
 
 class WriteBatch:
-    """The writes of one event loop iteration: the tokens of an engine step are first all rendered, then all written.
+    """The writes of one event loop iteration: the tokens of an engine step are first all rendered,
+    then all written.
 
     Each phase stays in the CPU caches, and clients on the same machine preempt it less often.
     """
@@ -38,7 +40,8 @@ class WriteBatch:
             try:
                 write(data)
             except RuntimeError:
-                # uvloop raises for a connection that an earlier write found closed; the others are open
+                # uvloop raises for a connection that an earlier write found closed; the others are
+                # open
                 continue
 
 
@@ -49,7 +52,9 @@ def server_send(scope: Scope, send: Send) -> Send:
 
 
 class ChunkedWriter:
-    """A connection whose response has started. Chunks can be written at any time unless it is `blocked`.
+    """A connection whose response has started.
+
+    Chunks can be written at any time unless it is `blocked`.
 
     Attributes:
         wrote: True after a write. Reset by whoever checks for recent writes.
@@ -66,7 +71,9 @@ class ChunkedWriter:
 
     @property
     def blocked(self) -> bool:
-        """Return True if the buffer is full, because the client does not read, or if the client has disconnected."""
+        """Return True if the buffer is full, because the client does not read, or if the client has
+        disconnected.
+        """
         return self._flow.write_paused or self._cycle.disconnected
 
     def write(self, data: bytes) -> None:
@@ -77,8 +84,8 @@ class ChunkedWriter:
     def flush(self) -> None:
         """Perform the pending writes.
 
-        Needed before `send`: the coroutine that calls it may have been woken before a write of the same loop iteration
-        and would overtake it.
+        Needed before `send`: the coroutine that calls it may have been woken before a write of the
+        same loop iteration and would overtake it.
         """
         self._batch.flush()
 
@@ -88,7 +95,9 @@ class ChunkedWriter:
 
 
 def chunked_writer_of(scope: Scope) -> ChunkedWriter | None:
-    """Return a writer for the response, None unless the server is uvicorn with httptools and the body is chunked."""
+    """Return a writer for the response, None unless the server is uvicorn with httptools and the
+    body is chunked.
+    """
     cycle = getattr(scope.get(SERVER_SEND_KEY), "__self__", None)
     if isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding and scope["method"] != "HEAD":
         return ChunkedWriter(cycle, scope[WRITE_BATCH_KEY])

@@ -1,6 +1,8 @@
-"""Bounds on all connections of one gateway together: their number, and the bytes that wait behind or in front of them.
+"""Bounds on all connections of one gateway together: their number, and the bytes that wait behind
+or in front of them.
 
-When all connections are in use, connections without a complete request are closed to make room for new ones.
+When all connections are in use, connections without a complete request are closed to make room for
+new ones.
 """
 
 from __future__ import annotations
@@ -22,9 +24,11 @@ log = logging.getLogger(__name__)
 LOG_INTERVAL = 10.0
 #: File descriptors reserved for Triton, stores and files. Clients get the others.
 RESERVED_DESCRIPTORS = 64
-#: Bytes that may wait behind requests of all connections. Reading a socket once yields up to 256 KiB.
+#: Bytes that may wait behind requests of all connections. Reading a socket once yields up to 256
+#: KiB.
 MAX_PIPELINED_BYTES_TOTAL = 16 * 2**20
-#: Bytes of responses that clients do not read, of all connections. Only what exceeds 64 KiB per connection counts.
+#: Bytes of responses that clients do not read, of all connections. Only what exceeds 64 KiB per
+#: connection counts.
 MAX_UNREAD_BYTES_TOTAL = 64 * 2**20
 #: The search for connections to close is expensive, so one in this many is closed at once.
 EVICTION_DIVISOR = 64
@@ -39,7 +43,9 @@ class Connection(Protocol):
 
     @property
     def progress(self) -> int | None:
-        """Return 0 before the first request, 1 between requests, 2 within a request, None during a response."""
+        """Return 0 before the first request, 1 between requests, 2 within a request, None during a
+        response.
+        """
 
     def evict(self) -> None:
         """Close the connection to make room for another."""
@@ -83,7 +89,10 @@ class ConnectionLimits:
     _next_eviction: float = 0.0
 
     def reason_to_reject(self, descriptor: int, address: str) -> str | None:
-        """Return why a new connection cannot be accepted, None if it can. `descriptor` is the lowest free one."""
+        """Return why a new connection cannot be accepted, None if it can.
+
+        `descriptor` is the lowest free one.
+        """
         if self.per_client and len(self.clients.get(address, ())) >= self.per_client:
             return f"{address} has {self.per_client}, as many as limits.connections_per_client allows"
         if descriptor >= self.descriptors - RESERVED_DESCRIPTORS and not self._make_room():
@@ -106,12 +115,18 @@ class ConnectionLimits:
             del self.clients[address]
 
     def hold_pipelined(self, size: int) -> bool:
-        """Count bytes that wait behind a request. Returns False if all connections together hold too many."""
+        """Count bytes that wait behind a request.
+
+        Returns False if all connections together hold too many.
+        """
         self.pipelined_bytes += size
         return self.pipelined_bytes <= MAX_PIPELINED_BYTES_TOTAL
 
     def hold_unread(self, connection: Connection, size: int) -> None:
-        """Note that a client does not read. Beyond the limit, drop the largest response of the worst address."""
+        """Note that a client does not read.
+
+        Beyond the limit, drop the largest response of the worst address.
+        """
         self.unread[connection] = size
         if sum(self.unread.values()) <= MAX_UNREAD_BYTES_TOTAL:
             return
@@ -135,10 +150,12 @@ class ConnectionLimits:
         log.warning("%s%s", message, f" ({suppressed} more since the last such line)" if suppressed else "")
 
     def _make_room(self) -> bool:
-        """Close some of the connections without a complete request. Returns False if there are none.
+        """Close some of the connections without a complete request.
 
-        Connections that never had a request go first, then idle ones, then those whose request is incomplete; of each
-        kind those of the address with the most connections, the oldest first.
+        Returns False if there are none.
+
+        Connections that never had a request go first, then idle ones, then those whose request is
+        incomplete; of each kind those of the address with the most connections, the oldest first.
         """
         if monotonic() < self._next_eviction:
             return False

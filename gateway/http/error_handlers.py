@@ -1,4 +1,6 @@
-"""Exceptions as responses, in the error format of the API that the client speaks: OpenAI's or Anthropic's."""
+"""Exceptions as responses, in the error format of the API that the client speaks: OpenAI's or
+Anthropic's.
+"""
 
 from __future__ import annotations
 
@@ -57,7 +59,10 @@ def error_response(error: ApiError, scope: Scope) -> Response:
 
 
 async def handle_exception(error: Exception, request: Request, handlers: ExceptionHandlers) -> Response:
-    """Return the response of the most specific handler for `error`. Without one, log the traceback and return a 500."""
+    """Return the response of the most specific handler for `error`.
+
+    Without one, log the traceback and return a 500.
+    """
     handler = next((handlers[kind] for kind in type(error).__mro__ if kind in handlers), _handle_unexpected_error)
     result = handler(request, error)
     response: Response = await result if isawaitable(result) else result

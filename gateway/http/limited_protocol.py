@@ -1,12 +1,14 @@
-"""uvicorn's HTTP protocol with limits on what a client can send and hold before any of its requests exists.
+"""uvicorn's HTTP protocol with limits on what a client can send and hold before any of its requests
+exists.
 
-The parser keeps an unfinished header in memory and examines all of it with each piece, so it must not get more than a
-header may have. The parser makes an object for each request, so it gets one request at a time: bytes behind a request
-that is being answered stay unparsed, and the connection is read again when the response is complete. Timers bound how
-long a header, a pause between requests and an unread response may take.
+The parser keeps an unfinished header in memory and examines all of it with each piece, so it must
+not get more than a header may have. The parser makes an object for each request, so it gets one
+request at a time: bytes behind a request that is being answered stay unparsed, and the connection
+is read again when the response is complete. Timers bound how long a header, a pause between
+requests and an unread response may take.
 
-uvicorn has no public interface for this. pyproject.toml pins its version, and `check_uvicorn_internals` says which
-private member another version lacks.
+uvicorn has no public interface for this. pyproject.toml pins its version, and
+`check_uvicorn_internals` says which private member another version lacks.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ from llmops.gateway.errors import (
 from llmops.gateway.http.connection_limits import ConnectionLimits
 from llmops.gateway.http.request_context import client_network
 
-# Members of uvicorn's classes that this module overrides or reads, that chunked_writer.py writes streams with, and
-# from which request_body.py sees that a body is complete.
+# Members of uvicorn's classes that this module overrides or reads, that chunked_writer.py writes
+# streams with, and from which request_body.py sees that a body is complete.
 PROTOCOL_MEMBERS = (
     *("connection_made", "connection_lost", "data_received", "pause_writing", "resume_writing"),
     *("on_message_begin", "on_headers_complete", "on_body", "on_message_complete", "on_response_complete"),
@@ -52,10 +54,11 @@ RESPONSE_LINGER = 10.0
 MIN_READ_BYTES_PER_SECOND = 1024
 #: Connections that may be in the course of being rejected. More are closed without a response.
 MAX_CONNECTIONS_BEING_REJECTED = 64
-#: Bytes behind a request that is being answered, per connection, before it is no longer read. Reading a connection
-#: shows that its client left, and some clients send a blank line.
+#: Bytes behind a request that is being answered, per connection, before it is no longer read.
+#: Reading a connection shows that its client left, and some clients send a blank line.
 MAX_PIPELINED_BYTES = 4096
-#: Bytes of a chunked body that the parser gets at once, at least: a blank line in it may be the end of the body.
+#: Bytes of a chunked body that the parser gets at once, at least: a blank line in it may be the end
+#: of the body.
 MIN_CHUNKED_FEED = 1024
 END_OF_HEADER = b"\r\n\r\n"
 
@@ -121,14 +124,17 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @property
     def progress(self) -> int | None:
-        """Return 0 before the first request, 1 between requests, 2 within a request, None during a response."""
+        """Return 0 before the first request, 1 between requests, 2 within a request, None during a
+        response.
+        """
         if self.cycle is None:
             return 0
         if self.cycle.response_complete:
             return 1
         return 2 if self._head < 0 else None
 
-    # -- connections -----------------------------------------------------------------------------------------------
+    # -- connections
+    # -----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -175,7 +181,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _disconnect_cycle(self) -> bool:
-        """Let the handler of a running request see that the client left. Returns True if its response has started."""
+        """Let the handler of a running request see that the client left.
+
+        Returns True if its response has started.
+        """
         cycle = self.cycle
         if cycle is None or cycle.response_complete:
             return False
@@ -183,7 +192,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         cycle.message_event.set()
         return bool(cycle.response_started)
 
-    # -- requests --------------------------------------------------------------------------------------------------
+    # -- requests
+    # --------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
@@ -213,7 +223,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._start_header_timer()
 
     def _end_of_piece(self, data: bytes, start: int) -> int:
-        """Return the offset in `data` up to which the parser finds at most one request, or little more."""
+        """Return the offset in `data` up to which the parser finds at most one request, or little
+        more.
+        """
         size = len(data)
         if self._head >= 0:
             end = data.find(END_OF_HEADER, start) + len(END_OF_HEADER)
@@ -227,7 +239,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return size if end < 0 else end + len(END_OF_HEADER)
 
     def _feed_head(self, data: bytes, *, more: bool) -> bool:
-        """Feed as much as a header may have. Returns True if what follows (`more`) is to be parsed too."""
+        """Feed as much as a header may have.
+
+        Returns True if what follows (`more`) is to be parsed too.
+        """
         limit = self.limits.header_bytes
         if self._head < limit:
             self._head += len(data)
@@ -293,7 +308,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self._stop_timer()
         super().on_message_complete()
 
-    # -- responses -------------------------------------------------------------------------------------------------
+    # -- responses
+    # -------------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -317,7 +333,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.limits.unread.pop(self, None)
 
     def _watch_unread(self) -> None:
-        """Start a timer if there is unread output: it stays in memory, and keeps even a closed connection open."""
+        """Start a timer if there is unread output: it stays in memory, and keeps even a closed
+        connection open.
+        """
         unread = self.transport.get_write_buffer_size()
         if unread and self._unread_timer is None:
             self._unread_timer = self.loop.call_later(self.limits.client_seconds, self._check_unread, unread)
@@ -331,7 +349,8 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         else:
             self._watch_unread()
 
-    # -- rejections ------------------------------------------------------------------------------------------------
+    # -- rejections
+    # ------------------------------------------------------------------------------------------------
 
     def _start_header_timer(self) -> None:
         self._timer = self.loop.call_later(self.limits.header_seconds, self._header_timed_out)
@@ -370,7 +389,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.transport.abort()
 
     def _respond(self, error: ApiError) -> None:
-        """Write the error and end our side. What still arrives is dropped: a reset would overtake the response."""
+        """Write the error and end our side.
+
+        What still arrives is dropped: a reset would overtake the response.
+        """
         self._closing = True
         if self._disconnect_cycle():
             self.transport.abort()

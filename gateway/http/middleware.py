@@ -1,12 +1,14 @@
-"""The gateway's ASGI application: middleware with checks around every request, and a fast path for hot routes.
+"""The gateway's ASGI application: middleware with checks around every request, and a fast path for
+hot routes.
 
-A check has two hooks: `before` runs when a request arrives and may reject it, `after` runs once when the request has
-ended, whatever the outcome. Authentication, rate limits, usage, metrics and tracing are checks. They run in the order
-in which they were registered; the first rejection ends the request.
+A check has two hooks: `before` runs when a request arrives and may reject it, `after` runs once
+when the request has ended, whatever the outcome. Authentication, rate limits, usage, metrics and
+tracing are checks. They run in the order in which they were registered; the first rejection ends
+the request.
 
-POST requests to exact paths skip FastAPI's router and middleware: one dictionary lookup leads to their endpoint. The
-framework's layers were a seventh of the cost of a request, for nothing that these endpoints use: they read their
-bodies themselves (docs/decisions/0004).
+POST requests to exact paths skip FastAPI's router and middleware: one dictionary lookup leads to
+their endpoint. The framework's layers were a seventh of the cost of a request, for nothing that
+these endpoints use: they read their bodies themselves (docs/decisions/0004).
 """
 
 from __future__ import annotations
@@ -44,20 +46,26 @@ class Check:
 
         Args:
             scope: The ASGI connection scope.
-            context: The request's context. `context.route` names the endpoint; the hook may set `context.caller`.
+            context: The request's context. `context.route` names the endpoint; the hook may set
+                `context.caller`.
 
         Raises:
             ApiError: Rejects the request with the error's status and message.
         """
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
-        """Record how a request ended. Called exactly once, also for rejected requests. Must not raise."""
+        """Record how a request ended.
+
+        Called exactly once, also for rejected requests. Must not raise.
+        """
 
 
 class RequestMiddleware:
-    """ASGI middleware that gives each request its context, runs the checks, and adds the standard headers.
+    """ASGI middleware that gives each request its context, runs the checks, and adds the standard
+    headers.
 
-    Puts the server's own `send` into the scope, for event streams that write past ASGI (http/chunked_writer.py).
+    Puts the server's own `send` into the scope, for event streams that write past ASGI
+    (http/chunked_writer.py).
     """
 
     def __init__(
@@ -116,7 +124,8 @@ class RequestMiddleware:
             response = await handle_exception(error, Request(scope, receive), self._handlers)
             await response(scope, receive, send_with_headers)
         finally:
-            # `send` belongs to a server object that holds this scope: without this, a reference cycle
+            # `send` belongs to a server object that holds this scope: without this, a reference
+            # cycle
             scope.pop(SERVER_SEND_KEY, None)
             if context.background_task is not None:
                 context.background_task.add_done_callback(lambda _: self._run_after_hooks(context, status))
@@ -133,7 +142,9 @@ class RequestMiddleware:
 
 
 class GatewayApp(FastAPI):
-    """A FastAPI application with a fast path. Checks, middleware and exception handlers apply to both paths.
+    """A FastAPI application with a fast path.
+
+    Checks, middleware and exception handlers apply to both paths.
 
     Attributes:
         fast_routes: Applications of the fast path, by the path of their POST requests.
@@ -178,7 +189,9 @@ class GatewayApp(FastAPI):
             self.add_api_route(path, endpoint, methods=[method], response_model=None, **described)
 
     def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI document, with the schemas of the bodies that endpoints read themselves."""
+        """Return the OpenAPI document, with the schemas of the bodies that endpoints read
+        themselves.
+        """
         if self.openapi_schema is None and self.body_models:
             add_body_schemas(super().openapi(), self.body_models)
         return super().openapi()
@@ -186,7 +199,8 @@ class GatewayApp(FastAPI):
     def add_fast_route(self, path: str, endpoint: Endpoint, **docs: Any) -> None:
         """Serve POST requests to an exact path on the fast path.
 
-        FastAPI gets the route too, for the OpenAPI document (`docs`) and for requests with another method.
+        FastAPI gets the route too, for the OpenAPI document (`docs`) and for requests with another
+        method.
         """
         self.add_api_route(path, endpoint, methods=["POST"], **docs)
         self.fast_routes[path] = _fast_route(endpoint, self.exception_handlers)
@@ -199,7 +213,10 @@ class GatewayApp(FastAPI):
         await self.middleware_stack(scope, receive, send)
 
     def build_middleware_stack(self) -> ASGIApp:
-        """Put the checks and the middleware around both paths. The checks take the place of ServerErrorMiddleware."""
+        """Put the checks and the middleware around both paths.
+
+        The checks take the place of ServerErrorMiddleware.
+        """
         middleware, self.user_middleware = self.user_middleware, []
         try:
             outermost: Any = super().build_middleware_stack()
@@ -217,9 +234,11 @@ class GatewayApp(FastAPI):
         return RequestMiddleware(app, self._route_of, self._checks, self.exception_handlers)
 
     def _route_of(self, scope: Scope) -> str:
-        """Return the path template of the route that serves a request, empty if no route has its path.
+        """Return the path template of the route that serves a request, empty if no route has its
+        path.
 
-        The decision is that of Starlette's router: the first full match, else the first route for another method.
+        The decision is that of Starlette's router: the first full match, else the first route for
+        another method.
         """
         if scope["path"] in self.fast_routes and scope["method"] == "POST":
             return str(scope["path"])
@@ -246,12 +265,17 @@ def _fast_route(endpoint: Endpoint, handlers: ExceptionHandlers) -> ASGIApp:
 
 
 def _path_template(route: BaseRoute) -> str:
-    """Return the path template of a route or mount. Host routes, which have none, count as all paths."""
+    """Return the path template of a route or mount.
+
+    Host routes, which have none, count as all paths.
+    """
     return getattr(route, "path", "") or "/"
 
 
 def _is_connection_closed(send: Send) -> bool:
-    """Return True if the client's connection is closed: uvloop raises at the next write before its server knows."""
+    """Return True if the client's connection is closed: uvloop raises at the next write before its
+    server knows.
+    """
     transport = getattr(getattr(send, "__self__", None), "transport", None)
     return transport is not None and transport.is_closing()
 

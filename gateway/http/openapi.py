@@ -1,4 +1,7 @@
-"""The OpenAPI document. Endpoints read bodies and write responses themselves, so FastAPI gets their schemas here."""
+"""The OpenAPI document.
+
+Endpoints read bodies and write responses themselves, so FastAPI gets their schemas here.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +63,8 @@ def route_docs(
         body: The model of the request's body.
         path_parameters: Descriptions of the path's parameters, by name.
         query_parameters: Schema and description of the query's parameters, by name.
-        streams: True if the response may be a stream of events. By default, if the body has a field `stream`.
+        streams: True if the response may be a stream of events. By default, if the body has a field
+            `stream`.
     """
     parameters = [
         {"name": name, "in": "path", "required": True, "schema": {"type": "string"}, "description": text}

@@ -1,8 +1,10 @@
-"""Reading and validating request bodies: bounds on size, time and JSON cost, and pydantic's errors in OpenAI's words.
+"""Reading and validating request bodies: bounds on size, time and JSON cost, and pydantic's errors
+in OpenAI's words.
 
-Parsing JSON holds the interpreter's lock, so a thread would not help against a body that is expensive to parse. The
-cost is estimated from the bytes instead: a body over the limit is rejected before it is parsed, and any other takes
-tens of milliseconds at most. The bytes are examined in slices, between which other requests have their turn.
+Parsing JSON holds the interpreter's lock, so a thread would not help against a body that is
+expensive to parse. The cost is estimated from the bytes instead: a body over the limit is rejected
+before it is parsed, and any other takes tens of milliseconds at most. The bytes are examined in
+slices, between which other requests have their turn.
 """
 
 from __future__ import annotations
@@ -42,7 +44,8 @@ MAX_BODY_TIMEOUT_FACTOR = 10
 SLICE_BYTES = 2**16
 #: Characters of a body that are not its prompt.
 NON_PROMPT_CHARACTERS = 2**20
-#: The cost of a key or a container, relative to a value: 0.8 µs against 0.1 µs, measured with the request models.
+#: The cost of a key or a container, relative to a value: 0.8 µs against 0.1 µs, measured with the
+#: request models.
 _CONTAINER_COST = 8
 #: Digits of the longest integer that Python converts to text.
 _MAX_INTEGER_DIGITS = 4300
@@ -68,7 +71,8 @@ def _stop_at_first_error(schema: Any) -> None:
 class FailFastModel(BaseModel):
     """Base of request models.
 
-    Validation of a list stops at its first invalid item, so that a hostile body yields one error and not millions.
+    Validation of a list stops at its first invalid item, so that a hostile body yields one error
+    and not millions.
     """
 
     @classmethod
@@ -85,7 +89,8 @@ class BodyReader:
     Attributes:
         limits: Bounds on the size and the JSON cost of a body.
         timeout: Seconds between two parts of a body, and before a slow body is rejected.
-        hold: Counts bytes against what all requests may hold until they end. Raises UnavailableError if it is too much.
+        hold: Counts bytes against what all requests may hold until they end. Raises
+            UnavailableError if it is too much.
     """
 
     limits: RequestLimits
@@ -133,7 +138,9 @@ class BodyReader:
             raise RequestTimeoutError(f"The body came too slowly: {size} bytes so far.") from None
 
     def seconds_left(self, elapsed: float, size: int) -> float:
-        """Return the seconds within which more of a body must arrive: what came fast must not buy hours of silence."""
+        """Return the seconds within which more of a body must arrive: what came fast must not buy
+        hours of silence.
+        """
         slowest = self.timeout + size / MIN_BODY_BYTES_PER_SECOND
         return min(self.timeout, min(slowest, MAX_BODY_TIMEOUT_FACTOR * self.timeout) - elapsed)
 
@@ -142,7 +149,10 @@ class BodyReader:
 
 
 def _is_body_complete(request: Request) -> bool:
-    """Return True if the whole body has arrived, so that reading it does not wait. True for most requests."""
+    """Return True if the whole body has arrived, so that reading it does not wait.
+
+    True for most requests.
+    """
     cycle = getattr(request.receive, "__self__", None)
     return isinstance(cycle, RequestResponseCycle) and not cycle.more_body
 
@@ -150,7 +160,8 @@ def _is_body_complete(request: Request) -> bool:
 async def _receive_chunk_within(seconds: float, request: Request) -> tuple[bytes, bool]:
     """Return the next part of the body. Raises TimeoutError.
 
-    asyncio.timeout, and a task for each part as in asyncio.wait_for, would cost more than reading the part.
+    asyncio.timeout, and a task for each part as in asyncio.wait_for, would cost more than reading
+    the part.
     """
     task = asyncio.current_task()
     assert task is not None
@@ -176,7 +187,8 @@ async def _receive_chunk(request: Request) -> tuple[bytes, bool]:
 
 
 async def check_json_size(body: bytes, values: int, characters: int) -> bool:
-    """Check what a body will cost to parse, and return True if it may hold a number that JSON does not have.
+    """Check what a body will cost to parse, and return True if it may hold a number that JSON does
+    not have.
 
     Args:
         body: The JSON.
@@ -199,7 +211,8 @@ async def check_json_size(body: bytes, values: int, characters: int) -> bool:
 
 
 def may_have_non_finite_number(body: bytes) -> bool:
-    """Return True for NaN, Infinity, an exponent of three digits, or 200 digits (of which each tenth is examined).
+    """Return True for NaN, Infinity, an exponent of three digits, or 200 digits (of which each
+    tenth is examined).
 
     `translate` takes a fraction of the time of a regular expression.
     """
@@ -213,7 +226,8 @@ def may_have_non_finite_number(body: bytes) -> bool:
 def reject_non_finite_numbers(body: bytes) -> None:
     """Reject numbers that JSON does not have, in a body that pydantic accepts.
 
-    Pydantic allows NaN and Infinity in fields of any type; a response with one of them would not be JSON.
+    Pydantic allows NaN and Infinity in fields of any type; a response with one of them would not be
+    JSON.
 
     Raises:
         InvalidRequestError: The body has NaN, Infinity, or a number beyond a double.
@@ -234,7 +248,9 @@ def reject_non_finite_numbers(body: bytes) -> None:
 
 
 async def _check_total_cost(body: bytes, values: int, characters: int) -> None:
-    """Commas, colons and brackets in strings are not values, but are excluded only if the total is over the limit."""
+    """Commas, colons and brackets in strings are not values, but are excluded only if the total is
+    over the limit.
+    """
     total = text = 0
     for start in range(0, len(body), SLICE_BYTES):
         piece = body[start : start + SLICE_BYTES]
@@ -249,7 +265,9 @@ async def _check_total_cost(body: bytes, values: int, characters: int) -> None:
 
 
 async def json_cost_outside_strings(body: bytes, limit: int) -> int:
-    """Return the cost of everything outside of strings; some number above `limit` if the cost is above it."""
+    """Return the cost of everything outside of strings; some number above `limit` if the cost is
+    above it.
+    """
     total = 0
     for piece in _outside_strings(body):
         total += _json_cost(piece)
@@ -286,7 +304,8 @@ async def parse_body(model: type[M], body: bytes) -> M:
     """Validate JSON against `model`.
 
     Raises:
-        InvalidRequestError: The body is invalid; `param` names the field, as in `messages[0].content`.
+        InvalidRequestError: The body is invalid; `param` names the field, as in
+            `messages[0].content`.
     """
     try:
         return model.model_validate_json(body)
@@ -322,7 +341,8 @@ def _explain_validation_error(error: ValidationError, body: bytes) -> InvalidReq
 
 
 def _describe_first_error(errors: list[ErrorDetails], value: dict[str, Any]) -> InvalidRequestError:
-    # a value that fits no branch of a union has one error per branch: the one that got furthest explains most
+    # a value that fits no branch of a union has one error per branch: the one that got furthest
+    # explains most
     same_field = [error for error in errors if error["loc"][:1] == errors[0]["loc"][:1]]
     first = max(same_field, key=lambda error: len(_field_path(error, value)))
     param = "".join(_field_path(first, value)).lstrip(".") or None
@@ -337,7 +357,9 @@ def _error_code(kind: str) -> str:
 
 
 def _field_path(error: ErrorDetails, value: Any) -> list[str]:
-    """Return the location of an error without the branches of unions, which are not part of the body."""
+    """Return the location of an error without the branches of unions, which are not part of the
+    body.
+    """
     path = []
     absent = error["loc"][-1] if error["type"] == "missing" else None
     for part in error["loc"]:

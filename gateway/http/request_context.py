@@ -1,7 +1,7 @@
 """The context of one HTTP request: caller, headers, timings, and how the request ended.
 
-The middleware creates a context per request. Endpoints and checks read and write it; metrics, traces, the access log
-and usage records are made from it when the request has ended.
+The middleware creates a context per request. Endpoints and checks read and write it; metrics,
+traces, the access log and usage records are made from it when the request has ended.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ from llmops.gateway.telemetry.trace_context import TraceContext
 
 CONTEXT_KEY = "llmops"
 UNKNOWN_CALLER = Caller()
-#: Bytes of the header `x-llmops-warnings`. Many proxies allow 4 KiB for all headers of a response together.
+#: Bytes of the header `x-llmops-warnings`. Many proxies allow 4 KiB for all headers of a response
+#: together.
 MAX_WARNING_BYTES = 1500
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 
@@ -45,12 +46,16 @@ class RequestContext:
         detokenize_seconds: Time spent turning the engine's tokens into text.
         ignored_fields: Fields of the body that change nothing, for the header `x-llmops-ignored`.
         warnings: Sentences for the client, for the header `x-llmops-warnings`.
-        stages: Seconds that each stage took, in the order of `mark`: parse, queue, template, tokenise, submit.
+        stages: Seconds that each stage took, in the order of `mark`: parse, queue, template,
+            tokenise, submit.
         stage_ended: perf_counter() at the last `mark`, 0 before the first.
-        work_bytes: Size of the text to process: the body, or a stored conversation if that is larger.
+        work_bytes: Size of the text to process: the body, or a stored conversation if that is
+            larger.
         buffered_bytes: Bytes counted against `limits.held_bytes` until the request ends.
-        overhead_seconds: Time until the response started that was not spent waiting for the engine; 0 before.
-        fairness_id: The end user for whom the caller sends this request, from a header; empty if none.
+        overhead_seconds: Time until the response started that was not spent waiting for the engine;
+            0 before.
+        fairness_id: The end user for whom the caller sends this request, from a header; empty if
+            none.
         ttft_target: Seconds from arrival within which the first token is due, from a header.
         reservation: The quota reserved for this request, None if the caller has no quotas.
         usage_recorder: Records this request's usage for the bill, None if usage is not recorded.
@@ -61,7 +66,8 @@ class RequestContext:
         usage: Tokens that the request used, None if it used none.
         finish_reason: How the request ended (see `Outcome.finish`), once it is known.
         splice: `exact` or `approximate` if the answer failed over to another replica, else empty.
-        dropped_messages: Messages of a stored conversation that did not fit into the model's context.
+        dropped_messages: Messages of a stored conversation that did not fit into the model's
+            context.
         replica: The id of the replica that served the answer.
         failovers: Every time that the answer moved to another replica.
         background_task: Work that goes on after the response. The request ends when this task ends.
@@ -117,12 +123,17 @@ class RequestContext:
         self.stage_ended = now
 
     def all_stages(self) -> dict[str, float]:
-        """Return the seconds of each stage, with `upstream` for the engine and `write` for the rest of the overhead."""
+        """Return the seconds of each stage, with `upstream` for the engine and `write` for the rest
+        of the overhead.
+        """
         write = self.overhead_seconds - sum(self.stages.values()) - self.detokenize_seconds
         return {**self.stages, "upstream": self.engine_seconds, "detokenise": self.detokenize_seconds, "write": write}
 
     def response_headers(self) -> list[tuple[bytes, bytes]]:
-        """Return the headers that every response carries, and record the overhead. Called when a response starts."""
+        """Return the headers that every response carries, and record the overhead.
+
+        Called when a response starts.
+        """
         total = perf_counter() - self.started
         self.overhead_seconds = max(total - self.engine_seconds, 0.0)
         headers = [
@@ -146,7 +157,9 @@ class RequestContext:
 
 
 def _header_value(sentences: Sequence[str]) -> bytes:
-    """Return the value of a header that holds `sentences`; whatever is not printable ASCII is escaped."""
+    """Return the value of a header that holds `sentences`; whatever is not printable ASCII is
+    escaped.
+    """
     text = " ".join(sentences)
     printable = "".join(char if char.isprintable() else "?" for char in text)
     return printable.encode("ascii", "backslashreplace")[:MAX_WARNING_BYTES]
@@ -176,7 +189,10 @@ def context_from_scope(scope: Scope) -> RequestContext:
 
 
 def anonymous_caller(host: str, credential: bytes) -> Caller:
-    """Return the caller at an address. What was sent as a key distinguishes callers, of which only a digest is kept."""
+    """Return the caller at an address.
+
+    What was sent as a key distinguishes callers, of which only a digest is kept.
+    """
     return _cached_caller(host, hashlib.sha256(credential).hexdigest() if credential else "")
 
 

@@ -19,16 +19,21 @@ from llmops.gateway.http.connection_limits import connection_limits
 from llmops.gateway.http.limited_protocol import check_uvicorn_internals, protocol_class
 from llmops.gateway.settings import GatewaySettings
 
-#: The kernel's send buffer of a connection. By default it grows to 4 MB for a client that does not read.
+#: The kernel's send buffer of a connection. By default it grows to 4 MB for a client that does not
+#: read.
 SEND_BUFFER_BYTES = 128 * 1024
-#: Seconds that closing may take after a second signal. A store that is unavailable must not hold the process.
+#: Seconds that closing may take after a second signal. A store that is unavailable must not hold
+#: the process.
 FORCED_SHUTDOWN_TIMEOUT = 2.0
 #: The exit code if closing takes longer.
 INTERRUPTED_EXIT_CODE = 130
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises ResourceError if the port is taken or the host is not this machine's."""
+    """Return a listening socket.
+
+    Raises ResourceError if the port is taken or the host is not this machine's.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -50,10 +55,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class DrainingServer(uvicorn.Server):
-    """A server that drains on SIGTERM or Ctrl-C: it accepts no connections, and open streams may end in `drain`.
+    """A server that drains on SIGTERM or Ctrl-C: it accepts no connections, and open streams may
+    end in `drain`.
 
-    A second signal ends open streams. `run` returns either way, so that the process chooses its exit code; only if
-    closing takes too long after a second signal, the process exits immediately.
+    A second signal ends open streams. `run` returns either way, so that the process chooses its
+    exit code; only if closing takes too long after a second signal, the process exits immediately.
     """
 
     def __init__(self, config: uvicorn.Config, on_draining: Callable[[], None]) -> None:
@@ -81,8 +87,8 @@ class DrainingServer(uvicorn.Server):
         """Close the connections and the application."""
         await super().shutdown(sockets)
         if self.force_exit:
-            # uvicorn would cancel its tasks and log their tracebacks: here responses end as if their clients had left,
-            # and the application closes as usual
+            # uvicorn would cancel its tasks and log their tracebacks: here responses end as if
+            # their clients had left, and the application closes as usual
             for connection in list(self.server_state.connections):
                 connection.transport.abort()
             while self.server_state.tasks:
@@ -93,8 +99,8 @@ class DrainingServer(uvicorn.Server):
 def tune_garbage_collector() -> None:
     """Collect garbage rarely, and never in what has been imported.
 
-    Tokens make short-lived objects without cycles: by default a collection every 700 allocations costs CPU and finds
-    nothing (docs/decisions/0003).
+    Tokens make short-lived objects without cycles: by default a collection every 700 allocations
+    costs CPU and finds nothing (docs/decisions/0003).
     """
     gc.collect()
     gc.freeze()
@@ -102,7 +108,10 @@ def tune_garbage_collector() -> None:
 
 
 def uvicorn_config(app: FastAPI, settings: GatewaySettings) -> uvicorn.Config:
-    """Return uvicorn's configuration. Raises ResourceError if uvicorn lacks a member that the gateway needs."""
+    """Return uvicorn's configuration.
+
+    Raises ResourceError if uvicorn lacks a member that the gateway needs.
+    """
     check_uvicorn_internals()
     return uvicorn.Config(
         app,

@@ -1,8 +1,8 @@
 """Server-sent events: their encoding, and the response that streams them to a client.
 
-While a client keeps reading, its events take plain calls only, from the engine's message to the socket (decision 0003).
-The coroutine of the response handles everything that is rarer: the start, the end, failures, a full socket, and
-servers without a `ChunkedWriter`.
+While a client keeps reading, its events take plain calls only, from the engine's message to the
+socket (decision 0003). The coroutine of the response handles everything that is rarer: the start,
+the end, failures, a full socket, and servers without a `ChunkedWriter`.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ log = logging.getLogger(__name__)
 
 #: Readers of event streams skip comments.
 KEEPALIVE_COMMENT = b": keep-alive\n\n"
-#: Seconds before a DisconnectWatcher starts to listen. Creating a task is a good part of the cost of a short response,
-#: so a client that leaves is noticed that much later.
+#: Seconds before a DisconnectWatcher starts to listen. Creating a task is a good part of the cost
+#: of a short response, so a client that leaves is noticed that much later.
 LISTEN_DELAY = 0.1
 
 
@@ -36,7 +36,10 @@ def encode_event(data: bytes, name: str = "") -> bytes:
 
 
 def openai_error_event(error: ApiError) -> bytes:
-    """Return the event on which OpenAI's clients raise APIError in the middle of a stream. Logs the error's detail."""
+    """Return the event on which OpenAI's clients raise APIError in the middle of a stream.
+
+    Logs the error's detail.
+    """
     log_detail(error)
     return encode_event(error.body_json())
 
@@ -49,15 +52,22 @@ class EventSource(ABC):
         return
 
     def start_failed(self, error: Exception) -> None:
-        """Handle an error that `start` raised after the response had started; the next call of `next` reports it."""
+        """Handle an error that `start` raised after the response had started; the next call of
+        `next` reports it.
+        """
         raise error
 
     @abstractmethod
     async def next(self) -> bytes | None:
-        """Return the next events (may be empty), or None at the end. Must not raise: failures are events too."""
+        """Return the next events (may be empty), or None at the end.
+
+        Must not raise: failures are events too.
+        """
 
     def attach(self, writer: ChunkedWriter) -> None:
-        """Allow the source to write to `writer` directly while `next` waits and `writer` is not blocked."""
+        """Allow the source to write to `writer` directly while `next` waits and `writer` is not
+        blocked.
+        """
         return
 
     @abstractmethod
@@ -70,7 +80,9 @@ class EventSource(ABC):
 
 
 class DisconnectWatcher:
-    """Listens on `receive` once the body is read, and notifies its current owner when the client disconnects."""
+    """Listens on `receive` once the body is read, and notifies its current owner when the client
+    disconnects.
+    """
 
     def __init__(self, receive: Receive) -> None:
         self.disconnected = False
@@ -80,7 +92,10 @@ class DisconnectWatcher:
         self._timer = asyncio.get_running_loop().call_later(LISTEN_DELAY, self._start)
 
     def notify(self, callback: Callable[[], None]) -> None:
-        """Call `callback` when the client disconnects, immediately if it already has. Replaces the last callback."""
+        """Call `callback` when the client disconnects, immediately if it already has.
+
+        Replaces the last callback.
+        """
         self._callback = callback
         if self.disconnected:
             callback()
@@ -108,9 +123,9 @@ class DisconnectWatcher:
 class EventStreamResponse(Response):
     """A 200 whose body is an event stream, or the error that occurred before its first event.
 
-    Proxies close idle connections. After `timeouts.keepalive` seconds without an event the response starts with status
-    200, and `keepalive_event` is sent at that interval; an error after that is sent as an event. Clients without a
-    ChunkedWriter get the start of the response only.
+    Proxies close idle connections. After `timeouts.keepalive` seconds without an event the response
+    starts with status 200, and `keepalive_event` is sent at that interval; an error after that is
+    sent as an event. Clients without a ChunkedWriter get the start of the response only.
     """
 
     media_type = "text/event-stream"
@@ -129,9 +144,11 @@ class EventStreamResponse(Response):
         Args:
             open_source: Returns the events. May wait long, as requests queue for a replica.
             watcher: Closed when the response has ended.
-            timeouts: `keepalive` (0 for never), and `client`, after which a client that reads nothing is dropped.
+            timeouts: `keepalive` (0 for never), and `client`, after which a client that reads
+                nothing is dropped.
             keepalive_event: Sent when nothing else was sent for `timeouts.keepalive`.
-            error_event: Encodes an error of `open_source` that comes after the response has started.
+            error_event: Encodes an error of `open_source` that comes after the response has
+                started.
         """
         super().__init__(headers={"cache-control": "no-cache", "x-accel-buffering": "no"})
         del self.headers["content-length"]

@@ -1,4 +1,7 @@
-"""Checks that observe requests: metrics, traces and the access log. Traces and the log exist only if they are set."""
+"""Checks that observe requests: metrics, traces and the access log.
+
+Traces and the log exist only if they are set.
+"""
 
 from __future__ import annotations
 
@@ -101,9 +104,11 @@ class PerSecondLimit:
 
 
 class TraceCheck(ExportingCheck):
-    """Exports a trace of sampled requests, and of requests that failed, missed their objective or failed over.
+    """Exports a trace of sampled requests, and of requests that failed, missed their objective or
+    failed over.
 
-    Each of the two groups is limited to `settings.per_second`, so that neither clients nor an outage can exceed it.
+    Each of the two groups is limited to `settings.per_second`, so that neither clients nor an
+    outage can exceed it.
     """
 
     def __init__(
@@ -138,7 +143,10 @@ class TraceCheck(ExportingCheck):
         self._queue.put(finished_request(context, outcome))
 
     def passed(self, name: str) -> Check:
-        """Return a check that ends the stage `name` of the trace. It follows the checks that make up the stage."""
+        """Return a check that ends the stage `name` of the trace.
+
+        It follows the checks that make up the stage.
+        """
         return _StageTimer(name)
 
 

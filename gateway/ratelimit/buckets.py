@@ -1,9 +1,9 @@
 """The arithmetic of limits: pure functions of what is kept and of a clock that is handed in.
 
-Of each quota one record is kept: its two rates, and what was spent of its money in this period. A rate is a token
-bucket: it holds its limit, is full at first, and refills by as much a minute without steps; what an answer used beyond
-its reservation puts it into debt. Places, and money until its cost is known, are held by open requests: how much, each
-process says for its own.
+Of each quota one record is kept: its two rates, and what was spent of its money in this period. A
+rate is a token bucket: it holds its limit, is full at first, and refills by as much a minute
+without steps; what an answer used beyond its reservation puts it into debt. Places, and money until
+its cost is known, are held by open requests: how much, each process says for its own.
 """
 
 from __future__ import annotations
@@ -18,17 +18,21 @@ MINUTE = 60.0
 SLOT_RETRY_DELAY = 1.0
 # Seconds: what no time on this scale brings back.
 NO_WAIT_HELPS = 1e9
-# Of a clock that goes back by more than this, what is kept is dated anew; less is two processes that ask at once.
+# Of a clock that goes back by more than this, what is kept is dated anew; less is two processes
+# that ask at once.
 MAX_CLOCK_STEP = 1.0
 # A client that waits exactly as long as it was told must not fail by a bit of a float.
 TOLERANCE = 1e-6
-# A limit that nothing comes near, and which is full again at once: what is not limited needs no case of its own.
+# A limit that nothing comes near, and which is full again at once: what is not limited needs no
+# case of its own.
 UNLIMITED = 1e300
 
 
 class Limit:
-    """What a quota allows of each thing. Its record is kept under `name`; what was spent before `period` (the number
-    of a day) does not count in it.
+    """What a quota allows of each thing.
+
+    Its record is kept under `name`; what was spent before `period` (the number of a day) does not
+    count in it.
     """
 
     __slots__ = ("holds", "money", "name", "period", "places", "requests", "tokens")
@@ -50,8 +54,8 @@ class Limit:
     def share(self, parts: int) -> Limit:
         """Return the share of one of `parts` gateways that do not hear of each other.
 
-        A share of less than one request is a bucket that gives one as debt, so that all shares together are the limit.
-        Money is not divided: only its rest may be, which the caller knows.
+        A share of less than one request is a bucket that gives one as debt, so that all shares
+        together are the limit. Money is not divided: only its rest may be, which the caller knows.
         """
         requests, tokens = (limit if limit == UNLIMITED else limit / parts for limit in (self.requests, self.tokens))
         places = self.places if self.places == UNLIMITED else max(self.places // parts, 1)
@@ -69,8 +73,9 @@ class LimitRequest(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """What a reservation turned out to be: so much more is used (`requests`, `tokens`) and held (`places`, `money`),
-    where it is less negative; and so much is `spent`."""
+    """What a reservation turned out to be: so much more is used (`requests`, `tokens`) and held
+    (`places`, `money`), where it is less negative; and so much is `spent`.
+    """
 
     requests: int = 0
     tokens: int = 0
@@ -94,7 +99,8 @@ def add_settlement(sums: PendingSettlements, bound: Limit, change: Settlement) -
     sums[name] = bound, change
 
 
-# requests and tokens at `stamp` (seconds of any clock; negative in debt), and what was spent in `period`
+# requests and tokens at `stamp` (seconds of any clock; negative in debt), and what was spent in
+# `period`
 BucketState = tuple[float, float, float, float, float]
 # requests, tokens, places and money that a quota has left
 Remaining = tuple[float, float, float, float]
@@ -120,10 +126,12 @@ def advance_bucket(record: BucketState, bound: Limit, now: float) -> BucketState
 
 
 class Decision(NamedTuple):
-    """All that was asked, or nothing. `left`: what each bound has then; `money`: how much of each was taken.
+    """All that was asked, or nothing.
 
-    `lacking` is the bound that takes longest, for want of `of` (requests, tokens, places or money), None where all is
-    given; `wait` the seconds until then, exact for a rate.
+    `left`: what each bound has then; `money`: how much of each was taken.
+
+    `lacking` is the bound that takes longest, for want of `of` (requests, tokens, places or money),
+    None where all is given; `wait` the seconds until then, exact for a rate.
     """
 
     left: Sequence[Remaining]

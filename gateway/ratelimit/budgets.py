@@ -1,4 +1,6 @@
-"""Money: what a caller's period has cost is the ledger's to say; between two looks, what was settled here counts."""
+"""Money: what a caller's period has cost is the ledger's to say; between two looks, what was
+settled here counts.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,8 @@ LEDGER_INTERVAL = 30.0
 _MAX_BUDGETS = 10_000
 
 
-# of tokens of the prompt, those of them from a cache, and tokens of the answer; must not fall as they grow
+# of tokens of the prompt, those of them from a cache, and tokens of the answer; must not fall as
+# they grow
 Tariff = Callable[[int, int, int], int]
 
 
@@ -29,7 +32,10 @@ class CostSource(Protocol):
     """What tokens cost and what was spent, in micro-dollars."""
 
     def tariff(self, model: str) -> Tariff:
-        """What usage of it costs now. Raises ApiError where that is not known: a budget would not bound it."""
+        """What usage of it costs now.
+
+        Raises ApiError where that is not known: a budget would not bound it.
+        """
         ...
 
     async def spent(self, of: str, since: datetime) -> int:
@@ -54,8 +60,9 @@ class Budgets:
         self._looks: set[asyncio.Task[None]] = set()
 
     async def known(self, budgets: Sequence[tuple[Quota, Limit]]) -> float:
-        """Their bounds are of the period that is now, of which the ledger has been asked; the clock's time until when
-        that is enough."""
+        """Their bounds are of the period that is now, of which the ledger has been asked; the
+        clock's time until when that is enough.
+        """
         until = inf
         if self._generation != self._limiter.generation:
             self._generation = self._limiter.generation

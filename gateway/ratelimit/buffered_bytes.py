@@ -10,7 +10,10 @@ from llmops.gateway.ratelimit.fairness import FairShares
 
 
 class BufferedBytes(Check):
-    """Those of one gateway worker. One half of the bytes is anybody's; of the other nobody gets all."""
+    """Those of one gateway worker.
+
+    One half of the bytes is anybody's; of the other nobody gets all.
+    """
 
     def __init__(self, most: int) -> None:
         self._free = most // 2
@@ -22,7 +25,10 @@ class BufferedBytes(Check):
         return self._bytes.taken
 
     def take(self, size: int, context: RequestContext) -> None:
-        """So many more bytes of the request. Raises UnavailableError; a request alone is never too large."""
+        """So many more bytes of the request.
+
+        Raises UnavailableError; a request alone is never too large.
+        """
         held = self._bytes
         held.free = self._free if held.taken > context.buffered_bytes else context.buffered_bytes + size
         if not held.take(context.caller.share, size):

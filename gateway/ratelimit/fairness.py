@@ -8,10 +8,11 @@ from functools import lru_cache
 
 
 class FairShares:
-    """Nobody may have more places than are left: of all, one address gets half, two get a third each, and who comes new
-    finds some. Within an address, the same goes for its keys.
+    """Nobody may have more places than are left: of all, one address gets half, two get a third
+    each, and who comes new finds some. Within an address, the same goes for its keys.
 
-    Before them come `free` places that are anybody's; what one has of them counts once others wait behind them.
+    Before them come `free` places that are anybody's; what one has of them counts once others wait
+    behind them.
     """
 
     def __init__(self, places: int, free: int = 0) -> None:
@@ -20,7 +21,10 @@ class FairShares:
         self._taken: defaultdict[str, int] = defaultdict(int)
 
     def take(self, share: str, count: int = 1) -> bool:
-        """`count` places for `share`, as a Caller has it: an address, or `address/key`. False when there are none."""
+        """`count` places for `share`, as a Caller has it: an address, or `address/key`.
+
+        False when there are none.
+        """
         levels = _levels(share)
         if self.taken + count > self.free and not self._has_room(levels, count):
             return False

@@ -29,7 +29,8 @@ from llmops.gateway.ratelimit.rejection_cache import RejectionCache
 
 # Seconds between two looks at answers that grow, and between two signs of life.
 GROWTH_INTERVAL = 0.5
-# Seconds for which a caller with too many open requests is not counted again: one of them may end at any time.
+# Seconds for which a caller with too many open requests is not counted again: one of them may end
+# at any time.
 SLOT_REJECTION_TIME = 0.1
 # what an answer that nothing cut short ends with
 _NATURAL_FINISH_REASONS = frozenset({"stop", "tool_calls"})
@@ -80,7 +81,10 @@ class RateLimits:
 
 
 class ReservedAmounts:
-    """What a request has of each of its `bounds` at one limiter. `tokens` is None for one that was asked for none."""
+    """What a request has of each of its `bounds` at one limiter.
+
+    `tokens` is None for one that was asked for none.
+    """
 
     __slots__ = ("bounds", "by", "money", "places", "tokens")
 
@@ -90,7 +94,9 @@ class ReservedAmounts:
 
 
 class Reservation(QuotaReservation):
-    """Of one request: `enter`, then `tokens` as soon as its prompt is counted, then `close`, however it ended."""
+    """Of one request: `enter`, then `tokens` as soon as its prompt is counted, then `close`,
+    however it ended.
+    """
 
     __slots__ = (
         "_answers", "_bounded", "_closed", "_gate", "_model", "_owes", "_plan", "_scope", "_seen", "_taken", "_tariff",
@@ -199,7 +205,8 @@ class Reservation(QuotaReservation):
             elif self._plan.holds:
                 one.by.settle(one.bounds, make_settlement((0, 0, -one.places, 0, 0)))
 
-    # -- reserving -------------------------------------------------------------------------------------------------
+    # -- reserving
+    # -------------------------------------------------------------------------------------------------
 
     async def _reserve(self, bounds: ModelLimits, asks: Sequence[LimitRequest]) -> ReserveResult:
         gate, plan = self._gate, self._plan
@@ -234,8 +241,11 @@ class Reservation(QuotaReservation):
         raise error
 
     def _amount(self, bounds: ModelLimits, prompt: int, most: int) -> int:
-        """Prompt and answer. What the client bounded is reserved whole; else what answers of this model mostly have,
-        and never more than a full bucket gives."""
+        """Prompt and answer.
+
+        What the client bounded is reserved whole; else what answers of this model mostly have, and
+        never more than a full bucket gives.
+        """
         limit, bounded = bounds.tokens, self._bounded
         if prompt + (most if bounded else 0) > limit:
             assert bounds.smallest is not None
@@ -249,7 +259,8 @@ class Reservation(QuotaReservation):
         assert self._tariff is not None
         return bisect_right(_CostByLength(self._tariff, prompt, most), given) - 1
 
-    # -- settling --------------------------------------------------------------------------------------------------
+    # -- settling
+    # --------------------------------------------------------------------------------------------------
 
     def _spent(self, usage: Usage) -> int:
         budgets, tariff = self._gate.budgets, self._tariff

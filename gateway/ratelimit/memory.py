@@ -1,7 +1,7 @@
 """Limits of one process, kept in memory.
 
-They start full with the process. What a budget has spent is the ledger's to say (budgets.py), so a restart gives away
-no money.
+They start full with the process. What a budget has spent is the ledger's to say (budgets.py), so a
+restart gives away no money.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from llmops.gateway.ratelimit.buckets import (
     decide,
 )
 
-# Records kept at most. More than this are those of callers that come and go; full ones say what no record says too.
+# Records kept at most. More than this are those of callers that come and go; full ones say what no
+# record says too.
 MAX_RECORDS = 10_000
 
 

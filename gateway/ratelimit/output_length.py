@@ -12,7 +12,9 @@ QUANTILE = 0.9
 
 
 class OutputLengthEstimate:
-    """The 90th percentile of a model's last answers (tokens), of those that nothing but the model ended."""
+    """The 90th percentile of a model's last answers (tokens), of those that nothing but the model
+    ended.
+    """
 
     def __init__(self) -> None:
         self._models: dict[str, tuple[deque[int], list[int]]] = {}

@@ -13,9 +13,9 @@ ENTRY_REQUEST = LimitRequest(requests=1, places=1)
 
 
 class ModelLimits:
-    """What bounds requests for one model: first the `plain` ones, of whatever model, then the model's own (`all`; of
-    each its quota is in `quotas`). `tokens` are those of the `smallest` bucket. `more`: something is asked only once
-    the model is known.
+    """What bounds requests for one model: first the `plain` ones, of whatever model, then the
+    model's own (`all`; of each its quota is in `quotas`). `tokens` are those of the `smallest`
+    bucket. `more`: something is asked only once the model is known.
     """
 
     __slots__ = ("all", "more", "own", "plain", "quotas", "smallest", "tokens")
@@ -39,10 +39,12 @@ class ModelLimits:
 class CallerLimits:
     """Of callers with one set of quotas, of which there is at least one.
 
-    `room`: what this process last saw of requests and places beyond half of each. Where there is some, a request asks
-    for its own together with its tokens: one step and not two. How much there is, that step decides.
+    `room`: what this process last saw of requests and places beyond half of each. Where there is
+    some, a request asks for its own together with its tokens: one step and not two. How much there
+    is, that step decides.
 
-    `fresh`: until when (the clock's time) the periods of its `budgets` are known, `generation`: of the limiter, then.
+    `fresh`: until when (the clock's time) the periods of its `budgets` are known, `generation`: of
+    the limiter, then.
     """
 
     __slots__ = ("_halves", "_models", "before", "budgets", "fresh", "generation", "holds", "room", "whose")
@@ -78,7 +80,9 @@ class CallerLimits:
 
 
 def _limit_of_quota(quota: Quota) -> Limit:
-    """What is spent has a record for each kind of period: it would not be known which of two days is the later one."""
+    """What is spent has a record for each kind of period: it would not be known which of two days
+    is the later one.
+    """
     budget = quota.budget
     name = f"{quota.of}:{quota.model or ''}:{budget.period if budget else ''}"
     limits = (quota.rpm, quota.tpm, quota.concurrent, budget.micros if budget else None)

@@ -22,16 +22,20 @@ _MAX_CALLERS = 10_000
 
 
 class RateLimitCheck(Check):
-    """Requests and places before anything is read; what else was reserved is settled when the request is over."""
+    """Requests and places before anything is read; what else was reserved is settled when the
+    request is over.
+    """
 
     def __init__(self, gate: RateLimits, quotas: Quotas) -> None:
         self.gate, self._quotas = gate, quotas
         self._everybody = tuple(_quotas("all callers", quotas.all))
-        # by an anonymous caller's name, or by which object another's quotas are (kept, so that its id stays its own)
+        # by an anonymous caller's name, or by which object another's quotas are (kept, so that its
+        # id stays its own)
         self._plans: dict[str | int, tuple[Sequence[Quota], CallerLimits | None]] = {}
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
-        # what only asks for what is there costs nothing that is scarce, and a cancel gives some of it back
+        # what only asks for what is there costs nothing that is scarce, and a cancel gives some of
+        # it back
         if scope["method"] != "POST" or context.route.endswith("/cancel"):
             return
         plan = self._plan(context.caller)
@@ -44,7 +48,9 @@ class RateLimitCheck(Check):
             context.reservation.close(outcome)
 
     def of(self, caller: Caller) -> Sequence[Quota]:
-        """A caller's own quotas, or for one without any those of each; and those of all together, always last."""
+        """A caller's own quotas, or for one without any those of each; and those of all together,
+        always last.
+        """
         return (*(caller.quotas or self._each(caller)), *self._everybody)
 
     def _plan(self, caller: Caller) -> CallerLimits | None:

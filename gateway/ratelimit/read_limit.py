@@ -1,6 +1,8 @@
-"""A limit of requests that generate nothing: what is there is read, a response is deleted or cancelled.
+"""A limit of requests that generate nothing: what is there is read, a response is deleted or
+cancelled.
 
-They cost no tokens and count against no quota, so each caller has a rate of its own for them in each worker.
+They cost no tokens and count against no quota, so each caller has a rate of its own for them in
+each worker.
 """
 
 from __future__ import annotations

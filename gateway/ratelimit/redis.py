@@ -1,11 +1,13 @@
-"""Limits that several gateways share, in Redis or Valkey; this gateway's share of them while Redis is away.
+"""Limits that several gateways share, in Redis or Valkey; this gateway's share of them while Redis
+is away.
 
-Reservations are decided by a script (reserve.lua). One call is under way at a time: what is asked meanwhile travels
-with the next, and so does what was settled. When a call fails or takes longer than `TIMEOUT`, this gateway decides
-alone, with its part of each limit, until Redis answers again.
+Reservations are decided by a script (reserve.lua). One call is under way at a time: what is asked
+meanwhile travels with the next, and so does what was settled. When a call fails or takes longer
+than `TIMEOUT`, this gateway decides alone, with its part of each limit, until Redis answers again.
 
-Redis may come back empty: restarted, flushed, or replaced. So each call names what this gateway knows to be spent of
-the budgets that it is about, and the script never goes below it. `generation` tells budgets.py to ask the ledger again.
+Redis may come back empty: restarted, flushed, or replaced. So each call names what this gateway
+knows to be spent of the budgets that it is about, and the script never goes below it. `generation`
+tells budgets.py to ask the ledger again.
 """
 
 from __future__ import annotations
@@ -45,7 +47,8 @@ log = logging.getLogger(__name__)
 
 # Contains the version of what is stored: gateways of two versions each have their own limits.
 PREFIX = "{llmops:limits:3}"
-# Seconds after which Redis counts as away. Its script takes less than a millisecond; a busy machine takes longer.
+# Seconds after which Redis counts as away. Its script takes less than a millisecond; a busy machine
+# takes longer.
 TIMEOUT = 0.25
 # Seconds that connecting may take.
 CONNECT_TIMEOUT = 0.5
@@ -151,7 +154,8 @@ class RedisLimiter(Limiter):
         with suppress(*_FAILURES):
             await self._client.aclose()
 
-    # -- Redis -----------------------------------------------------------------------------------------------------
+    # -- Redis
+    # -----------------------------------------------------------------------------------------------------
 
     async def _send(self) -> None:
         """Ask Redis for what waits, until nothing does."""
@@ -165,7 +169,9 @@ class RedisLimiter(Limiter):
         self._sending = None
 
     def _decide(self, call: _Call, reply: Any) -> None:
-        """Hand a decision to the request that waits for it; a request that has left gives back what it got."""
+        """Hand a decision to the request that waits for it; a request that has left gives back what
+        it got.
+        """
         bounds, asks, decided = call
         if reply is None:
             if not decided.done():
@@ -190,7 +196,8 @@ class RedisLimiter(Limiter):
         """Run the script. Returns the decisions in the order of `calls`, or None if Redis is away."""
         settled, self._settled = self._settled, {}
         if restore:
-            # this process holds what it holds under a new name: of calls without a reply nobody knows what they did
+            # this process holds what it holds under a new name: of calls without a reply nobody
+            # knows what they did
             self._gone, self._process = self._process, secrets.token_hex(8)
             settled = {name: (bound, one._replace(places=0, money=0)) for name, (bound, one) in settled.items()}
         try:
@@ -270,7 +277,8 @@ class RedisLimiter(Limiter):
         """The address without its password."""
         return self._url.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
 
-    # -- settling --------------------------------------------------------------------------------------------------
+    # -- settling
+    # --------------------------------------------------------------------------------------------------
 
     def _flush_in(self, seconds: float) -> None:
         """Send what is settled after `seconds`, unless a reservation takes it along before."""
@@ -297,7 +305,8 @@ class RedisLimiter(Limiter):
         if held.places <= 0 and held.money <= 0:
             del self._held[bound.name]
 
-    # -- without Redis ---------------------------------------------------------------------------------------------
+    # -- without Redis
+    # ---------------------------------------------------------------------------------------------
 
     def _reserve_alone(self, bounds: Sequence[Limit], asks: Sequence[LimitRequest]) -> ReserveResult:
         """Decide with this gateway's share of what was left when Redis was heard of last."""
@@ -323,7 +332,8 @@ class RedisLimiter(Limiter):
         for bound in bounds:
             add_settlement(self._settled, bound, Settlement(spent=spent))
 
-    # -- budgets ---------------------------------------------------------------------------------------------------
+    # -- budgets
+    # ---------------------------------------------------------------------------------------------------
 
     def _note_spent(self, name: str, period: int, micros: int) -> None:
         if len(self._known) > MAX_REMEMBERED:

@@ -12,7 +12,10 @@ MAX_REJECTIONS_PER_CALLER = 16
 
 
 class RejectionCache:
-    """What was refused to whom, until when. Requests of at least the same size are refused alike; smaller may pass."""
+    """What was refused to whom, until when.
+
+    Requests of at least the same size are refused alike; smaller may pass.
+    """
 
     def __init__(self) -> None:
         self._callers: OrderedDict[str, OrderedDict[int, tuple[float, RateLimitError]]] = OrderedDict()
@@ -21,7 +24,9 @@ class RejectionCache:
         return caller in self._callers
 
     def note(self, caller: str, size: int, until: float, error: RateLimitError) -> None:
-        """`size`: bytes of the body; 0 for a refusal that asks for nothing but the number of requests."""
+        """`size`: bytes of the body; 0 for a refusal that asks for nothing but the number of
+        requests.
+        """
         refusals = self._callers.setdefault(caller, OrderedDict())
         self._callers.move_to_end(caller)
         refusals[size] = (until, error)

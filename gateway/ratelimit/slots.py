@@ -24,7 +24,10 @@ class FairSlots:
         self._next: _Waiter | None = None
 
     async def enter(self, path: Sequence[str], count: int = 1) -> None:
-        """Wait for `count` places, which must not be more than there are. `path` says who asks, as for Turns."""
+        """Wait for `count` places, which must not be more than there are.
+
+        `path` says who asks, as for Turns.
+        """
         if self._next is None and not self._waiting.size and count <= self._free:
             self._free -= count
             return

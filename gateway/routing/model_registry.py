@@ -281,7 +281,8 @@ class ModelLookup(Generic[M]):
         self._registry, self._kinds = registry, kinds
 
     def candidates(self, name: str, caller: Caller) -> Sequence[str]:
-        """Return the models that `name` stands for, first choice first: those of an alias, else the name itself.
+        """Return the models that `name` stands for, first choice first: those of an alias, else the
+        name itself.
 
         Raises:
             ModelNotAllowedError: The caller may use neither the alias nor one of its models.
@@ -293,7 +294,10 @@ class ModelLookup(Generic[M]):
         return allowed
 
     def find(self, name: str) -> M:
-        """Return the model with this name, which is no alias. Raises as `get`, without looking at the caller."""
+        """Return the model with this name, which is no alias.
+
+        Raises as `get`, without looking at the caller.
+        """
         return self._registry.find(name, self._kinds)
 
     def get(self, name: str, caller: Caller) -> M:

@@ -1,5 +1,7 @@
-"""Filters that look at prompts and answers, and what happens to the ones that they find something in.
+"""Filters that look at prompts and answers, and what happens to the ones that they find something
+in.
 
-A filter names a category for a text (`filters`, `rules`, `services`); a policy says which filters a tenant's requests meet
-(`policy`); a stream guard applies them to the text of a running answer (`stream_guard`). All of it is off by default.
+A filter names a category for a text (`filters`, `rules`, `services`); a policy says which filters a
+tenant's requests meet (`policy`); a stream guard applies them to the text of a running answer
+(`stream_guard`). All of it is off by default.
 """

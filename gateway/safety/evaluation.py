@@ -1,4 +1,6 @@
-"""How well filters do on labelled texts: recall, false positives, and characters that leave in `hold`."""
+"""How well filters do on labelled texts: recall, false positives, and characters that leave in
+`hold`.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,8 @@ class FilterReport:
     """What one filter did on labelled examples.
 
     Attributes:
-        found: Of the examples with one of the filter's categories, those in which it found something.
+        found: Of the examples with one of the filter's categories, those in which it found
+            something.
         expected: Examples with one of the filter's categories.
         false_positives: Of the `clean` examples, those in which it found something.
         leaks: Characters of matches that left a stream in mode `hold`.
@@ -72,7 +75,8 @@ class FilterReport:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Read JSON lines of `{"text": …, "category": …}`; without a category, or with null, a text is clean.
+    """Read JSON lines of `{"text": …, "category": …}`; without a category, or with null, a text is
+    clean.
 
     Raises:
         InputError: The file cannot be read, or a line is no such object.
@@ -123,7 +127,9 @@ async def evaluate(
 
 
 def _leaked_characters(rule: RuleFilter, text: str) -> int:
-    """Return how many characters of the first match leave a stream in mode `hold`: 0 unless the guard is wrong."""
+    """Return how many characters of the first match leave a stream in mode `hold`: 0 unless the
+    guard is wrong.
+    """
     span = rule.search(text)
     if span is None:
         return 0
@@ -149,10 +155,12 @@ async def train_head(
         examples: At least eight of each category, and eight clean ones.
         model: The name of the embedding model.
         embed: Returns the vectors FP32 [len(texts), dimensions] of texts.
-        max_false_positives: The share of clean held-out texts that may be found; the threshold follows from it.
+        max_false_positives: The share of clean held-out texts that may be found; the threshold
+            follows from it.
 
     Returns:
-        The head as `read_head` reads it, with `recall` and `false_positives` by category on the held-out texts.
+        The head as `read_head` reads it, with `recall` and `false_positives` by category on the
+            held-out texts.
 
     Raises:
         InputError: There are too few examples.
@@ -184,7 +192,9 @@ async def train_head(
 
 
 def _logistic_regression(vectors: NDArray[np.float64], positive: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return weights [dimensions + 1] by Newton's method with an L2 penalty; classes weigh the same."""
+    """Return weights [dimensions + 1] by Newton's method with an L2 penalty; classes weigh the
+    same.
+    """
     import numpy as np
 
     design = np.hstack([vectors, np.ones((len(vectors), 1))])

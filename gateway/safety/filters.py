@@ -6,8 +6,9 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-#: What a policy does with the text of an answer. `hold` releases text after it was judged, so no byte of a match leaves;
-#: `cut` releases at once and ends the answer, so at most one window leaves; `observe` only counts.
+#: What a policy does with the text of an answer. `hold` releases text after it was judged, so no
+#: byte of a match leaves; `cut` releases at once and ends the answer, so at most one window leaves;
+#: `observe` only counts.
 StreamMode = Literal["hold", "cut", "observe"]
 
 #: The category of an answer that ended because a filter could not judge it.
@@ -30,7 +31,10 @@ class Finding:
 
 
 class FilterUnavailableError(Exception):
-    """A filter could not judge: its model or service did not answer. The policy's `fail` decides what follows."""
+    """A filter could not judge: its model or service did not answer.
+
+    The policy's `fail` decides what follows.
+    """
 
 
 class TextFilter(ABC):

@@ -1,4 +1,6 @@
-"""Policies: which filters the requests of a tenant meet, what follows from a finding, and how findings are recorded."""
+"""Policies: which filters the requests of a tenant meet, what follows from a finding, and how
+findings are recorded.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ class Safety:
             raise ContentPolicyError(finding.category)
 
     def guard(self, caller: Caller) -> StreamGuard | None:
-        """Return the guard of one choice of an answer; None for callers whose answers are not filtered."""
+        """Return the guard of one choice of an answer; None for callers whose answers are not
+        filtered.
+        """
         policy = self._policy(caller)
         if not policy.answer:
             return None
@@ -57,7 +61,10 @@ class Safety:
         return StreamGuard(stages, lambda found, mode: self._record(found, "answer", mode, caller))
 
     async def moderate(self, text: str) -> list[Finding]:
-        """Return what each filter finds in a text, for `/v1/moderations`. Raises SafetyUnavailableError."""
+        """Return what each filter finds in a text, for `/v1/moderations`.
+
+        Raises SafetyUnavailableError.
+        """
         verdicts = await asyncio.gather(
             *(self._judge(one, text) for one in self.filters.values()), return_exceptions=True
         )
@@ -112,7 +119,10 @@ class Safety:
 
 
 def create_safety(settings: SafetySettings, metrics: GatewayMetrics, embed: Embed) -> Safety | None:
-    """Return the filters that the settings describe; None where they describe none. Raises InputError."""
+    """Return the filters that the settings describe; None where they describe none.
+
+    Raises InputError.
+    """
     if not settings.filters:
         return None
     filters = {name: create_filter(name, one, embed) for name, one in settings.filters.items()}

@@ -1,7 +1,8 @@
 """Filters of regular expressions, word lists and writing systems, matched in linear time by RE2.
 
-A match has a maximum width, which makes a stream safe to filter: a character may leave when the text goes on for longer
-than the widest match could, because a match that began there would have been seen whole.
+A match has a maximum width, which makes a stream safe to filter: a character may leave when the
+text goes on for longer than the widest match could, because a match that began there would have
+been seen whole.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from llmops.distribution import missing_extra
 from llmops.errors import InputError
 from llmops.gateway.safety.filters import Finding, TextFilter
 
-#: Widest match of a rule, in characters. The text of an answer is held back by the widest rule of its policy.
+#: Widest match of a rule, in characters. The text of an answer is held back by the widest rule of
+#: its policy.
 MAX_WIDTH = 256
 
-#: Writing systems by RE2's names; what belongs to all of them, such as digits and spaces, is always allowed.
+#: Writing systems by RE2's names; what belongs to all of them, such as digits and spaces, is always
+#: allowed.
 SCRIPTS = frozenset(
     [
         "Arabic",
@@ -53,7 +56,8 @@ SCRIPTS = frozenset(
     ]
 )
 
-#: Letters of another writing system in a row, with at most three other characters between two of them, that are found.
+#: Letters of another writing system in a row, with at most three other characters between two of
+#: them, that are found.
 FOREIGN_LETTERS = 8
 
 
@@ -68,7 +72,10 @@ class RuleFilter(TextFilter):
     """A filter whose categories are found by one regular expression."""
 
     def __init__(self, name: str, category: str, pattern: str, width: int, *, ignore_case: bool = False) -> None:
-        """Compile `pattern`, whose matches have at most `width` characters. Raises InputError for a bad pattern."""
+        """Compile `pattern`, whose matches have at most `width` characters.
+
+        Raises InputError for a bad pattern.
+        """
         self.name, self.categories, self.width = name, (category,), width
         self._finding = Finding(name, category)
         self._pattern = _compile(name, pattern, ignore_case)
@@ -81,7 +88,9 @@ class RuleFilter(TextFilter):
         return self._finding
 
     def search(self, text: str, start: int = 0) -> Span | None:
-        """Return the first match in `text` from character `start` on; the character before it counts as context."""
+        """Return the first match in `text` from character `start` on; the character before it
+        counts as context.
+        """
         found = self._pattern.search(text, start)
         return Span(*found.span()) if found is not None else None
 
@@ -111,7 +120,10 @@ def rule_filter(
 
 
 def script_filter(name: str, category: str, scripts: Sequence[str]) -> RuleFilter:
-    """Return the filter that finds a run of letters of other writing systems than `scripts`. Raises InputError."""
+    """Return the filter that finds a run of letters of other writing systems than `scripts`.
+
+    Raises InputError.
+    """
     unknown = [script for script in scripts if script.capitalize() not in SCRIPTS]
     if unknown or not scripts:
         known = ", ".join(sorted(SCRIPTS))

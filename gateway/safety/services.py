@@ -1,4 +1,6 @@
-"""Filters that ask a model or another server: an embedding model with a trained head, and `/v1/moderations`."""
+"""Filters that ask a model or another server: an embedding model with a trained head, and
+`/v1/moderations`.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,8 @@ from llmops.gateway.safety.filters import FilterUnavailableError, Finding, TextF
 #: Bytes of a moderation service's answer: one result has a few kilobytes.
 MAX_ANSWER_BYTES = 1 << 20
 
-#: Characters of a passage, and those that it shares with the next: embedding models read about 256 tokens.
+#: Characters of a passage, and those that it shares with the next: embedding models read about 256
+#: tokens.
 PASSAGE, PASSAGE_OVERLAP = 800, 100
 
 #: Turns texts into vectors FP32 [len(texts), dimensions]; given the model's name.
@@ -26,7 +29,8 @@ Embed = Callable[[str, Sequence[str]], Awaitable[Any]]
 
 
 class ClassifierHead(NamedTuple):
-    """A logistic regression for each category on a text's vector, as `llmops safety train` writes it.
+    """A logistic regression for each category on a text's vector, as `llmops safety train` writes
+    it.
 
     Attributes:
         model: The embedding model whose vectors the head was trained on.
@@ -82,7 +86,10 @@ class ModerationFilter(TextFilter):
     categories = ("flagged",)
 
     def __init__(self, name: str, url: str, *, model: str | None, key_env: str | None, timeout: float) -> None:
-        """Ask `url`; the key is read from the environment variable `key_env`. Raises InputError if that is not set."""
+        """Ask `url`; the key is read from the environment variable `key_env`.
+
+        Raises InputError if that is not set.
+        """
         self.name, self._url, self._model = name, url, model
         key = os.environ.get(key_env) if key_env else None
         if key_env and not key:

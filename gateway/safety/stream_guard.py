@@ -1,6 +1,8 @@
-"""Filters on the text of a running answer: one guard per choice, between the stop strings and the parsers.
+"""Filters on the text of a running answer: one guard per choice, between the stop strings and the
+parsers.
 
-Rules are matched as the text arrives. Filters that have to ask a model or a service judge windows of text:
+Rules are matched as the text arrives. Filters that have to ask a model or a service judge windows
+of text:
 
     hold      [ window 1 ] judged, then released   [ window 2 ] judged, then released   …
     cut       released at once; the verdict on a window is waited for at most two tokens after the window's end
@@ -18,7 +20,8 @@ from llmops.gateway.safety.rules import RuleFilter
 #: Tokens that leave in mode `cut` while the window before them is judged.
 TOKENS_IN_FLIGHT = 2
 
-#: New characters after which the text is searched again: a search costs microseconds however short the text is.
+#: New characters after which the text is searched again: a search costs microseconds however short
+#: the text is.
 SEARCH_STEP = 32
 
 
@@ -27,7 +30,8 @@ class RuleStage:
 
     def __init__(self, rule: RuleFilter, mode: StreamMode) -> None:
         self._rule, self.mode = rule, mode
-        # text that may still be part of a match, after `_context` characters that have left (for \b)
+        # text that may still be part of a match, after `_context` characters that have left (for
+        # \b)
         self._text, self._context = "", 0
         self._searched = 0
 
@@ -54,7 +58,9 @@ class WindowStage:
     """A filter that has to be awaited, on a stream of text. Windows overlap by a quarter."""
 
     def __init__(self, judge: TextFilter, mode: StreamMode, window: int, *, fail_open: bool) -> None:
-        """Judge `window` characters at a time; a filter that cannot judge ends the answer unless it may `fail_open`."""
+        """Judge `window` characters at a time; a filter that cannot judge ends the answer unless it
+        may `fail_open`.
+        """
         self._filter, self.mode, self._window, self._fail_open = judge, mode, window, fail_open
         self._pending = self._overlap = ""
         self._verdict: asyncio.Task[Finding | None] | None = None
@@ -108,14 +114,18 @@ class StreamGuard:
     def __init__(
         self, stages: Sequence[RuleStage | WindowStage], notify: Callable[[Finding, StreamMode], None]
     ) -> None:
-        """Apply `stages` in their order; `notify` is called with each finding and with what is done about it."""
+        """Apply `stages` in their order; `notify` is called with each finding and with what is done
+        about it.
+        """
         self._stages, self._notify = list(stages), notify
         self.finding: Finding | None = None
         self.holds = any(stage.mode == "hold" for stage in stages)
         self.waits = any(isinstance(stage, WindowStage) for stage in stages)
 
     def feed(self, text: str, final: bool) -> str:
-        """Return the text that may leave now; only for guards without filters that have to be awaited."""
+        """Return the text that may leave now; only for guards without filters that have to be
+        awaited.
+        """
         for stage in tuple(self._stages):
             assert isinstance(stage, RuleStage)
             text, found = stage.feed(text, final or self.finding is not None)

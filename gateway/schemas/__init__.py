@@ -1,1 +1,3 @@
-"""Pydantic models of requests that several layers read, and of the responses that the API reference shows."""
+"""Pydantic models of requests that several layers read, and of the responses that the API reference
+shows.
+"""

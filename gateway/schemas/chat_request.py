@@ -10,7 +10,9 @@ from llmops.gateway.schemas.request_fields import RequestModel, SamplingFields
 
 
 class ContentPart(RequestModel):
-    """One part of a message: `text`, `refusal`, or an image, audio or file part with fields of its own."""
+    """One part of a message: `text`, `refusal`, or an image, audio or file part with fields of its
+    own.
+    """
 
     type: str
     text: str | None = None
@@ -98,7 +100,10 @@ class ReasoningOptions(RequestModel):
 
 
 class ChatRequest(SamplingFields):
-    """A chat completion request. Fields marked "ignored" are listed in the answer's `x-llmops-ignored` header."""
+    """A chat completion request.
+
+    Fields marked "ignored" are listed in the answer's `x-llmops-ignored` header.
+    """
 
     messages: Annotated[list[RequestMessage], Field(min_length=1)]
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(

@@ -36,7 +36,10 @@ class BranchRequest(RequestModel):
 
 
 class ConversationChatRequest(ChatRequest):
-    """A chat completion request that may continue a stored conversation. `messages` are the new ones then."""
+    """A chat completion request that may continue a stored conversation.
+
+    `messages` are the new ones then.
+    """
 
     messages: list[RequestMessage] = Field(default_factory=list)
     conversation_id: Annotated[str, Field(max_length=64)] | None = None

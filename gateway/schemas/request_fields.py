@@ -1,7 +1,9 @@
-"""Fields that requests of several APIs share, and the request of text completions, which has little else.
+"""Fields that requests of several APIs share, and the request of text completions, which has little
+else.
 
-Validation is strict: "1" is not a number and 1 is not a boolean, so wrong types are rejected and never guessed. Every
-optional field accepts null, because clients send it. Unknown fields are kept in `model_extra` and reported as ignored.
+Validation is strict: "1" is not a number and 1 is not a boolean, so wrong types are rejected and
+never guessed. Every optional field accepts null, because clients send it. Unknown fields are kept
+in `model_extra` and reported as ignored.
 """
 
 from __future__ import annotations
@@ -89,7 +91,9 @@ class ResponseFormat(RequestModel):
 
 
 class SamplingFields(RequestModel):
-    """Parameters of sampling and of the end of an answer: OpenAI's fields, then those of vLLM and SGLang."""
+    """Parameters of sampling and of the end of an answer: OpenAI's fields, then those of vLLM and
+    SGLang.
+    """
 
     model: str
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = Field(

@@ -54,7 +54,10 @@ class ChatChoice(ResponseModel):
 
 
 class ChatCompletion(ResponseModel):
-    """A chat completion. With `stream` it is sent as chunks: server-sent events that end with `data: [DONE]`."""
+    """A chat completion.
+
+    With `stream` it is sent as chunks: server-sent events that end with `data: [DONE]`.
+    """
 
     id: str
     object: Literal["chat.completion"]
@@ -73,7 +76,10 @@ class TextChoice(ResponseModel):
 
 
 class Completion(ResponseModel):
-    """A completion. With `stream` it is sent as chunks: server-sent events that end with `data: [DONE]`."""
+    """A completion.
+
+    With `stream` it is sent as chunks: server-sent events that end with `data: [DONE]`.
+    """
 
     id: str
     object: Literal["text_completion"]
@@ -188,7 +194,10 @@ class HealthResponse(ResponseModel):
 
 
 class ConversationObject(ResponseModel):
-    """A stored conversation. Under /api it has a title, a model and a system prompt; `get` adds its messages."""
+    """A stored conversation.
+
+    Under /api it has a title, a model and a system prompt; `get` adds its messages.
+    """
 
     id: str
     object: Literal["conversation"]

@@ -10,7 +10,10 @@ from llmops.gateway.schemas.request_fields import Metadata, Number, RequestModel
 
 
 class TextFormat(RequestModel):
-    """text, json_object, or json_schema. The schema is a field of the format, not nested as in chat completions."""
+    """text, json_object, or json_schema.
+
+    The schema is a field of the format, not nested as in chat completions.
+    """
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -34,7 +37,10 @@ class ReasoningChoice(RequestModel):
 
 
 class ResponsesRequest(RequestModel):
-    """A responses request. `input` is text or a list of items; sampling extras are those of chat completions."""
+    """A responses request.
+
+    `input` is text or a list of items; sampling extras are those of chat completions.
+    """
 
     model: str
     input: str | list[dict[str, Any]]

@@ -74,6 +74,7 @@ class TemplateRaisedError(jinja2.TemplateError):
 
 class GenerationTag(Extension):
     """The tag `{% generation %} … {% endgeneration %}`, which marks assistant text for training.
+
     Renders its body.
     """
 
@@ -126,8 +127,9 @@ class ChatTemplate:
         add_generation_prompt: bool = True,
         variables: Mapping[str, Any] | None = None,
     ) -> RenderedPrompt:
-        """Return the prompt for `messages`. `variables` are further names that the template may
-        use.
+        """Return the prompt for `messages`.
+
+        `variables` are further names that the template may use.
 
         Raises:
             InvalidRequestError: The template refuses the messages or needs too much time or
@@ -175,8 +177,9 @@ class ChatTemplate:
             raise InvalidRequestError(f"The chat template {verb} messages: {reason}", param="messages") from error
 
     def _compile_marked(self, controls: ControlTokens) -> None:
-        """Compile the template with its control tokens marked. Without effect if the marks change
-        what it renders.
+        """Compile the template with its control tokens marked.
+
+        Without effect if the marks change what it renders.
         """
         self._marked = _compile(self.source, self._seconds, controls, self._special_tokens)
         self._marked_tokens = {name: controls.mark(text) for name, text in self._special_tokens.items()}
@@ -232,8 +235,9 @@ def _compile(
     controls: ControlTokens | None = None,
     special_tokens: Mapping[str, str] = MappingProxyType({}),
 ) -> jinja2.Template:
-    """Return the template, with its control tokens marked if `controls` are given. Raise InputError
-    if it is broken.
+    """Return the template, with its control tokens marked if `controls` are given.
+
+    Raise InputError if it is broken.
     """
     if len(source) > MAX_CHARACTERS:
         raise InputError(f"the chat template has more than {MAX_CHARACTERS} characters")
@@ -270,8 +274,9 @@ def to_json(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """Return plain JSON. Jinja2's own filter escapes &, < and > for HTML, which models were not
-    trained on.
+    """Return plain JSON.
+
+    Jinja2's own filter escapes &, < and > for HTML, which models were not trained on.
 
     Raises:
         SecurityError: The text would be too long.

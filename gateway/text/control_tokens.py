@@ -82,8 +82,9 @@ def find_control_tokens(tokenizer: Tokenizer, unknown: str | None) -> dict[str, 
 
 
 class ControlTokens:
-    """The control tokens of a tokenizer. Marks and finds them in texts and encodes prompts that
-    hold them.
+    """The control tokens of a tokenizer.
+
+    Marks and finds them in texts and encodes prompts that hold them.
 
     Adds one token to the tokenizer, the alias, which stands for a text that must not become a
     control token.
@@ -100,7 +101,8 @@ class ControlTokens:
         tokenizer.add_special_tokens([AddedToken(self._alias, special=True, normalized=False)])
         self.alias_id = int(tokenizer.token_to_id(self._alias))
 
-    # -- texts of templates ----------------------------------------------------------------------------------------
+    # -- texts of templates
+    # ----------------------------------------------------------------------------------------
 
     def mark(self, text: str) -> str:
         """Return a text of the template with a mark before each control token and before a
@@ -124,11 +126,13 @@ class ControlTokens:
         """Return the offset and text of each control token in `text`."""
         return ((found.start(), found[0]) for found in self._pattern.finditer(text))
 
-    # -- rendered prompts ------------------------------------------------------------------------------------------
+    # -- rendered prompts
+    # ------------------------------------------------------------------------------------------
 
     def read(self, rendered: str) -> RenderedPrompt:
-        """Return the prompt that a marked template rendered. A mark without a control token behind
-        it is ignored.
+        """Return the prompt that a marked template rendered.
+
+        A mark without a control token behind it is ignored.
         """
         pieces = rendered.split(self._mark)
         begun = zip(accumulate(map(len, pieces)), map(self._pattern.match, pieces[1:]), strict=False)

@@ -69,8 +69,9 @@ class WindowDetokenizer(Detokenizer):
     __slots__ = ("_byte_ids", "_ids", "_prefix", "_prefix_text", "_read", "_skipped", "_tokenizer")
 
     def __init__(self, tokenizer: Tokenizer, byte_ids: frozenset[int], skipped: frozenset[int]) -> None:
-        """Create the detokenizer. `skipped` ids add no text: the special tokens, unless they are
-        shown.
+        """Create the detokenizer.
+
+        `skipped` ids add no text: the special tokens, unless they are shown.
         """
         self._tokenizer = tokenizer
         self._byte_ids = byte_ids

@@ -53,8 +53,9 @@ _budget = _RenderBudget()
 
 
 def within_budget(seconds: float, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-    """Call `work` with a budget of its own: `seconds` of CPU and MAX_TOTAL_CHARACTERS. Return its
-    result.
+    """Call `work` with a budget of its own: `seconds` of CPU and MAX_TOTAL_CHARACTERS.
+
+    Return its result.
     """
     previous = _budget.time, _budget.characters
     _budget.time, _budget.characters = CpuBudget(seconds, MAX_CLOCK_STEP, thread_time), MAX_TOTAL_CHARACTERS
@@ -84,8 +85,9 @@ def check_result_size(characters: int) -> None:
 
 
 def checked_count(count: Any) -> int:
-    """Return `count` as a width or number of repetitions, 0 for other values. Raise SecurityError
-    if it is too large.
+    """Return `count` as a width or number of repetitions, 0 for other values.
+
+    Raise SecurityError if it is too large.
     """
     if not isinstance(count, int | float):
         return 0
@@ -107,8 +109,9 @@ def charge_value(value: Any) -> Any:
 
 
 def text_size(value: Any) -> int:
-    """Return the approximate number of characters of `value` as text. Raise SecurityError if that
-    is too long.
+    """Return the approximate number of characters of `value` as text.
+
+    Raise SecurityError if that is too long.
 
     A list that stands in another one several times counts each time, as it would be written each
     time: a few names can hold billions of elements.
@@ -150,8 +153,9 @@ def _container_parts(value: Any) -> Sequence[Any] | None:
 
 
 def checked_value(value: Any) -> Any:
-    """Return `value`, which is about to be written, compared or looked up. Raise SecurityError if
-    it is too large.
+    """Return `value`, which is about to be written, compared or looked up.
+
+    Raise SecurityError if it is too large.
     """
     if not isinstance(value, str):
         text_size(value)
@@ -166,8 +170,9 @@ def timed_iteration(items: Iterable[Any]) -> Iterator[Any]:
 
 
 def join_texts(texts: Iterable[str]) -> str:
-    """Return `texts` as one text, which is counted. Raise SecurityError before it is made if it
-    would be too long.
+    """Return `texts` as one text, which is counted.
+
+    Raise SecurityError before it is made if it would be too long.
     """
     parts = texts if isinstance(texts, list | tuple) else list(texts)
     size = sum(map(len, parts))

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 
 class StopStringMatcher:
-    """The stop strings of one sequence. `matched` is the stop string that ended the text, or
-    None.
+    """The stop strings of one sequence.
+
+    `matched` is the stop string that ended the text, or None.
     """
 
     __slots__ = ("_firsts", "_held", "_longest", "_stops", "matched")
@@ -55,9 +56,7 @@ class StopStringMatcher:
         return best, found
 
     def _first_open(self, text: str) -> int:
-        """Return the offset of the first tail of `text` that is a proper prefix of a stop
-        string.
-        """
+        """Return the offset of the first tail of `text` that is a proper prefix of a stop string."""
         end = len(text)
         for at in range(max(0, end - self._longest + 1), end):
             if text[at] in self._firsts and self._opens(text[at:]):

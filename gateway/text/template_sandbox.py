@@ -88,8 +88,9 @@ class _CheckInserter(NodeTransformer):
         return node
 
     def visit_Add(self, node: nodes.Add) -> nodes.Node:
-        """Count what a chain of `+` makes, as a whole. Long chains become one call, without
-        intermediate results.
+        """Count what a chain of `+` makes, as a whole.
+
+        Long chains become one call, without intermediate results.
         """
         first, operands = node, [self.visit(node.right)]
         while isinstance(first.left, nodes.Add):
@@ -240,8 +241,9 @@ class _LimitedFormatter(SandboxedFormatter):
 
 
 def _output_value(value: Any) -> Any:
-    """Return a value that the template writes. Text was counted when it was made; other values
-    become text here.
+    """Return a value that the template writes.
+
+    Text was counted when it was made; other values become text here.
     """
     if not isinstance(value, str):
         spend_characters(text_size(value))
@@ -335,8 +337,9 @@ def _check_product(factor: Any, count: Any) -> None:
 
 
 def _formatted_size(form: str, values: Any) -> int:
-    """Return the most characters that `form % values` can have. Values of a mapping can be written
-    several times.
+    """Return the most characters that `form % values` can have.
+
+    Values of a mapping can be written several times.
     """
     size = len(form) + text_size(values) * (form.count("%") if isinstance(values, Mapping) else 1)
     for field in _FORMAT_FIELD.finditer(form):

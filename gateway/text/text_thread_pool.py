@@ -43,8 +43,9 @@ GC_INTERVAL = 10.0
 
 
 class CpuLimitError(Exception):
-    """Work exceeded `thread_cpu_limit` and must start again elsewhere. Raise it only from work
-    without side effects.
+    """Work exceeded `thread_cpu_limit` and must start again elsewhere.
+
+    Raise it only from work without side effects.
     """
 
 
@@ -112,8 +113,9 @@ def _run_with_cpu_limit(seconds: float, work: Callable[[], T]) -> T:
 
 
 class _InterpreterTuning:
-    """Settings of the Python interpreter while text threads work. Used on the event loop's thread
-    only.
+    """Settings of the Python interpreter while text threads work.
+
+    Used on the event loop's thread only.
 
     The loop asks for the GIL after each system call and would wait Python's 5 ms each time, so the
     switch interval is shorter. Without text threads, a shorter one costs more

@@ -32,8 +32,9 @@ class TextTokenizer:
     """A tokenizer: text to token ids and back. Safe to use from several threads."""
 
     def __init__(self, directory: Path) -> None:
-        """Load the tokenizer. Raise InputError if the folder does not exist or tokenizer.json
-        cannot be read.
+        """Load the tokenizer.
+
+        Raise InputError if the folder does not exist or tokenizer.json cannot be read.
         """
         path = directory / "tokenizer.json"
         if not path.is_file():
@@ -61,8 +62,9 @@ class TextTokenizer:
         return {name: text for name, text in found.items() if text is not None}
 
     def keep_controls_apart(self) -> ControlTokens:
-        """Return the control tokens. From now on, prompts tell the template's from their text in
-        clients' messages.
+        """Return the control tokens.
+
+        From now on, prompts tell the template's from their text in clients' messages.
         """
         if self.controls is None:
             tokens = find_control_tokens(self._tokenizer, self.special_tokens.get("unk_token"))
@@ -70,8 +72,9 @@ class TextTokenizer:
         return self.controls
 
     def min_token_count(self, text: str, enough: int) -> int:
-        """Return a lower bound of the tokens in `text` without tokenizing it. Counting stops above
-        `enough`.
+        """Return a lower bound of the tokens in `text` without tokenizing it.
+
+        Counting stops above `enough`.
         """
         return self._lower_bound.least(text, enough) if self._lower_bound is not None else 0
 
@@ -150,8 +153,9 @@ class TextTokenizer:
         return any(self._detokenizers.is_special(token) for token in tokens)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the UTF-8 bytes that a token adds to the text. A token may be a part of a
-        character.
+        """Return the UTF-8 bytes that a token adds to the text.
+
+        A token may be a part of a character.
         """
         return self._detokenizers.token_bytes(token_id)
 

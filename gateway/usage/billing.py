@@ -1,4 +1,6 @@
-"""The cost of requests by the store's prices, which are kept in memory so that no request waits for them."""
+"""The cost of requests by the store's prices, which are kept in memory so that no request waits for
+them.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +32,19 @@ TENANT_PREFIX = "tenant "
 
 
 class Bill(NamedTuple):
-    """The cost of a request in micro-dollars and the id of its price; (0, None) for a model without a price."""
+    """The cost of a request in micro-dollars and the id of its price; (0, None) for a model without
+    a price.
+    """
 
     micros: int
     price_id: str | None
 
 
 class Billing:
-    """The prices of all models, with those that hold from a later time on. They stay while the store is away."""
+    """The prices of all models, with those that hold from a later time on.
+
+    They stay while the store is away.
+    """
 
     def __init__(self, url: str, now: Callable[[], datetime] = utc_now) -> None:
         self._store, self._now = LazyStore(url, pool_size=1), now
@@ -59,7 +66,9 @@ class Billing:
         await self._store.close()
 
     def bill(self, model: str, usage: Usage, at: datetime | None = None) -> Bill:
-        """Return the cost by the price in force at `at` (default: now), in whole micro-dollars, rounded half up once."""
+        """Return the cost by the price in force at `at` (default: now), in whole micro-dollars,
+        rounded half up once.
+        """
         price = self._price(model, at or self._now())
         if price is None:
             self._warn(model)
@@ -67,7 +76,8 @@ class Billing:
         return Bill(micros=micros(price, usage), price_id=price.id)
 
     def tariff(self, model: str) -> Callable[[int, int, int], int]:
-        """Return a function from prompt tokens, cached ones among them, and output tokens to micro-dollars.
+        """Return a function from prompt tokens, cached ones among them, and output tokens to
+        micro-dollars.
 
         Raises:
             ModelNotPricedError: The model has no price, so a budget cannot bound it.

@@ -1,7 +1,9 @@
-"""Delivery of an outbox to the ledger. An event is deleted when the ledger confirms its id, and sent again until then.
+"""Delivery of an outbox to the ledger.
 
-A sink may lose events that it has accepted (in a broker's memory), and an event's number proves nothing: a restored
-snapshot gives it again. Only the id says that the ledger has the event.
+An event is deleted when the ledger confirms its id, and sent again until then.
+
+A sink may lose events that it has accepted (in a broker's memory), and an event's number proves
+nothing: a restored snapshot gives it again. Only the id says that the ledger has the event.
 """
 
 from __future__ import annotations
@@ -21,18 +23,23 @@ log = logging.getLogger(__name__)
 
 #: Events that are sent at once.
 BATCH_SIZE = 500
-#: Events that may be sent and not confirmed. The ledger reports gaps above a multiple of this as an error.
+#: Events that may be sent and not confirmed. The ledger reports gaps above a multiple of this as an
+#: error.
 MAX_UNCONFIRMED = 20_000
 #: Event ids that the ledger is asked for at once.
 MAX_CONFIRMATIONS = 2000
-#: Seconds between two batches that are not full: events of a second are one transaction of the ledger.
+#: Seconds between two batches that are not full: events of a second are one transaction of the
+#: ledger.
 BATCH_DELAY = 1.0
 #: Seconds until an event that the ledger does not confirm is sent again, and the longest such wait.
 RESEND_TIMEOUT, MAX_RESEND_TIMEOUT = 10.0, 60.0
 
 
 class UsageDelivery:
-    """The delivery of one outbox. `trouble` says why events cannot be delivered now; it is empty otherwise."""
+    """The delivery of one outbox.
+
+    `trouble` says why events cannot be delivered now; it is empty otherwise.
+    """
 
     def __init__(
         self,
@@ -43,9 +50,11 @@ class UsageDelivery:
     ) -> None:
         self._outbox, self._sink, self._clock = outbox, sink, clock
         self._resend_timeout = self._resend_after = resend_timeout
-        #: The place of the last event that was sent, and the number of events up to it that are not confirmed.
+        #: The place of the last event that was sent, and the number of events up to it that are not
+        #: confirmed.
         self._cursor = self._unconfirmed = 0
-        #: Events up to this place may have been sent before: the ledger is asked before they are sent.
+        #: Events up to this place may have been sent before: the ledger is asked before they are
+        #: sent.
         self._sent_before = outbox.last_place
         #: The place of the first event that is not confirmed, and the time when that last changed.
         self._first, self._progress_at = 0, clock()
@@ -60,7 +69,9 @@ class UsageDelivery:
         return self._outbox.count - len(self._outbox.damaged)
 
     def lag(self, now: datetime) -> float:
-        """Return the age in seconds of the oldest event that the ledger has not confirmed, 0 without one."""
+        """Return the age in seconds of the oldest event that the ledger has not confirmed, 0
+        without one.
+        """
         oldest = self._outbox.oldest()
         return max((now - oldest).total_seconds(), 0.0) if oldest else 0.0
 
@@ -91,7 +102,10 @@ class UsageDelivery:
                 await self._pause(delay)
 
     async def deliver(self) -> bool:
-        """Send one batch, and delete what the ledger confirms. Return True if there is more to do now."""
+        """Send one batch, and delete what the ledger confirms.
+
+        Return True if there is more to do now.
+        """
         window = BATCH_SIZE if self._stalled else MAX_UNCONFIRMED
         room = min(BATCH_SIZE, window - self._unconfirmed)
         rows = await self._outbox.read(self._cursor, room) if room > 0 else []
@@ -116,7 +130,10 @@ class UsageDelivery:
         return len(rows) == BATCH_SIZE or (progress and self._unconfirmed > 0)
 
     async def _confirm(self, places: dict[str, int] | None) -> bool:
-        """Delete the oldest events that the ledger has, or send them again. Return True if some were deleted."""
+        """Delete the oldest events that the ledger has, or send them again.
+
+        Return True if some were deleted.
+        """
         if places is None:
             places = await self._outbox.ids(self._cursor, MAX_CONFIRMATIONS)
         known = await self._sink.confirmed(list(places))

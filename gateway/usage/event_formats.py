@@ -27,11 +27,13 @@ _ENVELOPE_FIELDS = ("id", "gateway_id", "at", "tenant_id")
 _DATA_FIELDS = [name for name in UsageEvent._fields if name not in _ENVELOPE_FIELDS]
 _data_values = itemgetter(*map(UsageEvent._fields.index, _DATA_FIELDS))
 _FIELDS = frozenset((*UsageEvent._fields, "source", "type", "time", "subject", "data"))
-#: Version and variant bits of a UUID of version 7 (RFC 9562, section 5.7), in its two 64-bit halves.
+#: Version and variant bits of a UUID of version 7 (RFC 9562, section 5.7), in its two 64-bit
+#: halves.
 _VERSION, _VARIANT = 7 << 12, 2 << 62
 
 
-#: Micro-dollars that one request may cost: a million dollars. Sums of such costs stay far below 2**63.
+#: Micro-dollars that one request may cost: a million dollars. Sums of such costs stay far below
+#: 2**63.
 MAX_COST_MICROS = 10**12
 #: The largest number that JSON readers keep exact.
 _MAX_JSON_INTEGER = 2**53 - 1
@@ -142,8 +144,8 @@ def from_cloud_event(message: bytes) -> UsageEvent:
     """Return the event that a CloudEvent in JSON describes.
 
     Raises:
-        ValueError: The message is no event of usage, or a field has another type or is out of range. The text names
-            the field and holds nothing of what the message says.
+        ValueError: The message is no event of usage, or a field has another type or is out of
+            range. The text names the field and holds nothing of what the message says.
     """
     try:
         found = _CloudEvent.model_validate_json(message)

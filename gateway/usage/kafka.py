@@ -1,4 +1,7 @@
-"""A sink that sends events to Kafka as CloudEvents, all of a tenant to one partition. The ledger reads them there."""
+"""A sink that sends events to Kafka as CloudEvents, all of a tenant to one partition.
+
+The ledger reads them there.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +27,9 @@ PRODUCE_TIMEOUT = 20.0
 
 
 class KafkaSink(UsageSink):
-    """A topic on the way to the ledger. Brokers may lose what they accept: only `ledger` confirms events.
+    """A topic on the way to the ledger.
+
+    Brokers may lose what they accept: only `ledger` confirms events.
 
     Raises InputError without a signing key. Events may be sent twice: the ledger keeps each once.
     """
@@ -76,7 +81,10 @@ class KafkaSink(UsageSink):
 
 
 def client_options(settings: KafkaSettings) -> dict[str, Any]:
-    """Return the options of aiokafka's clients. Silences their log: callers report each failure once."""
+    """Return the options of aiokafka's clients.
+
+    Silences their log: callers report each failure once.
+    """
     logging.getLogger("aiokafka").setLevel(logging.CRITICAL)
     options: dict[str, Any] = {"bootstrap_servers": settings.servers, "client_id": "llmops"}
     sasl = settings.user is not None

@@ -36,7 +36,8 @@ log = logging.getLogger(__name__)
 
 Answer = TypeVar("Answer")
 
-#: The user of all requests without a key. One user: otherwise a client could create any number of rows.
+#: The user of all requests without a key. One user: otherwise a client could create any number of
+#: rows.
 ANONYMOUS_USER_ID = str(UUID(int=0))
 #: Seconds after which a store that has not answered counts as away.
 STORE_TIMEOUT = 30.0
@@ -81,9 +82,11 @@ async def _within_timeout(work: Awaitable[Answer]) -> Answer:
 
 
 def write_events(connection: Connection, events: Sequence[UsageEvent]) -> WriteResult:
-    """Write the events that the ledger does not have, and price those without a price by the time of the event.
+    """Write the events that the ledger does not have, and price those without a price by the time
+    of the event.
 
-    An event that cannot be billed, or whose tenant, user and key do not belong together, is parked with its reason.
+    An event that cannot be billed, or whose tenant, user and key do not belong together, is parked
+    with its reason.
     """
     unpriced = {event.model for event in events if event.price_id is None}
     prices = {model: list_prices_async(connection, model) for model in sorted(unpriced)}
@@ -131,7 +134,9 @@ def _priced(event: UsageEvent, prices: dict[str, Sequence[Price]]) -> UsageEvent
 
 
 def _record(event: UsageEvent) -> UsageRecord:
-    """Return a row that the tables take, whatever the event holds: a row that they refuse would stop all behind it."""
+    """Return a row that the tables take, whatever the event holds: a row that they refuse would
+    stop all behind it.
+    """
     texts = _bounded_texts(
         event.tenant_id, event.user_id, event.model, event.key_id, event.price_id, event.version, event.replica,
         event.finish_reason, event.priority,
@@ -194,7 +199,9 @@ def _text(name: str, value: str | None) -> str | None:
 
 
 def _store_user_id(tenant: str, user: str) -> str:
-    """Return the store's id of the user; for a name of another system a UUID made from it, always the same."""
+    """Return the store's id of the user; for a name of another system a UUID made from it, always
+    the same.
+    """
     if not tenant:
         return ANONYMOUS_USER_ID
     try:

@@ -1,10 +1,13 @@
-"""Memory-mapped slots of requests whose events are not in the outbox yet. They outlive a process that is killed.
+"""Memory-mapped slots of requests whose events are not in the outbox yet.
+
+They outlive a process that is killed.
 
     FREE ──open──▶ OPEN ──end──▶ ENDED ──release──▶ FREE
 
-OPEN: the answer is running. Its slot holds what it has used so far; a count is written with each message of the engine,
-at the price of one store to memory. ENDED: the answer is over, and its slot holds its event until the outbox has that.
-A slot that is not free after a crash is billed: as `gateway_lost`, or by its event.
+OPEN: the answer is running. Its slot holds what it has used so far; a count is written with each
+message of the engine, at the price of one store to memory. ENDED: the answer is over, and its slot
+holds its event until the outbox has that. A slot that is not free after a crash is billed: as
+`gateway_lost`, or by its event.
 """
 
 from __future__ import annotations
@@ -18,7 +21,8 @@ from typing import NamedTuple
 
 from llmops.gateway.usage.event_formats import EncodedEvent, decode_event, format_event_id
 
-#: The parts of a slot, in bytes: eight numbers, the texts of an open answer, and the event of one that has ended.
+#: The parts of a slot, in bytes: eight numbers, the texts of an open answer, and the event of one
+#: that has ended.
 SLOT_BYTES, NUMBERS_BYTES, TEXT_BYTES = 2048, 64, 960
 SLOTS_PER_CHUNK = 256
 STATE, HIGH, LOW, STARTED, PROMPT, CACHED, TOKENS, LENGTH = range(8)
@@ -28,7 +32,8 @@ _AFTER_STATE_OFFSET, _FIELDS_AFTER_STATE = 8, Struct("=7q")
 _EVENT_HEADER = Struct("=HHI")
 _EVENT_OFFSET = TEXT_BYTES
 _MAX_EVENT_BYTES = SLOT_BYTES - NUMBERS_BYTES - TEXT_BYTES - _EVENT_HEADER.size
-#: Tokens that no request has. Times (microseconds since 1970) at which none began: before 2001, after 2200.
+#: Tokens that no request has. Times (microseconds since 1970) at which none began: before 2001,
+#: after 2200.
 MAX_TOKENS = 2**31 - 1
 EARLIEST, LATEST = 10**15, 7_258_118_400_000_000
 _SEPARATOR = "\x1f"
@@ -46,7 +51,9 @@ class UnfinishedAnswer(NamedTuple):
 
 
 class OpenSlots(NamedTuple):
-    """The slots that a dead process left: running answers, events of ended ones, and the number of damaged slots."""
+    """The slots that a dead process left: running answers, events of ended ones, and the number of
+    damaged slots.
+    """
 
     unfinished: list[UnfinishedAnswer]
     ended: list[EncodedEvent]
@@ -92,8 +99,8 @@ class AnswerSlot:
 class OpenAnswers:
     """All slots of one process.
 
-    The file grows in chunks whose room on the disk is allocated first: a write to mapped memory without room behind it
-    kills the process.
+    The file grows in chunks whose room on the disk is allocated first: a write to mapped memory
+    without room behind it kills the process.
     """
 
     def __init__(self, path: Path) -> None:

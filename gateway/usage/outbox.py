@@ -1,11 +1,14 @@
-"""The usage outbox: events that the ledger has not confirmed yet, in one SQLite file of one gateway process.
+"""The usage outbox: events that the ledger has not confirmed yet, in one SQLite file of one gateway
+process.
 
-Events are added in batches, one transaction each, which does not wait for the disk: SQLite's write-ahead log (WAL) is
-in the system's hands after it, so a killed process loses nothing. `checkpoint` brings the log to the disk in another
-thread; a power cut loses what came after the last one.
+Events are added in batches, one transaction each, which does not wait for the disk: SQLite's
+write-ahead log (WAL) is in the system's hands after it, so a killed process loses nothing.
+`checkpoint` brings the log to the disk in another thread; a power cut loses what came after the
+last one.
 
-`place` numbers the rows in the order in which they were added and is never used twice in a file. Delivery reads in that
-order: event ids are not in the order of arrival, and SQLite gives a row id again when its table has become empty.
+`place` numbers the rows in the order in which they were added and is never used twice in a file.
+Delivery reads in that order: event ids are not in the order of arrival, and SQLite gives a row id
+again when its table has become empty.
 """
 
 from __future__ import annotations
@@ -33,26 +36,31 @@ Result = TypeVar("Result")
 
 #: Bytes of an outbox, with its log.
 MAX_BYTES = 2**30
-#: Bytes of a log that grows because events arrive faster than checkpoints end; it is emptied on the event loop then.
+#: Bytes of a log that grows because events arrive faster than checkpoints end; it is emptied on the
+#: event loop then.
 MAX_LOG_BYTES = 16 * 2**20
 #: Bytes of an empty file that is made small again: a long outage may have left up to `MAX_BYTES`.
 SHRINK_BYTES = 4 * 2**20
 #: Pages that the file may have at least; SQLite does not open a smaller one.
 _MIN_PAGES = 16
-#: Seconds that a statement waits for a lock. Nothing but the end of a checkpoint takes the lock of the writer.
+#: Seconds that a statement waits for a lock. Nothing but the end of a checkpoint takes the lock of
+#: the writer.
 _LOCK_TIMEOUT = 1.0
 _DATABASE, _POSITION = "outbox.db", "position"
-#: Numbers in the position file: the last place given to an event, and the last one whose event was deleted.
+#: Numbers in the position file: the last place given to an event, and the last one whose event was
+#: deleted.
 _LAST, _DELETED, _POSITION_BYTES = 0, 1, 16
 _MAX_PLACE = 2**53
-#: Errors of the machine: the file may be whole. Everything else that SQLite raises while it opens a file is damage.
+#: Errors of the machine: the file may be whole. Everything else that SQLite raises while it opens a
+#: file is damage.
 _MACHINE_ERRORS = frozenset(
     {
         sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED, sqlite3.SQLITE_NOMEM,
         sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_CANTOPEN,
     }
 )  # fmt: skip
-#: Reads a damaged id as another text, which `decode_event` notices; by default the whole read would fail.
+#: Reads a damaged id as another text, which `decode_event` notices; by default the whole read would
+#: fail.
 _TEXT = partial(str, encoding="utf-8", errors="replace")
 _COLUMNS = "place, id, checksum, body"
 
@@ -67,7 +75,8 @@ class OutboxRow(NamedTuple):
 class UsageOutbox:
     """An outbox in a folder that no other process uses.
 
-    `add` and `delete` are for the thread of the event loop; `read`, `ids` and `checkpoint` work in a thread of their own.
+    `add` and `delete` are for the thread of the event loop; `read`, `ids` and `checkpoint` work in
+    a thread of their own.
     """
 
     def __init__(self, folder: Path, max_bytes: int = MAX_BYTES) -> None:
@@ -75,7 +84,8 @@ class UsageOutbox:
 
         Raises:
             OSError: A file cannot be created or opened.
-            sqlite3.Error: The database is damaged, or the machine lacks something: see `is_machine_error`.
+            sqlite3.Error: The database is damaged, or the machine lacks something: see
+                `is_machine_error`.
         """
         path = folder / _DATABASE
         self._path, self._log_path, is_new = path, folder / f"{_DATABASE}-wal", not path.exists()
@@ -98,7 +108,8 @@ class UsageOutbox:
                 self._check()
             self.limit(max_bytes)
             self._reader = self._connect(path)
-            # A connection that has read nothing yet does not know the log, and has nothing to checkpoint.
+            # A connection that has read nothing yet does not know the log, and has nothing to
+            # checkpoint.
             for connection in self._connections:
                 self.count, last = connection.execute("SELECT count(*), coalesce(max(place), 0) FROM events").fetchone()
             self._position = _map_position(folder / _POSITION)
@@ -150,11 +161,16 @@ class UsageOutbox:
         self._position[_DELETED] = max(self._position[_DELETED], *places)
 
     async def read(self, after: int, limit: int) -> list[OutboxRow]:
-        """Return the first events behind the place `after`, at most `limit`. Rows that are damaged are left out."""
+        """Return the first events behind the place `after`, at most `limit`.
+
+        Rows that are damaged are left out.
+        """
         return await self._in_thread(self._read, after, limit)
 
     async def ids(self, until: int, limit: int) -> dict[str, int]:
-        """Return the places of the first events up to the place `until`, at most `limit`, by the events' ids."""
+        """Return the places of the first events up to the place `until`, at most `limit`, by the
+        events' ids.
+        """
         statement = "SELECT id, place FROM events WHERE place <= ? ORDER BY place LIMIT ?"
         rows = await self._in_thread(_fetch, self._reader, statement, (until, limit + len(self.damaged)))
         return dict([row for row in rows if row[1] not in self.damaged][:limit])
@@ -191,7 +207,10 @@ class UsageOutbox:
             connection.close()
 
     async def _in_thread(self, work: Callable[..., Result], *args: Any) -> Result:
-        """Run `work` in the thread of the second connection. Cancelling the caller does not end it: `close` waits."""
+        """Run `work` in the thread of the second connection.
+
+        Cancelling the caller does not end it: `close` waits.
+        """
         return await asyncio.get_running_loop().run_in_executor(self._thread, work, *args)
 
     def _connect(self, path: Path) -> sqlite3.Connection:
@@ -208,7 +227,8 @@ class UsageOutbox:
             raise sqlite3.DatabaseError(state.splitlines()[-1])
 
     def _recover_position(self, last: int) -> None:
-        """Compare the events in the file with the position that its process wrote, and report those that are missing.
+        """Compare the events in the file with the position that its process wrote, and report those
+        that are missing.
 
         SQLite ends a log silently at the first frame that is not whole.
         """
@@ -247,13 +267,17 @@ class UsageOutbox:
 
 
 def is_machine_error(error: Exception) -> bool:
-    """Return True if the machine lacks something (space, permissions, memory) and the file may be whole."""
+    """Return True if the machine lacks something (space, permissions, memory) and the file may be
+    whole.
+    """
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in _MACHINE_ERRORS
 
 
 def salvage_events(folder: Path) -> Iterator[EncodedEvent]:
-    """Yield the events that can be read from a damaged outbox: from its start and from its end up to the damage."""
+    """Yield the events that can be read from a damaged outbox: from its start and from its end up
+    to the damage.
+    """
     last = 0
     for condition in ("place > ? ORDER BY place", "place > ? ORDER BY place DESC"):
         try:

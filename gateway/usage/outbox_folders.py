@@ -1,6 +1,9 @@
-"""The folders of outboxes: a new one for each gateway process. A folder that a dead process left can be taken over.
+"""The folders of outboxes: a new one for each gateway process.
 
-The process that works in a folder holds a lock on a file in it, which the system releases however the process ends.
+A folder that a dead process left can be taken over.
+
+The process that works in a folder holds a lock on a file in it, which the system releases however
+the process ends.
 """
 
 from __future__ import annotations
@@ -43,7 +46,10 @@ class FolderLock:
             hidden.parent.rmdir()
 
     def quarantine(self) -> Path:
-        """Rename the folder so that no process takes it over, and return its new path. All files stay in it."""
+        """Rename the folder so that no process takes it over, and return its new path.
+
+        All files stay in it.
+        """
         kept = self.folder.with_name(f"{_DAMAGED}{self.folder.name}")
         self.folder.rename(kept)
         self.release()
@@ -51,7 +57,9 @@ class FolderLock:
 
 
 def keep_damaged(file: Path) -> Path:
-    """Copy a damaged file beside its folder, where it outlives the folder, and return the path of the copy."""
+    """Copy a damaged file beside its folder, where it outlives the folder, and return the path of
+    the copy.
+    """
     kept = file.parent.with_name(f"{_DAMAGED}{file.parent.name}-{file.name}-{secrets.token_hex(4)}")
     shutil.copy(file, kept)
     return kept

@@ -1,7 +1,9 @@
-"""Requests become events: counted in a memory-mapped slot while they run, written to the outbox in batches.
+"""Requests become events: counted in a memory-mapped slot while they run, written to the outbox in
+batches.
 
-An ended request's event is in its slot before the last bytes of the answer go out, where it survives a killed process;
-`flush` writes the events of many requests to the outbox in one transaction and makes their slots free.
+An ended request's event is in its slot before the last bytes of the answer go out, where it
+survives a killed process; `flush` writes the events of many requests to the outbox in one
+transaction and makes their slots free.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ _SLOTS_FILE = "open-answers"
 
 
 class OutboxWriter:
-    """The writer of one process's events. `trouble` says why they cannot be written now; it is empty otherwise.
+    """The writer of one process's events.
+
+    `trouble` says why they cannot be written now; it is empty otherwise.
 
     Events that the outbox does not take stay in memory and in their slots until `flush` succeeds.
     """
@@ -50,7 +54,10 @@ class OutboxWriter:
     def __init__(
         self, folder: Path, outbox: UsageOutbox, prices: Prices, now: Callable[[], datetime] = utc_now
     ) -> None:
-        """Raises OSError if there is no room for the slots. The folder's name becomes the events' gateway id."""
+        """Raises OSError if there is no room for the slots.
+
+        The folder's name becomes the events' gateway id.
+        """
         self.gateway_id, self.next_seq = folder.name, 0
         self.prices, self.now, self.trouble = prices, now, ""
         self._outbox = outbox
@@ -116,10 +123,11 @@ class OutboxWriter:
 
 
 def recover_open_answers(folder: Path, outbox: UsageOutbox, prices: Prices) -> None:
-    """Add the events in the slots that a dead process left in `folder` to `outbox`, and delete the slots.
+    """Add the events in the slots that a dead process left in `folder` to `outbox`, and delete the
+    slots.
 
-    Running answers are events of a new gateway id: the numbers of the dead gateway may have been given to events that
-    its outbox has lost.
+    Running answers are events of a new gateway id: the numbers of the dead gateway may have been
+    given to events that its outbox has lost.
 
     Raises:
         OSError: The file of the slots cannot be read.

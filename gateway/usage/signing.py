@@ -1,8 +1,8 @@
 """Signatures of events: a topic has other writers, and a bill is made of what gateways wrote.
 
-A record carries an HMAC-SHA256 of its value in the header `llmops-signature`. The value names the gateway and the
-event's number and id, so a signature is valid for one event of one gateway. A record that is written again is kept
-once, by its id.
+A record carries an HMAC-SHA256 of its value in the header `llmops-signature`. The value names the
+gateway and the event's number and id, so a signature is valid for one event of one gateway. A
+record that is written again is kept once, by its id.
 """
 
 from __future__ import annotations
@@ -26,7 +26,8 @@ def signing_keys(settings: KafkaSettings) -> Sequence[bytes]:
     """Return the keys: the first signs, and all of them verify.
 
     Raises:
-        InputError: No key is set, a key is too short, there are too many, or the file cannot be read.
+        InputError: No key is set, a key is too short, there are too many, or the file cannot be
+            read.
     """
     text, source = settings.signing_keys or "", "the setting kafka.signing_keys"
     if settings.signing_keys_file is not None:

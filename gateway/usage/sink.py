@@ -11,7 +11,10 @@ from llmops.gateway.interfaces import Usage, UsageEvent
 
 
 class UsageSink(ABC):
-    """An interface to the ledger. Calls may be repeated: after an error, and with events that it has already."""
+    """An interface to the ledger.
+
+    Calls may be repeated: after an error, and with events that it has already.
+    """
 
     @abstractmethod
     async def write(self, events: Sequence[UsageEvent]) -> None:
@@ -47,7 +50,9 @@ class Prices(Protocol):
     """An interface to the cost of tokens."""
 
     def bill(self, model: str, usage: Usage, at: datetime) -> tuple[int, str | None]:
-        """Return micro-dollars by the price in force at `at`, and its id; (0, None) without a price."""
+        """Return micro-dollars by the price in force at `at`, and its id; (0, None) without a
+        price.
+        """
         ...
 
 

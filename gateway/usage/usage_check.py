@@ -76,7 +76,10 @@ class OutboxWorker:
             log.warning("%d events of usage stay in %s until a gateway starts.", self.delivery.behind, self.lock.folder)
 
     async def close(self) -> None:
-        """End the tasks. Delete the folder if the ledger has all of it, and set it aside if a part is damaged."""
+        """End the tasks.
+
+        Delete the folder if the ledger has all of it, and set it aside if a part is damaged.
+        """
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -175,7 +178,8 @@ class UsageCheck(Check):
         if context.usage_recorder is not None:
             # For requests whose endpoint began an answer and did not end it.
             context.usage_recorder.end(outcome)
-            # The recorder refers to the context: the circle would stay until the garbage collector runs.
+            # The recorder refers to the context: the circle would stay until the garbage collector
+            # runs.
             context.usage_recorder = None
 
     async def _adopt(self) -> None:
@@ -216,7 +220,9 @@ class UsageCheck(Check):
             await worker.close()
 
     def _prepare(self, lock: FolderLock) -> FolderLock | None:
-        """Make the outbox of a dead gateway complete. Return the folder that holds its events now, None without events.
+        """Make the outbox of a dead gateway complete.
+
+        Return the folder that holds its events now, None without events.
 
         What can be read of a damaged outbox is copied to a new one.
         """
@@ -304,7 +310,9 @@ def _create_sink(settings: GatewaySettings, store: str) -> UsageSink:
 
 
 def _root(settings: GatewaySettings, store: str) -> Path:
-    """Return the folder of the outboxes for one store, whatever its password: events of one never go to another."""
+    """Return the folder of the outboxes for one store, whatever its password: events of one never
+    go to another.
+    """
     root = settings.usage.journal or cache_dir() / "usage"
     scheme, _, rest = store.partition("://")
     return root / hashlib.sha256(f"{scheme}://{rest.rpartition('@')[2]}".encode()).hexdigest()[:12]

@@ -1,8 +1,8 @@
 """Checks that protect the chat page and `/api` from other pages in the same browser.
 
-A page of another site can make a browser send requests to the gateway, with the cookie of the chat page or to a gateway
-without API keys. `OriginCheck` rejects requests of other origins. `TrustedHostCheck` rejects host names that another
-site could make resolve to the gateway.
+A page of another site can make a browser send requests to the gateway, with the cookie of the chat
+page or to a gateway without API keys. `OriginCheck` rejects requests of other origins.
+`TrustedHostCheck` rejects host names that another site could make resolve to the gateway.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ _SAME_ORIGIN = (b"same-origin", b"none")
 
 
 class OriginCheck(Check):
-    """Rejects requests of other origins, and turns the cookie of the page into an `Authorization` header."""
+    """Rejects requests of other origins, and turns the cookie of the page into an `Authorization`
+    header.
+    """
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
         """Check the origin. Runs before authentication.
@@ -51,7 +53,9 @@ class OriginCheck(Check):
 
 
 class TrustedHostCheck(Check):
-    """Rejects callers without an account who reach the gateway by a host name that it does not know."""
+    """Rejects callers without an account who reach the gateway by a host name that it does not
+    know.
+    """
 
     def __init__(self, hosts: list[str]) -> None:
         """Create the check. `hosts` are the names of this gateway."""

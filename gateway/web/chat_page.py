@@ -1,8 +1,8 @@
 """The chat page at `/`, its files, and the session of a browser.
 
-The files of `assets/` are served as they are, without a build step. Third-party modules are unchanged in
-`assets/vendor/`, with their hashes in `vendor.json`. A content security policy keeps the page from loading anything
-from other hosts.
+The files of `assets/` are served as they are, without a build step. Third-party modules are
+unchanged in `assets/vendor/`, with their hashes in `vendor.json`. A content security policy keeps
+the page from loading anything from other hosts.
 """
 
 from __future__ import annotations
@@ -64,7 +64,9 @@ def add_chat_page(app: FastAPI) -> None:
 
 
 async def root(request: Request) -> Response:
-    """Return the page to browsers, and JSON to clients such as Claude Code that only test the connection."""
+    """Return the page to browsers, and JSON to clients such as Claude Code that only test the
+    connection.
+    """
     if "text/html" not in request.headers.get("accept", ""):
         return JSONResponse({"service": "llmops gateway", "documentation": "/docs"})
     return _file_response(request, "index.html")
@@ -76,7 +78,10 @@ async def asset(request: Request) -> Response:
 
 
 async def session(request: Request) -> Response:
-    """Return that the caller may use the page. Authentication has rejected requests without a required key."""
+    """Return that the caller may use the page.
+
+    Authentication has rejected requests without a required key.
+    """
     caller = context_of(request).caller
     return JSONResponse({"object": "session", "signed_in": bool(caller.tenant_id), "admin": "admin" in caller.scopes})
 
@@ -117,7 +122,10 @@ def assets() -> dict[str, Asset]:
 
 @lru_cache(maxsize=1)
 def content_security_policy() -> str:
-    """Return the content security policy. The import map, the only inline script, is allowed by its hash."""
+    """Return the content security policy.
+
+    The import map, the only inline script, is allowed by its hash.
+    """
     scripts = _INLINE_SCRIPT.findall(assets()["index.html"].data)
     hashes = "".join(f" 'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'" for script in scripts)
     return (

@@ -1,4 +1,6 @@
-"""Elements of a self-contained HTML page: no scripts, fonts or addresses; for light, dark and print."""
+"""Elements of a self-contained HTML page: no scripts, fonts or addresses; for light, dark and
+print.
+"""
 
 from __future__ import annotations
 

@@ -55,8 +55,8 @@ def format_number(value: float) -> str:
 class Series:
     """A line, or dots with `dots`.
 
-    Points are in data units, sorted by x unless they are dots. `labels` names each point, which gets
-    a dot on the line.
+    Points are in data units, sorted by x unless they are dots. `labels` names each point, which
+    gets a dot on the line.
     """
 
     name: str
@@ -129,7 +129,10 @@ class Plot:
         return "; ".join([*said, *(f"{label} at {format_number(value)}" for value, label in self.marks)])
 
     def _tips(self, series: list[Series], x: Axis, y: Axis) -> str:
-        """Return bands across the plot. The band under the pointer shows its values (style sheet: `.tip`)."""
+        """Return bands across the plot.
+
+        The band under the pointer shows its values (style sheet: `.tip`).
+        """
         width = (WIDTH - RIGHT - LEFT) / TIPS
         bands = []
         for index in range(TIPS):
@@ -211,8 +214,8 @@ def _colour(index: int) -> str:
 def stacked_bar(title: str, parts: Sequence[tuple[str, float, str]]) -> str:
     """Return one bar as a `<figure>`, with a legend below.
 
-    `parts` are (name, size, size as text), each as wide as its share. The last part is the remainder
-    and stays pale.
+    `parts` are (name, size, size as text), each as wide as its share. The last part is the
+    remainder and stays pale.
     """
     total, at, bars, legend = sum(size for _, size, _ in parts) or 1.0, 0.0, [], []
     for index, (name, size, text) in enumerate(parts):

@@ -26,8 +26,9 @@ DISABLED = {
 
 
 def check_collectives(root: Path = Path("/"), environment: Mapping[str, str] = os.environ) -> Iterator[CheckResult]:
-    """Yield a check of each setting that slows down or stops tensor parallelism. `root` holds /proc
-    and /etc.
+    """Yield a check of each setting that slows down or stops tensor parallelism.
+
+    `root` holds /proc and /etc.
     """
     yield _nccl(root, environment)
     yield from _shared_memory(root)

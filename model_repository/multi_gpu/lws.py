@@ -27,8 +27,9 @@ exec kubectl exec "$pod" -- /bin/sh -c "$*"
 
 
 def lws_manifests(plan: MultiNodePlan, claim: str) -> str:
-    """Return the YAML for `kubectl apply`. `claim` is the PersistentVolumeClaim whose root is
-    `plan.root`.
+    """Return the YAML for `kubectl apply`.
+
+    `claim` is the PersistentVolumeClaim whose root is `plan.root`.
     """
     if len(plan.root.parts) < 2:
         folders = " and ".join(str(folder) for folder in plan.folders)

@@ -129,8 +129,9 @@ def plan_multi_node(
 
 
 def _pushed(image: str | None, needed: TrtllmImage) -> str:
-    """Return the image. Raise InputError for a name without a registry, which only one machine
-    knows.
+    """Return the image.
+
+    Raise InputError for a name without a registry, which only one machine knows.
     """
     registry, slash, _ = (image or needed.own).partition("/")
     if not slash or not ("." in registry or ":" in registry):

@@ -62,8 +62,9 @@ def check_server(manifest: RepositoryManifest, models: dict[str, Any], backends:
 
 
 def required_image(manifest: RepositoryManifest) -> TrtllmImage | None:
-    """Return the newest image for all engines that need one. Raise VersionMismatchError if there is
-    none.
+    """Return the newest image for all engines that need one.
+
+    Raise VersionMismatchError if there is none.
     """
     engines = [engine for engine in manifest.engines.values() if engine.tensorrt_llm]
     # engines of target tensorrt need their exact version, others at least their version

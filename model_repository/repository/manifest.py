@@ -45,16 +45,18 @@ class ServedEngine:
 
     @property
     def is_mpi(self) -> bool:
-        """True for NVIDIA's C++ backend, which needs one MPI rank per GPU. Other backends start
-        their own workers.
+        """True for NVIDIA's C++ backend, which needs one MPI rank per GPU.
+
+        Other backends start their own workers.
         """
         return self.backend == "tensorrtllm"
 
 
 @dataclass(frozen=True)
 class RepositoryManifest:
-    """The served names of a repository with their engines. Empty for a repository that llmops did
-    not make.
+    """The served names of a repository with their engines.
+
+    Empty for a repository that llmops did not make.
 
     `files` has the SHA-256 of each file that `llmops repo` wrote, by its path in the repository.
     The digests reveal edits; they do not stop an attacker, who can write this file as well.

@@ -40,8 +40,9 @@ def template_environment(folder: Path) -> jinja2.Environment:
 
 
 def quote(value: object) -> str:
-    """Return a protobuf text string. JSON's escapes of ASCII are a subset of protobuf's, except for
-    surrogates.
+    """Return a protobuf text string.
+
+    JSON's escapes of ASCII are a subset of protobuf's, except for surrogates.
     """
     text = str(value)
     plain = json.dumps(text) if text.isascii() else '"' + "".join(_escape(char) for char in text) + '"'
@@ -53,8 +54,9 @@ def _escape(char: str) -> str:
 
 
 def parse_config(text: str, source: str) -> Any:
-    """Return the `ModelConfig` message. Raise InputError with the position of what Triton would
-    reject.
+    """Return the `ModelConfig` message.
+
+    Raise InputError with the position of what Triton would reject.
     """
     from google.protobuf import text_format
     from tritonclient.grpc import model_config_pb2

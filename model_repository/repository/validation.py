@@ -12,8 +12,9 @@ from llmops.model_repository.repository.pbtxt import parse_config
 
 
 def check_repository(repository: Path) -> dict[str, Any]:
-    """Return the `ModelConfig` of each model by name. Raise InputError with the file and its
-    problem.
+    """Return the `ModelConfig` of each model by name.
+
+    Raise InputError with the file and its problem.
     """
     if not repository.is_dir():
         raise InputError(

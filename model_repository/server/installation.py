@@ -64,8 +64,9 @@ def container_installation() -> Installation:
 
 
 def find_installation() -> Installation:
-    """Return the container's server, or the embedded one. Raise MissingDependencyError with the
-    fix.
+    """Return the container's server, or the embedded one.
+
+    Raise MissingDependencyError with the fix.
     """
     if (CONTAINER_ROOT / "bin" / "tritonserver").is_file():
         return container_installation()
@@ -114,8 +115,9 @@ def find_binary(root: Path) -> Path:
 
 
 def _is_file(path: Path) -> bool:
-    """Return True if `path` is a file. Raise MissingDependencyError if it belongs to another user's
-    environment.
+    """Return True if `path` is a file.
+
+    Raise MissingDependencyError if it belongs to another user's environment.
     """
     try:
         return path.is_file()

@@ -22,8 +22,9 @@ _LOCK = "lock"
 
 
 class SharedMemory:
-    """The segments of one server, whose names start with `prefix`. The server inherits the file
-    descriptor `lock`.
+    """The segments of one server, whose names start with `prefix`.
+
+    The server inherits the file descriptor `lock`.
     """
 
     def __init__(self) -> None:
@@ -73,8 +74,9 @@ def remove_segments(prefix: str) -> None:
 
 
 def _create_locked_file(path: Path) -> int:
-    """Create a locked file. It is renamed to `path` once it is locked, so that it never looks
-    stale.
+    """Create a locked file.
+
+    It is renamed to `path` once it is locked, so that it never looks stale.
     """
     scratch = path.with_name(f".{path.name}")
     lock = os.open(scratch, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)

@@ -33,8 +33,9 @@ _NOISE = (
 
 @dataclass(frozen=True)
 class LogLine:
-    """One line of Triton's output. `level` is info, warning, error or fatal, or empty for continued
-    lines and tables.
+    """One line of Triton's output.
+
+    `level` is info, warning, error or fatal, or empty for continued lines and tables.
     """
 
     time: str

@@ -13,8 +13,9 @@ from llmops.contract import ENGINE_INPUTS, ENGINE_OUTPUTS, REQUEST_TRANSPORT, ST
 
 @dataclass(frozen=True)
 class EngineModelConfig:
-    """The configuration of one engine model. `python_model` is True if our own code runs the
-    engine.
+    """The configuration of one engine model.
+
+    `python_model` is True if our own code runs the engine.
     """
 
     backend: str

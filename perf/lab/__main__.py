@@ -1,6 +1,8 @@
-"""Run the benchmarks and write their rows of docs/performance.md: `python -m llmops.perf.lab [NAME…]` (`make bench`).
+"""Run the benchmarks and write their rows of docs/performance.md: `python -m llmops.perf.lab
+[NAME…]` (`make bench`).
 
-Each benchmark runs in a process of its own, so that none inherits the memory, threads or caches of another one.
+Each benchmark runs in a process of its own, so that none inherits the memory, threads or caches of
+another one.
 """
 
 from __future__ import annotations
@@ -17,7 +19,8 @@ import click
 from llmops.perf.lab.figures import Section
 from tests.support.engines import smollm2_engine
 
-#: The benchmarks and the title of each one's row. A benchmark is a module of this package with `measure(engine)`.
+#: The benchmarks and the title of each one's row. A benchmark is a module of this package with
+#: `measure(engine)`.
 BENCHMARKS = {
     "hot_path": "Hot path",
     "streams": "Many streams, long prompts",

@@ -1,7 +1,9 @@
-"""The engine without anything around it: OpenVINO GenAI's ContinuousBatchingPipeline in a process of its own.
+"""The engine without anything around it: OpenVINO GenAI's ContinuousBatchingPipeline in a process
+of its own.
 
-Reads `CONCURRENCY REQUESTS INPUT OUTPUT` lines and answers each with tokens/s: so many requests in flight at any time
-(closed loop), random prompts, nothing detokenised. The pipeline is set up as the engine model sets it up.
+Reads `CONCURRENCY REQUESTS INPUT OUTPUT` lines and answers each with tokens/s: so many requests in
+flight at any time (closed loop), random prompts, nothing detokenised. The pipeline is set up as the
+engine model sets it up.
 """
 
 from __future__ import annotations

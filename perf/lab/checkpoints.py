@@ -1,7 +1,8 @@
 """Checkpoints so large that a build's memory goes to the weights, not to the interpreter.
 
 Made in a separate process: Linux counts the memory of a process's parent at the fork into its peak.
-`python -m llmops.perf.lab.checkpoints OUTPUT [TOKENIZER]`: GGUF, or safetensors with a tokenizer folder.
+`python -m llmops.perf.lab.checkpoints OUTPUT [TOKENIZER]`: GGUF, or safetensors with a tokenizer
+folder.
 """
 
 from __future__ import annotations
@@ -82,7 +83,9 @@ def _ends(rng: np.random.Generator, vocabulary: int) -> dict[str, Any]:
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
-    """±0.016 to ±0.031: random signs and mantissas, which is far quicker than a normal distribution."""
+    """±0.016 to ±0.031: random signs and mantissas, which is far quicker than a normal
+    distribution.
+    """
     bits = np.frombuffer(rng.bytes(2 * int(np.prod(shape))), np.uint16)
     return ((bits & 0x83FF) | 0x2400).view(np.float16).reshape(shape)
 

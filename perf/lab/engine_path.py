@@ -1,7 +1,8 @@
 """Overhead of Triton and the gateway over the bare engine.
 
-Goals: 95 % of the throughput of OpenVINO's pipeline alone at 32 streams, and the first token of a repeated prompt of 2,000
-tokens in a fifth of the time. The systems alternate on one machine under one load: 64 tokens in, 64 out, greedy.
+Goals: 95 % of the throughput of OpenVINO's pipeline alone at 32 streams, and the first token of a
+repeated prompt of 2,000 tokens in a fifth of the time. The systems alternate on one machine under
+one load: 64 tokens in, 64 out, greedy.
 """
 
 from __future__ import annotations
@@ -79,7 +80,10 @@ def _tokens_per_second(url: str, via: str, streams: int, requests: int) -> float
 
 
 def compare(systems: dict[str, Measure], section: Section) -> None:
-    """Add the median tokens/s of each system. The systems alternate, so that all see the same machine."""
+    """Add the median tokens/s of each system.
+
+    The systems alternate, so that all see the same machine.
+    """
     for measure in systems.values():
         measure(*WARM_UP)
     for streams, requests in STREAMS.items():

@@ -10,7 +10,8 @@ from typing import Literal
 
 from tests.support.processes import Others
 
-#: CPU cores that other processes may use during a benchmark before its figures are marked as disturbed.
+#: CPU cores that other processes may use during a benchmark before its figures are marked as
+#: disturbed.
 DISTURBED = 0.25
 
 
@@ -47,7 +48,9 @@ class Figure:
 
 @dataclass
 class Section:
-    """The figures of one benchmark. As a context manager it measures the time and the disturbance by others.
+    """The figures of one benchmark.
+
+    As a context manager it measures the time and the disturbance by others.
 
     Attributes:
         title: The name of the benchmark in the table.
@@ -88,7 +91,9 @@ class Section:
         print(f"  {text}", flush=True)
 
     def row(self, command: str) -> str:
-        """Return the section's row of the table: its figures with a goal, or all figures if none has a goal."""
+        """Return the section's row of the table: its figures with a goal, or all figures if none
+        has a goal.
+        """
         shown = [one for one in self.figures if one.target is not None] or self.figures
         when = self.when
         if self.others > DISTURBED:

@@ -1,8 +1,9 @@
 """CPU and latency that Triton and the gateway add to a mock engine's answers.
 
-Goals, on one core of the reference machine: the gateway uses at most 25 µs of CPU per streamed token and 1 ms per request
-that is answered at once, Triton's Python backend at most 15 µs per token; through the gateway the first token comes at most
-3 ms (median) and 10 ms (p99) later. CPU is the processes' own time (user and system), not wall-clock time.
+Goals, on one core of the reference machine: the gateway uses at most 25 µs of CPU per streamed
+token and 1 ms per request that is answered at once, Triton's Python backend at most 15 µs per
+token; through the gateway the first token comes at most 3 ms (median) and 10 ms (p99) later. CPU is
+the processes' own time (user and system), not wall-clock time.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def added_latency(triton_: Service, gateway_: Service, section: Section, streams
     runs: dict[str, list[Document]] = {"gateway": [], "direct": []}
     for _ in range(rounds):
         for name, url in (("gateway", gateway_.address), ("direct", f"grpc://{triton_.address}")):
-            # an open loop staggers them: all at once would measure the queue in front of one Python thread
+            # an open loop staggers them: all at once would measure the queue in front of one Python
+            # thread
             load: dict[str, Any] = {"rate": streams / 2.0, "arrival": "poisson", "requests": max(64, streams * 4)}
             runs[name].append(run(url, output=int(2.0 / PERIOD), warmup=8, **load))
     ttft, itl = _pooled(runs, "ttft"), _pooled(runs, "itl")
@@ -121,7 +123,8 @@ def measure(engine: Path) -> Section:
             cpu_per_request(gateway_, section)
         with mock_engine(engine, PERIOD, transports=["request"]) as (triton_, gateway_):
             per_request_streams(triton_, gateway_, section)
-        # first tokens on a grid of 1 ms, so that waiting for the clock does not hide what the path adds
+        # first tokens on a grid of 1 ms, so that waiting for the clock does not hide what the path
+        # adds
         with mock_engine(engine, PERIOD, first=0.001, text=PLAIN) as (triton_, gateway_):
             added_latency(triton_, gateway_, section)
             added_latency(triton_, gateway_, section, streams=8, rounds=1)

@@ -1,8 +1,9 @@
 """Goodput on the real Triton above its capacity.
 
-Goals: at 2 and 10 times the capacity of two mock engines, 90 % of the best goodput remains, answered requests keep the
-TTFT objective, no more than two steps of prompt tokens wait inside an engine, and rejections take at most 10 ms; beside a
-tenant that floods tenfold, the other tenants' TTFT p95 grows by at most 30 %. Requests arrive at random (open loop).
+Goals: at 2 and 10 times the capacity of two mock engines, 90 % of the best goodput remains,
+answered requests keep the TTFT objective, no more than two steps of prompt tokens wait inside an
+engine, and rejections take at most 10 ms; beside a tenant that floods tenfold, the other tenants'
+TTFT p95 grows by at most 30 %. Requests arrive at random (open loop).
 """
 
 from __future__ import annotations
@@ -117,7 +118,9 @@ def _tiers(stage: Engines, words: Sequence[int], section: Section) -> None:
 
 
 def _flood(stage: Engines, words: Sequence[int], section: Section) -> None:
-    """Three of four tenants ask for half of their share, the fourth for ten times as much as each of them."""
+    """Three of four tenants ask for half of their share, the fourth for ten times as much as each
+    of them.
+    """
     others = [(tenant, 1.0) for tenant in ("one", "two", "three")]
     alone, _ = _run(stage, _load(words, 3 / 8, others, FLOOD_SECONDS), SLO)
     flooded, _ = _run(stage, _load(words, 13 / 8, [*others, ("flood", 10.0)], FLOOD_SECONDS), SLO)
@@ -125,7 +128,8 @@ def _flood(stage: Engines, words: Sequence[int], section: Section) -> None:
     before, now = (one.of(lambda seen: seen.ttft, 95) for one in (alone, beside))
     section.add("others' TTFT p95 alone", 1000 * before, "ms")
     section.add("others' TTFT p95 of what it is alone, one tenant floods 10 x", now / before, "", 1.3)
-    # whoever is next at once waits for what is left of a step, and for its own: both are longer in full batches
+    # whoever is next at once waits for what is left of a step, and for its own: both are longer in
+    # full batches
     longer = 2 * (beside.of(lambda seen: seen.tpot, 50) - alone.of(lambda seen: seen.tpot, 50))
     section.add("… if only steps were longer, as batches are full", 1 + longer / before, "")
     section.add("… others' requests that are answered", 100 * len(beside.ok) / len(beside.seen), "%")
@@ -171,8 +175,9 @@ def _last(seen: Sequence[Seen]) -> float:
 
 @dataclass
 class Queue:
-    """The most that was seen in an engine: sequences that wait, and prompt tokens that are still to be read, in steps
-    of a full batch; `memory`: by how much the gateway's grew (MiB)."""
+    """The most that was seen in an engine: sequences that wait, and prompt tokens that are still to
+    be read, in steps of a full batch; `memory`: by how much the gateway's grew (MiB).
+    """
 
     waiting: int = 0
     steps: float = 0.0

@@ -1,9 +1,9 @@
 """Planner error against NVIDIA's published throughput.
 
-Goals: for each GPU's Llama and Mistral rows a median error of at most 10 % and a worst of at most 20 %; for GPT-OSS, 15 %
-and 35 %. The two host-side
-constants of `llmops.build.plan.speed.step_time` were fitted to the H100 rows as a whole, none per row or per model; the
-H200, A100, GPT-OSS and release 1.2 rows had no part in the fit.
+Goals: for each GPU's Llama and Mistral rows a median error of at most 10 % and a worst of at most
+20 %; for GPT-OSS, 15 % and 35 %. The two host-side constants of `llmops.build.plan.speed.step_time`
+were fitted to the H100 rows as a whole, none per row or per model; the H200, A100, GPT-OSS and
+release 1.2 rows had no part in the fit.
 """
 
 from __future__ import annotations
@@ -32,22 +32,27 @@ from llmops.build.quant_formats import FORMATS
 from llmops.perf.lab.figures import Section
 
 DATA = Path(__file__).parent / "published"
-# Requests of each run, as the page lists them by (prompt, answer) tokens; 1024 + 2048 is not listed.
+# Requests of each run, as the page lists them by (prompt, answer) tokens; 1024 + 2048 is not
+# listed.
 REQUESTS = {
     (128, 128): 30000, (128, 2048): 3000, (128, 4096): 1500, (500, 2000): 3000, (1000, 1000): 3000, (1000, 2000): 1500,
     (1024, 2048): 1500, (1024, 8192): 1500, (2048, 128): 3000, (2048, 2048): 1500, (5000, 500): 1500,
     (8192, 1024): 1500, (20000, 2000): 1000, (32768, 1024): 1000,
 }  # fmt: skip
 KV_FRACTION = 0.95
-#: Largest acceptable median and worst error in percent; GPT-OSS has its own, as it had no part in the fit.
+#: Largest acceptable median and worst error in percent; GPT-OSS has its own, as it had no part in
+#: the fit.
 GOALS, GOALS_MOE = (10.0, 20.0), (15.0, 35.0)
-# Captured CUDA graphs of the PyTorch backend's runs, with padding, as the page's options say; engines have none.
+# Captured CUDA graphs of the PyTorch backend's runs, with padding, as the page's options say;
+# engines have none.
 GRAPHS = {"1.2": (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)}
 
 
 @dataclass(frozen=True)
 class Row:
-    """One published figure (output tokens/s) and what the planner says; None: it says that it does not fit."""
+    """One published figure (output tokens/s) and what the planner says; None: it says that it does
+    not fit.
+    """
 
     release: str
     gpu: str
@@ -105,8 +110,11 @@ def finite_run(replica: ReplicaModel, requests: int) -> float:
 
 
 def wave_seconds(replica: ReplicaModel, batch: float) -> float:
-    """One batch from its first prompt to its last token. All requests are alike and are there at once, so those that
-    ended together are followed by prompts that fill whole steps; the other steps have none."""
+    """One batch from its first prompt to its last token.
+
+    All requests are alike and are there at once, so those that ended together are followed by
+    prompts that fill whole steps; the other steps have none.
+    """
     load, steps = replica.workload, replica.steps
     size, length = max(1, round(batch)), load.isl + load.osl // 2
     room = max(1, replica.max_num_tokens - size)

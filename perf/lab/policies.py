@@ -1,8 +1,9 @@
 """Cost and effect of the routing and admission policies.
 
-Goals: a choice among 16 replicas in 40 µs, an admission in 15 µs; 90 % of the hit rate of an endless cache, 90 % of the best
-goodput under overload, and 80 % of TTFT predictions within 30 %. Times are the fastest of many runs, which a busy machine
-disturbs least. All other figures come from simulated time and are the same on every machine.
+Goals: a choice among 16 replicas in 40 µs, an admission in 15 µs; 90 % of the hit rate of an
+endless cache, 90 % of the best goodput under overload, and 80 % of TTFT predictions within 30 %.
+Times are the fastest of many runs, which a busy machine disturbs least. All other figures come from
+simulated time and are the same on every machine.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ TALK = ConversationArrivals(rate=40.0, seconds=120.0, system=2000, apps=12, thin
 ONCE = replace(TALK, turns=parse_lengths("1"), message=parse_lengths("lognormal:800,0.6"))
 # what 8 such replicas answer in time, about
 FULL = 38.0
-# conversations as those on which Dynamo's router and SMG's were measured: 4 workers of 2,048 blocks of 16 tokens and 8
-# sequences. In the first minute engines are hardly at work, and nothing is gained by spreading it
+# conversations as those on which Dynamo's router and SMG's were measured: 4 workers of 2,048 blocks
+# of 16 tokens and 8 sequences. In the first minute engines are hardly at work, and nothing is
+# gained by spreading it
 MOCKER = EngineSpec(LinearStepTimes(0.01, 0.0006, 0.000032), 2048, 16, max_batch_size=8, max_num_tokens=2048)
 PEERS = ConversationArrivals(
     15.0, 300.0, parse_lengths("6"), 600, 8, parse_lengths("uniform:90,150"), parse_lengths("uniform:48,80"), 3.0,
@@ -204,13 +206,16 @@ def _is_good(job: SimulatedRequest) -> bool:
 
 
 def _flood(section: Section) -> None:
-    """Three of four tenants ask for half of their share, the fourth for ten times as much as each of them."""
+    """Three of four tenants ask for half of their share, the fourth for ten times as much as each
+    of them.
+    """
     alone = _fleet(replace(TALK, rate=FULL * 3 / 8, tenants=3))
     with_flood = _fleet(replace(TALK, rate=FULL * 13 / 8, tenants=4, flood=10.0))
     late = _late([job for job in with_flood.jobs if job.tenant != "tenant-0"])
     section.add("others' TTFT p95 of what it is alone, one tenant floods 10 x", late / _late(alone.jobs), "", 1.3)
     others = [job for job in with_flood.jobs if job.tenant != "tenant-0"]
-    # whoever is next at once waits for what is left of a step, and for its own: both are longer in full batches
+    # whoever is next at once waits for what is left of a step, and for its own: both are longer in
+    # full batches
     longer = 2 * (_step(others) - _step(alone.jobs))
     section.add("… if only steps were longer, as batches are full", 1 + longer / _late(alone.jobs), "")
     section.add("… others' requests refused", 100 * sum(job.refused >= 0 for job in others) / len(others), "%")

@@ -1,4 +1,6 @@
-"""Sends a trace at its times, whatever becomes of what was sent before, and notes how each request went."""
+"""Sends a trace at its times, whatever becomes of what was sent before, and notes how each request
+went.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +19,11 @@ from tests.support.mock_engine.repository import NAME
 
 @dataclass
 class Seen:
-    """One request. Seconds from the start of the trace; `told`: after how many to come back, of one that was refused;
-    `cached` of the prompt's tokens, as usage has it."""
+    """One request.
+
+    Seconds from the start of the trace; `told`: after how many to come back, of one that was
+    refused; `cached` of the prompt's tokens, as usage has it.
+    """
 
     asked: Asked
     sent: float
@@ -77,10 +82,12 @@ def of_ids(asked: Asked) -> dict[str, Any]:
 
 
 async def replay(url: str, trace: Sequence[Asked], body: Body = of_ids, keys: dict[str, str] | None = None) -> Went:
-    """`url` ends in /v1; `keys`: what to send as a key, by tier. Every answer has as many tokens as are asked for.
+    """`url` ends in /v1; `keys`: what to send as a key, by tier.
 
-    What is sent is made before the first request leaves, and a connection is used by one after another: a sender that
-    shares its processor with who is asked takes little of it.
+    Every answer has as many tokens as are asked for.
+
+    What is sent is made before the first request leaves, and a connection is used by one after
+    another: a sender that shares its processor with who is asked takes little of it.
     """
     went, door = Went(), _Door(url)
     requests = [door.request({**_same(one), **body(one)}, keys[one.tier] if keys else "") for one in trace]

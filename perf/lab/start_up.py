@@ -1,7 +1,7 @@
 """Start of the command line, and cold builds.
 
-Goals: `llmops --help` in 200 ms, a cold int8 build of SmolLM2 in 25 s and the same build again in 1 s; a build's peak
-memory stays below 1.6 times the size of the checkpoint.
+Goals: `llmops --help` in 200 ms, a cold int8 build of SmolLM2 in 25 s and the same build again in 1
+s; a build's peak memory stays below 1.6 times the size of the checkpoint.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from llmops.perf.lab.checkpoints import make_checkpoint
 from llmops.perf.lab.figures import Section
 
 PEAK_AIM = 1.6  # × the checkpoint's size
-# a build that finds too little memory for golden answers, which it only records where there is enough of it
+# a build that finds too little memory for golden answers, which it only records where there is
+# enough of it
 _LITTLE_MEMORY = """
 from llmops.build.targets.openvino import golden
 from llmops.cli.main import main

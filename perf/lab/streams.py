@@ -1,7 +1,7 @@
 """Many open streams, and long prompts beside short streams.
 
-Goals: 1,000 streams are open at once without an error, each with at most 64 KiB of gateway memory; while prompts of 32,000
-tokens arrive, the p99 inter-token latency of short streams at most doubles.
+Goals: 1,000 streams are open at once without an error, each with at most 64 KiB of gateway memory;
+while prompts of 32,000 tokens arrive, the p99 inter-token latency of short streams at most doubles.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ def many_streams(front: Service, section: Section, streams: int = 1000) -> None:
 
 
 async def _peak(front: Service, streams: int) -> tuple[Footprint, Document]:
-    # all streams are open for about half of the run; opening them one after another spares the listen queue
+    # all streams are open for about half of the run; opening them one after another spares the
+    # listen queue
     load = options(front.address, output=100, rate=100.0, arrival="constant", requests=streams, warmup=0, timeout=120.0)
     task = asyncio.create_task(bench(load))
     peak = footprint(front.pids)

@@ -1,7 +1,8 @@
-"""Requests that are the same however often they are sent, and to whom: at set times, with set tokens.
+"""Requests that are the same however often they are sent, and to whom: at set times, with set
+tokens.
 
-The next turn of a conversation has the answer to the last one in it, which the mock engine makes from the prompt alone:
-it is known before anybody was asked.
+The next turn of a conversation has the answer to the last one in it, which the mock engine makes
+from the prompt alone: it is known before anybody was asked.
 """
 
 from __future__ import annotations
@@ -30,9 +31,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Talks:
-    """Conversations of `turns` turns that begin by chance, `rate` a second: the first of `apps` system prompts is the
-    most frequent (Zipf). A turn comes `think` seconds (mean) after the last answer would have ended, were a token made
-    every `pace` seconds."""
+    """Conversations of `turns` turns that begin by chance, `rate` a second: the first of `apps`
+    system prompts is the most frequent (Zipf). A turn comes `think` seconds (mean) after the
+    last answer would have ended, were a token made every `pace` seconds.
+    """
 
     rate: float
     sessions: int
@@ -47,8 +49,10 @@ class Talks:
     seed: int = 0
 
     def asked(self, words: Sequence[int]) -> list[Asked]:
-        """Of token ids in `words`, by the time. `says`: what the engine answers; None: the trace has answers of its
-        own."""
+        """Of token ids in `words`, by the time.
+
+        `says`: what the engine answers; None: the trace has answers of its own.
+        """
         rng = random.Random(f"talks {self.seed}")
         apps = [rng.choices(words, k=self.system) for _ in range(self.apps)]
         popular = [1 / (rank + 1) for rank in range(self.apps)]

@@ -113,8 +113,8 @@ class ScalableFleet(Protocol):
 class AutoscaledFleet:
     """A fleet under an autoscaler that decides every `period`, as long as anything else happens.
 
-    The newest replica is removed first, as in a StatefulSet. `on_change` is called with the time and the
-    new number.
+    The newest replica is removed first, as in a StatefulSet. `on_change` is called with the time
+    and the new number.
     """
 
     def __init__(self, fleet: ScalableFleet, scaling: AutoscalingSpec, on_change: Callable[[float, int], None]) -> None:

@@ -1,4 +1,6 @@
-"""Checks of the engine's speed: TTFT, TPOT and tokens/s with one stream and at the plan's operating point."""
+"""Checks of the engine's speed: TTFT, TPOT and tokens/s with one stream and at the plan's operating
+point.
+"""
 
 from __future__ import annotations
 

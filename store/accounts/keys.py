@@ -84,7 +84,9 @@ class KeyRow:
     secret_until: datetime | None = None
 
     def state(self, now: datetime) -> str:
-        """Return `active`, or why the key is refused: `revoked`, `expired`, `rotated` or `tenant deleted`."""
+        """Return `active`, or why the key is refused: `revoked`, `expired`, `rotated` or `tenant
+        deleted`.
+        """
         if self.revoked_at is not None:
             return "revoked"
         if self.tenant_deleted_at is not None:

@@ -91,7 +91,9 @@ async def find_user(connection: AsyncConnection, email: str) -> User | None:
 
 
 async def require_user(connection: AsyncConnection, email: str) -> User:
-    """Raises UnknownResourceError for one that is not there, with the address that was meant perhaps."""
+    """Raises UnknownResourceError for one that is not there, with the address that was meant
+    perhaps.
+    """
     found = await find_user(connection, email)
     if found is None:
         known = (await connection.execute(select(users.c.email))).scalars().all()

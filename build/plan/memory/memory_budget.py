@@ -28,8 +28,9 @@ DEFAULT_KV_FRACTION = 0.9
 
 @dataclass(frozen=True)
 class PlannedLimits:
-    """The limits that an engine is built for. Lengths are in tokens; `kv_fraction` of the memory
-    that is free after loading becomes KV cache.
+    """The limits that an engine is built for.
+
+    Lengths are in tokens; `kv_fraction` of the memory that is free after loading becomes KV cache.
     """
 
     max_batch_size: int
@@ -40,8 +41,9 @@ class PlannedLimits:
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Bytes on the fullest GPU. `left` stays free beside the KV cache and is negative for a model
-    that does not fit.
+    """Bytes on the fullest GPU.
+
+    `left` stays free beside the KV cache and is negative for a model that does not fit.
     """
 
     total: int
@@ -77,8 +79,9 @@ def plan_memory(
     gpu: GpuSpec,
     limits: PlannedLimits,
 ) -> MemoryBudget:
-    """Return the memory of the fullest rank. Activations are sized for the limits, as the engine
-    sizes them.
+    """Return the memory of the fullest rank.
+
+    Activations are sized for the limits, as the engine sizes them.
     """
     weights = rank_weights(model, precision, layout)
     fixed = {
@@ -114,8 +117,9 @@ def _attention_width(model: Architecture, layout: ParallelLayout) -> int:
 
 
 def _mlp_width(model: Architecture, layout: ParallelLayout, wide: int) -> int:
-    """Return the bytes per token of gate_up's output, the activation's and the projection's. Expert
-    layers also permute their tokens.
+    """Return the bytes per token of gate_up's output, the activation's and the projection's.
+
+    Expert layers also permute their tokens.
     """
     dense = model.intermediate_size // layout.tp * (2 * 2 + wide) + 2 * model.hidden_size
     if model.moe is None:
@@ -136,6 +140,7 @@ def graph_sizes(max_batch_size: int) -> list[int]:
 
 def graph_bytes(model: Architecture, layout: ParallelLayout, max_batch_size: int) -> int:
     """Estimate the bytes of the nodes of the captured graphs, which share the activation buffers.
+
     No table is published.
     """
     kernels = layout.stage_layers(model.num_layers, 0) * KERNELS_PER_LAYER

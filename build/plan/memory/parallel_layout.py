@@ -34,8 +34,9 @@ class ParallelLayout:
         return self.tp // self.ep
 
     def stage_layers(self, num_layers: int, stage: int) -> int:
-        """Return the layers of a pipeline stage. The remainder goes to the first stages, as in
-        TensorRT-LLM's mapping.
+        """Return the layers of a pipeline stage.
+
+        The remainder goes to the first stages, as in TensorRT-LLM's mapping.
         """
         base, rest = divmod(num_layers, self.pp)
         return base + (stage < rest)
@@ -50,9 +51,7 @@ class ParallelLayout:
 
 
 def local_kv_heads(model: Architecture, tp: int) -> int:
-    """Return the KV heads on one rank, which are replicated when there are more ranks than
-    heads.
-    """
+    """Return the KV heads on one rank, which are replicated when there are more ranks than heads."""
     return -(-model.num_kv_heads // tp)
 
 

@@ -13,8 +13,9 @@ from llmops.build.plan.memory.parallel_layout import ParallelLayout, local_kv_he
 
 @dataclass(frozen=True)
 class RankLinear:
-    """A weight matrix [outputs, inputs] as one rank holds it. `part` is attention, mlp, experts or
-    router (never quantised).
+    """A weight matrix [outputs, inputs] as one rank holds it.
+
+    `part` is attention, mlp, experts or router (never quantised).
     """
 
     name: str

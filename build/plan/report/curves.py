@@ -1,6 +1,4 @@
-"""Curves of the plan reports: throughput against speed for one user, and cost against request
-rate.
-"""
+"""Curves of the plan reports: throughput against speed for one user, and cost against request rate."""
 
 from __future__ import annotations
 

@@ -18,9 +18,7 @@ WIDE_COLUMNS = 100
 
 
 def print_plan(plan: PlanResult, console: Console, top: int = 8) -> None:
-    """Print the ranking, the best layout with its memory, the Pareto plot and the rejected
-    layouts.
-    """
+    """Print the ranking, the best layout with its memory, the Pareto plot and the rejected layouts."""
     console.print(Text(figures.title(plan), style="bold"))
     console.print(_ranking(plan, console.width >= WIDE_COLUMNS, top))
     disaggregated = figures.disaggregated_saving(plan)

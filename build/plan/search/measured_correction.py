@@ -51,8 +51,9 @@ def measured_correction(
 
 
 def _decode(steps: StepModel, step: StepTime) -> float:
-    """Return the predicted seconds of a decode step. Pipeline stages cut the batch into
-    micro-batches, one after the other.
+    """Return the predicted seconds of a decode step.
+
+    Pipeline stages cut the batch into micro-batches, one after the other.
     """
     stages = steps.layout.pp
     return stages * steps.seconds(max(1, round(step.batch_size / stages)), max(1, step.context))

@@ -180,8 +180,9 @@ class PlanRequest:
 
     @property
     def num_tokens(self) -> int:
-        """Return the tokens of one step. Without chunked prefill the longest prompt must fit in one
-        step.
+        """Return the tokens of one step.
+
+        Without chunked prefill the longest prompt must fit in one step.
         """
         if self.max_num_tokens:
             return self.max_num_tokens

@@ -62,8 +62,9 @@ def batch_limit(candidate: Candidate) -> int:
 
 
 def _predicted(candidate: Candidate, plan: PlanResult) -> dict[str, Any]:
-    """Return the predictions. `single` is one request at a time; `isl` and `osl` are the tokens
-    that all points assume.
+    """Return the predictions.
+
+    `single` is one request at a time; `isl` and `osl` are the tokens that all points assume.
     """
     load = plan.request.workload
     data = {

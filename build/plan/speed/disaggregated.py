@@ -1,6 +1,4 @@
-"""Disaggregated serving: prefill and decode on separate workers, between which the KV cache
-moves.
-"""
+"""Disaggregated serving: prefill and decode on separate workers, between which the KV cache moves."""
 
 from __future__ import annotations
 
@@ -99,8 +97,9 @@ def decode_worker(replica: ReplicaModel) -> WorkerPool | None:
 
 @dataclass(frozen=True)
 class Disaggregated:
-    """A set of workers. `prefill_count` workers feed `decode_count` workers; the slower side sets
-    the rate.
+    """A set of workers.
+
+    `prefill_count` workers feed `decode_count` workers; the slower side sets the rate.
     """
 
     prefill: WorkerPool

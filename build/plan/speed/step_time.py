@@ -27,9 +27,7 @@ LOGIT_PASSES = 4
 
 @dataclass(frozen=True)
 class Prefill:
-    """Prompts in a step: `prompts` prompts of `tokens` new tokens each, after `prefix` cached
-    ones.
-    """
+    """Prompts in a step: `prompts` prompts of `tokens` new tokens each, after `prefix` cached ones."""
 
     prompts: int
     tokens: int
@@ -129,8 +127,9 @@ class StepModel:
         return time + self._first_and_last(tokens, answers) + STEP_OVERHEAD + SEQUENCE_OVERHEAD * batch
 
     def _padded(self, batch: int) -> int:
-        """Return the captured batch size that runs for `batch` sequences. A batch larger than all
-        runs as it is.
+        """Return the captured batch size that runs for `batch` sequences.
+
+        A batch larger than all runs as it is.
         """
         place = bisect_left(self.graphs, batch)
         return self.graphs[place] if place < len(self.graphs) else batch
@@ -156,8 +155,9 @@ class StepModel:
         return AttentionShape(model.num_heads // tp, local_kv_heads(model, tp), model.head_dim, self.kv, compute)
 
     def _attention(self, batch: int, length: int, prefill: Prefill | None) -> float:
-        """Return the mean seconds over the layers. Layers with a sliding window read no more than
-        the window.
+        """Return the mean seconds over the layers.
+
+        Layers with a sliding window read no more than the window.
         """
         time = 0.0
         for share, heads in self._attention_mix:
@@ -225,8 +225,9 @@ class StepModel:
         return layer + self._head(batch)
 
     def _first_and_last(self, tokens: int, answers: int) -> float:
-        """Return the seconds of embedding, output head and sampling. Only one pipeline stage has
-        the head, and all wait for it.
+        """Return the seconds of embedding, output head and sampling.
+
+        Only one pipeline stage has the head, and all wait for it.
         """
         embedding = self.times.memory(tokens * self.model.hidden_size * 4)
         send = self.times.send(tokens * self.model.hidden_size * 2, self.nodes) if self.layout.pp > 1 else 0.0

@@ -36,8 +36,9 @@ class StepWork:
 
 
 def step_work(model: Architecture, precision: QuantFormat, kv: str, layout: ParallelLayout, batch: int) -> StepWork:
-    """Return the work of a step with `batch` sequences. The batch decides how many experts are
-    read.
+    """Return the work of a step with `batch` sequences.
+
+    The batch decides how many experts are read.
     """
 
     def amount(counted: int) -> WorkAmount:
@@ -60,8 +61,9 @@ _FLOPS, _BYTES = 0, 1
 
 
 class _CountingTimes:
-    """Operation "times" that are FLOPs or bytes. Links cost nothing: they are neither arithmetic
-    nor memory traffic.
+    """Operation "times" that are FLOPs or bytes.
+
+    Links cost nothing: they are neither arithmetic nor memory traffic.
     """
 
     label = "work"

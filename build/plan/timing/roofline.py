@@ -21,9 +21,7 @@ NETWORK_LATENCY = 10e-6
 
 
 class RooflineTimes:
-    """The roofline of a GPU: known for every shape, but coarse, without tile effects and
-    overlap.
-    """
+    """The roofline of a GPU: known for every shape, but coarse, without tile effects and overlap."""
 
     def __init__(self, gpu: GpuSpec) -> None:
         self.gpu = gpu
@@ -104,8 +102,9 @@ def decode_work(batch: int, length: int, attention: AttentionShape) -> tuple[flo
 
 
 def moe_work(tokens: int, experts: ExpertsShape, precision: str) -> tuple[float, float, str]:
-    """Return operations, bytes and compute dtype on one rank if tokens choose experts evenly. Few
-    tokens touch few experts.
+    """Return operations, bytes and compute dtype on one rank if tokens choose experts evenly.
+
+    Few tokens touch few experts.
     """
     kind = FORMATS[precision]
     share = experts.intermediate / experts.tp

@@ -1,5 +1,6 @@
-"""The checked request of a build for NVIDIA targets. Everything that can be rejected is rejected
-here.
+"""The checked request of a build for NVIDIA targets.
+
+Everything that can be rejected is rejected here.
 """
 
 from __future__ import annotations
@@ -232,9 +233,7 @@ def _image(spec: BuildSpec) -> TrtllmImage:
 
 
 def _image_of_version(target: str, version: str) -> TrtllmImage:
-    """Return an image with the version's own fields and flags, or later ones of its minor
-    release.
-    """
+    """Return an image with the version's own fields and flags, or later ones of its minor release."""
     image = image_for(target, version)
     if release_of(image.tensorrt_llm) != release_of(version):
         raise VersionMismatchError(

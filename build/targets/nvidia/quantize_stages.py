@@ -1,6 +1,4 @@
-"""Quantise a checkpoint and measure its quality, in resumable stages shared by both NVIDIA
-targets.
-"""
+"""Quantise a checkpoint and measure its quality, in resumable stages shared by both NVIDIA targets."""
 
 from __future__ import annotations
 
@@ -70,8 +68,9 @@ def stage_contents(request: BuildRequest) -> dict[str, dict[str, Any]]:
 
 
 class _QuantizeStages:
-    """Three stages, each taken from an earlier build that finished it. The source is loaded when a
-    stage needs it.
+    """Three stages, each taken from an earlier build that finished it.
+
+    The source is loaded when a stage needs it.
     """
 
     def __init__(self, request: BuildRequest, tokenizer: Path, progress: Progress) -> None:

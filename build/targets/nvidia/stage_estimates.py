@@ -39,8 +39,9 @@ _GPU_FACTOR, _GPU_FIXED = 1.3, 2 * _GIB
 
 
 def stored_bytes(request: BuildRequest) -> int:
-    """Return the size of the quantised weights with scales. Embedding and output matrix stay in 16
-    bits.
+    """Return the size of the quantised weights with scales.
+
+    Embedding and output matrix stay in 16 bits.
     """
     checkpoint, arch = request.checkpoint, request.checkpoint.architecture
     if request.is_prequantized:
@@ -53,8 +54,9 @@ def stored_bytes(request: BuildRequest) -> int:
 
 
 def _one_table(arch: Architecture, target: str) -> bool:
-    """Return True if embedding and output matrix are one. TensorRT-LLM's checkpoints share them for
-    Gemma only.
+    """Return True if embedding and output matrix are one.
+
+    TensorRT-LLM's checkpoints share them for Gemma only.
     """
     return arch.tie_word_embeddings and (target != "tensorrt" or arch.family in ("gemma2", "gemma3"))
 
@@ -134,9 +136,7 @@ def check_memory(stages: list[StageRequirements], gpu: bool) -> None:
 
 
 def planned_on_gpu(spec: BuildSpec) -> bool:
-    """Return True if quantising is planned on GPUs: the user names them, or this machine has
-    some.
-    """
+    """Return True if quantising is planned on GPUs: the user names them, or this machine has some."""
     if spec.gpu is not None:
         return True
     try:
@@ -167,8 +167,9 @@ _COMPILE = 120.0
 
 
 class DurationEstimate:
-    """The duration of one build's stages in minutes. `stored` is the size of the quantised weights
-    in bytes.
+    """The duration of one build's stages in minutes.
+
+    `stored` is the size of the quantised weights in bytes.
     """
 
     def __init__(self, request: BuildRequest, stored: int, gpu: bool) -> None:

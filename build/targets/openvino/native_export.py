@@ -47,8 +47,9 @@ def write_model(
 
 @contextlib.contextmanager
 def float_model(checkpoint: Checkpoint) -> Iterator[ov.Model]:
-    """Yield the decoder in the checkpoint's own numbers. Its constants are invalid after the
-    block.
+    """Yield the decoder in the checkpoint's own numbers.
+
+    Its constants are invalid after the block.
     """
     weights, storage = open_weights(checkpoint), UncompressedStorage()
     yield build_decoder(_shape(checkpoint, weights), weights, storage)
@@ -64,8 +65,9 @@ def _shape(checkpoint: Checkpoint, weights: WeightSource) -> DecoderShape:
 
 
 def _frequencies(checkpoint: Checkpoint, weights: WeightSource) -> NDArray[np.float32]:
-    """Return the inverse frequencies. GGUF files of Llama 3.1 and later store their RoPE scaling as
-    a tensor of divisors.
+    """Return the inverse frequencies.
+
+    GGUF files of Llama 3.1 and later store their RoPE scaling as a tensor of divisors.
     """
     frequencies = inverse_frequencies(checkpoint.config, checkpoint.architecture.head_dim)
     divisors = "rope_freqs.weight"

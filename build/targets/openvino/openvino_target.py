@@ -30,8 +30,10 @@ _BYTES = {"int8": 1.0, "int4": 0.63}
 
 
 class OpenVinoTarget(BuildTarget[Checkpoint]):
-    """The target openvino. `--quant none` keeps the checkpoint's numbers exactly; int8 is per
-    channel, int4 per group of inputs.
+    """The target openvino.
+
+    `--quant none` keeps the checkpoint's numbers exactly; int8 is per channel, int4 per group of
+    inputs.
     """
 
     name: TargetName = "openvino"
@@ -144,8 +146,9 @@ def _supported() -> list[str]:
 
 
 def _is_native(checkpoint: Checkpoint) -> bool:
-    """Return True if decoder_graph.py covers the model. Other families and RoPE scalings go through
-    optimum-intel.
+    """Return True if decoder_graph.py covers the model.
+
+    Other families and RoPE scalings go through optimum-intel.
     """
     config = checkpoint.config
     plain = config.get("hidden_act", "silu") == "silu" and rope_kind(config) in ROPE_KINDS

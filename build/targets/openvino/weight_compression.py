@@ -60,8 +60,9 @@ class Int8Storage:
 
 @dataclass(frozen=True)
 class Int4Storage:
-    """Unsigned 4 bits per group of `group_size` inputs. Embedding and head stay at 8 bits, because
-    they lose the most quality.
+    """Unsigned 4 bits per group of `group_size` inputs.
+
+    Embedding and head stay at 8 bits, because they lose the most quality.
 
     Weights from 4-bit GGUF blocks keep their grid: a block's lowest value is rarely a whole number
     of steps from zero, so the zero point is a float16. Rounding it, as is right for weights that
@@ -85,8 +86,9 @@ _CHUNK = 2 << 20
 
 @dataclass(frozen=True)
 class _Affine:
-    """Groups along the last axis: value = (integers - zero) * scale. All arrays are (rows, groups,
-    group_size or 1).
+    """Groups along the last axis: value = (integers - zero) * scale.
+
+    All arrays are (rows, groups, group_size or 1).
     """
 
     integers: NDArray[np.uint8]

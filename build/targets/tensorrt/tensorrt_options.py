@@ -104,9 +104,7 @@ def _speculative(spec: BuildSpec) -> SpeculativeOptions | None:
 
 
 def lookahead_sizes(spec: BuildSpec) -> list[int] | None:
-    """Return (window, n-gram, verification set) of `--set lookahead=W,N,G`, or None in other
-    modes.
-    """
+    """Return (window, n-gram, verification set) of `--set lookahead=W,N,G`, or None in other modes."""
     if spec.options.get("speculative_mode") != LOOKAHEAD:
         return None
     text = str(spec.options.get("lookahead", ""))

@@ -37,8 +37,10 @@ _UNPAGED = "# no KV cache reuse, no chunked context: int8 caches never have them
 
 
 class TensorrtTarget(BuildTarget[Checkpoint]):
-    """The target tensorrt. `--set flag.NAME=VALUE` passes any flag to trtllm-build, `--set
-    serve.NAME=VALUE` sets the C++ backend.
+    """The target tensorrt.
+
+    `--set flag.NAME=VALUE` passes any flag to trtllm-build, `--set serve.NAME=VALUE` sets the C++
+    backend.
     """
 
     name: TargetName = "tensorrt"
@@ -57,8 +59,10 @@ class TensorrtTarget(BuildTarget[Checkpoint]):
 
 
 class TensorrtJob(NvidiaJob):
-    """A build of TensorRT engines. `argv` is trtllm-build's, with paths relative to the engine
-    folder; `serve` are the C++ backend's parameters.
+    """A build of TensorRT engines.
+
+    `argv` is trtllm-build's, with paths relative to the engine folder; `serve` are the C++
+    backend's parameters.
 
     Raises:
         InputError: An option has no meaning.

@@ -1,1 +1,3 @@
-"""Anthropic's API: messages become the chat request that means the same, answers become its blocks and events."""
+"""Anthropic's API: messages become the chat request that means the same, answers become its blocks
+and events.
+"""

@@ -54,7 +54,8 @@ def to_chat_request(request: CountTokensRequest, template: str) -> dict[str, Any
 
     Args:
         request: The messages request.
-        template: The source of the model's chat template, which decides whether the model can think.
+        template: The source of the model's chat template, which decides whether the model can
+            think.
 
     Raises:
         InvalidRequestError: The request needs something that this gateway cannot do.
@@ -201,7 +202,8 @@ def to_chat_messages(
         The chat messages, and True if the answer continues the last of them.
 
     Raises:
-        InvalidRequestError: A block is not supported; `param` is a path such as `messages[2].content[0].text`.
+        InvalidRequestError: A block is not supported; `param` is a path such as
+            `messages[2].content[0].text`.
     """
     transcript = _Transcript()
     if system:
@@ -218,7 +220,10 @@ class _Transcript:
         self.messages: list[ChatMessageDict] = []
 
     def say(self, role: str, texts: Sequence[str]) -> ChatMessageDict:
-        """Add texts to the last message if it has the same `role`, else to a new one. Returns the message."""
+        """Add texts to the last message if it has the same `role`, else to a new one.
+
+        Returns the message.
+        """
         if not self.messages or self.messages[-1]["role"] != role:
             self.messages.append({"role": role, "content": []})
         last = self.messages[-1]
@@ -236,7 +241,10 @@ class _Transcript:
             self._add(message.role, block, f"{where}[{index}]")
 
     def is_continued(self, last: MessageParam) -> bool:
-        """Return True if the answer continues the last message. A last message without any text is left out."""
+        """Return True if the answer continues the last message.
+
+        A last message without any text is left out.
+        """
         if last.role != "assistant":
             return False
         message = self.messages[-1]

@@ -36,14 +36,20 @@ class ContentBlock(RequestModel):
 
 
 class MessageParam(RequestModel):
-    """One message. Consecutive messages of one role are joined; a last message of the assistant begins the answer."""
+    """One message.
+
+    Consecutive messages of one role are joined; a last message of the assistant begins the answer.
+    """
 
     role: Literal["user", "assistant", "system"]
     content: str | list[ContentBlock]
 
 
 class ToolDefinition(RequestModel):
-    """A tool that the client runs. A tool of any other type is left out, and `x-llmops-warnings` names it."""
+    """A tool that the client runs.
+
+    A tool of any other type is left out, and `x-llmops-warnings` names it.
+    """
 
     type: str | None = Field(default=None, description='"custom" or absent; a tool of another type is left out.')
     name: str | None = None
@@ -107,7 +113,10 @@ class CountTokensRequest(RequestModel):
 
 
 class MessagesRequest(CountTokensRequest):
-    """A request for one message. Sampling extras of chat completions (`seed`, `min_p`, …) work here too."""
+    """A request for one message.
+
+    Sampling extras of chat completions (`seed`, `min_p`, …) work here too.
+    """
 
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)]
     temperature: Annotated[Number, Field(ge=0, le=2)] | None = None

@@ -1,8 +1,8 @@
 """Blocks that an agent puts before its system prompt, and that differ in each of its sessions.
 
-The prefix cache finds a prompt from its first token on, so one such block in front of 20,000 tokens of instructions and
-tools makes every session read all of them again. Only what is listed here is left out, by client and version; a block
-that nobody has looked at stays in the prompt.
+The prefix cache finds a prompt from its first token on, so one such block in front of 20,000 tokens
+of instructions and tools makes every session read all of them again. Only what is listed here is
+left out, by client and version; a block that nobody has looked at stays in the prompt.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ SESSION_BLOCKS = (
 def without_session_blocks(
     system: str | Sequence[ResultBlock] | None,
 ) -> tuple[str | Sequence[ResultBlock] | None, list[str]]:
-    """Return the system prompt without a listed block at its beginning, and the names of what was left out."""
+    """Return the system prompt without a listed block at its beginning, and the names of what was
+    left out.
+    """
     if not isinstance(system, Sequence) or isinstance(system, str) or len(system) < 2:
         return system, []
     for block in SESSION_BLOCKS:

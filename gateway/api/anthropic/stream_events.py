@@ -1,4 +1,6 @@
-"""Answers in Anthropic's format: content blocks, and the events that stream them one after the other."""
+"""Answers in Anthropic's format: content blocks, and the events that stream them one after the
+other.
+"""
 
 from __future__ import annotations
 
@@ -166,7 +168,10 @@ def tool_input(arguments: str) -> dict[str, Any]:
 
 
 def thinking_signature(thinking: str) -> str:
-    """Return a signature for thinking. Clients drop thinking without one; it proves nothing and is never checked."""
+    """Return a signature for thinking.
+
+    Clients drop thinking without one; it proves nothing and is never checked.
+    """
     return base64.b64encode(hashlib.sha256(thinking.encode("utf-8", "replace")).digest()).decode()
 
 
@@ -188,7 +193,10 @@ def stop_fields(choice: Choice, *, called: bool, cut: bool) -> dict[str, Any]:
 
 
 def message_usage(answer: Answer) -> dict[str, Any]:
-    """Return the usage so far. Cached tokens are not part of `input_tokens`, but counted beside them."""
+    """Return the usage so far.
+
+    Cached tokens are not part of `input_tokens`, but counted beside them.
+    """
     usage = answer.usage
     cached = usage.cached_tokens or 0
     return {

@@ -63,8 +63,9 @@ def to_argument_json(text: str, kinds: JsonTypes) -> str:
 
 
 def parse_literal(source: str) -> object:
-    """Return the value of JSON or Python text, as models mix up `true` and `True`. Raise ValueError
-    for any other text.
+    """Return the value of JSON or Python text, as models mix up `true` and `True`.
+
+    Raise ValueError for any other text.
     """
     if source.lower() in ("true", "false", "null", "none"):
         return {"true": True, "false": False}.get(source.lower())

@@ -69,8 +69,9 @@ class RequiredCallsProcessor(OutputProcessor):
 
 
 class AnswerOrCallsProcessor(OutputProcessor):
-    """The processor for a grammar of a JSON object or a list of calls. The first character tells
-    which.
+    """The processor for a grammar of a JSON object or a list of calls.
+
+    The first character tells which.
     """
 
     def __init__(self, calls: RequiredCallsProcessor) -> None:

@@ -40,8 +40,9 @@ def is_harmony(template: str) -> bool:
 
 
 class HarmonyParser(OutputProcessor):
-    """The parser of harmony. Calls of the model's built-in tools, which no gateway runs, count as
-    thinking.
+    """The parser of harmony.
+
+    Calls of the model's built-in tools, which no gateway runs, count as thinking.
     """
 
     special_tokens = (*_ENDS, *_NEXT, _MESSAGE, "<|constrain|>")
@@ -94,8 +95,9 @@ class HarmonyParser(OutputProcessor):
         return True
 
     def _may_be_header(self) -> bool:
-        """Return False for the text of a model that does not use harmony. After a first message
-        only headers can follow.
+        """Return False for the text of a model that does not use harmony.
+
+        After a first message only headers can follow.
         """
         start = self._buffer.lstrip()
         return bool(self._messages) or any(start.startswith(one) or one.startswith(start) for one in _OPENINGS)

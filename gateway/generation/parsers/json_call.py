@@ -69,8 +69,9 @@ class JsonCallParser:
         return self._state is _JsonCallState.DAMAGED
 
     def feed(self, text: str, pos: int) -> tuple[int, list[OutputDelta]]:
-        """Consume `text` from `pos` on. Return the new position and the deltas. Raise
-        NotAToolCallError if it is no call.
+        """Consume `text` from `pos` on.
+
+        Return the new position and the deltas. Raise NotAToolCallError if it is no call.
         """
         deltas: list[OutputDelta] = []
         while pos < len(text) and not self.done and not self.damaged:
@@ -79,8 +80,9 @@ class JsonCallParser:
         return pos, deltas
 
     def end(self) -> list[OutputDelta]:
-        """Return the deltas of a call whose text ended before the object did. Raise
-        NotAToolCallError if it is no call.
+        """Return the deltas of a call whose text ended before the object did.
+
+        Raise NotAToolCallError if it is no call.
         """
         if not self._started:
             raise NotAToolCallError
@@ -183,8 +185,9 @@ class JsonCallParser:
 
 
 def _as_object_text(text: str) -> str:
-    """Return the text of arguments that are no object. Some models write JSON inside a string, some
-    write null.
+    """Return the text of arguments that are no object.
+
+    Some models write JSON inside a string, some write null.
     """
     value = _loads(text)
     if not value:

@@ -13,8 +13,9 @@ _CLOSES = {"}": "{", "]": "["}
 
 
 class InvalidJsonError(ValueError):
-    """The text is no JSON. `end` is the position of the wrong character, `text` the valid text
-    before it.
+    """The text is no JSON.
+
+    `end` is the position of the wrong character, `text` the valid text before it.
     """
 
     def __init__(self, end: int, text: str) -> None:

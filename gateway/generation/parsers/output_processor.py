@@ -40,8 +40,9 @@ OutputDelta = ContentDelta | ReasoningDelta | ToolCallDelta
 
 
 class OutputProcessor(ABC):
-    """An incremental parser of one choice's text. Takes linear time and holds back only what may be
-    a marker.
+    """An incremental parser of one choice's text.
+
+    Takes linear time and holds back only what may be a marker.
     """
 
     @abstractmethod
@@ -66,8 +67,9 @@ class OutputProcessor(ABC):
 
 
 class ProcessorChain(OutputProcessor):
-    """Processors one after another: the ContentDelta of each is the input of the next. An empty
-    chain passes the text.
+    """Processors one after another: the ContentDelta of each is the input of the next.
+
+    An empty chain passes the text.
     """
 
     def __init__(self, processors: Sequence[OutputProcessor] = ()) -> None:

@@ -54,8 +54,9 @@ class _ReasoningState(Enum):
 
 
 class ReasoningParser(OutputProcessor):
-    """The parser of thinking. Only a block at the very start counts, and white space next to its
-    markers belongs to them.
+    """The parser of thinking.
+
+    Only a block at the very start counts, and white space next to its markers belongs to them.
     """
 
     def __init__(self, markers: ReasoningMarkers, inside: bool = False) -> None:

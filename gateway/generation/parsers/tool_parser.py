@@ -38,9 +38,7 @@ def new_call_id() -> str:
 
 
 def new_mistral_call_id() -> str:
-    """Return a new call id of nine letters or digits, the only form that Mistral's templates
-    take.
-    """
+    """Return a new call id of nine letters or digits, the only form that Mistral's templates take."""
     alphabet = string.ascii_letters + string.digits
     return "".join(secrets.choice(alphabet) for _ in range(9))
 
@@ -115,8 +113,9 @@ class ToolParser(OutputProcessor):
     _pos: int
 
     def __init__(self, tools: Functions = _NO_FUNCTIONS) -> None:
-        """Create a parser. `tools` are the functions on offer by name; a call without a marker must
-        name one of them.
+        """Create a parser.
+
+        `tools` are the functions on offer by name; a call without a marker must name one of them.
         """
         self.tools = tools
         self.writer = ToolCallBuilder(type(self).new_id)
@@ -149,7 +148,8 @@ class ToolParser(OutputProcessor):
     def made_tool_calls(self) -> bool:
         return self.writer.count > 0
 
-    # -- for subclasses ------------------------------------------------------------------------------------------
+    # -- for subclasses
+    # ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _consume(self) -> bool:
@@ -190,8 +190,9 @@ class ToolParser(OutputProcessor):
             self._send([self.writer.arguments(text)])
 
     def _send_value(self, value: JsonScanner) -> tuple[bool, bool]:
-        """Send the part of a JSON value at `_pos` as arguments. Return whether it is complete, and
-        whether damaged.
+        """Send the part of a JSON value at `_pos` as arguments.
+
+        Return whether it is complete, and whether damaged.
         """
         try:
             self._pos, piece, is_complete = value.feed(self._buffer, self._pos)
@@ -211,9 +212,7 @@ class ToolParser(OutputProcessor):
         return at >= 0
 
     def _tag_at_position(self, *tags: str) -> str | None:
-        """Return the tag at `_pos`, "" if there is none, None if more text may still complete
-        one.
-        """
+        """Return the tag at `_pos`, "" if there is none, None if more text may still complete one."""
         for tag in tags:
             if self._buffer.startswith(tag, self._pos):
                 return tag
@@ -226,7 +225,8 @@ class ToolParser(OutputProcessor):
             self._pos += 1
         return self._pos < len(self._buffer)
 
-    # -- text ----------------------------------------------------------------------------------------------------
+    # -- text
+    # ----------------------------------------------------------------------------------------------------
 
     def _step_text(self) -> bool:
         found = self._find_opening(self._buffer, self._pos)

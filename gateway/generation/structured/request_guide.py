@@ -36,8 +36,9 @@ _WHITESPACE_FACTOR = 8
 
 
 def parse_guide(request: SamplingFields, limits: SchemaLimits = DEFAULT_LIMITS) -> Guide | None:
-    """Return the guide that `request` asks for, if any. Raise InvalidRequestError, which names the
-    field, if it is wrong.
+    """Return the guide that `request` asks for, if any.
+
+    Raise InvalidRequestError, which names the field, if it is wrong.
     """
     fields = [field for field in _guide_fields(request) if _asks_for_guide(field, request)]
     if len(fields) > 1:

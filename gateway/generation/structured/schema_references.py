@@ -13,8 +13,9 @@ _MAX_CHAIN = 16
 
 
 def resolve_pointer(root: object, reference: str) -> Any:
-    """Return the part of `root` that `reference` points to. Raise one of POINTER_ERRORS if it does
-    not exist.
+    """Return the part of `root` that `reference` points to.
+
+    Raise one of POINTER_ERRORS if it does not exist.
     """
     target: Any = root
     for part in reference[1:].split("/")[1:]:

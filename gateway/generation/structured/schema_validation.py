@@ -128,8 +128,9 @@ class _KeywordTypeError(Exception):
 
 
 class _SchemaLocation(NamedTuple):
-    """The place of a schema inside another. Its path is written for errors only, as thousands of
-    keys may be long.
+    """The place of a schema inside another.
+
+    Its path is written for errors only, as thousands of keys may be long.
     """
 
     parent: _SchemaLocation | None = None
@@ -251,8 +252,9 @@ def _count_repeats(node: object) -> int:
 
 
 def _count_pattern_repeats(pattern: str) -> int:
-    """Return the product of the counts in a pattern, as repetitions may be nested. Only their first
-    digits matter.
+    """Return the product of the counts in a pattern, as repetitions may be nested.
+
+    Only their first digits matter.
     """
     return math.prod(int(count.lstrip("0")[:10] or 1) for count in _REPETITION.findall(pattern))
 

@@ -1,4 +1,6 @@
-"""Events that are on no bill, where the ledger stopped reading, and the subjects that users are bound to."""
+"""Events that are on no bill, where the ledger stopped reading, and the subjects that users are
+bound to.
+"""
 
 import sqlalchemy as sa
 from alembic import op

@@ -28,8 +28,9 @@ class _DeepSeekState(Enum):
 
 
 class DeepSeekParser(ToolParser):
-    """The parser of both formats. The markers of the list may be missing, as models sometimes leave
-    them out.
+    """The parser of both formats.
+
+    The markers of the list may be missing, as models sometimes leave them out.
     """
 
     family = "deepseek"

@@ -11,8 +11,9 @@ _CLOSE = "</tool_call>"
 
 
 class HermesParser(ToolParser):
-    """The parser of tagged JSON. The tag may hold a list of calls (SmolLM2), and its end may be
-    missing.
+    """The parser of tagged JSON.
+
+    The tag may hold a list of calls (SmolLM2), and its end may be missing.
     """
 
     family = "hermes"

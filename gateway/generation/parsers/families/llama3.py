@@ -15,8 +15,9 @@ _HALF_LIST = re.compile(r"\[\s{0,16}$")
 
 
 class Llama3Parser(ToolParser):
-    """The parser of Llama 3. A bare call has no marker, so it must name a tool on offer and have
-    arguments.
+    """The parser of Llama 3.
+
+    A bare call has no marker, so it must name a tool on offer and have arguments.
     """
 
     family = "llama3"

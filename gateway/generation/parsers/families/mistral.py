@@ -19,8 +19,9 @@ _NAME = re.compile(r"[A-Za-z0-9_.\-]{1,128}")
 
 
 class MistralParser(ToolParser):
-    """The parser of both formats. From v11 on, each call has its own marker and may have
-    `[CALL_ID]id` before its arguments.
+    """The parser of both formats.
+
+    From v11 on, each call has its own marker and may have `[CALL_ID]id` before its arguments.
     """
 
     family = "mistral"

@@ -36,8 +36,9 @@ class _PythonicState(Enum):
 
 
 class PythonicParser(ToolParser):
-    """The parser of Python calls. Arguments become JSON: strings piece by piece, other literals
-    when they are complete.
+    """The parser of Python calls.
+
+    Arguments become JSON: strings piece by piece, other literals when they are complete.
 
     A list without markers must start with a tool on offer. A value that is no Python literal
     becomes a string.
@@ -256,8 +257,9 @@ def _is_hex(digits: str, size: int) -> bool:
 
 
 def _unescape(kind: str, digits: str) -> str:
-    """Return the text of a Python escape sequence. An unknown one stands for itself, as in
-    Python.
+    """Return the text of a Python escape sequence.
+
+    An unknown one stands for itself, as in Python.
     """
     if kind in _HEX_ESCAPES:
         code = int(digits, 16) if _is_hex(digits, _HEX_ESCAPES[kind]) else -1

@@ -33,8 +33,9 @@ class _TaggedState(Enum):
 
 
 class TaggedCallParser(ToolParser):
-    """The common states of both formats: head, arguments, tail. A call whose head does not match is
-    text.
+    """The common states of both formats: head, arguments, tail.
+
+    A call whose head does not match is text.
     """
 
     markers: tuple[str, ...] = (_OPEN,)
@@ -64,8 +65,9 @@ class TaggedCallParser(ToolParser):
 
     @abstractmethod
     def _head(self) -> bool:
-        """Consume the function's name and `_start` the call. Raise NotAToolCallError if there is
-        none.
+        """Consume the function's name and `_start` the call.
+
+        Raise NotAToolCallError if there is none.
         """
 
     @abstractmethod
@@ -78,7 +80,8 @@ class TaggedCallParser(ToolParser):
     def _tail(self) -> bool:
         """Consume the end of the call after its arguments."""
 
-    # -- for subclasses ------------------------------------------------------------------------------------------
+    # -- for subclasses
+    # ------------------------------------------------------------------------------------------
 
     def _start(self, name: str, end: int) -> bool:
         self._name = name
@@ -104,7 +107,8 @@ class TaggedCallParser(ToolParser):
         self._arguments_sent = 0
         return True
 
-    # -- values --------------------------------------------------------------------------------------------------
+    # -- values
+    # --------------------------------------------------------------------------------------------------
 
     def _value(self) -> bool:
         if self._fresh and self.framed:
@@ -146,8 +150,9 @@ class TaggedCallParser(ToolParser):
 
 
 class QwenCoderParser(TaggedCallParser):
-    """The parser of Qwen3-Coder. Without `<tool_call>`, which the model sometimes forgets, the tool
-    must be on offer.
+    """The parser of Qwen3-Coder.
+
+    Without `<tool_call>`, which the model sometimes forgets, the tool must be on offer.
     """
 
     family = "qwen_coder"
@@ -209,8 +214,9 @@ class QwenCoderParser(TaggedCallParser):
 
 
 class GlmParser(TaggedCallParser):
-    """The parser of GLM. Versions 4.5 and 4.6 write each tag on a line of its own, 4.7 and later do
-    not.
+    """The parser of GLM.
+
+    Versions 4.5 and 4.6 write each tag on a line of its own, 4.7 and later do not.
     """
 
     family = "glm"

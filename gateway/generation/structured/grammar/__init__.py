@@ -1,5 +1,6 @@
-"""JSON Schemas, regular expressions and choices as grammars in xgrammar's notation. All texts that
-they allow are valid.
+"""JSON Schemas, regular expressions and choices as grammars in xgrammar's notation.
+
+All texts that they allow are valid.
 
 The engines' own conversion is not used: it drops keywords that it does not know and gets many
 others wrong (docs/decisions/0009-grammars.md).

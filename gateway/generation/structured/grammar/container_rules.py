@@ -53,12 +53,14 @@ def any_value_rule(rules: GrammarBuilder) -> str:
     return name
 
 
-# -- arrays ------------------------------------------------------------------------------------------------------------
+# -- arrays
+# ------------------------------------------------------------------------------------------------------------
 
 
 def array_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str:
-    """Return the rule for the arrays that `flat` allows. Raise UnsatisfiableSchemaError if there
-    are none.
+    """Return the rule for the arrays that `flat` allows.
+
+    Raise UnsatisfiableSchemaError if there are none.
     """
     first, rest = _item_schemas(flat)
     least, most = flat.get("minItems", 0), flat.get("maxItems")
@@ -80,8 +82,9 @@ def array_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str:
 
 
 def _item_schemas(flat: Mapping[str, Any]) -> tuple[list[Schema], Schema]:
-    """Return the schemas of the first items and the schema of all others. Draft 7 has the first
-    ones in `items`.
+    """Return the schemas of the first items and the schema of all others.
+
+    Draft 7 has the first ones in `items`.
     """
     if isinstance(flat.get("items"), list):
         return flat["items"], flat.get("additionalItems", False)
@@ -91,8 +94,9 @@ def _item_schemas(flat: Mapping[str, Any]) -> tuple[list[Schema], Schema]:
 
 
 def _array_elements(rules: GrammarBuilder, names: list[str], item: str | None, tail: str, least: int) -> str:
-    """Return the rule for what follows `[`. The array may end after any item from number `least`
-    on.
+    """Return the rule for what follows `[`.
+
+    The array may end after any item from number `least` on.
     """
     rest = rules.add(f"{tail} {_END_ARRAY}".strip())
     if not names:
@@ -106,8 +110,9 @@ def _array_elements(rules: GrammarBuilder, names: list[str], item: str | None, t
 
 
 def _repeated(rules: GrammarBuilder, item: str, least: int, most: int | None) -> str:
-    """Return `item` repeated within bounds. Optional repetitions are nested, so that each follows
-    the one before.
+    """Return `item` repeated within bounds.
+
+    Optional repetitions are nested, so that each follows the one before.
     """
     if most is None:
         rest = rules.reserve()
@@ -119,7 +124,8 @@ def _repeated(rules: GrammarBuilder, item: str, least: int, most: int | None) ->
     return " ".join(part for part in [*[item] * least, rest] if part)
 
 
-# -- objects -----------------------------------------------------------------------------------------------------------
+# -- objects
+# -----------------------------------------------------------------------------------------------------------
 
 
 class _Member(NamedTuple):
@@ -131,8 +137,9 @@ class _Member(NamedTuple):
 
 
 def object_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str:
-    """Return the rule for the objects that `flat` allows. Raise UnsatisfiableSchemaError if there
-    are none.
+    """Return the rule for the objects that `flat` allows.
+
+    Raise UnsatisfiableSchemaError if there are none.
     """
     rules, required = compiler.rules, frozenset(flat.get("required", ()))
     properties = _property_schemas(compiler, flat)

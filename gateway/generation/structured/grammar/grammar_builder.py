@@ -1,5 +1,6 @@
-"""The rules of one grammar in xgrammar's notation. Regular languages become deterministic automata,
-a rule per state.
+"""The rules of one grammar in xgrammar's notation.
+
+Regular languages become deterministic automata, a rule per state.
 """
 
 from __future__ import annotations
@@ -93,8 +94,9 @@ class GrammarBuilder:
         self._bodies[name] = body
 
     def language(self, language: RegularLanguage) -> str:
-        """Return the name of the rule for `language`. Raise UnsatisfiableSchemaError if the
-        language has no text.
+        """Return the name of the rule for `language`.
+
+        Raise UnsatisfiableSchemaError if the language has no text.
         """
         if language not in self._languages:
             self._languages[language] = self._automaton(language)
@@ -167,8 +169,9 @@ def _without_dead_states(edges: Edges) -> Edges:
 def _literal_run(
     ranges: Ranges, target: RegularLanguage, edges: Edges, entries: Counter[RegularLanguage]
 ) -> tuple[str, RegularLanguage]:
-    """Return a terminal and the state behind it. Characters that can only follow each other become
-    one literal.
+    """Return a terminal and the state behind it.
+
+    Characters that can only follow each other become one literal.
     """
     text = _single(ranges)
     if text is None:
@@ -189,8 +192,9 @@ _HEX_AFTER_NON_ASCII = re.compile(r"(?<=[^ -~])(?=[0-9a-fA-F])")
 
 
 def terminal(text: str) -> str:
-    """Return the literal for `text`. Raise NotEnforceableError for U+0000, which ends a grammar for
-    xgrammar.
+    """Return the literal for `text`.
+
+    Raise NotEnforceableError for U+0000, which ends a grammar for xgrammar.
     """
     if "\0" in text:
         raise NotEnforceableError("a text has the character U+0000")

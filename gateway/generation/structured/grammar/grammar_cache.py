@@ -49,8 +49,9 @@ def json_schema_grammar(schema: str, strict: bool) -> str:
 
 
 def regex_grammar(pattern: str) -> str:
-    """Return the grammar of texts that match `pattern` as a whole. Raise NotEnforceableError if
-    there is none.
+    """Return the grammar of texts that match `pattern` as a whole.
+
+    Raise NotEnforceableError if there is none.
     """
     return _cached(
         ("pattern", pattern, True), lambda: _language_grammar(regex_language(pattern, raw_character, whole=True))
@@ -68,8 +69,9 @@ def _language_grammar(language: RegularLanguage) -> str:
 
 
 class GrammarCache:
-    """An LRU cache of grammars, and of reasons why there is none, of up to `size` characters. Safe
-    to use in threads.
+    """An LRU cache of grammars, and of reasons why there is none, of up to `size` characters.
+
+    Safe to use in threads.
     """
 
     def __init__(self, size: int) -> None:
@@ -114,8 +116,9 @@ def _cached(key: _CacheKey, compile_grammar: Callable[[], str]) -> str:
 
 
 def _compile_within_budget(compile_grammar: Callable[[], str]) -> _CompileResult:
-    """Return the grammar or the reason why there is none. Raise CpuLimitError if it takes too long
-    for this thread.
+    """Return the grammar or the reason why there is none.
+
+    Raise CpuLimitError if it takes too long for this thread.
     """
     seconds = thread_cpu_limit()
     is_short = seconds < math.inf

@@ -110,8 +110,9 @@ def _plain(value: Decimal) -> str:
 
 
 def _signed(bounds: NumberRange, with_fraction: bool) -> RegularLanguage:
-    """Return the numbers within `bounds`. In the functions below, values are integers in units of
-    the last digit.
+    """Return the numbers within `bounds`.
+
+    In the functions below, values are integers in units of the last digit.
     """
     places = _fraction_digits(bounds) if with_fraction else 0
     low, high = bounds.low, bounds.high

@@ -78,8 +78,9 @@ def regex_language(pattern: str, encode: CharacterEncoder, *, whole: bool = Fals
 
 
 def parse_regex(pattern: str) -> list[Any]:
-    """Return the parsed pattern. Raise NotEnforceableError if it is none. Python's matcher never
-    sees clients' patterns.
+    """Return the parsed pattern.
+
+    Raise NotEnforceableError if it is none. Python's matcher never sees clients' patterns.
     """
     try:
         tree: Any = parser.parse(pattern)
@@ -89,8 +90,9 @@ def parse_regex(pattern: str) -> list[Any]:
 
 
 def regex_search(pattern: str, text: str) -> bool:
-    """Return True if `pattern` matches somewhere in `text`, as in JSON Schema. Raise
-    NotEnforceableError if unknown.
+    """Return True if `pattern` matches somewhere in `text`, as in JSON Schema.
+
+    Raise NotEnforceableError if unknown.
     """
     return contains(_containing(pattern), text)
 
@@ -107,8 +109,9 @@ def _containing(pattern: str) -> RegularLanguage:
 
 
 def _branches(nodes: list[Any]) -> list[list[Any]]:
-    """Return alternatives with anchors of their own. Python's parser moves what they share to the
-    front of them.
+    """Return alternatives with anchors of their own.
+
+    Python's parser moves what they share to the front of them.
     """
     spend_steps(len(nodes))
     for at in {0, len(nodes) - 1} if nodes else ():

@@ -73,8 +73,9 @@ def literal(text: str) -> RegularLanguage:
 
 
 def any_word(texts: Iterable[str]) -> RegularLanguage:
-    """Return the language of `texts`. Common beginnings are shared, so that a derivative looks at
-    one branch of them.
+    """Return the language of `texts`.
+
+    Common beginnings are shared, so that a derivative looks at one branch of them.
     """
     by_first: dict[str, list[str]] = {}
     for text in texts:

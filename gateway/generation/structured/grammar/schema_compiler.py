@@ -51,8 +51,9 @@ class SchemaCompiler:
     """The compiler of one schema."""
 
     def __init__(self, root: Schema, strict: bool) -> None:
-        """Prepare to compile `root`. If `strict`, a keyword that cannot be enforced is an error,
-        else it is ignored.
+        """Prepare to compile `root`.
+
+        If `strict`, a keyword that cannot be enforced is an error, else it is ignored.
         """
         self.rules = GrammarBuilder()
         self.strict = strict

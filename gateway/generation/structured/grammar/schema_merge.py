@@ -51,8 +51,9 @@ _CHARACTERS_PER_STEP = 64
 
 
 def without_annotations(schema: Schema) -> FlatSchema:
-    """Return the keywords of `schema` that say which values are valid. Raise
-    UnsatisfiableSchemaError for `false`.
+    """Return the keywords of `schema` that say which values are valid.
+
+    Raise UnsatisfiableSchemaError for `false`.
     """
     if isinstance(schema, bool):
         if not schema:
@@ -99,8 +100,9 @@ def _normalize_numbers(value: Any) -> Any:
 
 
 def merge_schemas(first: FlatSchema, second: FlatSchema) -> FlatSchema:
-    """Return the flat schema of the values that both allow. Raise NotEnforceableError if one schema
-    cannot express it.
+    """Return the flat schema of the values that both allow.
+
+    Raise NotEnforceableError if one schema cannot express it.
     """
     spend_steps(5 + len(first) + len(second))
     result = dict(first)
@@ -180,13 +182,15 @@ _INTERSECT: dict[str, Callable[[Any, Any], Any]] = {
 
 
 class SchemaAlternatives:
-    """The flat schemas of schemas: a value is valid if one of them allows it. References are
-    resolved once.
+    """The flat schemas of schemas: a value is valid if one of them allows it.
+
+    References are resolved once.
     """
 
     def __init__(self, resolve: Callable[[str], Schema], check_one_of: Callable[[Sequence[Schema]], None]) -> None:
-        """Create the table. `check_one_of` raises an error for the parts of a `oneOf` that may
-        overlap.
+        """Create the table.
+
+        `check_one_of` raises an error for the parts of a `oneOf` that may overlap.
         """
         self._resolve = resolve
         self._check_one_of = check_one_of
@@ -246,7 +250,8 @@ def _merge_if_satisfiable(first: FlatSchema, second: FlatSchema) -> FlatSchema |
         return None
 
 
-# -- oneOf -------------------------------------------------------------------------------------------------------------
+# -- oneOf
+# -------------------------------------------------------------------------------------------------------------
 
 
 def may_overlap(parts: Sequence[Schema], alternatives: Callable[[Schema], list[FlatSchema]]) -> bool:

@@ -54,8 +54,9 @@ _NOT_PLAIN: Ranges = [(0, 0x1F), (0x22, 0x22), (0x5C, 0x5C), SURROGATES]
 
 
 def json_literal(value: object) -> str:
-    """Return a JSON value in its compact form. Raise NotEnforceableError for half a surrogate
-    pair.
+    """Return a JSON value in its compact form.
+
+    Raise NotEnforceableError for half a surrogate pair.
     """
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     if any(0xD800 <= ord(one) <= 0xDFFF for one in text):
@@ -85,8 +86,9 @@ def quoted(content: RegularLanguage) -> RegularLanguage:
 
 
 def pattern_string(pattern: str, least: int, most: int | None) -> RegularLanguage:
-    """Return the JSON strings of `least` to `most` characters that match. Raise NotEnforceableError
-    if that is not regular.
+    """Return the JSON strings of `least` to `most` characters that match.
+
+    Raise NotEnforceableError if that is not regular.
     """
     content = regex_language(pattern, json_character)
     if least or most is not None:
@@ -107,8 +109,9 @@ def any_string(rules: GrammarBuilder) -> str:
 
 
 def string_tail(rules: GrammarBuilder) -> str:
-    """Return the rule for characters up to the closing quote. Recursion is what xgrammar follows
-    fastest.
+    """Return the rule for characters up to the closing quote.
+
+    Recursion is what xgrammar follows fastest.
     """
     name = "rest_of_string"
     rules.define(name, rf'"\"" | {STRING_CHARACTER} {name} | "\\" ["\\/bfnrt] {name}')

@@ -1,5 +1,6 @@
-"""The engine model's own code. It runs inside Triton with numpy, triton_python_backend_utils and
-one runtime library.
+"""The engine model's own code.
+
+It runs inside Triton with numpy, triton_python_backend_utils and one runtime library.
 
 The modules that it shares with the gateway are copied beside it: `llmops_contract`,
 `llmops_kv_blocks`, `llmops_process` and `llmops_round_robin`.

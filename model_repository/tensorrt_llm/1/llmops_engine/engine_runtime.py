@@ -48,8 +48,9 @@ class KvCacheEvent(NamedTuple):
 
 
 class EngineStats(NamedTuple):
-    """Numbers of sequences and KV-cache blocks after a step. 0 blocks and None mean that a number
-    is not known.
+    """Numbers of sequences and KV-cache blocks after a step.
+
+    0 blocks and None mean that a number is not known.
 
     `scheduled` counts the sequences of the last step, `context` those of them in prefill, and
     `paused` those that the library put back because the cache was full. `memory` is in bytes by
@@ -134,8 +135,9 @@ class Preparation:
 
 
 class EngineRuntime(ABC):
-    """A library that generates for many sequences at once. Sequences join and leave between two
-    steps.
+    """A library that generates for many sequences at once.
+
+    Sequences join and leave between two steps.
 
     The loop sets `wake`, which any thread may call when a preparation is done.
     """
@@ -169,8 +171,9 @@ class EngineRuntime(ABC):
 
     @abstractmethod
     def step(self) -> Iterable[StepOutput]:
-        """Advance all sequences by at least one token, and return the new tokens. Blocks until they
-        are there.
+        """Advance all sequences by at least one token, and return the new tokens.
+
+        Blocks until they are there.
 
         Raises:
             DeadEngineError: The library cannot generate any longer.

@@ -276,8 +276,9 @@ class EngineLoop:
             self._record_lengths(active)
 
     def fail_open(self, message: str) -> None:
-        """Fail all requests, including those that wait for a preparation. On the engine thread
-        only.
+        """Fail all requests, including those that wait for a preparation.
+
+        On the engine thread only.
         """
         for active in self._open_requests():
             self._forget(active)

@@ -27,8 +27,9 @@ LENGTH_BUCKETS = [10.0, 50.0, 100.0, 500.0, 1000.0]
 
 
 class TritonMetrics:
-    """The metrics of one engine model. Only changed values are sent: each `set` is a message
-    between processes.
+    """The metrics of one engine model.
+
+    Only changed values are sent: each `set` is a message between processes.
     """
 
     def __init__(self, model: str, version: str) -> None:

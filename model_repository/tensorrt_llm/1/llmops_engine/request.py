@@ -10,15 +10,17 @@ import numpy as np
 
 
 class RequestRejectedError(Exception):
-    """The engine rejects the request. The message starts with the tensor's name: `embedding_bias:
-    not supported`.
+    """The engine rejects the request.
+
+    The message starts with the tensor's name: `embedding_bias: not supported`.
     """
 
 
 @dataclass
 class RuntimeSamplingParams:
-    """Sampling parameters, by default neutral. Sampling is greedy if `temperature` is 0 or `top_k`
-    is 1.
+    """Sampling parameters, by default neutral.
+
+    Sampling is greedy if `temperature` is 0 or `top_k` is 1.
     """
 
     temperature: float = 1.0

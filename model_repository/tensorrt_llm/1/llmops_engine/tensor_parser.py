@@ -1,5 +1,6 @@
-"""Parser of TensorRT-LLM's tensors into a RuntimeRequest. It rejects what it cannot honour, and
-ignores nothing.
+"""Parser of TensorRT-LLM's tensors into a RuntimeRequest.
+
+It rejects what it cannot honour, and ignores nothing.
 """
 
 from __future__ import annotations

@@ -80,8 +80,9 @@ class GrammarService:
 
     @property
     def memory(self) -> int:
-        """About how many bytes all compiled grammars take. The library keeps them as long as its
-        tokenizer.
+        """About how many bytes all compiled grammars take.
+
+        The library keeps them as long as its tokenizer.
         """
         return sum(lane.memory for lane in self._lanes)
 
@@ -164,8 +165,9 @@ class GrammarService:
                 del self._known[key]
 
     def close(self, wait: bool = True) -> None:
-        """End the lanes and reject the waiting grammars. Without `wait`, a compilation may continue
-        for a while.
+        """End the lanes and reject the waiting grammars.
+
+        Without `wait`, a compilation may continue for a while.
         """
         for lane in self._lanes:
             lane.close(wait)

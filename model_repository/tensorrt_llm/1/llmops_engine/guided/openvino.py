@@ -34,8 +34,9 @@ Guide = tuple[str, str]
 
 
 def structured_output(guide: Guide) -> Any:
-    """Return GenAI's StructuredOutputConfig. Raise RequestRejectedError for a schema that is not
-    JSON.
+    """Return GenAI's StructuredOutputConfig.
+
+    Raise RequestRejectedError for a schema that is not JSON.
     """
     kind, text = guide
     config = genai.StructuredOutputConfig()
@@ -74,8 +75,9 @@ class GrammarPipeline:
         return None
 
     def follow(self, guide: Guide, token_seconds: float) -> WalkCosts:
-        """Walk through a compiled grammar and return the costs. End early if they are far over the
-        limit.
+        """Walk through a compiled grammar and return the costs.
+
+        End early if they are far over the limit.
 
         Args:
             guide: The grammar.

@@ -1,5 +1,6 @@
-"""A separate process that compiles grammars first. It can be killed when one takes too much time or
-memory.
+"""A separate process that compiles grammars first.
+
+It can be killed when one takes too much time or memory.
 
     python -m llmops_engine.guided.sandbox MODEL_FOLDER VOCAB_SIZE NICENESS PARENT_PID
 
@@ -77,8 +78,9 @@ class GrammarLimitError(Exception):
 
 
 class GrammarSandbox:
-    """A compiler process, started when it is needed. One thread uses it; another may call `close`
-    and `end`.
+    """A compiler process, started when it is needed.
+
+    One thread uses it; another may call `close` and `end`.
     """
 
     def __init__(self, command: list[str], environment: dict[str, str]) -> None:

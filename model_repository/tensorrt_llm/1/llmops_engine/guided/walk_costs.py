@@ -23,8 +23,9 @@ _NOTABLE = 0.0025
 
 @dataclass(frozen=True)
 class WalkCosts:
-    """CPU seconds to join a batch, per token at most and on average. `grows` is True if tokens take
-    ever longer.
+    """CPU seconds to join a batch, per token at most and on average.
+
+    `grows` is True if tokens take ever longer.
     """
 
     join_seconds: float = 0.0
@@ -34,8 +35,9 @@ class WalkCosts:
 
 
 def summarize_walk(costs: list[float]) -> WalkCosts:
-    """Return the costs of a walk whose steps took `costs` CPU seconds. The first step joins the
-    batch.
+    """Return the costs of a walk whose steps took `costs` CPU seconds.
+
+    The first step joins the batch.
     """
     tokens = costs[1:]
     if not tokens:

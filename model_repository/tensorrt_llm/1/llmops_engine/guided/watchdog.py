@@ -40,8 +40,9 @@ class _Clocks(NamedTuple):
 
 
 class GrammarWatchdog:
-    """A comparison of each step with its budget. Only `watch_threads` may be called off the engine
-    thread.
+    """A comparison of each step with its budget.
+
+    Only `watch_threads` may be called off the engine thread.
     """
 
     def __init__(self, token_seconds: float) -> None:

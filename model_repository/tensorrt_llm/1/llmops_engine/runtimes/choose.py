@@ -1,5 +1,6 @@
-"""Creation of the runtime that a model's parameters name. Each runtime's module is imported only
-when it is needed.
+"""Creation of the runtime that a model's parameters name.
+
+Each runtime's module is imported only when it is needed.
 """
 
 from __future__ import annotations

@@ -409,8 +409,9 @@ def _unfinished(pipeline: Any) -> bool:
 
 
 def generation_config(request: RuntimeRequest, sequence: int) -> Any:
-    """Return GenAI's parameters for one sequence of a request. Raise RequestRejectedError for
-    unsupported ones.
+    """Return GenAI's parameters for one sequence of a request.
+
+    Raise RequestRejectedError for unsupported ones.
     """
     sampling = request.sampling
     _check_sampling(sampling)
@@ -460,8 +461,9 @@ def _seed(seed: int | None, sequence: int) -> int:
 
 
 def _calibrated_chunk(pipeline: Any, options: OpenVINOOptions) -> int:
-    """Measure the steps of `pipeline` with one prompt. Return the chunk that keeps
-    `options.step_seconds`.
+    """Measure the steps of `pipeline` with one prompt.
+
+    Return the chunk that keeps `options.step_seconds`.
 
     Full batches need room for prompts, so a chunk has at least twice the tokens of a full batch's
     step.

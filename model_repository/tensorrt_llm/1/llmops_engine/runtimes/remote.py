@@ -159,8 +159,9 @@ class RemoteRuntime(EngineRuntime):
         self.wake()
 
     def _receive(self) -> Any:
-        """Return the next message. Raise DeadEngineError with the worker's last words or its exit
-        code.
+        """Return the next message.
+
+        Raise DeadEngineError with the worker's last words or its exit code.
         """
         try:
             kind, content = self._connection.recv()

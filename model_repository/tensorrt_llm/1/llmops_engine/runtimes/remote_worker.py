@@ -93,8 +93,9 @@ def _iterate(connection: Connection, runtime: EngineRuntime, last_stats: tuple[A
 
 
 def _execute(runtime: EngineRuntime, action: str, key: int, *arguments: Any) -> tuple[Any, ...] | None:
-    """Submit or cancel a sequence. Return the fields of a failed StepOutput if it cannot be
-    submitted.
+    """Submit or cancel a sequence.
+
+    Return the fields of a failed StepOutput if it cannot be submitted.
     """
     if action == "cancel":
         runtime.cancel(key)

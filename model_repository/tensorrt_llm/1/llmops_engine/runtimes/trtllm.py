@@ -383,8 +383,9 @@ def _finish(reason: str | None) -> str:
 
 
 def _is_dead(error: Exception) -> bool:
-    """Return True if the error ends the engine. 1.3 has an exception class for that, 1.2 only a
-    message.
+    """Return True if the error ends the engine.
+
+    1.3 has an exception class for that, 1.2 only a message.
     """
     named = any(kind.__name__ == "EngineDeadError" for kind in type(error).__mro__)
     return named or str(error) == "LLM is shutting down"

@@ -66,8 +66,9 @@ def load_library() -> Library:
 
 
 def choose_profile(profiles: list[dict[str, Any]], version: str) -> dict[str, Any]:
-    """Return the profile for a version of the library. Raise ValueError if that version cannot run
-    the engine.
+    """Return the profile for a version of the library.
+
+    Raise ValueError if that version cannot run the engine.
     """
     fitting = [profile for profile in profiles if tuple(profile["since"]) <= release(version)]
     if not fitting:
@@ -96,8 +97,9 @@ def check_announced(capabilities: dict[str, Any], profile: dict[str, Any], versi
 
 
 def final_arguments(library: Library, profile: dict[str, Any], model: str, tokenizer: str) -> dict[str, Any]:
-    """Return the arguments of `LLM(...)`. Raise ValueError, naming the field, if the library
-    rejects one.
+    """Return the arguments of `LLM(...)`.
+
+    Raise ValueError, naming the field, if the library rejects one.
     """
     arguments = {**profile["arguments"], "model": model, "tokenizer": tokenizer}
     known = getattr(library.arguments, "model_fields", {})

@@ -40,8 +40,9 @@ class KvCacheContents:
 
 
 class KvEventQueue:
-    """Cache events not yet sent to one gateway. If too many queue up, a full snapshot replaces
-    them.
+    """Cache events not yet sent to one gateway.
+
+    If too many queue up, a full snapshot replaces them.
     """
 
     def __init__(self, contents: KvCacheContents) -> None:

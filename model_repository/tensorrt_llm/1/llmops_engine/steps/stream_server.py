@@ -68,8 +68,9 @@ class StepSink:
 
 
 class StepStreamServer:
-    """The step streams of one engine model. Messages are handled on the engine thread, which owns
-    all of the state.
+    """The step streams of one engine model.
+
+    Messages are handled on the engine thread, which owns all of the state.
     """
 
     def __init__(
@@ -205,8 +206,9 @@ class StepStreamServer:
             self._loop.fail_open(CUT_OFF_MESSAGE)
 
     def _after_step(self, idle: bool) -> float | None:
-        """Flush and check all subscriptions. Return the seconds after which to do so again if
-        nothing happens.
+        """Flush and check all subscriptions.
+
+        Return the seconds after which to do so again if nothing happens.
         """
         now, state = time.monotonic(), self._update_watchers()
         for name, subscription in list(self._subscriptions.items()):
@@ -223,8 +225,9 @@ class StepStreamServer:
         return IDLE_CHECK if self._subscriptions or self._drain_senders else None
 
     def _update_watchers(self) -> EngineState | None:
-        """Queue new cache events for all gateways that watch. Return the engine's state, or None if
-        no gateway does.
+        """Queue new cache events for all gateways that watch.
+
+        Return the engine's state, or None if no gateway does.
         """
         events = list(self._loop.take_kv_events())
         self._kv_cache.apply(events)

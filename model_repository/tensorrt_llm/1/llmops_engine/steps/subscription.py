@@ -134,8 +134,9 @@ class Subscription:
         return not self._pending and (self._sender is not None or not self._unacknowledged)
 
     def attach(self, sender: TritonStepSender, resume_from: int, now: float) -> bool:
-        """Continue on a new stream after step `resume_from`. Return False if steps after it are
-        gone.
+        """Continue on a new stream after step `resume_from`.
+
+        Return False if steps after it are gone.
         """
         if not self._index - len(self._unacknowledged) <= resume_from <= self._index:
             return False
@@ -263,8 +264,9 @@ class Subscription:
 
 
 def _load(state: EngineState) -> tuple[int, ...]:
-    """Return the numbers whose change makes a state worth sending. The others change as time
-    passes.
+    """Return the numbers whose change makes a state worth sending.
+
+    The others change as time passes.
     """
     return (state.running, state.waiting, state.subscribers, state.demand, state.draining)
 
