@@ -18,8 +18,10 @@ from llmops.perf.workloads.files import PromptFile, TraceEntry, TraceWorkload, r
 from llmops.perf.workloads.filler import Filler, TokenIdFiller, WordFiller
 from llmops.perf.workloads.synthetic import PromptForm, SyntheticSpec, SyntheticWorkload
 
-STEP_SECONDS = 30.0  # #: Seconds of a sweep step without --duration.
-UNLOADED = 8  # #: Requests sent one at a time before a sweep.
+#: Seconds of a sweep step without --duration.
+STEP_SECONDS = 30.0
+#: Requests sent one at a time before a sweep.
+UNLOADED = 8
 #: Requests/s at which a sweep ends: one process cannot send more.
 HIGHEST_RATE = 1024.0
 

@@ -4,6 +4,7 @@ its answer.
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -83,3 +84,11 @@ class Record:
         data["lag"] = round(self.lag, 6)
         del data["text"], data["ids"]
         return data
+
+
+def percentile(ordered: list[float], p: float) -> float:
+    """Return the p-th percentile of sorted values, interpolated linearly like numpy's default."""
+    position = (len(ordered) - 1) * p / 100
+    low = math.floor(position)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)

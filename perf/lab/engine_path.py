@@ -76,7 +76,7 @@ def _tokens_per_second(url: str, via: str, streams: int, requests: int) -> float
     load: dict[str, Any] = {"concurrency": streams, "requests": requests, "warmup": 0, "seed": next(_SEEDS)}
     document = run(url, via=via, extra={"temperature": 0}, **load)
     assert not document.summary.errors, document.summary.errors
-    return document.summary.output_tokens_per_second
+    return float(document.summary.output_tokens_per_second)
 
 
 def compare(systems: dict[str, Measure], section: Section) -> None:

@@ -54,7 +54,8 @@ def streamed(url: str, triton_: Service, gateway_: Service, streams: int) -> tup
     # a stop string that never occurs: looking for one is part of what a gateway does
     extra = {} if url.startswith("grpc://") else {"stop": STOPS}
     load = options(url, output=output, concurrency=streams, requests=streams, warmup=0, extra=extra)
-    return run_async(window(load, meter, settle=SETTLE, seconds=WINDOW))
+    measured: tuple[dict[str, float], int, Document] = run_async(window(load, meter, settle=SETTLE, seconds=WINDOW))
+    return measured
 
 
 def cpu_per_request(gateway_: Service, section: Section) -> None:
@@ -68,7 +69,7 @@ def answered(gateway_: Service, requests: int = 1000) -> float:
     run(gateway_.address, output=1, concurrency=16, requests=64, stream=False)
     before = meter.read()
     run(gateway_.address, output=1, concurrency=16, requests=requests, warmup=0, stream=False)
-    return 1e3 * difference(before, meter.read())["gateway"] / requests
+    return float(1e3 * difference(before, meter.read())["gateway"] / requests)
 
 
 def added_latency(triton_: Service, gateway_: Service, section: Section, streams: int = 64, rounds: int = 2) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from llmops.perf.lab.figures import Section
 from llmops.perf.lab.replay import Seen, Went, replay
 from llmops.perf.lab.trace import Asked, Talks, words_of
-from llmops.perf.report.summary import percentile
+from llmops.perf.records import percentile
 from tests.support.mock_engine.planned import constant
 from tests.support.mock_engine.replicas import Engines, engines, front, keys_of
 from tests.support.stack import Service

@@ -23,7 +23,7 @@ from llmops.gateway.routing.cost_model import time_to_first_token
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 from llmops.perf.lab.figures import Section
-from llmops.perf.report.summary import percentile
+from llmops.perf.records import percentile
 from llmops.perf.simulate.arrivals import ConversationArrivals
 from llmops.perf.simulate.engine import EngineSpec, LinearStepTimes
 from llmops.perf.simulate.fleet import FleetSpec, SimulatedFleet, SimulationOutcome
@@ -93,11 +93,11 @@ def _choice(block_tokens: int) -> float:
     wanted = [RoutingRequest(TOKENS, struct.pack(f"{TOKENS}i", *ids), 400) for ids in prompts]
     policy = LeastCostPolicy(PrefixIndex(), rng)
     for one in wanted[:100]:
-        place = policy.choose(one, views, 0.0)
+        place = policy.choose(one, views)
         assert place is not None
         policy.sent(one, views[place])
     rest = wanted[100:]
-    return sum(_fastest(lambda one=one: policy.choose(one, views, 0.0)) for one in rest) / len(rest)  # type: ignore[misc]
+    return sum(_fastest(lambda one=one: policy.choose(one, views)) for one in rest) / len(rest)  # type: ignore[misc]
 
 
 def _fastest(what: Callable[[], object], times: int = 20) -> float:
@@ -123,16 +123,16 @@ class _First:
 
 def _admission() -> float:
     view = ReplicaView("a", state="ready", blocks=1000, free_blocks=900, prefill_rate=2e4, step_seconds=0.02)
-    gate = AdmissionController(
+    controller = AdmissionController(
         TieredQueue([PriorityTier("interactive"), PriorityTier("standard"), PriorityTier("batch")]),
         _First(),  # type: ignore[arg-type]
     )
 
     def once() -> None:
-        ticket = QueuedRequest("tenant", RoutingRequest(TOKENS, answer=400), 0.0, "standard")
-        gate.at_once(ticket, [view], 0.0)
-        gate.ended(ticket, 300)
-        view.unseen = view.in_flight_tokens = 0
+        request = QueuedRequest("tenant", RoutingRequest(TOKENS, answer=400), 0.0, "standard")
+        controller.try_dispatch(request, [view], 0.0)
+        controller.finish(request, 300)
+        view.in_flight = view.in_flight_tokens = 0
 
     return _fastest(once, 2000)
 
@@ -242,10 +242,10 @@ class _Predicting(SimulatedFleet):
 
     def _enter(self, job: SimulatedRequest) -> None:
         gateway = self._gateways[0]
-        place = gateway.policy.choose(job.ticket.wanted, gateway.views, self.clock.now)
+        place = gateway.policy.choose(job.ticket.routing, gateway.views)
         if place is not None:
             view = gateway.views[place]
-            uncached = max(job.tokens - gateway.policy.cached(job.ticket.wanted, view), 1)
+            uncached = max(job.tokens - gateway.policy.cached(job.ticket.routing, view), 1)
             self.said.append((job, time_to_first_token(view, uncached, job.answer)))
         super()._enter(job)
 

@@ -13,7 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from llmops.perf.lab.trace import Asked
-from llmops.perf.report.summary import percentile
+from llmops.perf.records import percentile
 from tests.support.mock_engine.repository import NAME
 
 

@@ -55,7 +55,8 @@ def _gamma(rate: float, shape: float, rng: random.Random) -> Iterator[float]:
         yield now
 
 
-HEARTBEAT_INTERVAL = 0.05  # #: Seconds between two heartbeats, which measure how late the event loop runs.
+#: Seconds between two heartbeats, which measure how late the event loop runs.
+HEARTBEAT_INTERVAL = 0.05
 
 
 @dataclass

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 
 from llmops.perf.load.objectives import Objective, meets_objectives
 from llmops.perf.load.runner import LoadRun
-from llmops.perf.report.summary import percentile
+from llmops.perf.records import percentile
 
-RESOLUTION = 0.08  # #: The search ends when the bracket is this narrow, relative to its lower end.
-GROWTH = 2.0  # #: Latency at the end of a step relative to its start from which on the queue only grows.
+#: The search ends when the bracket is this narrow, relative to its lower end.
+RESOLUTION = 0.08
+#: Latency at the end of a step relative to its start from which on the queue only grows.
+GROWTH = 2.0
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from itertools import pairwise
 from typing import Any
 
 from llmops.html_pages.plots import Plot, Points, Series
+from llmops.perf.records import percentile
 from llmops.perf.report.document import Document
-from llmops.perf.report.summary import percentile
 from llmops.units import parse_duration
 
 

@@ -11,7 +11,8 @@ from llmops.perf import options
 from llmops.perf.load.sweep import SweepStep
 from llmops.perf.records import Record
 
-REFRESH = 0.2  # #: Seconds between two drawings, which cost CPU that the load generator needs.
+#: Seconds between two drawings, which cost CPU that the load generator needs.
+REFRESH = 0.2
 
 
 class Bar(options.BenchProgress):

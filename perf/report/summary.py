@@ -9,15 +9,7 @@ from typing import Any
 
 from llmops.perf.load.objectives import Objective, meets_objectives
 from llmops.perf.load.runner import LoadRun
-from llmops.perf.records import Record
-
-
-def percentile(ordered: list[float], p: float) -> float:
-    """Return the p-th percentile of sorted values, interpolated linearly like numpy's default."""
-    position = (len(ordered) - 1) * p / 100
-    low = math.floor(position)
-    high = min(low + 1, len(ordered) - 1)
-    return ordered[low] + (ordered[high] - ordered[low]) * (position - low)
+from llmops.perf.records import Record, percentile
 
 
 def intervals(ordered: list[float], percentiles: tuple[int, ...]) -> dict[str, list[float]]:

@@ -17,7 +17,8 @@ from llmops.perf.workloads.filler import Filler
 from llmops.perf.workloads.lengths import Lengths
 from llmops.perf.workloads.synthetic import PromptForm
 
-BLOCK_TOKENS = 512  # #: Tokens of a block, which a hash id of a Mooncake trace stands for.
+#: Tokens of a block, which a hash id of a Mooncake trace stands for.
+BLOCK_TOKENS = 512
 
 
 def _lines(path: Path) -> list[str]:

@@ -17,12 +17,12 @@ from llmops.perf.clients.event_template import EventTemplate
 from llmops.perf.load.objectives import Objective, meets_objectives, parse_objective
 from llmops.perf.load.runner import LoadRun
 from llmops.perf.load.sweep import SweepStep, highest_rate
-from llmops.perf.records import Record
+from llmops.perf.records import Record, percentile
 from llmops.perf.report.compare import ComparisonRow, comparison_rows, differing_options
 from llmops.perf.report.document import Document, read_document
 from llmops.perf.report.html_page import render_page, write_page
 from llmops.perf.report.rate_intervals import rate_interval
-from llmops.perf.report.summary import intervals, percentile, summarise
+from llmops.perf.report.summary import intervals, summarise
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=2, max_size=200), st.sampled_from([50, 90, 95, 99]))

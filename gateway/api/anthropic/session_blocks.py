@@ -8,7 +8,6 @@ left out, by client and version; a block that nobody has looked at stays in the 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 from typing import NamedTuple
 
 from llmops.gateway.api.anthropic.schemas import ResultBlock
@@ -39,12 +38,12 @@ SESSION_BLOCKS = (
 
 
 def without_session_blocks(
-    system: str | Sequence[ResultBlock] | None,
-) -> tuple[str | Sequence[ResultBlock] | None, list[str]]:
+    system: str | list[ResultBlock] | None,
+) -> tuple[str | list[ResultBlock] | None, list[str]]:
     """Return the system prompt without a listed block at its beginning, and the names of what was
     left out.
     """
-    if not isinstance(system, Sequence) or isinstance(system, str) or len(system) < 2:
+    if not isinstance(system, list) or len(system) < 2:
         return system, []
     for block in SESSION_BLOCKS:
         if block.pattern.fullmatch(getattr(system[0], "text", None) or ""):
