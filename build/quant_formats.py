@@ -166,7 +166,8 @@ _ALL = (
     QuantFormat(
         "fp8_pc_pt", "E4M3, a scale per output channel and per token", _GPU, 8, "fp8",
         algorithm="FP8_PER_CHANNEL_PER_TOKEN",
-        made_here=True, preset="FP8_PER_CHANNEL_PER_TOKEN_CFG", calibrated=True, inputs="e4m3_token", gemm="fp8", moe=None,
+        made_here=True, preset="FP8_PER_CHANNEL_PER_TOKEN_CFG", calibrated=True, inputs="e4m3_token",
+        gemm="fp8", moe=None,
         loss=_FP8_LOSS, sm=89, group=PER_CHANNEL, scale_bytes=4, kv="fp8",
     ),
     QuantFormat(
@@ -177,15 +178,18 @@ _ALL = (
     QuantFormat(
         "int4_awq", "4-bit weights in groups, activation-aware", _GPU, 4, "bf16", mixtures=_ENGINE,
         algorithm="W4A16_AWQ",
-        made_here=True, preset="INT4_AWQ_CFG", calibrated=True, groups=(128, 64), calib_limit=32, gemm="int4_wo", moe=None,
-        loss=QualityLimits(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35), group=128, scale_bytes=2,
+        made_here=True, preset="INT4_AWQ_CFG", calibrated=True, groups=(128, 64), calib_limit=32,
+        gemm="int4_wo", moe=None,
+        loss=QualityLimits(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35), group=128,
+        scale_bytes=2,
         pre_scale=True, method="awq", aliases=("int4",), gemm_plugin=True,
     ),
     QuantFormat(
         "w4a8_awq", "4-bit weights in groups, FP8 activations", _GPU, 4, "fp8", mixtures=_TORCH, algorithm="W4A8_AWQ",
         made_here=True, preset="W4A8_AWQ_BETA_CFG", calibrated=True, groups=(128,), inputs="e4m3", calib_limit=32,
         gemm=None, moe="w4afp8",
-        loss=QualityLimits(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35, min_range=0.09), sm=89,
+        loss=QualityLimits(max_ppl_ratio=1.6, min_top1=0.6, max_mean_kl=0.6, max_weight_error=0.35,
+        min_range=0.09), sm=89,
         group=128, scale_bytes=2, pre_scale=True, kv="fp8", gemm_plugin=True, fp8_attention=True,
     ),
     # Smoothing moves the outliers of the inputs into the weights, whose other columns then round
@@ -200,7 +204,8 @@ _ALL = (
     QuantFormat(
         "int8_wo", "INT8 weights per channel", _GPU, 8, "bf16", mixtures=_ENGINE, algorithm="W8A16",
         made_here=True, preset="INT8_WEIGHT_ONLY_CFG", quantized_by_builder=True, gemm="int8_wo", moe=None,
-        loss=QualityLimits(max_ppl_ratio=1.02, min_top1=0.92, max_mean_kl=0.01, max_weight_error=0.15), group=PER_CHANNEL,
+        loss=QualityLimits(max_ppl_ratio=1.02, min_top1=0.92, max_mean_kl=0.01, max_weight_error=0.15),
+        group=PER_CHANNEL,
         scale_bytes=2, removal=FormatRemoval((1, 3), "INT8 weight-only"), aliases=("int8",), gemm_plugin=True,
     ),
     QuantFormat(
@@ -216,7 +221,8 @@ _ALL = (
     ),
     # OpenVINO's: a float16 scale and an integer zero point, embedding and head in 8 bits
     QuantFormat(
-        "int8", "unsigned 8 bits per channel", _OPENVINO, 8, "bf16", algorithm=None, made_here=False, gemm=None, moe=None,
+        "int8", "unsigned 8 bits per channel", _OPENVINO, 8, "bf16", algorithm=None, made_here=False,
+        gemm=None, moe=None,
         loss=None, equivalent_rounding="int8_wo", group=PER_CHANNEL, scale_bytes=3, table_bits=8,
     ),
     QuantFormat(

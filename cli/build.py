@@ -185,7 +185,8 @@ def _planned(file: Path, parameters: dict[str, Any]) -> dict[str, Any]:
         if _typed(name) and parameters[name] != value:
             flag = "--" + name.replace("_", "-")
             raise InputError(
-                f"{flag} {parameters[name]} contradicts {file}, which plans {value}; drop the flag or make another plan."
+                f"{flag} {parameters[name]} contradicts {file}, which plans {value}; drop the flag or make "
+                "another plan."
             )
     return {**fields, "plan": plan.to_dict()}
 

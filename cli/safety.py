@@ -117,7 +117,8 @@ def train(examples: Path, url: str, model: str, output: Path, max_false_positive
     for category in head["weights"]:
         recall, wrong = head["recall"][category], head["false_positives"][category]
         click.echo(
-            f"{category:<20} recall {recall:.0%}  false positives {wrong:.0%}  threshold {head['thresholds'][category]:.2f}"
+            f"{category:<20} recall {recall:.0%}  false positives {wrong:.0%}  threshold "
+            f"{head['thresholds'][category]:.2f}"
         )
     click.echo(f"Wrote {output}.")
 

@@ -1,6 +1,6 @@
 """Types that the packages of the gateway exchange. The architecture can be read from this module:
 
-    body ─ api ─▶ EngineRequest ─ routing, triton ─▶ TokenStream of TokenBatch ─ generation ─▶ OutputDelta ─ api ─▶ chunk
+  body ─ api ─▶ EngineRequest ─ routing, triton ─▶ TokenStream of TokenBatch ─ generation ─▶ OutputDelta ─ api ─▶ chunk
 
 `generation` makes EngineRequests and reads TokenBatches, `triton` does the opposite, and neither
 knows the other. With several replicas a WaitingQueue decides which request is next, and a

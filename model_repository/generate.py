@@ -137,7 +137,8 @@ def change_serving(repository: Path, serving: str) -> bool:
             f"{repository} was edited since `llmops repo` made it ({edits[0]}), and --serving {serving} would make it "
             "again: make it with `llmops repo --serving`."
         )
-    gpus = {name: tuple(int(gpu) for gpu in engine.gpu_device_ids.split(",")) for name, engine in manifest.engines.items()
+    gpus = {name: tuple(int(gpu) for gpu in engine.gpu_device_ids.split(",")) for name,
+    engine in manifest.engines.items()
             if engine.gpu_device_ids and ";" not in engine.gpu_device_ids}  # fmt: skip
     arguments = [f"{name}={engine.directory}" for name, engine in manifest.engines.items()]
     generate_repository(read_engines(arguments, None, gpus, dict.fromkeys(found, serving)), repository)

@@ -58,7 +58,8 @@ def _refuse_other_tables(connection: Connection, location: str) -> None:
     taken = sorted(set(inspect(connection).get_table_names()) & set(metadata.tables))
     if taken:
         raise InputError(
-            f"The store {location} has tables of another program ({', '.join(taken)}); give llmops a database of its own."
+            f"The store {location} has tables of another program ({', '.join(taken)}); give llmops a database of "
+            "its own."
         )
 
 

@@ -57,7 +57,8 @@ def plan_upgrade(directory: Path, to: str) -> Upgrade:
     if manifest.target == "tensorrt":
         raise InputError(
             f"{directory} is a TensorRT engine: it runs on TensorRT-LLM {manifest.tensorrt_llm} only, and 1.3 "
-            f"no longer has engines. Build the model again for the PyTorch backend:\n  {_rebuild_command(manifest, directory)}"
+            f"no longer has engines. Build the model again for the PyTorch backend:\n  "
+            f"{_rebuild_command(manifest, directory)}"
         )
     if removed := removal_reason(manifest.quantisation.weights, release_of(version)):
         raise InputError(

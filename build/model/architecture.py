@@ -184,7 +184,8 @@ class _ConfigReader:
             )
         if isinstance(value, bool) or not isinstance(value, int) or not at_least <= value <= _MAX_NUMBER:
             raise CheckpointError(
-                f"config.json has `{names[0]}` = {_shorten(value)}; it must be a whole number from {at_least} to {_MAX_NUMBER}."
+                f"config.json has `{names[0]}` = {_shorten(value)}; it must be a whole number from {at_least} to "
+                f"{_MAX_NUMBER}."
             )
         return value
 

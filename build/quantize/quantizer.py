@@ -54,7 +54,8 @@ def quantize(
     passes = _AWQ_PASSES if quant_format.grouped else (1,)
     total = sum(passes) * forward_cost([ids.numel() for ids in batches(found, batch_size)])
     with (
-        progress.stage(_title(quant_format, len(found), tokens, settings), total), silence_libraries(), torch.inference_mode(),
+        progress.stage(_title(quant_format, len(found), tokens, settings), total), silence_libraries(),
+        torch.inference_mode(),
         _bfloat16_products(), layer_progress(model, progress) as meter,
     ):  # fmt: skip
         _run(model, config, _forward_loop(meter, passes, lambda: batches(found, batch_size)))

@@ -180,7 +180,8 @@ def sampling_defaults(checkpoint: Checkpoint) -> RecommendedSampling:
     except ValidationError as error:
         first = error.errors()[0]
         raise CheckpointError(
-            f"{checkpoint.ref}: generation_config.json: {first['loc'][0]} is {first['input']!r} ({explain_error(first)}); "
+            f"{checkpoint.ref}: generation_config.json: {first['loc'][0]} is {first['input']!r} "
+            f"({explain_error(first)}); "
             "correct it or remove the line."
         ) from error
 

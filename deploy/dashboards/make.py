@@ -1,4 +1,6 @@
-"""Generator of Grafana's dashboards beside this file: `python deploy/dashboards/make.py`. Changes in a browser are lost.
+"""Generator of Grafana's dashboards beside this file: `python deploy/dashboards/make.py`.
+
+Changes in a browser are lost.
 
 Series are those of docs/metrics.md; `tests/deploy` holds every query to a real Prometheus.
 """

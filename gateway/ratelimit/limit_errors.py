@@ -31,7 +31,8 @@ def rate_exceeded(quota: Quota, of: str, limit: float, left: float, amount: int,
     kind = RateLimitError if of == "requests" else TokenRateLimitError
     needs = f"limit {limit:,.0f}, left {max(int(left), 0):,}, needed {amount:,}"
     return kind(
-        f"Rate limit of {_quota_owner(quota)} reached on {of} per minute: {needs}. Try again in {format_duration(wait)}.",
+        f"Rate limit of {_quota_owner(quota)} reached on {of} per minute: {needs}. Try again in "
+        f"{format_duration(wait)}.",
         retry_after=wait,
     )
 
@@ -41,7 +42,8 @@ def request_exceeds_limit(quota: Quota, prompt: int, most: int) -> TokenRateLimi
     asked = f"{prompt:,} in the prompt" + (f" and up to {most:,} in the answer" if most else "")
     shorter = "ask for a shorter answer" if most and quota.tpm is not None and prompt < quota.tpm else "shorten it"
     return TokenRateLimitError(
-        f"The request has more tokens than {_quota_owner(quota)} may use in a minute ({quota.tpm:,}): {asked}; {shorter}.",
+        f"The request has more tokens than {_quota_owner(quota)} may use in a minute ({quota.tpm:,}): {asked}; "
+        f"{shorter}.",
         should_retry=False,
     )
 

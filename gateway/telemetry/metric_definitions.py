@@ -99,7 +99,8 @@ FAILOVERS = _g.counter(
 IGNORED_FIELDS = _g.counter("llmops_ignored_fields_total", "Request fields accepted and ignored.", "field")
 SAFETY_FINDINGS = _g.counter(
     "llmops_safety_findings_total",
-    "Texts in which a safety filter found something: prompt or answer, and what was done (refused, hold, cut, observe).",
+    "Texts in which a safety filter found something: prompt or answer, and what was done (refused, hold, cut, "
+    "observe).",
     "filter",
     "side",
     "action",

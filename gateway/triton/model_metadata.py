@@ -48,7 +48,8 @@ def parse_model_metadata(text: str, overrides: Mapping[str, Any] | None = None) 
         metadata = _MODEL_ADAPTER.validate_python({**raw, "extra": extra})
     if contract != CONTRACT_VERSION:
         raise InputError(
-            f"the model speaks contract {contract}, this gateway {CONTRACT_VERSION}; use the same llmops version for both"
+            f"the model speaks contract {contract}, this gateway {CONTRACT_VERSION}; use the same llmops version "
+            "for both"
         )
     return metadata
 

@@ -72,7 +72,8 @@ class TrustedHostCheck(Check):
         host = _host_of(context.headers.get(b"host", b"").decode("latin-1").lower())
         if not is_local_host(host) and host not in self._hosts:
             raise ForbiddenError(
-                f"This gateway requires no API key and does not accept the host name '{host[:80]}'. Use its IP address, "
+                f"This gateway requires no API key and does not accept the host name '{host[:80]}'. Use its IP "
+                "address, "
                 "or add the name to the setting web.hosts.",
                 code="unknown_host",
             )

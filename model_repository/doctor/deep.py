@@ -92,7 +92,8 @@ def _run_library_probe(image: TrtllmImage | None, root: Path, python: str) -> It
         task = json.dumps({"code": folder, **probe_cases.make_probe_task(image)})
         try:
             run = subprocess.run(
-                [python, library_probe.__file__], input=task, capture_output=True, text=True, timeout=_TIMEOUT, check=False,
+                [python, library_probe.__file__], input=task, capture_output=True, text=True, timeout=_TIMEOUT,
+                check=False,
                 env=_with_stubs(image, root),
             )  # fmt: skip
             results: list[tuple[str, str]] = json.loads(run.stdout)

@@ -219,7 +219,8 @@ async def _card(client: TritonClient, name: str) -> ModelMetadata:
     text = await client.metadata_text(name + ENGINE_SUFFIX)
     if not text:
         raise InputError(
-            f"{name}{ENGINE_SUFFIX} announces nothing (no {METADATA_PARAMETER}): it is not from `llmops repo`, so there is no "
+            f"{name}{ENGINE_SUFFIX} announces nothing (no {METADATA_PARAMETER}): it is not from `llmops repo`, so "
+            "there is no "
             "promise to hold it to."
         )
     return parse_model_metadata(text)

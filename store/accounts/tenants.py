@@ -78,7 +78,8 @@ async def require_tenant(connection: AsyncConnection, tenant_id: str) -> Tenant:
     if found is None:
         names = [tenant.id for tenant in await list_tenants(connection)]
         raise UnknownResourceError(
-            f"There is no tenant {tenant_id}{did_you_mean(tenant_id, names)}; `llmops tenant create {tenant_id}` makes one."
+            f"There is no tenant {tenant_id}{did_you_mean(tenant_id, names)}; `llmops tenant create {tenant_id}` "
+            "makes one."
         )
     if found.deleted_at is not None:
         raise UnknownResourceError(

@@ -30,7 +30,7 @@ PLACES = 4
 
 
 class Engine:
-    """A batch of four, and a connection of which each end is read when the test says so. The call of a StepStreamTransport."""
+    """A connection with a batch of four whose ends are read when the test says so, as StepStreamTransport calls it."""
 
     def __init__(self) -> None:
         self.sent: deque[dict[str, bytes]] = deque()

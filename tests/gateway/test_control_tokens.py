@@ -1,3 +1,4 @@
+# ruff: noqa: E501  chat templates are lines
 """Control tokens in clients' texts stay text, the template's own work, and nothing else changes: not one id."""
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ TEMPLATES = {
     "not special": "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<｜User｜>{{ m.content }}"
     "{% else %}<｜Assistant｜>{{ m.content }}{{ eos_token }}{% endif %}{% endfor %}",
     "channels": "{% macro part(role, text) %}<|start|>{{ role }}<|message|>{{ text }}<|end|>{% endmacro %}"
-    "{% for m in messages %}{% if '<|channel|>' in m.content %}{{ raise_exception('no <|channel|> in content') }}{% endif %}"
+    "{% for m in messages %}{% if '<|channel|>' in m.content %}{{ raise_exception('no <|channel|> in content') "
+    "}}{% endif %}"
     "{{ part(m.role, m.content) }}{% endfor %}{% if add_generation_prompt %}<|start|>assistant{% endif %}",
     "names": "{% set end = '<|im_end|>' %}{% set ns = namespace(text='') %}{% for m in messages %}"
     "{% set ns.text = ns.text ~ '<|im_start|>' ~ m.role ~ ':' ~ m.content ~ end %}{% endfor %}{{ ns.text }}"

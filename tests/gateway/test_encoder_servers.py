@@ -226,6 +226,7 @@ async def test_encoders_that_differ_are_not_mixed(card, caplog) -> None:
             assert await states(client) == ["ready", "gone"]
     said = [record.getMessage() for record in caplog.records if "is excluded from" in record.getMessage()]
     assert said == [
-        f"replica 127.0.0.1:{second.port} is excluded from model vectors: it has another context length, other dimensions, "
+        f"replica 127.0.0.1:{second.port} is excluded from model vectors: it has another context length, other "
+        "dimensions, "
         f"so it is no replica of vectors on 127.0.0.1:{first.port}"
     ]

@@ -24,7 +24,8 @@ PATTERNS = Path(__file__).parents[2] / "gateway/generation/structured/grammar/re
 def test_uvicorn_has_what_is_used_of_it(kind, names):
     missing = limited_protocol.missing_members(kind, names)
     assert not missing, (
-        f"uvicorn {version('uvicorn')} has no {kind.__name__}.{', '.join(missing)}: see gateway/http/limited_protocol.py and "
+        f"uvicorn {version('uvicorn')} has no {kind.__name__}.{', '.join(missing)}: see "
+        "gateway/http/limited_protocol.py and "
         "chunked_writer.py, then move the pin in pyproject.toml."
     )
 

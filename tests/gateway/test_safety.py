@@ -1,4 +1,4 @@
-"""Safety filters over HTTP: prompts refused, answers held, cut and observed, policies per tenant, filters that are away."""
+"""Safety filters over HTTP: refused prompts, answers that are held, cut or observed, and filters that are away."""
 
 from __future__ import annotations
 

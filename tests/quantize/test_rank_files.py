@@ -61,7 +61,7 @@ def ones_like(weight, scale):
 
 
 def read_all(reader):
-    """Return everything in an export: weights as they are stored, and `bounds`, how far rounding may have moved each."""
+    """Return the weights of an export as they are stored, and `bounds`: how far rounding may have moved each."""
     stored = QuantizedLinear.value
 
     def read(value):

@@ -1,7 +1,7 @@
 """A pytest plugin: a test run goes on when one of its xdist workers dies.
 
-xdist 3.8 waits for good after a worker of `--dist loadgroup` died. A native library that crashes must cost one test, with
-the stacks of its threads in the summary, and not the run.
+xdist 3.8 waits for good after a worker of `--dist loadgroup` died. A native library that crashes
+must cost one test, with the stacks of its threads in the summary, and not the run.
 """
 
 from __future__ import annotations

@@ -181,14 +181,14 @@ FAULTS = [
     ),
     # gauges whose reader has stopped
     ("runtimes/mock.py", "1024, active, 32", "1024, 7, 32", {"KV gauges"}),
-    ("../llmops_contract.py", "MAX_UNACKNOWLEDGED_STEPS = 256", "MAX_UNACKNOWLEDGED_STEPS = 100_000", {"step stream: window"}),
+    ("../llmops_contract.py", "MAX_UNACKNOWLEDGED_STEPS = 256", "MAX_UNACKNOWLEDGED_STEPS = 100_000", {"step stream: window"}),  # noqa: E501
     (
         "steps/subscription.py", "        self.acknowledge(resume_from, now)\n", "        self.acknowledge(0, now)\n",
         {"step stream: resume"},
     ),
     (
         "tensor_parser.py",
-        '        raise RequestRejectedError(f"{contract.EMBEDDING_BIAS}: not supported by target {capabilities.target}")\n',
+        '        raise RequestRejectedError(f"{contract.EMBEDDING_BIAS}: not supported by target {capabilities.target}")\n',  # noqa: E501
         "        pass\n", {"logit bias"},
     ),
     (

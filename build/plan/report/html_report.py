@@ -28,7 +28,8 @@ def render_page(plan: PlanResult) -> str:
     name, best = plan.request.name, plan.best
     body = [
         f"<h1>{escape(name)}</h1>",
-        f'<p class="soft">llmops plan · {escape(figures.request_summary(plan))} · {time.strftime("%Y-%m-%d", time.gmtime())}</p>',
+        f'<p class="soft">llmops plan · {escape(figures.request_summary(plan))} · '
+        f"{time.strftime('%Y-%m-%d', time.gmtime())}</p>",
         f'<p class="answer">{escape(figures.recommendation(plan))}</p>',
         key_figures(figures.key_figures(plan)),
         *(note(warning) for warning in (figures.disaggregated_saving(plan), accuracy_warning(plan)) if warning),

@@ -54,7 +54,8 @@ def explain_infeasible(
         also = ""
         if disaggregated is not None:
             also = (
-                f" Only prefill and decode on separate workers keep the targets ({disaggregated.name}, {disaggregated.gpus} x "
+                f" Only prefill and decode on separate workers keep the targets ({disaggregated.name}, "
+                f"{disaggregated.gpus} x "
                 f"{disaggregated.gpu.name}), which llmops does not deploy."
             )
         return (

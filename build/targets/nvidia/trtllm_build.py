@@ -147,7 +147,8 @@ def run(argv: Sequence[str], folder: Path, ranks: int, log_path: Path, progress:
 def _start(argv: Sequence[str], folder: Path) -> subprocess.Popen[str]:
     """Start the command behind the guard, which runs as long as its standard input is open."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", process_guard.__file__, *argv], cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        [sys.executable, "-I", "-S", process_guard.__file__, *argv], cwd=folder, stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT, text=True, errors="replace", start_new_session=True,
     )  # fmt: skip
 

@@ -141,8 +141,10 @@ def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[
     requested = [name for name in ("enable_chunked_context", "enable_kv_cache_reuse") if parameters.get(name) == "true"]
     if requested and not uses_paged_context(argv):
         raise InputError(
-            f"--set {SERVE}{requested[0]}=true needs paged context FMHA, which --kv-cache {request.kv_cache} with --quant "
-            f"{request.quant_format.name} does not have; use --kv-cache auto, or --kv-cache fp8 with --quant fp8 or w4a8_awq."
+            f"--set {SERVE}{requested[0]}=true needs paged context FMHA, which --kv-cache {request.kv_cache} with "
+            "--quant "
+            f"{request.quant_format.name} does not have; use --kv-cache auto, or --kv-cache fp8 with --quant fp8 "
+            "or w4a8_awq."
         )
 
 

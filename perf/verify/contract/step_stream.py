@@ -140,7 +140,8 @@ async def window(engine: EngineContext) -> Finding:
             over = await stream.next(1.0)
             expect(
                 over is None,
-                f"step {MAX_UNACKNOWLEDGED_STEPS + 1} came although none of {MAX_UNACKNOWLEDGED_STEPS} was acknowledged",
+                f"step {MAX_UNACKNOWLEDGED_STEPS + 1} came although none of {MAX_UNACKNOWLEDGED_STEPS} was "
+                "acknowledged",
             )
         finally:
             alive.cancel()
