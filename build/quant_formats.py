@@ -299,6 +299,6 @@ def check_kv_cache(kv_cache: str, target: TargetName) -> None:
 
 
 if _missing := [one.name for one in _ALL if one.equivalent_rounding and one.equivalent_rounding not in FORMATS]:
-    raise ImportError(f"rounds_like of {', '.join(_missing)} is not a format.")
+    raise ImportError(f"equivalent_rounding {', '.join(_missing)} is not a format.")
 if len(FORMATS) != len(_ALL) or FORMATS.keys() & _ALIASES.keys() - {"int8", "int4"}:
     raise ImportError("two formats have the same name.")

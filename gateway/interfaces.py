@@ -21,6 +21,11 @@ from pydantic import Field
 from llmops.contract import GuideKind as GuideKind
 from llmops.contract import Tensor
 
+#: The finish reason of a choice, set by `generation/choice.py`. OpenAI's chats and completions send
+#: it as it is. The Responses API (`conversations/response_builder.py`) and Anthropic's
+#: (`api/anthropic/stream_events.py`) translate it, `api/conversation_chat.py` and
+#: `telemetry/otlp_exporter.py` list the reasons that they pass on, and the chat page's CUTS
+#: (`web/assets/chat.js`) explains an early end.
 FinishReason = Literal["stop", "length", "tool_calls", "content_filter"]
 
 

@@ -131,7 +131,7 @@ class RequestLimits(_Section):
         json_values: JSON values of a body; a key or a container counts for eight.
         held_bytes: Bodies of all requests that have not ended.
         prompt_bytes: UTF-8 bytes of all texts of one request that are tokenised.
-        queued: Sequences per engine beyond those of its batch.
+        queued: Sequences that may wait for each engine's batch; more are rejected (`EngineSlots`).
         queued_inputs: Texts that wait for one encoder.
         header_bytes: The largest header.
         connections: Open connections.
@@ -178,7 +178,7 @@ _QuotaLimit = Annotated[int, Field(gt=0, le=1_000_000_000)] | None
 
 
 class QuotaSettings(_Section):
-    """Limits of one caller; None is no limit.
+    """Limits of one caller, or of all callers together (see `Quotas`); None is no limit.
 
     Attributes:
         rpm: Requests per minute.

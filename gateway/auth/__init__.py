@@ -1,4 +1,6 @@
-"""Keys and tokens: who calls, as what they send says. Not constructed where no store is set.
+"""Authentication: API keys and tokens, and the caller that they name.
 
-What a caller may use belongs to `limits/`.
+The gateway asks for keys only if the settings have a `store` or `oidc`.
+
+What a caller may use belongs to `ratelimit/`.
 """

@@ -1,5 +1,5 @@
 """Answers that outlive their request: the Responses API's store, its background runs and what
 follows on them.
 
-How an answer is generated belongs to `answers/`.
+How an answer is generated belongs to `generation/`.
 """

@@ -33,7 +33,7 @@ class AppState:
     metrics: GatewayMetrics
     text_threads: TextThreadPool
     intake: BodyReader
-    queues: EngineSlots
+    engine_slots: EngineSlots
     # maximum tokens of an answer whose request sets none; None for the rest of the context window
     default_tokens: int | None = None
     # refuse requests with unknown fields
@@ -61,7 +61,7 @@ class AppState:
                 model = self.models.find(one)
                 if model.engine.gated:
                     model.engine.check(context.scheduling)
-                self.queues.enter(model, 1, context.caller.share)()
+                self.engine_slots.enter(model, 1, context.caller.share)()
                 context.alias_of = model.name
                 return model
         model = self.models.find(last)
@@ -109,7 +109,7 @@ async def admit(
     try:
         if model.engine.gated:
             model.engine.check(context.scheduling)
-        release_slots = state.queues.enter(model, sequences, context.caller.share)
+        release_slots = state.engine_slots.enter(model, sequences, context.caller.share)
         return await start(Admission(meter, release_slots))
     except BaseException as error:
         if release_slots is not None:

@@ -120,7 +120,7 @@ class Choice:
         return self._filter(self._end("stop" if self._received < self._max_tokens else "length"))
 
     async def judge(self, text: str) -> str:
-        """Return the part of `text` that filters let pass which have to be awaited."""
+        """Return the part of `text` that the asynchronous filters let pass."""
         assert self.guard is not None
         text = await self.guard.judge(text, self.done)
         self._end_if_filtered()
@@ -152,8 +152,8 @@ class Choice:
         return self._whole_calls(deltas) if self.guard is not None and self.guard.holds else deltas
 
     def _whole_calls(self, deltas: list[OutputDelta]) -> list[OutputDelta]:
-        """Hold tool calls back until the whole answer was judged; of an answer that was cut none
-        leaves.
+        """Hold tool calls back until the whole answer was judged. An answer that a filter cut sends
+        none of them.
         """
         calls = [piece for piece in deltas if isinstance(piece, ToolCallDelta)]
         passed: list[OutputDelta] = [piece for piece in deltas if not isinstance(piece, ToolCallDelta)]

@@ -1,4 +1,7 @@
-"""The number of sequences in progress per engine: its batch, and a bounded queue behind it."""
+"""The limit of sequences per engine: its batch, and `limits.queued` more that wait for the batch.
+
+This is the only limit of a model as a whole; the quotas of `ratelimit/` limit callers.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ class EngineSlots:
     def __init__(self, queued: int) -> None:
         """Create slots for each engine's batch, and for `queued` more sequences.
 
-        No client can take all of these.
+        One client cannot take all of the `queued` slots (see FairShares).
         """
         self._queued = queued
         self._engines: dict[str, FairShares] = {}

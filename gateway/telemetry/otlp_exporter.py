@@ -26,6 +26,8 @@ from llmops import __version__
 from llmops.errors import ResourceError
 from llmops.gateway.telemetry.request_timeline import FinishedRequest, RequestTimeline, TimelineStage, build_timeline
 
+#: OpenTelemetry's `gen_ai.operation.name` by route. Every other route counts as `chat`, so a new
+#: endpoint that is not a chat needs an entry here.
 GEN_AI_OPERATIONS = {
     "/v1/completions": "text_completion",
     "/v1/embeddings": "embeddings",
@@ -33,7 +35,7 @@ GEN_AI_OPERATIONS = {
     "/v2/rerank": "rerank",
     "/rerank": "rerank",
 }
-#: Finish reasons of answers that are complete.
+#: The values of FinishReason: an outcome that is not among them is a cancellation or a failure.
 NORMAL_FINISH_REASONS = ("stop", "length", "tool_calls", "content_filter")
 SpanAttributes = dict[str, Any]
 

@@ -1,5 +1,5 @@
 """Tokens ↔ text: tokenizers, chat templates, incremental detokenising, stop strings, and the
 threads for long ones.
 
-What a text means (tool calls, reasoning) belongs to `answers/parsers/`.
+What a text means (tool calls, reasoning) belongs to `generation/parsers/`.
 """
