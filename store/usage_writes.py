@@ -130,7 +130,6 @@ async def insert_usage(connection: AsyncConnection, records: Iterable[UsageRecor
 
 
 # -- rows
-# --------------------------------------------------------------------------------------------------------------
 
 _FIELDS = tuple(name for name in UsageRecord._fields if name != "tenant_id")
 _WIDTH = len(_FIELDS)
@@ -181,7 +180,6 @@ _INSERT_JSON = (
 
 
 # -- sums
-# --------------------------------------------------------------------------------------------------------------
 
 
 _Sums = dict[tuple[Any, ...], tuple[int, ...]]
@@ -246,7 +244,6 @@ def _day(record: UsageRecord) -> date:
 
 
 # -- marks
-# -------------------------------------------------------------------------------------------------------------
 
 _MARK = "SELECT next_seq FROM gateways WHERE id = ?"
 _LOCKED = f"{_MARK} FOR UPDATE"
@@ -300,7 +297,6 @@ def _first_missing_sequence(connection: Connection, gateway_id: str, mark: int) 
 
 
 # -- statements
-# --------------------------------------------------------------------------------------------------------
 
 
 def _execute(connection: Connection, statement: str, *values: Any) -> CursorResult[Any]:

@@ -167,7 +167,6 @@ def _admin_key(request: Request) -> str:
 
 
 # -- tenants
-# ---------------------------------------------------------------------------------------------------------
 
 
 @router.post("/tenants", status_code=201, summary="Create a tenant")
@@ -222,7 +221,6 @@ def _merge_limits(limits: Limits, update: LimitFields) -> Limits:
 
 
 # -- keys
-# ------------------------------------------------------------------------------------------------------------
 
 
 @router.post("/keys", status_code=201, summary="Create a key; its secret is returned only once")
@@ -298,7 +296,6 @@ def _key_fields(key: keys.KeyRow, now: datetime) -> dict[str, Any]:
 
 
 # -- prices
-# ----------------------------------------------------------------------------------------------------------
 
 
 @router.post("/prices", status_code=201, summary="Set the price of a model from a time on")
@@ -336,7 +333,6 @@ def _price_read(price: prices.Price, in_force: Mapping[str, prices.Price]) -> Pr
 
 
 # -- usage and the audit log
-# -----------------------------------------------------------------------------------------
 
 
 @router.get("/usage", summary="Report usage and its cost", response_model_exclude_unset=True)

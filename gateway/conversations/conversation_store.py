@@ -54,7 +54,6 @@ class ConversationStore:
         await self._database.close()
 
     # -- conversations
-    # ---------------------------------------------------------------------------------------------
 
     async def create(
         self,
@@ -184,7 +183,6 @@ class ConversationStore:
             raise _no_conversation(conversation_id)
 
     # -- messages
-    # --------------------------------------------------------------------------------------------------
 
     async def append(
         self, caller: Caller, conversation_id: str, messages: Sequence[NewMessage], after: str | None = None
@@ -250,7 +248,6 @@ class ConversationStore:
         return replace(message, status="incomplete", finish_reason="gateway_lost") if lost else message
 
     # -- everything of an owner
-    # ------------------------------------------------------------------------------------
 
     async def everything(self, caller: Caller, tenant: str | None = None) -> AsyncIterator[Branch]:
         """Yield all conversations of the caller, or of a tenant, with the branch that is shown."""

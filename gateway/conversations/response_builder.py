@@ -115,7 +115,6 @@ class ResponseBuilder:
         self.response["status"] = "cancelled"
 
     # -- items
-    # ---------------------------------------------------------------------------------------------------
 
     def _switch(self, piece: OutputDelta) -> list[Event]:
         kind = _ITEM_TYPES[type(piece)]
@@ -189,7 +188,6 @@ class ResponseBuilder:
         return self._event(kind, item_id=self._item["id"], output_index=self._index, content_index=0, part=part)
 
     # -- events
-    # --------------------------------------------------------------------------------------------------
 
     def _end(self, status: str) -> Event:
         self.response["status"] = status

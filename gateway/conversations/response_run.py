@@ -127,7 +127,6 @@ class ResponseRun(AnswerEvents):
         self.cancel()
 
     # -- as an event source
-    # ----------------------------------------------------------------------------------------
 
     async def start(self, context: RequestContext) -> None:
         await super().start(context)
@@ -162,7 +161,6 @@ class ResponseRun(AnswerEvents):
             self._stop()  # the client went away before the end
 
     # -- without a stream
-    # ------------------------------------------------------------------------------------------
 
     async def collect(self) -> dict[str, object]:
         """The whole response. Raises the engine's errors."""
@@ -228,7 +226,6 @@ class ResponseRun(AnswerEvents):
             self._publish(self._fail(error))
 
     # -- events
-    # ----------------------------------------------------------------------------------------------------
 
     def _published(self, events: list[Event]) -> bytes:
         data = encode_events(events)
@@ -281,7 +278,6 @@ class ResponseRun(AnswerEvents):
         return events
 
     # -- the end
-    # ---------------------------------------------------------------------------------------------------
 
     def _settle(self) -> None:
         self._closed = True

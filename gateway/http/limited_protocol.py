@@ -134,7 +134,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return 2 if self._head < 0 else None
 
     # -- connections
-    # -----------------------------------------------------------------------------------------------
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -193,7 +192,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         return bool(cycle.response_started)
 
     # -- requests
-    # --------------------------------------------------------------------------------------------------
 
     def data_received(self, data: bytes) -> None:
         if self._closing:
@@ -309,7 +307,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         super().on_message_complete()
 
     # -- responses
-    # -------------------------------------------------------------------------------------------------
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
@@ -350,7 +347,6 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._watch_unread()
 
     # -- rejections
-    # ------------------------------------------------------------------------------------------------
 
     def _start_header_timer(self) -> None:
         self._timer = self.loop.call_later(self.limits.header_seconds, self._header_timed_out)

@@ -206,7 +206,6 @@ class Reservation(QuotaReservation):
                 one.by.settle(one.bounds, make_settlement((0, 0, -one.places, 0, 0)))
 
     # -- reserving
-    # -------------------------------------------------------------------------------------------------
 
     async def _reserve(self, bounds: ModelLimits, asks: Sequence[LimitRequest]) -> ReserveResult:
         gate, plan = self._gate, self._plan
@@ -260,7 +259,6 @@ class Reservation(QuotaReservation):
         return bisect_right(_CostByLength(self._tariff, prompt, most), given) - 1
 
     # -- settling
-    # --------------------------------------------------------------------------------------------------
 
     def _spent(self, usage: Usage) -> int:
         budgets, tariff = self._gate.budgets, self._tariff

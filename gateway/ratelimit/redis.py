@@ -155,7 +155,6 @@ class RedisLimiter(Limiter):
             await self._client.aclose()
 
     # -- Redis
-    # -----------------------------------------------------------------------------------------------------
 
     async def _send(self) -> None:
         """Ask Redis for what waits, until nothing does."""
@@ -278,7 +277,6 @@ class RedisLimiter(Limiter):
         return self._url.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
 
     # -- settling
-    # --------------------------------------------------------------------------------------------------
 
     def _flush_in(self, seconds: float) -> None:
         """Send what is settled after `seconds`, unless a reservation takes it along before."""
@@ -306,7 +304,6 @@ class RedisLimiter(Limiter):
             del self._held[bound.name]
 
     # -- without Redis
-    # ---------------------------------------------------------------------------------------------
 
     def _reserve_alone(self, bounds: Sequence[Limit], asks: Sequence[LimitRequest]) -> ReserveResult:
         """Decide with this gateway's share of what was left when Redis was heard of last."""
@@ -333,7 +330,6 @@ class RedisLimiter(Limiter):
             add_settlement(self._settled, bound, Settlement(spent=spent))
 
     # -- budgets
-    # ---------------------------------------------------------------------------------------------------
 
     def _note_spent(self, name: str, period: int, micros: int) -> None:
         if len(self._known) > MAX_REMEMBERED:

@@ -102,7 +102,6 @@ class ControlTokens:
         self.alias_id = int(tokenizer.token_to_id(self._alias))
 
     # -- texts of templates
-    # ----------------------------------------------------------------------------------------
 
     def mark(self, text: str) -> str:
         """Return a text of the template with a mark before each control token and before a
@@ -127,7 +126,6 @@ class ControlTokens:
         return ((found.start(), found[0]) for found in self._pattern.finditer(text))
 
     # -- rendered prompts
-    # ------------------------------------------------------------------------------------------
 
     def read(self, rendered: str) -> RenderedPrompt:
         """Return the prompt that a marked template rendered.

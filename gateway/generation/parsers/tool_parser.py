@@ -149,7 +149,6 @@ class ToolParser(OutputProcessor):
         return self.writer.count > 0
 
     # -- for subclasses
-    # ------------------------------------------------------------------------------------------
 
     @abstractmethod
     def _consume(self) -> bool:
@@ -226,7 +225,6 @@ class ToolParser(OutputProcessor):
         return self._pos < len(self._buffer)
 
     # -- text
-    # ----------------------------------------------------------------------------------------------------
 
     def _step_text(self) -> bool:
         found = self._find_opening(self._buffer, self._pos)

@@ -81,7 +81,6 @@ class TaggedCallParser(ToolParser):
         """Consume the end of the call after its arguments."""
 
     # -- for subclasses
-    # ------------------------------------------------------------------------------------------
 
     def _start(self, name: str, end: int) -> bool:
         self._name = name
@@ -108,7 +107,6 @@ class TaggedCallParser(ToolParser):
         return True
 
     # -- values
-    # --------------------------------------------------------------------------------------------------
 
     def _value(self) -> bool:
         if self._fresh and self.framed:

@@ -54,7 +54,6 @@ def any_value_rule(rules: GrammarBuilder) -> str:
 
 
 # -- arrays
-# ------------------------------------------------------------------------------------------------------------
 
 
 def array_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str:
@@ -125,7 +124,6 @@ def _repeated(rules: GrammarBuilder, item: str, least: int, most: int | None) ->
 
 
 # -- objects
-# -----------------------------------------------------------------------------------------------------------
 
 
 class _Member(NamedTuple):

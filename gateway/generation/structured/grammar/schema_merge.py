@@ -251,7 +251,6 @@ def _merge_if_satisfiable(first: FlatSchema, second: FlatSchema) -> FlatSchema |
 
 
 # -- oneOf
-# -------------------------------------------------------------------------------------------------------------
 
 
 def may_overlap(parts: Sequence[Schema], alternatives: Callable[[Schema], list[FlatSchema]]) -> bool:
