@@ -1,5 +1,5 @@
-"""From a checked request to the text of its answer: prompt, sampling, guides, tool calls, choices.
+"""Generation: prompt, sampling, guides, tool calls and choices, from a checked request to its text.
 
-Works on `interfaces.Engine` and knows neither HTTP nor Triton. The bytes of an answer are written by
-`api/`.
+Works on `interfaces.Engine` and knows neither HTTP nor Triton. The bytes of an answer are written
+by `api/`.
 """

@@ -1,5 +1,4 @@
-"""What a model writes -> content, reasoning and tool calls, piece by piece; one module per format
-that models use.
+"""Parsers of a model's text: content, reasoning and tool calls, piece by piece.
 
-How an API writes a tool call belongs to `api/`. `families/` has a module per format of tool calls.
+`families/` has a module per format of tool calls. How an API writes a tool call belongs to `api/`.
 """
