@@ -106,16 +106,18 @@ def routing_cost(
 
 
 def decode_weight(held: float) -> float:
-    """Return the weight of a second of decoding when the share `held` of the caches belongs to
-    running sequences.
+    """Return the cost weight of one second of decoding.
+
+    `held` is the share of the KV caches that belongs to running sequences.
     """
     free = 0.0 if held > 1 else 1.0 if held < 0 else 1 - held
     return DECODE_WEIGHT_WHEN_FULL + (DECODE_WEIGHT_WHEN_EMPTY - DECODE_WEIGHT_WHEN_FULL) * free**DECODE_WEIGHT_EXPONENT
 
 
 def kv_cache_load(view: ReplicaView, tokens: float = 0.0) -> float:
-    """Return the share of the KV cache that is held once the in-flight requests and `tokens` more
-    are in it.
+    """Return the share of the KV cache that is held with all in-flight requests in it.
+
+    `tokens` are counted as held too.
     """
     blocks = view.blocks
     if not blocks:

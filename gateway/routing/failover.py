@@ -180,8 +180,9 @@ class FailoverStream(TokenStream):
 
     @property
     def cached_tokens(self) -> int | None:  # type: ignore[override]
-        """Return the first replica's cache hits: clients do not pay for tokens recomputed by a
-        failover.
+        """Return the prompt tokens that the first replica found in its cache.
+
+        Clients do not pay for tokens that a failover recomputes.
         """
         return self._cached_tokens if self._known_at_start else self._attempt.stream.cached_tokens
 
@@ -435,8 +436,9 @@ class FailoverStream(TokenStream):
         return Attempt(MergedStream(streams, sequences), StreamState.SPLIT)
 
     async def _open_sequence(self, sequence: int, failed: tuple[str, ...], *, replay: bool = True) -> Attempt:
-        """Open the rest of one sequence, as a replay from the prompt where only that restores the
-        engine's state.
+        """Open the rest of one sequence on another replica.
+
+        The sequence is replayed from its prompt where only a replay restores the engine's state.
         """
         request, tokens = single_sequence_request(self._request, sequence), self._known[sequence]
         if not tokens:
@@ -453,8 +455,9 @@ class FailoverStream(TokenStream):
         return Attempt(stream, StreamState.REPLAYING if replays else StreamState.STREAMING)
 
     async def _open(self, request: EngineRequest, failed: tuple[str, ...]) -> TokenStream:
-        """Open a request on a replica that has not failed on it, or else on any but the last that
-        failed.
+        """Open a request on a replica that has not failed on this request.
+
+        If all have failed, any replica but the last that failed is used.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SEARCH_TIMEOUT

@@ -40,9 +40,7 @@ class ModelKind(ABC, Generic[M]):
         self._settings = settings
 
     def served(self, triton_names: Iterable[str]) -> Mapping[str, str]:
-        """Return the models of this kind among Triton's, each with the name under which it is
-        served.
-        """
+        """Return the models of this kind among Triton's, each with its served name."""
         return {one: one.removesuffix(self.suffix) for one in triton_names if one.endswith(self.suffix)}
 
     @abstractmethod
@@ -118,8 +116,9 @@ class CrossEncoderKind(EncoderKind[CrossEncoder]):
 
 
 class SingleModelKind(ModelKind[M]):
-    """A kind restricted to the model `triton_name`, served as `name` or, if that is empty, under
-    its own name.
+    """A kind restricted to the model `triton_name`.
+
+    The model is served as `name` or, if `name` is empty, under its Triton name.
     """
 
     def __init__(self, kind: ModelKind[M], triton_name: str, name: str) -> None:

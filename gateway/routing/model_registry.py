@@ -38,8 +38,9 @@ class ModelReplica(Generic[M]):
 
 
 def first_ready(places: Sequence[ModelReplica[M]]) -> ModelReplica[M]:
-    """Return the first replica that is ready, or the first of all: its engine explains why it is
-    not.
+    """Return the first replica that is ready, or the first of all if none is.
+
+    The engine of a replica that is not ready explains why.
     """
     return next((place for place in places if place.ready), places[0])
 
@@ -71,8 +72,9 @@ class ReplicaRegistry(Protocol):
 
 @dataclass(slots=True)
 class _ModelEntries:
-    """The models of one kind: all replicas of each, the one in use, and the problems of those
-    without one.
+    """The models of one kind: the replicas of each model and the replica in use.
+
+    Models without a usable replica are listed with their problems.
     """
 
     places: dict[str, list[ModelReplica[Any]]] = field(default_factory=dict)
@@ -162,9 +164,7 @@ class ModelRegistry:
         raise ModelNotFoundError(name)
 
     def places(self, name: str, kind: type[M]) -> Sequence[ModelReplica[M]]:
-        """Return the replicas of a model in the order of the servers; empty if the model is
-        unknown.
-        """
+        """Return the replicas of a model in server order; empty if the model is unknown."""
         return self._entries[kind].places.get(name, [])
 
     def all(self) -> list[ModelReplica[Any]]:
@@ -281,8 +281,9 @@ class ModelLookup(Generic[M]):
         self._registry, self._kinds = registry, kinds
 
     def candidates(self, name: str, caller: Caller) -> Sequence[str]:
-        """Return the models that `name` stands for, first choice first: those of an alias, else the
-        name itself.
+        """Return the models that `name` stands for, first choice first.
+
+        These are the models of an alias, or the name itself if it is not an alias.
 
         Raises:
             ModelNotAllowedError: The caller may use neither the alias nor one of its models.
@@ -326,8 +327,9 @@ def create_model_registry(
     replica_registries: Mapping[type[Model], ReplicaRegistry] = MappingProxyType({}),
     on_server: ReachabilityCallback = lambda server, is_reachable: None,
 ) -> ModelRegistry:
-    """Return the registry of all models on the servers of `settings.replicas`, or on `addresses`
-    without them.
+    """Return the registry of all models on the servers of `settings.replicas`.
+
+    If the settings name no replicas, the servers at `addresses` are used.
     """
     kinds, timeout = create_model_kinds(settings), settings.timeouts.connect
     discovery = ServerDiscovery(AddressResolver([parse_replica(one) for one in settings.replicas]), kinds, timeout)

@@ -14,8 +14,9 @@ _SEED_COUNT = 2**64
 
 
 def single_sequence_request(request: EngineRequest, sequence: int) -> EngineRequest:
-    """Return one sequence as a request of its own, with the seed that the engine would have used
-    for it.
+    """Return one sequence of a request as a request of its own.
+
+    The new request has the seed that the engine would have used for the sequence.
     """
     if request.n == 1:
         return request
@@ -34,8 +35,9 @@ def has_finished(request: EngineRequest, tokens: Sequence[int]) -> bool:
 
 
 def remaining_request(request: EngineRequest, tokens: Sequence[int]) -> EngineRequest:
-    """Return the request for the rest of an answer: the prompt and the known tokens are the new
-    prompt.
+    """Return the request for the rest of an answer.
+
+    The prompt and the known tokens are the new prompt.
 
     A seed is changed, because the same seed would draw the same random numbers again.
     """
@@ -62,8 +64,9 @@ def needs_replay(request: EngineRequest) -> bool:
 
 
 def is_deterministic(request: EngineRequest) -> bool:
-    """Return True if the same request gives the same tokens, unless the engine's batch changes
-    them.
+    """Return True if the same request always gives the same tokens.
+
+    The composition of the engine's batch may still change the tokens.
     """
     return is_greedy(request) or request.sampling.seed is not None
 

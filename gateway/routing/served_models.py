@@ -99,9 +99,7 @@ class GenerativeModel(Model):
 
 
 class EncoderInput(NamedTuple):
-    """One row of an encoder: token ids, and for each token the number of the text that it belongs
-    to.
-    """
+    """One row of an encoder's input: token ids, and for each token the number of its text."""
 
     ids: Sequence[int]
     types: Sequence[int] | None = None
@@ -122,8 +120,9 @@ class EncoderModel(Model):
 
     @abstractmethod
     def room(self, query: int) -> int:
-        """Return the tokens that a document may have beside a query of `query` tokens; 0 if the
-        query is too long.
+        """Return the tokens that a document may have beside a query of `query` tokens.
+
+        The result is 0 if the query is too long.
         """
 
     @abstractmethod

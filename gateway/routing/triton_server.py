@@ -128,8 +128,9 @@ class ModelServer:
         self._ready, self._not_ready = frozenset(set(self.models) - set(not_ready)), not_ready
 
     async def _is_up(self, offer: OfferedModel, loaded: Mapping[str, bool]) -> bool:
-        """Return True if a model is loaded by the index, and ready when asked: its engine may have
-        ended.
+        """Return True if a model is loaded by Triton's index and answers that it is ready.
+
+        The engine of a loaded model may have ended.
         """
         return loaded.get(offer.triton_name, True) and await self._triton.model_ready(offer.triton_name)
 
@@ -184,8 +185,9 @@ class ModelServer:
 
 
 def _client_message(error: Exception) -> str:
-    """Return what a client may know: metadata errors in full, of all others only which part is
-    broken.
+    """Return the part of an error that a client may know.
+
+    Metadata errors are shown in full; for all others, only the broken part is named.
     """
     if isinstance(error, ModelLoadError):
         return f"{error.fault}; the gateway's log says why."

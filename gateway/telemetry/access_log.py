@@ -17,8 +17,9 @@ _STDOUT = 1
 
 
 def format_line(one: FinishedRequest) -> str:
-    """Return one line of JSON in printable ASCII: JSON escapes every other character that clients
-    sent.
+    """Return the access log's line for a request: JSON in printable ASCII.
+
+    JSON escapes every other character that clients sent.
     """
     usage, meter, trace = one.outcome.usage, one.meter, one.trace
     facts = {

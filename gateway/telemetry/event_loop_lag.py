@@ -154,8 +154,9 @@ class EventLoopMonitor:
 
 
 def _parse_stacks(dump: str) -> Iterator[tuple[int, str]]:
-    """Yield each thread's id and its functions of the gateway, innermost first; empty if there are
-    none.
+    """Yield each thread's id and its functions of the gateway, innermost first.
+
+    The text is empty for a thread without such functions.
     """
     for thread in _THREAD.split(dump)[1:]:
         ident, _, stack = thread.partition(" ")

@@ -1,5 +1,6 @@
-"""Every metric of the gateway with its name, labels and meaning. docs/metrics.md is generated from
-this table.
+"""Every metric of the gateway with its name, labels and meaning.
+
+docs/metrics.md is generated from this table.
 
 Operators watch the metrics `llm_*` and `gpu_*`, and alerts use them; `llmops_*` are about the
 gateway itself. Every label has a bounded set of values: served models, existing routes, a limited

@@ -62,8 +62,9 @@ class HistogramSeries:
             self._fresh.clear()
 
     def read(self) -> tuple[list[tuple[str, float]], float]:
-        """Return cumulative counts by upper bound, as Prometheus shows them, and the sum of all
-        values.
+        """Return the cumulative counts by upper bound, and the sum of all values.
+
+        The counts have the form in which Prometheus shows them.
         """
         self.settle()
         bounds = [*map(str, self._bounds), "+Inf"]

@@ -107,8 +107,9 @@ class GatewayMetrics:
                 one.settle()
 
     def reaches(self, server: str, reached: Callable[[], bool] | None) -> None:
-        """Export whether a Triton server is reachable, as `reached` returns it; None once it is not
-        used.
+        """Export whether a Triton server is reachable, as `reached` returns it.
+
+        `reached` is None as soon as the server is not used any longer.
         """
         if reached is None:
             self._servers.forget(server)
@@ -255,8 +256,9 @@ class AnswerMeter:
         self._metrics.cancelled.value += 1
 
     def refused(self, outcome: GoodputOutcome | None) -> None:
-        """Record that the request ended before the engine had it; the outcome is None for invalid
-        requests.
+        """Record that a request ended before it was sent to the engine.
+
+        The outcome is None for invalid requests.
         """
         self._ended = True
         self._leave_queue()
@@ -299,8 +301,9 @@ class AnswerMeter:
 
     @property
     def tpot(self) -> float | None:
-        """Return the seconds per token after the first, of each sequence: they are generated side
-        by side.
+        """Return the seconds per token after the first, for each sequence.
+
+        All sequences of an answer are generated side by side.
         """
         after_first = self.total / self._sequences - 1
         return (self.last - self.first) / after_first if after_first > 0 else None

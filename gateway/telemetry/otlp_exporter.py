@@ -79,8 +79,9 @@ class OtlpSpanExporter:
 
 
 class _SpanBuilder:
-    """Builds the spans of one traced request: its own, one for each stage, and those of the
-    engine's work.
+    """A builder of the spans of one traced request.
+
+    The request has a span of its own, one span for each stage, and the spans of the engine's work.
     """
 
     def __init__(self, one: FinishedRequest, scope: ScopeSpans) -> None:

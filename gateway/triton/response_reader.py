@@ -1,5 +1,6 @@
-"""Conversion of a ModelInferResponse to a TokenBatch, and of error texts to errors; see
-docs/contract.md.
+"""Conversion of a ModelInferResponse to a TokenBatch, and of error texts to errors.
+
+Both formats are described in docs/contract.md.
 """
 
 from __future__ import annotations

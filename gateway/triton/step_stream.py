@@ -1,5 +1,6 @@
-"""Step streams: one subscription per gateway and engine model, one message per engine step for all
-its requests.
+"""Step streams: one subscription per gateway and engine model.
+
+The engine sends one message per engine step for all requests of a subscription.
 
 docs/contract.md, "Step streams", defines the messages. A broken connection resumes after the last
 step that arrived. Only an engine that does not know the subscription, because it was restarted,
@@ -95,8 +96,9 @@ class StepStreamTransport(Engine):
             await self._subscription.close()
 
     def watch(self, observer: EngineObserver, grace: float) -> None:
-        """Report the engine's state to `observer`, and give a broken stream `grace` seconds to
-        recover.
+        """Report the engine's state to `observer`.
+
+        A broken stream has `grace` seconds to recover.
 
         With other replicas, waiting longer only delays the failover. If `grace` is shorter than the
         engine's own, the stream ends at once when nothing listens on the server's port.
@@ -110,8 +112,9 @@ class StepStreamTransport(Engine):
             self._watching.cancel()
 
     def declare_demand(self, tokens: int, weights: int) -> None:
-        """Declare the tokens and weights that wait in this gateway; the engine reports the sum to
-        all gateways.
+        """Declare the tokens and weights that wait in this gateway to the engine.
+
+        The engine reports the sum of all declarations to all gateways.
         """
         self._demand = (tokens, weights)
         if self._subscription is not None:
@@ -287,8 +290,9 @@ class StepSubscription:
                 await self._step(response.infer_response)
 
     def _fail_slots(self, message_id: str, text: str) -> None:
-        """Fail the slots that an error message names, or all slots if its id is that of the
-        subscription.
+        """Fail the slots that an error message names.
+
+        All slots fail if the id of the message is that of the subscription.
         """
         if UNKNOWN_SUBSCRIPTION in text:
             self.end(UnavailableError(ENGINE_RESTARTED))
@@ -370,8 +374,9 @@ class StepSubscription:
         return self._grace < RECONNECT_GRACE_PERIOD and CONNECTION_REFUSED in str(await self._call.details())
 
     async def _repeat_unconfirmed(self) -> None:
-        """Repeat, on a new connection and by slot, the messages that the engine may not have
-        received.
+        """Repeat the messages that the engine may not have received, on a new connection.
+
+        The messages are repeated by slot.
         """
         await self._call.write(self._writer.subscribe(self._last, self._observer is not None))
         unconfirmed = [one.unconfirmed for one in self._streams.values() if one.unconfirmed is not None]
@@ -398,8 +403,9 @@ class StepSubscription:
 
 
 def _top_logprobs(outputs: dict[str, int], raw: Sequence[bytes]) -> list[TopLogprobs] | None:
-    """Return the most likely tokens at each position of a step, or None if no request asks for
-    them.
+    """Return the most likely tokens at each position of a step.
+
+    The result is None if no request asks for them.
     """
     if STEP_TOP_COUNTS not in outputs:
         return None

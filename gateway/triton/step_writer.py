@@ -59,8 +59,9 @@ class StepWriter:
         return message
 
     def acknowledge(self, step: int, demand: tuple[int, int] | None = None) -> service_pb2.ModelInferRequest:
-        """Return an acknowledgement of a step, with the tokens and weights that wait in this
-        gateway, if given.
+        """Return an acknowledgement of a step.
+
+        The message carries the tokens and weights that wait in this gateway if `demand` is given.
         """
         message, tensors = self._message_without_reply()
         tensors.scalar(contract.ACKNOWLEDGE, step)

@@ -1,5 +1,6 @@
-"""Two encodings of a request's tensors: in a message of its own, and as a JSON object in a
-submission.
+"""Two encodings of a request's tensors.
+
+The tensors are sent in a message of their own, or as a JSON object in a submission.
 """
 
 from __future__ import annotations
@@ -22,8 +23,9 @@ _PACK = {
 
 
 class TensorWriter(ABC):
-    """A writer of the contract's tensors, each with a leading batch dimension of 1 where it is sent
-    as a tensor.
+    """A writer of the contract's tensors.
+
+    A tensor that is sent as a tensor has a leading batch dimension of 1.
 
     Values must fit their datatypes; the engine checks them.
     """
@@ -40,8 +42,9 @@ class TensorWriter(ABC):
 
     @abstractmethod
     def words(self, tensor: Tensor, words: Sequence[Sequence[int]]) -> None:
-        """Write INT32 [1, 2, n]: the flattened ids, then the cumulative end offset of each word,
-        padded with -1.
+        """Write a list of words as INT32 [1, 2, n].
+
+        Row 0 has the flattened ids, row 1 the cumulative end offset of each word, padded with -1.
         """
 
 
@@ -79,8 +82,9 @@ class MessageTensorWriter(TensorWriter):
 
 
 class JsonTensorWriter(TensorWriter):
-    """Collects tensors in a JSON object: scalars as numbers, others as arrays without the batch
-    dimension.
+    """A writer that collects tensors in a JSON object.
+
+    Scalars are numbers, all others arrays without the batch dimension.
     """
 
     def __init__(self) -> None:

@@ -145,8 +145,7 @@ class AdmissionController:
         return min(request.arrived + self.queue.tier(request).max_wait, request.deadline) - now
 
     def predicted_wait(self, request: QueuedRequest, views: Sequence[ReplicaView]) -> float:
-        """Return the predicted seconds until the first token of a request that cannot be dispatched
-        now.
+        """Return the predicted seconds until the first token of a request that cannot start now.
 
         This is the time until the requests before it and the request itself leave the queue, plus
         the prefill on its home replica.
@@ -166,8 +165,9 @@ class AdmissionController:
         return ahead / self._throughput.rate(views) if ahead else 0.0
 
     def retry_after(self, wait: float) -> float:
-        """Return the Retry-After in seconds for a request rejected with this predicted wait, with
-        jitter.
+        """Return the Retry-After of a rejected request, in seconds with jitter.
+
+        `wait` is the predicted wait in seconds.
         """
         return wait * self._rng.uniform(*RETRY_AFTER_JITTER)
 
@@ -297,8 +297,9 @@ class AdmissionController:
         return mean
 
     def _is_my_turn(self, view: ReplicaView, weight: float, now: float) -> bool:
-        """Draw once per step: gateways that share a replica get steps in proportion to the demand
-        they declare.
+        """Draw once per engine step whether this gateway may use the step.
+
+        Gateways that share a replica get steps in proportion to the demand that they declare.
         """
         own = self.queue.demand() or weight
         total = view.demand if self.queue else view.demand + weight
@@ -312,8 +313,9 @@ class AdmissionController:
         return is_mine
 
     def _reserved_replica(self, views: Sequence[ReplicaView]) -> int | None:
-        """Return the replica with most room if a request has waited for room too long: it is kept
-        for that request.
+        """Return the replica with most room if a request has waited for room too long, or None.
+
+        The replica is kept free for that request.
         """
         held = self.queue.held
         if held is None:

@@ -1,5 +1,6 @@
-"""Weighted fair queueing of tenants by tokens served (Virtual Token Counter, Sheng et al., OSDI
-'24).
+"""Weighted fair queueing of tenants by the tokens that they were served.
+
+The algorithm is Virtual Token Counter (Sheng et al., OSDI '24).
 
 Each tenant has a counter of the cost it was served, divided by its weight; of the waiting tenants
 the one with the lowest counter is next. A tenant that returns is lifted to the lowest counter of
@@ -204,8 +205,9 @@ class FairQueue:
                 heappush(self._heap, entry)
 
     def _drop_idle_counters(self) -> None:
-        """Drop the lower half of the idle counters: tenants below the lowest backlog would be
-        lifted anyway.
+        """Drop the lower half of the idle tenants' counters.
+
+        A tenant whose counter is below the lowest one in the backlog would be lifted to it anyway.
         """
         idle = sorted((counter, name) for name, counter in self._counters.items() if name not in self._backlogs)
         for _, name in idle[: len(idle) // 2]:

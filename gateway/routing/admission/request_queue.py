@@ -1,5 +1,6 @@
-"""Admission on an event loop: requests wait until a replica has room, or until the wait becomes too
-long.
+"""Admission of requests on an event loop.
+
+A request waits until a replica has room, or until its wait becomes too long.
 """
 
 from __future__ import annotations
@@ -166,8 +167,9 @@ def create_queued_request(
 def create_admission_controller(
     settings: GatewaySettings, model: str, policy: RoutingPolicy
 ) -> AdmissionController | None:
-    """Return the controller of a model, or None without objectives and tiers: requests are then
-    sent at once.
+    """Return the admission controller of a model, or None if it has no objectives and no tiers.
+
+    Without a controller, requests are sent to a replica at once.
     """
     if not settings.tiers and settings.slo_of(model).ttft_p95 is None:
         return None

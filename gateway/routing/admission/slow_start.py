@@ -1,5 +1,6 @@
-"""Slow start: limit prompt tokens sent to a replica that has just become ready, because its caches
-are empty.
+"""Slow start: a limit on the prompt tokens sent to a replica that has just become ready.
+
+The caches of such a replica are still empty.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The queue of a model: strict priority tiers with minimum shares, and fair queueing inside each
-tier.
+"""The queue of a model, with strict priority tiers and fair queueing inside each tier.
+
+Each tier has a minimum share.
 """
 
 from __future__ import annotations
@@ -121,8 +122,7 @@ class TieredQueue:
         self._tier_queue(request).queue.charge(request, service_cost(prompt, output))
 
     def ahead(self, request: QueuedRequest) -> float:
-        """Return the cost of everything that would be served before the request if it were queued
-        now.
+        """Return the cost of all requests that would be served before `request` if it joined now.
         """
         before = 0.0
         own = self._tier_queue(request)
@@ -133,8 +133,9 @@ class TieredQueue:
         return before
 
     def demand(self) -> float:
-        """Return the summed weights of the waiting tenants, which this gateway declares to the
-        engines.
+        """Return the summed weights of the waiting tenants.
+
+        This gateway declares the sum to the engines.
         """
         return sum(tier.tier.weight * tier.queue.weight for tier in self._tiers)
 
@@ -172,7 +173,9 @@ class TieredQueue:
         self.remove(request)
 
     def _in_turn(self) -> list[_TierQueue]:
-        """Return the waiting tiers: first those whose share has earned a request, then all from the
+        """Return the waiting tiers in the order in which they are served.
+
+        The tiers whose minimum share has earned a request come first, then all tiers from the
         highest down.
         """
         waiting = [tier for tier in self._tiers if tier.queue.size]

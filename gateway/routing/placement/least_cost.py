@@ -103,8 +103,9 @@ class LeastCostPolicy:
         return _cached_blocks(held, self.index.bit(view.replica_id)) * view.tokens_per_block
 
     def _sample(self, places: list[int]) -> list[int]:
-        """Return two random replicas, or all of a few ones from a random start: the first must not
-        win every tie.
+        """Return two random replicas, or all of them from a random start if there are few.
+
+        Without the random start, the first replica would win every tie.
         """
         count = len(places)
         start = int(self._rng.random() * count)
@@ -115,9 +116,7 @@ class LeastCostPolicy:
     def _cheapest(
         self, request: RoutingRequest, views: Sequence[ReplicaView], candidates: Sequence[int], known: Mapping[str, int]
     ) -> int | None:
-        """Return the candidate with the lowest cost below the watermark, or None if all are above
-        it.
-        """
+        """Return the cheapest candidate below the watermark, or None if all are above it."""
         tokens, answer, best, below = request.tokens, request.answer, None, float("inf")
         size = views[0].tokens_per_block
         loads = [kv_cache_load(views[place]) for place in candidates]
@@ -142,8 +141,9 @@ def _in_state(state: ReplicaState, request: RoutingRequest, views: Sequence[Repl
 def _prefix_candidates(
     hashes: Sequence[int], known: Mapping[str, int], places: Sequence[int], views: Sequence[ReplicaView]
 ) -> list[int]:
-    """Return the holders of the prefix, the longest first, and the replica all gateways choose for
-    its new part.
+    """Return the replicas to consider for a prompt: holders of its prefix, the longest first.
+
+    The last candidate is the replica that all gateways choose for the new part of the prompt.
     """
     if not hashes:
         return []
@@ -169,8 +169,9 @@ def _prefix_holders(known: Mapping[str, int], places: Sequence[int], views: Sequ
 
 
 def _rendezvous_choice(key: int, places: Sequence[int], views: Sequence[ReplicaView]) -> int:
-    """Rendezvous hashing: all gateways choose the same replica, and a replica that leaves moves
-    only its own keys.
+    """Choose a replica by rendezvous hashing, so that all gateways choose the same one.
+
+    A replica that leaves moves only its own keys.
     """
     scores = [xxh3_64_intdigest(views[place].replica_id.encode(), key) for place in places]
     return places[scores.index(max(scores))]

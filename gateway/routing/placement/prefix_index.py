@@ -12,8 +12,9 @@ MAX_ENTRIES = 200_000
 
 
 def tenant_cache_salt(tenant: str) -> int:
-    """Return the salt that keeps the blocks of a tenant apart from others'; 0, shared by all,
-    without a tenant.
+    """Return the salt that separates a tenant's cached blocks from other tenants' blocks.
+
+    Without a tenant the salt is 0, which all such callers share.
     """
     return xxh3_64_intdigest(tenant.encode()) if tenant else 0
 
@@ -24,8 +25,9 @@ CachedPrefix = tuple[int, int]
 
 
 class PrefixIndex:
-    """A map from block hash to a bit set of replicas, for about the `entries` most recently used
-    blocks.
+    """A map from block hash to the bit set of the replicas that hold the block.
+
+    The map keeps about the `entries` most recently used blocks.
 
     Two generations approximate the order of use: an entry that is used moves from the old to the
     young generation. When the young one is full it becomes the old one, and what is left of the
@@ -52,8 +54,9 @@ class PrefixIndex:
         return len(self._young) + len(self._old)
 
     def held(self, hashes: Sequence[int]) -> list[CachedPrefix]:
-        """Return which replicas hold how much of a prompt's prefix, the longest first, without
-        those that hold none.
+        """Return how much of a prompt's prefix each replica holds, the longest first.
+
+        Replicas that hold none of the prefix are left out.
         """
         young, old, alive = self._young, self._old, self._live
         found: list[CachedPrefix] = []
@@ -94,8 +97,9 @@ class PrefixIndex:
             self._use(replica_id, hashes)
 
     def limit(self, replica_id: str, blocks: int) -> None:
-        """Forget all but the `blocks` most recently stored blocks of a replica, now and with each
-        `store`.
+        """Forget all but the `blocks` most recently stored blocks of a replica.
+
+        The limit also applies to each later `store`.
         """
         self._limits[replica_id] = blocks
         self._use(replica_id, ())

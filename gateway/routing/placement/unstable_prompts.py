@@ -1,5 +1,6 @@
-"""Detection of prompts that differ early and then agree: a timestamp at the top costs the whole
-prefix cache.
+"""Detection of prompts that differ early and agree after the difference.
+
+A timestamp at the top of a prompt, for example, costs the whole prefix cache.
 """
 
 from __future__ import annotations
@@ -25,8 +26,9 @@ MAX_TENANTS = 10_000
 
 
 class PromptDivergence(NamedTuple):
-    """The finding that the share `share` of a tenant's prompts differs at `token` (from 0) and
-    agrees after it.
+    """The finding that many of a tenant's prompts differ early and agree after that.
+
+    The share `share` of the prompts differs at `token`, counted from 0.
     """
 
     tenant: str
@@ -42,8 +44,9 @@ class _TenantPrompts:
 
 
 class UnstablePromptDetector:
-    """Compares each prompt of a tenant with its previous one, at the cost of a few memory
-    comparisons.
+    """A detector that compares each prompt of a tenant with the tenant's previous prompt.
+
+    A comparison costs a few memory comparisons.
     """
 
     def __init__(self, tenants: int = MAX_TENANTS) -> None:
@@ -73,9 +76,7 @@ class UnstablePromptDetector:
 
 
 def divergence_point(one: bytes, other: bytes) -> int | None:
-    """Return the token at which two prompts (INT32) differ if they agree again soon after it, or
-    None.
-    """
+    """Return the token at which two prompts (INT32) differ if they soon agree again, or None."""
     token = _common_prefix_bytes(one, other) // _BYTES_PER_TOKEN
     at = token * _BYTES_PER_TOKEN
     if at >= len(one) or at >= len(other):

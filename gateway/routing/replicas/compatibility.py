@@ -34,8 +34,9 @@ _ENCODER_FIELDS = {
 
 
 def describe_model_differences(one: ModelMetadata, other: ModelMetadata) -> str:
-    """Return what `other` has that `one` has not, such as "another engine"; empty if they are
-    compatible.
+    """Return the properties of `other` that `one` lacks, such as "another engine".
+
+    The text is empty if the two models are compatible.
 
     LoRA adapters may be loaded on some replicas only, but under the same id.
     """

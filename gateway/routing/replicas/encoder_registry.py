@@ -1,5 +1,6 @@
-"""Encoders on several servers: batches are balanced by rows, and hedged when a server does not
-answer.
+"""Encoders on several servers.
+
+Batches are balanced by rows, and a batch is hedged when its server does not answer.
 """
 
 from __future__ import annotations
@@ -93,8 +94,9 @@ class EncoderLoadBalancer:
         ]
 
     async def __call__(self, request: Any, *metadata: Any) -> Any:
-        """Return the first answer of one replica, or of a second one that gets the batch if the
-        first does not answer.
+        """Return the first answer to a batch, from one replica or a second one.
+
+        The second replica gets the batch if the first does not answer.
 
         Raises:
             UnavailableError: No replica can be reached.
@@ -115,8 +117,9 @@ class EncoderLoadBalancer:
             raise
 
     async def _hedge(self, first: EncoderReplica, call: asyncio.Future[Any]) -> EncoderReplica | None:
-        """Wait for an answer of `first`, or return the replica that gets the batch too because
-        `first` fails or hangs.
+        """Wait for an answer of `first`, or return the replica that gets the batch too.
+
+        A second replica gets the batch because `first` fails or hangs.
         """
         while True:
             await asyncio.wait([call], timeout=HANG_CHECK_INTERVAL)

@@ -1,5 +1,6 @@
-"""Gauges of engines that do not report their state: NVIDIA's C++ backend exports them on the
-server's metrics port.
+"""Gauges of engines that do not report their state.
+
+NVIDIA's C++ backend exports these gauges on the server's metrics port.
 
 Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/custom_metrics_reporter/`.
 """

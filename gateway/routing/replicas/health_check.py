@@ -72,8 +72,9 @@ class HealthCheck:
         return "draining" if self.draining else "ready"
 
     def _derived_state(self) -> ReplicaState:
-        """Derive the state from Triton's readiness and recent failures, for an engine that reports
-        no state.
+        """Derive the state of a replica from Triton's readiness and recent failures.
+
+        This is for an engine that reports no state.
         """
         if not self._is_loaded:
             return "gone" if self._last_report is not None else "starting"

@@ -60,8 +60,9 @@ class EngineGauges(NamedTuple):
 
 
 class _StepTotals:
-    """Sums over one step or several: sequences, cached tokens, prompt tokens, and seconds, also of
-    those with prefill.
+    """Sums over one or several engine steps: sequences, cached tokens, prompt tokens, seconds.
+
+    The seconds of steps with prefill are also summed separately.
     """
 
     __slots__ = ("batches", "contexts", "count", "prompt_tokens", "reading", "seconds")
@@ -152,8 +153,9 @@ class LoadEstimator:
             self._idle()
 
     def update_gauges(self, gauges: EngineGauges, now: float) -> None:
-        """Update from the server's gauges: requests beyond this gateway's own belong to other
-        gateways.
+        """Update the estimate from the server's gauges.
+
+        Requests beyond this gateway's own belong to other gateways.
 
         Gauges are a little older than this gateway's counts, so the difference is smoothed.
         """
@@ -277,8 +279,9 @@ class LoadEstimator:
 
 
 def _weighted_median(rates: deque[tuple[float, float]]) -> float:
-    """Return the median of the rates, weighted by tokens: short prompts only say how long a step
-    takes.
+    """Return the median of the rates, weighted by tokens.
+
+    Short prompts only show how long a step takes.
     """
     half, passed, median = sum(tokens for _, tokens in rates) / 2, 0.0, 0.0
     for rate, tokens in sorted(rates):

@@ -1,5 +1,6 @@
-"""The replica pools of all models: which replicas each model has, and the tasks that keep their
-state fresh.
+"""The replica pools of all models, with the replicas of each model.
+
+The registry also runs the tasks that keep the replicas' state fresh.
 """
 
 from __future__ import annotations
@@ -120,8 +121,9 @@ class PoolRegistry:
             yield from replicas.values()
 
     def _combine_model(self, places: Sequence[ModelReplica[Any]]) -> ModelReplica[Any]:
-        """Return one model for its replicas, with a batch as large as all replicas and the queue
-        together.
+        """Return one model that stands for all its replicas.
+
+        Its batch is as large as all replicas and the queue together.
         """
         first = first_ready(places)
         name = first.model.parent or first.model.name
@@ -189,8 +191,9 @@ class PoolRegistry:
 
 
 class UnstablePromptReporter:
-    """Logs and counts tenants whose prompts change at their beginning, which costs them the prefix
-    cache.
+    """A reporter that logs and counts tenants whose prompts change at their beginning.
+
+    Such prompts cost the tenant the prefix cache.
     """
 
     def __init__(self, model: str, metrics: GatewayMetrics) -> None:
@@ -249,8 +252,9 @@ def create_pool_registry(settings: GatewaySettings, metrics: GatewayMetrics) -> 
 
 
 def _duplicate_addresses(replicas: Iterable[Replica]) -> dict[str, str]:
-    """Return the replicas that are another replica under a second address, and why they are
-    excluded.
+    """Return the replicas that repeat another replica under a second address.
+
+    Each is mapped to the reason why it is excluded.
     """
     first: dict[str, str] = {}
     problems = {}

@@ -93,9 +93,7 @@ class Replica:
 
     @property
     def engine_model(self) -> str:
-        """Return the engine's model name in Triton, or an empty string if the settings do not name
-        it.
-        """
+        """Return the engine's model name in Triton; empty if the settings do not name it."""
         return self.replica_id.rpartition("=")[2].partition("/")[2]
 
     def start(self, reconnect_timeout: float) -> None:
@@ -109,8 +107,9 @@ class Replica:
             self.engine.unwatch()
 
     def reserve(self, tokens: int, is_counted: bool, prompt: int = 0) -> InFlightRequest:
-        """Take a slot until `release`, for a request with `prompt` tokens of which `tokens` are not
-        cached.
+        """Take a slot until `release`, for a request with `prompt` prompt tokens.
+
+        `tokens` of the prompt tokens are not cached.
 
         `is_counted` says that the in-flight counts of the view include the request already.
         """
@@ -168,8 +167,9 @@ class Replica:
         return state
 
     def declare_demand(self, tokens: int, demand: float) -> None:
-        """Declare to the engine what waits in this gateway; the engine reports the sum to all
-        gateways.
+        """Declare the demand that waits in this gateway to the engine.
+
+        The engine reports the sum of all declarations to all gateways.
         """
         if isinstance(self.engine, StepStreamTransport):
             self.engine.declare_demand(min(tokens, _MAX_INT32), min(round(demand * DEMAND_SCALE), _MAX_INT32))
@@ -179,8 +179,9 @@ class Replica:
         self.health.record_failure(self._clock())
 
     def assume_cached(self, prompt: RoutingRequest, output: bytes) -> None:
-        """Assume that a measured replica has cached a prompt and the token ids (INT32) of its
-        answer.
+        """Assume that a measured replica has cached a prompt and its answer.
+
+        `output` has the token ids (INT32) of the answer.
         """
         # the last token of an answer is never computed
         hashes = block_hashes(prompt.ids + output[:-4], self.view.tokens_per_block, prompt.salt)

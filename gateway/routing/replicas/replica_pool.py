@@ -85,8 +85,7 @@ class ReplicaPool(Engine):
         return [replica.view for replica in self.replicas.values()]
 
     async def open(self, request: EngineRequest) -> TokenStream:
-        """Open a request on the best replica, or on the next best ones if that one cannot be
-        reached.
+        """Open a request on the best replica, or on the next best that can be reached.
 
         A request that failed over keeps its first salt and excludes the replicas that failed.
 
@@ -171,8 +170,9 @@ class ReplicaPool(Engine):
                 replica.declare_demand(waiting.bytes // 4, demand)
 
     def _preempt(self, controller: AdmissionController) -> None:
-        """Preempt the least urgent request on replicas whose KV cache is full, at most once per
-        PREEMPTION_INTERVAL.
+        """Preempt the least urgent request on each replica whose KV cache is full.
+
+        The pool preempts at most once per PREEMPTION_INTERVAL.
         """
         now = self._clock()
         if now - self._preempted_at < PREEMPTION_INTERVAL:

@@ -21,8 +21,9 @@ RIDGE_WEIGHT = 1e-4
 
 
 class FittedStepTimeModel:
-    """The model `a + b · batch + c · context + d · prompt tokens`, in seconds per step, with no
-    negative coefficient.
+    """A fitted linear model of the seconds that an engine step takes.
+
+    The model is `a + b · batch + c · context + d · prompt tokens`, without a negative coefficient.
 
     The fit minimises absolute relative errors, so a single outlier moves it no more than any other
     observation does.
@@ -40,8 +41,9 @@ class FittedStepTimeModel:
         return self._count > 0
 
     def start(self, seconds_per_prompt_token: float) -> None:
-        """Assume this until steps were observed, so that a first prompt's time is not taken for
-        every step's.
+        """Assume `seconds_per_prompt_token` until steps have been observed.
+
+        The time of a first prompt is then not mistaken for the time of every step.
         """
         if not self:
             self.coefficients = (0.0, 0.0, 0.0, seconds_per_prompt_token)
