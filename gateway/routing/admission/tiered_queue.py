@@ -122,8 +122,7 @@ class TieredQueue:
         self._tier_queue(request).queue.charge(request, service_cost(prompt, output))
 
     def ahead(self, request: QueuedRequest) -> float:
-        """Return the cost of all requests that would be served before `request` if it joined now.
-        """
+        """Return the cost of all requests that would be served before `request` if it joined now."""
         before = 0.0
         own = self._tier_queue(request)
         for tier in self._tiers:
