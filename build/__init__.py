@@ -1,5 +1,4 @@
-"""Build engine folders from checkpoints: read the checkpoint, plan, quantise, build, write
-engine.json.
+"""Build engine folders: read the checkpoint, plan, quantise, build, write engine.json.
 
 Serving engines with Triton belongs to `model_repository/`.
 """

@@ -29,8 +29,9 @@ def installed_version(name: str) -> str:
 
 @functools.cache
 def version_in(python: str, name: str) -> str:
-    """Return the version of a distribution in another interpreter, or an empty text if it is not
-    installed there.
+    """Return the version of a distribution in another interpreter.
+
+    The text is empty if the distribution is not installed there.
     """
     code = f"from importlib.metadata import version; print(version({name!r}))"
     try:
@@ -41,8 +42,9 @@ def version_in(python: str, name: str) -> str:
 
 
 def available_memory() -> int | None:
-    """Return the bytes available without swapping within this container's limit, or None if /proc
-    does not say.
+    """Return the bytes available without swapping, or None if /proc does not say.
+
+    The limit of this container is taken into account.
     """
     try:
         lines = Path("/proc/meminfo").read_text().splitlines()

@@ -52,8 +52,8 @@ class QuantFormat:
     embedding and output head.
 
     Arithmetic: `compute` is the dtype, `sm` the oldest GPU that has it, `kv` the default dtype of
-    the KV cache. `gemm` and `moe` are the names in AIConfigurator's tables, None if nobody
-    measured.
+    the KV cache. `gemm` and `moe` are the names in AIConfigurator's tables, None without a
+    measurement.
 
     `algorithm` is TensorRT-LLM's QuantAlgo. Formats that are not `made_here` come with the
     checkpoint, which transformers calls `method`, or are OpenVINO's own. `loss` holds the default
@@ -122,8 +122,9 @@ class QuantFormat:
         return bool(self.groups)
 
     def linear_bytes(self, inputs: int, outputs: int, part: str, dtype_bytes: int) -> int:
-        """Return the bytes of a weight matrix with its scales; unquantised parts take `dtype_bytes`
-        per weight.
+        """Return the bytes of a weight matrix with its scales.
+
+        Unquantised parts take `dtype_bytes` per weight.
         """
         if part not in self.parts or self.bits == 16:
             return inputs * outputs * dtype_bytes
@@ -281,8 +282,9 @@ def format_of_method(method: str | None) -> QuantFormat | None:
 
 
 def removal_reason(name: str, release: tuple[int, int]) -> str | None:
-    """Return NVIDIA's name for a format that the TensorRT-LLM release no longer loads, or None if
-    it does.
+    """Return the name of a format that the TensorRT-LLM release no longer loads, or None.
+
+    The name is NVIDIA's. The result is None if the release loads the format.
     """
     removal = FORMATS[name].removal if name in FORMATS else None
     return removal.what if removal and release >= removal.since else None

@@ -1,5 +1,6 @@
-"""Render a checkpoint's chat template in its own process, because a template is a program by
-somebody else.
+"""Render a checkpoint's chat template in its own process.
+
+A template is a program by an unknown author.
 
 `python -m llmops.build.checkpoint.chat_template TOKENIZER_FOLDER` reads a JSON list of user
 messages from its input and writes the list of renderings, or `{"error": …}`. Jinja's sandbox keeps

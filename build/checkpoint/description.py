@@ -79,8 +79,9 @@ class ExistingQuantisation:
 
 
 def compressed_tensors_algorithm(description: Mapping[str, Any]) -> str | None:
-    """Return TensorRT-LLM's QuantAlgo for a compressed-tensors description of FP8 weights, or None
-    for any other.
+    """Return TensorRT-LLM's QuantAlgo for a compressed-tensors description, or None.
+
+    Only descriptions of FP8 weights have one.
 
     One group of layers, weights per output channel with inputs per token, or both in blocks of 128:
     what `update_quant_config_from_compressed_tensors` of
@@ -149,8 +150,9 @@ class ModelCheckpoint:
 
 @dataclass(frozen=True, kw_only=True)
 class Checkpoint(ModelCheckpoint):
-    """A checkpoint of a decoder as `build`, `plan` and `quantize` know it before they read a
-    weight.
+    """A checkpoint of a decoder, as it is known before its weights are read.
+
+    `build`, `plan` and `quantize` start from this record.
 
     `weight_files` are relative to the checkpoint.
     """

@@ -1,4 +1,4 @@
-"""Checks of files that somebody else made: JSON errors, links that lead outside, tensor ranges.
+"""Checks of untrusted files: JSON errors, links that lead outside, tensor ranges.
 
 Every fault becomes a CheckpointError that names the file.
 """

@@ -111,8 +111,9 @@ def _quantisation(header: gguf_header.GgufHeader) -> ExistingQuantisation | None
 
 
 def block_bits(dtype: str) -> int | None:
-    """Return the bits per weight of a GGML block format (4 for Q4_1), or None for F32, F16 and
-    BF16.
+    """Return the bits per weight of a GGML block format, or None for F32, F16 and BF16.
+
+    Q4_1, for example, has 4 bits.
     """
     match = _BLOCK_FORMAT.match(dtype)
     return int(match.group(1)) if match else None

@@ -1,5 +1,6 @@
-"""Type checks for the GGUF metadata that a build reads (ggml's gguf.md), before anything relies on
-it.
+"""Type checks for the GGUF metadata that a build reads (ggml's gguf.md).
+
+They run before anything relies on the metadata.
 """
 
 from __future__ import annotations

@@ -111,8 +111,9 @@ def _offline(repo: str) -> str:
 
 
 def _unreachable() -> bool:
-    """Return True if the hub's name does not resolve, because the hub's client would retry for half
-    a minute.
+    """Return True if the name of the Hugging Face hub does not resolve.
+
+    The hub's client would retry for half a minute.
     """
     from urllib.parse import urlsplit
     from urllib.request import getproxies

@@ -101,8 +101,9 @@ def _text(path: Path) -> str:
 def _special_tokens(
     folder: Path, config: dict[str, Any], generation: dict[str, Any], tokenizer: dict[str, Any]
 ) -> SpecialTokens:
-    """Return the special tokens of generation_config.json, with the tokenizer's own eos first among
-    `end`.
+    """Return the special tokens of generation_config.json.
+
+    The tokenizer's own end-of-sequence token is the first in `end`.
 
     That eos ends a chat turn, is often missing in generation_config.json, and is the one token that
     TensorRT-LLM withholds until `min_tokens`.
@@ -156,8 +157,9 @@ _BITS_OF_METHOD = {"fp8": 8, "awq": 4, "gptq": 4, "mxfp4": 4}
 
 
 def detect_quantisation(folder: Path, config: dict[str, Any]) -> ExistingQuantisation | None:
-    """Return the quantisation in config.json's `quantization_config` or ModelOpt's
-    hf_quant_config.json, or None for full precision.
+    """Return the quantisation that the folder's files declare, or None for full precision.
+
+    It is in config.json's `quantization_config` or in ModelOpt's hf_quant_config.json.
     """
     modelopt = folder / MODELOPT_FILE
     if modelopt.is_file():

@@ -1,5 +1,7 @@
-"""Models that are known without a network: hub ids whose config.json ships with the package, and
-bundled models, which are Python distributions.
+"""Models that are known without a network.
+
+These are hub ids whose config.json ships with the package, and bundled models, which are Python
+distributions.
 """
 
 from __future__ import annotations
@@ -37,8 +39,9 @@ class KnownModel:
 
 
 def known_model(hub_id: str) -> KnownModel | None:
-    """Return the model of this id, ignoring case, or None for an unknown id or an id with a
-    revision.
+    """Return the known model with this id, or None for an unknown id or an id with a revision.
+
+    The comparison ignores case.
     """
     return _models().get(hub_id.lower())
 
@@ -49,8 +52,9 @@ def known_models() -> tuple[KnownModel, ...]:
 
 
 def model_suggestion(ref: str) -> str:
-    """Return "; did you mean A or B?" for a name near known ones, with or without owner, or an
-    empty text.
+    """Return "; did you mean A or B?" for a name near known ones, or an empty text.
+
+    The name may have an owner or not.
     """
     owner, _, name = ref.lower().rpartition("/")
     by_name = {key.split("/")[1]: key for key in _models()}
@@ -86,8 +90,9 @@ def bundled_path(name: str) -> Path:
 
 
 def bundled_file(name: str, distribution: str, pattern: str) -> Path:
-    """Return the file in an installed distribution whose name matches `pattern`, without importing
-    anything.
+    """Return the file in an installed distribution whose name matches `pattern`.
+
+    The distribution is not imported.
 
     Raises:
         MissingDependencyError: The distribution is not installed. The message has the command to

@@ -70,8 +70,9 @@ def read_adapters(adapters: object, arch: Architecture) -> list[AdapterCheckpoin
 
 
 def adapters_digest(adapters: object) -> list[list[str]]:
-    """Return [name, SHA-256 of config, SHA-256 of weights] of each adapter, which decide the
-    engine.
+    """Return [name, SHA-256 of config, SHA-256 of weights] of each adapter.
+
+    These values decide the engine.
     """
     if not isinstance(adapters, Mapping):
         return []

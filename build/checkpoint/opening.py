@@ -1,5 +1,6 @@
-"""Open what the user typed as a `Checkpoint`: a folder, a GGUF file, a bundled name or a hub id, in
-this order.
+"""Open what the user typed as a `Checkpoint`.
+
+It is tried as a folder, a GGUF file, a bundled name and a hub id, in this order.
 """
 
 from __future__ import annotations

@@ -106,8 +106,9 @@ def _tensor(path: Path, relative: str, name: str, entry: Any, data_start: int) -
 
 
 def _counts(values: Any) -> list[int]:
-    """Return the values, which must be a list of whole numbers: JSON also has 1.5, 1e999, true and
-    -1.
+    """Return the values, which must be a list of whole numbers.
+
+    JSON also has 1.5, 1e999, true and -1.
 
     Raises:
         ValueError: The values are anything else.

@@ -115,8 +115,9 @@ class SafetensorsFile:
 
 
 class SafetensorsWeights:
-    """The weights of a Hugging Face folder, memory-mapped: a weight passed on unchanged never
-    leaves the page cache.
+    """The weights of a Hugging Face folder, memory-mapped.
+
+    A weight that is passed on unchanged never leaves the page cache.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -149,8 +150,9 @@ def _plain(info: TensorInfo, file: _MappedFile) -> Weight:
 
 
 class GgufWeights:
-    """The weights of a GGUF file, memory-mapped: block formats stay packed until their rows are
-    read.
+    """The weights of a GGUF file, memory-mapped.
+
+    Block formats stay packed until their rows are read.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
@@ -178,8 +180,9 @@ class GgufWeights:
         return Weight(raw.reshape(*info.shape[:-1], -1), info.shape, "f32", info.dtype)
 
     def _rotary_heads(self, name: str) -> int:
-        """Return the heads whose rotary halves are interleaved: GGUF does so for q and k of the
-        llama family only.
+        """Return the number of heads whose rotary halves are interleaved.
+
+        GGUF interleaves them for q and k of the llama family only.
         """
         if self.checkpoint.metadata.get("general.architecture") != "llama":
             return 0

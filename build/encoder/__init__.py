@@ -1,5 +1,6 @@
-"""Text encoders (BERT and related models), built into engines that return vectors or scores of text
-pairs.
+"""Text encoders (BERT and related models), built into engines.
+
+An engine returns vectors, or scores of text pairs.
 
 Models that generate text belong to `targets/`.
 """

@@ -1,5 +1,6 @@
-"""Open encoder checkpoints: shapes, pooling and files of a Hugging Face or sentence-transformers
-folder.
+"""Open encoder checkpoints.
+
+Shapes, pooling and files come from a Hugging Face or sentence-transformers folder.
 """
 
 from __future__ import annotations

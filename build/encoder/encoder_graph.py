@@ -1,5 +1,6 @@
-"""Build the OpenVINO graph of an encoder in float32: BERT's layers, then pooling and normalisation,
-or a score.
+"""Build the OpenVINO graph of an encoder in float32.
+
+BERT's layers come first, then pooling and normalisation, or a score.
 """
 
 from __future__ import annotations

@@ -28,8 +28,9 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_m
 
 
 class EncoderTarget(BuildTarget[EncoderCheckpoint]):
-    """The target of encoders, in float32 only: encoders are small, and other numbers would give
-    other vectors.
+    """The build target of encoders, in float32 only.
+
+    Encoders are small, and other number formats would give other vectors.
     """
 
     name: TargetName = "openvino"

@@ -146,8 +146,9 @@ def remove_leftovers(output: Path) -> None:
 
 
 def _siblings(output: Path) -> list[Path]:
-    """Return the staging folders of exactly this output, not of one whose name continues (llama-3,
-    llama-3.1).
+    """Return the staging folders of exactly this output.
+
+    An output whose name continues this one's (llama-3, llama-3.1) has staging folders of its own.
     """
     ours = re.compile(rf"\.{re.escape(output.name)}\.[0-9a-f]{{8}}\.(building|replaced)")
     return [path for path in output.parent.iterdir() if ours.fullmatch(path.name) and not path.is_symlink()]
@@ -211,8 +212,9 @@ _REMOVER = 'cat > /dev/null; rm -rf -- "$1"'
 
 @contextlib.contextmanager
 def scratch_folder(prefix: str) -> Iterator[Path]:
-    """Yield a temporary folder that is removed when the block ends, also after SIGKILL of this
-    process.
+    """Yield a temporary folder that is removed when the block ends.
+
+    It is also removed after SIGKILL of this process.
 
     `finally` does not run after SIGKILL, so a process of its own removes the folder.
     """

@@ -40,7 +40,7 @@ def exclusive_build(output: Path, say: Callable[[str], None], inside: bool = Fal
 
     Raises:
         InputError: The folder cannot be written, or the lock's name belongs to a file of somebody
-            else.
+            file.
     """
     output = output.absolute()
     name = f".{output.name}.lock"
@@ -124,7 +124,7 @@ def _opened(path: Path) -> int:
 
     Raises:
         InputError: The path is a link, or a file that holds anything but a process id. Writing to
-            it would destroy somebody else's file.
+            it would destroy a file of another program.
     """
     try:
         handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o644)

@@ -1,5 +1,6 @@
-"""Store finished stages of an interrupted build beside its output, keyed by the SHA-256 of their
-inputs.
+"""Store finished stages of an interrupted build beside its output.
+
+The SHA-256 of a stage's inputs is its key.
 
 The build lock keeps other builds for the same output away, so unfinished stages belong to killed
 builds.
@@ -22,8 +23,9 @@ _PART = ".part"
 
 
 def stages_folder(output: Path) -> Path:
-    """Return the hidden stages folder, on the same file system as the output so that files can be
-    hard-linked.
+    """Return the hidden stages folder.
+
+    It is on the same file system as the output, so that files can be hard-linked.
     """
     output = output.absolute()
     return output.with_name(f".{output.name}.stages")
@@ -66,7 +68,7 @@ def remove_unfinished_stages(output: Path) -> None:
     """Remove stages that were interrupted.
 
     Raises:
-        InputError: The stages folder is a symbolic link, which may lead to somebody else's files.
+        InputError: The stages folder is a symbolic link, which may lead to unrelated files.
     """
     root = stages_folder(output)
     if root.is_symlink():
@@ -87,8 +89,9 @@ def remove_stages(output: Path) -> None:
 
 
 def _discard(folder: Path) -> None:
-    """Rename the stage before deleting it, so that a process killed in between never leaves a
-    partial stage that looks finished.
+    """Rename the stage before deleting it.
+
+    A process that is killed in between then never leaves a partial stage that looks finished.
     """
     part = folder.with_suffix(_PART)
     if folder != part:

@@ -1,5 +1,6 @@
-"""engine.json: the description of an engine folder, and the only file of a build that later stages
-read.
+"""engine.json, the description of an engine folder.
+
+It is the only file of a build that later stages read.
 """
 
 from __future__ import annotations
@@ -117,8 +118,9 @@ class RecommendedSampling(_ManifestModel):
 
 
 class Parallelism(_ManifestModel):
-    """The split over GPUs: `tp_size` × `pp_size` GPUs, of which `ep_size` (a divisor of `tp_size`)
-    share experts.
+    """The split of a model over `tp_size` × `pp_size` GPUs.
+
+    Of these, `ep_size` (a divisor of `tp_size`) share experts.
     """
 
     tp_size: _Gpus = 1
@@ -204,9 +206,7 @@ class EngineManifest(_ManifestModel):
 
     @property
     def tensorrt_llm(self) -> str:
-        """Return the TensorRT-LLM version that the engine was made for, or an empty text if it
-        needs none.
-        """
+        """Return the TensorRT-LLM version that the engine needs, or an empty text."""
         return self.extra.tensorrt_llm if isinstance(self.extra, NvidiaExtra) else ""
 
     @property

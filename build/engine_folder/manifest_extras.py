@@ -59,8 +59,9 @@ class EncoderExtra(ManifestExtra):
 
 
 class ScoreInfo(ManifestExtra):
-    """The score of a cross-encoder: `activation` maps the head's output to the score, `token_types`
-    counts the input segments.
+    """The score of a cross-encoder.
+
+    `activation` maps the head's output to the score, `token_types` counts the input segments.
     """
 
     activation: str

@@ -99,8 +99,9 @@ def _count(parameters: int) -> str:
 
 
 def _with_size(checkpoint: Checkpoint | EncoderCheckpoint) -> Checkpoint | EncoderCheckpoint:
-    """Add the number of parameters, computed from config.json, to a checkpoint without weight
-    files.
+    """Add the number of parameters to a checkpoint without weight files.
+
+    It is computed from config.json.
     """
     if checkpoint.tensors or isinstance(checkpoint, EncoderCheckpoint):
         return checkpoint
@@ -132,8 +133,9 @@ def build_problem(checkpoint: Checkpoint, plan: BuildPlan) -> str | None:
 
 
 def gpu_target(checkpoint: Checkpoint, precision: QuantFormat, kv: str, ep: int = 1) -> str:
-    """Return the default target of a plan: the planner's choice, or pytorch if no engine of this
-    family and precision can be built.
+    """Return the default target of a plan.
+
+    This is the planner's choice, or pytorch if no engine of this family and precision can be built.
     """
     first, model = default_target(checkpoint.architecture, precision, kv, ep), checkpoint.architecture
     if first != ENGINE or TORCH not in model.targets:

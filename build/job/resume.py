@@ -69,8 +69,9 @@ def _clear(engine_dir: Path) -> None:
 
 
 def _save(manifest: EngineManifest, folder: Path) -> None:
-    """Write engine.json in one step after the engine is on the disk, so that `complete` is never
-    true too early.
+    """Write engine.json in one step after the engine is on the disk.
+
+    The field `complete` is therefore never true too early.
     """
     sync_tree(folder / trtllm_build.ENGINE_DIR)
     part = folder / f".{FILE_NAME}.part"

@@ -1,5 +1,6 @@
-"""Upgrade an engine to another TensorRT-LLM release: what changes, what is lost, and which files to
-rewrite.
+"""Upgrade an engine to another TensorRT-LLM release.
+
+A plan of the upgrade says what changes, what is lost, and which files are rewritten.
 """
 
 from __future__ import annotations

@@ -39,8 +39,9 @@ class MoeShape:
 
 @dataclass(frozen=True)
 class MlaShape:
-    """Multi-head latent attention: the KV cache holds `kv_lora_rank + qk_rope_head_dim` values per
-    token and layer.
+    """The shape of multi-head latent attention.
+
+    The KV cache holds `kv_lora_rank + qk_rope_head_dim` values per token and layer.
 
     `index_heads` and `index_head_dim` belong to the indexer that picks tokens in sparse attention
     (DeepSeek V3.2), zero where there is none.

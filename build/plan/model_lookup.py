@@ -1,5 +1,6 @@
-"""Find a model's config.json: a file, a folder, the table of well-known models, or the Hugging Face
-hub.
+"""Find a model's config.json.
+
+It is a file, in a folder, in the table of well-known models, or on the Hugging Face hub.
 """
 
 from __future__ import annotations

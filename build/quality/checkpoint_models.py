@@ -82,8 +82,9 @@ def _float32(weight: Weight, device: str) -> Tensor:
 
 
 def load_exported(folder: Path, target: str, checkpoint: Checkpoint) -> LayerwiseModel:
-    """Return the model of an export, built from its files alone, so that wrong scales, swapped
-    shards and wrong numbers in config.json show.
+    """Return the model of an export, built from its files alone.
+
+    Wrong scales, swapped shards and wrong numbers in config.json therefore show.
 
     Raises:
         BuildError: Files, architecture and source do not fit together.
@@ -104,8 +105,9 @@ def load_exported(folder: Path, target: str, checkpoint: Checkpoint) -> Layerwis
 
 
 def _engine_architecture(checkpoint: Checkpoint, exported: dict[str, Any]) -> Any:
-    """Return the source's config with every field that the engine takes from its own config.json
-    replaced.
+    """Return the source's config with the engine's own fields replaced.
+
+    These are all fields that the engine takes from its own config.json.
     """
     config = source_config(checkpoint)
     config.rms_norm_eps = exported["norm_epsilon"]

@@ -40,8 +40,9 @@ class ModelWeights(ABC):
 
     @abstractmethod
     def table(self, name: str) -> EmbeddingTable | None:
-        """Return the embedding or output matrix, or None for an output matrix that is the
-        embedding.
+        """Return the embedding or output matrix.
+
+        The result is None for an output matrix that is the embedding.
         """
 
 
@@ -78,8 +79,9 @@ class LayerwiseModel:
         self._put(self.outer)
 
     def log_probs(self, texts: Sequence[list[int]], visit: LayerVisitor | None = None) -> Iterator[Tensor]:
-        """Yield for each text the log-probabilities of each token after the first, float32 on the
-        CPU, (tokens - 1, vocabulary).
+        """Yield for each text the log-probabilities of each token after the first.
+
+        They are float32 on the CPU, (tokens - 1, vocabulary).
 
         `visit` receives the weights of each layer while they are in memory.
         """

@@ -79,8 +79,9 @@ class Comparison:
 
 @contextmanager
 def input_ranges(model: Any) -> Iterator[dict[str, Tensor]]:
-    """Collect the largest magnitude of each input of every linear layer, float32 (in,), while the
-    block is open.
+    """Collect the largest magnitude of each input of every linear layer.
+
+    The values are float32 (in,) and are collected while the block is open.
     """
     found: dict[str, Tensor] = {}
 
@@ -129,8 +130,9 @@ _FED_WITHOUT_MLP_NORM = {"input_layernorm": _ATTENTION, "post_attention_layernor
 
 
 def sketch(parameters: Mapping[str, Tensor], config: Any) -> dict[str, Tensor]:
-    """Compare exported weights with source weights by random projection: a fault in one layer shows
-    even if answers hardly change.
+    """Compare exported weights with source weights by random projection.
+
+    A fault in one layer shows even if answers hardly change.
 
     Rounding to E4M3 moves a sketch by 3 %, a wrong scale or a swapped shard by 50 % and more. A
     matrix behind a norm is taken together with it, and that norm not by itself, because AWQ moves

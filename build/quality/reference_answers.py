@@ -1,5 +1,6 @@
-"""Answers of the source model to the evaluation texts, stored on disk so that the model need not
-stay in memory.
+"""Answers of the source model to the evaluation texts, stored on disk.
+
+The model then need not stay in memory.
 """
 
 from __future__ import annotations
@@ -68,8 +69,9 @@ def _ids(encoded: Any) -> list[int]:
 
 
 def reference_work(texts: list[list[int]], prompts: list[list[int]]) -> int:
-    """Return the progress total of `ReferenceAnswers.record`: texts one by one, prompts as one
-    batch, then token by token.
+    """Return the progress total of `ReferenceAnswers.record`.
+
+    The work is texts one by one, prompts as one batch, then token by token.
     """
     batch = len(prompts) * max(map(len, prompts), default=0)
     return forward_cost([len(ids) for ids in texts] + [batch] + [len(prompts)] * (TOKENS - 1))
@@ -88,8 +90,10 @@ class SketchCollector:
 
 
 class ReferenceAnswers:
-    """The recorded answers in `folder`: reference.json (token ids, golden answers), logprobs-N.npy
-    per text, and weight sketches and input ranges in safetensors.
+    """The recorded answers of the source model in `folder`.
+
+    The files are reference.json (token ids, golden answers), logprobs-N.npy per text, and weight
+    sketches and input ranges in safetensors.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -109,8 +113,9 @@ class ReferenceAnswers:
         return [[*prompt, *answer] for prompt, answer in zip(self.prompts, self.answers, strict=True)]
 
     def forward_cost(self) -> int:
-        """Return the progress total of comparing a model: texts, and prompts with their answers,
-        one by one.
+        """Return the progress total of comparing a model.
+
+        The work is texts, and prompts with their answers, one by one.
         """
         return forward_cost([len(ids) for ids in [*self.texts, *self.answered]])
 

@@ -59,8 +59,9 @@ class CalibrationSettings:
 
 
 def bundled_texts(name: str = "calibration") -> list[str]:
-    """Return the passages of `data/<name>.txt`, separated by lines of `%`. data/SOURCES.md has
-    their origins.
+    """Return the passages of `data/<name>.txt`, separated by lines of `%`.
+
+    The origins are in data/SOURCES.md.
     """
     raw = resources.files("llmops.build.quantize").joinpath("data").joinpath(f"{name}.txt").read_text(encoding="utf-8")
     return [passage.strip() for passage in raw.split("\n%\n") if passage.strip()]

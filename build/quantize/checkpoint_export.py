@@ -1,5 +1,6 @@
-"""Export a quantised model: one rank file per GPU (TensorRT-LLM checkpoint), or a Hugging Face
-checkpoint.
+"""Export a quantised model.
+
+The result is one rank file per GPU (TensorRT-LLM checkpoint), or a Hugging Face checkpoint.
 """
 
 from __future__ import annotations
@@ -89,8 +90,9 @@ def _complete_quantization(path: Path, quant_format: QuantFormat) -> dict[str, A
 
 @contextlib.contextmanager
 def _own_config(arch: Architecture, dtype: str) -> Iterator[None]:
-    """Let ModelOpt's exporter write our config.json instead of its own (see trtllm_config.py for
-    the reasons).
+    """Let ModelOpt's exporter write our config.json instead of its own.
+
+    The reasons are in trtllm_config.py.
     """
     import modelopt.torch.export.model_config_export as exporter
 
@@ -159,8 +161,9 @@ def export_hf_checkpoint(
 
 @contextlib.contextmanager
 def _experts_of_two_steps(quant_format: QuantFormat) -> Iterator[None]:
-    """Let ModelOpt 0.47 export experts in W4A8, whose weights are rounded in two steps (INT4
-    groups, then FP8).
+    """Let ModelOpt 0.47 export experts in W4A8.
+
+    Their weights are rounded in two steps (INT4 groups, then FP8).
 
     Before it writes, it gives gate and up of an expert one largest value, which raises for the
     groups of the first step. W4A8 needs no such value: TensorRT-LLM takes the larger scale of the

@@ -1,5 +1,6 @@
-"""Embedding and output matrices, read rows at a time: with a large vocabulary each is larger than
-any layer.
+"""Embedding and output matrices, read rows at a time.
+
+With a large vocabulary each is larger than any layer.
 """
 
 from __future__ import annotations
@@ -77,8 +78,9 @@ def cache_if_small(table: EmbeddingTable) -> EmbeddingTable:
 
 
 def stored_table(parts: Sequence[tuple[Path, str]], rows: int | None = None) -> EmbeddingTable | None:
-    """Return the table in tensors of safetensors files, or None if one of them is missing or no
-    plain matrix.
+    """Return the table in tensors of safetensors files, or None.
+
+    The result is None if a tensor is missing or is not a plain matrix.
     """
     shards = [SafetensorsFile(path).get(name) for path, name in parts]
     found = [shard for shard in shards if shard is not None and len(shard.shape) == 2]

@@ -1,5 +1,6 @@
-"""Weights of an exported checkpoint: float32 tensors under transformers' names, and the rounding of
-inputs.
+"""Weights of an exported checkpoint, and the rounding of inputs.
+
+Weights are float32 tensors under the names that transformers uses.
 """
 
 from __future__ import annotations
@@ -30,8 +31,9 @@ class InputRounding:
     block: int = 0
 
     def largest(self) -> Tensor | None:
-        """Return the input beyond which values are clipped, per input with `prequant`, or None
-        without a scale.
+        """Return the input magnitude beyond which values are clipped, or None without a scale.
+
+        With `prequant`, there is a value per input.
         """
         if self.scale is None or self.kind not in _LARGEST:
             return None
@@ -56,8 +58,9 @@ class InputRounding:
         return value
 
     def _steps(self, value: Tensor) -> Tensor:
-        """Return the step size in terms of `value`: rounding happens to `value * prequant`, so each
-        input has its own step.
+        """Return the step size in terms of `value`.
+
+        Rounding happens to `value * prequant`, so each input has its own step.
         """
         assert self.scale is not None
         scale = self.scale.to(value)
@@ -98,8 +101,9 @@ class QuantizedLinear:
     later_bits: int | None = None
 
     def value(self) -> Tensor:
-        """Return the effective float32 weight (…, out, in), by which the layer multiplies its
-        unscaled input.
+        """Return the effective float32 weight (…, out, in).
+
+        The layer multiplies its unscaled input by this weight.
         """
         value = number_formats.dequantise(self.weight, self.scale)
         if self.later_bits is not None:

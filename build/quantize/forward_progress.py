@@ -14,8 +14,9 @@ PASS = 16
 
 
 def forward_cost(lengths: list[int]) -> int:
-    """Return the progress units of passes over so many tokens each, all sequences of a batch
-    together.
+    """Return the progress units of forward passes over the given numbers of tokens.
+
+    All sequences of a batch run together.
     """
     return sum(lengths) + PASS * len(lengths)
 
@@ -29,8 +30,9 @@ class ForwardMeter:
 
 @contextlib.contextmanager
 def layer_progress(model: Any, progress: Progress) -> Iterator[ForwardMeter]:
-    """Advance `progress` by its share of `forward_cost` after each decoder layer, while the block
-    is open.
+    """Advance `progress` after each decoder layer, while the block is open.
+
+    Each layer adds its share of `forward_cost`.
     """
     layers, meter = model.get_decoder().layers, ForwardMeter()
 

@@ -1,5 +1,6 @@
-"""Read a quantised Hugging Face checkpoint back. transformers reads only some formats, and those on
-GPUs.
+"""Read a quantised Hugging Face checkpoint back.
+
+The library transformers reads only some formats, and those on GPUs.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ class HfCheckpointReader:
         return DenseTable(model.weights[f"{module}.weight"])
 
     def layer(self, names: Sequence[str]) -> ExportedModel:
-        """Return the weights of one decoder layer, or of the modules outside layers, whatever else
-        is stored with them.
+        """Return the weights of one decoder layer, or of the modules outside layers.
+
+        Whatever else is stored with them is returned too.
         """
         model, layers = ExportedModel(), {name.split(".")[2] for name in names if ".layers." in name}
         for module in self.modules:

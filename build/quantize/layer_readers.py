@@ -35,8 +35,9 @@ class LayerReader(Protocol):
 
 
 def unpack_words(words: Tensor, bits: int, order: tuple[int, ...] | None = None) -> Tensor:
-    """Unpack int32 (rows, words) to int32 (rows, words * 32 / bits), unsigned, the lowest bits
-    first.
+    """Unpack int32 (rows, words) to unsigned values in int32 (rows, words * 32 / bits).
+
+    The lowest bits come first.
 
     `order` gives the place in a word of each value if they are not in sequence.
     """

@@ -1,5 +1,6 @@
-"""Load a checkpoint as a transformers model and tokenizer, on GPUs if there are any, else in
-float32 on the CPU.
+"""Load a checkpoint as a transformers model and tokenizer.
+
+It is loaded on GPUs if there are any, else in float32 on the CPU.
 """
 
 from __future__ import annotations
@@ -81,8 +82,10 @@ def import_libraries() -> None:
 
 
 def release_memory() -> None:
-    """Return freed memory to the system: glibc keeps the holes that a model's tensors leave, which
-    the next model does not fit.
+    """Return freed memory to the system.
+
+    The allocator of glibc keeps the holes that a model's tensors leave, into which the next model
+    does not fit.
     """
     gc.collect()
     with contextlib.suppress(AttributeError, OSError):
@@ -118,8 +121,9 @@ def load_model(checkpoint: Checkpoint) -> Any:
 
 
 def _from_gguf(checkpoint: Checkpoint) -> Any:
-    """Load a GGUF without transformers, which parses its vocabulary three times, in seconds each,
-    and holds all weights twice.
+    """Load a GGUF file without transformers' own loader.
+
+    That loader parses the vocabulary three times, in seconds each, and holds all weights twice.
     """
     import numpy as np
     import torch
@@ -133,8 +137,9 @@ def _from_gguf(checkpoint: Checkpoint) -> Any:
 
 
 def _on_gpus(model: Any) -> Any:
-    """Spread a model over all GPUs, as transformers does with its own checkpoints (device_map
-    "auto").
+    """Spread a model over all GPUs.
+
+    This is what transformers does with its own checkpoints (device_map "auto").
     """
     import torch
 

@@ -1,5 +1,6 @@
-"""Number formats of exported checkpoints, decoded without ModelOpt, so that its own code does not
-check itself.
+"""Number formats of exported checkpoints, decoded without ModelOpt.
+
+Otherwise ModelOpt's code would check itself.
 """
 
 from __future__ import annotations

@@ -111,8 +111,9 @@ def _run(model: Any, config: dict[str, Any], forward_loop: Callable[[Any], None]
 
 
 def _check_finite(model: Any) -> None:
-    """Raise BuildError for a scale that is not finite, which would only show in the engine's
-    answers.
+    """Raise BuildError for a scale that is not finite.
+
+    The fault would otherwise only show in the engine's answers.
     """
     import torch
 
@@ -125,8 +126,9 @@ def _check_finite(model: Any) -> None:
 
 
 def modelopt_config(quant_format: QuantFormat, kv_cache: str, group_size: int | None) -> dict[str, Any] | None:
-    """Return the argument of `mtq.quantize` (ModelOpt 0.47), or None if nothing is quantised before
-    the export.
+    """Return the argument of `mtq.quantize` (ModelOpt 0.47), or None.
+
+    The result is None if nothing is quantised before the export.
 
     `quant_cfg` is a list of entries applied from first to last.
     """

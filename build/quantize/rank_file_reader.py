@@ -51,8 +51,9 @@ class RankFileReader:
         self.names = [set(file.keys()) for file in self.files]
 
     def table(self, name: str) -> EmbeddingTable | None:
-        """Return the embedding or output matrix, whose rows the ranks share, or None if there is no
-        own one.
+        """Return the embedding or output matrix, or None if the model has no separate one.
+
+        The ranks share its rows.
         """
         stage, stored = (0, _TABLES[name]) if name == EMBEDDING else (self.pp - 1, _TABLES[name])
         parts = [(self.folder / f"rank{r}.safetensors", stored) for r in self._ranks(stage) if stored in self.names[r]]

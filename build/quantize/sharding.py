@@ -50,8 +50,9 @@ def linears(arch: Architecture) -> Iterator[ShardedLinear]:
 
 
 def sharding_problem(arch: Architecture, tp: int, group_size: int | None) -> str | None:
-    """Return why tp, with this group size for group-quantised formats, cannot work, naming layer
-    and dimension; or None.
+    """Return why this tp cannot work, naming layer and dimension, or None if it can.
+
+    For group-quantised formats, the group size matters too.
     """
     if arch.num_heads % tp:
         return f"num_attention_heads {arch.num_heads} does not divide by tp {tp}"

@@ -1,5 +1,6 @@
-"""Target pytorch: a Hugging Face checkpoint quantised by ModelOpt, and the frozen arguments of
-`tensorrt_llm.LLM`.
+"""Target pytorch: a Hugging Face checkpoint quantised by ModelOpt.
+
+The engine folder also has the frozen arguments of `tensorrt_llm.LLM`.
 """
 
 from __future__ import annotations

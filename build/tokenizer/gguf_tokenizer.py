@@ -93,8 +93,9 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
 
 
 def _sentencepiece(metadata: Mapping[str, Any]) -> Tokenizer:
-    """Return a SentencePiece BPE tokenizer: pairs merge in the order of the merged token's score,
-    and unknown characters become bytes.
+    """Return a SentencePiece BPE tokenizer.
+
+    Pairs merge in the order of the merged token's score, and unknown characters become bytes.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers
 

@@ -133,8 +133,9 @@ def _check_written(checkpoint: Checkpoint, directory: Path, warn: Callable[[str]
 
 
 def _drop_tokens(path: Path, limit: int) -> None:
-    """Remove added tokens beyond the embedding (image placeholders of text-only models), on which
-    the engine could only fail.
+    """Remove added tokens beyond the embedding, on which the engine could only fail.
+
+    These are, for example, image placeholders of text-only models.
     """
     content = json.loads(path.read_text())
     content["added_tokens"] = [token for token in content["added_tokens"] if token["id"] < limit]

@@ -1,5 +1,6 @@
-"""Files that NVIDIA's C++ backend reads beside an engine: the tokenizer's facts for grammars, and
-LoRA adapters.
+"""Files that NVIDIA's C++ backend reads beside an engine.
+
+These are the tokenizer's facts for grammars, and LoRA adapters.
 """
 
 from __future__ import annotations
@@ -16,8 +17,9 @@ TOKENIZER_INFO = "xgrammar_tokenizer_info.json"
 
 
 def tokenizer_info(tokenizer_json: Path, stop_token_ids: Sequence[int]) -> dict[str, Any]:
-    """Return the content of xgrammar_tokenizer_info.json, by which the backend holds output to a
-    grammar.
+    """Return the content of xgrammar_tokenizer_info.json.
+
+    The backend uses this file to hold output to a grammar.
 
     Format: NVIDIA/TensorRT-LLM `examples/generate_xgrammar_tokenizer_info.py`
     (`_xgrammar_tokenizer_info` of `tensorrt_llm/llmapi/tokenizer.py`): `encoded_vocab`, the token
@@ -59,8 +61,9 @@ def copy_adapters(adapters: list[AdapterCheckpoint], engine: Path) -> None:
 
 
 def write_prefetch(adapters: list[AdapterCheckpoint], engine: Path) -> int:
-    """Write adapters as `lora_prefetch_dir` of the backend:
-    `lora_prefetch/ID/model.lora_{weights,config}.npy`.
+    """Write adapters as `lora_prefetch_dir` of the backend.
+
+    The files are `lora_prefetch/ID/model.lora_{weights,config}.npy`.
 
     Returns:
         The bytes of all weights, for the host cache.

@@ -109,8 +109,9 @@ class TrtllmImage:
         return self.reference if self.base else OWN_IMAGE
 
     def serving(self, target: str) -> str:
-        """Return the image that serves `target`: ours where the stock image cannot import what
-        `pytorch` needs.
+        """Return the image that serves `target`.
+
+        It is ours where the stock image cannot import what `pytorch` needs.
         """
         return self.own if target == "pytorch" and self.openai_needed else self.reference
 
@@ -123,9 +124,10 @@ class TrtllmImage:
 
     @property
     def targets(self) -> frozenset[str]:
-        """Return the targets that the image serves: `tensorrt` where `trtllm-build` and the C++
-        backend are, `pytorch` from 1.2 on, whose LLM-API fields are the oldest that this package
-        knows.
+        """Return the targets that the image serves.
+
+        It serves `tensorrt` if it has `trtllm-build` and the C++ backend, and `pytorch` from 1.2
+        on, whose LLM-API fields are the oldest that this package knows.
         """
         minor = tuple(int(part) for part in re.findall(r"\d+", self.tensorrt_llm)[:2])
         engines = {"tensorrt"} if minor < (1, 3) else set()
@@ -171,8 +173,9 @@ _TORCH_25_12, _TORCH_25_10 = "2.10.0a0+b4e4ee81d3.nv25.12", "2.9.0a0+145a3a7bda.
 
 
 def _row_since_2603(tag: str, triton: str, tensorrt_llm: str, branch: _Branch) -> TrtllmImage:
-    """A row of 26.03 and later: a virtual environment, and an openai that is too old for
-    tensorrt_llm.serve.
+    """Return an image row of release 26.03 or later.
+
+    Such an image has a virtual environment, and an openai that is too old for tensorrt_llm.serve.
     """
     return TrtllmImage(
         tag=tag, triton=triton, tensorrt_llm=tensorrt_llm, torch=_TORCH_25_12, tensorrt="10.14.1.48",
@@ -182,7 +185,10 @@ def _row_since_2603(tag: str, triton: str, tensorrt_llm: str, branch: _Branch) -
 
 
 def _row_before_2603(tag: str, triton: str, tensorrt_llm: str, branch: _Branch) -> TrtllmImage:
-    """A row of 25.11 to 26.02: the system's Python, and no target pytorch."""
+    """Return an image row of releases 25.11 to 26.02.
+
+    Such an image has the system's Python, and no target pytorch.
+    """
     return TrtllmImage(
         tag=tag, triton=triton, tensorrt_llm=tensorrt_llm, torch=_TORCH_25_10, tensorrt="10.13.3.9",
         cuda="13.0.2.006", driver="580.95.05", layout=_SYSTEM, openai="1.107.3", sources=branch.sources(),

@@ -66,8 +66,9 @@ def _flat(content: Mapping[str, Any], prefix: str) -> list[tuple[str, Any]]:
 
 
 def contradiction(spec: Any, path: str, value: Any) -> str | None:
-    """Return what is wrong with `--set llm.PATH=VALUE` if a flag of the build decides the field, or
-    None.
+    """Return what is wrong with `--set llm.PATH=VALUE`, or None.
+
+    The option is wrong if a flag of the build decides the field.
     """
     name = DECIDED.get(path)
     if name is None or value == getattr(spec, name):

@@ -1,5 +1,6 @@
-"""Rules of `trtllm-build` flags in TensorRT-LLM 1.2.1: combinations that it rejects, and flags that
-it changes silently.
+"""Rules of `trtllm-build` flags in TensorRT-LLM 1.2.1.
+
+They cover combinations that it rejects, and flags that it changes silently.
 
 `FlagOverride`: the builder switches some combinations off with a warning among thousands of lines,
 and the engine refuses to load hours later. Source: NVIDIA/TensorRT-LLM `tensorrt_llm/builder.py`
@@ -85,8 +86,9 @@ def flag_overrides(arguments: Mapping[str, Value], subject: FlagContext) -> dict
 
 
 def paged_context(quant: str, kv_cache: str) -> bool:
-    """Return True if an engine can read its KV cache in pages during prefill, which reuse and
-    chunked context need.
+    """Return True if an engine can read its KV cache in pages during prefill.
+
+    Reuse and chunked context need this.
     """
     return "use_paged_context_fmha" not in flag_overrides({}, FlagContext("llama", quant, kv_cache=kv_cache))
 
@@ -164,8 +166,9 @@ RULES = [
 
 
 def check_arguments(arguments: Mapping[str, Value], subject: FlagContext) -> None:
-    """Raise InputError for the first flag, value or combination that `trtllm-build` 1.2.1 would
-    reject.
+    """Raise InputError for the first fault that `trtllm-build` 1.2.1 would reject.
+
+    A fault is a flag, a value or a combination.
     """
     for name, value in arguments.items():
         check_flag(name, value)

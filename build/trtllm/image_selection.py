@@ -41,8 +41,9 @@ def image_of(tag: str) -> TrtllmImage:
 
 
 def image_for(target: str, tensorrt_llm: str) -> TrtllmImage:
-    """Return the newest image that serves what `target` built with this TensorRT-LLM version: the
-    same version for engines, the same minor release or later for checkpoints.
+    """Return the newest image that serves what `target` built with this TensorRT-LLM version.
+
+    Engines need the same version, checkpoints the same minor release or later.
 
     Raises:
         VersionMismatchError: There is no such image.

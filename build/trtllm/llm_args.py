@@ -1,5 +1,6 @@
-"""The frozen arguments of `tensorrt_llm.LLM(...)`, made from a request and checked against the
-field table.
+"""The frozen arguments of `tensorrt_llm.LLM(...)`.
+
+They are made from a request and checked against the field table.
 
 An engine keeps them under the newest release's names; `arguments_for_release` translates them for
 each release.

@@ -1,5 +1,6 @@
-"""Profiles of TensorRT-LLM release lines: how each calls the LLM API with the same arguments, and
-what it can do.
+"""Profiles of TensorRT-LLM release lines.
+
+Each says how its line calls the LLM API with the same arguments, and what it can do.
 
 Sources, read 2026-11-22: 1.2.1 as published with its documentation; for 1.3 the tree after
 1.3.0rc29. Samplers: NVIDIA/TensorRT-LLM issue #9442 and pull requests #16485 (penalties), #16590
@@ -41,8 +42,9 @@ class SamplerSupport:
 
 @dataclass(frozen=True)
 class ReleaseProfile:
-    """How one release line runs an engine: the profile applies to installed versions from `since`
-    on.
+    """The profile of one release line, which says how it runs an engine.
+
+    It applies to installed versions from `since` on.
 
     `wishes` are set where the installed arguments have the field; `refused` says why this line
     cannot run the engine; `log_probs` is the `SamplingParams.logprobs` that returns the sampled
@@ -118,8 +120,9 @@ def _leaks_stats(arguments: Mapping[str, Any], minor: tuple[int, int]) -> bool:
 
 
 def _one_model(resolved: Mapping[str, Any]) -> bool:
-    """Return True for speculation inside the model, which samples by itself (MTP, Eagle 3 as one
-    model).
+    """Return True for speculation inside the model, which samples by itself.
+
+    This is MTP, or Eagle 3 as one model.
     """
     speculative = resolved.get("speculative_config") or {}
     kind = speculative.get("decoding_type")
@@ -128,8 +131,10 @@ def _one_model(resolved: Mapping[str, Any]) -> bool:
 
 
 def _has_full_sampler(arguments: Mapping[str, Any]) -> bool:
-    """Return True if the arguments select TRTLLMSampler, which knows min_p, seeds and penalties;
-    1.2's default ignores them, and speculation has its own.
+    """Return True if the arguments select TRTLLMSampler.
+
+    This sampler knows min_p, seeds and penalties; 1.2's default ignores them, and speculation has
+    its own.
     """
     chosen = arguments.get("sampler_type", "TRTLLMSampler") == "TRTLLMSampler"
     return chosen and not arguments.get("speculative_config")

@@ -13,8 +13,9 @@ from llmops.errors import InputError
 
 @dataclass(frozen=True)
 class LoraOptions:
-    """The adapters that the engine must be able to load: `modules` in TensorRT-LLM's names, and the
-    largest rank.
+    """The LoRA adapters that the engine must be able to load.
+
+    `modules` has TensorRT-LLM's names of the adapted modules; the largest rank is given too.
     """
 
     directories: Sequence[str] = ()

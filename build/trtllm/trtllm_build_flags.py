@@ -1,5 +1,6 @@
-"""The `trtllm-build` command line of TensorRT-LLM 1.2.1 as a table, and the checks that need no
-TensorRT.
+"""The `trtllm-build` command line of TensorRT-LLM 1.2.1 as a table.
+
+The checks need no TensorRT.
 
 Sources: NVIDIA/TensorRT-LLM `tensorrt_llm/commands/build.py` and `tensorrt_llm/plugin/plugin.py`.
 """

@@ -1,5 +1,6 @@
-"""Checkpoints that TensorRT-LLM's PyTorch backend does not load, although it knows each half of the
-combination.
+"""Checkpoints that TensorRT-LLM's PyTorch backend does not load.
+
+The backend knows each half of such a combination.
 
 A row is what a release's weight loader does with a family and an algorithm, with the file and lines
 that do it. Files are of NVIDIA/TensorRT-LLM below `tensorrt_llm/`; the stored versions that were
@@ -66,8 +67,9 @@ UNSUPPORTED_CHECKPOINTS = (
 
 
 def unsupported_reason(family: str, algorithm: str | None) -> UnsupportedCheckpoint | None:
-    """Return the row that says why the PyTorch backend does not load this family in this QuantAlgo,
-    or None.
+    """Return the row that says why the PyTorch backend does not load a checkpoint, or None.
+
+    The checkpoint is of this family and in this QuantAlgo.
     """
     return next(
         (row for row in UNSUPPORTED_CHECKPOINTS if family in row.families and algorithm in row.algorithms), None

@@ -42,9 +42,10 @@ def layer_bytes(model: Architecture, kv: str, layout: ParallelLayout) -> int:
 
 
 def _index_bytes(width: int) -> int:
-    """Return the bytes of a token's key for the indexer: FP8, with a float32 scale for 128 values,
-    whatever the cache's dtype (NVIDIA/TensorRT-LLM
-    `tensorrt_llm/_torch/attention_backend/sparse/dsa.py`).
+    """Return the bytes of a token's key for the sparse-attention indexer.
+
+    The key is FP8, with a float32 scale for 128 values, whatever the cache's dtype
+    (NVIDIA/TensorRT-LLM `tensorrt_llm/_torch/attention_backend/sparse/dsa.py`).
     """
     return width + -(-width // 128) * 4
 

@@ -130,8 +130,9 @@ def _mlp_width(model: Architecture, layout: ParallelLayout, wide: int) -> int:
 
 
 def graph_sizes(max_batch_size: int) -> list[int]:
-    """Return the batch sizes whose decode step is captured: powers of two and steps of 32 up to
-    256, then powers of two.
+    """Return the batch sizes for which a decode step is captured as a CUDA graph.
+
+    These are powers of two and steps of 32 up to 256, then powers of two.
     """
     small = [size for size in (1, 2, 4, 8, 16, *range(32, 257, 32)) if size <= max_batch_size]
     large = [size for size in (512, 1024, 2048, 4096) if size <= max_batch_size]

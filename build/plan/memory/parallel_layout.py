@@ -15,8 +15,9 @@ SIZES = (1, 2, 4, 8)
 
 @dataclass(frozen=True)
 class ParallelLayout:
-    """One replica: `tp` ranks split each layer, `pp` stages split the layers, `ep` of the tp ranks
-    split experts.
+    """The parallel layout of one replica.
+
+    `tp` ranks split each layer, `pp` stages split the layers, `ep` of the tp ranks split experts.
     """
 
     tp: int = 1
@@ -114,8 +115,9 @@ def _experts(model: Architecture, layout: ParallelLayout) -> str | None:
 
 
 def _groups(model: Architecture, precision: QuantFormat, layout: ParallelLayout) -> str | None:
-    """Return a reason if a group of weights that share a scale would cross ranks in a row-parallel
-    layer.
+    """Return a reason if a group of quantised weights would cross ranks, or None.
+
+    In a row-parallel layer, the weights of a group share one scale.
     """
     size = precision.block or (precision.group if precision.group != PER_CHANNEL else None)
     if size is None:

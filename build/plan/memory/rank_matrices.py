@@ -1,5 +1,6 @@
-"""The weight matrices of one rank, from which both the bytes of weights and the duration of a step
-follow.
+"""The weight matrices of one rank.
+
+Both the bytes of weights and the duration of a step follow from them.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ class RankLinear:
 
 
 def attention(model: Architecture, layout: ParallelLayout) -> Iterator[RankLinear]:
-    """Yield qkv (KV heads replicated when tp exceeds them) and dense, or MLA's down and up
-    projections.
+    """Yield the matrices of attention: qkv and dense, or MLA's down and up projections.
+
+    KV heads are replicated when tp exceeds them.
     """
     heads = model.num_heads // layout.tp
     if model.mla is None:

@@ -16,8 +16,9 @@ DTYPE_BYTES = {"bfloat16": 2, "float16": 2, "float32": 4}
 
 
 def rank_weights(model: Architecture, precision: QuantFormat, layout: ParallelLayout) -> dict[str, int]:
-    """Return the bytes by part (attention, mlp, experts, router, norms, embedding, lm_head) on the
-    rank that holds the most.
+    """Return the bytes by part on the rank that holds the most.
+
+    The parts are attention, mlp, experts, router, norms, embedding and lm_head.
     """
     stages = [stage_weights(model, precision, layout, stage) for stage in range(layout.pp)]
     largest: Counter[str] = max(stages, key=lambda parts: parts.total())
@@ -25,8 +26,9 @@ def rank_weights(model: Architecture, precision: QuantFormat, layout: ParallelLa
 
 
 def checkpoint_weights(model: Architecture, precision: QuantFormat) -> dict[str, int]:
-    """Return the bytes by part of the whole checkpoint, including extra layers for multi-token
-    prediction.
+    """Return the bytes by part of the whole checkpoint.
+
+    Extra layers for multi-token prediction are included.
     """
     total = stage_weights(model, precision, ParallelLayout(), 0)
     for _ in range(model.next_token_layers):
@@ -65,8 +67,9 @@ def layer_weights(model: Architecture, precision: QuantFormat, layout: ParallelL
 
 
 def _vectors(model: Architecture, layout: ParallelLayout, linears: Iterable[RankLinear], moe: bool) -> int:
-    """Return the number of values in norms, biases and sinks of one layer, which are never
-    quantised.
+    """Return the number of values in norms, biases and sinks of one layer.
+
+    These are never quantised.
     """
     count = model.norms_per_layer * model.hidden_size
     if model.qk_norm:
@@ -87,8 +90,10 @@ def _has_bias(model: Architecture, linear: RankLinear, moe: bool) -> bool:
 
 
 def _next_token_layer(model: Architecture, precision: QuantFormat) -> Counter[str]:
-    """Return the bytes of a multi-token prediction layer: an MoE layer, the projection that joins
-    hidden state and embedding, and its own embedding and head.
+    """Return the bytes of a multi-token prediction layer.
+
+    It has an MoE layer, the projection that joins hidden state and embedding, and its own embedding
+    and head.
     """
     width = _dtype_bytes(model)
     layer = layer_weights(model, precision, ParallelLayout(), moe=model.moe is not None)

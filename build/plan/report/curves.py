@@ -14,8 +14,9 @@ MARKS = "●▲■◆"
 
 
 def frontiers(curves: Iterable[BatchCurve]) -> dict[str, list[tuple[OperatingPoint, str]]]:
-    """Return for each kind of GPU the undominated (point, layout), from the fastest per user to the
-    most per GPU.
+    """Return the undominated (point, layout) for each kind of GPU.
+
+    They are sorted from the fastest per user to the most per GPU.
     """
     points: dict[str, list[tuple[OperatingPoint, str]]] = {}
     for curve in curves:
@@ -67,8 +68,9 @@ BEYOND, REPLICAS = 2.0, 4
 
 
 def cost_by_rate(plan: PlanResult) -> dict[str, list[tuple[float, float]]]:
-    """Return (requests/s, $/h) for each kind of GPU within the given GPUs, and for the API if its
-    price was given.
+    """Return (requests/s, $/h) for each kind of GPU within the given number of GPUs.
+
+    The API is included if its price was given.
     """
     kinds: dict[str, list[Candidate]] = {}
     for candidate in plan.candidates:

@@ -1,5 +1,6 @@
-"""The plan as one HTML page: the answer first, then its reasons, the alternatives and the rejected
-layouts.
+"""The plan as one HTML page.
+
+The answer comes first, then its reasons, the alternatives and the rejected layouts.
 """
 
 from __future__ import annotations

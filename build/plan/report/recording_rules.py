@@ -1,5 +1,6 @@
-"""Prometheus recording rules of a planned model: arithmetic intensity and memory bandwidth without
-DCGM.
+"""Prometheus recording rules of a planned model.
+
+They compute arithmetic intensity and memory bandwidth without DCGM.
 
 The engines' own metrics count the tokens of steps (deploy/alerts/recording.yaml has
 `llmops_step_tokens`, `llmops_step_cached_tokens` and `llmops_steps_per_second`); the plan knows the

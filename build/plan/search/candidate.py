@@ -1,5 +1,6 @@
-"""One layout on one kind of GPU: whether it fits, meets the targets, how many replicas it takes,
-and its cost.
+"""One layout on one kind of GPU.
+
+A candidate says if it fits and meets the targets, how many replicas it takes, and what it costs.
 """
 
 from __future__ import annotations

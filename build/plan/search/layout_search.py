@@ -1,5 +1,6 @@
-"""Search all layouts on all kinds of GPU: rank those that meet the targets by cost, explain the
-others.
+"""Search all layouts on all kinds of GPU.
+
+Layouts that meet the targets are ranked by cost, the others are explained.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ class RejectedLayout:
 
 @dataclass(frozen=True)
 class BatchCurve:
-    """The operating points of a layout that fits, from one sequence to a full batch, whether or not
-    they meet the targets.
+    """The operating points of a layout that fits, from one sequence to a full batch.
+
+    Points that miss the targets are included.
     """
 
     gpu: str
@@ -159,8 +161,9 @@ def search_layouts(
 def _alternative(
     request: PlanRequest, times_of: Callable[[GpuSpec], OperationTimes], refusal: Callable[[Candidate], str | None]
 ) -> Candidate | None:
-    """Return the cheapest deployment on up to four times as many GPUs, or else on a kind with more
-    memory.
+    """Return the cheapest deployment on more GPUs, or else on a kind with more memory.
+
+    The number of GPUs is at most four times the present one.
     """
     largest = max(gpu.memory for gpu in request.gpus)
     larger = [gpu for gpu in GPUS.values() if gpu.memory > largest]
@@ -203,8 +206,9 @@ def describe_times(times: OperationTimes) -> str:
 
 
 def _rank(request: PlanRequest) -> Callable[[Candidate], tuple[float, int, float]]:
-    """Return the sort key: $/h for a given rate, otherwise $ per request; ties go to fewer GPUs,
-    then to more capacity.
+    """Return the sort key: $/h for a given rate, otherwise $ per request.
+
+    Ties go to fewer GPUs, then to more capacity.
     """
 
     def key(candidate: Candidate) -> tuple[float, int, float]:
@@ -217,8 +221,9 @@ def _rank(request: PlanRequest) -> Callable[[Candidate], tuple[float, int, float
 def _disaggregated(
     request: PlanRequest, gpu: GpuSpec, fitted: list[FittingLayout], times: OperationTimes
 ) -> list[Candidate]:
-    """Return the cheapest pair of prefill and decode workers: fewest GPUs for a rate, otherwise
-    fewest per request/s.
+    """Return the cheapest pair of prefill and decode workers.
+
+    It has the fewest GPUs for a rate, otherwise the fewest per request/s.
     """
     prefills = [worker for fitting in fitted if (worker := prefill_worker(fitting.replica, times))]
     decodes = [(worker, fitting) for fitting in fitted if (worker := decode_worker(fitting.replica))]

@@ -36,8 +36,9 @@ def _only_for_cache(kv: str) -> str | None:
 
 
 def default_target(model: Architecture, precision: QuantFormat, kv: str, ep: int = 1) -> str:
-    """Return tensorrt if family and precision allow it and experts are not spread, otherwise
-    pytorch.
+    """Return the default target: tensorrt if it can build the model, otherwise pytorch.
+
+    Family and precision must allow tensorrt, and experts must not be spread over GPUs.
     """
     if ep > 1:
         return TORCH
@@ -165,15 +166,17 @@ class PlanRequest:
 
     @property
     def expert_split(self) -> int | None:
-        """Return the `ep` to try: the pinned one, 1 if the target has no other, or None for every
-        one.
+        """Return the values of `ep` to try: the pinned value, 1, or None for all values.
+
+        The value is 1 if the target has no other.
         """
         return self.ep or (1 if self.target == ENGINE else None)
 
     @property
     def seq_len(self) -> int:
-        """Return the longest sequence to build for: the requested one, or the mean lengths rounded
-        up.
+        """Return the longest sequence to build for, in tokens.
+
+        This is the requested length, or the sum of the mean lengths rounded up.
         """
         rounded = -(-self.workload.length // SEQ_LEN_STEP) * SEQ_LEN_STEP
         return self.max_seq_len or min(rounded, self.model.max_position_embeddings)

@@ -52,8 +52,10 @@ def engine_plan(request: PlanRequest, chosen: Candidate, predicted: dict[str, An
 
 
 def batch_limit(candidate: Candidate) -> int:
-    """Return the batch with room for random peaks at the highest rate that meets the targets, in
-    steps of 8, within what fits.
+    """Return the batch size that leaves room for random peaks at the highest rate.
+
+    The rate is the highest that meets the targets. The batch size is a multiple of 8 and no more
+    than fits.
     """
     replicas = candidate.workers.decode_count if candidate.workers else 1
     mean = candidate.best.concurrency / replicas

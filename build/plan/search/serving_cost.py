@@ -25,8 +25,9 @@ class ApiPrice:
 
 @dataclass(frozen=True)
 class FleetCost:
-    """The cost of a fleet in $/h and in $ per million tokens, with GPU time split between prompts
-    and answers as the engine spends it.
+    """The cost of a fleet in $/h and in $ per million tokens.
+
+    GPU time is split between prompts and answers as the engine spends it.
 
     `break_even_*` is the volume above which the fleet is cheaper than the API, None if it never is.
     """

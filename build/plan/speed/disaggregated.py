@@ -51,8 +51,9 @@ def prefill_worker(replica: ReplicaModel, times: OperationTimes) -> WorkerPool |
 
 
 def prefill_latency(service: float, unloaded: float, rate: float) -> tuple[float, float]:
-    """Return mean and 95th percentile (from the exponential tail) of an M/D/1 queue at `rate`
-    requests/s.
+    """Return mean and 95th percentile of an M/D/1 queue at `rate` requests/s.
+
+    The percentile comes from the exponential tail.
     """
     busy = rate * service
     wait = busy * service / (2 * (1 - busy))
@@ -60,8 +61,9 @@ def prefill_latency(service: float, unloaded: float, rate: float) -> tuple[float
 
 
 def transfer_seconds(replica: ReplicaModel, times: OperationTimes) -> float:
-    """Return the seconds to send a prompt's KV cache from rank to rank; each rank sends its own
-    part.
+    """Return the seconds to send a prompt's KV cache from rank to rank.
+
+    Each rank sends its own part.
     """
     steps, load = replica.steps, replica.workload
     return times.send(kv_sizes.sequence_bytes(steps.model, steps.kv, steps.layout, load.isl), nodes=True)
@@ -84,8 +86,9 @@ def _busiest(service: float, total: float, target: float | None) -> float:
 
 
 def decode_worker(replica: ReplicaModel) -> WorkerPool | None:
-    """Return a worker for sequences that arrive with their KV cache, or None if it misses the TPOT
-    target.
+    """Return a decode worker, or None if it misses the TPOT target.
+
+    Sequences arrive with their KV cache.
     """
     load = replica.workload
     alone = ReplicaModel(replica.steps, load, replica.max_batch, replica.max_num_tokens, prompts=False)
@@ -118,8 +121,9 @@ class Disaggregated:
         return min(self.prefill_count * self.prefill.rate, self.decode_count * self.decode.rate)
 
     def point(self, load: PlanWorkload, rate: float) -> OperatingPoint:
-        """Return what users see when the whole set serves `rate` requests/s, with decoding as if at
-        its limit.
+        """Return what users see when the whole set serves `rate` requests/s.
+
+        Decoding is assumed to be at its limit.
         """
         each = min(rate / self.prefill_count, self.prefill.rate)
         ttft, ttft_p95 = prefill_latency(self.prefill.service, self.prefill.unloaded, each)

@@ -1,5 +1,6 @@
-"""Step times of one host: what `llmops verify --calibrate FILE` writes and `llmops plan --measured
-FILE` reads.
+"""Measured step times of one host.
+
+`llmops verify --calibrate FILE` writes them and `llmops plan --measured FILE` reads them.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""The model of a replica in steady state: rate, latency and throughput at a number of sequences in
-flight.
+"""The model of a replica in steady state.
+
+It gives rate, latency and throughput at a number of sequences in flight.
 """
 
 from __future__ import annotations
@@ -53,8 +54,9 @@ class OperatingPoint:
 
 
 class ReplicaModel:
-    """A replica with in-flight batching: each step gives every running sequence a token and reads
-    new prompts.
+    """A replica with in-flight batching.
+
+    Each step gives every running sequence a token and reads new prompts.
 
     `max_batch` sequences fit; a step takes at most `max_num_tokens` tokens. Requests arrive at
     random (Poisson).
@@ -85,15 +87,17 @@ class ReplicaModel:
 
     @property
     def _token_limit(self) -> float:
-        """Return the number of sequences whose tokens, with the prompts that replace finished ones,
-        fill a step.
+        """Return the number of sequences whose tokens fill a step.
+
+        The prompts that replace finished sequences are included.
         """
         return self.max_num_tokens / (1 + self.workload.draft_tokens + self._prompt_tokens_per_sequence)
 
     @property
     def _prompt_tokens_per_sequence(self) -> float:
-        """Return the prompt tokens that a step reads per running sequence, so that arrivals balance
-        departures.
+        """Return the prompt tokens that a step reads per running sequence.
+
+        At this number, arrivals balance departures.
         """
         if not self.reads_prompts:
             return 0.0
@@ -121,8 +125,9 @@ class ReplicaModel:
         )
 
     def _pause(self, concurrency: float) -> float:
-        """Return the seconds of a step that reads a whole prompt, or with chunked prefill as much
-        as a step has room for.
+        """Return the seconds of a step that reads a whole prompt.
+
+        With chunked prefill, the step reads as much as it has room for.
         """
         load, pp = self.workload, self.steps.layout.pp
         batch = max(1, round(concurrency / pp))
@@ -209,8 +214,9 @@ class ReplicaModel:
 def highest_point(
     point_at: Callable[[float], OperatingPoint], top: float, holds: Callable[[OperatingPoint], bool]
 ) -> OperatingPoint | None:
-    """Return the point of the highest concurrency up to `top` for which `holds`, or None if not
-    even one sequence does.
+    """Return the point of the highest concurrency up to `top` for which `holds`, or None.
+
+    The result is None if the condition does not hold even for one sequence.
     """
     best = point_at(1.0)
     if not holds(best):

@@ -1,5 +1,6 @@
-"""The duration of one engine step: a batch of sequences that each gain a token, and prompts that
-are read.
+"""The duration of one engine step.
+
+A step has a batch of sequences that each gain a token, and prompts that are read.
 """
 
 from __future__ import annotations
@@ -91,8 +92,9 @@ class StepModel:
         self.seconds = lru_cache(maxsize=4096)(self._corrected)
 
     def _corrected(self, batch: int, length: int, prefill: Prefill | None = None, drafts: int = 0) -> float:
-        """Return `_seconds`, with the parts of sequences and of prompts each corrected by their
-        measured ratio.
+        """Return `_seconds`, corrected by measured ratios.
+
+        The parts of sequences and of prompts have one ratio each.
         """
         correction = self.correction
         if correction is None:
@@ -136,8 +138,9 @@ class StepModel:
 
     @cached_property
     def _stage(self) -> tuple[int, int]:
-        """Return the dense and MoE layers of the longest stage, over which both kinds are spread
-        evenly.
+        """Return the dense and MoE layers of the longest pipeline stage.
+
+        Both kinds are spread evenly over the stages.
         """
         layers = self.layout.stage_layers(self.model.num_layers, 0)
         share = len(self.model.moe.layers) / self.model.num_layers if self.model.moe else 0.0
@@ -177,8 +180,9 @@ class StepModel:
         return [(local, replace(self._attention_shape, window=window.size)), (1 - local, self._attention_shape)]
 
     def _shared(self, tokens: int) -> float:
-        """Return the seconds that every layer takes: attention's matrices, norms, rotary embedding
-        and two all-reduces.
+        """Return the seconds of the work that is the same in every layer.
+
+        This is attention's matrices, norms, rotary embedding and two all-reduces.
         """
         hidden = self.model.hidden_size
         norms = self.times.memory(tokens * hidden * 2 * 4) * 2
@@ -218,8 +222,9 @@ class StepModel:
         return self.times.moe(tokens, sizes, self.precision.name) + self._linears(others, tokens)
 
     def _draft(self, batch: int, length: int) -> float:
-        """Return the seconds of one proposed token of an EAGLE-3 head: a decoder layer and the
-        output head.
+        """Return the seconds of one proposed token of an EAGLE-3 head.
+
+        The head is a decoder layer and the output head.
         """
         layer = self._shared(batch) + self._linears(self._dense_mlp, batch) + self._attention(batch, length, None)
         return layer + self._head(batch)

@@ -18,8 +18,10 @@ SHORT, LONG = 1, 1025
 
 @dataclass(frozen=True)
 class WorkAmount:
-    """An amount of FLOPs or bytes: `step` per step, `token` per token read or generated, `cached`
-    per token in the cache of the step's sequences.
+    """An amount of FLOPs or bytes, by what it grows with.
+
+    It is `step` per step, `token` per token read or generated, and `cached` per token in the cache
+    of the step's sequences.
     """
 
     step: float

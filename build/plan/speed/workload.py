@@ -54,8 +54,9 @@ class PlanWorkload:
 
     @property
     def tokens_per_step(self) -> float:
-        """Return the tokens that a sequence gains per decode step: one, and the accepted run of
-        drafts.
+        """Return the tokens that a sequence gains per decode step.
+
+        It gains one token and the accepted run of drafts.
         """
         if not self.draft_tokens:
             return 1.0

@@ -1,5 +1,6 @@
-"""Interpolation in measured tables: between points of a logarithmic grid, and at the border beyond
-it.
+"""Interpolation in measured tables.
+
+Values lie between points of a logarithmic grid, or beyond its border.
 """
 
 from __future__ import annotations
@@ -24,8 +25,9 @@ class InterpolationGrid:
         self._values = {point: math.log(value) for point, value in points.items()}
 
     def at(self, *coordinates: float) -> float:
-        """Return the interpolated value, or the nearest point's value if no surrounding point was
-        measured.
+        """Return the interpolated value at a point of the grid's space.
+
+        If no surrounding point was measured, this is the nearest point's value.
         """
         corners = [self._bracket(axis, value) for axis, value in enumerate(coordinates)]
         total = weight_sum = 0.0

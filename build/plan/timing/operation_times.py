@@ -1,5 +1,6 @@
-"""Interface for the duration of single GPU operations, implemented by the roofline model and by
-measured tables.
+"""Interface for the duration of single GPU operations.
+
+The roofline model and measured tables implement it.
 """
 
 from __future__ import annotations
@@ -53,14 +54,16 @@ class OperationTimes(Protocol):
         ...
 
     def prefill(self, prompts: int, tokens: int, prefix: int, attention: AttentionShape) -> float:
-        """Return the seconds of causal attention of `prompts` prompts with `tokens` new tokens
-        each, after `prefix` cached ones.
+        """Return the seconds of causal attention of `prompts` prompts.
+
+        Each has `tokens` new tokens after `prefix` cached ones.
         """
         ...
 
     def decode(self, batch: int, length: int, attention: AttentionShape) -> float:
-        """Return the seconds of attention of one new token for each of `batch` sequences with
-        `length` cached tokens.
+        """Return the seconds of attention of one decode step.
+
+        Each of `batch` sequences with `length` cached tokens gains one new token.
         """
         ...
 
@@ -77,7 +80,8 @@ class OperationTimes(Protocol):
         ...
 
     def send(self, bytes_: float, nodes: bool) -> float:
-        """Return the seconds of a point-to-point transfer within the node, or over the network if
-        `nodes`.
+        """Return the seconds of a point-to-point transfer.
+
+        It is within the node, or over the network if `nodes`.
         """
         ...

@@ -1,5 +1,6 @@
-"""The roofline model: an operation takes the longer of its arithmetic and its memory traffic, and a
-launch.
+"""The roofline model of an operation's duration.
+
+An operation takes the longer of its arithmetic and its memory traffic, and a launch.
 """
 
 from __future__ import annotations
@@ -50,8 +51,9 @@ class RooflineTimes:
         return self.all_reduce_work(values, ranks) / LINK_EFFICIENCY + ALL_REDUCE_LATENCY
 
     def all_reduce_work(self, values: int, ranks: int) -> float:
-        """Return the seconds of a ring at full link speed: each rank sends 2 (n - 1) / n of the
-        message.
+        """Return the seconds of a ring all-reduce at full link speed.
+
+        Each rank sends 2 (n - 1) / n of the message.
         """
         return 2 * values * 2 * (ranks - 1) / ranks / self.gpu.link
 

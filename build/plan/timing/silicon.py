@@ -229,8 +229,9 @@ class SiliconTimes(RooflineTimes):
         )
 
     def _windowed(self, table: str, attention: AttentionShape, **equal: Any) -> list[dict[str, Any]]:
-        """Return the rows of the attention's window, or those without a window if it was not
-        measured.
+        """Return the rows of the attention's window.
+
+        If the window was not measured, return the rows without a window.
         """
         found = self._rows(table, window_size=attention.window, **equal)
         like = [row for row in found if row["head_dim"] == attention.head_dim]
@@ -249,8 +250,9 @@ class SiliconTimes(RooflineTimes):
 
 
 def _grid_of(points: Iterable[tuple[tuple[int, ...], float, float]], ceiling: float = 1.0) -> InterpolationGrid | None:
-    """Return a grid of efficiencies, at most `ceiling`, from (coordinates, bound, measured
-    seconds).
+    """Return a grid of efficiencies, at most `ceiling`.
+
+    The measurements are (coordinates, bound, measured seconds).
     """
     # A time below the data sheet's bound comes from a cache that a real run does not have.
     table = {where: min(ceiling, bound / measured) for where, bound, measured in points if measured > 0}
@@ -260,8 +262,9 @@ def _grid_of(points: Iterable[tuple[tuple[int, ...], float, float]], ceiling: fl
 def _nearest_heads(
     rows: list[dict[str, Any]], attention: AttentionShape
 ) -> Iterator[tuple[dict[str, Any], AttentionShape]]:
-    """Yield the rows of the measured heads nearest to the requested ones, with the shape of those
-    heads.
+    """Yield the rows of the measured heads nearest to the requested ones.
+
+    Each comes with the shape of those heads.
     """
     if attention.latent:
         names: tuple[str, ...] = ("num_heads",)

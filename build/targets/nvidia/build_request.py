@@ -69,8 +69,9 @@ class BuildRequest:
 
     @property
     def weights(self) -> str:
-        """Return the name of the engine's weight format, or the checkpoint's method if llmops has
-        no name for it.
+        """Return the name of the engine's weight format.
+
+        If llmops has no name for it, this is the checkpoint's method.
         """
         found = self.checkpoint.quantisation
         if not self.is_prequantized or found is None:
@@ -133,8 +134,9 @@ def _wrong_target(arch: Architecture, target: str) -> str:
 
 
 def _exports_unchanged(spec: BuildSpec, checkpoint: Checkpoint) -> bool:
-    """Return True for target pytorch and an unquantised Hugging Face folder, which it takes
-    unchanged.
+    """Return True if the target exports the checkpoint unchanged.
+
+    This holds for target pytorch and an unquantised Hugging Face folder.
     """
     return spec.quant == "none" and spec.target == "pytorch" and checkpoint.format == "huggingface"
 
@@ -157,8 +159,9 @@ def _check_family_format(arch: Architecture, quant_format: QuantFormat, spec: Bu
 
 
 def allowed_formats(family: str, target: str) -> tuple[str, ...]:
-    """Return the formats in which a family can be built for a target (docs/tensorrt-llm.md, "What
-    loads").
+    """Return the formats in which a family can be built for a target.
+
+    They are listed in docs/tensorrt-llm.md, "What loads".
     """
     if FAMILIES[family].as_published:
         return ("none",)

@@ -35,8 +35,9 @@ def check_gpu(request: BuildRequest) -> None:
 
 
 def _check_experts_dtype(request: BuildRequest) -> None:
-    """Raise InputError for experts in W4A8 in the 16-bit dtype that TensorRT-LLM loads and
-    misreads.
+    """Raise InputError for experts in W4A8 in the wrong 16-bit dtype.
+
+    TensorRT-LLM loads this dtype and misreads it.
 
     It writes their scales as bfloat16 on Hopper and as float16 on Ada, and then reads the bits in
     the model's dtype (`tensorrt_llm/_torch/modules/fused_moe/quantization.py`,

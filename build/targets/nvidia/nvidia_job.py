@@ -1,5 +1,6 @@
-"""The common part of both NVIDIA targets' jobs: ModelOpt quantises here, and the engine runs
-elsewhere.
+"""The common part of both NVIDIA targets' jobs.
+
+ModelOpt quantises on this machine, and the engine runs elsewhere.
 """
 
 from __future__ import annotations
@@ -87,8 +88,9 @@ class NvidiaJob(GeneratorJob):
         )
 
     def _quantisation_lines(self) -> list[str]:
-        """Return how the model will be calibrated and how much quality it may lose, where that is
-        known beforehand.
+        """Return how the model will be calibrated and how much quality it may lose.
+
+        The loss is stated where it is known beforehand.
         """
         request = self.request
         lines = [f"scales groups of {request.group_size} inputs"] if request.group_size else []

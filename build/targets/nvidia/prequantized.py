@@ -1,5 +1,6 @@
-"""Checkpoints that are quantised already: which target takes them unchanged, and what to give
-instead.
+"""Checkpoints that are quantised already.
+
+For each, it is known which target takes it unchanged, and what to give instead.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Run a program in its own session and kill the whole session when standard input closes: `python
-process_guard.py PROGRAM ARGS…`.
+"""Run a program in its own session and kill the session when standard input closes.
+
+Usage: `python process_guard.py PROGRAM ARGS…`.
 
 trtllm-build starts workers, none of which may outlive llmops. Guard and program are in a session of
 their own, which Ctrl-C or `kill -9` for llmops' process group does not reach. The guard imports
@@ -20,8 +21,9 @@ GRACE = 10.0
 
 
 def main(argv: list[str]) -> int:
-    """Run the program and return its exit code: 128 + signal if killed, 127 if it cannot be
-    started.
+    """Run the program and return its exit code.
+
+    The code is 128 + signal if the program was killed, 127 if it cannot be started.
     """
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:

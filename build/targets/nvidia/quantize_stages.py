@@ -47,8 +47,9 @@ def kept_bytes(request: BuildRequest) -> int:
 
 
 def stage_contents(request: BuildRequest) -> dict[str, dict[str, Any]]:
-    """Return the inputs of each stage: `source` (answers of the source model), `quantised` and
-    `quality`.
+    """Return the inputs of each stage.
+
+    The stages are `source` (answers of the source model), `quantised` and `quality`.
     """
     spec = request.spec
     source = {

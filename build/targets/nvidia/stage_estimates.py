@@ -95,8 +95,9 @@ def _layer_bytes(checkpoint: Checkpoint) -> int:
 
 
 def _states(checkpoint: Checkpoint) -> int:
-    """Return the bytes of all texts' states between two layers, twice, and of one text within a
-    layer, in float32.
+    """Return the bytes of the hidden states of the texts, in float32.
+
+    All texts' states between two layers count twice, and one text's states within a layer once.
     """
     arch, texts = checkpoint.architecture, len(bundled_texts("evaluation")) + len(golden_texts())
     within = EVALUATION_LENGTH * (8 * arch.hidden_size + 4 * arch.intermediate_size)
@@ -104,8 +105,9 @@ def _states(checkpoint: Checkpoint) -> int:
 
 
 def recorded_bytes(checkpoint: Checkpoint) -> int:
-    """Return the bytes that the gate records of the source: log-probabilities of all texts, eight
-    numbers per row of a weight.
+    """Return the bytes that the quality gate records of the source model.
+
+    It records log-probabilities of all texts, and eight numbers per row of a weight.
     """
     arch = checkpoint.architecture
     texts = len(bundled_texts("evaluation"))
@@ -185,8 +187,9 @@ class DurationEstimate:
         return (_LIBRARIES + seconds) / 60
 
     def gate(self) -> float:
-        """Return the minutes of the quality gate: it reads the source for the texts and per token
-        of the golden answers, the export once.
+        """Return the minutes of the quality gate.
+
+        It reads the source for the texts and per token of the golden answers, the export once.
         """
         texts = len(bundled_texts("evaluation")) + len(golden_texts())
         reads = 1 + (TOKENS if self.checkpoint.parameters * 4 > CACHED_LAYERS_BYTES else 1)

@@ -1,5 +1,6 @@
-"""The `trtllm-build` step: its command, build.sh for another machine, and the run with log and
-progress.
+"""The `trtllm-build` step of a job.
+
+It has a command, a build.sh for another machine, and the run with log and progress.
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ mv .{FILE_NAME}.part {FILE_NAME}
 
 
 def script(argv: Sequence[str], image: TrtllmImage) -> str:
-    """Return build.sh, which finishes its engine folder inside the image or wherever trtllm-build
-    is installed.
+    """Return build.sh, which finishes the engine folder that contains it.
+
+    It runs inside the image or wherever trtllm-build is installed.
     """
     command = " \\\n  ".join(flag_lines(argv))
     return (
@@ -94,8 +96,9 @@ def docker_command(folder: Path, image: TrtllmImage) -> list[str]:
 
 
 def installed_version() -> str | None:
-    """Return the TensorRT-LLM version beside `trtllm-build`, or None without the program or its
-    version.
+    """Return the TensorRT-LLM version beside `trtllm-build`, or None.
+
+    The result is None without the program or its version.
     """
     if shutil.which(PROGRAM) is None:
         return None
@@ -154,8 +157,9 @@ def _start(argv: Sequence[str], folder: Path) -> subprocess.Popen[str]:
 
 
 def _end(process: subprocess.Popen[str]) -> None:
-    """Close the guard's input, which ends a program that still runs, and wait longer than the
-    guard's grace time.
+    """Close the guard's input, which ends a program that still runs.
+
+    Then wait longer than the guard's grace time.
     """
     assert process.stdin is not None
     process.stdin.close()

@@ -126,8 +126,9 @@ class _Decoder:
         return full
 
     def repeated(self, cached: Node) -> Node:
-        """Repeat KV heads for grouped-query attention: each serves num_heads / num_kv_heads query
-        heads.
+        """Repeat KV heads for grouped-query attention.
+
+        Each KV head serves num_heads / num_kv_heads query heads.
         """
         arch = self.arch
         groups = arch.num_heads // arch.num_kv_heads
@@ -162,8 +163,9 @@ class _Decoder:
         return ops.unsqueeze(ops.cos(both), int_constant(1)), ops.unsqueeze(ops.sin(both), int_constant(1))
 
     def causal_mask(self) -> Node:
-        """Return the mask [batch, 1, length, total]: 0 where a token may attend, the lowest float
-        elsewhere.
+        """Return the attention mask [batch, 1, length, total].
+
+        It is 0 where a token may attend, the lowest float elsewhere.
         """
         length, total = _dim(self.input_ids, 1), _dim(self.attention_mask, 1)
         scalar = int_constant([])

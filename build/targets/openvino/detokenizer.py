@@ -1,5 +1,6 @@
-"""Write the detokenizer that GenAI needs beside an IR, whose vocabulary grammars (xgrammar) are
-compiled against.
+"""Write the detokenizer that GenAI needs beside an IR.
+
+Grammars (xgrammar) are compiled against its vocabulary.
 
 No text goes through it: the gateway detokenises. openvino_tokenizers converts whole tokenizers only
 from transformers objects, but a detokenizer's few nodes can be assembled from tokenizer.json.
@@ -35,8 +36,9 @@ def write_detokenizer(tokenizer_json: Path, vocab_size: int, directory: Path) ->
 
 
 def vocabulary_bytes(tokenizer_json: Path, size: int) -> tuple[list[bytes], list[int]]:
-    """Return the text of each token id below `size` in UTF-8 bytes (empty if there is none), and
-    the special ids.
+    """Return the UTF-8 bytes of each token id below `size`, and the special ids.
+
+    The bytes are empty if a token has no text.
     """
     tokenizer = Tokenizer.from_file(str(tokenizer_json))
     convert = _byte_level if _has_byte_level(json.loads(tokenizer_json.read_text()).get("decoder")) else _metaspace

@@ -1,5 +1,6 @@
-"""Write a checkpoint as OpenVINO IR without torch: weights are read one by one and written by
-OpenVINO.
+"""Write a checkpoint as OpenVINO IR without torch.
+
+Weights are read one by one and written by OpenVINO.
 """
 
 from __future__ import annotations

@@ -26,8 +26,10 @@ _PER_PARAMETER = 10
 
 
 def golden_answers(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progress) -> Golden | None:
-    """Return the answers, or None with a note if the unquantised model does not fit into memory or
-    the template rejects plain messages.
+    """Return the answers, or None with a note.
+
+    There are none if the unquantised model does not fit into memory or the template rejects plain
+    messages.
     """
     needed, available = checkpoint.parameters * _PER_PARAMETER, available_memory()
     if available is not None and needed > available:

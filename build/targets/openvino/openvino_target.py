@@ -90,8 +90,9 @@ def _golden(checkpoint: Checkpoint, tokenizer_dir: Path, progress: Progress) -> 
 
 
 def _write_for_genai(checkpoint: Checkpoint, tokenizer_dir: Path, model_dir: Path) -> None:
-    """Write what GenAI reads beside the graph: a vocabulary for grammars, and the ids that end a
-    generation.
+    """Write what GenAI reads beside the graph.
+
+    This is a vocabulary for grammars, and the ids that end a generation.
     """
     from llmops.build.targets.openvino.detokenizer import write_detokenizer
 

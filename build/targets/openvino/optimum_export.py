@@ -1,5 +1,6 @@
-"""Export families that the native graph does not cover: optimum-intel traces the transformers
-model.
+"""Export families that the native graph does not cover.
+
+The library optimum-intel traces the transformers model.
 
 It needs torch and holds the model in memory, so it is the second choice. optimum-intel depends on
 torchvision (which would bring CUDA PyTorch) without using it here, hence the `--no-deps` in the

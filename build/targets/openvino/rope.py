@@ -16,8 +16,9 @@ ROPE_KINDS = ("default", "linear", "llama3")
 
 
 def rope_parameters(config: dict[str, Any]) -> dict[str, Any]:
-    """Return `rope_theta`, `rope_type` and its factors from the spelling of any transformers
-    version.
+    """Return `rope_theta`, `rope_type` and its factors.
+
+    The spelling of any transformers version is understood.
     """
     nested = config.get("rope_parameters") or config.get("rope_scaling") or {}
     kind = nested.get("rope_type") or nested.get("type") or "default"
@@ -55,8 +56,9 @@ def inverse_frequencies(config: dict[str, Any], head_dim: int) -> NDArray[np.flo
 
 
 def _llama3(frequencies: NDArray[np.float32], parameters: dict[str, Any]) -> NDArray[np.float32]:
-    """Scale like Llama 3.1: long wavelengths are stretched by `factor`, short ones kept, those
-    between blended.
+    """Scale rotary frequencies like Llama 3.1.
+
+    Long wavelengths are stretched by `factor`, short ones kept, those between blended.
     """
     import numpy as np
 

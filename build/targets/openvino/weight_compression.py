@@ -24,8 +24,9 @@ Node = Any
 
 
 class WeightStorage(Protocol):
-    """A storage form: it turns a matrix (out_features, in_features) into a node that yields it in
-    float32.
+    """A storage form of a weight matrix.
+
+    It turns a matrix (out_features, in_features) into a node that yields the matrix in float32.
     """
 
     def matrix(self, weight: Weight, embedding: bool = False) -> Node:

@@ -1,5 +1,6 @@
-"""Translate `--set` of target tensorrt to arguments of `trtllm-build` and parameters of the C++
-backend.
+"""Translate `--set` of target tensorrt.
+
+Options become arguments of `trtllm-build` and parameters of the C++ backend.
 """
 
 from __future__ import annotations
@@ -62,8 +63,9 @@ def engine_arguments(request: BuildRequest, adapters: list[AdapterCheckpoint]) -
 
 
 def max_input_len(request: BuildRequest) -> int:
-    """Return the longest prompt: all but one token of the sequence, and without paged context FMHA
-    at most one step.
+    """Return the longest prompt, which is all but one token of the sequence.
+
+    Without paged context FMHA, it is at most one step.
     """
     longest = request.limits.max_seq_len - 1
     if not paged_context(request.quant_format.name, request.kv_cache):
@@ -126,8 +128,9 @@ def _extra_flags(spec: BuildSpec) -> dict[str, Value]:
 
 
 def uses_paged_context(argv: list[str]) -> bool:
-    """Return True if the engine reads its KV cache in pages during prefill, which reuse and chunked
-    context need.
+    """Return True if the engine reads its KV cache in pages during prefill.
+
+    Reuse and chunked context need this.
 
     The engine's own config.json says the same (`plugin_config.use_paged_context_fmha`).
     """
@@ -135,8 +138,9 @@ def uses_paged_context(argv: list[str]) -> bool:
 
 
 def check_serving(parameters: dict[str, str], request: BuildRequest, argv: list[str]) -> None:
-    """Raise InputError for parameters that need paged context: the backend would refuse to load the
-    engine with chunked context, and ignore reuse.
+    """Raise InputError for parameters that need paged context.
+
+    The backend would refuse to load the engine with chunked context, and ignore reuse.
     """
     requested = [name for name in ("enable_chunked_context", "enable_kv_cache_reuse") if parameters.get(name) == "true"]
     if requested and not uses_paged_context(argv):

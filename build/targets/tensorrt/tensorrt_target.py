@@ -1,5 +1,6 @@
-"""Target tensorrt: ModelOpt's TensorRT-LLM checkpoint, then `trtllm-build`, here or later in the
-image.
+"""Target tensorrt: ModelOpt's TensorRT-LLM checkpoint, then `trtllm-build`.
+
+The second step runs on this machine or later in the image.
 """
 
 from __future__ import annotations
@@ -105,8 +106,9 @@ class TensorrtJob(NvidiaJob):
         return self.result(record, self.extra(record["calibration_tokens"], lora_bytes), complete)
 
     def _compile(self, quantised: Path, workdir: Path, progress: Progress) -> None:
-        """Run trtllm-build as a stage of its own: it takes hours, and the log of a failed run must
-        stay.
+        """Run trtllm-build as a stage of its own.
+
+        It takes hours, and the log of a failed run must stay.
         """
         spec, image = self.spec, self.request.image
         log = quantised.with_name(trtllm_build.LOG)
@@ -142,7 +144,8 @@ class TensorrtJob(NvidiaJob):
 
 
 def _can_compile() -> bool:
-    """Return True if trtllm-build is installed. Elsewhere the step is left to `llmops build
-    --resume`.
+    """Return True if trtllm-build is installed.
+
+    Elsewhere the step is left to `llmops build --resume`.
     """
     return shutil.which(trtllm_build.PROGRAM) is not None

@@ -1,4 +1,4 @@
-"""What each tenant used, per day and model."""
+"""Usage of each tenant, per day and model."""
 
 import sqlalchemy as sa
 from alembic import op
