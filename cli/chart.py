@@ -46,8 +46,9 @@ def command(
     output: Path | None,
     schema_only: bool,
 ) -> None:
-    """Write values for deploy/helm/llmops: pools, builds, the gateway's settings and what pods may
-    connect to.
+    """Write values for deploy/helm/llmops.
+
+    They cover pools, builds, the gateway's settings and what pods may connect to.
 
     `replicas: auto` is planned. What is left to do before `helm install` is printed to standard
     error. docs/kubernetes.md goes through the installation.

@@ -41,8 +41,7 @@ class CachePart:
 @click.option("--yes", is_flag=True, help="Remove without asking.")
 @click.option("--json", "as_json", is_flag=True, help="Print the parts and their sizes as JSON.")
 def command(names: tuple[str, ...], yes: bool, as_json: bool) -> None:
-    """Show what the cache folder holds and how much disk it takes; remove the parts with these
-    NAMEs.
+    """Show what the cache folder holds, with sizes, and remove the parts with these NAMEs.
 
     NAME is engines, backends, hashes, usage or store; `all` stands for the first three, which are
     made again when they are needed. Stop `llmops up`, `gateway` and `control` before you remove

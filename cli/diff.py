@@ -24,8 +24,9 @@ from llmops.errors import ServerError
 @click.option("--exit-code", is_flag=True, help="Exit with 1 when something would change.")
 @click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")
 def command(file: Path, profile: str | None, url: str | None, exit_code: bool, as_json: bool) -> None:
-    """Show what llmops.yaml would change: engines that would be built again, and models that are
-    not served.
+    """Show what llmops.yaml would change.
+
+    These are engines that would be built again, and models that are not served.
 
     A line each: + what is missing, - what is there and not described, ~ what is different.
     """

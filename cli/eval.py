@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 @click.option("--max-token-kl", type=float, help="Fail when any token's KL divergence is larger (nats).")
 @click.option("--json", "as_json", is_flag=True, help="Print figures, limits and verdict as JSON.")
 def command(engine: Path, against: str | None, as_json: bool, **limits: Any) -> None:
-    """Show how far the quantised ENGINE is from its source; a quantised Hugging Face folder works
-    too.
+    """Show how far the quantised ENGINE is from its source.
+
+    A quantised Hugging Face folder works too.
 
     Without --against, shows what `llmops build` measured and stored. With it, the source is run on
     the bundled texts and prompts again, and the weights on disk are dequantised and compared.
@@ -72,8 +73,9 @@ def _limit(kind: str, form: str, value: float | None) -> str:
 
 
 def _ranges(quality: QualityMetrics, gates: QualityGates) -> list[tuple[str, str, str, str]]:
-    """Return how much of the activations on the texts calibration covered: the worst layer and the
-    best.
+    """Return how much of the activations on the texts calibration covered.
+
+    The text names the worst layer and the best.
     """
     from llmops.build.quality.quality_gates import WIDEST
 

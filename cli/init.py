@@ -42,8 +42,9 @@ def command(
     schema_only: bool,
     **load: str | None,
 ) -> None:
-    """Write an llmops.yaml for CHECKPOINT, and its schema beside it, with which editors complete
-    it.
+    """Write an llmops.yaml for CHECKPOINT, and its schema beside it.
+
+    Editors use the schema to complete the file.
 
     With --gpu it is planned, as `llmops plan` does, and the plan's reasons are in its comments.
     """

@@ -20,8 +20,10 @@ class Duration(click.ParamType):
     name = "duration"
 
     def __init__(self, *, zero: bool = False, whole: bool = False) -> None:
-        """Args:
-        zero: True if 0 is allowed.
+        """Create the parameter type.
+
+        Args:
+            zero: True if 0 is allowed.
             whole: True to round to whole seconds, at least one.
         """
         self._zero, self._whole = zero, whole

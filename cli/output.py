@@ -113,8 +113,9 @@ def format_timestamp(time: datetime | None) -> str:
 
 
 def format_limits(limits: Limited, short: bool = False) -> str:
-    """Return limits as `60 requests/min, 90,000 tokens/min, 4 at once`; `short` for a table: `60
-    rpm, 90,000 tpm`.
+    """Return limits as `60 requests/min, 90,000 tokens/min, 4 at once`.
+
+    With `short`, for a table, the text is `60 rpm, 90,000 tpm`.
     """
     units = ("rpm", "tpm") if short else ("requests/min", "tokens/min")
     values = zip((limits.rpm, limits.tpm, limits.concurrent), (*units, "at once"), strict=True)

@@ -53,8 +53,9 @@ class RichProgress:
         from rich.text import Text
 
         class TimeLeft(rich_progress.TimeRemainingColumn):
-            """Remaining time as `0:01:10 left`, or nothing if the amount of work is unknown or
-            done.
+            """A progress column with the remaining time as `0:01:10 left`.
+
+            It is empty if the amount of work is unknown or done.
             """
 
             def render(self, task: rich_progress.Task) -> Text:

@@ -1,5 +1,6 @@
-"""`llmops safety`: test filters, train a classifier's head, and run a red-team list through a
-deployment.
+"""`llmops safety`: test filters, train a classifier's head, and run a red-team list.
+
+The list runs through a deployment.
 """
 
 from __future__ import annotations
@@ -41,8 +42,9 @@ def command() -> None:
 @click.option("--url", metavar="URL", help="A gateway with the embedding model that filters of kind `model` need.")
 @click.option("--json", "as_json", is_flag=True, help="Print the figures as JSON.")
 def check(examples: Path, config: Path, url: str | None, as_json: bool) -> None:
-    """Print recall, false positives and leaked characters of each filter on the labelled texts in
-    FILE.
+    """Print how well each filter works on the labelled texts in FILE.
+
+    The figures are recall, false positives and leaked characters.
 
     FILE has one JSON object a line: {"text": "…", "category": "hate"}, without a category for a
     clean text. A filter is held to the examples that have one of its categories. Exits 1 if a
@@ -134,8 +136,7 @@ def train(examples: Path, url: str, model: str, output: Path, max_false_positive
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one object for each prompt.")
 def redteam(url: str, model: str, listed: Path | None, as_json: bool) -> None:
-    """Send a list of adversarial prompts through a running deployment and print what became of
-    each.
+    """Send adversarial prompts through a running deployment and print what became of each.
 
     The key is read from LLMOPS_API_KEY. Exits 1 if a prompt with a category was answered in full.
     """

@@ -118,8 +118,9 @@ CACHE_BLOCK_TOKENS = 128
     "-j", "--jobs", type=click.IntRange(1), default=1, show_default=True, help="Processes that share the replicas."
 )
 def command(json_path: Path | None, html_path: Path | None, policies: str, **parameters: Any) -> None:
-    """Simulate a fleet: replicas at the planner's pace behind the gateway's own routing, queue and
-    limits.
+    """Simulate a fleet behind the gateway's own routing, queue and limits.
+
+    Replicas generate at the planner's pace.
 
     The load is made-up conversations (--rate, --day), a trace in Mooncake's format (--trace) or
     what a benchmark sent (--bench). The report is that of `llmops bench`, whose --compare takes
@@ -142,8 +143,9 @@ def command(json_path: Path | None, html_path: Path | None, policies: str, **par
 
 
 def _policies(text: str) -> dict[str, tuple[str, bool]]:
-    """Return the policies by their names on the command line, each with True if requests queue in
-    the gateway.
+    """Return the policies by their names on the command line.
+
+    Each comes with True if requests queue in the gateway.
     """
     from llmops.perf.simulate.policies import POLICIES
 
@@ -205,16 +207,18 @@ def _spec(parameters: dict[str, Any], plan: BuildPlan, engine: EngineSpec, tiers
 
 
 def _most(scale: str | None) -> int:
-    """Return the maximum number of replicas of --scale, or 0 without scaling or if the text is
-    invalid.
+    """Return the maximum number of replicas of --scale.
+
+    It is 0 without scaling or if the text is invalid.
     """
     last = (scale or "").rpartition(".")[2]
     return int(last) if last.isdecimal() else 0
 
 
 def _scaling(parameters: dict[str, Any], plan: BuildPlan) -> AutoscalingSpec:
-    """Return autoscaling by waiting requests, KV cache and the plan's request rate of a replica, as
-    in the chart.
+    """Return the autoscaling rules of the Helm chart.
+
+    They scale by waiting requests, KV cache and the plan's request rate of a replica.
     """
     from llmops.perf.simulate.autoscaler import AutoscalingSpec
     from llmops.perf.simulate.run import CELL_SIZE

@@ -1,5 +1,6 @@
-"""The parts of `llmops up`: an engine, a repository, and Triton and the gateway, which end
-together.
+"""The parts of `llmops up`: an engine, a repository, Triton and the gateway.
+
+Triton and the gateway end together.
 """
 
 from __future__ import annotations
@@ -136,8 +137,9 @@ class Stack:
         open_: bool | None,
         max_tokens: int | None = None,
     ) -> None:
-        """Read the settings, and check that the port and the store can be used before minutes of
-        building.
+        """Read the settings, and check the port and the store.
+
+        Both checks happen before minutes of building.
 
         Args:
             host: The gateway's address. None leaves it to the settings, as for `port`, `store` and

@@ -75,7 +75,7 @@ def command(
     open_: bool | None,
     config: Path | None,
 ) -> None:
-    """From CHECKPOINT to a running OpenAI endpoint: build, repository, Triton, gateway.
+    """Serve CHECKPOINT at an OpenAI endpoint: build, repository, Triton, gateway.
 
     CHECKPOINT is what `llmops build` takes, or an engine folder that it made. What was built before
     is used again. Ctrl-C ends all of it: open answers are finished first, unless there is a second

@@ -13,8 +13,9 @@ import click
 @click.option("--dry-run", is_flag=True, help="Say what would change; change nothing.")
 @click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")
 def command(engine: Path, to: str, dry_run: bool, as_json: bool) -> None:
-    """Say what changes when ENGINE is served by another TensorRT-LLM, what is lost, and rewrite
-    what can be.
+    """Show what changes when another TensorRT-LLM serves ENGINE, and rewrite what can be.
+
+    What is lost is shown too.
 
     The weights of a `pytorch` engine stay as they are. A TensorRT engine cannot be upgraded: the
     command that builds the model again is printed instead.

@@ -124,8 +124,9 @@ def create_app(settings: GatewaySettings, make_jobs: MakeJobs, gateway: str | No
 def control_plugin(
     settings: GatewaySettings, make_jobs: MakeJobs
 ) -> Callable[[FastAPI], AbstractAsyncContextManager[None]]:
-    """Return a plugin that adds control to a gateway with these settings, behind its
-    authentication.
+    """Return a plugin that adds control to a gateway with these settings.
+
+    Control's routes are behind the gateway's authentication.
     """
 
     def enter(app: FastAPI) -> AbstractAsyncContextManager[None]:

@@ -1,5 +1,6 @@
-"""Safe unpacking of Kafka batches: compressed and damaged batches are rejected before the client
-library unpacks them.
+"""Safe unpacking of Kafka batches.
+
+Compressed and damaged batches are rejected before the client library unpacks them.
 
 A batch of a few hundred kilobytes can unpack to gigabytes, and the library unpacks it whole, on the
 event loop, before its records can be checked. Gateways do not compress, so a compressed batch is
@@ -45,8 +46,9 @@ class RejectedBatch:
 
 
 class SafeRecords:
-    """The batches of one partition in the response to a fetch, in place of the library's
-    `MemoryRecords`.
+    """The batches of one partition in the response to a fetch.
+
+    This class takes the place of the library's `MemoryRecords`.
     """
 
     def __init__(self, data: bytes) -> None:

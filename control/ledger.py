@@ -87,7 +87,11 @@ class Ledger(LeaderJob):
     name = "The ledger"
 
     def __init__(self, kafka: KafkaSettings, store: str) -> None:
-        """Raises InputError without a signing key."""
+        """Read the signing keys, without connecting to a broker.
+
+        Raises:
+            InputError: The settings have no signing key.
+        """
         self._kafka, self._store_url, self._keys = kafka, store, signing_keys(kafka)
         self._single_reads_left = 0
         self._begun: set[TopicPartition] = set()
@@ -232,8 +236,9 @@ async def _record_read_attempt(store: Store, partition: TopicPartition, offset: 
 
 
 async def _rewind_truncated_partitions(consumer: AIOKafkaConsumer) -> None:
-    """Seek to the beginning of partitions whose log is shorter than the committed offset: the
-    brokers lost records.
+    """Seek to the beginning of partitions whose log is shorter than the committed offset.
+
+    The brokers of such a partition lost records.
 
     Otherwise nothing would be read until the log is as long as before. Duplicates are ignored by
     event id.

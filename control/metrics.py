@@ -1,5 +1,6 @@
-"""Prometheus metrics of a control process: its requests, its leadership, and the spending of
-tenants.
+"""Prometheus metrics of a control process.
+
+They cover its requests, its leadership, and the spending of tenants.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ UNKNOWN_LABEL = "unknown"
 
 
 class SpendingCollector(Collector):
-    """Spending of tenants and models since the first of the month (UTC), and of budgets since their
-    period began.
+    """Spending of tenants and models since the first of the month (UTC).
+
+    Spending on budgets counts since their period began.
 
     Values are those of the last successful read while the store does not answer.
     """
@@ -102,8 +104,9 @@ class SpendingCollector(Collector):
 
 
 class ControlMetrics(Check):
-    """The metrics of a control process, as a check that counts requests and as the endpoint that
-    shows them.
+    """The metrics of a control process.
+
+    As a check they count requests, and as an endpoint they show the metrics.
     """
 
     def __init__(self, spending: SpendingCollector) -> None:
@@ -147,8 +150,9 @@ def _top_spenders(sums: Sequence[UsageSum], group: str) -> list[tuple[str, Usage
 
 
 async def _read_budget_shares(connection: AsyncConnection, now: datetime) -> dict[str, float]:
-    """Return the spent share of the present budget of the MAX_SERIES tenants with the largest
-    shares.
+    """Return the spent share of the present budgets of tenants.
+
+    These are the MAX_SERIES tenants with the largest shares.
 
     This is one query for each kind of period, however many tenants there are.
     """

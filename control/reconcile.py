@@ -1,5 +1,6 @@
-"""The hourly reconciliation of the ledger with gateways and engines, and the token counts of
-engines.
+"""The hourly reconciliation of the ledger with gateways and engines.
+
+The token counts of engines are recorded here too.
 
 Missing events need not be requested: a gateway keeps an event until the ledger has it, and sends it
 again. A gap that remains belongs to a gateway that has not come back, or that lost its outbox.

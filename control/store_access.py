@@ -1,5 +1,6 @@
-"""Access to the store from HTTP endpoints: one shared store per process, and store errors as HTTP
-errors.
+"""Access to the store from HTTP endpoints.
+
+Each process has one shared store, and store errors become HTTP errors.
 """
 
 from __future__ import annotations

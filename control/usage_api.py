@@ -48,8 +48,9 @@ class CallerUsageQuery(AdminSchema):
 
 
 class BudgetStatus(AdminSchema):
-    """A budget of the key or its tenant, and what is left of it in the present period, which ends
-    at `until`.
+    """A budget of the key or its tenant, and what is left of it.
+
+    The figures are for the present period, which ends at `until`.
     """
 
     of: Literal["key", "tenant"]

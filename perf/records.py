@@ -1,5 +1,6 @@
-"""The two messages that cross the borders of this package: a `Request` to send and the `Record` of
-its answer.
+"""The messages that cross the borders of this package.
+
+A `Request` is sent, and a `Record` describes its answer.
 """
 
 from __future__ import annotations
@@ -11,8 +12,9 @@ from typing import Any
 
 @dataclass(slots=True)
 class Request:
-    """A request for any client, with either `messages` (chat) or `prompt` (text, or token ids for
-    Triton).
+    """A request for any client.
+
+    It has either `messages` (chat) or `prompt` (text, or token ids for Triton).
     """
 
     max_tokens: int

@@ -1,5 +1,6 @@
-"""The database: accounts, prices, usage, conversations and the audit log, in one schema for SQLite
-and PostgreSQL.
+"""The database: accounts, prices, usage, conversations and the audit log.
+
+One schema serves SQLite and PostgreSQL.
 
 Permissions belong to `control/` and `gateway/auth/`, rate limits to `gateway/ratelimit/`.
 """

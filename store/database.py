@@ -32,8 +32,10 @@ class Store:
     """A database. Queries get a connection as an argument, so that several can share a transaction."""
 
     def __init__(self, location: StoreUrl, engine: AsyncEngine, alone: Engine | None = None) -> None:
-        """Args:
-        place: Location of the database.
+        """Create a store from its engines; `connect` makes the engines.
+
+        Args:
+            location: Location of the database.
             engine: The engine of all connections.
             alone: A synchronous engine for `transact` on SQLite.
         """
@@ -56,8 +58,9 @@ class Store:
 
     @asynccontextmanager
     async def write(self) -> AsyncIterator[AsyncConnection]:
-        """Open a transaction, committed at the end of the block and rolled back if the block
-        raises.
+        """Open a transaction for writing.
+
+        It is committed at the end of the block and rolled back if the block raises.
 
         Raises the errors of `read`. Transactions cannot be nested.
         """
@@ -94,7 +97,7 @@ def connect(location: StoreUrl, pool_size: int = 5, busy_seconds: float = BUSY_T
     """Return the database as it is, without opening a connection yet.
 
     Args:
-        place: Location of the database.
+        location: Location of the database.
         pool_size: Maximum number of connections.
         busy_seconds: Seconds for which a SQLite writer waits for another one.
     """

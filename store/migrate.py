@@ -1,5 +1,6 @@
-"""Migration of a store's schema to the newest revision: completely or not at all, by one process at
-a time.
+"""Migration of a store's schema to the newest revision.
+
+It happens completely or not at all, by one process at a time.
 """
 
 from __future__ import annotations

@@ -21,8 +21,9 @@ MAX_PRICE_MICROS = 1_000_000 * MILLION
 
 @dataclass(frozen=True)
 class Price:
-    """A price in micro-dollars per million tokens, valid from `valid_from` until the model's next
-    price.
+    """A price in micro-dollars per million tokens.
+
+    It is valid from `valid_from` until the model's next price.
 
     `cached_micros` is for prompt tokens that the engine found in its cache.
     """
@@ -64,8 +65,9 @@ class Price:
 
     @cached_property
     def tariff(self) -> Callable[[int, int, int], int]:
-        """Return `cost_micros` as a fast function for an engine's counts, which bounds the cached
-        tokens by the prompt's.
+        """Return `cost_micros` as a fast function for an engine's counts.
+
+        An engine bounds the cached tokens by the prompt's.
         """
         input_micros, output_micros = self.input_micros, self.output_micros
         saved, half = self.input_micros - self.cached_micros, MILLION // 2

@@ -60,8 +60,10 @@ async def put_response(
 
 
 async def evict_responses(connection: AsyncConnection, owner: str, before: datetime, entries: int, size: int) -> None:
-    """Delete the owner's responses written before `before`, and the oldest beyond `entries` rows or
-    `size` characters.
+    """Delete the owner's old responses.
+
+    These are the responses written before `before`, and the oldest beyond `entries` rows or `size`
+    characters.
 
     The newest response always stays.
     """
@@ -105,8 +107,9 @@ async def find_responses_with_items(
 async def response_chain(
     connection: AsyncConnection, response_id: str, owner: str, since: datetime, limit: int
 ) -> Sequence[tuple[str, int, str | None]]:
-    """Return (id, size, previous id) of a response and up to `limit` - 1 predecessors, newest
-    first.
+    """Return a response and up to `limit` - 1 predecessors, newest first.
+
+    Each is (id, size, previous id).
     """
     columns = responses.c
     first = select(columns.id, columns.size, columns.previous_id, literal(0).label("place"))

@@ -22,8 +22,9 @@ _MARK = select(gateways.c.next_seq).where(gateways.c.id == bindparam("gateway"))
 
 @dataclass(frozen=True)
 class UsageFilter:
-    """A selection of usage: a tenant, user, model or key, and UTC days from `first` to `last`, both
-    included.
+    """A selection of usage by tenant, user, model or key, and by UTC days.
+
+    The days go from `first` to `last`, both included.
     """
 
     tenant_id: str | None = None
@@ -72,8 +73,9 @@ async def sum_usage(
 async def spent_micros(
     connection: AsyncConnection, since: datetime, key_id: str | None = None, tenant_id: str | None = None
 ) -> int:
-    """Return the cost of a key or a tenant since a midnight (UTC), at which a budget's period
-    began.
+    """Return the cost of a key or a tenant since a midnight (UTC).
+
+    At this midnight a budget's period began.
     """
     day = since.astimezone(UTC).date()
     usage_filter = UsageFilter(key_id=key_id, tenant_id=tenant_id, first=day)
@@ -86,8 +88,9 @@ async def high_water_mark(connection: AsyncConnection, gateway_id: str) -> int:
 
 
 async def known_events(connection: AsyncConnection, ids: Sequence[str]) -> frozenset[str]:
-    """Return the ids of the events that are in the store: billed, or dead letters that a gateway
-    signed.
+    """Return the ids of the events that are in the store.
+
+    They are billed, or dead letters that a gateway signed.
     """
     billed = select(usage_records.c.id).where(usage_records.c.id.in_(ids))
     parked = select(dead_letters.c.event_id).where(dead_letters.c.event_id.in_(ids))
@@ -124,8 +127,9 @@ async def find_sequence_gaps(
 
 
 def user_belongs_to_tenant(user_id: ColumnElement[str], tenant: Any, dialect: str) -> Iterator[ColumnElement[bool]]:
-    """Yield the condition that `user_id` is a user of `tenant`, in addition to a join with `users`
-    that implies it.
+    """Yield the condition that `user_id` is a user of `tenant`.
+
+    It comes in addition to a join with `users` that implies it.
 
     An array makes PostgreSQL look up each user in the index. With the join alone it expects so many
     rows that it reads the whole table, of all tenants. SQLite uses the index anyhow.

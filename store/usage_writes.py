@@ -96,8 +96,9 @@ def find_record_owners(connection: Connection, records: Sequence[UsageRecord]) -
 def write_usage(
     connection: Connection, records: Iterable[UsageRecord], owners: RecordOwners | None = None
 ) -> WriteResult:
-    """Insert records that are not in the store yet, add them to the sums, and advance the
-    high-water marks.
+    """Insert records that are not in the store yet.
+
+    They are added to the sums, and the high-water marks advance.
 
     Rows are locked in one order, so that two writers with the same events do not deadlock.
 
@@ -143,8 +144,9 @@ _LAST_SQLITE = "SELECT id FROM usage_records ORDER BY rowid DESC LIMIT ?"
 
 
 def _insert_as_only_writer(connection: Connection, offered: Mapping[str, UsageRecord]) -> Sequence[str]:
-    """Insert records as SQLite's only writer and return the new ids: the last rows, unless all
-    records were new.
+    """Insert records as SQLite's only writer and return the new ids.
+
+    These are the last rows, unless all records were new.
     """
     ids = sorted(offered)
     rows = [(one, *(of := offered[one])[1:_AT], sqlite_timestamp(of.created_at), *of[_AT + 1 : _WIDTH]) for one in ids]
@@ -305,6 +307,9 @@ def _execute(connection: Connection, statement: str, *values: Any) -> CursorResu
 
 @lru_cache(maxsize=64)
 def _with_placeholders(dialect: str, statement: str) -> str:
-    """Return a statement with the driver's placeholders: `?`, or `$1`, `$2`, …"""
+    """Return a statement with the placeholders of the driver.
+
+    They are `?`, or `$1`, `$2` and so on.
+    """
     numbers = count(1)
     return statement if dialect == "sqlite" else re.sub(r"\?", lambda _: f"${next(numbers)}", statement)

@@ -39,8 +39,7 @@ def exclusive_build(output: Path, say: Callable[[str], None], inside: bool = Fal
             writable (a container's mount).
 
     Raises:
-        InputError: The folder cannot be written, or the lock's name belongs to a file of somebody
-            file.
+        InputError: The folder cannot be written, or the lock's name belongs to an unrelated file.
     """
     output = output.absolute()
     name = f".{output.name}.lock"

@@ -16,8 +16,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def admin_options(command: Command) -> Command:
-    """Add `--store`, `--url` and `--json`, which become the parameters `admin` (an AdminClient) and
-    `as_json`.
+    """Add the options `--store`, `--url` and `--json`.
+
+    They become the parameters `admin` (an AdminClient) and `as_json`.
     """
 
     @functools.wraps(command)

@@ -1,5 +1,6 @@
-"""The client of the admin API that `key`, `tenant`, `price`, `usage` and `audit` share: remote, or
-on a local store.
+"""The client of the admin API, remote or on a local store.
+
+The commands `key`, `tenant`, `price`, `usage` and `audit` share it.
 """
 
 from __future__ import annotations

@@ -101,8 +101,9 @@ class DurationType(_ExampleParamType):
 
 
 class TimestampType(_ExampleParamType):
-    """A time from now (`90d`) or a UTC date (`2027-01-31`, `2027-01-31T12:00`), or `never` if that
-    is allowed.
+    """A time from now (`90d`) or a UTC date (`2027-01-31`, `2027-01-31T12:00`).
+
+    The word `never` is valid too if it is allowed.
     """
 
     name = "when"
@@ -161,8 +162,9 @@ class NamesType(_ExampleParamType):
 
 
 def micro_dollars(text: str) -> int | None:
-    """Return US dollars in micro-dollars, or None if the text is not an amount of at most six
-    decimals.
+    """Return US dollars in micro-dollars, or None for invalid text.
+
+    An amount has at most six decimals.
     """
     if not re.fullmatch(r"[0-9]*\.?[0-9]+", text) or len(text) > 20:
         return None

@@ -60,8 +60,10 @@ class MetricsWindow:
     """The pages of one process within a time window. Rates are between the first and the last page."""
 
     def __init__(self, window: float) -> None:
-        """Args:
-        window: Length of the window in seconds.
+        """Create a window without pages.
+
+        Args:
+            window: Length of the window in seconds.
         """
         self._window = window
         self._pages: deque[MetricsPage] = deque()
@@ -106,8 +108,9 @@ class LabelSums:
 
 
 def quantile(share: float, buckets: Mapping[str, float]) -> float | None:
-    """Return a quantile of cumulative bucket counts by upper bound (`le`), like PromQL's
-    histogram_quantile.
+    """Return a quantile of cumulative bucket counts by upper bound (`le`).
+
+    It is computed like PromQL's histogram_quantile.
 
     Values are assumed to be evenly distributed within a bucket. The result is the highest finite
     bound for values above it, and None without observations.

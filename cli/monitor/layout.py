@@ -24,9 +24,12 @@ FRAME = 7
 def render_screen(
     board: FleetSnapshot, view: ViewOptions, width: int, height: int | None = None, keys: str = ""
 ) -> RenderableType:
-    """Return the screen.
+    """Return the screen for a snapshot of the fleet.
 
     Args:
+        board: The fleet's state.
+        view: What to show, and in which order.
+        width: Columns of the terminal.
         height: Maximum number of lines, or None for no limit.
         keys: The keys that can be pressed.
     """

@@ -65,9 +65,13 @@ class GatewayPoller:
     """
 
     def __init__(self, gateways: Sequence[str], engines: Sequence[str], window: float, key: str | None) -> None:
-        """Args:
+        """Create a poller without contacting a server.
+
+        Args:
             gateways: URLs, or dns:NAME:PORT for all addresses of a name.
             engines: HOST:PORT of Triton's metrics; by default port 8002 of the gateways' servers.
+            window: Length of the metrics window in seconds.
+            key: The API key for the gateways, or None.
 
         Raises:
             InputError: A URL is invalid.
@@ -125,8 +129,9 @@ class GatewayPoller:
         return PolledGateway(url, recent, problem, beliefs)
 
     async def _beliefs(self, url: str) -> Sequence[Mapping[str, Any]]:
-        """Return the replica states of a gateway, or nothing if it has one Triton or the key lacks
-        permission.
+        """Return the replica states that a gateway reports.
+
+        The result is empty if the gateway has one Triton or the key lacks permission.
         """
         try:
             body = await asyncio.wait_for(

@@ -110,9 +110,10 @@ class FleetSnapshot:
 
 
 def make_snapshot(gateways: Sequence[PolledGateway], engines: Mapping[str, MetricsWindow]) -> FleetSnapshot:
-    """Return a snapshot.
+    """Return a snapshot of the fleet from the latest polls.
 
     Args:
+        gateways: The gateways with their latest metrics and replica states.
         engines: Triton's metrics pages by HOST:PORT, for replicas that no gateway reports.
     """
     there = [one.recent for one in gateways if not one.problem]

@@ -67,8 +67,9 @@ def _handle_key(view: ViewOptions, key: str) -> ViewOptions:
 
 @contextlib.contextmanager
 def _quit_on_signals(tell: Callable[[str], None]) -> Iterator[None]:
-    """Return an event set by SIGINT and SIGTERM, so that the cursor is restored before the process
-    ends.
+    """Return an event that SIGINT and SIGTERM set.
+
+    It lets the cursor be restored before the process ends.
     """
     loop, signals = asyncio.get_running_loop(), (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     for one in signals:

@@ -1,5 +1,6 @@
-"""Differences between llmops.yaml and what exists: engines beside it, and models of a running
-gateway.
+"""Differences between llmops.yaml and what exists.
+
+It is compared with the engines beside it, and with the models of a running gateway.
 """
 
 from __future__ import annotations

@@ -69,8 +69,9 @@ def verify_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
 
 
 def bench_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
-    """Return the parameters of `llmops bench`: the load of `traffic` against the gateway, with the
-    objectives of `slo`.
+    """Return the parameters of `llmops bench`.
+
+    They describe the load of `traffic` against the gateway, with the objectives of `slo`.
     """
     model, settings = loaded.service.models[name], loaded.settings
     load, slo = model.traffic, model.slo

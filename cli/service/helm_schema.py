@@ -1,5 +1,6 @@
-"""The values of the Helm chart as data. deploy/helm/llmops/values.schema.json is generated from
-these models.
+"""The values of the Helm chart as data.
+
+The file deploy/helm/llmops/values.schema.json is generated from these models.
 
 `llmops chart --schema-only` writes the schema. Helm reads it before it renders a template, so an
 unknown key, a pool without GPUs or a name that Kubernetes would refuse ends there.
@@ -87,7 +88,7 @@ class Resources(_ChartModel):
 
 
 class SchedulingValues(_ChartModel):
-    """Where the scheduler may put pods."""
+    """The nodes on which the scheduler may put pods."""
 
     node_selector: dict[str, str] = {}
     tolerations: _Objects = []

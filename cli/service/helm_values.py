@@ -31,8 +31,10 @@ _GIB = 2**30
 
 
 class PlannedReplicas(NamedTuple):
-    """Replicas that a model needs, requests/s that each keeps up with, and groups of Prometheus'
-    rules about it.
+    """The planned replicas of a model.
+
+    `rate` is the requests/s that each keeps up with, `groups` are Prometheus' rules about the
+    model.
     """
 
     replicas: int
@@ -42,8 +44,10 @@ class PlannedReplicas(NamedTuple):
 
 @dataclass(frozen=True)
 class ClusterResources:
-    """What the cluster has: images by their name in the chart, the claim, and where the chart
-    mounts it.
+    """The resources of a cluster that the chart uses.
+
+    They are images by their name in the chart, the claim, and the path at which the chart mounts
+    it.
     """
 
     images: Mapping[str, str] = field(default_factory=dict)
@@ -61,8 +65,9 @@ class HelmValues(NamedTuple):
 def make_helm_values(
     loaded: LoadedService, cluster: ClusterResources, planned: Callable[[str], PlannedReplicas]
 ) -> HelmValues:
-    """Return values and notes for a description; `planned` is called for models with `replicas:
-    auto`.
+    """Return Helm values and notes for a service description.
+
+    `planned` is called for models with `replicas: auto`.
 
     Raises:
         InputError: A cluster cannot serve one of the models, or cannot reach one of the addresses.
@@ -178,8 +183,9 @@ def _pool(
 def _build(
     loaded: LoadedService, name: str, folder: PurePosixPath, gpus: int, sizes: ModelSizes | None
 ) -> dict[str, Any]:
-    """Return the steps of a Job: quantise, finish the engine where TensorRT-LLM is, and make its
-    repository.
+    """Return the steps of a build Job.
+
+    They quantise, finish the engine where TensorRT-LLM is, and make its repository.
     """
     flags, engine = build_defaults(loaded, name), str(folder / "engine")
     typed = [part for flag in _FLAGS if flag in flags for part in (f"--{flag.replace('_', '-')}", str(flags[flag]))]
@@ -200,8 +206,9 @@ def _build(
 
 
 def _quantising_gpus(flags: Mapping[str, Any], sizes: ModelSizes) -> int:
-    """Return the GPUs that hold the model in 16 bits during quantisation, or 1 if their kind is not
-    known.
+    """Return the number of GPUs that hold the model in 16 bits during quantisation.
+
+    It is 1 if the kind of the GPUs is not known.
     """
     return math.ceil(sizes.build_gpu / find_gpu(flags["gpu"]).memory) if "gpu" in flags else 1
 

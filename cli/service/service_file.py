@@ -1,5 +1,6 @@
-"""The models and the reader of llmops.yaml. docs/operate.md has an example; llmops.schema.json is
-generated.
+"""The models and the reader of llmops.yaml.
+
+An example is in docs/operate.md; llmops.schema.json is generated.
 """
 
 from __future__ import annotations
@@ -41,8 +42,10 @@ class BuildSection(_ServiceModel):
 
 
 class TrafficSection(_ServiceModel):
-    """The expected load: requests/s, mean prompt and answer tokens, and the share of prompt tokens
-    in the prefix cache.
+    """The expected load of a service.
+
+    It has requests/s, mean prompt and answer tokens, and the share of prompt tokens in the prefix
+    cache.
     """
 
     qps: Annotated[float, Field(gt=0)] | None = None
@@ -159,8 +162,9 @@ def _load(file: Path, content: dict[str, Any], overlay: dict[str, Any] | None, p
 
 
 def _apply_profile(content: dict[str, Any], overlay: dict[str, Any]) -> dict[str, Any]:
-    """Return the content with a profile merged into it, except that a profile's `build` replaces
-    the section.
+    """Return the content with a profile merged into it.
+
+    A profile's `build` replaces the section instead.
     """
     base = copy.deepcopy(content)
     for name, model in _mapping(overlay.get("models")).items():

@@ -29,8 +29,9 @@ _PORTS = {"postgresql": 5432, "redis": 6379, "rediss": 6379, "http": 80, "https"
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """Bytes that a model takes: downloaded, written, served, and at most during a stage of its
-    build.
+    """The sizes of a model in bytes.
+
+    They count what is downloaded, written, served, and needed at most during a stage of its build.
     """
 
     checkpoint: int
@@ -68,8 +69,9 @@ def estimate_sizes(spec: BuildSpec) -> ModelSizes | None:
 
 
 def resources(ram: int, gpus: int) -> dict[str, Any]:
-    """Return requests and limits of a container that holds `ram` bytes of weights beside `gpus`
-    GPUs.
+    """Return resource requests and limits of a container.
+
+    The container holds `ram` bytes of weights beside `gpus` GPUs.
     """
     memory = math.ceil(ram / _GIB) + _FIXED_GIB
     requests = {"cpu": str(_CORES + _CORES_PER_GPU * gpus), "memory": f"{memory}Gi"}
@@ -77,15 +79,17 @@ def resources(ram: int, gpus: int) -> dict[str, Any]:
 
 
 def is_hub_id(checkpoint: str) -> bool:
-    """Return True if a build downloads this checkpoint, unless a folder of the claim has the same
-    name.
+    """Return True if a build downloads this checkpoint.
+
+    It does not if a folder of the claim has the same name.
     """
     return HUB_ID.fullmatch(checkpoint) is not None and not checkpoint.startswith((".", "/"))
 
 
 def egress_rules(settings: GatewaySettings) -> dict[str, list[dict[str, Any]]]:
-    """Return the egress rules that the settings' addresses need, by the chart's name of the
-    backend.
+    """Return the egress rules that the settings' addresses need.
+
+    They are sorted by the chart's name of the backend.
 
     Raises:
         InputError: An address is a file or a socket of one machine, which pods cannot share.
@@ -135,8 +139,9 @@ def _rules(addresses: Iterable[tuple[str, int]]) -> list[dict[str, Any]]:
 
 
 def _peer(host: str) -> dict[str, Any] | None:
-    """Return the NetworkPolicyPeer of a host, or None for a public name: policies know only
-    addresses and labels.
+    """Return the NetworkPolicyPeer of a host, or None for a public name.
+
+    Network policies know only addresses and labels.
     """
     try:
         address = ipaddress.ip_address(host)

@@ -1,5 +1,6 @@
-"""Reconciliation: compare the ledger with the events that gateways numbered and the tokens that
-engines counted.
+"""Reconciliation of the ledger with gateways and engines.
+
+The ledger is compared with the events that gateways numbered and the tokens that engines counted.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ ACTION = "usage.reconcile"
 
 
 async def reconcile(connection: AsyncConnection, by: AuditContext, request: ReconciliationRequest) -> Reconciliation:
-    """Compare the ledger with gateways and engines since the previous report, and keep the report
-    in the audit log.
+    """Compare the ledger with gateways and engines since the previous report.
+
+    The report is kept in the audit log.
     """
     entries = await list_audit_entries(connection, limit=1, action=ACTION)
     previous = Reconciliation.model_validate(entries[0].detail) if entries else None

@@ -1,5 +1,6 @@
-"""The routes of the admin API, /api/admin/…, which the CLI also calls in its own process on a local
-store.
+"""The routes of the admin API, /api/admin/….
+
+For a local store, the CLI calls these routes in its own process.
 """
 
 from __future__ import annotations
@@ -399,8 +400,9 @@ async def read_audit(session: Session, query: Annotated[AuditQuery, Query()]) ->
 
 
 async def report_fields(connection: AsyncConnection, usage_filter: UsageFilter, by: Sequence[str]) -> dict[str, Any]:
-    """Return the fields of a UsageReport except its period: totals, and lines for each group of
-    `by`.
+    """Return the fields of a UsageReport except its period.
+
+    They are totals, and lines for each group of `by`.
     """
     groups = tuple(dict.fromkeys(by))
     (total,) = await sum_usage(connection, usage_filter)

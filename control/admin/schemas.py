@@ -356,8 +356,9 @@ class MissingEvents(AdminSchema):
 
 
 class EngineTokens(AdminSchema):
-    """Output tokens of a model that its engines counted (`served`) and that the ledger has
-    (`billed`).
+    """Output tokens of a model in its engines and in the ledger.
+
+    Its engines counted `served`, the ledger has `billed`.
 
     Both count from the start of their records. `unbilled`: served and not billed since the previous
     report, None in the first one; it includes end-of-text tokens and tokens of clients that

@@ -1,5 +1,6 @@
-"""Recognition of token events that differ from an earlier one only in their text, without parsing
-them.
+"""Recognition of token events that differ from an earlier one only in their text.
+
+Such an event is not parsed.
 
 After the first token, events of an answer differ only between the quotes of the text. Two
 comparisons of bytes take a tenth of the time of a JSON parser, so that the load generator does not

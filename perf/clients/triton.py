@@ -1,5 +1,6 @@
-"""A client of Triton's gRPC API: the engine model (token ids) or the ensemble (text), with one
-stream per request.
+"""A client of Triton's gRPC API, with one stream per request.
+
+It calls the engine model (token ids) or the ensemble (text).
 
 It is the baseline for the gateway, so it does as little as a Python client can: grpc.aio with
 Triton's protobuf messages, without tritonclient.

@@ -1,5 +1,6 @@
-"""Scheduling of requests: arrival processes, closed loop, the runner, the search for the highest
-rate.
+"""Scheduling of requests.
+
+There are arrival processes, a closed loop, the runner, and the search for the highest rate.
 
 `report/` computes the figures.
 """

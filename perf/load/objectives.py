@@ -1,5 +1,6 @@
-"""Service-level objectives as users write them (`ttft:200ms`, `tpot:50ms`, `itl:100ms`, `e2e:5s`),
-and goodput.
+"""Service-level objectives as users write them, and goodput.
+
+Examples are `ttft:200ms`, `tpot:50ms`, `itl:100ms` and `e2e:5s`.
 """
 
 from __future__ import annotations

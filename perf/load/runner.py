@@ -1,5 +1,6 @@
-"""Running a workload on a client: a closed loop of users, or an open loop with arrivals at set
-times.
+"""Running a workload on a client.
+
+The load is a closed loop of users, or an open loop with arrivals at set times.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Search for the highest open-loop rate that meets the objectives: doubling until one fails, then
-bisection.
+"""Search for the highest open-loop rate that meets the objectives.
+
+The rate doubles until a run fails, then bisection follows.
 """
 
 from __future__ import annotations

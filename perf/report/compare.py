@@ -35,8 +35,9 @@ class ComparisonRow:
 
     @property
     def change(self) -> float | None:
-        """Return the relative change from the first to the second run, or None if the first figure
-        is 0.
+        """Return the relative change from the first to the second run.
+
+        The result is None if the first figure is 0.
         """
         return self.second / self.first - 1 if self.first else None
 

@@ -24,8 +24,9 @@ def rate_interval(document: Document, name: str) -> Interval | None:
 
 
 def _batch_means(events: list[tuple[float, float]], seconds: float, completed: int) -> Interval | None:
-    """Return an interval by batch means: the variation of rates between windows of the run gives
-    the error of the mean.
+    """Return an interval by batch means.
+
+    The variation of rates between windows of the run gives the error of the mean.
     """
     if completed < WINDOWS * MIN_COUNT:
         return None

@@ -13,8 +13,9 @@ from llmops.perf.records import Record, percentile
 
 
 def intervals(ordered: list[float], percentiles: tuple[int, ...]) -> dict[str, list[float]]:
-    """Return 95 % confidence intervals of percentiles by name (`p50`, …), without those that need
-    more values.
+    """Return 95 % confidence intervals of percentiles by name (`p50`, …).
+
+    Percentiles that need more values are left out.
 
     They are distribution-free: the order statistics 1.96 binomial standard deviations around the
     percentile's rank.

@@ -25,8 +25,9 @@ DAILY_AMPLITUDE = 0.3125
 
 @dataclass(frozen=True)
 class ConversationArrivals:
-    """Sessions of several turns: a system prompt that an application's users share, then the
-    conversation so far.
+    """Sessions of several turns.
+
+    A prompt is a system prompt that an application's users share, then the conversation so far.
 
     Attributes:
         rate: Mean requests/s.
@@ -175,8 +176,9 @@ def _of_entry(entry: TraceEntry, names: dict[tuple[int, int], int]) -> Simulated
 
 
 def arrivals_from_bench(document: Document) -> Arrivals:
-    """Return the requests of a `llmops bench --json` run at their times, with prompts of the same
-    lengths.
+    """Return the requests of a `llmops bench --json` run at their times.
+
+    Their prompts have the same lengths.
 
     Raises:
         InputError: The run has no token counts.

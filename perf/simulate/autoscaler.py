@@ -98,8 +98,9 @@ class ScalableFleet(Protocol):
     clock: Clock
 
     def sums(self) -> Mapping[str, float]:
-        """Return the sums that Prometheus would have: waiting requests, used shares of KV caches,
-        requests/s.
+        """Return the sums that Prometheus would have.
+
+        They are waiting requests, used shares of KV caches, and requests/s.
         """
         ...
 

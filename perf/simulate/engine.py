@@ -27,14 +27,16 @@ class StepTimes(Protocol):
     """Times of steps in seconds."""
 
     def decode(self, batch: int, length: float) -> float:
-        """Return the time of a step that generates a token for each of `batch` sequences of mean
-        length `length`.
+        """Return the time of a decode step.
+
+        It generates a token for each of `batch` sequences of mean length `length`.
         """
         ...
 
     def read(self, batch: int, length: float, tokens: int, before: int) -> float:
-        """Return the time of a decode step with `tokens` of prompts beside it, after `before`
-        cached tokens.
+        """Return the time of a decode step that also reads `tokens` of prompts.
+
+        They follow `before` cached tokens.
         """
         ...
 
@@ -75,8 +77,9 @@ class PlannedStepTimes:
 
 @dataclass(frozen=True)
 class LinearStepTimes:
-    """Linear step times for experiments: per step, per sequence, per prompt token and per cached
-    token.
+    """Linear step times for experiments.
+
+    A step costs a time of its own, and a time per sequence, per prompt token and per cached token.
     """
 
     step: float = 0.01
@@ -93,8 +96,9 @@ class LinearStepTimes:
 
 @dataclass(frozen=True)
 class EngineSpec:
-    """A replica's engine: `blocks` of `block_tokens` tokens in its KV cache, `gpus` at a `price`
-    per hour ($).
+    """The engine of a replica.
+
+    It has `blocks` of `block_tokens` tokens in its KV cache, and `gpus` at a `price` per hour ($).
     """
 
     steps: StepTimes

@@ -32,8 +32,9 @@ PROGRESS_EVERY = 1000
 
 @dataclass(frozen=True)
 class Arrivals:
-    """A workload: requests by arrival time, and a function that returns the request after a
-    finished one.
+    """A workload: requests by arrival time, and their follow-ups.
+
+    A function returns the request after a finished one.
     """
 
     jobs: Iterator[SimulatedRequest]
@@ -146,8 +147,9 @@ class SimulatedFleet:
         return done
 
     def sums(self) -> dict[str, float]:
-        """Return the sums for autoscaling: requests without a first token, used shares of KV
-        caches, requests/s.
+        """Return the sums for autoscaling.
+
+        They are requests without a first token, used shares of KV caches, and requests/s.
         """
         waiting = sum(one.waiting for one in self.replicas.values())
         waiting += sum(len(one.gate.queue) for one in self._gateways if one.gate is not None)

@@ -1,5 +1,6 @@
-"""Simulated gateways: the product's own admission and policy, each with its own view of the
-replicas.
+"""Simulated gateways with the product's own admission and policy.
+
+Each has its own view of the replicas.
 """
 
 from __future__ import annotations
@@ -75,7 +76,7 @@ class SimulatedGateway:
             self.pump()
 
     def token(self, job: SimulatedRequest) -> None:
-        """A token of a replica that does not report."""
+        """Record a token of a replica that does not report."""
         if self._measured[job.replica].record_tokens(self._sent[job], 1, self.clock.now):
             self.pump()
 

@@ -1,5 +1,6 @@
-"""The KV cache of a replica in blocks: held by running sequences and shared between them, or kept
-for reuse.
+"""The KV cache of a replica in blocks.
+
+Blocks are held by running sequences and shared between them, or kept for reuse.
 """
 
 from __future__ import annotations

@@ -135,8 +135,16 @@ class SimulatedReplica:
         conduct: ReplicaVariation | None = None,
         token: Callable[[SimulatedRequest], None] = lambda job: None,
     ) -> None:
-        """Args:
-        token: Called with each token of a replica that does not report.
+        """Create an idle replica.
+
+        Args:
+            name: Address of the replica.
+            spec: The engine's limits and step times.
+            clock: The simulated time.
+            done: Called with each request that ended.
+            changed: Called when the replica's state has changed.
+            conduct: Deviations from the engine's plan; None for a replica without any.
+            token: Called with each token of a replica that does not report.
         """
         self.name, self.spec, self.clock = name, spec, clock
         self.conduct = conduct or ReplicaVariation()
@@ -296,8 +304,9 @@ class SimulatedReplica:
         self._tell()
 
     def _use(self) -> None:
-        """Update how many blocks reserved for answers are filled, as if one answer began where
-        another ends.
+        """Update how many blocks reserved for answers are filled.
+
+        The count assumes that one answer begins where another ends.
         """
         unused = self._answers + (self._beginning - self._context) // self.spec.block_tokens
         self.cache.use(unused if unused > 0 else 0)

@@ -48,12 +48,12 @@ def cell_sizes(replicas: int) -> list[int]:
 
 
 def simulate(parts: Sequence[FleetCell], jobs: int = 1, on_progress: OnProgress = None) -> SimulationResult:
-    """Simulate all cells.
+    """Simulate all cells and return their joint result.
 
     Args:
         parts: The cells.
         jobs: Number of processes.
-        told: Called now and then with the simulated seconds and the finished requests of a cell;
+        on_progress: Called now and then with the simulated seconds and the finished requests of a cell;
             only with one process.
     """
     whole = SimulationResult(LoadRun(0.0))

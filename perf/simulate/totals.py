@@ -1,5 +1,6 @@
-"""Results of a simulated run: records as `llmops bench` has them, and sums that only a simulation
-has.
+"""Results of a simulated run.
+
+They are records as `llmops bench` has them, and sums that only a simulation has.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ class SimulationTotals:
 
     @property
     def jain(self) -> float:
-        """Return Jain's fairness index of tenants: 1 for equal parts, 1/n if one tenant got
-        everything.
+        """Return Jain's fairness index of tenants.
+
+        It is 1 for equal parts, 1/n if one tenant got everything.
         """
         parts = list(self.served.values())
         return sum(parts) ** 2 / (len(parts) * sum(part * part for part in parts)) if any(parts) else 1.0
@@ -135,8 +137,9 @@ def sum_up(outcome: SimulationOutcome, skipped: float = 0.0) -> SimulationTotals
 
 
 def records(jobs: Iterable[SimulatedRequest], skipped: float = 0.0, added: float = 0.0) -> list[Record]:
-    """Return records as if a load generator had sent the requests and answers arrived `added`
-    seconds later.
+    """Return records as if a load generator had sent the requests.
+
+    Answers arrive `added` seconds later.
 
     Tokens are evenly spaced, so an answer has two times: its first and last token.
     """

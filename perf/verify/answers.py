@@ -139,8 +139,9 @@ _NORMALISED = (
 
 @dataclass
 class Agreement:
-    """The agreement with the source's answers over all positions, each asked after the source's own
-    tokens.
+    """The agreement with the source's answers over all positions.
+
+    Each token is requested after the source's own tokens.
 
     `off`: differences of the log-probabilities where both chose the same token. `silent`: all of
     the engine's were 0.

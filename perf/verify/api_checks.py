@@ -232,8 +232,9 @@ async def greedy(api: ApiContext) -> Finding:
 
 
 def _least_shared(agreement: float, tokens: int) -> float:
-    """Return the least number of tokens that two answers must share: half of the expected number,
-    because it varies.
+    """Return the least number of tokens that two answers must share.
+
+    This is half of the expected number, because the number varies.
     """
     expected = sum(agreement**position for position in range(1, tokens + 1)) / tokens
     return expected / 2

@@ -1,5 +1,6 @@
-"""Measurement of this host's step times for `llmops plan --measured`: decode by batch, prefill by
-prompt length.
+"""Measurement of this host's step times for `llmops plan --measured`.
+
+Decode is measured by batch, prefill by prompt length.
 """
 
 from __future__ import annotations
@@ -91,8 +92,9 @@ async def _decodes(engine: EngineContext, manifest: EngineManifest, on_point: Ca
 
 
 async def _decode(engine: EngineContext, batch: int, context: int, new: int) -> StepTime | None:
-    """Measure the gaps between the tokens of a sequence while all `batch` sequences generate `new`
-    tokens each.
+    """Measure the gaps between the tokens of a sequence in a full batch.
+
+    All `batch` sequences generate `new` tokens each.
     """
     arrivals: list[list[float]] = [[] for _ in range(batch)]
 

@@ -1,5 +1,6 @@
-"""The shared state of checks of an engine model: a client, its metadata, and answers to compare
-with.
+"""The shared state of checks of an engine model.
+
+It has a client, its metadata, and answers to compare with.
 """
 
 from __future__ import annotations
@@ -67,8 +68,9 @@ class EngineContext:
         return await self.probe.ask(self.prompt if prompt is None else prompt, new, **tensors)  # type: ignore[arg-type]
 
     def place(self, least: int = 2) -> int | None:
-        """Return a position in `plain` from `least` on whose token did not occur before, so that it
-        can end an answer there.
+        """Return a position in `plain`, from `least` on, at which an answer can end.
+
+        The token at the position did not occur before.
         """
         return next((at for at in range(least, len(self.plain) - 4) if self.plain[at] not in self.plain[:at]), None)
 

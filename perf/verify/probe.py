@@ -1,5 +1,6 @@
-"""A client that sends anything that an engine model's Triton configuration declares, and keeps
-every response.
+"""A client that sends anything that an engine model's Triton configuration declares.
+
+It keeps every response.
 """
 
 from __future__ import annotations
@@ -95,8 +96,12 @@ class Probe:
         """Send a streamed request that ignores the end of text.
 
         Args:
-            tensors: Additional or other tensors; None omits one.
+            ids: Token ids of the prompt.
+            new: Maximum number of tokens to generate.
             on_response: Called after each response. Return True to cancel the request.
+            request_id: Triton's id of the request.
+            greedy: Always choose the most likely token.
+            tensors: Additional or other tensors; None omits one.
 
         Raises:
             WrongError: The engine sends nothing for a minute.

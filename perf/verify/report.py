@@ -120,8 +120,9 @@ GREEDY = "greedy"
 
 
 def write_textfile(report: VerifyReport, folder: Path) -> Path | None:
-    """Write the metrics file of this model in `folder` atomically and return it, or None without
-    measurements.
+    """Write the metrics file of this model in `folder` atomically and return it.
+
+    The result is None without measurements.
 
     Raises:
         OSError: The file cannot be written.

@@ -227,8 +227,9 @@ async def _card(client: TritonClient, name: str) -> ModelMetadata:
 
 
 def _beside(card: ModelMetadata) -> EngineManifest | None:
-    """Return engine.json beside the tokenizer that the model names, if that folder is on this
-    machine.
+    """Return engine.json beside the tokenizer that the model names.
+
+    The result is None if that folder is not on this machine.
     """
     folder = Path(card.tokenizer_dir).parent
     try:

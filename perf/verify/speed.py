@@ -1,5 +1,6 @@
-"""Checks of the engine's speed: TTFT, TPOT and tokens/s with one stream and at the plan's operating
-point.
+"""Checks of the engine's speed: TTFT, TPOT and tokens/s.
+
+They run with one stream and at the plan's operating point.
 """
 
 from __future__ import annotations
@@ -141,8 +142,9 @@ async def measure(engine: EngineContext, streams: int, planned: bool, rate: floa
 
 
 def _counted(streams: int) -> int:
-    """Return the number of answers to measure: enough that those at the edges of the window hardly
-    matter.
+    """Return the number of answers to measure.
+
+    It is large enough that answers at the edges of the window hardly matter.
     """
     return 2 * streams + 20
 
@@ -181,8 +183,9 @@ def _mean(summary: Summary) -> MeasuredSpeed:
 
 
 async def suspects(engine: EngineContext, streams: int, found: MeasuredSpeed) -> list[str]:
-    """Return the likely reasons why an engine is slower than planned, as far as they are visible
-    here.
+    """Return the likely reasons for which an engine is slower than planned.
+
+    Only reasons that are visible from this process are listed.
     """
     named = [_batch(engine, streams, found), await _cache(engine), _clocks(found.gpus), _chunked(engine)]
     return [one for one in named if one] or [

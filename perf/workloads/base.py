@@ -63,8 +63,9 @@ def _tool(index: int) -> dict[str, Any]:
 
 
 def is_valid_call(name: str, arguments: str, tools: list[dict[str, Any]]) -> bool:
-    """Return True if `name` is one of `tools` and `arguments` is a JSON object with all required
-    keys.
+    """Return True if `name` is one of `tools` and `arguments` are valid.
+
+    Valid arguments are a JSON object with all required keys.
     """
     by_name = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
     if name not in by_name:

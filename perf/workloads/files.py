@@ -1,5 +1,6 @@
-"""Workloads from files: own prompts (JSONL or plain lines) and request traces (JSONL in Mooncake's
-format).
+"""Workloads from files.
+
+A file has own prompts (JSONL or plain lines) or a request trace (JSONL in Mooncake's format).
 """
 
 from __future__ import annotations
@@ -43,8 +44,9 @@ def _json_line(path: Path, number: int, line: str) -> dict[str, Any]:
 
 
 class PromptFile:
-    """Prompts of a file in order, repeated: `{"messages": […]}`, `{"prompt": "…"}` or a line of
-    plain text.
+    """Prompts of a file in order, repeated.
+
+    A line is `{"messages": […]}`, `{"prompt": "…"}` or plain text.
     """
 
     def __init__(self, path: Path, output: Lengths, form: PromptForm, seed: int) -> None:

@@ -1,5 +1,6 @@
-"""Prompt material of a set length: words that are one token each in common vocabularies, or random
-token ids.
+"""Prompt material of a set length.
+
+It is words that are one token each in common vocabularies, or random token ids.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""Length distributions as users write them: `128`, `uniform:64,256`, `lognormal:256,0.6`,
-`choice:32@0.8,2048@0.2`…
+"""Length distributions as users write them.
+
+Examples are `128`, `uniform:64,256`, `lognormal:256,0.6` and `choice:32@0.8,2048@0.2`.
 """
 
 from __future__ import annotations

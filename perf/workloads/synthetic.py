@@ -1,5 +1,6 @@
-"""Random prompts of random lengths: single requests, shared prefixes, conversations, tools,
-cancellations.
+"""Random prompts of random lengths.
+
+There are single requests, shared prefixes, conversations, tools and cancellations.
 """
 
 from __future__ import annotations

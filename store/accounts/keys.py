@@ -84,8 +84,9 @@ class KeyRow:
     secret_until: datetime | None = None
 
     def state(self, now: datetime) -> str:
-        """Return `active`, or why the key is refused: `revoked`, `expired`, `rotated` or `tenant
-        deleted`.
+        """Return `active`, or the reason for which the key is rejected.
+
+        Reasons are `revoked`, `expired`, `rotated` and `tenant deleted`.
         """
         if self.revoked_at is not None:
             return "revoked"

@@ -63,8 +63,9 @@ async def find_user_by_identity(connection: AsyncConnection, issuer: str, subjec
 
 
 async def bind_identity(connection: AsyncConnection, user: User, issuer: str, subject: str, by: AuditContext) -> User:
-    """Bind a user to a subject of an identity provider, in the transaction that found or created
-    the user.
+    """Bind a user to a subject of an identity provider.
+
+    This happens in the transaction that found or created the user.
 
     Raises:
         InputError: The user is bound to another subject of this provider: an address can be
@@ -91,8 +92,10 @@ async def find_user(connection: AsyncConnection, email: str) -> User | None:
 
 
 async def require_user(connection: AsyncConnection, email: str) -> User:
-    """Raises UnknownResourceError for one that is not there, with the address that was meant
-    perhaps.
+    """Return the user with this address.
+
+    Raises:
+        UnknownResourceError: No user has this address. The message suggests a similar one.
     """
     found = await find_user(connection, email)
     if found is None:

@@ -1,5 +1,6 @@
-"""Alembic's entry: migrations run on the connection, and in the transaction, that
-`llmops.store.migrate` gives.
+"""Alembic's entry point for migrations.
+
+Migrations run on the connection, and in the transaction, that `llmops.store.migrate` gives.
 """
 
 from alembic import context

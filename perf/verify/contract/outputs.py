@@ -89,8 +89,9 @@ async def log_probs(engine: EngineContext) -> Finding:
 
 
 async def _second_request(engine: EngineContext, tokens: list[int], scores: list[float]) -> Finding:
-    """Return the log-probabilities of the same positions, each as the first token of a request of
-    its own.
+    """Return the log-probabilities of the same positions from separate requests.
+
+    Each position is the first token of a request of its own.
     """
     worst = 0.0
     for at in (1, 4, 9):

@@ -28,8 +28,9 @@ _NOT_COMPUTED = -9000.0
 
 @check(CHECKS, "drawing")
 async def drawing(engine: EngineContext) -> Finding:
-    """Check that the engine draws: one that is greedy at every temperature passes all greedy
-    checks.
+    """Check that the engine draws its tokens at random.
+
+    An engine that is greedy at every temperature passes all greedy checks.
     """
     scored = engine.card.capabilities.logprobs
     options: dict[str, Any] = {contract.RETURN_LOG_PROBS.name: True} if scored else {}

@@ -1,5 +1,7 @@
-"""Checks of step streams: order, cancel, rejection, resume, window, unknown ids, and drain, which
-ends the deployment.
+"""Checks of step streams.
+
+They cover order, cancel, rejection, resume, window, unknown ids, and drain, which ends the
+deployment.
 """
 
 from __future__ import annotations

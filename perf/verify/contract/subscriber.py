@@ -50,8 +50,11 @@ class Subscriber:
     """An async context manager of a subscription. Leaving it breaks the stream."""
 
     def __init__(self, engine: EngineContext, watch: bool = False) -> None:
-        """Args:
-        watch: Also subscribe to the engine's state and cache events.
+        """Create a subscriber that is not connected yet.
+
+        Args:
+            engine: The engine model to subscribe to.
+            watch: Also subscribe to the engine's state and cache events.
         """
         self._desk, self._watch = engine, watch
         self._name = f"verify-{uuid.uuid4().hex}"
@@ -105,8 +108,9 @@ class Subscriber:
             return None
 
     async def stored(self, patience: float) -> int:
-        """Return the number of KV cache blocks in the first message that reports stored blocks, or
-        0 after a timeout.
+        """Return the number of KV cache blocks in the first message that reports stored blocks.
+
+        It is 0 after a timeout.
         """
         end = asyncio.get_running_loop().time() + patience
         while (left := end - asyncio.get_running_loop().time()) > 0:

@@ -1,5 +1,7 @@
-"""Events that are on no bill, where the ledger stopped reading, and the subjects that users are
-bound to.
+"""Dead letters, read positions of the ledger, and identities of users.
+
+Dead letters are events that are on no bill, read positions say where the ledger stopped reading,
+and identities are the subjects that users are bound to.
 """
 
 import sqlalchemy as sa
