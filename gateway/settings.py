@@ -429,7 +429,7 @@ class UsageSettings(_Section):
     """The outbox of usage events.
 
     Attributes:
-        journal: The folder of events that the ledger does not have yet. None: `usage` in the cache
+        outbox: The folder of events that the ledger does not have yet. None: `usage` in the cache
             folder.
         bytes: The size of the folder, per gateway.
         when_full: `refuse` rejects requests, `serve` goes on without recording usage.
@@ -437,7 +437,7 @@ class UsageSettings(_Section):
             bill.
     """
 
-    journal: Path | None = None
+    outbox: Path | None = None
     bytes: Annotated[int, Field(ge=2**20)] = 2**30
     when_full: Literal["refuse", "serve"] = "refuse"
     engines: list[str] = Field(default_factory=list)

@@ -18,7 +18,7 @@ from llmops.gateway.settings import GatewaySettings
 #: Settings that the chart decides itself, because they are addresses, secrets or paths of its pods.
 CHART_SETTINGS = frozenset({"triton", "replicas", "host", "port", "store", "redis", "kafka", "open"})
 #: The same of settings within a section, by the section's model.
-_CHART_FIELDS = {"Timeouts": ("drain",), "UsageSettings": ("journal", "bytes")}
+_CHART_FIELDS = {"Timeouts": ("drain",), "UsageSettings": ("outbox", "bytes")}
 
 #: Names of pools and builds become parts of object names, whose rules are those of DNS labels.
 LABEL = r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$"
@@ -117,7 +117,7 @@ class GatewayValues(SchedulingValues):
     drain_seconds: _Seconds = 30
     resources: Resources = Resources(requests={"cpu": "1", "memory": "1Gi"}, limits={"memory": "2Gi"})
     service: GatewayService = GatewayService()
-    journal: OutboxValues = OutboxValues()
+    outbox: OutboxValues = OutboxValues()
     autoscaling: GatewayScaling = GatewayScaling()
 
 

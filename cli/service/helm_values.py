@@ -146,13 +146,13 @@ def _access(settings: GatewaySettings) -> dict[str, Any]:
 
 def _gateway(settings: GatewaySettings) -> dict[str, Any]:
     excluded: dict[str, Any] = dict.fromkeys(CHART_SETTINGS, True)
-    excluded |= {"timeouts": {"drain"}, "usage": {"journal", "bytes"}}
+    excluded |= {"timeouts": {"drain"}, "usage": {"outbox", "bytes"}}
     said = settings.model_dump(mode="json", exclude_defaults=True, exclude=excluded)
     found: dict[str, Any] = {"settings": {name: value for name, value in said.items() if value != {}}}
     if settings.timeouts.drain != type(settings.timeouts)().drain:
         found["drainSeconds"] = math.ceil(settings.timeouts.drain)
     if settings.usage.bytes != UsageSettings().bytes:
-        found["journal"] = {"mebibytes": math.ceil(settings.usage.bytes / 2**20)}
+        found["outbox"] = {"mebibytes": math.ceil(settings.usage.bytes / 2**20)}
     return found
 
 

@@ -136,7 +136,7 @@ class UsageCheck(Check):
             reason = error.strerror if isinstance(error, OSError) and error.strerror else error
             raise ResourceError(
                 f"Usage cannot be written to {self._root} ({reason}); make room there, or name another folder with the "
-                "setting usage.journal."
+                "setting usage.outbox."
             ) from error
         self._adoption = asyncio.create_task(self._adopt(), name="usage-adoption")
 
@@ -313,6 +313,6 @@ def _root(settings: GatewaySettings, store: str) -> Path:
     """Return the folder of the outboxes for one store, whatever its password: events of one never
     go to another.
     """
-    root = settings.usage.journal or cache_dir() / "usage"
+    root = settings.usage.outbox or cache_dir() / "usage"
     scheme, _, rest = store.partition("://")
     return root / hashlib.sha256(f"{scheme}://{rest.rpartition('@')[2]}".encode()).hexdigest()[:12]

@@ -150,7 +150,7 @@ def _run(stage: Engines, trace: Sequence[Asked], settings: Mapping[str, Any]) ->
         keys = None
         if named := sorted({one.tier for one in trace} - {""}):
             keys = keys_of(f"sqlite:///{folder}/store.db", named)
-            settings = {**settings, "store": f"sqlite:///{folder}/store.db", "usage": {"journal": f"{folder}/usage"}}
+            settings = {**settings, "store": f"sqlite:///{folder}/store.db", "usage": {"outbox": f"{folder}/usage"}}
         with front(stage.replicas, settings) as gateway, _watched(stage) as queue:
             before = _memory(gateway)
             went = asyncio.run(replay(gateway.address, trace, keys=keys))

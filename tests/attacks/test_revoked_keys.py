@@ -31,7 +31,7 @@ def begun(start, programs, tmp_path, card):
     programs.callback(engine.stop)
     # looks three times as often as keys are looked up: by default each 10 s
     fresh = scaled({"lookups": {"fresh": "3s"}}, {})
-    gateway = start(engine.address, store=store, usage={"journal": str(tmp_path / "journal")}, **fresh)
+    gateway = start(engine.address, store=store, usage={"outbox": str(tmp_path / "outbox")}, **fresh)
     streams = []
     for key in keys:
         body = json.dumps({"model": "tiny", "prompt": "Hello", "max_tokens": 200, "stream": True}).encode()

@@ -211,16 +211,16 @@ def mebibytes(quantity: str) -> float:
 
 
 @each
-def test_the_journal_outlives_its_container(name):
+def test_the_outbox_outlives_its_container(name):
     """A disk of the pod that its user may write, larger than all that gateways write there: a pod that fills its disk
-    is evicted, and the journal goes with it."""
+    is evicted, and the outbox goes with it."""
     (settings,) = [one for one in kind(name, "ConfigMap") if "gateway.yaml" in one["data"]]
     found = settings_text(settings)
     if "LLMOPS_STORE" not in json.dumps(rendered(name)):
         assert "usage" not in found
         return
     (template,) = [template for label, template in pods(name) if label == "Deployment release-gateway"]
-    spec, place = template["spec"], Path(found["usage"]["journal"])
+    spec, place = template["spec"], Path(found["usage"]["outbox"])
     (mount,) = [one for one in spec["containers"][0]["volumeMounts"] if Path(one["mountPath"]) in place.parents]
     (volume,) = [one for one in spec["volumes"] if one["name"] == mount["name"]]
     assert not mount.get("readOnly")

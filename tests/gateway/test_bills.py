@@ -80,7 +80,7 @@ def gateway(card, tokenizer, account, tmp_path):
     @asynccontextmanager
     async def started():
         """Anew, with limits that know nothing of the time before."""
-        usage = {"journal": tmp_path / "usage"}
+        usage = {"outbox": tmp_path / "usage"}
         given = {**card, "max_batch_size": 8}
         async with running(given, tokenizer, store=account.url, port=0, usage=usage) as stack:
             stack.steps(*[Step((9,))] * 6, Step(final=True))

@@ -304,7 +304,7 @@ async def test_encoders_are_billed_for_what_they_read(metered, tokenizer, what):
 async def test_rows_of_a_store_anonymous_and_priced_by_the_ledger(card, tokenizer, tmp_path):
     """As a gateway with a store does it: its folder is removed when the ledger has all of it."""
     url = f"sqlite:///{tmp_path}/store.db"
-    async with running(card, tokenizer, store=url, open=True, usage={"journal": tmp_path / "usage"}) as stack:
+    async with running(card, tokenizer, store=url, open=True, usage={"outbox": tmp_path / "usage"}) as stack:
         stack.say("Hello world!")
         answer = (await stack.chat()).json()
         async with await open_store(url) as store:

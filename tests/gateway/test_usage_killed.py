@@ -24,7 +24,7 @@ BODY = {"model": "tiny", "messages": [{"role": "user", "content": "Hello"}], "st
 
 
 class Gateway:
-    """`llmops gateway` as a process, with a store and a journal of the test's own."""
+    """`llmops gateway` as a process, with a store and an outbox of the test's own."""
 
     def __init__(self, folder: Path, triton: int, workers: int) -> None:
         self.folder, self.url = folder, f"sqlite:///{folder}/store.db"
@@ -32,7 +32,7 @@ class Gateway:
         command += ["--store", self.url, "--open", "--workers", str(workers)]
         self.log = folder / "gateway.log"
         # several workers need a Redis; that this one is away says nothing about usage
-        env = {**os.environ, "LLMOPS_USAGE__JOURNAL": str(folder / "usage"), "LLMOPS_REDIS": "redis://127.0.0.1:1"}
+        env = {**os.environ, "LLMOPS_USAGE__OUTBOX": str(folder / "usage"), "LLMOPS_REDIS": "redis://127.0.0.1:1"}
         with self.log.open("w") as file:
             self.process = subprocess.Popen(command, stdout=file, stderr=file, env=env)
 

@@ -118,7 +118,7 @@ async def _arrived(stage: Stage, asked: list[Asked]) -> None:
 
 
 def _left(stage: Stage) -> bool:
-    """Journals of dead gateways that nobody has taken over yet."""
+    """Outboxes of dead gateways that no gateway has taken over yet."""
     return len(list((stage.folder / "usage").glob("*/gw-*"))) > len(stage.gateways)
 
 

@@ -102,7 +102,7 @@ class Stage:
             "LLMOPS_KAFKA__SERVERS": self.broker.servers,
             "LLMOPS_KAFKA__SIGNING_KEYS": secrets.token_hex(32),
             "LLMOPS_REDIS": self.valkey.url,
-            "LLMOPS_USAGE__JOURNAL": str(self.folder / "usage"),
+            "LLMOPS_USAGE__OUTBOX": str(self.folder / "usage"),
         }
         self.gateways = [Program(self.folder, ["gateway", "--triton", triton], env) for _ in range(2)]
         kafka = {name: env[name] for name in env if name.startswith(("LLMOPS_STORE", "LLMOPS_KAFKA__"))}
