@@ -1,5 +1,6 @@
-"""The installed distribution: its name, how this copy was installed, and the commands that install
-its extras.
+"""The installed distribution: its name, its origin, and the commands that install its extras.
+
+The origin says how this copy was installed.
 
 The command and the package are called `llmops`. The distribution is `llmops-triton`, because the
 name `llmops` belongs to another project on PyPI. That distribution also contains a package
@@ -45,8 +46,9 @@ def install_command(*extras: str) -> str:
 
 
 def foreign_distributions(names: Iterable[str] | None = None) -> list[str]:
-    """Return the name and version of each other distribution that has installed files into the
-    package `llmops`.
+    """Return the other distributions that have installed files into the package `llmops`.
+
+    Each entry has the name and version of a distribution.
 
     Args:
         names: The distributions to check. By default all installed ones, which reads a file of
@@ -61,8 +63,9 @@ def foreign_distributions(names: Iterable[str] | None = None) -> list[str]:
 
 
 def llmops_command() -> str:
-    """Return the command that runs this copy's `llmops`: its path if PATH has no `llmops` or
-    another one.
+    """Return the command that runs this copy's `llmops`.
+
+    The command is a path if PATH has no `llmops` or another one.
     """
     own = Path(sys.executable).parent / "llmops"
     found = shutil.which("llmops")
@@ -72,8 +75,9 @@ def llmops_command() -> str:
 
 
 def repair_command(foreign: Iterable[str]) -> str:
-    """Return the shell commands that remove the distributions `foreign` and restore this one's
-    files.
+    """Return the shell commands that restore this distribution's files.
+
+    The commands first remove the distributions in `foreign`.
     """
     remove = shlex.join([*_pip(), "uninstall", "--yes", *(name.partition(" ")[0] for name in foreign)])
     source = _from_source(())
@@ -91,8 +95,9 @@ def _pip() -> list[str]:
 
 
 def _from_source(extras: tuple[str, ...]) -> list[str] | None:
-    """Return the arguments of `pip install` for the source of this copy, or None if the source is
-    gone.
+    """Return the arguments of `pip install` for the source of this copy.
+
+    The result is None if the source is gone.
     """
     checkout = PACKAGE_DIR.parent
     editable = (checkout / "pyproject.toml").is_file()
@@ -110,8 +115,9 @@ def _relative(path: Path) -> str:
 
 
 def _origin() -> Path | None:
-    """Return the folder or wheel that pip installed this copy from, or None if it is not known or
-    gone.
+    """Return the folder or wheel that pip installed this copy from.
+
+    The result is None if the origin is not known or gone.
     """
     installed = _installed()
     record = installed.read_text("direct_url.json") if installed else None

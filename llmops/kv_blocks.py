@@ -1,5 +1,6 @@
-"""Hashes of KV-cache blocks, for the gateway and for models inside Triton (copied as
-`llmops_kv_blocks`).
+"""Hashes of KV-cache blocks, for the gateway and for models inside Triton.
+
+The module is copied to the models as `llmops_kv_blocks`.
 
 A block's hash is xxh3-64 of its token ids (INT32, little-endian), with the hash of the block before
 it as the seed, and the salt as the seed of the first block. So a hash identifies the whole prefix,
@@ -16,8 +17,9 @@ _TOKEN_BYTES = 4
 
 
 def adapter_salt(salt: int, adapter: int) -> int:
-    """Return the salt of a LoRA adapter's blocks, which makes them differ from the base model's
-    blocks.
+    """Return the salt of a LoRA adapter's blocks.
+
+    The salt makes the blocks differ from the base model's blocks.
     """
     return xxh3_64_intdigest(adapter.to_bytes(8, "little"), salt) if adapter else salt
 

@@ -110,8 +110,7 @@ def stop_child(child: subprocess.Popen[bytes], timeout: float = 0.0) -> None:
 
 
 def with_parent_death_signal(command: Sequence[str]) -> list[str]:
-    """Return `command` for Popen with a wrapper: it gets SIGTERM when the thread that starts it
-    ends.
+    """Return `command` for Popen, wrapped to get SIGTERM when the starting thread ends.
 
     This also holds when SIGKILL ends the parent. A `preexec_fn` would do the same in a fork of this
     process, but gRPC's fork handlers have left streams hanging.

@@ -1,5 +1,6 @@
-"""A queue with turns per caller, for the gateway and for models inside Triton (copied as
-`llmops_round_robin`).
+"""A queue that serves its callers in turn, for the gateway and for models inside Triton.
+
+The module is copied to the models as `llmops_round_robin`.
 """
 
 from __future__ import annotations

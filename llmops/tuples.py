@@ -10,7 +10,8 @@ T = TypeVar("T", bound=tuple[Any, ...])
 
 
 def namedtuple_factory(kind: type[T]) -> Callable[[tuple[Any, ...]], T]:
-    """What makes a `kind` of a tuple with all its values: the constructor of a NamedTuple is a
-    function of Python's, which takes five times as long.
+    """Return a function that makes a `kind` of a tuple with all its values.
+
+    The constructor of a NamedTuple is a Python function and takes five times as long.
     """
     return partial(tuple.__new__, kind)

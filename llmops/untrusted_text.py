@@ -1,5 +1,4 @@
-"""Untrusted text: the characters that input may not contain, and how to print text that was not
-checked.
+"""Untrusted text: characters that input may not contain, and printing of unchecked text.
 
 A terminal obeys control characters, and characters without width or with another direction mislead
 a reader. Names, addresses and identifiers contain none of them. Unchecked text is printed through
@@ -50,8 +49,9 @@ def escape_unsafe(text: str, most: int = MAX_PRINTABLE_LENGTH, lines: bool = Fal
 
 
 def json_escape_unsafe(data: Any) -> str:
-    """Return `data` as indented JSON, with unsafe characters as JSON's own escapes, which parsers
-    read alike.
+    """Return `data` as indented JSON, with unsafe characters as JSON's own escapes.
+
+    Parsers read the escapes and the characters alike.
     """
     text = json.dumps(data, indent=2, ensure_ascii=False)
     return UNSAFE_CHARACTERS.sub(lambda found: found[0] if found[0] == "\n" else _in_json(found[0]), text)

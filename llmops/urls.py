@@ -1,5 +1,6 @@
-"""Hosts and URLs that the user names: whether they are trustworthy, and reading one with a size
-limit.
+"""Hosts and URLs that the user names.
+
+The module checks whether they are trustworthy, and reads a URL with a size limit.
 """
 
 from __future__ import annotations

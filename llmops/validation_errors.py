@@ -77,15 +77,17 @@ def explain_error(error: ErrorDetails) -> str:
 
 
 def error_path(error: ErrorDetails) -> str:
-    """Return the dotted path of an invalid value, without pydantic's names for the branches of a
-    union.
+    """Return the dotted path of an invalid value.
+
+    The path leaves out pydantic's names for the branches of a union.
     """
     return ".".join(str(part) for part in error["loc"] if not _BRANCH.match(str(part)))
 
 
 def explain_first_error(errors: Sequence[ErrorDetails]) -> tuple[str, str]:
-    """Return the path of the first error, and a clause with the requirements of all branches of a
-    union there.
+    """Return the path of the first error, and a clause with the requirements there.
+
+    The clause has the requirements of all branches of a union at that path.
     """
     path = error_path(errors[0])
     clauses = dict.fromkeys(explain_error(error) for error in errors if error_path(error) == path)

@@ -1,5 +1,6 @@
-"""A running answer: collects the tokens of an engine stream into choices until all of them have
-ended.
+"""A running answer, which collects the tokens of an engine stream into choices.
+
+The answer runs until all choices have ended.
 
 Endpoints call `next` until it returns None, for streamed and for plain answers. If failover
 replays an answer that is sent as a whole, a choice is replaced by an empty one, and the deltas
@@ -99,8 +100,10 @@ class Answer:
 
     @property
     def failover_quality(self) -> str:
-        """Return `exact` if failover did not affect the text, `approximate` if it may have, empty
-        without failover.
+        """Return `exact`, `approximate` or an empty string: how failover affected the text.
+
+        `exact` means that failover did not affect the text, `approximate` that it may have. The
+        string is empty if there was no failover.
         """
         splices = self._stream.splices
         return "approximate" if "approximate" in splices else "exact" if splices else ""

@@ -69,8 +69,9 @@ class AnswerEvents(EventSource):
         return f": continued {quality}\n\n".encode() if quality else b""
 
     def attach(self, writer: ChunkedWriter) -> None:
-        """Render and write tokens in one plain call, without waking this stream's coroutine
-        (docs/decisions/0003).
+        """Render and write tokens in one plain call, without waking this stream's coroutine.
+
+        The reason is in docs/decisions/0003.
         """
 
         def sink(batch: TokenBatch) -> bool:
@@ -101,8 +102,9 @@ class AnswerEvents(EventSource):
 
 @contextmanager
 def record_timings(answer: Answer, context: RequestContext) -> Iterator[None]:
-    """Record in `context`, also after an error, how long the answer waited for the engine and for
-    its detokenizer.
+    """Record in `context` how long the answer waited for the engine and its detokenizer.
+
+    The times are also recorded after an error.
     """
     try:
         yield

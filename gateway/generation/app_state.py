@@ -69,8 +69,9 @@ class AppState:
         return model
 
     def cache_salt(self, caller: str) -> int:
-        """Return the number that keeps a caller's cached prefixes apart from other tenants'; 0 if
-        they are shared.
+        """Return the salt that separates a caller's cached prefixes from other tenants'.
+
+        The salt is 0 if the tenants share their prefixes.
         """
         return tenant_cache_salt(caller.partition("/")[0]) if self.cache_scope == "tenant" else 0
 
@@ -90,8 +91,9 @@ async def admit(
     context: RequestContext,
     start: Callable[[Admission], Awaitable[Answer]],
 ) -> Answer:
-    """Reserve slots, call `start`, and release the slots if it raises an error, which is also
-    counted.
+    """Reserve slots and call `start`, which returns the answer.
+
+    If `start` raises an error, the slots are released and the error is counted.
 
     Args:
         state: The gateway's state.
@@ -135,8 +137,9 @@ async def start_answer(
     requests: Sequence[EngineRequest],
     make_choice: Callable[[int], Choice],
 ) -> Answer:
-    """Submit engine requests and return their answer, with `make_choice` called for each sequence
-    of each request.
+    """Submit engine requests and return their answer.
+
+    `make_choice` is called for each sequence of each request.
     """
     prompt_tokens = sum(len(request.input_ids) for request in requests)
     choices = [make_choice(index) for index in range(len(requests) * requests[0].n)]

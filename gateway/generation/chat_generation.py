@@ -64,8 +64,9 @@ class PreparedChat:
 
 
 def validate_chat(body: ChatRequest, model: GenerativeModel, limits: RequestLimits) -> None:
-    """Raise InvalidRequestError for requests that cannot be served, as far as that is known without
-    the prompt.
+    """Raise InvalidRequestError for a chat request that cannot be served.
+
+    Only properties that are known without the prompt are checked.
     """
     if body.functions or body.function_call:
         raise InvalidRequestError("functions are superseded; use tools and tool_choice.", param="functions")
@@ -171,8 +172,9 @@ async def start_chat(
 async def _reserve_max_tokens(
     state: AppState, body: ChatRequest, model: GenerativeModel, context: RequestContext, prompt_tokens: int, fit: bool
 ) -> int:
-    """Return the maximum tokens of each choice: as many as the request, the context and the
-    caller's quota allow.
+    """Return the maximum number of tokens of each choice.
+
+    The number is as high as the request, the context and the caller's quota allow.
     """
     field = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
     requested: int | None = getattr(body, field)

@@ -55,8 +55,9 @@ def render_chat(
 
 
 def message_texts(messages: Sequence[RequestMessage]) -> list[str]:
-    """Return every text of the messages that a model would read: contents, thinking, and arguments
-    of calls.
+    """Return every text of the messages that a model would read.
+
+    These are the contents, the thinking, and the arguments of calls.
     """
     texts: list[str] = []
     for message in messages:
@@ -68,8 +69,9 @@ def message_texts(messages: Sequence[RequestMessage]) -> list[str]:
 
 
 def _without_turn_end(prompt: RenderedPrompt, last: dict[str, Any]) -> RenderedPrompt:
-    """Return the prompt up to the end of the last message, so that the answer continues that
-    message.
+    """Return the prompt up to the end of the last message.
+
+    The answer then continues the last message.
     """
     text = last["content"].strip()
     at = prompt.text.rfind(text) if last["role"] == "assistant" and text else -1

@@ -127,8 +127,9 @@ class Choice:
         return text
 
     def take_logprobs(self, text: str) -> list[TokenLogprob] | None:
-        """Return the log-probabilities of `text`, which `feed` or `finish` just returned, None
-        unless they are requested.
+        """Return the log-probabilities of `text`, which `feed` or `finish` just returned.
+
+        The result is None unless the request asks for log-probabilities.
         """
         if self.logprobs is None:
             return None
@@ -152,8 +153,9 @@ class Choice:
         return self._whole_calls(deltas) if self.guard is not None and self.guard.holds else deltas
 
     def _whole_calls(self, deltas: list[OutputDelta]) -> list[OutputDelta]:
-        """Hold tool calls back until the whole answer was judged. An answer that a filter cut sends
-        none of them.
+        """Hold tool calls back until the whole answer has been judged.
+
+        An answer that a filter cut sends none of its tool calls.
         """
         calls = [piece for piece in deltas if isinstance(piece, ToolCallDelta)]
         passed: list[OutputDelta] = [piece for piece in deltas if not isinstance(piece, ToolCallDelta)]

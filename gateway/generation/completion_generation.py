@@ -40,8 +40,9 @@ PromptInput = str | list[int]
 
 
 def validate_completion(body: CompletionRequest, model: GenerativeModel) -> None:
-    """Raise InvalidRequestError for requests that cannot be served, as far as that is known without
-    the prompts.
+    """Raise InvalidRequestError for a completion request that cannot be served.
+
+    Only properties that are known without the prompts are checked.
     """
     if body.prompt is None or body.prompt == []:
         raise missing_parameter("prompt")

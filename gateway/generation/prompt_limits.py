@@ -29,8 +29,9 @@ def check_prompt_characters(characters: int, limits: RequestLimits, param: str) 
 
 
 def check_prompt_text(text: str, model: GenerativeModel, param: str) -> None:
-    """Raise ContextLengthError for a text that cannot fit into the context, however it is
-    tokenized.
+    """Raise ContextLengthError for a text that cannot fit into the context.
+
+    The text is too long however it is tokenized.
     """
     most = model.card.max_seq_len
     least = model.tokenizer.min_token_count(text, most)
@@ -45,8 +46,9 @@ def check_prompt_tokens(ids: Sequence[int], model: GenerativeModel, param: str) 
 
 
 def check_message_limits(messages: Sequence[RequestMessage], limits: RequestLimits) -> None:
-    """Raise InvalidRequestError for too many or too long messages, or calls whose arguments hold
-    too many values.
+    """Raise InvalidRequestError for too many or too long messages.
+
+    The error is also raised for calls whose arguments hold too many values.
     """
     if len(messages) > limits.messages:
         raise InvalidRequestError(f"At most {limits.messages} messages are allowed.", param="messages")

@@ -1,5 +1,6 @@
-"""Sampling parameters, stop conditions and maximum tokens of a request, and checks of what the
-engine can do.
+"""Sampling parameters, stop conditions and maximum tokens of a request.
+
+The module also checks that the engine supports these parameters.
 """
 
 from __future__ import annotations
@@ -71,8 +72,9 @@ _ALTERNATIVES_OF_PYTORCH = (
 
 
 def check_capabilities(body: SamplingFields, card: ModelMetadata) -> None:
-    """Raise UnsupportedError, which names the field, for the first field that this model's engine
-    does not support.
+    """Raise UnsupportedError for the first field that the model's engine does not support.
+
+    The error names the field.
     """
     can = card.capabilities
     if not _CAPABILITIES.keys().isdisjoint(body.model_fields_set):
@@ -84,8 +86,9 @@ def check_capabilities(body: SamplingFields, card: ModelMetadata) -> None:
 
 
 def check_logprobs(wanted: bool, top: int, card: ModelMetadata, top_field: str) -> None:
-    """Raise UnsupportedError if the engine does not give log-probabilities, or not those of `top`
-    alternatives.
+    """Raise UnsupportedError if the engine cannot give the requested log-probabilities.
+
+    An engine may give none, or not those of `top` alternatives.
     """
     if wanted and not card.capabilities.logprobs:
         raise _unsupported("logprobs", card)
@@ -130,8 +133,9 @@ def resolve_sampling(body: SamplingFields, card: ModelMetadata) -> SamplingParam
 
 
 def _resolve_seed(seed: int | None) -> int:
-    """Return a random seed for a request without one: engines would give the same "random" answer
-    each time.
+    """Return `seed`, or a random seed for a request without one.
+
+    Without a seed, engines would give the same "random" answer each time.
     """
     return secrets.randbits(63) if seed is None else seed % 2**64
 
@@ -212,8 +216,9 @@ def resolve_max_tokens(
 def tokenize_bad_words(
     body: SamplingFields, tokenizer: TextTokenizer, limits: RequestLimits
 ) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences that engines must ban: those of each word at the start of a text
-    and after a space.
+    """Return the token sequences that the engine must ban.
+
+    Each word has the sequences that it has at the start of a text and after a space.
     """
     words = body.bad_words
     if not words:

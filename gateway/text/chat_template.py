@@ -155,8 +155,9 @@ class ChatTemplate:
         return self._slow_until > 0 and monotonic() < self._slow_until
 
     def own(self, text: str) -> RenderedPrompt:
-        """Return `text`, which the gateway itself appends, as a prompt whose control tokens count
-        as the template's.
+        """Return `text`, which the gateway itself appends, as a rendered prompt.
+
+        Control tokens in the text count as the template's.
         """
         return RenderedPrompt(text) if self._controls is None else self._controls.read(self._controls.mark(text))
 
@@ -205,8 +206,9 @@ class ChatTemplate:
 
 
 def _refuse_control_tokens(controls: ControlTokens, context: Mapping[str, Any]) -> None:
-    """Raise InvalidRequestError if a text has a control token, which cannot be told from the
-    template's own.
+    """Raise InvalidRequestError if a text has a control token.
+
+    Such a token cannot be distinguished from the template's own.
     """
     for text in _texts(context):
         if controls.found_in(text):

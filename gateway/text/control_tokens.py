@@ -1,5 +1,6 @@
-"""Control tokens in prompts: which ones a chat template writes, and which are text that a client
-sent.
+"""Control tokens in prompts.
+
+The module distinguishes the tokens that a chat template writes from text that a client sent.
 
 The template's own control tokens are marked in its syntax tree, before it is compiled, so they
 are known in the rendered prompt whatever the template does with the messages. A client cannot
@@ -69,8 +70,9 @@ class RenderedPrompt(NamedTuple):
 
 
 def find_control_tokens(tokenizer: Tokenizer, unknown: str | None) -> dict[str, int]:
-    """Return the added tokens that structure a prompt, with their ids, without `unknown` and tokens
-    for bytes.
+    """Return the added tokens that structure a prompt, with their ids.
+
+    The token `unknown` and tokens for bytes are left out.
     """
     added = tokenizer.get_added_tokens_decoder()
     found = {
@@ -104,8 +106,9 @@ class ControlTokens:
     # -- texts of templates
 
     def mark(self, text: str) -> str:
-        """Return a text of the template with a mark before each control token and before a
-        beginning at its end.
+        """Return a text of the template with a mark before each control token.
+
+        A beginning of a control token at the end of the text is marked too.
         """
         marked = self._pattern.sub(lambda found: self._mark + found[0], text)
         for size in range(min(64, len(marked)), _SHORTEST_BEGINNING - 1, -1):
@@ -138,16 +141,18 @@ class ControlTokens:
         return RenderedPrompt("".join(pieces), tuple(own))
 
     def with_composed(self, prompt: RenderedPrompt, composed: frozenset[str]) -> RenderedPrompt:
-        """Return `prompt` with the tokens in `composed`, which the template writes in parts, as its
-        own everywhere.
+        """Return `prompt` with the tokens in `composed` as the template's own everywhere.
+
+        The template writes these tokens in parts.
         """
         known = dict(prompt.own or ())
         known.update((at, self._tokens[text]) for at, text in self.texts_in(prompt.text) if text in composed)
         return RenderedPrompt(prompt.text, tuple(sorted(known.items())))
 
     def encode(self, prompt: RenderedPrompt, ids: list[int]) -> list[int]:
-        """Return the token ids of `prompt`, with control tokens that are not the template's encoded
-        as text.
+        """Return the token ids of `prompt`.
+
+        Control tokens that are not the template's are encoded as text.
 
         Args:
             prompt: The prompt.
@@ -175,8 +180,9 @@ class ControlTokens:
         return list(filter(self._ids.__contains__, ids))
 
     def _with_aliases(self, prompt: RenderedPrompt) -> tuple[str, list[str]]:
-        """Return the text with the alias for each control token that is a client's text, and those
-        texts.
+        """Return the text with an alias for each control token that is a client's text.
+
+        The second value lists the texts of the replaced control tokens.
         """
         parts, replaced, at = [], [], 0
         names = {number: text for text, number in self._tokens.items()}
@@ -196,8 +202,9 @@ def _random_mark() -> str:
 
 
 def _encode_as_text(tokenizer: Tokenizer, text: str) -> tuple[int, ...]:
-    """Return the token ids of a control token's text as if it were ordinary text in the middle of a
-    line.
+    """Return the token ids of a control token's text as if it were ordinary text.
+
+    The text is encoded as if it stood in the middle of a line.
     """
     tokenizer.encode_special_tokens = True
     try:

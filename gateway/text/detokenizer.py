@@ -33,8 +33,9 @@ class Detokenizer(ABC):
 
 
 class ByteLevelDetokenizer(Detokenizer):
-    """A detokenizer for byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM): a table has the bytes of
-    each token.
+    """A detokenizer for byte-level BPE (GPT-2, Llama 3, Qwen, SmolLM).
+
+    A table has the bytes of each token.
     """
 
     __slots__ = ("_decoder", "_table")
@@ -57,8 +58,9 @@ class ByteLevelDetokenizer(Detokenizer):
 
 
 class WindowDetokenizer(Detokenizer):
-    """A detokenizer for every other decoder: it decodes a short window twice and returns the
-    difference.
+    """A detokenizer for every decoder that is not byte-level BPE.
+
+    The detokenizer decodes a short window twice and returns the difference.
 
     The window starts one emitted piece back, so that spaces which depend on the token before come
     out right. Nothing is emitted while the text ends in a replacement character (a character split
@@ -190,8 +192,9 @@ BYTE_OF = _byte_characters()
 
 
 def _bytes_of(token: str) -> bytes:
-    """Return the bytes of a token as the ByteLevel decoder does: a token with other characters
-    stands for itself.
+    """Return the bytes of a token as the ByteLevel decoder does.
+
+    A token with characters outside the byte alphabet stands for itself.
     """
     try:
         return bytes([BYTE_OF[character] for character in token])

@@ -133,8 +133,9 @@ def _call_filter(name: str, node: nodes.Node, args: list[nodes.Expr] | None = No
 
 
 def _is_text(node: nodes.Node) -> bool:
-    """Return True if an output is surely text, which was counted when it was made: a sum with a
-    text is text or fails.
+    """Return True if an output is surely text, which was counted when it was made.
+
+    A sum with a text is text or fails.
     """
     is_sum = isinstance(node, nodes.Filter) and node.name in (_CHARGE_TEXT, _CONCATENATE)
     return is_sum or isinstance(node, nodes.TemplateData | nodes.Const)
@@ -304,8 +305,9 @@ def _limited_test(name: str, test: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_growth(name: str, value: Any, /, *args: Any, **options: Any) -> None:
-    """Raise SecurityError if a filter or method of _GROWING would make too large a value of its
-    arguments.
+    """Raise SecurityError if a filter or method of _GROWING would make too large a value.
+
+    The size is computed from the arguments of the call.
     """
     if name == "format":
         if isinstance(value, str):

@@ -57,8 +57,9 @@ _thread_limit = _ThreadLimit()
 
 
 def thread_cpu_limit() -> float:
-    """Return the CPU seconds that the current work may take on this thread before it must raise
-    CpuLimitError.
+    """Return the CPU seconds that the current work may take on this thread.
+
+    Work that takes longer must raise CpuLimitError.
     """
     return _thread_limit.seconds
 

@@ -1,5 +1,6 @@
-"""A lower bound of the tokens in a text, from its bytes, so that a text which cannot fit is not
-tokenized at all.
+"""A lower bound of the tokens in a text, computed from the bytes of the text.
+
+A text that cannot fit into the context is therefore not tokenized at all.
 
 Tokenizing 4 MB takes seconds of CPU, the bound takes milliseconds. Each token stands for some bytes
 of the text. Every byte gets the weight 1 / (length of the longest token with this byte). The

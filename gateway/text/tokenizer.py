@@ -1,5 +1,6 @@
-"""A model's tokenizer, from the `tokenizer/` folder of its engine (tokenizer.json and
-tokenizer_config.json).
+"""A model's tokenizer, read from the `tokenizer/` folder of its engine.
+
+The folder has tokenizer.json and tokenizer_config.json.
 """
 
 from __future__ import annotations
@@ -136,8 +137,9 @@ class TextTokenizer:
         return text
 
     def token_id(self, token: str) -> int | None:
-        """Return the id of a token by its spelling in the vocabulary, or None if the token does not
-        exist.
+        """Return the id of a token by its spelling in the vocabulary.
+
+        The result is None if the token does not exist.
         """
         found: int | None = self._tokenizer.token_to_id(token)
         return found
@@ -147,8 +149,9 @@ class TextTokenizer:
         return self._detokenizers.make(skip_special_tokens)
 
     def has_special(self, tokens: Iterable[str]) -> bool:
-        """Return True if one of `tokens` is a special token, which `skip_special_tokens` would
-        remove from the text.
+        """Return True if one of `tokens` is a special token.
+
+        `skip_special_tokens` would remove special tokens from the text.
         """
         return any(self._detokenizers.is_special(token) for token in tokens)
 
@@ -161,8 +164,9 @@ class TextTokenizer:
 
 
 class SpecialTokenFrame:
-    """The special tokens that a tokenizer puts around one text, or around two texts that are read
-    together.
+    """The special tokens that a tokenizer puts around its input.
+
+    The input is one text, or two texts that are read together.
 
     Read off an example, so that it holds for every kind of tokenizer. The texts come tokenized
     without special tokens.
@@ -192,8 +196,9 @@ class SpecialTokenFrame:
         return ids
 
     def types(self, *texts: Sequence[int]) -> list[int]:
-        """Return the model's `token_type_ids`: for each of `ids`, the number of the text to which
-        it belongs.
+        """Return the model's `token_type_ids`.
+
+        Each of `ids` has the number of the text to which it belongs.
         """
         types = [kind for _, kind in self._around[0]]
         for text, own, after in zip(texts, self._types, self._around[1:], strict=True):
@@ -213,8 +218,10 @@ def _read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_template(directory: Path, config: dict[str, Any]) -> str | None:
-    """Return the chat template: chat_template.jinja before tokenizer_config.json, and of several
-    the one named default.
+    """Return the chat template, or None if the tokenizer has none.
+
+    chat_template.jinja comes before tokenizer_config.json; if there are several templates, the one
+    named default is used.
 
     The order is that of transformers.
     """

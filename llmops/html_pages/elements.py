@@ -1,5 +1,6 @@
-"""Elements of a self-contained HTML page: no scripts, fonts or addresses; for light, dark and
-print.
+"""Elements of a self-contained HTML page, for light, dark and print.
+
+The elements use no scripts, fonts or addresses.
 """
 
 from __future__ import annotations

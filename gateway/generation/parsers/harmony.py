@@ -1,5 +1,6 @@
-"""The harmony format of gpt-oss: an answer is a sequence of messages, each with a header that tells
-its kind.
+"""The harmony format of gpt-oss.
+
+An answer is a sequence of messages, each with a header that tells its kind.
 
 `<|channel|>analysis<|message|>` thinking `<|end|><|start|>assistant<|channel|>commentary
 to=functions.name <|constrain|>json<|message|>{…}<|call|>`, `<|channel|>final<|message|>` the

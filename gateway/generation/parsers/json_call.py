@@ -1,5 +1,6 @@
-"""A tool call written as a JSON object, `{"name": …, "arguments": {…}}` in any key order, that
-arrives in pieces.
+"""A parser of a tool call that is written as a JSON object and arrives in pieces.
+
+The object is `{"name": …, "arguments": {…}}`, with its keys in any order.
 """
 
 from __future__ import annotations

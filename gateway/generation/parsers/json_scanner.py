@@ -39,7 +39,9 @@ class JsonScanner:
         self._in_string = self._escaped = self._scalar = False
 
     def feed(self, text: str, start: int = 0) -> tuple[int, str, bool]:
-        """Return the position after the consumed text, that text as JSON, and True if the value is
+        """Consume a part of a JSON value from `text`, starting at `start`.
+
+        Return the position after the consumed text, that text as JSON, and True if the value is
         complete.
         """
         pos = start

@@ -1,5 +1,6 @@
-"""The parts of an answer (content, thinking, tool calls) and the processors that find them in a
-choice's text.
+"""The parts of an answer, and the processors that find them in a choice's text.
+
+The parts are content, thinking and tool calls.
 
 A choice's text runs through a chain of processors, reasoning first, then tools. Each one turns text
 into deltas, and the next one in the chain sees only the ContentDelta among them. State is per
@@ -26,8 +27,9 @@ class ReasoningDelta(NamedTuple):
 
 
 class ToolCallDelta(NamedTuple):
-    """A part of tool call `index`: the first has `id` and `name`, the following ones add to
-    `arguments` (JSON text).
+    """A part of the tool call with the number `index`.
+
+    The first part has `id` and `name`, the following ones add to `arguments` (JSON text).
     """
 
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
@@ -60,8 +62,9 @@ class OutputProcessor(ABC):
 
     @property
     def thinking(self) -> Sequence[tuple[int, float]]:
-        """Return the (start, end) of each thinking part, without its markers, in characters of all
-        text so far.
+        """Return the (start, end) of each thinking part, without its markers.
+
+        Positions are in characters of all text so far.
         """
         return ()
 

@@ -1,5 +1,6 @@
-"""Separates thinking from the answer: `<think>…</think>` at the start of the text becomes
-`reasoning_content`.
+"""A processor that separates thinking from the answer.
+
+`<think>…</think>` at the start of the text becomes `reasoning_content`.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ def reasoning_markers(template: str) -> ReasoningMarkers | None:
 
 
 def prompt_opens_reasoning(prompt: str, markers: ReasoningMarkers) -> bool:
-    """Return True if the rendered prompt itself opens the thinking, so that the text starts inside
-    it.
+    """Return True if the rendered prompt itself opens the thinking.
+
+    The generated text then starts inside the thinking.
     """
     return prompt.rstrip().endswith(markers.start)
 

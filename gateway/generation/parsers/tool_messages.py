@@ -68,8 +68,9 @@ def _as_object(arguments: object) -> object:
 
 
 def to_mistral_call_id(call_id: str) -> str:
-    """Return `call_id` if Mistral's templates take it, else nine characters that are the same for
-    the same id.
+    """Return `call_id` if Mistral's templates accept it, else a replacement.
+
+    The replacement has nine characters and is the same for the same id.
     """
     if len(call_id) == 9 and call_id.isascii() and call_id.isalnum():
         return call_id

@@ -1,5 +1,6 @@
-"""The base of all tool-call parsers: text around calls, markers that are held back, numbering of
-calls.
+"""The base of all tool-call parsers.
+
+The base handles the text around calls, markers that are held back, and the numbering of calls.
 
 A parser is a state machine over a growing buffer. In *text* it looks for the opening of a call and
 passes everything else at once, except a tail that may still become an opening. In a *call* the
@@ -73,8 +74,9 @@ class ToolCallBuilder:
 
 
 def held_back_length(text: str, markers: Sequence[str]) -> int:
-    """Return the length of the longest end of `text` that more text may complete to one of
-    `markers`.
+    """Return the length of the longest end of `text` that may become one of `markers`.
+
+    More text may complete this end to a marker, so that the end has to be held back.
     """
     longest = max(map(len, markers)) - 1
     for size in range(min(longest, len(text)), 0, -1):

@@ -1,5 +1,7 @@
-"""Plans a request's tools: their definitions in the prompt, the guide of the engine and the parser
-of the answer.
+"""The plan of a request's tools.
+
+A plan has the definitions of the tools in the prompt, the engine's guide and the parser of the
+answer.
 """
 
 from __future__ import annotations
@@ -107,8 +109,9 @@ def plan_tools(
 
 
 class FirstCallOnly(OutputProcessor):
-    """A processor that drops all calls but the first, for `parallel_tool_calls: false` without a
-    grammar.
+    """A processor that drops all tool calls but the first.
+
+    The processor serves `parallel_tool_calls: false` when there is no grammar.
     """
 
     def __init__(self, parser: OutputProcessor) -> None:
@@ -187,8 +190,9 @@ def _calls_guide(offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> 
 
 
 def _answer_or_calls(guide: Guide, offered: dict[str, Tool], many: bool, limits: SchemaLimits) -> Guide:
-    """Return the guide for either the JSON object of response_format or a list of calls: the text
-    begins with { or [.
+    """Return the guide for either the JSON object of response_format or a list of calls.
+
+    The text begins with { or [.
     """
     schema = json.loads(guide.text) if guide.kind == "json_schema" else None
     if not isinstance(schema, dict) or schema.get("type") != "object":

@@ -1,5 +1,6 @@
-"""Makes the guide of a request, which the engine's output follows, from `response_format` and the
-`guided_*` fields.
+"""The guide of a request, which the engine's output follows.
+
+A guide is made from `response_format` and the `guided_*` fields.
 """
 
 from __future__ import annotations
@@ -52,15 +53,17 @@ def guide_field(request: SamplingFields) -> str:
 
 
 def guide_cost(request: SamplingFields) -> int:
-    """Return the cost of making the guide, in characters of a prompt: always enough for a text
-    thread.
+    """Return the cost of making the guide, in characters of a prompt.
+
+    The cost is always high enough for the work to go to a text thread.
     """
     return THREAD_CHARACTERS if _guide_fields(request) else 0
 
 
 def requires_strict_guide(request: SamplingFields) -> bool:
-    """Return True unless the request uses a `response_format` that is not `strict`, so that
-    keywords may be ignored.
+    """Return True unless the request uses a `response_format` that is not `strict`.
+
+    Keywords may be ignored for a `response_format` that is not strict.
     """
     form = request.response_format
     if guide_field(request) != "response_format" or form is None or form.json_schema is None:

@@ -25,8 +25,9 @@ def resolve_pointer(root: object, reference: str) -> Any:
 
 
 def resolve_references(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the schema that `node` refers to, `node` itself without a reference, an empty one if
-    it leads nowhere.
+    """Return the schema that `node` refers to, or `node` itself without a reference.
+
+    The schema is empty if the reference leads nowhere.
     """
     for _ in range(_MAX_CHAIN):
         if not isinstance(node.get("$ref"), str):
@@ -41,8 +42,9 @@ def resolve_references(node: Mapping[str, Any], root: Mapping[str, Any]) -> Mapp
 
 
 def rebase_references(schema: object, place: str) -> object:
-    """Return a copy of `schema` whose references are valid at the JSON pointer `place` of a larger
-    schema.
+    """Return a copy of `schema` with references that are valid inside a larger schema.
+
+    `place` is the JSON pointer of the copy in the larger schema.
     """
     if isinstance(schema, list):
         return [rebase_references(item, place) for item in schema]

@@ -1,5 +1,6 @@
-"""Checks of JSON Schemas and patterns from clients before any engine sees them, and schemas of
-forced tool calls.
+"""Checks of JSON Schemas and patterns from clients, and schemas of forced tool calls.
+
+The checks run before any engine sees the schemas and patterns.
 
 The checks keep out what a grammar compiler would choke on (size, depth, dangling or circular
 references) and say which part is wrong. Which keywords are enforced is up to the grammar
@@ -319,8 +320,9 @@ def _reference_problem(node: Mapping[str, Any], resolve: Callable[[str], object]
 
 
 def tool_calls_schema(functions: Sequence[tuple[str, Mapping[str, Any] | None]], many: bool) -> dict[str, Any]:
-    """Return the schema of a list of function calls with at least one call, and at most one unless
-    `many`.
+    """Return the schema of a list of function calls.
+
+    The list has at least one call, and at most one unless `many` is True.
 
     Args:
         functions: Names and parameter schemas.

@@ -1,5 +1,6 @@
-"""One module per format in which models write their calls, with a parser for each family; new
-modules are discovered.
+"""Parsers of tool calls: one module per format, with a parser for each family of models.
+
+New modules are discovered.
 
 A parser has the name of its `family`, the `signs` by which a chat template tells that its calls
 have this form, and a `rank`, because a template may have the signs of several families.

@@ -1,5 +1,6 @@
-"""Hermes, Qwen 2.5, Qwen 3, SmolLM2: `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, once
-per call.
+"""The tool calls of Hermes, Qwen 2.5, Qwen 3 and SmolLM2.
+
+The format is `<tool_call>{"name": …, "arguments": {…}}</tool_call>`, once per call.
 """
 
 from __future__ import annotations

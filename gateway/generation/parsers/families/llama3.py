@@ -1,5 +1,7 @@
-"""Llama 3.1 to 3.3: `{"name": …, "parameters": {…}}`, bare or after `<|python_tag|>`; several with
-`;` between.
+"""The tool calls of Llama 3.1 to 3.3.
+
+The format is `{"name": …, "parameters": {…}}`, bare or after `<|python_tag|>`. Several calls have
+`;` between them.
 """
 
 from __future__ import annotations

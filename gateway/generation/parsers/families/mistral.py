@@ -1,4 +1,6 @@
-"""Mistral: `[TOOL_CALLS] [{"name": …, "arguments": {…}}]` up to tokenizer v7,
+"""The tool calls of Mistral's models.
+
+The format is `[TOOL_CALLS] [{"name": …, "arguments": {…}}]` up to tokenizer v7, and
 `[TOOL_CALLS]name[ARGS]{…}` from v11.
 """
 
@@ -71,8 +73,9 @@ class MistralParser(ToolParser):
         return self._pos < len(self._buffer)
 
     def _header(self) -> bool:
-        """Consume `name`, `name[ARGS]` or `name[CALL_ID]id[ARGS]` up to the brace that opens the
-        arguments.
+        """Consume the header of a call up to the brace that opens its arguments.
+
+        A header is `name`, `name[ARGS]` or `name[CALL_ID]id[ARGS]`.
         """
         name = _NAME.match(self._buffer, self._pos)
         if name is None:

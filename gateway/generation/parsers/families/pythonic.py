@@ -1,5 +1,6 @@
-"""Llama 4, Llama 3.2 (pythonic templates), LFM2: `[get_weather(city="Paris"), now()]`, bare or
-between markers.
+"""The tool calls of Llama 4, Llama 3.2 (pythonic templates) and LFM2.
+
+The format is `[get_weather(city="Paris"), now()]`, bare or between markers.
 """
 
 from __future__ import annotations

@@ -72,8 +72,9 @@ class TaggedCallParser(ToolParser):
 
     @abstractmethod
     def _between(self) -> bool:
-        """Consume an argument's key, which begins a value (`_key`), or the end of the call
-        (`_end_arguments`).
+        """Consume the key of an argument, or the end of the call.
+
+        A key begins a value (`_key`); the end of the call is handled by `_end_arguments`.
         """
 
     @abstractmethod

@@ -35,8 +35,9 @@ _TERMINAL = "'"
 
 
 class _RepeatedSymbol(NamedTuple):
-    """A rule or a terminal, repeated `least` to `most` times; `most` is None without an upper
-    bound.
+    """A rule or a terminal that is repeated `least` to `most` times.
+
+    `most` is None without an upper bound.
     """
 
     name: str
@@ -51,8 +52,9 @@ _Rules = dict[str, list[_Sequence]]
 
 
 def find_ebnf_error(text: str) -> str | None:
-    """Return the first error that one pass finds: unclosed brackets and quotes, rules that are used
-    but not defined.
+    """Return the first error that one pass over the grammar finds, or None.
+
+    The errors are unclosed brackets and quotes, and rules that are used but not defined.
     """
     if "\0" in text:
         return "it has the character U+0000"
@@ -80,8 +82,9 @@ def find_ebnf_error(text: str) -> str | None:
 
 
 def find_ambiguity(text: str) -> str | None:
-    """Return the reason why following this grammar would take more work with each token, None if
-    there is none.
+    """Return the reason why this grammar would become slower with each token, or None.
+
+    Following such a grammar takes more work with each token.
 
     Args:
         text: EBNF without errors that `find_ebnf_error` finds.
@@ -195,8 +198,9 @@ def _unit_rules(sequence: _Sequence, nullable: set[str]) -> Iterator[str]:
 
 
 def _adjacent_rules(sequence: _Sequence, nullable: set[str]) -> list[str]:
-    """Return the rules of a sequence that can stand without a character between them, repeated ones
-    twice.
+    """Return the rules of a sequence that can stand without a character between them.
+
+    Repeated rules are returned twice.
     """
     needed = [item for item in sequence if item.least > 0 and item.name not in nullable]
     if len(needed) > 2 or any(item.name == _TERMINAL for item in needed):

@@ -31,7 +31,7 @@ class NotEnforceableError(Exception):
 
 
 class UnsatisfiableSchemaError(NotEnforceableError):
-    """No value satisfies the schema."""
+    """An error for a schema that no value satisfies."""
 
 
 class GrammarTooComplexError(Exception):

@@ -159,8 +159,9 @@ def object_rule(compiler: ContainerCompiler, flat: FlatSchema, path: str) -> str
 
 
 def _property_schemas(compiler: ContainerCompiler, flat: FlatSchema) -> dict[str, Schema]:
-    """Return the schemas of declared and required properties, each combined with the patterns that
-    its name matches.
+    """Return the schemas of declared and required properties.
+
+    Each schema is combined with the schemas of the patterns that the property's name matches.
     """
     spend_steps(len(flat.get("properties", ())) + len(flat.get("required", ())))
     rest = flat.get("additionalProperties", flat.get("unevaluatedProperties", True))
@@ -194,8 +195,9 @@ def _is_name_allowed(compiler: ContainerCompiler, names: Schema, name: str) -> b
 
 
 def _allowed_properties(flat: FlatSchema, properties: Mapping[str, Schema], required: Set[str]) -> list[str]:
-    """Return the properties that may occur: of the optional ones, as many as `maxProperties` has
-    room for.
+    """Return the properties that may occur.
+
+    Only as many optional properties are included as `maxProperties` has room for.
     """
     most = flat.get("maxProperties")
     if not required <= properties.keys() or (most is not None and most < len(required)):

@@ -1,5 +1,6 @@
-"""Compiles schemas, regular expressions and choices to grammars, with a cache of the results and of
-the failures.
+"""A compiler of schemas, regular expressions and choices to grammars, with a cache.
+
+The cache keeps the results and the failures.
 """
 
 from __future__ import annotations

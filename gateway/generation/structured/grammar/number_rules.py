@@ -75,8 +75,9 @@ def integer_language(bounds: NumberRange, step: Decimal | None = None) -> Regula
 
 
 def number_language(bounds: NumberRange, step: Decimal | None = None) -> RegularLanguage:
-    """Return the numbers within `bounds` that are multiples of `step`, with exponents only if there
-    are no bounds.
+    """Return the language of the numbers within `bounds` that are multiples of `step`.
+
+    Exponents are allowed only if there are no bounds.
 
     Raises:
         NotEnforceableError: The step has too many multiples.
@@ -132,8 +133,9 @@ def _signed(bounds: NumberRange, with_fraction: bool) -> RegularLanguage:
 
 
 def _fraction_digits(bounds: NumberRange) -> int:
-    """Return the digits behind the point: more than the bounds have, and so few that none rounds to
-    an open bound.
+    """Return the maximum number of digits behind the decimal point.
+
+    Numbers have more digits than the bounds, and so few that none rounds to an open bound.
     """
     places, least = _FRACTION_DIGITS, 0
     for bound, is_open in ((bounds.low, bounds.open_low), (bounds.high, bounds.open_high)):
@@ -145,8 +147,9 @@ def _fraction_digits(bounds: NumberRange) -> int:
 
 
 def _unsigned(low: int, high: int | None, places: int) -> RegularLanguage:
-    """Return the numbers from `low` to `high` without a sign, with up to `places` digits behind the
-    point.
+    """Return the language of the numbers from `low` to `high` without a sign.
+
+    The numbers have up to `places` digits behind the point.
     """
     least = len(str(low // 10**places))
     limit = 10 ** (max(_MAX_DIGITS, least + 1) + places) - 1
@@ -165,8 +168,9 @@ def _unsigned(low: int, high: int | None, places: int) -> RegularLanguage:
 
 
 def _digits(count: int, low: int, high: int, places: int, first: int = 0) -> RegularLanguage:
-    """Return the numbers from `low` to `high` with `count` digits before the point, of which the
-    first is `first` or more.
+    """Return the language of the numbers from `low` to `high` with `count` integer digits.
+
+    The first of the digits before the point is `first` or more.
     """
     if first == 0 and low <= 0 and high >= 10 ** (count + places) - 1:
         return concat(repeat(_DIGIT, count, count), _any_fraction(places))

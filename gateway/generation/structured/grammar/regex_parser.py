@@ -123,8 +123,9 @@ def _branches(nodes: list[Any]) -> list[list[Any]]:
 
 
 def _anchored(nodes: list[Any], encode: CharacterEncoder) -> tuple[bool, RegularLanguage, bool]:
-    """Return whether an anchor stands in front, the language between the anchors, and whether one
-    stands behind.
+    """Return the language between the anchors, and which anchors there are.
+
+    The first value is True if an anchor stands in front, the last if an anchor stands behind.
     """
     starts, ends = nodes[:1] in _STARTS, nodes[-1:] in _ENDS
     return starts, _sequence(nodes[starts : len(nodes) - ends], encode), ends

@@ -1,5 +1,6 @@
-"""Regular languages: sets of texts as expressions with intersection, followed character by
-character.
+"""Regular languages: sets of texts, written as expressions with intersection.
+
+A language is followed character by character.
 
 Brzozowski derivatives: `derivative(x, c)` has the texts of `x` that begin with `c`, without that
 character. The functions keep expressions in a normal form, without which a language would have
@@ -144,8 +145,9 @@ def optional(part: RegularLanguage) -> RegularLanguage:
 
 
 def multiples(step: int, rest: int = 0) -> RegularLanguage:
-    """Return the digits that make a multiple of `step` of a number with the remainder `rest`, which
-    stands before them.
+    """Return the language of the digits that complete a number to a multiple of `step`.
+
+    `rest` is the remainder of the number that stands before the digits.
     """
     return RegularLanguage("multiples", (step, rest), rest == 0)
 

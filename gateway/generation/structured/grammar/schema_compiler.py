@@ -112,8 +112,9 @@ class SchemaCompiler:
         return self._flat_rule(self._alternatives(keywords), path)
 
     def _any_of_rule(self, parts: Sequence[tuple[Schema, str]], direct: bool) -> str:
-        """Return alternatives: containers and references are rules of their own, everything else
-        becomes one rule.
+        """Return a rule of alternatives.
+
+        Containers and references are rules of their own, everything else becomes one rule.
         """
         rules: list[str] = []
         flats: list[FlatSchema] = []
@@ -158,8 +159,9 @@ class SchemaCompiler:
         return " | ".join(dict.fromkeys(rules))
 
     def _add_types(self, flat: FlatSchema, path: str, scalars: list[RegularLanguage], rules: list[str]) -> None:
-        """Add the languages of the scalar types that `flat` allows to `scalars`, and other types'
-        rules to `rules`.
+        """Add the types that `flat` allows to `scalars` and `rules`.
+
+        `scalars` gets the languages of the scalar types, `rules` the rules of the other types.
         """
         if "enum" in flat:
             scalars.append(self._enum_language(flat))
@@ -233,8 +235,9 @@ class SchemaCompiler:
         return True
 
     def matches(self, pattern: str, text: str, keyword: str) -> bool:
-        """Return True if `pattern` matches somewhere in `text`, or if that is unknown and the
-        compiler is not strict.
+        """Return True if `pattern` matches somewhere in `text`.
+
+        If the match is unknown, the result is True unless the compiler is strict.
         """
         try:
             return regex_search(pattern, text)
@@ -266,8 +269,9 @@ class SchemaCompiler:
         return self._resolved[reference]
 
     def _check_circular_references(self) -> None:
-        """Raise NotEnforceableError for a reference that leads to itself with nothing written in
-        between.
+        """Raise NotEnforceableError for a reference that leads directly back to itself.
+
+        Such a reference has nothing written in between.
         """
         for start in self._direct:
             seen: set[str] = set()

@@ -1,5 +1,6 @@
-"""Flat schemas: a schema without `$ref`, `allOf`, `anyOf` and `oneOf` for each way in which a value
-can be valid.
+"""Flat schemas: schemas without `$ref`, `allOf`, `anyOf` and `oneOf`.
+
+A schema has one flat schema for each way in which a value can be valid.
 """
 
 from __future__ import annotations
@@ -120,9 +121,7 @@ def merge_schemas(first: FlatSchema, second: FlatSchema) -> FlatSchema:
 
 
 def _merge_additional(merged: Mapping[str, Schema], first: FlatSchema, second: FlatSchema) -> dict[str, Schema]:
-    """Apply `additionalProperties` of each schema to the properties that only the other one
-    declares.
-    """
+    """Apply each schema's `additionalProperties` to properties that only the other declares."""
     properties = dict(merged)
     for side in (first, second):
         rest = side.get("additionalProperties", True)

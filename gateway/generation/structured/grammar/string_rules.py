@@ -156,8 +156,9 @@ def _block(rules: GrammarBuilder) -> str:
 
 
 def other_property_name(rules: GrammarBuilder, names: list[str]) -> str:
-    """Return the rule for a property name, with its quotes, that is none of `names` and has no
-    escapes.
+    """Return the rule for a property name that is none of `names`.
+
+    The name has its quotes and no escapes.
     """
     plain = [name for name in names if not any(one in '"\\' or ord(one) < 0x20 for one in name)]
     return rules.add(f'"\\"" {_text_not_in(rules, plain)}')
