@@ -1,5 +1,6 @@
-"""Generation of Triton model repositories from engine folders (`generate`), and launches of Triton
-on them (`launch`).
+"""Triton model repositories: their generation from engine folders, and launches of Triton.
+
+`generate` writes a repository, `launch` starts Triton on it.
 
 The folders with a `1/` hold the models' code. It runs inside Triton and imports nothing from this
 package.

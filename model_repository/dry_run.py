@@ -59,8 +59,9 @@ def _serve_options(options: LaunchOptions) -> list[str]:
 
 
 def format_shell_command(command: list[str], environment: dict[str, str]) -> str:
-    """Return a command with one flag per line, and with each further rank of mpirun on a line of
-    its own.
+    """Return a shell command with one flag per line.
+
+    Each further rank of mpirun has a line of its own too.
     """
     end = command.index(":") if ":" in command else len(command)
     server = next(i for i, word in enumerate(command) if word.startswith("--model-repository"))

@@ -1,5 +1,6 @@
-"""Generator of Triton model repositories from engine folders: four models per served name, checked
-before writing.
+"""Generator of Triton model repositories from engine folders.
+
+A repository has four models per served name, and is checked before it is written.
 """
 
 from __future__ import annotations
@@ -223,8 +224,9 @@ def _gpu_requirements(entry: EngineEntry) -> list[GpuRequirement]:
 
 
 def _check_adapters(entries: list[EngineEntry]) -> None:
-    """Raise InputError if an adapter, which is served under its own name, has the name of another
-    model.
+    """Raise InputError if an adapter has the name of another model.
+
+    An adapter is served under its own name.
     """
     taken = {entry.name for entry in entries}
     for entry in entries:
@@ -371,8 +373,9 @@ def write_model(folder: Path, model: ModelFolder) -> None:
 
 
 def copy_model_code(package: str, version: Path) -> None:
-    """Copy a Python model's code into its version folder, with the modules that it shares with the
-    gateway.
+    """Copy a Python model's code into its version folder.
+
+    The modules that the model shares with the gateway are copied too.
 
     llmops is not installed inside Triton.
     """

@@ -189,8 +189,9 @@ class TritonServer:
                 raise ServerError(_model_died(dead))
 
     def stop(self, at_once: bool = False) -> int:
-        """Let running requests end, for at most the exit timeout, then end the server and remove
-        what is left.
+        """Let running requests end, then stop the server and remove what is left.
+
+        Requests have at most the exit timeout to end.
 
         With `at_once`, or when a signal handler raises an exception meanwhile, kill everything
         without waiting.
@@ -265,8 +266,9 @@ class TritonServer:
             self.process.wait(timeout=_MPI_GRACE)
 
     def _wait_for_exit(self, deadline: float, ended: Callable[[], bool]) -> None:
-        """Wait until `ended` returns True, at most UNLOAD_GRACE after the last request or the
-        deadline.
+        """Wait until `ended` returns True.
+
+        The wait lasts at most UNLOAD_GRACE after the last request or the deadline.
         """
         deadline = max(deadline, time.monotonic()) + UNLOAD_GRACE
         while not ended() and time.monotonic() < deadline:

@@ -1,5 +1,6 @@
-"""Wait until a model repository and its engines are complete, as an init container does before a
-server starts.
+"""A wait until a model repository and its engines are complete.
+
+An init container waits like this before a server starts.
 
 A release can build its engines itself, for hours. A server that starts meanwhile would end at once,
 repeatedly.
@@ -52,8 +53,9 @@ def missing_reason(repository: Path) -> str | None:
 
 
 def wait_messages(repository: Path, interval: float = CHECK_INTERVAL) -> Iterator[str]:
-    """Yield a line when the reason for waiting changes and each minute, until the repository is
-    complete.
+    """Yield a message for each reason to wait, until the repository is complete.
+
+    A message is yielded when the reason changes and each minute.
     """
     printed, printed_at = "", 0.0
     while reason := missing_reason(repository):

@@ -1,8 +1,7 @@
 """Generator of Grafana's dashboards beside this file: `python deploy/dashboards/make.py`.
 
-Changes in a browser are lost.
-
-Series are those of docs/metrics.md; `tests/deploy` holds every query to a real Prometheus.
+Changes that are made in a browser are lost. The series are documented in docs/metrics.md, and
+`tests/deploy` checks every query with a real Prometheus.
 """
 
 from __future__ import annotations
@@ -21,10 +20,10 @@ GREEN, YELLOW, RED = "green", "yellow", "red"
 
 @dataclass(frozen=True)
 class Panel:
-    """One panel.
+    """A panel of a dashboard.
 
-    `queries` are PromQL by the legend of each line, and `unit` is Grafana's. A value is yellow and red
-    from the two `limits` on, or below them with `low_is_bad`.
+    `queries` maps the legend of each line to its PromQL, and `unit` is the name of a Grafana unit.
+    A value turns yellow and red above the two `limits`, or below them with `low_is_bad`.
     """
 
     title: str

@@ -1,5 +1,6 @@
-"""Checks of the collectives between the GPUs of one engine: NCCL, shared memory, locked memory,
-NVSwitch.
+"""Checks of the collectives between the GPUs of one engine.
+
+The checks cover NCCL, shared memory, locked memory and NVSwitch.
 
 Sources: NCCL user guide, "Environment Variables" (NCCL_P2P_DISABLE, NCCL_SHM_DISABLE,
 NCCL_IB_DISABLE; also read from /etc/nccl.conf) and "Troubleshooting" (`--shm-size=1g --ulimit
@@ -74,8 +75,9 @@ def _locked_memory(root: Path) -> CheckResult:
 
 
 def _nvswitch(root: Path) -> Iterator[CheckResult]:
-    """Check that a machine with NVSwitches has its fabric manager, which a container cannot see on
-    the host.
+    """Check that a machine with NVSwitches has its fabric manager.
+
+    A container cannot see the fabric manager on the host.
     """
     switches = len(list((root / "proc/driver/nvidia-nvswitch/devices").glob("*")))
     if not switches:

@@ -1,5 +1,6 @@
-"""`llmops doctor --deep`: checks of everything in an image that works without a GPU, the last step
-of `docker build`.
+"""Checks of everything in an image that works without a GPU: `llmops doctor --deep`.
+
+The checks are the last step of `docker build`.
 
 The outcome is `seen` (it ran here), `failed`, or `needs a GPU`: a library of the driver is missing,
 which the release's facts list (build/trtllm/container_images.py). Any other missing library or
@@ -113,8 +114,9 @@ def classify_error(error: str, image: TrtllmImage | None) -> DeepCheckOutcome:
 
 
 def _with_stubs(image: TrtllmImage | None, root: Path) -> dict[str, str]:
-    """Return the environment with the driver's stub libraries of CUDA's compatibility package, as
-    in upstream's builds.
+    """Return the environment with the driver's stub libraries.
+
+    The stubs come from CUDA's compatibility package, as in upstream's builds.
     """
     stubs = root / image.layout.driver_stubs.lstrip("/") if image is not None else None
     if stubs is None or not stubs.is_dir():
@@ -134,8 +136,9 @@ def check_cpp_backend(image: TrtllmImage, root: Path) -> Iterator[DeepCheckResul
 
 
 def parse_ldd_output(name: str, output: str, image: TrtllmImage) -> DeepCheckResult:
-    """Return the outcome of `ldd -r` for one file: missing libraries, and symbols that no library
-    has.
+    """Return the outcome of `ldd -r` for one file.
+
+    The faults are missing libraries, and symbols that no library has.
     """
     missing = [line.split()[0] for line in output.splitlines() if "not found" in line]
     other = [one for one in missing if one not in image.layout.driver]
@@ -154,8 +157,9 @@ def parse_ldd_output(name: str, output: str, image: TrtllmImage) -> DeepCheckRes
 
 
 def _triton(image: TrtllmImage | None) -> Iterator[DeepCheckResult]:
-    """Check the models' configurations, and a tokenizer and a detokenizer in a running
-    tritonserver.
+    """Check the models' configurations, and two models in a running tritonserver.
+
+    The two models are a tokenizer and a detokenizer.
     """
     folder = Path(tempfile.mkdtemp(prefix="llmops-doctor-"))
     try:

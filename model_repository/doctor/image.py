@@ -1,5 +1,6 @@
-"""Checks of a container against its row of facts (build/trtllm/container_images.py), and of
-TensorRT-LLM itself.
+"""Checks of a container against its row of facts, and of TensorRT-LLM itself.
+
+The facts are in build/trtllm/container_images.py.
 """
 
 from __future__ import annotations
@@ -55,8 +56,9 @@ def check_interpreter(image: TrtllmImage, root: Path) -> CheckResult:
 
 
 def check_openai(image: TrtllmImage) -> CheckResult:
-    """Check that openai is new enough for tensorrt_llm.serve, which TensorRT-LLM's PyTorch backend
-    imports.
+    """Check that openai is new enough for tensorrt_llm.serve.
+
+    TensorRT-LLM's PyTorch backend imports tensorrt_llm.serve.
     """
     found, needed = installed_version("openai"), image.openai_needed
     if needed and (not found or _numbers(found) < _numbers(needed)):

@@ -1,5 +1,6 @@
-"""A script that makes the engine model's calls, for the Python that has TensorRT-LLM and need not
-have llmops.
+"""A script that makes the same calls to TensorRT-LLM as the engine model.
+
+The script runs under the Python that has TensorRT-LLM, which need not have llmops.
 
 `python library_probe.py < task.json` prints a JSON list of [name, error]; an empty error means
 success. The task names the folder with the engine model's code, the modules to import, and the

@@ -1,5 +1,6 @@
-"""Checks of everything that `llmops serve` needs on this machine, each with the fix if it is
-missing.
+"""Checks of everything that `llmops serve` needs on this machine.
+
+Each check has the fix for a missing part.
 """
 
 from __future__ import annotations

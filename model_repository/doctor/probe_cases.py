@@ -1,5 +1,6 @@
-"""The cases of the library probe: every kind of argument that `build` can produce, and every kind
-of request.
+"""The cases of the library probe.
+
+They cover every kind of argument that `build` can produce, and every kind of request.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ _REQUESTS: dict[str, dict[str, Any]] = {
 
 
 def make_probe_task(image: TrtllmImage | None) -> dict[str, Any]:
-    """Return the probe's task for the release of `image`, or for the oldest one that has the
-    target.
+    """Return the probe's task for the release of `image`.
+
+    Without an image, the task is for the oldest release that has the target.
     """
     version = image.tensorrt_llm if image is not None else CHECKED[min(CHECKED)]
     log_probs = profile_of_release({}, version).log_probs

@@ -29,8 +29,9 @@ _READY_TIMEOUT = 300
 
 
 def parse_sample_configs(folder: Path, target: TargetName, serving: str) -> list[str]:
-    """Write the repository of an engine for `target`, and read each config.pbtxt with Triton's own
-    schema.
+    """Write the repository of an engine for `target`, and parse each config.pbtxt.
+
+    The files are parsed with Triton's own schema.
 
     Raises:
         InputError: Triton would not read one of them.
@@ -41,8 +42,9 @@ def parse_sample_configs(folder: Path, target: TargetName, serving: str) -> list
 
 
 def tokenizer_round_trip(folder: Path) -> str:
-    """Start a tritonserver with a tokenizer and a detokenizer, send a text through both, and
-    describe the result.
+    """Send a text through a tokenizer and a detokenizer, and describe the result.
+
+    Both models run in a tritonserver that is started for this check.
 
     Raises:
         LlmopsError: The server did not start.

@@ -17,8 +17,9 @@ __all__ = ["LAUNCH_MODES", "LaunchMode", "LaunchPlan", "export_launch", "launch_
 def export_launch(
     kind: str, repository: Path, options: LaunchOptions, gpus_per_node: int, image: str | None, claim: str
 ) -> str:
-    """Return the file with which a cluster starts a repository: for `kubectl apply -f -` (lws) or
-    sbatch (slurm).
+    """Return the file with which a cluster starts a repository.
+
+    The file is for `kubectl apply -f -` (kind lws) or sbatch (kind slurm).
 
     Args:
         kind: `lws` or `slurm`.

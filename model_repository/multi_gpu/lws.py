@@ -1,5 +1,6 @@
-"""The Kubernetes manifests of a launch: a LeaderWorkerSet with one pod per machine, whose leader
-starts MPI.
+"""The Kubernetes manifests of a launch.
+
+A LeaderWorkerSet has one pod per machine, and its leader starts MPI.
 
 Source: kubernetes-sigs/lws `config/crd/bases/leaderworkerset.x-k8s.io_leaderworkersets.yaml` (v1)
 and `docs/examples/tensorrt-llm`; triton-inference-server/tutorials
@@ -59,8 +60,9 @@ _Dumper.add_representer(str, _text)
 
 
 def _dns_name(name: str) -> str:
-    """Return a name for Kubernetes objects: lower-case letters, digits and dashes, with a letter
-    first.
+    """Return a name that is valid for Kubernetes objects.
+
+    Such a name has lower-case letters, digits and dashes, and begins with a letter.
     """
     plain = "".join(char if char.isalnum() else "-" for char in name.lower()).strip("-")[:50]
     return plain if plain[:1].isalpha() else f"llm-{plain}"

@@ -153,8 +153,9 @@ def render_script(template: str, **values: object) -> str:
 
 
 def _check_spaces(words: list[str]) -> None:
-    """Raise InputError for a word with a space: trtllm-llmapi-launch splits its command at all of
-    them.
+    """Raise InputError for a word with a space.
+
+    trtllm-llmapi-launch splits its command at all spaces.
     """
     bad = [word for word in words if any(char.isspace() for char in word)]
     if bad:

@@ -1,3 +1,4 @@
-"""The parts of a model repository: its config.pbtxt files, the manifest of its engines, and the
-checks of both.
+"""The parts of a model repository.
+
+These are its config.pbtxt files, the manifest of its engines, and the checks of both.
 """

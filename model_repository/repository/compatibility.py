@@ -1,5 +1,6 @@
-"""Checks that the installed server can run a repository's engines, with the name of an image that
-can.
+"""Checks that the installed server can run a repository's engines.
+
+A failed check names an image that can.
 """
 
 from __future__ import annotations
@@ -82,8 +83,9 @@ def serving_image(image: TrtllmImage, manifest: RepositoryManifest) -> str:
 
 
 def check_target(target: str) -> None:
-    """Raise MissingDependencyError if engines of a target need TensorRT-LLM and it is not
-    installed.
+    """Raise MissingDependencyError if TensorRT-LLM is needed but not installed.
+
+    The engines of some targets need TensorRT-LLM.
 
     Checked before a build, which may quantize for hours.
     """

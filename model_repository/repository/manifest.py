@@ -38,8 +38,9 @@ class ServedEngine:
 
     @property
     def serving(self) -> str:
-        """The server of a TensorRT engine: `llmops` for our own model, or `nvidia` for NVIDIA's C++
-        backend.
+        """The server of a TensorRT engine: `llmops` or `nvidia`.
+
+        `llmops` is our own model, `nvidia` is NVIDIA's C++ backend.
         """
         return "nvidia" if self.is_mpi else "llmops"
 
@@ -78,8 +79,9 @@ class RepositoryManifest:
         (repository / REPOSITORY_FILE).write_text(json.dumps(asdict(manifest), indent=2) + "\n")
 
     def edits(self, repository: Path) -> list[str]:
-        """Return the paths of files that were changed, added or removed since `llmops repo` wrote
-        them.
+        """Return the paths of files that differ from those that `llmops repo` wrote.
+
+        The files were changed, added or removed.
         """
         if not self.files:
             return []
@@ -119,8 +121,9 @@ def _files(folder: Path) -> Iterator[Path]:
 
 
 def _digest(path: Path) -> str:
-    """Return the SHA-256 of a file, or of the path in a link, whose target belongs to another
-    program.
+    """Return the SHA-256 of a file, or of the path in a link.
+
+    The target of a link belongs to another program.
     """
     content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
     return hashlib.sha256(content).hexdigest()

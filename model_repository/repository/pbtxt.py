@@ -24,8 +24,9 @@ def render_config(template: str, values: dict[str, Any]) -> str:
 
 @functools.cache
 def template_environment(folder: Path) -> jinja2.Environment:
-    """Return the environment of the templates in `folder`, with the filter `quoted` for protobuf
-    strings.
+    """Return the environment of the Jinja templates in `folder`.
+
+    The filter `quoted` writes protobuf strings.
     """
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(folder),

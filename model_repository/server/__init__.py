@@ -1,3 +1,4 @@
-"""The tritonserver: its program, command line, processes, log and shared memory, and how it is
-drained.
+"""The tritonserver, from its program to the way in which it is drained.
+
+The package also has its command line, processes, log and shared memory.
 """

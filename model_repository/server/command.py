@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 from dataclasses import dataclass, field
 
-#: APIs that nobody may use, by the names in triton-inference-server/server
+#: APIs that are closed to all clients, by the names in triton-inference-server/server
 #: src/restricted_features.h (2.51 to 2.71). A client could map the backend's own memory, write a
 #: file of its choice (trace_file, log_file) or change what is loaded.
 RESTRICTED = ("shared-memory", "trace", "logging")
@@ -67,7 +67,7 @@ class ServerOptions:
         http_host: The address of the HTTP server. Empty for none.
         shm_prefix: Prefix of the server's shared-memory segments.
         secret: Value of the header that opens the restricted APIs. It is never disclosed, because
-            nobody needs them.
+            no client needs these APIs.
     """
 
     binary: str

@@ -11,8 +11,9 @@ EMBEDDED_HTTP_WARNING = (
 
 
 def describe_exposure(host: str, http_host: str, metrics: bool) -> str:
-    """Return the line of `llmops serve`: who can reach each server, and which flag closes or opens
-    it.
+    """Return the line in which `llmops serve` says who can reach each server.
+
+    The line also names the flag that closes or opens the server.
     """
     servers = {"gRPC": host, **({"metrics": host} if metrics else {}), **({"HTTP": http_host} if http_host else {})}
     open_to_all = [name for name, address in servers.items() if not is_loopback(address)]

@@ -1,5 +1,6 @@
-"""The tritonserver of this machine: the container's own, or the binary inside the nvidia-pytriton
-wheel.
+"""The tritonserver that is installed on this machine.
+
+It is the container's own, or the binary inside the nvidia-pytriton wheel.
 
 The wheel is unpacked and never imported, because its Python API is not used. docs/serve.md explains
 each path.
@@ -78,8 +79,9 @@ def find_installation() -> Installation:
 
 
 def is_tensorrt_llm_installed() -> bool:
-    """Return True if engines of TensorRT-LLM can run here, as in our image on NVIDIA's release
-    image.
+    """Return True if engines of TensorRT-LLM can run here.
+
+    They can in our image, which is based on NVIDIA's release image.
     """
     return bool(installed_version("tensorrt_llm"))
 
@@ -93,8 +95,9 @@ def find_wheel() -> Path:
 
 
 def check_numpy() -> None:
-    """Raise MissingDependencyError if the wheel's Python backend would crash on the first string
-    tensor.
+    """Raise MissingDependencyError if the installed numpy would crash the Python backend.
+
+    The backend of the wheel would crash on the first string tensor.
     """
     found = installed_version("numpy")
     if found and int(found.partition(".")[0]) >= 2:
@@ -141,8 +144,9 @@ def find_stub(root: Path) -> Path:
 
 
 def find_libpython() -> Path | None:
-    """Return the folder of libpythonX.Y.so.1.0 for the search path, or None if the loader finds the
-    library itself.
+    """Return the folder of libpythonX.Y.so.1.0 for the search path.
+
+    The result is None if the loader finds the library itself.
     """
     soname = f"libpython{PYTHON_VERSION}.so.1.0"
     folders = [sysconfig.get_config_var("LIBDIR"), *os.environ.get("LD_LIBRARY_PATH", "").split(":")]
@@ -180,8 +184,9 @@ def _path_with_venv() -> str:
 
 
 def _assemble_backends(root: Path, stub: Path) -> Path:
-    """Return a backend folder of links: the wheel's Python backend plus the stub for our Python
-    version.
+    """Return a backend folder that consists of links.
+
+    The folder has the wheel's Python backend and the stub for our Python version.
 
     The folder is in the user's cache. Its name is a digest of the link targets, so all servers
     share it.

@@ -1,5 +1,6 @@
-"""The processes below a tritonserver or its mpirun: MPI ranks, and the stubs that run Python
-models.
+"""The processes below a tritonserver or its mpirun.
+
+These are MPI ranks, and the stubs that run Python models.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ _RANK_VARIABLES = (b"OMPI_COMM_WORLD_RANK=0", b"PMIX_RANK=0")
 
 
 def rank_zero(pid: int, program: str) -> int | None:
-    """Return the process id of MPI rank 0, which runs `program` below mpirun `pid`, or None if it
-    has ended.
+    """Return the process id of MPI rank 0, or None if the process has ended.
+
+    Rank 0 runs `program` below mpirun `pid`.
     """
     for process in descendants(pid):
         with contextlib.suppress(OSError):
@@ -28,8 +30,9 @@ def rank_zero(pid: int, program: str) -> int | None:
 
 
 def model_processes(pid: int) -> dict[str, list[Process]]:
-    """Return the processes in which the tritonserver or mpirun `pid` runs Python models, by Triton
-    model.
+    """Return the processes that run Python models, by Triton model.
+
+    The processes belong to the tritonserver or mpirun `pid`.
     """
     found: dict[str, list[Process]] = {}
     for process in descendants(pid):

@@ -1,5 +1,6 @@
-"""The shared-memory segments of a server's Python models, and the lock that says when they may be
-removed.
+"""The shared-memory segments of a server's Python models.
+
+A lock says when the segments may be removed.
 
 A process id means nothing in another PID namespace, whose /dev/shm may be the same (`docker run
 --ipc=host`). So a locked file lies beside the segments. The server inherits the lock: the kernel
@@ -38,8 +39,9 @@ class SharedMemory:
             ) from error
 
     def protect(self) -> None:
-        """Make the segments unreadable for other users: Triton creates them readable, whatever the
-        umask.
+        """Make the segments unreadable for other users.
+
+        Triton creates them readable, whatever the umask.
 
         A process that has opened a segment before keeps it. Prompts use a segment only after the
         server is ready.

@@ -83,8 +83,9 @@ _LOAD_FAILED = re.compile(r"failed to load '(?P<model>[^']+)'(?: version \d+)?: 
 
 
 def explain_failure(lines: Iterable[LogLine]) -> str | None:
-    """Return the first model that did not load and why, or the first error, or None without an
-    error.
+    """Return the reason why a server failed, or None without an error.
+
+    The reason is the first model that did not load and why, or else the first error.
     """
     errors = [line for line in lines if _is_error(line)]
     for line in errors:

@@ -68,16 +68,18 @@ class OpenVINORepositoryTarget(RepositoryTarget):
         }
 
     def batch_invariant(self, manifest: EngineManifest) -> bool:
-        """Return True for float32 arithmetic, a float32 cache and plain activations
-        (docs/decisions/0007).
+        """Return True for float32 arithmetic, a float32 cache and plain activations.
+
+        The reason is in docs/decisions/0007.
         """
         has = manifest.extra_as(OpenVinoExtra).openvino.properties.get
         plain = manifest.quantisation.weights == "none" or has("DYNAMIC_QUANTIZATION_GROUP_SIZE") == "0"
         return plain and has("INFERENCE_PRECISION_HINT") == has("KV_CACHE_PRECISION") == "f32"
 
     def reports(self) -> dict[str, bool]:
-        """Report KV-cache events, which are estimated from recent prompts because GenAI reports
-        none.
+        """Return what the step stream reports, including KV-cache events.
+
+        The events are estimated from recent prompts because GenAI reports none.
         """
         return {**super().reports(), "kv_events": True}
 

@@ -69,19 +69,21 @@ def _profiles(manifest: EngineManifest) -> list[ReleaseProfile]:
 
 
 def served_profile(manifest: EngineManifest) -> ReleaseProfile:
-    """Return the profile for the installed TensorRT-LLM, or without one for the version that the
-    engine was made for.
+    """Return the profile that is used for the installed TensorRT-LLM.
+
+    If TensorRT-LLM is not installed, the profile is for the version that the engine was made for.
 
     Raises:
-        InputError: That version cannot run the engine.
+        InputError: The version of TensorRT-LLM cannot run the engine.
     """
     version = installed_version("tensorrt_llm") or manifest.tensorrt_llm
     return profile_of_release(manifest.extra_as(PytorchExtra).llm_args, version, manifest.quantisation.weights)
 
 
 def _adapter_folders(directory: Path, manifest: EngineManifest) -> dict[str, str]:
-    """Return the parameter with the id, name and folder of each adapter, for the library's
-    `LoRARequest`.
+    """Return the parameter that lists the adapters for the library's `LoRARequest`.
+
+    Each adapter has an id, a name and a folder.
     """
     if not manifest.adapters:
         return {}

@@ -32,8 +32,9 @@ class RepositoryTarget(ABC):
 
     @abstractmethod
     def check(self, directory: Path, manifest: EngineManifest) -> None:
-        """Raise VersionMismatchError or InputError, with the fix, if the engine cannot be served
-        here.
+        """Raise VersionMismatchError or InputError if the engine cannot be served here.
+
+        The error message has the fix.
         """
 
     @abstractmethod
@@ -49,14 +50,16 @@ class RepositoryTarget(ABC):
         return [REQUEST_TRANSPORT, STEP_TRANSPORT]
 
     def batch_invariant(self, manifest: EngineManifest) -> bool:
-        """Return True if another replica continues an answer, from prompt and tokens, exactly as
-        this one would.
+        """Return True if another replica continues an answer exactly as this one would.
+
+        The other replica continues from the prompt and the generated tokens.
         """
         return False
 
     def reports(self) -> dict[str, bool]:
-        """Return the parts of the model metadata that say what the step stream reports about the
-        engine.
+        """Return the parts of the model metadata that describe the step stream.
+
+        They say what the step stream reports about the engine.
         """
         ours = STEP_TRANSPORT in self.transports()
         return {"state": ours, "kv_events": False, "cached_tokens": False}

@@ -1,5 +1,6 @@
-"""Target tensorrt: NVIDIA's C++ backend or our own model over TensorRT-LLM's executor (`llmops repo
---serving`).
+"""The target tensorrt, served by NVIDIA's C++ backend or by our own model.
+
+Our model runs over TensorRT-LLM's executor; `llmops repo --serving` chooses one of the two.
 
 Both take the parameters of NVIDIA/TensorRT-LLM
 `triton_backend/all_models/inflight_batcher_llm/tensorrt_llm/config.pbtxt`. `build --set
@@ -135,8 +136,9 @@ def backend_settings(manifest: EngineManifest, directory: Path) -> dict[str, str
 
 
 def _has_paged_context(model: Path) -> bool:
-    """Return True if the engine has paged context. trtllm-build disables it for some KV-cache types
-    with a warning.
+    """Return True if the engine has paged context.
+
+    trtllm-build disables paged context for some KV-cache types with a warning.
     """
     try:
         config = json.loads((model / "config.json").read_bytes())
@@ -166,8 +168,9 @@ def _decoding(manifest: EngineManifest) -> dict[str, str]:
 
 
 def _lora(directory: Path, manifest: EngineManifest, chosen: dict[str, str]) -> dict[str, str]:
-    """Return the parameters that load all adapters with the model, into a host cache that holds
-    them all.
+    """Return the parameters that load all adapters with the model.
+
+    The adapters are loaded into a host cache that holds them all.
 
     A request then needs only its `lora_task_id`.
     """

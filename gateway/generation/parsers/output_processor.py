@@ -32,7 +32,7 @@ class ToolCallDelta(NamedTuple):
     The first part has `id` and `name`, the following ones add to `arguments` (JSON text).
     """
 
-    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody needs here
+    index: int  # type: ignore[assignment]  # hides tuple.index, which is unused here
     id: str | None = None
     name: str | None = None
     arguments: str = ""

@@ -62,8 +62,9 @@ class TritonPythonModel:
         return None, [row[:, :length] for row, length in zip(rows, lengths, strict=True)]
 
     def _run(self, rows: list[np.ndarray]) -> np.ndarray:
-        """Run rows of similar length together, because all rows of a batch are padded to the
-        longest.
+        """Run rows of similar length together.
+
+        All rows of a batch are padded to the longest.
         """
         order = sorted(range(len(rows)), key=lambda index: rows[index].shape[1])
         results: list[np.ndarray | None] = [None] * len(rows)

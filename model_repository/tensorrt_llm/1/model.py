@@ -62,8 +62,9 @@ class TritonPythonModel:
             self._accept(request)
 
     def is_ready(self) -> bool:
-        """Return True while the engine lives. Triton asks for each ModelReady (Python backend of
-        26.04 and later).
+        """Return True while the engine lives.
+
+        Triton calls this for each ModelReady (Python backend of 26.04 and later).
         """
         return not self._loop.failure
 

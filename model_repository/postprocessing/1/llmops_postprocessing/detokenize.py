@@ -14,8 +14,9 @@ REPLACEMENT_CHARACTER = "\ufffd"
 
 
 def text_delta(decode: Decode, context: Sequence[int], ids: Sequence[int], finished: bool) -> str:
-    """Return the text that `ids` add after `context`, up to the last token that completes a
-    character.
+    """Return the text that `ids` add after `context`.
+
+    The text ends with the last token that completes a character.
 
     The concatenation over all calls equals the text of all tokens.
 
@@ -35,8 +36,9 @@ def text_delta(decode: Decode, context: Sequence[int], ids: Sequence[int], finis
 
 
 def _last_complete(decode: Decode, tokens: Sequence[int], end: int, start: int) -> tuple[int, str]:
-    """Return the length and text of the longest prefix, from `start` to `end` tokens, that ends
-    with a character.
+    """Return the length and text of the longest prefix that ends with a whole character.
+
+    The prefix has from `start` to `end` tokens.
     """
     for length in range(end, start, -1):
         text = decode(tokens[:length])

@@ -15,8 +15,10 @@ def word_ids(tokenizer: Tokenizer, words: Sequence[str]) -> list[list[int]]:
 
 
 def encode_word_list(words: Sequence[Sequence[int]]) -> np.ndarray:
-    """Encode words as INT32 [1, 2, n]: row 0 their ids, row 1 the end of each word, padded; [[0],
-    [-1]] if empty.
+    """Encode a list of words as INT32 [1, 2, n].
+
+    Row 0 has the ids of the words, row 1 the end of each word, padded. An empty list is [[0],
+    [-1]].
     """
     flat = [token for word in words for token in word] or [0]
     ends = list(np.cumsum([len(word) for word in words], dtype=int)) if words else []

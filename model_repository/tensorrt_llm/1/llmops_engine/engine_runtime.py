@@ -39,8 +39,9 @@ class StepOutput(NamedTuple):
 
 
 class KvCacheEvent(NamedTuple):
-    """A change of the KV cache: KV_STORED or KV_REMOVED with block hashes (llmops_kv_blocks), or
-    KV_CLEARED.
+    """A change of the KV cache.
+
+    KV_STORED and KV_REMOVED have block hashes (llmops_kv_blocks); KV_CLEARED has none.
     """
 
     kind: int
@@ -145,8 +146,9 @@ class EngineRuntime(ABC):
     wake: Callable[[], None] = staticmethod(lambda: None)
 
     def prepare(self, request: RuntimeRequest) -> Preparation | None:
-        """Return the preparation that `submit` has to wait for, with this request counted as a
-        waiter.
+        """Return the preparation that `submit` has to wait for, or None.
+
+        This request is counted as a waiter of the preparation.
 
         Raises:
             RequestRejectedError: The library cannot serve the request.
@@ -192,8 +194,9 @@ class EngineRuntime(ABC):
         """Return the statistics after the last step."""
 
     def take_kv_events(self) -> Iterable[KvCacheEvent]:
-        """Return the changes of the KV cache since the last call, in order; none if the library
-        reports none.
+        """Return the changes of the KV cache since the last call, in order.
+
+        The result is empty if the library reports no changes.
         """
         return ()
 

@@ -1,5 +1,6 @@
-"""Translation of TensorRT-LLM's KV-cache events to the block hashes that gateways use
-(llmops_kv_blocks).
+"""Translation of TensorRT-LLM's KV-cache events to the block hashes that gateways use.
+
+The hashes are computed by llmops_kv_blocks.
 
 The library's own hashes mean nothing outside of it, but each block that it stores comes with its
 tokens and the block before it. The event does not say which request a first block belongs to: salt
@@ -35,8 +36,9 @@ class KvEventTranslator:
         self._window: int | None = None
 
     def expect_request(self, ids: np.ndarray, cache_salt: int, adapter: int) -> None:
-        """Note the salt of a new request, whose first block the library will store unless it has it
-        already.
+        """Note the salt of a new request.
+
+        The library will store the request's first block unless the block is already stored.
         """
         first = ids[: self._tokens_per_block].astype(np.int32).tobytes()
         salt = adapter_salt(cache_salt, adapter)

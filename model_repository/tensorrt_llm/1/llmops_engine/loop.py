@@ -320,8 +320,9 @@ class EngineLoop:
         )
 
     def _record_lengths(self, active: ActiveRequest) -> None:
-        """Record the lengths of a request, however it ended: bills are compared with the sum of
-        generated tokens.
+        """Record the lengths of a request, however it ended.
+
+        Bills are compared with the sum of generated tokens.
         """
         self._ended_lengths.append((int(active.request.input_ids.size), active.generated))
 
@@ -348,7 +349,7 @@ class EngineLoop:
                 self._report_failed = True
 
     def state(self) -> EngineState:
-        """The engine's state after its last step. On the engine thread only."""
+        """Return the engine's state after its last step. Must be called on the engine thread."""
         stats = self._runtime.stats()
         return EngineState(
             running=stats.active - stats.waiting,

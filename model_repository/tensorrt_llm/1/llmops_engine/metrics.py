@@ -1,5 +1,6 @@
-"""Metrics on Triton's own metrics port, in NVIDIA's TensorRT-LLM families with NVIDIA's label
-names.
+"""Metrics of the engine, exported on Triton's own metrics port.
+
+The metrics use NVIDIA's TensorRT-LLM families with NVIDIA's label names.
 
 Source: NVIDIA/TensorRT-LLM `triton_backend/inflight_batcher_llm/src/custom_metrics_reporter/`.
 """
@@ -76,8 +77,9 @@ def _family(name: str, what: str, kind: int) -> pb_utils.MetricFamily:
 
 
 def gauge_values(stats: EngineStats) -> dict[tuple[str, str], float]:
-    """Return the value of each gauge by label name and label value, without those that the runtime
-    does not know.
+    """Return the value of each gauge by label name and label value.
+
+    Gauges that the runtime does not know are left out.
     """
     groups: dict[str, dict[str, float | None]] = {
         "request_type": {
@@ -106,8 +108,9 @@ def gauge_values(stats: EngineStats) -> dict[tuple[str, str], float]:
 
 
 def _blocks(stats: EngineStats) -> dict[str, float | None]:
-    """Return the block gauges, none before the runtime has reported its blocks: TensorRT-LLM does
-    after a prompt.
+    """Return the block gauges, or none before the runtime has reported its blocks.
+
+    TensorRT-LLM reports its blocks after a prompt.
     """
     if not stats.kv_blocks_max:
         return {}

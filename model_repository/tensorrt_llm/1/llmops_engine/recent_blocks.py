@@ -1,5 +1,6 @@
-"""An estimate of a KV cache's blocks, for libraries that report none: those of the most recent
-texts that fit.
+"""An estimate of a KV cache's blocks, for libraries that report none.
+
+The estimate has the blocks of the most recent texts that fit.
 
 All gateways share one estimate, because the engine sees the texts of all of them.
 """

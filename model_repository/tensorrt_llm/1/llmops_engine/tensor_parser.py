@@ -89,8 +89,9 @@ def parse_request(tensors: Tensors, capabilities: EngineCapabilities) -> Runtime
 
 
 def word_list(words: np.ndarray | None, name: Tensor | str) -> list[list[int]]:
-    """Decode a word list: INT32 [1, 2, n], row 0 the ids of all words, row 1 where each word ends,
-    padded with -1.
+    """Decode a word list, INT32 [1, 2, n].
+
+    Row 0 has the ids of all words, row 1 the end of each word, padded with -1.
     """
     if words is None or words.size == 0:
         return []

@@ -1,3 +1,4 @@
-"""Guided decoding for libraries without a safe one: a process of its own compiles and tries each
-grammar first.
+"""Guided decoding for libraries without a safe implementation.
+
+A process of its own compiles and tries each grammar first.
 """

@@ -57,8 +57,9 @@ class GrammarLimits:
 
 @dataclass(frozen=True)
 class GrammarMeasurement:
-    """The costs of one grammar, with those of `WalkCosts`, or the `problem` why it does not
-    compile.
+    """The costs of one grammar, or the reason why it does not compile.
+
+    The costs include those of `WalkCosts`; `problem` is the reason.
     """
 
     problem: str | None = None

@@ -29,8 +29,10 @@ _SCHEDULE = "/proc/thread-self/schedstat"
 
 
 class _Clocks(NamedTuple):
-    """Seconds of the wall clock, of this thread's work, of its wait for a processor, and of the
-    sampler's work.
+    """The readings of several clocks, in seconds.
+
+    The clocks are the wall clock, this thread's work, its wait for a processor, and the sampler's
+    work.
     """
 
     wall: float
@@ -86,8 +88,9 @@ class GrammarWatchdog:
 
 
 def thread_times() -> dict[int, float]:
-    """Return the processor time of each thread of this process that Python did not start, by native
-    id.
+    """Return the processor time of threads that Python did not start, by native id.
+
+    Only threads of this process are included.
     """
     ours = {thread.native_id for thread in threading.enumerate()}
     found = {}
@@ -120,8 +123,9 @@ def _processor_time(thread: int) -> float | None:
 
 
 def _queued() -> float:
-    """Return the seconds that this thread waited for a processor, or 0 if the kernel does not count
-    them.
+    """Return the seconds that this thread has waited for a processor.
+
+    The result is 0 if the kernel does not count them.
     """
     with contextlib.suppress(OSError, ValueError, IndexError):
         return int(Path(_SCHEDULE).read_bytes().split()[1]) / 1e9

@@ -1,3 +1,4 @@
-"""One module per library that generates, behind `engine_runtime.EngineRuntime`, and what they
-share.
+"""The engine runtimes: one module per library that generates, and shared code.
+
+Each runtime implements `engine_runtime.EngineRuntime`.
 """

@@ -1,5 +1,6 @@
-"""The size of prefill chunks: how many prompt tokens a step may read so that running answers keep
-their pace.
+"""The size of prefill chunks.
+
+The size bounds the prompt tokens that a step may read, so that running answers keep their pace.
 
 A step takes longer the more prompt tokens it reads and the more tokens precede them: `seconds = a +
 b * tokens + c * depth + d * tokens * depth`. The four terms are fitted to measured steps.

@@ -1,5 +1,6 @@
-"""The engine runtime for TensorRT engines: `tensorrt_llm.bindings.executor`, the library of
-NVIDIA's Triton backend.
+"""The engine runtime for TensorRT engines.
+
+The runtime uses `tensorrt_llm.bindings.executor`, the library of NVIDIA's Triton backend.
 
 The executor schedules and generates in a thread of its own: `enqueue_request` hands a request over,
 and `await_responses` returns the tokens since the last call. An engine of several GPUs has one
@@ -87,8 +88,9 @@ class ExecutorOptions:
 
 
 def create(parameters: dict[str, str], metadata: dict[str, Any]) -> EngineRuntime:
-    """Start the engine in this process, or one process per GPU under mpirun where there are
-    several.
+    """Start the engine in this process, or in one process per GPU under mpirun.
+
+    Several processes are used where there are several GPUs.
     """
     restrict_visible_gpus(parameters.get("gpu_device_ids", ""))
     options = ExecutorOptions(
@@ -218,8 +220,9 @@ class ExecutorRuntime(EngineRuntime):
         return sequence
 
     def _cached_tokens(self, sequence: _Sequence, result: Any) -> int | None:
-        """Return the number of prompt tokens that came from the cache, or None if the library does
-        not say.
+        """Return the number of prompt tokens that came from the cache.
+
+        The result is None if the library does not report the number.
 
         The number is exact because partial reuse is off: each reused block is whole, except for a
         last one that holds the entire rest of the prompt. The last token of a prompt is always
@@ -457,8 +460,9 @@ def _guide(api: Any, kind: str, guide: str) -> Any:
 
 
 def _event(event: Any) -> dict[str, Any] | None:
-    """Return a KV-cache event in the form of `KvEventTranslator`, or None for a kind without block
-    names.
+    """Return a KV-cache event in the form that `KvEventTranslator` reads.
+
+    The result is None for a kind without block names.
     """
     data, kind = event.data, type(event.data).__name__
     found: dict[str, Any]

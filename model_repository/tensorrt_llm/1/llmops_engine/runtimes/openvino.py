@@ -110,8 +110,9 @@ def create(parameters: dict[str, str], metadata: dict[str, Any]) -> EngineRuntim
 
 
 class _Sequence:
-    """A sequence in the pipeline; `unread` is the estimated number of prompt tokens that are still
-    to be read.
+    """A sequence in the pipeline.
+
+    `unread` is the estimated number of prompt tokens that are still to be read.
     """
 
     __slots__ = ("generated", "handle", "matcher", "request", "started", "unread")
@@ -240,8 +241,9 @@ class OpenVINORuntime(EngineRuntime):
         yield from self._end_slow_grammar(excess)
 
     def _update_unread(self) -> None:
-        """Estimate which prompt tokens the last step read: GenAI fills a step with running answers,
-        then prompts.
+        """Estimate which prompt tokens the last step read.
+
+        GenAI fills a step with running answers first, then with prompts.
 
         A prompt with a cached prefix is shorter, and counts one token until its first token
         arrives.
@@ -259,8 +261,9 @@ class OpenVINORuntime(EngineRuntime):
         return sum(self._grammars.mean_seconds(guide) for guide in guides if guide is not None)
 
     def _end_slow_grammar(self, seconds: float) -> Iterator[StepOutput]:
-        """End the sequences of the most suspect grammar after a step whose grammars took too many
-        `seconds`.
+        """End the sequences of the most suspect grammar after a slow step.
+
+        A step is slow if its grammars took too many `seconds`.
 
         If several grammars ran, the grammar is rejected once a step without it stays within the
         budget.
@@ -289,8 +292,9 @@ class OpenVINORuntime(EngineRuntime):
             yield StepOutput(key, [], [], FAILED, reason)
 
     def _record_cached(self, sequence: _Sequence, output: StepOutput) -> None:
-        """Note that the cache has the prompt after the first token, and the answer once it is
-        complete.
+        """Record the texts of a sequence that the cache now has.
+
+        The cache has the prompt after the first token, and the answer once it is complete.
         """
         begins = not sequence.generated
         sequence.generated += output.token_ids
@@ -510,8 +514,9 @@ def _scheduler(options: OpenVINOOptions, blocks: int, chunk: int, prefix_cache: 
 
 
 def _kv_blocks(options: OpenVINOOptions) -> int:
-    """Return the number of KV-cache blocks: as configured, or as many as fit into the default
-    memory.
+    """Return the number of KV-cache blocks.
+
+    The number is as configured, or as many as fit into the default memory.
 
     The batch never needs more than all its sequences at full length, and one sequence never less.
     """
@@ -539,8 +544,9 @@ def _default_cache_bytes() -> int:
 
 
 def _container_memory(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return the memory limit of this process's cgroup (version 2, else 1) in bytes, or 2**62
-    without one.
+    """Return the memory limit of this process's cgroup in bytes, or 2**62 without a limit.
+
+    The cgroup is of version 2, else of version 1.
     """
     for name in ("memory.max", "memory/memory.limit_in_bytes"):
         # version 2 writes "max" for no limit, version 1 a number close to 2**63

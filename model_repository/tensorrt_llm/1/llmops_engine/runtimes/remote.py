@@ -1,5 +1,6 @@
-"""A runtime in processes of its own: one per GPU under mpirun, or one under the Python that has
-TensorRT-LLM.
+"""A runtime that generates in processes of its own.
+
+There is one process per GPU under mpirun, or one under the Python that has TensorRT-LLM.
 
 Triton's Python backend of the nvidia-pytriton wheel cannot read string tensors with numpy 2, and
 TensorRT-LLM 1.3 needs numpy 2, so each has its own Python. The executor of TensorRT engines needs

@@ -331,8 +331,9 @@ class TrtllmRuntime(EngineRuntime):
             self._latest = _parsed(entry)
 
     def _forget_readings(self, what: str) -> None:
-        """Drop the earlier readings after a failed read, because stale figures and block names
-        would mislead.
+        """Drop the earlier readings after a failed read.
+
+        Stale figures and block names would mislead.
         """
         if what == "statistics":
             self._latest = {}
@@ -392,8 +393,9 @@ def _is_dead(error: Exception) -> bool:
 
 
 def _most_likely(entry: Any, count: int) -> Alternatives:
-    """Return the `count` most likely tokens of an entry {id: Logprob}, which may have the sampled
-    token as one more.
+    """Return the `count` most likely tokens of an entry {id: Logprob}.
+
+    The entry may have the sampled token in addition to these.
     """
     pairs = ((token, float(log_prob.logprob)) for token, log_prob in entry.items())
     return sorted(pairs, key=lambda pair: -pair[1])[:count]

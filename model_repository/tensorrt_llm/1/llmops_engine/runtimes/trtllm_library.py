@@ -160,8 +160,9 @@ def as_tensor(values: np.ndarray, size: int = 0) -> Any:
 
 
 def kv_event_translator(tokens_per_block: int) -> KvEventTranslator | None:
-    """Return a translator of KV-cache events, or None if this Python lacks the hash that names
-    blocks.
+    """Return a translator of KV-cache events, or None if this Python cannot hash blocks.
+
+    Some versions of the library lack the hash that names blocks.
 
     Without a translator the cache is not reported to gateways.
     """
@@ -183,8 +184,9 @@ def ordered_end_ids(request: RuntimeRequest, model_ends: tuple[int, ...]) -> lis
 
 
 def sampling_fields(request: RuntimeRequest, sequence: int) -> dict[str, Any]:
-    """Return the parameters that the LLM API and the executor call alike; None keeps the library's
-    default.
+    """Return the sampling parameters that the LLM API and the executor name alike.
+
+    None keeps the library's default.
     """
     sampling = request.sampling
     fields: dict[str, Any] = {

@@ -1,3 +1,5 @@
-"""The step stream: subscriptions of gateways, their submissions, and the messages that go out after
-each step.
+"""The step stream between an engine and its gateways.
+
+The package has the subscriptions of gateways, their submissions, and the messages that are sent
+after each step.
 """

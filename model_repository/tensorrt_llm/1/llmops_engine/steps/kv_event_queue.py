@@ -1,5 +1,6 @@
-"""KV-cache events on their way to one gateway: in order, or as a full snapshot if the gateway fell
-too far behind.
+"""A queue of KV-cache events for one gateway.
+
+The gateway receives the events in order, or a full snapshot if the gateway fell too far behind.
 """
 
 from __future__ import annotations

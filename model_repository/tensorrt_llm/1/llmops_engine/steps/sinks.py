@@ -31,8 +31,9 @@ class ResponseSink(Protocol):
     """The receiver of one request's tokens. The engine thread makes all calls."""
 
     def begin(self, sequence: int, cached: int | None) -> None:
-        """Note, before the first tokens, how many prompt tokens were in the KV cache, or None if
-        not known.
+        """Record how many prompt tokens were in the KV cache, or None if not known.
+
+        The method is called before the first tokens.
         """
 
     def add_tokens(
@@ -57,8 +58,9 @@ class ResponseSink(Protocol):
 
 
 class RequestSink:
-    """A sink that sends one Triton response per step (`streaming`) or per sequence through the
-    request's own sender.
+    """A sink that sends Triton responses through the request's own sender.
+
+    There is one response per step (`streaming`) or one per sequence.
     """
 
     __slots__ = ("_contexts", "_counts", "_cum_log_probs", "_ids", "_log_probs", "_request", "_sender")

@@ -191,8 +191,9 @@ class StepStreamServer:
                 subscription.demand = demand
 
     def _leave(self, name: str, sender: InferenceResponseSender) -> None:
-        """Drop the subscription of a gateway that shuts down: it will not come back for its
-        answers.
+        """Drop the subscription of a gateway that shuts down.
+
+        Such a gateway will not come back for its answers.
         """
         sender.send(flags=FINAL)
         if name in self._subscriptions:
@@ -245,8 +246,9 @@ class StepStreamServer:
 
 
 def _demand(tensors: Tensors) -> int | None:
-    """Return the weights of the requests that wait in a gateway: the second number of `demand`,
-    None without it.
+    """Return the weights of the requests that wait in a gateway.
+
+    The weights are the second number of `demand`; the result is None without that tensor.
     """
     values = tensors.get(contract.DEMAND.name)
     if values is None or values.size == 0:

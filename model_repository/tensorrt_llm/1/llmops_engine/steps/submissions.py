@@ -1,5 +1,6 @@
-"""Reader of messages with several requests: `submissions` STRING [1, k], and the token ids of all
-in `input_ids`.
+"""A reader of messages with several requests.
+
+A message has `submissions` STRING [1, k], and the token ids of all requests in `input_ids`.
 
 A message for each request would cost Triton and the gateway more than everything else that they do
 for the request (docs/contract.md). JSON can hold any value, so values are checked here as Triton

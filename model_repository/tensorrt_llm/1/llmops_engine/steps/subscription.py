@@ -189,8 +189,9 @@ class Subscription:
             self.open.pop(slot, None)
 
     def begin(self, slot: int, sequence: int, cached: int | None) -> None:
-        """Start the entry of a slot's first tokens, with the number of prompt tokens that were
-        cached.
+        """Start the entry of a slot's first tokens.
+
+        `cached` is the number of prompt tokens that were cached.
         """
         entry = self._pending[slot, sequence] = _Entry()
         entry.flags, entry.cached = FIRST_OF_SLOT, -1 if cached is None else cached
@@ -233,8 +234,9 @@ class Subscription:
         return now - self._sent_at >= (STATE_INTERVAL if changed else HEARTBEAT_INTERVAL)
 
     def check(self, now: float) -> None:
-        """Detect a broken stream, and give up on a gateway that was away or silent for the grace
-        period.
+        """Detect a broken stream, and give up on a gateway that has disappeared.
+
+        A gateway has disappeared if it was away or silent for the grace period.
         """
         if self._sender is not None and now - self._polled_at >= CANCEL_POLL_INTERVAL:
             self._polled_at = now
