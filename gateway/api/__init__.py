@@ -1,3 +1,4 @@
-"""One module per API: its routes, how a request is read, and how an answer is written in the
-client's format.
+"""The HTTP APIs, one module each.
+
+A module has an API's routes, reads its requests, and writes its answers in the client's format.
 """

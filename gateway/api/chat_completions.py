@@ -1,4 +1,4 @@
-"""POST /v1/chat/completions"""
+"""POST /v1/chat/completions."""
 
 from __future__ import annotations
 
@@ -86,8 +86,9 @@ class ChatCompletionsEndpoint:
 
 
 class ChatEvents(AnswerEvents):
-    """A streamed chat completion: role, text and finish reason of each choice; then usage and
-    [DONE].
+    """A streamed chat completion.
+
+    It sends the role, text and finish reason of each choice, then the usage and [DONE].
     """
 
     def __init__(self, answer: Answer, chunks: ChatChunks) -> None:

@@ -1,4 +1,4 @@
-"""POST /v1/completions"""
+"""POST /v1/completions."""
 
 from __future__ import annotations
 
@@ -145,8 +145,9 @@ async def collect_texts(answer: Answer, echoes: Sequence[str] = ()) -> list[Comp
 
 
 def best_texts(texts: Sequence[CompletedText], generated: int, n: int) -> list[CompletedText]:
-    """Return the `n` texts with the highest log-probability per token of each prompt's `generated`,
-    best first.
+    """Return the `n` best texts of each prompt, best first.
+
+    Each prompt has `generated` texts. The best have the highest log-probability per token.
     """
     if generated == n:
         return list(texts)

@@ -42,8 +42,9 @@ _RUN_ID = re.compile(r"chatcmpl-[0-9a-f]{24}")
 
 
 class ConversationChatEndpoints:
-    """The endpoints of chats whose answers outlive their connection, in a stored conversation or
-    without one.
+    """The endpoints of chats whose answers outlive their connection.
+
+    A chat belongs to a stored conversation or to none.
     """
 
     def __init__(
@@ -187,8 +188,9 @@ class ConversationChatEndpoints:
 
 
 class ResumableChunks(ChatChunks):
-    """chat.completion.chunk events; the first says where the answer is stored, the last what it
-    used and costs.
+    """A stream of chat.completion.chunk events that a client can resume.
+
+    The first event says where the answer is stored, the last says what it used and costs.
     """
 
     def __init__(

@@ -89,8 +89,9 @@ class ConversationRoutes:
 
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Purge deleted conversations while the gateway runs, and store unfinished answers when it
-        ends.
+        """Purge deleted conversations while the gateway runs.
+
+        When the gateway ends, unfinished answers are stored.
         """
         if self._settings.store is not None or (cache_dir() / "store.db").exists():
             self._purging.start()

@@ -1,5 +1,6 @@
-"""Stored conversations: OpenAI's API under /v1/conversations, and that of the chat page under
-/api/conversations.
+"""Stored conversations: /v1/conversations and /api/conversations.
+
+The first is OpenAI's API, the second that of the chat page.
 
 Both read and write the same rows. The module is imported by the first request: SQLAlchemy is an
 extra.
@@ -83,8 +84,9 @@ class ConversationEndpoints:
         return await self.get(request)
 
     async def export(self, request: Request) -> Response:
-        """Return one conversation or all of them as JSON lines; with the scope admin, those of a
-        `tenant`.
+        """Return one conversation or all of them as JSON lines.
+
+        A caller with the scope admin may export the conversations of a `tenant`.
         """
         if "conversation_id" in request.path_params:
             branch = await self._store.read(_caller(request), _id(request))

@@ -1,4 +1,4 @@
-"""POST /v1/embeddings"""
+"""POST /v1/embeddings."""
 
 from __future__ import annotations
 
@@ -139,8 +139,9 @@ def _check_length(tokens: int, model: EmbeddingModel, index: int, about: str = "
 
 
 def _shorten(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np.float32]:
-    """Return the first `dimensions` numbers of each vector (rows × dimensions), scaled to length 1
-    again.
+    """Return the first `dimensions` numbers of each vector, scaled to length 1 again.
+
+    `vectors` is rows × dimensions.
     """
     if dimensions is None or dimensions == vectors.shape[1]:
         return vectors
@@ -152,8 +153,9 @@ def _shorten(vectors: NDArray[np.float32], dimensions: int | None) -> NDArray[np
 
 
 async def _encode(body: EmbeddingRequest, vectors: NDArray[np.float32], used: Usage) -> bytes:
-    """Return the response as JSON, with turns for other requests: a million numbers take a second
-    to encode.
+    """Return the response as JSON, encoded in steps between which other requests run.
+
+    A million numbers take a second to encode.
     """
     parts = []
     rows = max(FLOATS_PER_TURN // vectors.shape[1], 1)

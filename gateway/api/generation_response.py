@@ -1,5 +1,6 @@
-"""The response of endpoints that generate text: start the answer, then stream or collect it; and
-JSON encoding.
+"""The response of endpoints that generate text, and JSON encoding.
+
+An endpoint starts the answer, then streams or collects it.
 """
 
 from __future__ import annotations
@@ -100,8 +101,9 @@ def json_bytes(body: Any) -> bytes:
 
 @contextmanager
 def record_prompt_usage(context: RequestContext, model: str, tokens: int) -> Iterator[Usage]:
-    """Record the usage of a request that reads `tokens` prompt tokens and generates none, such as
-    embeddings.
+    """Record the usage of a request that reads `tokens` prompt tokens and generates none.
+
+    An example is a request for embeddings.
     """
     usage, context.model = Usage(tokens), model
     if context.usage_recorder is not None:

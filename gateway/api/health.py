@@ -1,5 +1,6 @@
-"""Health checks, metrics, and the state of the replicas: /health/live, /health/ready, /metrics and
-/replicas.
+"""Health checks, metrics and the state of the replicas.
+
+The routes are /health/live, /health/ready, /metrics and /replicas.
 """
 
 from __future__ import annotations
@@ -36,8 +37,9 @@ T = TypeVar("T")
 
 
 class SingleFlight(Generic[T]):
-    """The result of an asynchronous function, which runs once at a time and at most `per_second`
-    times each second.
+    """The shared result of an asynchronous function that runs once at a time.
+
+    The function runs at most `per_second` times each second.
 
     Callers who come while it runs get that run's result; callers beyond `per_second` get the last
     one.

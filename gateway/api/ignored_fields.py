@@ -1,5 +1,6 @@
-"""Fields of a request that change nothing: reported to the client, counted, and rejected if
-`strict_fields` is set.
+"""Detection of request fields that change nothing.
+
+They are reported to the client, counted, and rejected if `strict_fields` is set.
 
 Tools that the model is not offered are reported to the client, too.
 """

@@ -1,4 +1,4 @@
-"""POST /v1/rerank, /v2/rerank and /rerank"""
+"""POST /v1/rerank, /v2/rerank and /rerank."""
 
 from __future__ import annotations
 
@@ -134,8 +134,9 @@ def _query_too_long(model: EncoderModel, tokens: str) -> ContextLengthError:
 
 
 def _results(body: RerankRequest, texts: Sequence[str], scores: NDArray[np.float32], tokens: int) -> dict[str, Any]:
-    """Return the response: results best first, and of equal scores the document that was sent
-    first.
+    """Return the response with the best results first.
+
+    Documents of equal score keep the order in which they were sent.
     """
     order = sorted(range(len(texts)), key=lambda at: -scores[at])[: body.top_n]
     results: list[dict[str, Any]] = [{"index": at, "relevance_score": float(scores[at])} for at in order]

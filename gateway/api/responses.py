@@ -1,5 +1,6 @@
-"""OpenAI's Responses API: POST /v1/responses, and GET, DELETE, cancel and input_items of a
-response.
+"""OpenAI's Responses API.
+
+The routes are POST /v1/responses, and GET, DELETE, cancel and input_items of a response.
 """
 
 from __future__ import annotations
@@ -377,8 +378,9 @@ def _conversation_of(body: ResponsesRequest) -> str | None:
 
 
 def _first_event(request: Request) -> int | None:
-    """Return the number of the event after which a stream starts: -1 for all of it, None if no
-    stream is requested.
+    """Return the number of the event after which a stream starts.
+
+    The number is -1 for all of the stream, and None if no stream is requested.
 
     Raises:
         InvalidRequestError: `stream` or `starting_after` is invalid.

@@ -215,10 +215,10 @@ def _oidc_directory(settings: OidcSettings, members: KeyDirectory | None) -> Dir
 
 
 def _credential_in(scope: Scope) -> str | None:
-    """Return the Bearer token, which OpenAI's clients send, or else `x-api-key`, which Anthropic's
-    send.
+    """Return the client's credential: the Bearer token, or else `x-api-key`.
 
-    Of another kind of authorization the kind is returned: it is then refused as not being a key.
+    OpenAI's clients send the first, Anthropic's the second. For another kind of authorization, the
+    kind is returned: it is then refused as not being a key.
     """
     other, key = "", ""
     for name, value in scope["headers"]:

@@ -44,8 +44,9 @@ _LookupResult = _KnownCredential | _RejectedCredential | UnavailableError
 
 
 class CachedDirectory(Directory):
-    """Remembers callers and refusals for `fresh` seconds; callers for `stale` where the directory
-    cannot be asked.
+    """A directory that remembers callers and refusals for `fresh` seconds.
+
+    While the wrapped directory is unavailable, callers are remembered for `stale` seconds.
 
     A caller in use is looked up again in the second half of its time, beside its requests, so none
     of them waits. Credentials are remembered by their SHA-256.
@@ -128,8 +129,9 @@ class CachedDirectory(Directory):
         return CredentialUnavailableError() if isinstance(found, CredentialUnavailableError) else found
 
     def _look(self, digest: bytes, credential: str) -> asyncio.Task[_LookupResult] | None:
-        """The look-up of this credential, begun unless it is under way; None while the directory is
-        away.
+        """Return the running look-up of this credential, started if necessary.
+
+        Return None while the directory is unavailable.
         """
         task = self._looking.get(digest)
         if task is None:

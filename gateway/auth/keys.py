@@ -81,8 +81,9 @@ class KeyDirectory(Directory):
         await self._store.close()
 
     async def member(self, tenant: str, user: str, identity: Identity, scopes: frozenset[str], until: float) -> Caller:
-        """Return the caller for a user of an identity provider, and create the user at the first
-        time.
+        """Return the caller for a user of an identity provider.
+
+        The user is created the first time.
 
         The user is bound to `identity` from then on: another identity with the same address is
         another person.

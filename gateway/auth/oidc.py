@@ -121,8 +121,9 @@ class OidcDirectory(Directory):
             raise InvalidKeyError(next(messages, INVALID_TOKEN_MESSAGE)) from error
 
     def _scopes(self, claims: Mapping[str, Any]) -> frozenset[str]:
-        """Return the scopes of this gateway that the token has, or the default scopes if it has
-        none.
+        """Return the scopes of this gateway that the token has.
+
+        Return the default scopes if the token has none.
         """
         value = _claim(claims, self._settings.claims.scopes)
         names = value.split() if isinstance(value, str) else value if isinstance(value, list) else ()

@@ -1,5 +1,6 @@
-"""An answer that outlives its connection: generated to its end, stored, and read by any number of
-readers.
+"""An answer that outlives its connection.
+
+It is generated to its end, stored, and read by any number of readers.
 
 An answer keeps its text and the sizes of its deltas, from which a reader makes the events again. So
 a reader who comes back with the id of the last event that it saw gets the rest, and two readers get
@@ -352,8 +353,7 @@ class ChatRunRegistry:
 
 
 def parse_last_event_id(text: str | None, run: ChatRun) -> int:
-    """Return the number of the event that a client names as the last one it saw; -1 if it names
-    none.
+    """Return the number of the last event that a client says it saw, or -1 if it names none.
 
     Raises:
         InvalidRequestError: The text is no id of an event, or the id of another stream or of an

@@ -20,8 +20,9 @@ _RESPONSES_FIELDS = {
 
 
 def to_chat_request(request: ResponsesRequest, items: Sequence[Item], tools: OfferedTools) -> dict[str, Any]:
-    """Return the body of the chat completions request for `request` with all of its context as
-    `items`.
+    """Return the body of the chat completions request that is equivalent to `request`.
+
+    `items` is all of the request's context.
     """
     _refuse_unsupported(request)
     body: dict[str, Any] = {
@@ -43,8 +44,9 @@ def to_chat_request(request: ResponsesRequest, items: Sequence[Item], tools: Off
 
 
 def translate_error_fields(error: ApiError) -> None:
-    """An error from below speaks of chat fields; here it is put into the words of the responses
-    API.
+    """Translate the field names in an error to those of the Responses API.
+
+    Errors from the layers below name the fields of chat completions.
     """
     head = (error.param or "").split(".")[0].split("[")[0]
     error.param = _RESPONSES_FIELDS.get(head, error.param)

@@ -129,8 +129,9 @@ class ConversationStore:
         return found[:limit], len(found) > limit
 
     async def read(self, caller: Caller, conversation_id: str, after: str | None = None) -> Branch:
-        """Return a conversation and a branch of it: the branch that ends with the message `after`,
-        or the one shown.
+        """Return a conversation and one branch of it.
+
+        The branch is the one that ends with the message `after`, or the one shown.
 
         Args:
             caller: The owner.
@@ -187,8 +188,9 @@ class ConversationStore:
     async def append(
         self, caller: Caller, conversation_id: str, messages: Sequence[NewMessage], after: str | None = None
     ) -> Sequence[StoredMessage]:
-        """Store messages behind the message `after`, or at the end of the branch that is shown if
-        it is None.
+        """Store messages behind the message `after`.
+
+        If `after` is None, they go to the end of the branch that is shown.
 
         Raises:
             NotFoundError: The caller has no such conversation, or the conversation has no such
@@ -296,8 +298,9 @@ class ConversationStore:
 
 
 def owner_id(caller: Caller) -> str:
-    """Return the caller's owner as a UUID: a user's own, one made of the digest of a key that
-    nobody verified.
+    """Return the id of the caller's owner as a UUID.
+
+    A user has one. For a key that the gateway did not verify, the UUID is made of the key's digest.
     """
     owner = caller.owner
     try:
@@ -355,8 +358,9 @@ def searchable_text(items: Sequence[dict[str, Any]]) -> str:
 
 
 def make_title(messages: Sequence[NewMessage]) -> str | None:
-    """Return the beginning of the first user message as a title, cut between two words; None if
-    nobody spoke.
+    """Return the beginning of the first user message as a title, cut between two words.
+
+    Return None if the user has not written anything.
     """
     said = next((one.content for one in messages if one.role == "user" and one.content.strip()), "")
     words = " ".join(said[: 20 * TITLE_LENGTH].split())

@@ -93,8 +93,9 @@ class ConversationTurn:
         return f"chatcmpl-{found[1] if found else secrets.token_hex(12)}"
 
     async def begin(self, run_id: str, model: str, after: str | None) -> dict[str, Any]:
-        """Store the new messages and the unfinished answer, and return what the first event says of
-        them.
+        """Store the new messages and the unfinished answer.
+
+        Return the description of both that the first event carries.
 
         Args:
             run_id: The id of the answer.

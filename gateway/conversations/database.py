@@ -43,8 +43,9 @@ class Database:
         await self._store.close()
 
     async def _answered(self, work: Awaitable[T]) -> T:
-        """Turn every failure of the store, and its silence for `STORE_TIMEOUT`, into an
-        UnavailableError.
+        """Await `work`, and turn every failure of the store into an UnavailableError.
+
+        A store that is silent for `STORE_TIMEOUT` has failed, too.
         """
         try:
             return await wait_with_timeout(STORE_TIMEOUT, work)

@@ -89,8 +89,9 @@ class LiveEventStream(ReplayEventStream):
 
 
 class PolledEventStream(ReplayEventStream):
-    """Events of a response that another gateway generates, read from the store as the response
-    grows.
+    """Events of a response that another gateway generates.
+
+    They are read from the store as the response grows.
     """
 
     def __init__(self, store: ResponseStore, entry: StoredResponse, after: int) -> None:

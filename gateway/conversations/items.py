@@ -41,10 +41,13 @@ def _known_parts(value: Any) -> Any:
 
 
 def to_messages(items: Iterable[Mapping[str, Any]], instructions: str | None = None) -> list[MessageDict]:
-    """Chat messages for `items`; calls and reasoning join the assistant message that they belong
-    to.
+    """Return chat messages for `items`.
 
-    Raises InvalidRequestError (`param` as in `input[2].content`) for what this gateway cannot take.
+    Calls and reasoning join the assistant message that they belong to.
+
+    Raises:
+        InvalidRequestError: An item has something that this gateway does not support. `param` names
+            it, as in `input[2].content`.
     """
     messages: list[MessageDict] = [{"role": "system", "content": instructions}] if instructions else []
     for at, item in enumerate(items):
@@ -81,7 +84,7 @@ def _add_message(messages: list[MessageDict], item: Mapping[str, Any], param: st
 
 
 def _assistant(messages: list[MessageDict]) -> MessageDict:
-    """The assistant message that a call belongs to."""
+    """Return the assistant message that a call belongs to."""
     if not messages or messages[-1]["role"] != "assistant":
         messages.append({"role": "assistant", "content": None})
     return messages[-1]

@@ -60,7 +60,7 @@ class ResponseBuilder:
         return str(self.response["id"])
 
     def so_far(self) -> dict[str, Any]:
-        """The response with the text of the item in progress."""
+        """Return the response with the text of the item in progress."""
         now = _snapshot(self.response)
         if self._item is not None:
             _fill(now["output"][-1], "".join(self._parts))
@@ -75,13 +75,16 @@ class ResponseBuilder:
         return [self._event("response.created"), self._event("response.in_progress")]
 
     def add(self, piece: OutputDelta) -> list[Event]:
-        """The next piece; an item ends where the next one begins."""
+        """Add the next piece of the answer and return its events.
+
+        An item ends where the next one begins.
+        """
         events = self._switch(piece)
         text = piece.arguments if isinstance(piece, ToolCallDelta) else piece.text
         return [*events, self._delta(text)] if text else events
 
     def repeat(self, item: Item, cuts: Sequence[int], closed: bool) -> list[Event]:
-        """The events of an item that is known already."""
+        """Return the events of an item that is known already."""
         events = self._open({**item, **_EMPTY_ITEMS[item["type"]], "status": "in_progress"})
         text, at = _text_of(item), 0
         for size in cuts:
@@ -90,12 +93,15 @@ class ResponseBuilder:
         return [*events, *(self._close(item["status"]) if closed else [])]
 
     def last(self, response: dict[str, Any]) -> Event:
-        """The event that ends a stream with `response`."""
+        """Return the event that ends a stream with `response`."""
         self.response = response
         return self._event(f"response.{response['status']}")
 
     def finish(self, reason: FinishReason, tokens: TokenCounts) -> list[Event]:
-        """The end: completed, or incomplete when the token limit or a filter cut it off."""
+        """Finish the response and return its last events.
+
+        The response is completed, or incomplete if the token limit or a filter cut it off.
+        """
         cut = {"length": "max_output_tokens", "content_filter": "content_filter"}.get(reason)
         events = self._close("incomplete" if cut else "completed")
         self.response["usage"] = _usage(tokens)
@@ -103,14 +109,14 @@ class ResponseBuilder:
         return [*events, self._end("incomplete" if cut else "completed")]
 
     def fail(self, error: ApiError) -> list[Event]:
-        """The engine failed midway."""
+        """Mark the response as failed: the engine failed midway."""
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         events = self._close("incomplete")
         self.response["error"] = {"code": code, "message": error.public_message}
         return [*events, self._end("failed")]
 
     def cancel(self) -> None:
-        """The client, or a call to cancel, stopped it."""
+        """Mark the response as cancelled: the client disconnected, or a call cancelled it."""
         self._close("incomplete")
         self.response["status"] = "cancelled"
 
@@ -242,7 +248,7 @@ def _part(kind: str, text: str) -> dict[str, Any]:
 
 
 def _snapshot(value: dict[str, Any]) -> dict[str, Any]:
-    """A copy that later deltas do not change."""
+    """Return a copy that later deltas do not change."""
     return {**value, **({"output": [dict(item) for item in value["output"]]} if "output" in value else {})}
 
 
@@ -257,7 +263,7 @@ def _usage(tokens: TokenCounts) -> dict[str, Any]:
 
 
 def new_response(request: ResponsesRequest, model: GenerativeModel) -> dict[str, Any]:
-    """A response that nothing was generated for yet."""
+    """Return a response without any output."""
     own = model.card.sampling
     return {
         "id": new_id("resp"),

@@ -1,5 +1,6 @@
-"""One response being generated: the answer's text becomes items and events, and the result is
-stored.
+"""One response that is being generated.
+
+The text of the answer becomes items and events, and the result is stored.
 """
 
 from __future__ import annotations
@@ -55,11 +56,11 @@ class RunningResponses:
 
 
 class ResponseRun(AnswerEvents):
-    """One response: streamed to its client, collected, or generated in the background; others may
-    follow.
+    """One response: streamed to its client, collected, or generated in the background.
 
-    However the response ends, it is stored before the client sees its end. If it cannot be stored,
-    its last state says `"store": false`. Without `running` nothing is stored.
+    Other clients may follow it. However the response ends, it is stored before the client sees its
+    end. If it cannot be stored, its last state says `"store": false`. Without `running` nothing is
+    stored.
     """
 
     def __init__(
@@ -163,7 +164,10 @@ class ResponseRun(AnswerEvents):
     # -- without a stream
 
     async def collect(self) -> dict[str, object]:
-        """The whole response. Raises the engine's errors."""
+        """Return the whole response.
+
+        Errors of the engine are raised.
+        """
         (choice,) = self._answer.choices
         try:
             while (delta := await self._answer.next()) is not None:
@@ -203,8 +207,9 @@ class ResponseRun(AnswerEvents):
             self.close()
 
     async def _report(self, store: ResponseStore) -> None:
-        """Store the state now and then, and stop when another gateway cancelled or deleted the
-        response.
+        """Store the state now and then.
+
+        The run stops when another gateway cancelled or deleted the response.
         """
         while True:
             await asyncio.sleep(REPORT_INTERVAL)

@@ -134,8 +134,9 @@ class ResponseStore(ABC):
 
     @abstractmethod
     async def chain(self, response_id: str, owner: str) -> tuple[Sequence[ResponseReference], str | None]:
-        """Return a response and its predecessors, newest first, and the id of a predecessor that is
-        missing.
+        """Return a response and its predecessors, newest first.
+
+        The second item is the id of a predecessor that is missing, or None.
         """
 
     @abstractmethod

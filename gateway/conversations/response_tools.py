@@ -33,8 +33,9 @@ class OfferedTools:
 
 
 def flat_name(name: str, namespace: object) -> str:
-    """Return the name under which a model knows the function `name` of `namespace`, which may be
-    absent.
+    """Return the name under which a model knows the function `name` of `namespace`.
+
+    `namespace` may be absent.
     """
     if not isinstance(namespace, str) or not namespace:
         return name

@@ -1,5 +1,6 @@
-"""Stored responses in the store (SQLite or PostgreSQL), where every gateway of a deployment finds
-them.
+"""Stored responses in SQLite or PostgreSQL.
+
+Every gateway of a deployment that uses the store finds them there.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What a request to the Responses API refers to: stored predecessors and items, counted before they
-are read.
+"""The stored predecessors and items that a request to the Responses API refers to.
+
+They are counted before they are read.
 
 A request of a few bytes can name megabytes that were stored before, any number of times. What it
 names is therefore measured first, against the limits that hold for a body, and each stored response
@@ -31,8 +32,9 @@ class StoredContext:
         self._values = 0
 
     async def items(self, own: Sequence[Item], previous: str | None) -> list[Item]:
-        """Return the items of all predecessors, oldest first, then `own`, with references replaced
-        by their items.
+        """Return the context of a request: the items of all predecessors, then `own`.
+
+        The oldest predecessor comes first. References are replaced by their items.
 
         Raises:
             NotFoundError: A predecessor or a referenced item does not exist, or belongs to somebody

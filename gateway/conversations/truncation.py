@@ -31,10 +31,10 @@ def reserved_output_tokens(model: GenerativeModel, wanted: int | None) -> int:
 
 
 def truncate_history(messages: Sequence[dict[str, Any]], model: GenerativeModel, room: int) -> TruncatedHistory:
-    """Drop the oldest turns that do not fit into the context of `model` beside an answer of `room`
-    tokens.
+    """Drop the oldest turns that do not fit into the context of `model`.
 
-    The newest turn always stays: whether it fits is for the request's own check to say.
+    An answer of `room` tokens must fit beside the turns that are kept. The newest turn is always
+    kept: the request's own check decides whether it fits.
     """
     limit = model.card.max_seq_len - room - TEMPLATE_OVERHEAD
     texts = [_text(message) for message in messages]

@@ -1,3 +1,5 @@
-"""Anthropic's API: messages become the chat request that means the same, answers become its blocks
-and events.
+"""Anthropic's API, translated to and from chat completions.
+
+Messages become the equivalent chat request, and the answer becomes Anthropic's content blocks and
+events.
 """

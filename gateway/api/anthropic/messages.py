@@ -1,5 +1,6 @@
-"""POST /v1/messages and /v1/messages/count_tokens, which work like chat completions in Anthropic's
-format.
+"""POST /v1/messages and /v1/messages/count_tokens.
+
+They work like chat completions, in Anthropic's format.
 """
 
 from __future__ import annotations

@@ -40,8 +40,9 @@ SESSION_BLOCKS = (
 def without_session_blocks(
     system: str | list[ResultBlock] | None,
 ) -> tuple[str | list[ResultBlock] | None, list[str]]:
-    """Return the system prompt without a listed block at its beginning, and the names of what was
-    left out.
+    """Return the system prompt without a listed block at its beginning.
+
+    The second item holds the names of the parts that were left out.
     """
     if not isinstance(system, list) or len(system) < 2:
         return system, []

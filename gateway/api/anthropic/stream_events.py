@@ -1,5 +1,6 @@
-"""Answers in Anthropic's format: content blocks, and the events that stream them one after the
-other.
+"""Answers in Anthropic's format.
+
+An answer is a list of content blocks; a stream sends them one after the other, as events.
 """
 
 from __future__ import annotations
