@@ -1,6 +1,9 @@
-"""Types that the packages of the gateway exchange. The architecture can be read from this module:
+"""The types that the packages of the gateway exchange.
 
-  body ─ api ─▶ EngineRequest ─ routing, triton ─▶ TokenStream of TokenBatch ─ generation ─▶ OutputDelta ─ api ─▶ chunk
+The architecture can be read from this module:
+
+    body ─ api ─▶ EngineRequest ─ routing, triton ─▶ TokenStream of TokenBatch
+         ─ generation ─▶ OutputDelta ─ api ─▶ chunk
 
 `generation` makes EngineRequests and reads TokenBatches, `triton` does the opposite, and neither
 knows the other. With several replicas a WaitingQueue decides which request is next, and a
@@ -239,8 +242,9 @@ class UsageRecorder(ABC):
 
 
 class QuotaReservation(ABC):
-    """The part of its caller's quotas that a request holds: reserved before the work, settled when
-    it ends.
+    """The part of its caller's quotas that a request holds.
+
+    It is reserved before the work and settled when the request ends.
     """
 
     __slots__ = ()
@@ -266,8 +270,9 @@ class QuotaReservation(ABC):
 
     @abstractmethod
     def follow(self, usage: Callable[[], Usage]) -> None:
-        """Update the reservation from now on by `usage`, which returns what the answer has used so
-        far.
+        """Update the reservation from now on with the usage of a running answer.
+
+        `usage` returns what the answer has used so far.
         """
 
     @abstractmethod
@@ -418,8 +423,9 @@ class TokenStream(ABC):
 
     @property
     def splices(self) -> Mapping[str, int]:
-        """Return the number of moves after which the text is `exact`ly the same, and only
-        `approximate`ly.
+        """Return the number of moves by whether the text is the same after them.
+
+        The keys are `exact` and `approximate`.
         """
         return {}
 
@@ -520,8 +526,7 @@ class SamplingDefaults:
 
 @dataclass(frozen=True, slots=True)
 class ModelMetadata:
-    """The metadata that an engine model announces (`llmops_model_metadata`), validated when it is
-    read.
+    """The validated metadata that an engine model announces (`llmops_model_metadata`).
 
     Attributes:
         max_seq_len: The context length, in tokens.
@@ -621,7 +626,7 @@ class ReplicaView:
 
 @dataclass(slots=True, eq=False)
 class RoutingRequest:
-    """What the choice of a replica depends on.
+    """The properties of a request on which the choice of a replica depends.
 
     Attributes:
         tokens: Tokens of the prompt.
@@ -666,8 +671,9 @@ class RoutingPolicy(Protocol):
         ...
 
     def limit(self, replica_id: str, blocks: int) -> None:
-        """Assume that a replica that reports no evictions holds the `blocks` most recently used
-        blocks.
+        """Assume that a replica holds the `blocks` most recently used blocks.
+
+        Used for a replica that reports no evictions.
         """
         ...
 

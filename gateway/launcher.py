@@ -64,8 +64,9 @@ def run(
 
 
 def _check_workers(settings: GatewaySettings) -> None:
-    """Raise InputError if workers would hold limits or responses that callers expect all of them to
-    share.
+    """Raise InputError if workers would not share state that callers expect them to share.
+
+    This is the case for limits and responses that each worker would hold for itself.
     """
     if settings.workers == 1:
         return
@@ -83,8 +84,9 @@ def _check_workers(settings: GatewaySettings) -> None:
 
 
 def _raise_descriptor_limit() -> None:
-    """Raise the limit of open files to the system's maximum: each connection is a file, and shells
-    allow 1,024.
+    """Raise the limit of open files to the system's maximum.
+
+    Each connection is a file, and shells allow 1,024.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft < hard:

@@ -18,8 +18,9 @@ MAX_TRACEBACK_CHARACTERS = 32_768
 
 
 class SafeFormatter(logging.Formatter):
-    """Escapes control characters, so that untrusted text cannot forge a line, and truncates long
-    messages.
+    """A formatter that escapes control characters and truncates long messages.
+
+    Untrusted text cannot forge a line.
     """
 
     def formatMessage(self, record: logging.LogRecord) -> str:

@@ -1,5 +1,6 @@
-"""Addresses in the setting `replicas`: a server, one engine model of a server, or a DNS name for
-several servers.
+"""Addresses in the setting `replicas`.
+
+An address is a server, one engine model of a server, or a DNS name for several servers.
 """
 
 from __future__ import annotations

@@ -240,8 +240,9 @@ class SamplingSettings(_Section):
 
 
 class ResponseStoreSettings(_Section):
-    """Bounds on the responses kept for `previous_response_id` and GET: in the store if there is
-    one, else in memory.
+    """Bounds on the responses kept for `previous_response_id` and GET.
+
+    They are kept in the store if one is set, else in memory.
 
     Attributes:
         entries: Responses of each owner in a store, or of all owners in memory; 0 stores none.
@@ -269,8 +270,9 @@ class TenantConversations(_Section):
 
 
 class ConversationSettings(_Section):
-    """Bounds on conversations in the store, or in `store.db` of the cache folder if no store is
-    set.
+    """Bounds on stored conversations.
+
+    They are kept in the store, or in `store.db` of the cache folder if no store is set.
 
     Attributes:
         entries: Conversations of each owner, 0 to store none.
@@ -320,8 +322,9 @@ _Url = Annotated[str, AfterValidator(_check_https)]
 
 
 class RulesFilterSettings(_Section):
-    """A safety filter of regular expressions in RE2's syntax, with a bounded width, and of whole
-    words.
+    """A safety filter of regular expressions and of whole words.
+
+    The expressions have RE2's syntax and a bounded width.
 
     Attributes:
         words_file: A text file with one word or phrase a line.
@@ -336,8 +339,9 @@ class RulesFilterSettings(_Section):
 
 
 class LanguageFilterSettings(_Section):
-    """A safety filter that finds letters of other writing systems than `scripts`, such as latin or
-    thai.
+    """A safety filter that finds letters of other writing systems than `scripts`.
+
+    A writing system is a name such as latin or thai.
     """
 
     kind: Literal["language"]
@@ -346,8 +350,9 @@ class LanguageFilterSettings(_Section):
 
 
 class ModelFilterSettings(_Section):
-    """A safety filter that judges the vector of an embedding model with a `head` of `llmops safety
-    train`.
+    """A safety filter that judges the vector of an embedding model.
+
+    The `head` is written by `llmops safety train`.
     """
 
     kind: Literal["model"]
@@ -662,8 +667,9 @@ class GatewaySettings(_Section):
 
     @property
     def queues_requests(self) -> bool:
-        """Return True if requests queue in the gateway for a replica, instead of going to a replica
-        immediately.
+        """Return True if requests queue in the gateway for a replica.
+
+        Otherwise they go to a replica immediately.
         """
         objectives = [self.slo, *(model.slo for model in self.models.values() if model.slo is not None)]
         return bool(self.tiers) or any(slo.ttft_p95 is not None for slo in objectives)
@@ -761,8 +767,9 @@ def _reject_misspelt_environment() -> None:
 
 
 def explain_settings_error(error: ValidationError, kind: type[BaseModel], where: str, docs: str) -> str:
-    """Return a sentence about the first invalid setting of `kind`; for an unknown one with the most
-    similar name.
+    """Return a sentence about the first invalid setting of `kind`.
+
+    For an unknown setting, it suggests the one with the most similar name.
 
     Args:
         error: The error of the validation.

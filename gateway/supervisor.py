@@ -1,5 +1,6 @@
-"""Supervision of several gateways on one port: one process each, forked before anything is
-connected or started.
+"""Supervision of several gateways on one port.
+
+Each gateway is a process, forked before anything is connected or started.
 """
 
 from __future__ import annotations

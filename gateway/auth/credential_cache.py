@@ -34,7 +34,12 @@ class _KnownCredential:
 
 @dataclass(frozen=True, slots=True)
 class _RejectedCredential:
-    """`reason`: a sentence; empty for what nobody has."""
+    """A credential that the directory refused.
+
+    Attributes:
+        reason: A sentence for the client; empty if no caller has this credential.
+        at: The time of the refusal, by the cache's clock.
+    """
 
     reason: str
     at: float
@@ -188,7 +193,7 @@ def _digest(credential: str) -> bytes:
 
 
 def _put(kept: dict, digest: bytes, found: _KnownCredential | _RejectedCredential, most: int) -> None:
-    """As the newest; the oldest goes where there are too many."""
+    """Store `found` as the newest entry; drop the oldest entry beyond `most` entries."""
     kept[digest] = found
     if len(kept) > most:
         del kept[next(iter(kept))]

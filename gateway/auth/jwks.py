@@ -120,9 +120,12 @@ class JwksCache:
         self._readings += 1
 
     async def _fetch(self) -> Mapping[str | None, Mapping[str, Any]]:
-        """By id, and where there is but one, also without; only public keys that sign.
+        """Return the issuer's public signing keys by their ids.
 
-        Raises ValueError.
+        A single key is also found without an id.
+
+        Raises:
+            ValueError: The response is no set of keys.
         """
         found = await self._json(self._url or await self._discovered())
         keys = found.get("keys")

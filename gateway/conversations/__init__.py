@@ -1,5 +1,5 @@
-"""Answers that outlive their request: the Responses API's store, its background runs and what
-follows on them.
+"""Answers that outlive their request.
 
+The package has the Responses API's store, its background runs, and the streams that follow them.
 How an answer is generated belongs to `generation/`.
 """

@@ -298,7 +298,9 @@ class ConversationStore:
 
 
 def owner_id(caller: Caller) -> str:
-    """Return the id of the caller's owner as a UUID.
+    """Return the UUID of the caller's owner.
+
+    A user has a UUID. For a key that was not verified, the UUID is made of the key's digest.
 
     A user has one. For a key that the gateway did not verify, the UUID is made of the key's digest.
     """

@@ -12,7 +12,7 @@ Item = dict[str, Any]
 MessageDict = dict[str, Any]
 
 # The fields of an item, and of a part of its content, that this gateway reads or shows. Others are
-# not stored: they would be megabytes that nobody asked for.
+# not stored: they could be megabytes that no client reads.
 _FIELDS = frozenset(
     {"id", "type", "role", "content", "status", "name", "namespace", "arguments", "call_id", "output", "summary"}
 )

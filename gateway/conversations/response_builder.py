@@ -67,7 +67,7 @@ class ResponseBuilder:
         return now
 
     def restart(self) -> None:
-        """Nobody has seen an item of it."""
+        """Discard the items so far. Must be called before any client has seen an item."""
         self.response["output"], self.cuts = [], []
         self._item, self._parts, self._call = None, [], -1
 
@@ -109,7 +109,7 @@ class ResponseBuilder:
         return [*events, self._end("incomplete" if cut else "completed")]
 
     def fail(self, error: ApiError) -> list[Event]:
-        """Mark the response as failed: the engine failed midway."""
+        """Mark the response as failed midway, and return its last events."""
         code = "rate_limit_exceeded" if error.status == 429 else "server_error"
         events = self._close("incomplete")
         self.response["error"] = {"code": code, "message": error.public_message}

@@ -242,7 +242,7 @@ class ResponseRun(AnswerEvents):
         return data
 
     def _publish(self, events: list[Event]) -> None:
-        """Publish events when nobody waits for the bytes."""
+        """Publish events whose bytes the caller does not need."""
         if self._closed:
             self._last = events
         elif self._followers:

@@ -37,8 +37,8 @@ class StoredContext:
         The oldest predecessor comes first. References are replaced by their items.
 
         Raises:
-            NotFoundError: A predecessor or a referenced item does not exist, or belongs to somebody
-                else.
+            NotFoundError: A predecessor or a referenced item does not exist, or belongs to another
+                owner.
             InvalidRequestError: The predecessor is still running, or the context is larger than a
                 body may be.
             UnavailableError: The gateway holds as much as it can.

@@ -1,5 +1,4 @@
-"""HTTP: connections, bodies, event streams, errors, the context of a request and the checks around
-it.
+"""HTTP: connections, bodies, event streams, errors, request contexts and checks.
 
 Nothing here knows a model, and of an API only the format of its errors.
 """

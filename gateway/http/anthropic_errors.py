@@ -33,8 +33,9 @@ _ERROR_TYPES = {
 
 
 def is_anthropic(scope: Scope) -> bool:
-    """Return True if the client speaks Anthropic's API, by the path or by the header that all of
-    its clients send.
+    """Return True if the client speaks Anthropic's API.
+
+    The path shows it, or the header that all of Anthropic's clients send.
     """
     return scope["path"].startswith(_PATH_PREFIX) or _VERSION_HEADER in dict(scope["headers"])
 

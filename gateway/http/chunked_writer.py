@@ -18,10 +18,10 @@ SERVER_SEND_KEY, WRITE_BATCH_KEY = "llmops.server_send", "llmops.write_batch"
 
 
 class WriteBatch:
-    """The writes of one event loop iteration: the tokens of an engine step are first all rendered,
-    then all written.
+    """The writes of one event loop iteration.
 
-    Each phase stays in the CPU caches, and clients on the same machine preempt it less often.
+    The tokens of an engine step are first all rendered, then all written. Each phase stays in the
+    CPU caches, and clients on the same machine preempt it less often.
     """
 
     def __init__(self) -> None:
@@ -71,8 +71,9 @@ class ChunkedWriter:
 
     @property
     def blocked(self) -> bool:
-        """Return True if the buffer is full, because the client does not read, or if the client has
-        disconnected.
+        """Return True if the buffer is full or the client has disconnected.
+
+        A buffer is full if the client does not read.
         """
         return self._flow.write_paused or self._cycle.disconnected
 
@@ -95,8 +96,9 @@ class ChunkedWriter:
 
 
 def chunked_writer_of(scope: Scope) -> ChunkedWriter | None:
-    """Return a writer for the response, None unless the server is uvicorn with httptools and the
-    body is chunked.
+    """Return a writer for the response, or None if the connection does not support it.
+
+    The server must be uvicorn with httptools, and the body must be chunked.
     """
     cycle = getattr(scope.get(SERVER_SEND_KEY), "__self__", None)
     if isinstance(cycle, RequestResponseCycle) and cycle.chunked_encoding and scope["method"] != "HEAD":

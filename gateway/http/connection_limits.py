@@ -1,5 +1,6 @@
-"""Bounds on all connections of one gateway together: their number, and the bytes that wait behind
-or in front of them.
+"""Bounds on all connections of one gateway together.
+
+They bound the number of connections, and the bytes that wait behind or in front of them.
 
 When all connections are in use, connections without a complete request are closed to make room for
 new ones.
@@ -43,8 +44,10 @@ class Connection(Protocol):
 
     @property
     def progress(self) -> int | None:
-        """Return 0 before the first request, 1 between requests, 2 within a request, None during a
-        response.
+        """Return how far the connection's next request has come.
+
+        The number is 0 before the first request, 1 between requests, 2 within a request, and None
+        during a response.
         """
 
     def evict(self) -> None:

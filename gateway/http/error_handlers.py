@@ -1,5 +1,6 @@
-"""Exceptions as responses, in the error format of the API that the client speaks: OpenAI's or
-Anthropic's.
+"""Exceptions as responses, in the error format of the API that the client speaks.
+
+The formats are OpenAI's and Anthropic's.
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""uvicorn's HTTP protocol with limits on what a client can send and hold before any of its requests
-exists.
+"""uvicorn's HTTP protocol with limits on what a client can send and hold.
+
+The limits hold before any of the client's requests exists.
 
 The parser keeps an unfinished header in memory and examines all of it with each piece, so it must
 not get more than a header may have. The parser makes an object for each request, so it gets one
@@ -124,8 +125,10 @@ class LimitedHttpProtocol(HttpToolsProtocol):
 
     @property
     def progress(self) -> int | None:
-        """Return 0 before the first request, 1 between requests, 2 within a request, None during a
-        response.
+        """Return how far the connection's next request has come.
+
+        The number is 0 before the first request, 1 between requests, 2 within a request, and None
+        during a response.
         """
         if self.cycle is None:
             return 0
@@ -221,8 +224,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
             self._start_header_timer()
 
     def _end_of_piece(self, data: bytes, start: int) -> int:
-        """Return the offset in `data` up to which the parser finds at most one request, or little
-        more.
+        """Return the offset in `data` up to which the parser may read.
+
+        Up to there it finds at most one request, or little more.
         """
         size = len(data)
         if self._head >= 0:
@@ -330,8 +334,9 @@ class LimitedHttpProtocol(HttpToolsProtocol):
         self.limits.unread.pop(self, None)
 
     def _watch_unread(self) -> None:
-        """Start a timer if there is unread output: it stays in memory, and keeps even a closed
-        connection open.
+        """Start a timer if there is unread output.
+
+        Unread output stays in memory, and keeps even a closed connection open.
         """
         unread = self.transport.get_write_buffer_size()
         if unread and self._unread_timer is None:

@@ -1,5 +1,4 @@
-"""The gateway's ASGI application: middleware with checks around every request, and a fast path for
-hot routes.
+"""The gateway's ASGI application: middleware that runs checks, and a fast path for hot routes.
 
 A check has two hooks: `before` runs when a request arrives and may reject it, `after` runs once
 when the request has ended, whatever the outcome. Authentication, rate limits, usage, metrics and
@@ -61,8 +60,9 @@ class Check:
 
 
 class RequestMiddleware:
-    """ASGI middleware that gives each request its context, runs the checks, and adds the standard
-    headers.
+    """ASGI middleware that gives each request its context and runs the checks.
+
+    It also adds the standard headers.
 
     Puts the server's own `send` into the scope, for event streams that write past ASGI
     (http/chunked_writer.py).
@@ -189,8 +189,9 @@ class GatewayApp(FastAPI):
             self.add_api_route(path, endpoint, methods=[method], response_model=None, **described)
 
     def openapi(self) -> dict[str, Any]:
-        """Return the OpenAPI document, with the schemas of the bodies that endpoints read
-        themselves.
+        """Return the OpenAPI document.
+
+        It includes the schemas of the bodies that endpoints read themselves.
         """
         if self.openapi_schema is None and self.body_models:
             add_body_schemas(super().openapi(), self.body_models)
@@ -234,8 +235,9 @@ class GatewayApp(FastAPI):
         return RequestMiddleware(app, self._route_of, self._checks, self.exception_handlers)
 
     def _route_of(self, scope: Scope) -> str:
-        """Return the path template of the route that serves a request, empty if no route has its
-        path.
+        """Return the path template of the route that serves a request.
+
+        The template is empty if no route has the request's path.
 
         The decision is that of Starlette's router: the first full match, else the first route for
         another method.
@@ -273,8 +275,9 @@ def _path_template(route: BaseRoute) -> str:
 
 
 def _is_connection_closed(send: Send) -> bool:
-    """Return True if the client's connection is closed: uvloop raises at the next write before its
-    server knows.
+    """Return True if the client's connection is closed.
+
+    uvloop raises at the next write before its server knows.
     """
     transport = getattr(getattr(send, "__self__", None), "transport", None)
     return transport is not None and transport.is_closing()

@@ -1,5 +1,6 @@
-"""Reading and validating request bodies: bounds on size, time and JSON cost, and pydantic's errors
-in OpenAI's words.
+"""Reading and validation of request bodies.
+
+Bodies are bounded in size, time and JSON cost. pydantic's errors are reported in OpenAI's words.
 
 Parsing JSON holds the interpreter's lock, so a thread would not help against a body that is
 expensive to parse. The cost is estimated from the bytes instead: a body over the limit is rejected
@@ -138,8 +139,9 @@ class BodyReader:
             raise RequestTimeoutError(f"The body came too slowly: {size} bytes so far.") from None
 
     def seconds_left(self, elapsed: float, size: int) -> float:
-        """Return the seconds within which more of a body must arrive: what came fast must not buy
-        hours of silence.
+        """Return the seconds within which more of a body must arrive.
+
+        A client that sends the first bytes fast must not gain hours of silence with them.
         """
         slowest = self.timeout + size / MIN_BODY_BYTES_PER_SECOND
         return min(self.timeout, min(slowest, MAX_BODY_TIMEOUT_FACTOR * self.timeout) - elapsed)
@@ -187,8 +189,9 @@ async def _receive_chunk(request: Request) -> tuple[bytes, bool]:
 
 
 async def check_json_size(body: bytes, values: int, characters: int) -> bool:
-    """Check what a body will cost to parse, and return True if it may hold a number that JSON does
-    not have.
+    """Check what a body will cost to parse.
+
+    Return True if the body may hold a number that JSON does not have.
 
     Args:
         body: The JSON.
@@ -211,10 +214,10 @@ async def check_json_size(body: bytes, values: int, characters: int) -> bool:
 
 
 def may_have_non_finite_number(body: bytes) -> bool:
-    """Return True for NaN, Infinity, an exponent of three digits, or 200 digits (of which each
-    tenth is examined).
+    """Return True if the body may hold a number that is not finite.
 
-    `translate` takes a fraction of the time of a regular expression.
+    The signs are NaN, Infinity, an exponent of three digits, and 200 digits (of which each tenth is
+    examined). `translate` takes a fraction of the time of a regular expression.
     """
     # searching a single byte first is much faster than searching the word
     if (b"N" in body and b"NaN" in body) or (b"I" in body and b"Infinity" in body):
@@ -248,7 +251,9 @@ def reject_non_finite_numbers(body: bytes) -> None:
 
 
 async def _check_total_cost(body: bytes, values: int, characters: int) -> None:
-    """Commas, colons and brackets in strings are not values, but are excluded only if the total is
+    """Raise an error if the body has more JSON values or more text than allowed.
+
+    Commas, colons and brackets in strings are not values. They are excluded only if the total is
     over the limit.
     """
     total = text = 0
@@ -265,8 +270,9 @@ async def _check_total_cost(body: bytes, values: int, characters: int) -> None:
 
 
 async def json_cost_outside_strings(body: bytes, limit: int) -> int:
-    """Return the cost of everything outside of strings; some number above `limit` if the cost is
-    above it.
+    """Return the cost of everything outside of strings.
+
+    If the cost is above `limit`, some number above `limit` is returned.
     """
     total = 0
     for piece in _outside_strings(body):
@@ -357,8 +363,9 @@ def _error_code(kind: str) -> str:
 
 
 def _field_path(error: ErrorDetails, value: Any) -> list[str]:
-    """Return the location of an error without the branches of unions, which are not part of the
-    body.
+    """Return the location of an error as the fields of the body that lead to it.
+
+    The branches of unions are left out: they are not part of the body.
     """
     path = []
     absent = error["loc"][-1] if error["type"] == "missing" else None

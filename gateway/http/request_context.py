@@ -123,8 +123,9 @@ class RequestContext:
         self.stage_ended = now
 
     def all_stages(self) -> dict[str, float]:
-        """Return the seconds of each stage, with `upstream` for the engine and `write` for the rest
-        of the overhead.
+        """Return the seconds of each stage.
+
+        `upstream` is the time of the engine, and `write` the rest of the overhead.
         """
         write = self.overhead_seconds - sum(self.stages.values()) - self.detokenize_seconds
         return {**self.stages, "upstream": self.engine_seconds, "detokenise": self.detokenize_seconds, "write": write}
@@ -157,8 +158,9 @@ class RequestContext:
 
 
 def _header_value(sentences: Sequence[str]) -> bytes:
-    """Return the value of a header that holds `sentences`; whatever is not printable ASCII is
-    escaped.
+    """Return the value of a header that holds `sentences`.
+
+    Whatever is not printable ASCII is escaped.
     """
     text = " ".join(sentences)
     printable = "".join(char if char.isprintable() else "?" for char in text)

@@ -55,11 +55,11 @@ def bind(host: str, port: int) -> socket.socket:
 
 
 class DrainingServer(uvicorn.Server):
-    """A server that drains on SIGTERM or Ctrl-C: it accepts no connections, and open streams may
-    end in `drain`.
+    """A server that drains on SIGTERM or Ctrl-C.
 
-    A second signal ends open streams. `run` returns either way, so that the process chooses its
-    exit code; only if closing takes too long after a second signal, the process exits immediately.
+    It accepts no connections from then on, and open streams may end in `drain`. A second signal
+    ends open streams. `run` returns either way, so that the process chooses its exit code; only if
+    closing takes too long after a second signal, the process exits immediately.
     """
 
     def __init__(self, config: uvicorn.Config, on_draining: Callable[[], None]) -> None:

@@ -52,8 +52,9 @@ class EventSource(ABC):
         return
 
     def start_failed(self, error: Exception) -> None:
-        """Handle an error that `start` raised after the response had started; the next call of
-        `next` reports it.
+        """Handle an error that `start` raised after the response had started.
+
+        The next call of `next` reports it.
         """
         raise error
 
@@ -65,8 +66,9 @@ class EventSource(ABC):
         """
 
     def attach(self, writer: ChunkedWriter) -> None:
-        """Allow the source to write to `writer` directly while `next` waits and `writer` is not
-        blocked.
+        """Allow the source to write to `writer` directly.
+
+        It may do so while `next` waits and `writer` is not blocked.
         """
         return
 
@@ -80,8 +82,9 @@ class EventSource(ABC):
 
 
 class DisconnectWatcher:
-    """Listens on `receive` once the body is read, and notifies its current owner when the client
-    disconnects.
+    """A listener on `receive` that notices when the client disconnects.
+
+    It listens once the body is read, and notifies its current owner.
     """
 
     def __init__(self, receive: Receive) -> None:

@@ -104,8 +104,9 @@ class PerSecondLimit:
 
 
 class TraceCheck(ExportingCheck):
-    """Exports a trace of sampled requests, and of requests that failed, missed their objective or
-    failed over.
+    """A check that exports traces of requests.
+
+    It exports sampled requests, and requests that failed, missed their objective or failed over.
 
     Each of the two groups is limited to `settings.per_second`, so that neither clients nor an
     outage can exceed it.

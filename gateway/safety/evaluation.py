@@ -1,5 +1,6 @@
-"""How well filters do on labelled texts: recall, false positives, and characters that leave in
-`hold`.
+"""An evaluation of filters on labelled texts.
+
+It measures recall, false positives, and the characters that leave in mode `hold`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Example:
 
 @dataclass
 class FilterReport:
-    """What one filter did on labelled examples.
+    """The results of one filter on labelled examples.
 
     Attributes:
         found: Of the examples with one of the filter's categories, those in which it found
@@ -75,8 +76,9 @@ class FilterReport:
 
 
 def read_examples(path: Path) -> list[Example]:
-    """Read JSON lines of `{"text": …, "category": …}`; without a category, or with null, a text is
-    clean.
+    """Read JSON lines of `{"text": …, "category": …}`.
+
+    A text without a category, or with null, is clean.
 
     Raises:
         InputError: The file cannot be read, or a line is no such object.
@@ -127,8 +129,9 @@ async def evaluate(
 
 
 def _leaked_characters(rule: RuleFilter, text: str) -> int:
-    """Return how many characters of the first match leave a stream in mode `hold`: 0 unless the
-    guard is wrong.
+    """Return how many characters of the first match leave a stream in mode `hold`.
+
+    The number is 0 unless the guard is wrong.
     """
     span = rule.search(text)
     if span is None:
@@ -192,8 +195,9 @@ async def train_head(
 
 
 def _logistic_regression(vectors: NDArray[np.float64], positive: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Return weights [dimensions + 1] by Newton's method with an L2 penalty; classes weigh the
-    same.
+    """Return the weights of a logistic regression, [dimensions + 1].
+
+    They are found by Newton's method with an L2 penalty. Both classes weigh the same.
     """
     import numpy as np
 

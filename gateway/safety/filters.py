@@ -17,7 +17,7 @@ UNAVAILABLE = "filter_unavailable"
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What a filter found in a text.
+    """A filter's finding in a text.
 
     Attributes:
         filter: The filter's name in the settings.

@@ -1,5 +1,6 @@
-"""Policies: which filters the requests of a tenant meet, what follows from a finding, and how
-findings are recorded.
+"""Policies: the filters that apply to a tenant's requests.
+
+A policy also decides what follows from a finding, and how findings are recorded.
 """
 
 from __future__ import annotations
@@ -51,8 +52,9 @@ class Safety:
             raise ContentPolicyError(finding.category)
 
     def guard(self, caller: Caller) -> StreamGuard | None:
-        """Return the guard of one choice of an answer; None for callers whose answers are not
-        filtered.
+        """Return the guard of one choice of an answer.
+
+        Return None for callers whose answers are not filtered.
         """
         policy = self._policy(caller)
         if not policy.answer:

@@ -88,8 +88,9 @@ class RuleFilter(TextFilter):
         return self._finding
 
     def search(self, text: str, start: int = 0) -> Span | None:
-        """Return the first match in `text` from character `start` on; the character before it
-        counts as context.
+        """Return the first match in `text` from character `start` on.
+
+        The character before `start` counts as context.
         """
         found = self._pattern.search(text, start)
         return Span(*found.span()) if found is not None else None

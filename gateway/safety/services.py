@@ -1,5 +1,6 @@
-"""Filters that ask a model or another server: an embedding model with a trained head, and
-`/v1/moderations`.
+"""Filters that ask a model or another server.
+
+One asks an embedding model and applies a trained head, the other asks `/v1/moderations`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,9 @@ Embed = Callable[[str, Sequence[str]], Awaitable[Any]]
 
 
 class ClassifierHead(NamedTuple):
-    """A logistic regression for each category on a text's vector, as `llmops safety train` writes
-    it.
+    """A logistic regression for each category on a text's vector.
+
+    `llmops safety train` writes it.
 
     Attributes:
         model: The embedding model whose vectors the head was trained on.

@@ -1,11 +1,13 @@
-"""Filters on the text of a running answer: one guard per choice, between the stop strings and the
-parsers.
+"""Filters on the text of a running answer.
+
+One guard per choice stands between the stop strings and the parsers.
 
 Rules are matched as the text arrives. Filters that have to ask a model or a service judge windows
 of text:
 
     hold      [ window 1 ] judged, then released   [ window 2 ] judged, then released   …
-    cut       released at once; the verdict on a window is waited for at most two tokens after the window's end
+    cut       released at once; the verdict on a window is waited for at most two tokens
+              after the window's end
     observe   released at once; verdicts are counted
 """
 
@@ -58,8 +60,9 @@ class WindowStage:
     """A filter that has to be awaited, on a stream of text. Windows overlap by a quarter."""
 
     def __init__(self, judge: TextFilter, mode: StreamMode, window: int, *, fail_open: bool) -> None:
-        """Judge `window` characters at a time; a filter that cannot judge ends the answer unless it
-        may `fail_open`.
+        """Judge `window` characters at a time.
+
+        A filter that cannot judge ends the answer unless it may `fail_open`.
         """
         self._filter, self.mode, self._window, self._fail_open = judge, mode, window, fail_open
         self._pending = self._overlap = ""
@@ -114,8 +117,9 @@ class StreamGuard:
     def __init__(
         self, stages: Sequence[RuleStage | WindowStage], notify: Callable[[Finding, StreamMode], None]
     ) -> None:
-        """Apply `stages` in their order; `notify` is called with each finding and with what is done
-        about it.
+        """Apply `stages` in their order.
+
+        `notify` is called with each finding and with what is done about it.
         """
         self._stages, self._notify = list(stages), notify
         self.finding: Finding | None = None
@@ -123,8 +127,9 @@ class StreamGuard:
         self.waits = any(isinstance(stage, WindowStage) for stage in stages)
 
     def feed(self, text: str, final: bool) -> str:
-        """Return the text that may leave now; only for guards without filters that have to be
-        awaited.
+        """Return the text that may leave now.
+
+        Only for guards without filters that have to be awaited.
         """
         for stage in tuple(self._stages):
             assert isinstance(stage, RuleStage)

@@ -1,3 +1,4 @@
-"""Pydantic models of requests that several layers read, and of the responses that the API reference
-shows.
+"""Pydantic models of requests and responses.
+
+Several layers read the requests, and the API reference shows the responses.
 """

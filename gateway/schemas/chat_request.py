@@ -10,8 +10,9 @@ from llmops.gateway.schemas.request_fields import RequestModel, SamplingFields
 
 
 class ContentPart(RequestModel):
-    """One part of a message: `text`, `refusal`, or an image, audio or file part with fields of its
-    own.
+    """One part of a message.
+
+    It is `text`, `refusal`, or an image, audio or file part with fields of its own.
     """
 
     type: str

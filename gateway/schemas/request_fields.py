@@ -1,5 +1,4 @@
-"""Fields that requests of several APIs share, and the request of text completions, which has little
-else.
+"""Fields that requests of several APIs share, and the request of text completions.
 
 Validation is strict: "1" is not a number and 1 is not a boolean, so wrong types are rejected and
 never guessed. Every optional field accepts null, because clients send it. Unknown fields are kept
@@ -91,8 +90,9 @@ class ResponseFormat(RequestModel):
 
 
 class SamplingFields(RequestModel):
-    """Parameters of sampling and of the end of an answer: OpenAI's fields, then those of vLLM and
-    SGLang.
+    """Parameters of sampling and of the end of an answer.
+
+    OpenAI's fields come first, then those of vLLM and SGLang.
     """
 
     model: str

@@ -1,5 +1,6 @@
-"""The cost of requests by the store's prices, which are kept in memory so that no request waits for
-them.
+"""The cost of requests by the store's prices.
+
+The prices are kept in memory, so that no request waits for them.
 """
 
 from __future__ import annotations
@@ -32,8 +33,9 @@ TENANT_PREFIX = "tenant "
 
 
 class Bill(NamedTuple):
-    """The cost of a request in micro-dollars and the id of its price; (0, None) for a model without
-    a price.
+    """The cost of a request in micro-dollars and the id of its price.
+
+    It is (0, None) for a model without a price.
     """
 
     micros: int
@@ -66,8 +68,9 @@ class Billing:
         await self._store.close()
 
     def bill(self, model: str, usage: Usage, at: datetime | None = None) -> Bill:
-        """Return the cost by the price in force at `at` (default: now), in whole micro-dollars,
-        rounded half up once.
+        """Return the cost by the price in force at `at` (default: now).
+
+        The cost is in whole micro-dollars, rounded half up once.
         """
         price = self._price(model, at or self._now())
         if price is None:
@@ -76,8 +79,9 @@ class Billing:
         return Bill(micros=micros(price, usage), price_id=price.id)
 
     def tariff(self, model: str) -> Callable[[int, int, int], int]:
-        """Return a function from prompt tokens, cached ones among them, and output tokens to
-        micro-dollars.
+        """Return a function from token counts to micro-dollars.
+
+        Its arguments are the prompt tokens, the cached ones among them, and the output tokens.
 
         Raises:
             ModelNotPricedError: The model has no price, so a budget cannot bound it.

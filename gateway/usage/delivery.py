@@ -69,8 +69,9 @@ class UsageDelivery:
         return self._outbox.count - len(self._outbox.damaged)
 
     def lag(self, now: datetime) -> float:
-        """Return the age in seconds of the oldest event that the ledger has not confirmed, 0
-        without one.
+        """Return the age in seconds of the oldest event that the ledger has not confirmed.
+
+        Return 0 if the ledger has confirmed all events.
         """
         oldest = self._outbox.oldest()
         return max((now - oldest).total_seconds(), 0.0) if oldest else 0.0

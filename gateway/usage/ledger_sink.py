@@ -82,11 +82,10 @@ async def _within_timeout(work: Awaitable[Answer]) -> Answer:
 
 
 def write_events(connection: Connection, events: Sequence[UsageEvent]) -> WriteResult:
-    """Write the events that the ledger does not have, and price those without a price by the time
-    of the event.
+    """Write the events that the ledger does not have.
 
-    An event that cannot be billed, or whose tenant, user and key do not belong together, is parked
-    with its reason.
+    Events without a price are priced by the time of the event. An event that cannot be billed, or
+    whose tenant, user and key do not belong together, is parked with its reason.
     """
     unpriced = {event.model for event in events if event.price_id is None}
     prices = {model: list_prices_async(connection, model) for model in sorted(unpriced)}
@@ -134,8 +133,9 @@ def _priced(event: UsageEvent, prices: dict[str, Sequence[Price]]) -> UsageEvent
 
 
 def _record(event: UsageEvent) -> UsageRecord:
-    """Return a row that the tables take, whatever the event holds: a row that they refuse would
-    stop all behind it.
+    """Return a row that the tables take, whatever the event holds.
+
+    A row that the tables refuse would stop all events behind it.
     """
     texts = _bounded_texts(
         event.tenant_id, event.user_id, event.model, event.key_id, event.price_id, event.version, event.replica,
@@ -199,8 +199,9 @@ def _text(name: str, value: str | None) -> str | None:
 
 
 def _store_user_id(tenant: str, user: str) -> str:
-    """Return the store's id of the user; for a name of another system a UUID made from it, always
-    the same.
+    """Return the store's id of the user.
+
+    For a name of another system, it is a UUID made from the name, always the same.
     """
     if not tenant:
         return ANONYMOUS_USER_ID

@@ -40,7 +40,10 @@ _SEPARATOR = "\x1f"
 
 
 class UnfinishedAnswer(NamedTuple):
-    """What an answer had used when its process died. `texts` are those that `open` was called with."""
+    """The usage of an answer whose process died while it ran.
+
+    `texts` are the texts that `open` was called with.
+    """
 
     id: str
     started: datetime
@@ -51,8 +54,9 @@ class UnfinishedAnswer(NamedTuple):
 
 
 class OpenSlots(NamedTuple):
-    """The slots that a dead process left: running answers, events of ended ones, and the number of
-    damaged slots.
+    """The slots that a dead process left.
+
+    They hold running answers and events of ended ones; `damaged` is the number of damaged slots.
     """
 
     unfinished: list[UnfinishedAnswer]
@@ -166,7 +170,11 @@ def read_slots(path: Path) -> OpenSlots:
 
 
 def _read_event(text: bytes) -> EncodedEvent:
-    """Raises ValueError for an event that `AnswerSlot.end` did not write."""
+    """Return the event in a slot.
+
+    Raises:
+        ValueError: `AnswerSlot.end` did not write the event.
+    """
     id_length, body_length, checksum = _EVENT_HEADER.unpack_from(text, _EVENT_OFFSET)
     start = _EVENT_OFFSET + _EVENT_HEADER.size
     body = text[start + id_length : start + id_length + body_length]
@@ -176,7 +184,11 @@ def _read_event(text: bytes) -> EncodedEvent:
 
 
 def _read_answer(numbers: memoryview[int], text: bytes) -> UnfinishedAnswer:
-    """Raises ValueError for numbers that `AnswerSlot.open` and an engine do not write."""
+    """Return the running answer in a slot.
+
+    Raises:
+        ValueError: `AnswerSlot.open` and an engine do not write such numbers.
+    """
     if not (
         numbers[STATE] == OPEN
         and numbers[HIGH] >= 0

@@ -1,5 +1,6 @@
-"""The usage outbox: events that the ledger has not confirmed yet, in one SQLite file of one gateway
-process.
+"""The usage outbox: an SQLite file of events that the ledger has not confirmed yet.
+
+Each gateway process has a file of its own.
 
 Events are added in batches, one transaction each, which does not wait for the disk: SQLite's
 write-ahead log (WAL) is in the system's hands after it, so a killed process loses nothing.
@@ -168,8 +169,9 @@ class UsageOutbox:
         return await self._in_thread(self._read, after, limit)
 
     async def ids(self, until: int, limit: int) -> dict[str, int]:
-        """Return the places of the first events up to the place `until`, at most `limit`, by the
-        events' ids.
+        """Return the places of the first events, by the events' ids.
+
+        At most `limit` events up to the place `until` are returned.
         """
         statement = "SELECT id, place FROM events WHERE place <= ? ORDER BY place LIMIT ?"
         rows = await self._in_thread(_fetch, self._reader, statement, (until, limit + len(self.damaged)))
@@ -227,8 +229,9 @@ class UsageOutbox:
             raise sqlite3.DatabaseError(state.splitlines()[-1])
 
     def _recover_position(self, last: int) -> None:
-        """Compare the events in the file with the position that its process wrote, and report those
-        that are missing.
+        """Compare the events in the file with the position that its process wrote.
+
+        Missing events are reported.
 
         SQLite ends a log silently at the first frame that is not whole.
         """
@@ -267,16 +270,18 @@ class UsageOutbox:
 
 
 def is_machine_error(error: Exception) -> bool:
-    """Return True if the machine lacks something (space, permissions, memory) and the file may be
-    whole.
+    """Return True if the machine lacks something (space, permissions, memory).
+
+    The file may be whole then.
     """
     code = getattr(error, "sqlite_errorcode", None)
     return code is not None and code & 0xFF in _MACHINE_ERRORS
 
 
 def salvage_events(folder: Path) -> Iterator[EncodedEvent]:
-    """Yield the events that can be read from a damaged outbox: from its start and from its end up
-    to the damage.
+    """Yield the events that can be read from a damaged outbox.
+
+    They are read from its start and from its end, up to the damage.
     """
     last = 0
     for condition in ("place > ? ORDER BY place", "place > ? ORDER BY place DESC"):

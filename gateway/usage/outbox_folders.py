@@ -57,8 +57,9 @@ class FolderLock:
 
 
 def keep_damaged(file: Path) -> Path:
-    """Copy a damaged file beside its folder, where it outlives the folder, and return the path of
-    the copy.
+    """Copy a damaged file beside its folder, and return the path of the copy.
+
+    There the copy outlives the folder.
     """
     kept = file.parent.with_name(f"{_DAMAGED}{file.parent.name}-{file.name}-{secrets.token_hex(4)}")
     shutil.copy(file, kept)

@@ -1,5 +1,6 @@
-"""Requests become events: counted in a memory-mapped slot while they run, written to the outbox in
-batches.
+"""The writer that turns requests into usage events.
+
+Requests are counted in a memory-mapped slot while they run, and written to the outbox in batches.
 
 An ended request's event is in its slot before the last bytes of the answer go out, where it
 survives a killed process; `flush` writes the events of many requests to the outbox in one
@@ -54,9 +55,10 @@ class OutboxWriter:
     def __init__(
         self, folder: Path, outbox: UsageOutbox, prices: Prices, now: Callable[[], datetime] = utc_now
     ) -> None:
-        """Raises OSError if there is no room for the slots.
+        """Create the slots. The folder's name becomes the events' gateway id.
 
-        The folder's name becomes the events' gateway id.
+        Raises:
+            OSError: The disk has no room for the slots.
         """
         self.gateway_id, self.next_seq = folder.name, 0
         self.prices, self.now, self.trouble = prices, now, ""
@@ -123,8 +125,9 @@ class OutboxWriter:
 
 
 def recover_open_answers(folder: Path, outbox: UsageOutbox, prices: Prices) -> None:
-    """Add the events in the slots that a dead process left in `folder` to `outbox`, and delete the
-    slots.
+    """Add the events in the slots that a dead process left in `folder` to `outbox`.
+
+    The slots are deleted.
 
     Running answers are events of a new gateway id: the numbers of the dead gateway may have been
     given to events that its outbox has lost.

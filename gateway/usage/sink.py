@@ -50,14 +50,15 @@ class Prices(Protocol):
     """An interface to the cost of tokens."""
 
     def bill(self, model: str, usage: Usage, at: datetime) -> tuple[int, str | None]:
-        """Return micro-dollars by the price in force at `at`, and its id; (0, None) without a
-        price.
+        """Return the cost in micro-dollars by the price in force at `at`, and the price's id.
+
+        Return (0, None) if the model has no price.
         """
         ...
 
 
 class NoPrices:
-    """No prices: the ledger, which knows those of every time, prices the events."""
+    """A source without prices: the ledger, which knows all prices, prices the events."""
 
     def bill(self, model: str, usage: Usage, at: datetime) -> tuple[int, str | None]:
         return 0, None

@@ -310,8 +310,9 @@ def _create_sink(settings: GatewaySettings, store: str) -> UsageSink:
 
 
 def _root(settings: GatewaySettings, store: str) -> Path:
-    """Return the folder of the outboxes for one store, whatever its password: events of one never
-    go to another.
+    """Return the folder of the outboxes for one store.
+
+    It does not depend on the store's password. Events of one store never go to another.
     """
     root = settings.usage.outbox or cache_dir() / "usage"
     scheme, _, rest = store.partition("://")

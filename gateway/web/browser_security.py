@@ -25,8 +25,9 @@ _SAME_ORIGIN = (b"same-origin", b"none")
 
 
 class OriginCheck(Check):
-    """Rejects requests of other origins, and turns the cookie of the page into an `Authorization`
-    header.
+    """A check that rejects requests of other origins.
+
+    It also turns the cookie of the page into an `Authorization` header.
     """
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
@@ -53,8 +54,9 @@ class OriginCheck(Check):
 
 
 class TrustedHostCheck(Check):
-    """Rejects callers without an account who reach the gateway by a host name that it does not
-    know.
+    """A check that rejects unknown host names from callers without an account.
+
+    Such a caller must reach the gateway by a host name that the gateway knows.
     """
 
     def __init__(self, hosts: list[str]) -> None:

@@ -64,8 +64,9 @@ def add_chat_page(app: FastAPI) -> None:
 
 
 async def root(request: Request) -> Response:
-    """Return the page to browsers, and JSON to clients such as Claude Code that only test the
-    connection.
+    """Return the page to browsers, and JSON to other clients.
+
+    Clients such as Claude Code only test the connection.
     """
     if "text/html" not in request.headers.get("accept", ""):
         return JSONResponse({"service": "llmops gateway", "documentation": "/docs"})

@@ -2,7 +2,7 @@
 
 The prefix cache finds a prompt from its first token on, so one such block in front of 20,000 tokens
 of instructions and tools makes every session read all of them again. Only what is listed here is
-left out, by client and version; a block that nobody has looked at stays in the prompt.
+left out, by client and version; a block that is not listed stays in the prompt.
 """
 
 from __future__ import annotations
