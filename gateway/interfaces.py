@@ -361,14 +361,13 @@ class TokenBatch(NamedTuple):
         sequence: The sequence, 0 to n-1.
         tokens: The tokens.
         logprobs: The natural logarithm of each token's probability, if requested.
-        anew: True if the sequence starts again, for `whole` requests only: earlier tokens do not
-            count.
         tops: The alternatives of each token, if requested.
     """
 
     sequence: int
     tokens: Sequence[int]
     logprobs: Sequence[float] | None = None
+    # the sequence starts again and its earlier tokens do not count; only for `whole` requests
     anew: bool = False
     tops: Sequence[TopLogprobs] | None = None
 

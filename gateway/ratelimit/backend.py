@@ -1,4 +1,4 @@
-"""Who keeps what callers used."""
+"""The interface of the backends that keep the state of limits: memory and Redis."""
 
 from __future__ import annotations
 
@@ -9,12 +9,18 @@ from typing import NamedTuple
 from llmops.gateway.ratelimit.buckets import Decision, Limit, LimitRequest, Settlement
 from llmops.tuples import namedtuple_factory
 
-# Seconds for which a process that is not heard of keeps what it holds.
+#: Seconds after which a process without a sign of life loses the slots and money that it holds.
 LEASE_TIMEOUT = 15.0
 
 
 class ReserveResult(NamedTuple):
-    """A decision, by the limiter that must hear how it ended, and the bounds as they were there."""
+    """The result of a reservation.
+
+    Attributes:
+        decision: The decision.
+        bounds: The limits as the deciding limiter had them.
+        by: The limiter that decided. The reservation must be settled there.
+    """
 
     decision: Decision
     bounds: Sequence[Limit]
@@ -25,29 +31,45 @@ make_reserve_result = namedtuple_factory(ReserveResult)
 
 
 class Limiter(ABC):
-    """Reserves in all or in none, for everybody who keeps the same things."""
+    """A store of limits that grants a reservation in all of its limits or in none.
 
-    #: Changes when what was spent may have been lost: budgets ask the ledger again.
+    All gateways that use the same store share the limits.
+    """
+
+    #: Changes when the record of spending may be lost. Budgets then ask the ledger again.
     generation = 0
 
     async def start(self) -> None:
-        """Connect, where there is something to connect to; without it the first reservation does."""
+        """Connect to the backend, if it has a server.
+
+        Without this call, the first reservation connects.
+        """
         return
 
     @abstractmethod
     async def reserve(self, bounds: Sequence[Limit], asks: Sequence[LimitRequest]) -> ReserveResult:
-        """An ask of each bound. No two bounds have one name."""
+        """Reserve `asks`, one for each of `bounds`, or nothing.
+
+        No two bounds may have the same name.
+        """
 
     @abstractmethod
     def settle(self, bounds: Sequence[Limit], change: Settlement) -> None:
-        """Of each of them. At once, or soon: never waits and never raises."""
+        """Apply `change` to each of `bounds`, at once or soon. Never waits and never raises."""
 
     @abstractmethod
     def spent(self, bound: Limit, at_least: int) -> None:
-        """What the ledger knows of its period: restarts refill nothing."""
+        """Record that the ledger knows `at_least` micro-dollars to be spent in the bound's period.
+
+        A restart then does not refill the budget.
+        """
 
     def beat(self) -> None:
-        """About once a second while something is held, or it is taken for lost (`LEASE_TIMEOUT`)."""
+        """Renew the lease on what this process holds.
+
+        Called about once a second while something is held. After `LEASE_TIMEOUT` without a call it
+        is taken for lost.
+        """
         return
 
     async def close(self) -> None:

@@ -1,9 +1,9 @@
-"""The arithmetic of limits: pure functions of what is kept and of a clock that is handed in.
+"""The arithmetic of limits: pure functions of stored state and a clock that is passed in.
 
-Of each quota one record is kept: its two rates, and what was spent of its money in this period. A
-rate is a token bucket: it holds its limit, is full at first, and refills by as much a minute
-without steps; what an answer used beyond its reservation puts it into debt. Places, and money until
-its cost is known, are held by open requests: how much, each process says for its own.
+One record is kept for each quota: its two rates, and the money spent in this period. A rate is a
+token bucket: it holds its limit, is full at first, and refills continuously by its limit each
+minute; usage beyond a reservation puts it into debt. Slots (`places`), and money until its cost is
+known, are held by open requests: each process reports how much it holds.
 """
 
 from __future__ import annotations
@@ -14,25 +14,36 @@ from typing import NamedTuple
 from llmops.tuples import namedtuple_factory
 
 MINUTE = 60.0
-# Seconds after which a place may be free: nobody knows when an answer ends.
+#: Seconds after which a client that found no free slot should retry. The end of an answer cannot be
+#: predicted, so the value is a guess.
 SLOT_RETRY_DELAY = 1.0
-# Seconds: what no time on this scale brings back.
+#: Seconds that stand for a wait that does not help, such as for a budget that is used up.
 NO_WAIT_HELPS = 1e9
-# Of a clock that goes back by more than this, what is kept is dated anew; less is two processes
-# that ask at once.
+#: Seconds by which a clock may go back before records get a new timestamp. Smaller steps occur when
+#: two processes ask at once.
 MAX_CLOCK_STEP = 1.0
-# A client that waits exactly as long as it was told must not fail by a bit of a float.
+#: Amount by which a bucket may fall short, so that rounding does not reject a client that waited
+#: exactly as long as Retry-After said.
 TOLERANCE = 1e-6
-# A limit that nothing comes near, and which is full again at once: what is not limited needs no
-# case of its own.
+#: A limit that no usage reaches and that refills at once, so that the absence of a limit is no case
+#: of its own.
 UNLIMITED = 1e300
 
 
 class Limit:
-    """What a quota allows of each thing.
+    """The limits of one quota on requests, tokens, slots and money.
 
-    Its record is kept under `name`; what was spent before `period` (the number of a day) does not
-    count in it.
+    Its record is kept under `name`. Money that was spent before `period` (the number of a day) does
+    not count.
+
+    Attributes:
+        name: The key of the record.
+        requests: Requests per minute.
+        tokens: Tokens per minute.
+        places: Requests that may be open at once.
+        money: Micro-dollars per period.
+        period: The first day of the period, as a proleptic Gregorian ordinal.
+        holds: True if open requests hold something that is given back: slots or money.
     """
 
     __slots__ = ("holds", "money", "name", "period", "places", "requests", "tokens")
@@ -52,10 +63,11 @@ class Limit:
         self.holds = places < UNLIMITED or money < UNLIMITED
 
     def share(self, parts: int) -> Limit:
-        """Return the share of one of `parts` gateways that do not hear of each other.
+        """Return the share of one of `parts` gateways that do not communicate.
 
-        A share of less than one request is a bucket that gives one as debt, so that all shares
-        together are the limit. Money is not divided: only its rest may be, which the caller knows.
+        A share of less than one request is a bucket that gives one request as debt, so that all
+        shares together are the limit. Money is not divided: only the rest of a budget can be, and
+        the caller knows the rest.
         """
         requests, tokens = (limit if limit == UNLIMITED else limit / parts for limit in (self.requests, self.tokens))
         places = self.places if self.places == UNLIMITED else max(self.places // parts, 1)
@@ -63,7 +75,10 @@ class Limit:
 
 
 class LimitRequest(NamedTuple):
-    """What one request asks of a quota; of `money` also less will do, down to `least`."""
+    """The amounts that one request asks of a quota.
+
+    For `money`, any amount from `least` up to `money` is enough.
+    """
 
     requests: int = 0
     tokens: int = 0
@@ -73,8 +88,14 @@ class LimitRequest(NamedTuple):
 
 
 class Settlement(NamedTuple):
-    """What a reservation turned out to be: so much more is used (`requests`, `tokens`) and held
-    (`places`, `money`), where it is less negative; and so much is `spent`.
+    """The change that settles a reservation.
+
+    Attributes:
+        requests: Requests used beyond the reservation; negative if fewer were used.
+        tokens: Tokens used beyond the reservation; negative if fewer were used.
+        places: Slots held in addition; negative for slots given back.
+        money: Micro-dollars held in addition; negative for money given back.
+        spent: Micro-dollars spent.
     """
 
     requests: int = 0
@@ -86,11 +107,12 @@ class Settlement(NamedTuple):
 
 make_limit_request, make_settlement = namedtuple_factory(LimitRequest), namedtuple_factory(Settlement)
 
-# what was settled and not yet written: by name the last bound, and the sum of its changes
+#: Settlements that are not written yet: by a limit's name, the last limit and the sum of its changes.
 PendingSettlements = dict[str, tuple[Limit, Settlement]]
 
 
 def add_settlement(sums: PendingSettlements, bound: Limit, change: Settlement) -> None:
+    """Add `change` to the pending settlement of `bound`."""
     name = bound.name
     if name in sums:
         requests, tokens, places, money, spent = sums[name][1]
@@ -99,15 +121,15 @@ def add_settlement(sums: PendingSettlements, bound: Limit, change: Settlement) -
     sums[name] = bound, change
 
 
-# requests and tokens at `stamp` (seconds of any clock; negative in debt), and what was spent in
-# `period`
+#: The record of a limit: stamp, requests, tokens, spent, period. `stamp` is in seconds of any clock,
+#: requests and tokens are the levels at that time (negative in debt), `spent` is in micro-dollars.
 BucketState = tuple[float, float, float, float, float]
-# requests, tokens, places and money that a quota has left
+#: The requests, tokens, slots and money that a quota has left.
 Remaining = tuple[float, float, float, float]
 
 
 def advance_bucket(record: BucketState, bound: Limit, now: float) -> BucketState:
-    """What has become of it by now, and of when that is."""
+    """Return the record as it is at `now`: refilled, and in the bound's current period."""
     stamp, requests, tokens, spent, period = record
     if now >= stamp:
         minutes = (now - stamp) / MINUTE
@@ -126,12 +148,14 @@ def advance_bucket(record: BucketState, bound: Limit, now: float) -> BucketState
 
 
 class Decision(NamedTuple):
-    """All that was asked, or nothing.
+    """The outcome of a reservation: all that was asked, or nothing.
 
-    `left`: what each bound has then; `money`: how much of each was taken.
-
-    `lacking` is the bound that takes longest, for want of `of` (requests, tokens, places or money),
-    None where all is given; `wait` the seconds until then, exact for a rate.
+    Attributes:
+        left: The amounts that each limit has left afterwards.
+        money: The micro-dollars taken from each limit.
+        lacking: The index of the limit with the longest wait, None if the request is granted.
+        of: The amount that is lacking: requests, tokens, places or money.
+        wait: Seconds until the amount is available; exact for a rate.
     """
 
     left: Sequence[Remaining]
@@ -142,7 +166,10 @@ class Decision(NamedTuple):
 
 
 def decide(bounds: Sequence[Limit], asks: Sequence[LimitRequest], left: Sequence[Remaining]) -> Decision:
-    """`asks`: of each bound; all ask for the same money."""
+    """Decide whether `left` covers `asks`, one for each of `bounds`.
+
+    All asks must name the same money.
+    """
     after = []
     for at, (requests, tokens, places, money) in enumerate(left):
         asked, counted, opened, held, _ = asks[at]
@@ -156,13 +183,16 @@ make_decision = namedtuple_factory(Decision)
 
 
 def _decide_short(bounds: Sequence[Limit], asks: Sequence[LimitRequest], left: Sequence[Remaining]) -> Decision:
-    """The same where something is not there in full."""
+    """Decide a request that cannot be granted in full.
+
+    The request is granted if only money is short and at least `least` of it is left.
+    """
     waits = [
         (wait, at, of)
         for at, each in enumerate(zip(bounds, asks, left, strict=True))
         for of, wait in zip(LimitRequest._fields, _waits(*each), strict=False)
     ]
-    wait, lacking, of = max(waits, key=lambda one: one[0])
+    wait, lacking, of = max(waits, key=lambda entry: entry[0])
     if wait > 0:
         return Decision(left, 0, lacking, of, wait)
     money = asks[0].money
@@ -176,7 +206,7 @@ def _decide_short(bounds: Sequence[Limit], asks: Sequence[LimitRequest], left: S
 
 
 def _waits(bound: Limit, ask: LimitRequest, left: Remaining) -> tuple[float, float, float, float]:
-    """Seconds until each can be given; 0 now, and for what is not asked."""
+    """Return the seconds until each amount is available; 0 if available now or not asked."""
     requests, tokens, places, money = left
     return (
         _seconds_until(ask.requests, requests, bound.requests),
@@ -187,6 +217,9 @@ def _waits(bound: Limit, ask: LimitRequest, left: Remaining) -> tuple[float, flo
 
 
 def _seconds_until(amount: int, level: float, limit: float) -> float:
-    """More than a bucket holds is given by a full one, as debt."""
+    """Return the seconds until a bucket at `level` grants `amount`.
+
+    An amount above `limit` is granted by a full bucket, as debt.
+    """
     missing = min(amount, limit) - level
     return missing * MINUTE / limit if amount and missing > TOLERANCE else 0.0

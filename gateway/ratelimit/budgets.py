@@ -1,5 +1,7 @@
-"""Money: what a caller's period has cost is the ledger's to say; between two looks, what was
-settled here counts.
+"""Budgets: limits on the money that callers spend in a period.
+
+The ledger is the source of a caller's spending. Between two queries of the ledger, the usage
+settled in this process is added.
 """
 
 from __future__ import annotations
@@ -18,50 +20,61 @@ from llmops.gateway.ratelimit.buckets import Limit
 
 log = logging.getLogger(__name__)
 
-# seconds between two looks at the ledger
+#: Seconds between two queries of the ledger for one budget.
 LEDGER_INTERVAL = 30.0
+#: Budgets whose last query is remembered. Beyond this all are forgotten and queried again.
 _MAX_BUDGETS = 10_000
 
 
-# of tokens of the prompt, those of them from a cache, and tokens of the answer; must not fall as
-# they grow
+#: The cost in micro-dollars of prompt tokens, of the cached ones among them, and of output tokens. It
+#: must not fall as the numbers grow.
 Tariff = Callable[[int, int, int], int]
 
 
 class CostSource(Protocol):
-    """What tokens cost and what was spent, in micro-dollars."""
+    """The source of prices and of spending, in micro-dollars."""
 
     def tariff(self, model: str) -> Tariff:
-        """What usage of it costs now.
+        """Return the function that computes the cost of a model's usage now.
 
-        Raises ApiError where that is not known: a budget would not bound it.
+        Raises:
+            ApiError: The price is not known, so a budget would not bound the model.
         """
         ...
 
     async def spent(self, of: str, since: datetime) -> int:
-        """What `Quota.of` has spent, as the ledger knows it now. May raise when it is away."""
+        """Return the micro-dollars that the owner `of` has spent since `since`.
+
+        The ledger reports them, and `of` is a `Quota.of`. Any exception may be raised when the
+        ledger is unavailable.
+        """
         ...
 
 
 class Budgets:
-    """Which period it is for which budget; each is known before the first request that it bounds."""
+    """The current period of each budget, and its spending as the ledger knows it.
+
+    The ledger is asked for a budget before the first request that the budget bounds.
+    """
 
     def __init__(
         self, limiter: Limiter, costs: CostSource, now: Callable[[], datetime], clock: Callable[[], float]
     ) -> None:
         self._limiter, self._costs, self._now, self._clock = limiter, costs, now, clock
         self.tariff = costs.tariff
-        # the period of each name, and when the ledger was asked for it
+        # by the name of a bound: its period, and the time of the last query for it
         self._looked: dict[str, tuple[int, float]] = {}
         self._generation = limiter.generation
-        # looks that are under way, and what was settled meanwhile, which they may not have seen
+        # running queries, and the costs settled meanwhile, which the queries may not include
         self._looking = 0
         self._settled: Counter[str] = Counter()
         self._looks: set[asyncio.Task[None]] = set()
 
     async def known(self, budgets: Sequence[tuple[Quota, Limit]]) -> float:
-        """Their bounds are of the period that is now, of which the ledger has been asked; the
-        clock's time until when that is enough.
+        """Set the bounds of `budgets` to the current period, and ask the ledger about new periods.
+
+        Returns:
+            The time of the clock until which the result is valid.
         """
         until = inf
         if self._generation != self._limiter.generation:
@@ -83,6 +96,7 @@ class Budgets:
         return until
 
     def settled(self, budgets: Sequence[tuple[Quota, Limit]], micros: int) -> None:
+        """Add the cost of a settled request, in case a running query does not include it."""
         if self._looking:
             self._settled.update({bound.name: micros for _, bound in budgets})
 
@@ -98,12 +112,15 @@ class Budgets:
         look.add_done_callback(self._looks.discard)
 
     async def _look(self, quota: Quota, bound: Limit, since: datetime) -> None:
-        """A ledger that is away stops nobody: what is known goes on to count."""
+        """Ask the ledger for the spending of one budget.
+
+        If the ledger is unavailable, requests go on, and the last known spending is used.
+        """
         asked, before = self._clock(), self._settled[bound.name]
         self._looking += 1
         try:
             spent = await self._costs.spent(quota.of, since)
-        except Exception as error:  # noqa: BLE001  whatever it is made of
+        except Exception as error:  # noqa: BLE001  the source is a plugin
             log.warning("What %s has spent cannot be read (%s); it is counted here until it can.", quota.of, error)
         else:
             if bound.period == since.toordinal():

@@ -1,4 +1,4 @@
-"""The bodies of requests that are not over, of which no client can hold all that there is room for."""
+"""A bound on the buffered bodies of open requests, shared fairly among clients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from llmops.gateway.ratelimit.fairness import FairShares
 
 
 class BufferedBytes(Check):
-    """Those of one gateway worker.
+    """A check that bounds the bytes of request bodies in one gateway worker.
 
-    One half of the bytes is anybody's; of the other nobody gets all.
+    Half of the bytes can be taken by any client. No client can take all of the other half.
     """
 
     def __init__(self, most: int) -> None:
@@ -21,13 +21,16 @@ class BufferedBytes(Check):
 
     @property
     def held(self) -> int:
-        """Bytes."""
+        """Return the bytes of all open requests."""
         return self._bytes.taken
 
     def take(self, size: int, context: RequestContext) -> None:
-        """So many more bytes of the request.
+        """Count `size` more bytes of the request.
 
-        Raises UnavailableError; a request alone is never too large.
+        A request that is alone is never too large.
+
+        Raises:
+            UnavailableError: The gateway holds as many bytes as it may, in total or of this client.
         """
         held = self._bytes
         held.free = self._free if held.taken > context.buffered_bytes else context.buffered_bytes + size

@@ -1,4 +1,4 @@
-"""Places of which no client can take all."""
+"""A pool of slots that is shared fairly, so that no client can take all of them."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from functools import lru_cache
 
 
 class FairShares:
-    """Nobody may have more places than are left: of all, one address gets half, two get a third
-    each, and who comes new finds some. Within an address, the same goes for its keys.
+    """A pool of slots in which a client may hold no more slots than it leaves free.
 
-    Before them come `free` places that are anybody's; what one has of them counts once others wait
-    behind them.
+    A single address gets half of the slots, two addresses get a third each, and a new address
+    always finds some free. Within an address, the same rule applies to its keys.
+
+    The pool has another `free` slots that any client can take first. Free slots that
+    a client holds count against it once slots beyond the free ones are in use.
     """
 
     def __init__(self, places: int, free: int = 0) -> None:
@@ -21,9 +23,11 @@ class FairShares:
         self._taken: defaultdict[str, int] = defaultdict(int)
 
     def take(self, share: str, count: int = 1) -> bool:
-        """`count` places for `share`, as a Caller has it: an address, or `address/key`.
+        """Take `count` slots for `share`, and return True if they were free.
 
-        False when there are none.
+        Args:
+            share: A client, in the form of `Caller.share`: an address, or `address/key`.
+            count: The number of slots.
         """
         levels = _levels(share)
         if self.taken + count > self.free and not self._has_room(levels, count):

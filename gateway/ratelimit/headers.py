@@ -1,4 +1,4 @@
-"""What clients are told of their limits, in OpenAI's terms and in Anthropic's."""
+"""Response headers that describe a client's limits, in OpenAI's format and in Anthropic's."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from math import inf
 from llmops.gateway.ratelimit.buckets import MINUTE, UNLIMITED, Limit, Remaining
 
 Headers = list[tuple[bytes, bytes]]
-# of what ("requests" or "tokens"), its limit, and what is left
+#: The limited quantity ("requests" or "tokens"), its limit, and the amount left.
 Level = tuple[str, float, float]
 
 
 def tightest_levels(bounds: Sequence[Limit], left: Sequence[Remaining]) -> list[Level]:
-    """Of several limits on one thing, that of which the least is left."""
+    """Return the tightest limit on requests and on tokens: the one with the least left."""
     requests = tokens = UNLIMITED
     few = little = inf
     for at, bound in enumerate(bounds):
@@ -24,20 +24,20 @@ def tightest_levels(bounds: Sequence[Limit], left: Sequence[Remaining]) -> list[
             few, requests = some, bound.requests
         if more < little or (more == little and bound.tokens < tokens):
             little, tokens = more, bound.tokens
-    found = []
+    levels = []
     if requests < UNLIMITED:
-        found.append(("requests", requests, few))
+        levels.append(("requests", requests, few))
     if tokens < UNLIMITED:
-        found.append(("tokens", tokens, little))
-    return found
+        levels.append(("tokens", tokens, little))
+    return levels
 
 
 def openai_headers(levels: Iterable[Level]) -> Headers:
     headers: Headers = []
     for of, limit, left in levels:
-        told, remaining, reset = _openai_header_names(of, limit)
+        limit_header, remaining, reset = _openai_header_names(of, limit)
         rest = b"%d" % int(left) if left > 0 else b"0"
-        headers += told, (remaining, rest), (reset, format_duration(_seconds_until_full(limit, left)).encode())
+        headers += limit_header, (remaining, rest), (reset, format_duration(_seconds_until_full(limit, left)).encode())
     return headers
 
 
@@ -56,18 +56,18 @@ def anthropic_headers(levels: Iterable[Level], now: datetime) -> Headers:
 
 @lru_cache(maxsize=1024)
 def _openai_header_names(of: str, limit: float) -> tuple[tuple[bytes, bytes], bytes, bytes]:
-    """The header that says the limit, and the names of the other two."""
+    """Return the complete limit header, and the names of the remaining and reset headers."""
     limit_of, remaining, reset = (f"x-ratelimit-{what}-{of}".encode() for what in ("limit", "remaining", "reset"))
     return (limit_of, b"%d" % limit), remaining, reset
 
 
 def _seconds_until_full(limit: float, left: float) -> float:
-    """Seconds."""
+    """Return the seconds until a bucket is full again."""
     return (limit - left) * MINUTE / limit if left < limit else 0.0
 
 
 def format_duration(seconds: float) -> str:
-    """As OpenAI writes it: `17ms`, `1.5s`, `6m0s`."""
+    """Format seconds like OpenAI: `17ms`, `1.5s`, `6m0s`."""
     thousandths = round(seconds * 1000)
     if thousandths < 1000:
         return f"{thousandths}ms"

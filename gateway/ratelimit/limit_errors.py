@@ -1,4 +1,4 @@
-"""What a caller is told who may not."""
+"""The errors that a client gets when it exceeds a limit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,16 @@ def too_many_open_requests(quota: Quota, limit: float, wait: float) -> RateLimit
 
 
 def rate_exceeded(quota: Quota, of: str, limit: float, left: float, amount: int, wait: float) -> RateLimitError:
-    """`of`: requests or tokens; `wait`: seconds until they are there."""
+    """Return the error for a rate limit that is exceeded.
+
+    Args:
+        quota: The quota.
+        of: The limited quantity: requests or tokens.
+        limit: The limit per minute.
+        left: The amount left.
+        amount: The amount that the request needs.
+        wait: Seconds until the amount is available.
+    """
     kind = RateLimitError if of == "requests" else TokenRateLimitError
     needs = f"limit {limit:,.0f}, left {max(int(left), 0):,}, needed {amount:,}"
     return kind(
@@ -38,7 +47,7 @@ def rate_exceeded(quota: Quota, of: str, limit: float, left: float, amount: int,
 
 
 def request_exceeds_limit(quota: Quota, prompt: int, most: int) -> TokenRateLimitError:
-    """What no wait would let through."""
+    """Return the error for a request that is larger than its limit: no wait would help."""
     asked = f"{prompt:,} in the prompt" + (f" and up to {most:,} in the answer" if most else "")
     shorter = "ask for a shorter answer" if most and quota.tpm is not None and prompt < quota.tpm else "shorten it"
     return TokenRateLimitError(

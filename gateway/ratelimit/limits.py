@@ -1,4 +1,4 @@
-"""What a request meets: its quotas become reservations, and its end makes them what it really used."""
+"""Quota reservations: made when a request starts, settled with its real usage when it ends."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from llmops.gateway.ratelimit.output_length import OutputLengthEstimate
 from llmops.gateway.ratelimit.quotas import ENTRY_REQUEST, CallerLimits, ModelLimits
 from llmops.gateway.ratelimit.rejection_cache import RejectionCache
 
-# Seconds between two looks at answers that grow, and between two signs of life.
+#: Seconds between two updates of growing reservations, and between two renewals of the lease.
 GROWTH_INTERVAL = 0.5
-# Seconds for which a caller with too many open requests is not counted again: one of them may end
-# at any time.
+#: Seconds for which a caller with too many open requests is rejected without asking the limiter.
+#: Short, because a request may end at any time.
 SLOT_REJECTION_TIME = 0.1
-# what an answer that nothing cut short ends with
+#: The finish reasons of answers that were not cut short.
 _NATURAL_FINISH_REASONS = frozenset({"stop", "tool_calls"})
 _ENTRY_DIMENSIONS = frozenset({"requests", "places"})
 _EMPTY_SCOPE: Scope = {"path": "", "headers": ()}
 
 
 class RateLimits:
-    """All limits of this process."""
+    """The rate limits and budgets of this process, with all open reservations."""
 
     def __init__(
         self,
@@ -48,20 +48,21 @@ class RateLimits:
         clock: Callable[[], float] = monotonic,
         now: Callable[[], datetime] = utc_now,
     ) -> None:
-        """Without `costs` budgets bound nothing."""
+        """Create the limits. Without `costs`, budgets are not enforced."""
         self.limiter, self.clock, self.now = limiter, clock, now
         self.budgets = Budgets(limiter, costs, now, clock) if costs is not None else None
         self.expected, self.refused = OutputLengthEstimate(), RejectionCache()
-        # requests that have not asked for their entry yet, whosever they are
+        # open requests of all callers whose entry is not reserved yet
         self.waiting = 0
         self.open: set[Reservation] = set()
         self._timer: asyncio.TimerHandle | None = None
 
     def ticket(self, plan: CallerLimits, scope: Scope = _EMPTY_SCOPE) -> Reservation:
-        """For one request."""
+        """Create the reservation of one request."""
         return Reservation(self, plan, scope)
 
     def watch(self, ticket: Reservation) -> None:
+        """Extend the reservation while its answer grows, and renew its lease."""
         self.open.add(ticket)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(GROWTH_INTERVAL, self._tick)
@@ -81,9 +82,9 @@ class RateLimits:
 
 
 class ReservedAmounts:
-    """What a request has of each of its `bounds` at one limiter.
+    """The amounts that a request has reserved in each of `bounds` at one limiter.
 
-    `tokens` is None for one that was asked for none.
+    `tokens` is None if no tokens were requested.
     """
 
     __slots__ = ("bounds", "by", "money", "places", "tokens")
@@ -94,8 +95,10 @@ class ReservedAmounts:
 
 
 class Reservation(QuotaReservation):
-    """Of one request: `enter`, then `tokens` as soon as its prompt is counted, then `close`,
-    however it ended.
+    """The reservation of one request in all of its caller's quotas.
+
+    Call `enter`, then `tokens` as soon as the prompt is counted, then `close`, however the request
+    ended.
     """
 
     __slots__ = (
@@ -106,20 +109,23 @@ class Reservation(QuotaReservation):
     def __init__(self, gate: RateLimits, plan: CallerLimits, scope: Scope) -> None:
         self._gate, self._plan, self._scope = gate, plan, scope
         self._taken: list[ReservedAmounts] = []
-        # what its limiter said last
+        # the last result of the limiter
         self._seen: ReserveResult | None = None
-        # its entry is still to be asked for, or owed by a request that ends before it asks
+        # True until the entry is reserved; a request that ends before is charged for it
         self._owes = False
         self._usage: Callable[[], Usage] | None = None
-        # what its money was reserved by, and is settled by
+        # the tariff by which money was reserved and is settled
         self._tariff: Tariff | None = None
         self._model, self._answers, self._bounded = "", 1, True
         self._closed = False
 
     async def enter(self) -> None:
-        """A request more, and one more at once; together with its tokens where there is much room.
+        """Reserve one request and one slot.
 
-        Raises RateLimitError.
+        If much of both is left, this is postponed and done together with the tokens, in one step.
+
+        Raises:
+            RateLimitError: A limit is reached.
         """
         gate, plan = self._gate, self._plan
         if plan.whose in gate.refused:
@@ -144,7 +150,7 @@ class Reservation(QuotaReservation):
         money = least = 0
         if self._plan.budgets and self._gate.budgets is not None:
             self._tariff = tariff = self._gate.budgets.tariff(model)
-            # of the longest answer, and of the shortest
+            # the costs of the longest answer and of the shortest
             money, least = tariff(prompt, 0, most), tariff(prompt, 0, min(most, answers))
             plan, generation = self._plan, self._gate.limiter.generation
             if money and (plan.fresh <= self._gate.clock() or plan.generation != generation):
@@ -174,14 +180,14 @@ class Reservation(QuotaReservation):
         return anthropic_headers(levels, self._gate.now()) if is_anthropic(self._scope) else openai_headers(levels)
 
     def extend(self) -> None:
-        """What the answer has beyond its reservation is owed at once, not at its end."""
+        """Settle the tokens beyond the reservation now, not only at the end of the answer."""
         if self._usage is None or self._bounded:
             return
         total = _total_tokens(self._usage())
-        for one in self._taken:
-            if one.tokens is not None and total > one.tokens:
-                one.by.settle(one.bounds, Settlement(tokens=total - one.tokens))
-                one.tokens = total
+        for part in self._taken:
+            if part.tokens is not None and total > part.tokens:
+                part.by.settle(part.bounds, Settlement(tokens=total - part.tokens))
+                part.tokens = total
 
     def close(self, outcome: Outcome) -> None:
         if self._closed:
@@ -192,18 +198,19 @@ class Reservation(QuotaReservation):
         if usage is not None and not self._bounded and outcome.finish in _NATURAL_FINISH_REASONS:
             gate.expected.note(self._model, usage.completion_tokens // self._answers)
         total = _total_tokens(usage) if usage is not None else 0
-        # nothing was reserved for it, but it was used
+        # used without a reservation
         unasked = total if total and not self._model else 0
         if self._owes:
             gate.waiting -= 1
         if self._owes or unasked:
             gate.limiter.settle(self._plan.before.all, Settlement(int(self._owes), unasked))
         spent = self._spent(usage) if usage is not None else 0
-        for one in self._taken:
-            if one.tokens is not None:
-                one.by.settle(one.bounds, make_settlement((0, total - one.tokens, -one.places, -one.money, spent)))
+        for part in self._taken:
+            if part.tokens is not None:
+                change = make_settlement((0, total - part.tokens, -part.places, -part.money, spent))
+                part.by.settle(part.bounds, change)
             elif self._plan.holds:
-                one.by.settle(one.bounds, make_settlement((0, 0, -one.places, 0, 0)))
+                part.by.settle(part.bounds, make_settlement((0, 0, -part.places, 0, 0)))
 
     # -- reserving
 
@@ -212,7 +219,7 @@ class Reservation(QuotaReservation):
         self._seen = reserved = await gate.limiter.reserve(bounds.all, asks)
         decision = reserved.decision
         plan.note(decision.left)
-        # who is refused for what it is as such has asked, who is for its size has sent a request
+        # a request rejected for its size still owes its entry; one rejected for its entry does not
         if self._owes and (decision.lacking is None or decision.of in _ENTRY_DIMENSIONS):
             gate.waiting -= 1
             self._owes = False
@@ -240,10 +247,10 @@ class Reservation(QuotaReservation):
         raise error
 
     def _amount(self, bounds: ModelLimits, prompt: int, most: int) -> int:
-        """Prompt and answer.
+        """Return the tokens to reserve for prompt and answer.
 
-        What the client bounded is reserved whole; else what answers of this model mostly have, and
-        never more than a full bucket gives.
+        A length that the client set is reserved in full. Otherwise the usual length of this model's
+        answers is reserved, and never more than a full bucket gives.
         """
         limit, bounded = bounds.tokens, self._bounded
         if prompt + (most if bounded else 0) > limit:
@@ -254,7 +261,7 @@ class Reservation(QuotaReservation):
         return int(min(prompt + min(most, self._gate.expected.of(self._model) * self._answers), limit))
 
     def _affordable(self, given: int, prompt: int, most: int) -> int:
-        """The longest answer that `given` pays for, of at most `most` tokens."""
+        """Return the longest answer that `given` micro-dollars pay for, at most `most` tokens."""
         assert self._tariff is not None
         return bisect_right(_CostByLength(self._tariff, prompt, most), given) - 1
 
@@ -270,7 +277,7 @@ class Reservation(QuotaReservation):
 
 
 class _CostByLength(Sequence[int]):
-    """What each length costs, for a search by halves."""
+    """The cost of each answer length, as a sequence for a binary search."""
 
     def __init__(self, tariff: Tariff, prompt: int, most: int) -> None:
         self._tariff, self._prompt, self._most = tariff, prompt, most
@@ -287,6 +294,6 @@ def _total_tokens(usage: Usage) -> int:
 
 
 def _body_bytes(scope: Scope) -> int:
-    """Bytes of the body; 0 where that is not known."""
+    """Return the length of the body in bytes, or 0 if it is not known."""
     size = dict(scope["headers"]).get(b"content-length", b"")
     return int(size) if size.isdigit() else 0

@@ -1,6 +1,6 @@
 """Limits of one process, kept in memory.
 
-They start full with the process. What a budget has spent is the ledger's to say (budgets.py), so a
+They start full with the process. The ledger knows what was spent of a budget (budgets.py), so a
 restart gives away no money.
 """
 
@@ -21,18 +21,18 @@ from llmops.gateway.ratelimit.buckets import (
     decide,
 )
 
-# Records kept at most. More than this are those of callers that come and go; full ones say what no
-# record says too.
+#: Records kept at most. Beyond this the records of full buckets are dropped: they say the same as no
+#: record.
 MAX_RECORDS = 10_000
 
 
 class InMemoryLimiter(Limiter):
-    """Reserves without waiting. Made for one event loop."""
+    """A limiter that reserves without waiting. It must be used from one event loop only."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._records: dict[str, BucketState] = {}
-        # places and money that open requests hold, by the name of their bound
+        # slots and money that open requests hold, by the name of the bound
         self._held: dict[str, tuple[int, int]] = {}
 
     async def reserve(self, bounds: Sequence[Limit], asks: Sequence[LimitRequest]) -> ReserveResult:

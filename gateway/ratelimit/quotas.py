@@ -1,4 +1,4 @@
-"""What quotas ask of each request of their callers, worked out once for all of them."""
+"""The limits that apply to each request of a caller, computed once per set of quotas."""
 
 from __future__ import annotations
 
@@ -8,14 +8,21 @@ from math import inf
 from llmops.gateway.interfaces import Quota
 from llmops.gateway.ratelimit.buckets import UNLIMITED, Limit, LimitRequest, Remaining, make_limit_request
 
-# what is asked before anything is read
+#: The amounts reserved before the request's body is read.
 ENTRY_REQUEST = LimitRequest(requests=1, places=1)
 
 
 class ModelLimits:
-    """What bounds requests for one model: first the `plain` ones, of whatever model, then the
-    model's own (`all`; of each its quota is in `quotas`). `tokens` are those of the `smallest`
-    bucket. `more`: something is asked only once the model is known.
+    """The limits on requests for one model.
+
+    Attributes:
+        plain: The limits for requests of any model.
+        own: The limits for this model only.
+        all: `plain`, then `own`.
+        quotas: The quota of each limit in `all`.
+        smallest: The quota with the fewest tokens per minute.
+        tokens: The size of the smallest token bucket.
+        more: True if something has to be reserved once the model is known.
     """
 
     __slots__ = ("all", "more", "own", "plain", "quotas", "smallest", "tokens")
@@ -29,7 +36,10 @@ class ModelLimits:
         self.more = bool(own) or any(quota.tpm is not None or quota.budget is not None for quota in self.quotas)
 
     def asks(self, tokens: int, money: int, least: int, entered: bool) -> Sequence[LimitRequest]:
-        """Of each; `entered`: the plain ones were asked for their part before."""
+        """Return what a request asks of each limit in `all`.
+
+        `entered` is True if the request and its slot are reserved in the plain limits already.
+        """
         whole = make_limit_request((1, tokens, 1, money, least))
         if not entered:
             return (whole,) * len(self.all)
@@ -37,14 +47,18 @@ class ModelLimits:
 
 
 class CallerLimits:
-    """Of callers with one set of quotas, of which there is at least one.
+    """The limits of all callers with one set of quotas, which must not be empty.
 
-    `room`: what this process last saw of requests and places beyond half of each. Where there is
-    some, a request asks for its own together with its tokens: one step and not two. How much there
-    is, that step decides.
-
-    `fresh`: until when (the clock's time) the periods of its `budgets` are known, `generation`: of
-    the limiter, then.
+    Attributes:
+        whose: The name of the first quota's owner.
+        before: The limits before the model is known.
+        budgets: The quotas with a budget, and their limits.
+        holds: True if requests hold something that is given back.
+        room: Requests and slots beyond half of the limits, as this process last saw them. If there
+            are some, a request reserves its entry together with its tokens, in one step instead of
+            two; that step has the exact numbers.
+        fresh: The time of the clock until which the periods of `budgets` are known.
+        generation: The limiter's generation when the periods were read.
     """
 
     __slots__ = ("_halves", "_models", "before", "budgets", "fresh", "generation", "holds", "room", "whose")
@@ -53,22 +67,27 @@ class CallerLimits:
         known = [(quota, _limit_of_quota(quota)) for quota in quotas]
         plain = [(quota, bound) for quota, bound in known if quota.model is None]
         self.whose = quotas[0].of
-        # whether requests have something that is given back
         self.holds = any(bound.holds for _, bound in known)
         self.budgets = [(quota, bound) for quota, bound in known if quota.budget is not None]
         self.before = ModelLimits(plain, ())
         models = {quota.model for quota in quotas} - {None}
-        self._models = {model: ModelLimits(plain, [one for one in known if one[0].model == model]) for model in models}
-        self._halves = [(one.requests / 2, one.places / 2) for one in self.before.plain]
-        # of what is limited nothing is known yet
-        self.room = 0.0 if any(min(one.requests, one.places) < UNLIMITED for one in self.before.plain) else UNLIMITED
+        self._models = {
+            model: ModelLimits(plain, [pair for pair in known if pair[0].model == model]) for model in models
+        }
+        self._halves = [(bound.requests / 2, bound.places / 2) for bound in self.before.plain]
+        # the levels of limited quantities are not known yet
+        self.room = 0.0 if any(min(each.requests, each.places) < UNLIMITED for each in self.before.plain) else UNLIMITED
         self.fresh, self.generation = -inf, 0
 
     def of(self, model: str) -> ModelLimits:
+        """Return the limits on requests for `model`."""
         return self._models.get(model, self.before)
 
     def note(self, left: Sequence[Remaining]) -> None:
-        """`left`: of the plain bounds, and perhaps of others behind them."""
+        """Update `room` from the amounts left in the plain limits.
+
+        `left` may hold the amounts of other limits behind them.
+        """
         room = UNLIMITED
         for at, (half, half_places) in enumerate(self._halves):
             requests, _, places, _ = left[at]
@@ -80,8 +99,10 @@ class CallerLimits:
 
 
 def _limit_of_quota(quota: Quota) -> Limit:
-    """What is spent has a record for each kind of period: it would not be known which of two days
-    is the later one.
+    """Return the limit of a quota.
+
+    Each kind of budget period has a record of its own: otherwise it would be unclear which of two
+    days is the later one.
     """
     budget = quota.budget
     name = f"{quota.of}:{quota.model or ''}:{budget.period if budget else ''}"

@@ -1,4 +1,4 @@
-"""Limits at the door: who is bounded by what, and the end of every request that was."""
+"""The check that applies rate limits to every request."""
 
 from __future__ import annotations
 
@@ -17,25 +17,25 @@ from llmops.gateway.ratelimit.memory import InMemoryLimiter
 from llmops.gateway.ratelimit.quotas import CallerLimits
 from llmops.gateway.settings import GatewaySettings, Quotas, QuotaSettings
 
-# plans that are remembered
+#: Limits of callers that are remembered. Beyond this all are forgotten and computed again.
 _MAX_CALLERS = 10_000
 
 
 class RateLimitCheck(Check):
-    """Requests and places before anything is read; what else was reserved is settled when the
-    request is over.
+    """A check that reserves a request and a slot before the body is read.
+
+    It settles all reservations when the request has ended.
     """
 
     def __init__(self, gate: RateLimits, quotas: Quotas) -> None:
         self.gate, self._quotas = gate, quotas
         self._everybody = tuple(_quotas("all callers", quotas.all))
-        # by an anonymous caller's name, or by which object another's quotas are (kept, so that its
-        # id stays its own)
+        # by the name of an anonymous caller, or by the id of another caller's quotas; the quotas are
+        # kept here, so that no other object gets their id
         self._plans: dict[str | int, tuple[Sequence[Quota], CallerLimits | None]] = {}
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
-        # what only asks for what is there costs nothing that is scarce, and a cancel gives some of
-        # it back
+        # requests that read cost nothing that is scarce, and a cancellation gives some of it back
         if scope["method"] != "POST" or context.route.endswith("/cancel"):
             return
         plan = self._plan(context.caller)
@@ -48,8 +48,9 @@ class RateLimitCheck(Check):
             context.reservation.close(outcome)
 
     def of(self, caller: Caller) -> Sequence[Quota]:
-        """A caller's own quotas, or for one without any those of each; and those of all together,
-        always last.
+        """Return the quotas of a caller, with those of all callers together always last.
+
+        A caller without quotas gets the ones that the settings give each caller.
         """
         return (*(caller.quotas or self._each(caller)), *self._everybody)
 
@@ -65,14 +66,15 @@ class RateLimitCheck(Check):
 
     def _each(self, caller: Caller) -> Sequence[Quota]:
         name = caller_name(caller)
-        by_model = [quota for model, one in self._quotas.models.items() for quota in _quotas(name, one, model)]
+        by_model = [quota for model, each in self._quotas.models.items() for quota in _quotas(name, each, model)]
         return (*_quotas(name, self._quotas.each), *by_model)
 
 
 def create_limit_check(settings: GatewaySettings, costs: CostSource | None = None) -> RateLimitCheck | None:
-    """The check that the settings, or the keys of their store, may need; None without both.
+    """Return the check, or None if neither the settings nor the store can have limits.
 
-    Raises MissingDependencyError when Redis is asked for and its client is not installed.
+    Raises:
+        MissingDependencyError: Redis is configured and its client is not installed.
     """
     if not settings.quotas.model_fields_set and settings.redis is None and settings.store is None and costs is None:
         return None
@@ -90,9 +92,9 @@ def _limiter(settings: GatewaySettings) -> Limiter:
 
 
 def caller_name(caller: Caller) -> str:
-    """Return the name under which a caller's requests count: of its user, its key, or its address.
+    """Return the name under which a caller's requests count: its user, its key, or its address.
 
-    An anonymous client is its address: what it sends as a key is its own to choose.
+    An anonymous client is counted by its address, because it can choose any key.
     """
     if caller.tenant_id and not caller.key_id:
         return f"user {caller.user_id}"

@@ -1,8 +1,7 @@
-"""A limit of requests that generate nothing: what is there is read, a response is deleted or
-cancelled.
+"""A rate limit for requests that generate nothing: they read, delete or cancel.
 
-They cost no tokens and count against no quota, so each caller has a rate of its own for them in
-each worker.
+They cost no tokens and count against no quota, so each caller has a separate rate for them in each
+worker.
 """
 
 from __future__ import annotations
@@ -26,7 +25,10 @@ _MAX_CALLERS = 10_000
 
 
 class ReadLimit(Check):
-    """At most `rate` requests per second and caller that are no POST, or cancel something."""
+    """A check that limits each caller to `rate` requests per second that generate nothing.
+
+    It applies to all methods but POST, and to cancellations.
+    """
 
     def __init__(self, rate: float) -> None:
         self._rate = rate
@@ -34,7 +36,11 @@ class ReadLimit(Check):
         self._full_at: dict[str, float] = {}
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
-        """Raises RateLimitError."""
+        """Count a request that generates nothing.
+
+        Raises:
+            RateLimitError: The caller's rate is exceeded.
+        """
         if scope["method"] == "POST" and not context.route.endswith("/cancel"):
             return
         if context.route in _SHARED:

@@ -1,13 +1,14 @@
-"""Limits that several gateways share, in Redis or Valkey; this gateway's share of them while Redis
-is away.
+"""Limits that several gateways share, in Redis or Valkey.
 
-Reservations are decided by a script (reserve.lua). One call is under way at a time: what is asked
-meanwhile travels with the next, and so does what was settled. When a call fails or takes longer
+While Redis is away, each gateway enforces its share of the limits.
+
+Reservations are decided by a script (reserve.lua). One call is under way at a time: reservations
+and settlements that arrive meanwhile are sent with the next call. When a call fails or takes longer
 than `TIMEOUT`, this gateway decides alone, with its part of each limit, until Redis answers again.
 
-Redis may come back empty: restarted, flushed, or replaced. So each call names what this gateway
-knows to be spent of the budgets that it is about, and the script never goes below it. `generation`
-tells budgets.py to ask the ledger again.
+Redis may come back empty: restarted, flushed, or replaced. So each call carries the spending that
+this gateway knows of the budgets in the call, and the script never goes below it. `generation`
+makes budgets.py ask the ledger again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,8 @@ from llmops.gateway.ratelimit.memory import InMemoryLimiter
 
 log = logging.getLogger(__name__)
 
-# Contains the version of what is stored: gateways of two versions each have their own limits.
+#: The prefix of all keys, with the version of the stored data: gateways of two versions have separate
+#: limits.
 PREFIX = "{llmops:limits:3}"
 # Seconds after which Redis counts as away. Its script takes less than a millisecond; a busy machine
 # takes longer.
@@ -70,7 +72,7 @@ _Call = tuple[Sequence[Limit], Sequence[LimitRequest], "asyncio.Future[ReserveRe
 
 
 class RedisLimiter(Limiter):
-    """Limits in the Redis at `url`."""
+    """A limiter that keeps its limits in the Redis at `url`."""
 
     def __init__(
         self, url: str, prefix: str = PREFIX, timeout: float = TIMEOUT, clock: Callable[[], float] | None = None
@@ -92,11 +94,11 @@ class RedisLimiter(Limiter):
         self.gateways = 1
         self._process, self._gone, self._epoch = "", "", ""
         self._settled: PendingSettlements = {}
-        # what open requests of this process hold
+        # slots and money that open requests of this process hold
         self._held: PendingSettlements = {}
-        # the period and what Redis or the ledger said was spent in it, by the name of the bound
+        # by the name of the bound: its period, and the spending in it by Redis or the ledger
         self._known: dict[str, tuple[int, int]] = {}
-        # of each budget, up to what this gateway may spend while Redis is away
+        # by budget: the spending up to which this gateway may go while Redis is away
         self._parts: dict[tuple[str, int], float] = {}
         # requests and tokens that were left at the last call
         self._levels: dict[str, tuple[float, float]] = {}
@@ -157,7 +159,7 @@ class RedisLimiter(Limiter):
     # -- Redis
 
     async def _send(self) -> None:
-        """Ask Redis for what waits, until nothing does."""
+        """Send waiting reservations to Redis in batches, until none is left."""
         while self._waiting:
             batch, self._waiting = self._waiting[:MAX_BATCH], self._waiting[MAX_BATCH:]
             replies = await self._call(batch)
@@ -168,8 +170,9 @@ class RedisLimiter(Limiter):
         self._sending = None
 
     def _decide(self, call: _Call, reply: Any) -> None:
-        """Hand a decision to the request that waits for it; a request that has left gives back what
-        it got.
+        """Hand a decision to the request that waits for it.
+
+        If the client of the request has left, the reservation is given back.
         """
         bounds, asks, decided = call
         if reply is None:
@@ -192,18 +195,21 @@ class RedisLimiter(Limiter):
                 self.settle((bound,), Settlement(-ask.requests, -ask.tokens, -ask.places, -money))
 
     async def _call(self, calls: Sequence[_Call], restore: bool = False) -> list[Any] | None:
-        """Run the script. Returns the decisions in the order of `calls`, or None if Redis is away."""
+        """Run the script and return its decisions in the order of `calls`.
+
+        Return None if Redis is away.
+        """
         settled, self._settled = self._settled, {}
         if restore:
-            # this process holds what it holds under a new name: of calls without a reply nobody
-            # knows what they did
+            # the process moves what it holds to a new name, because calls without a reply may have
+            # changed what is held under the old one
             self._gone, self._process = self._process, secrets.token_hex(8)
             settled = {name: (bound, one._replace(places=0, money=0)) for name, (bound, one) in settled.items()}
         try:
             reply = await self._script(keys=[self._prefix], args=[self._asked(calls, settled, restore)])
             self.gateways, epoch, spent, replies = from_json(reply)
         except _FAILURES as error:
-            # what was settled may have been done: it counts as known, and is not sent again
+            # the script may have applied the settlements: they count as known, and are not sent again
             for name, (bound, change) in settled.items():
                 if change.spent:
                     self._note_spent(name, bound.period, self._known_of(bound) + change.spent)
@@ -249,7 +255,7 @@ class RedisLimiter(Limiter):
             self._connecting = asyncio.create_task(self._reconnect(), name="limits")
 
     async def _reconnect(self) -> None:
-        """Try until Redis answers."""
+        """Call Redis until it answers."""
         while await self._call([], restore=True) is None:
             await asyncio.sleep(RETRY_INTERVAL)
         if self._trouble:
@@ -261,7 +267,10 @@ class RedisLimiter(Limiter):
         self.up.set()
 
     def _lose(self, trouble: str) -> None:
-        """Decide alone from now on; the log has one line each time, however many requests notice."""
+        """Decide alone from now on.
+
+        The log has one line per outage, however many requests notice it.
+        """
         if self.up.is_set():
             self.up.clear()
             self.generation += 1
@@ -273,13 +282,13 @@ class RedisLimiter(Limiter):
 
     @property
     def _place(self) -> str:
-        """The address without its password."""
+        """Return the address without its password."""
         return self._url.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
 
     # -- settling
 
     def _flush_in(self, seconds: float) -> None:
-        """Send what is settled after `seconds`, unless a reservation takes it along before."""
+        """Send settlements after `seconds`, unless a reservation carries them before."""
         loop = asyncio.get_running_loop()
         if self._timer is not None:
             if self._timer.when() <= loop.time() + seconds:
@@ -306,7 +315,7 @@ class RedisLimiter(Limiter):
     # -- without Redis
 
     def _reserve_alone(self, bounds: Sequence[Limit], asks: Sequence[LimitRequest]) -> ReserveResult:
-        """Decide with this gateway's share of what was left when Redis was heard of last."""
+        """Decide with this gateway's share of what Redis last reported to be left."""
         shares = [self._share(bound) for bound in bounds]
         return self._alone.reserve_now(shares, asks)
 
@@ -325,7 +334,7 @@ class RedisLimiter(Limiter):
         return share
 
     def _carry(self, bounds: Iterable[Limit], spent: int) -> None:
-        """Take along to Redis what was spent without it."""
+        """Keep what was spent without Redis, to send it later."""
         for bound in bounds:
             add_settlement(self._settled, bound, Settlement(spent=spent))
 
@@ -350,7 +359,10 @@ class RedisLimiter(Limiter):
 
 
 class _FallbackLimiter(InMemoryLimiter):
-    """The limits of this gateway while Redis is away. `carry` gets what is spent meanwhile."""
+    """The limits of this gateway while Redis is away.
+
+    `carry` is called with the money that is spent meanwhile.
+    """
 
     def __init__(self, carry: Callable[[Iterable[Limit], int], None], clock: Callable[[], float] | None) -> None:
         super().__init__(**({"clock": clock} if clock else {}))

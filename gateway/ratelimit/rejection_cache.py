@@ -1,4 +1,4 @@
-"""Callers whose wait is not over: their storms cost no reservation, and no tokenising."""
+"""A cache of rejections, so that retries during a wait cost no reservation and no tokenization."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from collections.abc import Callable
 
 from llmops.gateway.errors import RateLimitError
 
+#: Callers that are remembered; the one rejected longest ago is forgotten first.
 MAX_CALLERS = 10_000
+#: Rejections, each of another body size, that are remembered for a caller.
 MAX_REJECTIONS_PER_CALLER = 16
 
 
 class RejectionCache:
-    """What was refused to whom, until when.
+    """The rejections of each caller and the time until which they hold.
 
-    Requests of at least the same size are refused alike; smaller may pass.
+    A request of at least the same size is rejected with the same error; a smaller one may pass.
     """
 
     def __init__(self) -> None:
@@ -24,8 +26,13 @@ class RejectionCache:
         return caller in self._callers
 
     def note(self, caller: str, size: int, until: float, error: RateLimitError) -> None:
-        """`size`: bytes of the body; 0 for a refusal that asks for nothing but the number of
-        requests.
+        """Store a rejection until the time `until`.
+
+        Args:
+            caller: The caller's name.
+            size: Bytes of the body; 0 if the rejection depends only on the number of requests.
+            until: The end of the wait, by the clock.
+            error: The error that the client got.
         """
         refusals = self._callers.setdefault(caller, OrderedDict())
         self._callers.move_to_end(caller)
@@ -36,14 +43,20 @@ class RejectionCache:
             self._callers.popitem(last=False)
 
     def find(self, caller: str, size: int, clock: Callable[[], float]) -> tuple[float, RateLimitError] | None:
-        """The seconds that are left, and what was said; the longest of them."""
+        """Return the seconds left and the error of the longest rejection, or None.
+
+        Args:
+            caller: The caller's name.
+            size: Bytes of the body.
+            clock: Returns the time.
+        """
         refusals = self._callers.get(caller)
         if refusals is None:
             return None
         now = clock()
-        for over in [one for one, (until, _) in refusals.items() if until <= now]:
+        for over in [least for least, (until, _) in refusals.items() if until <= now]:
             del refusals[over]
         if not refusals:
             del self._callers[caller]
         waits = [(until - now, error) for least, (until, error) in refusals.items() if size >= least]
-        return max(waits, key=lambda found: found[0], default=None)
+        return max(waits, key=lambda entry: entry[0], default=None)

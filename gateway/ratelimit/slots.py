@@ -1,4 +1,4 @@
-"""Places that are waited for: while none is free, those who ask take turns."""
+"""A semaphore whose waiters take turns by client."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ class _Waiter(NamedTuple):
 
 
 class FairSlots:
-    """On the event loop's thread only. How many may wait is not bounded here (see Shares)."""
+    """A semaphore with fair queues. It must be used on the event loop's thread only.
+
+    It does not bound the number of waiters; `FairShares` does.
+    """
 
     def __init__(self, places: int) -> None:
         self._all = self._free = places
         self._waiting: RoundRobinQueue[_Waiter] = RoundRobinQueue()
-        # whose turn it is, as soon as there is room
+        # the waiter that is next, as soon as enough slots are free
         self._next: _Waiter | None = None
 
     async def enter(self, path: Sequence[str], count: int = 1) -> None:
-        """Wait for `count` places, which must not be more than there are.
+        """Wait for `count` slots, which must not be more than exist.
 
-        `path` says who asks, as for Turns.
+        `path` identifies the client, as for `RoundRobinQueue`.
         """
         if self._next is None and not self._waiting.size and count <= self._free:
             self._free -= count
@@ -41,12 +44,15 @@ class FairSlots:
             raise
 
     def resize(self, places: int) -> None:
-        """From now on there are so many, once those that are too many have been left."""
+        """Change the number of slots to `places`.
+
+        If it falls, surplus slots disappear as they are given back.
+        """
         more, self._all = places - self._all, places
         self.leave(more)
 
     def leave(self, count: int = 1) -> None:
-        """Give places back; they are at once those of whose turn it is."""
+        """Give slots back. They go to the next waiters at once."""
         self._free += count
         while self._next is not None or self._waiting.size:
             turn = self._next or self._waiting.take()
