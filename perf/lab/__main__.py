@@ -1,5 +1,6 @@
-"""Run the benchmarks and write their rows of docs/performance.md: `python -m llmops.perf.lab
-[NAME…]` (`make bench`).
+"""Run the benchmarks and write their rows of docs/performance.md.
+
+The command is `python -m llmops.perf.lab [NAME…]` (`make bench`).
 
 Each benchmark runs in a process of its own, so that none inherits the memory, threads or caches of
 another one.

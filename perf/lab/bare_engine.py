@@ -1,9 +1,8 @@
-"""The engine without anything around it: OpenVINO GenAI's ContinuousBatchingPipeline in a process
-of its own.
+"""The engine without a server: OpenVINO GenAI's ContinuousBatchingPipeline.
 
-Reads `CONCURRENCY REQUESTS INPUT OUTPUT` lines and answers each with tokens/s: so many requests in
-flight at any time (closed loop), random prompts, nothing detokenised. The pipeline is set up as the
-engine model sets it up.
+The program reads lines `CONCURRENCY REQUESTS INPUT OUTPUT` from standard input and answers each
+with tokens/s. CONCURRENCY requests are in flight at any time (closed loop), prompts are random, and
+nothing is detokenised. The pipeline is set up as the engine model sets it up.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Bare:
         self._rng = random.Random(0)
 
     def run(self, concurrency: int, requests: int, input_: int, output: int) -> float:
-        """Output tokens per second."""
+        """Return the output tokens per second of a closed loop."""
         running: list[Any] = []
         tokens, left = 0, requests
         begun = time.perf_counter()
@@ -66,7 +65,10 @@ def _read(handle: Any) -> int:
 
 
 def _pipeline(engine: Path) -> tuple[Any, int]:
-    """The engine model's own runtime builds the pipeline, so that both run with the same settings."""
+    """Build the pipeline with the engine model's own runtime.
+
+    Both then run with the same settings.
+    """
     from llmops.build.engine_folder.manifest import EngineManifest
     from llmops.model_repository.generate import copy_model_code, model_metadata, read_engines
 

@@ -31,14 +31,17 @@ GGUF_FIELDS = {
 
 
 def make_checkpoint(output: Path, tokenizer: Path | None = None) -> Path:
-    """`output`, made in another process."""
+    """Make `output` in another process and return its path."""
     arguments = [str(output), *([str(tokenizer)] if tokenizer else [])]
     subprocess.run([sys.executable, "-m", "llmops.perf.lab.checkpoints", *arguments], check=True)
     return output
 
 
 def safetensors_checkpoint(folder: Path, tokenizer: Path) -> Path:
-    """A Llama of random float16 weights, about 1 GiB, with the tokenizer files of `tokenizer`."""
+    """Write a Llama of random float16 weights, about 1 GiB, and return its folder.
+
+    It has the tokenizer files of `tokenizer`.
+    """
     from safetensors.numpy import save_file
 
     shutil.copytree(tokenizer, folder)
@@ -83,15 +86,19 @@ def _ends(rng: np.random.Generator, vocabulary: int) -> dict[str, Any]:
 
 
 def _random(rng: np.random.Generator, shape: tuple[int, ...]) -> Any:
-    """±0.016 to ±0.031: random signs and mantissas, which is far quicker than a normal
-    distribution.
+    """Return float16 values of ±0.016 to ±0.031.
+
+    Signs and mantissas are random, which is far quicker than a normal distribution.
     """
     bits = np.frombuffer(rng.bytes(2 * int(np.prod(shape))), np.uint16)
     return ((bits & 0x83FF) | 0x2400).view(np.float16).reshape(shape)
 
 
 def gguf_checkpoint(path: Path) -> Path:
-    """The bundled model's vocabulary under a wider Llama of random Q4_1 blocks, about 400 MiB."""
+    """Write a GGUF file of about 400 MiB and return its path.
+
+    The bundled model's vocabulary is under a wider Llama of random Q4_1 blocks.
+    """
     from gguf import GGUFReader, GGUFWriter
 
     reader, rng = GGUFReader(bundled_path("smollm2")), np.random.default_rng(0)

@@ -35,7 +35,7 @@ Measure = Callable[[int, int], float]  # (streams, requests) -> output tokens/s
 
 @contextlib.contextmanager
 def bare(engine: Path) -> Iterator[Measure]:
-    """The pipeline in a process of its own."""
+    """Run the bare pipeline in a process of its own, and yield a function that measures it."""
     command = [sys.executable, "-m", "llmops.perf.lab.bare_engine", str(engine)]
     pipe = subprocess.PIPE
     child = subprocess.Popen(with_parent_death_signal(command), stdin=pipe, stdout=pipe, text=True)
@@ -59,7 +59,7 @@ def _ask(child: subprocess.Popen[str], line: str) -> float:
 
 @contextlib.contextmanager
 def served(engine: Path) -> Iterator[tuple[Service, Service]]:
-    """The same engine on the real Triton, and the gateway."""
+    """Run the engine on the real Triton with a gateway in front, and yield both."""
     with engine_on_triton(engine) as server, gateway(server.address) as front:
         yield server, front
 
@@ -92,7 +92,7 @@ def compare(systems: dict[str, Measure], section: Section) -> None:
 
 
 def prefix_cache(front: Service, section: Section) -> None:
-    """TTFT of a 2,000-token prompt, cold and repeated."""
+    """Measure the TTFT of a prompt of 2,000 tokens, cold and repeated."""
     cold: list[float] = []
     warm: list[float] = []
     for _ in range(3):
@@ -107,7 +107,7 @@ def prefix_cache(front: Service, section: Section) -> None:
 
 
 def measure(engine: Path) -> Section:
-    """All figures of this script."""
+    """Return all figures of this benchmark."""
     text = "64 tokens in, 64 out, greedy; by turns in one run, the median of the rounds."
     section = Section("Engine path", text)
     with section, contextlib.ExitStack() as stack:

@@ -32,7 +32,7 @@ class Figure:
 
     @property
     def reached(self) -> bool | None:
-        """True if the goal was reached, None if there is no goal."""
+        """Return True if the goal was reached, or None if there is no goal."""
         if self.target is None:
             return None
         return self.value <= self.target if self.at == "most" else self.value >= self.target
@@ -91,8 +91,9 @@ class Section:
         print(f"  {text}", flush=True)
 
     def row(self, command: str) -> str:
-        """Return the section's row of the table: its figures with a goal, or all figures if none
-        has a goal.
+        """Return the section's row of the table.
+
+        It has the figures with a goal, or all figures if none has a goal.
         """
         shown = [one for one in self.figures if one.target is not None] or self.figures
         when = self.when

@@ -27,7 +27,7 @@ SETTLE, WINDOW = 3.0, 6.0  # seconds: until all streams are open, and over which
 
 
 def cpu_per_token(triton_: Service, gateway_: Service, section: Section, streams: int = 128) -> None:
-    """CPU per streamed token of gateway and Triton while `streams` answers run."""
+    """Measure the CPU per streamed token of gateway and Triton while `streams` answers run."""
     used, tokens, document = streamed(gateway_.address, triton_, gateway_, streams)
     section.add(f"gateway, {streams} streams", 1e6 * used["gateway"] / tokens, "µs/token", 25)
     section.add(f"Triton and its Python backend, {streams} streams", 1e6 * used["triton"] / tokens, "µs/token", 15)
@@ -41,14 +41,17 @@ def cpu_per_token(triton_: Service, gateway_: Service, section: Section, streams
 
 
 def per_request_streams(triton_: Service, gateway_: Service, section: Section, streams: int = 32) -> None:
-    """The same with one gRPC stream per request; fewer streams, or two cores cannot keep up."""
+    """Measure the CPU per streamed token with one gRPC stream per request.
+
+    There are fewer streams than in `cpu_per_token`, because two cores could not keep up.
+    """
     used, tokens, _ = streamed(gateway_.address, triton_, gateway_, streams)
     section.add(f"per-request streams: gateway, {streams} streams", 1e6 * used["gateway"] / tokens, "µs/token")
     section.add(f"per-request streams: Triton, {streams} streams", 1e6 * used["triton"] / tokens, "µs/token")
 
 
 def streamed(url: str, triton_: Service, gateway_: Service, streams: int) -> tuple[dict[str, float], int, Document]:
-    """(CPU seconds of each side, tokens, the run) while `streams` answers run."""
+    """Run `streams` answers and return CPU seconds of each side, tokens, and the run."""
     meter = CpuMeter({"gateway": gateway_.pids, "triton": triton_.pids})
     output = int((SETTLE + WINDOW + 1.0) / PERIOD)
     # a stop string that never occurs: looking for one is part of what a gateway does
@@ -59,12 +62,12 @@ def streamed(url: str, triton_: Service, gateway_: Service, streams: int) -> tup
 
 
 def cpu_per_request(gateway_: Service, section: Section) -> None:
-    """Gateway CPU for 64 tokens in, 1 out, nothing streamed."""
+    """Measure the gateway's CPU per request: 64 tokens in, 1 out, nothing streamed."""
     section.add("gateway, 64 tokens in, 1 out", answered(gateway_), "ms/request", 1.0)
 
 
 def answered(gateway_: Service, requests: int = 1000) -> float:
-    """Gateway CPU in ms per request that is answered at once."""
+    """Return the gateway's CPU in ms per request that is answered at once."""
     meter = CpuMeter({"gateway": gateway_.pids})
     run(gateway_.address, output=1, concurrency=16, requests=64, stream=False)
     before = meter.read()
@@ -73,7 +76,10 @@ def answered(gateway_: Service, requests: int = 1000) -> float:
 
 
 def added_latency(triton_: Service, gateway_: Service, section: Section, streams: int = 64, rounds: int = 2) -> None:
-    """TTFT and ITL through the gateway against the same requests straight over gRPC, by turns."""
+    """Compare TTFT and ITL through the gateway with the same requests straight over gRPC.
+
+    Runs through the gateway and straight runs alternate.
+    """
     runs: dict[str, list[Document]] = {"gateway": [], "direct": []}
     for _ in range(rounds):
         for name, url in (("gateway", gateway_.address), ("direct", f"grpc://{triton_.address}")):
@@ -115,7 +121,7 @@ def _values(document: Document, metric: str) -> list[float]:
 
 
 def measure(engine: Path) -> Section:
-    """All figures of this script."""
+    """Return all figures of this benchmark."""
     text = "Mock engine at 20 ms per token on the real Triton, gateway and load generator on the same machine."
     section = Section("Hot path", text)
     with section:

@@ -29,12 +29,12 @@ from tests.support.stack import Service
 REPLICAS, BLOCKS, SIZE, PLACES, CHUNK = 2, 2048, 16, 16, 1024
 STEP, SEQUENCE, TOKEN = 0.04, 0.002, 0.0001
 TTFT, TPOT = 0.5, 0.1
-# requests per second that both answer in time, about
+# Requests per second that both engines answer in time, about.
 FULL = 5.0
 SECONDS = 30.0
-# … of the few requests of those beside one who floods
+# Seconds of the runs beside a tenant that floods: the other tenants send few requests.
 FLOOD_SECONDS = 60.0
-# what is asked for, of that
+# Loads as parts of FULL among which the best goodput is sought.
 BEST = (0.8, 1.0, 1.2)
 ONE = Talks(rate=FULL, sessions=1, turns=1)
 SLO = {"slo": {"ttft_p95": f"{1000 * TTFT:g}ms", "tpot_p95": f"{1000 * TPOT:g}ms"}}
@@ -108,7 +108,10 @@ def _without(stage: Engines, words: Sequence[int], section: Section, best: float
 
 
 def _tiers(stage: Engines, words: Sequence[int], section: Section) -> None:
-    """Interactive requests alone are 0.6 of what can be answered; the rest is batch."""
+    """Measure two tiers at twice the capacity.
+
+    Interactive requests alone are 0.6 of the capacity; the rest is batch.
+    """
     went, _ = _run(stage, _load(words, 2, (("interactive", 0.3), ("batch", 0.7))), {**SLO, **TIERS})
     of = {tier: Went([one for one in went.seen if one.asked.tier == tier]) for tier in ("interactive", "batch")}
     late = of["interactive"].of(lambda one: one.ttft, 95)
@@ -118,8 +121,9 @@ def _tiers(stage: Engines, words: Sequence[int], section: Section) -> None:
 
 
 def _flood(stage: Engines, words: Sequence[int], section: Section) -> None:
-    """Three of four tenants ask for half of their share, the fourth for ten times as much as each
-    of them.
+    """Measure tenants beside a tenant that floods.
+
+    Three of four tenants send half of their share, the fourth ten times as much as each of them.
     """
     others = [(tenant, 1.0) for tenant in ("one", "two", "three")]
     alone, _ = _run(stage, _load(words, 3 / 8, others, FLOOD_SECONDS), SLO)
@@ -128,8 +132,8 @@ def _flood(stage: Engines, words: Sequence[int], section: Section) -> None:
     before, now = (one.of(lambda seen: seen.ttft, 95) for one in (alone, beside))
     section.add("others' TTFT p95 alone", 1000 * before, "ms")
     section.add("others' TTFT p95 of what it is alone, one tenant floods 10 x", now / before, "", 1.3)
-    # whoever is next at once waits for what is left of a step, and for its own: both are longer in
-    # full batches
+    # The request at the head of the queue waits for the rest of a step and for a step of its own.
+    # Both are longer in full batches.
     longer = 2 * (beside.of(lambda seen: seen.tpot, 50) - alone.of(lambda seen: seen.tpot, 50))
     section.add("… if only steps were longer, as batches are full", 1 + longer / before, "")
     section.add("… others' requests that are answered", 100 * len(beside.ok) / len(beside.seen), "%")
@@ -159,13 +163,13 @@ def _run(stage: Engines, trace: Sequence[Asked], settings: Mapping[str, Any]) ->
 
 
 def _memory(gateway: Service) -> float:
-    """The most that its processes had resident until now (MiB)."""
+    """Return the peak resident memory of the gateway's processes until now (MiB)."""
     pages = [Path(f"/proc/{pid}/status").read_text() for pid in gateway.pids]
     return sum(int(found[1]) for page in pages if (found := re.search(r"VmHWM:\s+(\d+) kB", page))) / 1024
 
 
 def _goodput(went: Went) -> float:
-    """Answers in time, per second in which requests came."""
+    """Return the answers in time, per second in which requests came."""
     return sum(one.keeps(TTFT, TPOT) for one in went.seen) / _last(went.seen)
 
 
@@ -175,8 +179,12 @@ def _last(seen: Sequence[Seen]) -> float:
 
 @dataclass
 class Queue:
-    """The most that was seen in an engine: sequences that wait, and prompt tokens that are still to
-    be read, in steps of a full batch; `memory`: by how much the gateway's grew (MiB).
+    """The largest queue that an engine had during a run.
+
+    Attributes:
+        waiting: Sequences that wait.
+        steps: Prompt tokens that are still to be read, in steps of a full batch.
+        memory: Growth of the gateway's peak memory (MiB).
     """
 
     waiting: int = 0

@@ -50,8 +50,9 @@ GRAPHS = {"1.2": (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)}
 
 @dataclass(frozen=True)
 class Row:
-    """One published figure (output tokens/s) and what the planner says; None: it says that it does
-    not fit.
+    """A published throughput (output tokens/s) and the planner's prediction.
+
+    The prediction is None if the planner finds that the model does not fit.
     """
 
     release: str
@@ -66,7 +67,10 @@ class Row:
 
     @property
     def group(self) -> str:
-        """What is summed up together: a GPU's Llama, Mistral and Mixtral rows, and GPT-OSS."""
+        """Return the group whose errors are reported together.
+
+        A GPU's Llama, Mistral and Mixtral rows are one group, and GPT-OSS is another.
+        """
         return "GPT-OSS" if self.model.startswith("gpt-oss") else f"{self.gpu}, Llama and Mistral"
 
     @property
@@ -75,7 +79,7 @@ class Row:
 
 
 def published() -> Iterator[Row]:
-    """The rows of throughput.csv."""
+    """Yield the rows of throughput.csv."""
     with (DATA / "throughput.csv").open() as file:
         for line in csv.DictReader(file):
             tp, isl, osl = (int(line[name]) for name in ("tp", "isl", "osl"))
@@ -84,7 +88,10 @@ def published() -> Iterator[Row]:
 
 
 def predict(row: Row, times: OperationTimes) -> Row:
-    """The planner's tokens/s for the same run: so many requests, all there at once."""
+    """Return the row with the tokens/s that the planner predicts for the same run.
+
+    All requests of the run are there at once.
+    """
     config = json.loads((DATA / "models.json").read_text())[row.model]
     precision = FORMATS[row.quantisation]
     request = PlanRequest(
@@ -101,7 +108,10 @@ def predict(row: Row, times: OperationTimes) -> Row:
 
 
 def finite_run(replica: ReplicaModel, requests: int) -> float:
-    """Output tokens/s of a run that ends: full batches, and a last one of the requests that remain."""
+    """Return the output tokens/s of a run that ends.
+
+    It has full batches, and a last one of the requests that remain.
+    """
     osl = replica.workload.osl
     batch = min(replica.full_batch, MAX_BATCH, requests)
     waves, rest = divmod(requests, batch)
@@ -110,7 +120,7 @@ def finite_run(replica: ReplicaModel, requests: int) -> float:
 
 
 def wave_seconds(replica: ReplicaModel, batch: float) -> float:
-    """One batch from its first prompt to its last token.
+    """Return the seconds of one batch from its first prompt to its last token.
 
     All requests are alike and are there at once, so those that ended together are followed by
     prompts that fill whole steps; the other steps have none.
@@ -127,7 +137,7 @@ def wave_seconds(replica: ReplicaModel, batch: float) -> float:
 
 
 def report(rows: list[Row], console: Console) -> None:
-    """Every row, then the errors by GPU."""
+    """Print every row, then the errors by GPU."""
     table = Table(box=None, pad_edge=False)
     for name in ("release", "GPU", "model", "TP", "in", "out", "published", "predicted", "error"):
         table.add_column(name, justify="left" if name in ("release", "GPU", "model") else "right")
@@ -141,7 +151,7 @@ def report(rows: list[Row], console: Console) -> None:
 
 
 def summary(group: str, rows: list[Row]) -> str:
-    """Median, 90th percentile and worst of the absolute errors."""
+    """Return median, 90th percentile and worst of the absolute errors."""
     errors = sorted(abs(row.error) for row in rows)
     return (
         f"{group}: {len(rows)} rows, median error {median(errors):.1%}, 90 % of rows within "

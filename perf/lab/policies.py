@@ -33,13 +33,13 @@ from llmops.perf.workloads.lengths import parse_lengths
 
 TOKENS, REPLICAS, SHARED = 3000, 16, 2000
 TTFT, TPOT = 0.5, 0.05
-# a replica of about 20,000 prompt tokens/s and, when it is full, 30 ms a step
+# A replica reads about 20,000 prompt tokens/s and, when it is full, takes 30 ms per step.
 ENGINE = EngineSpec(LinearStepTimes(0.01, 0.0003, 0.00005), blocks=4000, block_tokens=100, max_batch_size=64)
 # conversations of 5 turns with system prompts of 2,000 tokens
 TALK = ConversationArrivals(rate=40.0, seconds=120.0, system=2000, apps=12, think=5.0, block_tokens=100)
-# single requests, so that what is asked for does not depend on what was answered, refused or late
+# Single requests: the load does not depend on earlier answers and rejections.
 ONCE = replace(TALK, turns=parse_lengths("1"), message=parse_lengths("lognormal:800,0.6"))
-# what 8 such replicas answer in time, about
+# Requests per second that 8 such replicas answer in time, about.
 FULL = 38.0
 # conversations as those on which Dynamo's router and SMG's were measured: 4 workers of 2,048 blocks
 # of 16 tokens and 8 sequences. In the first minute engines are hardly at work, and nothing is
@@ -53,7 +53,7 @@ WARM = 60.0
 
 
 def measure(engine: Path) -> Section:
-    """All figures of this script."""
+    """Return all figures of this benchmark."""
     text = "The choice of a replica, the queue, and what both make of a fleet in simulated time (`llmops simulate`)."
     section = Section("Fleet policies", text)
     with section:
@@ -74,14 +74,17 @@ def _times(section: Section) -> None:
 
 
 def _simulated() -> float:
-    """Requests per second of CPU."""
+    """Return the simulated requests per second of CPU."""
     began = time.process_time()
     done = _fleet(TALK)
     return len(done.jobs) / (time.process_time() - began)
 
 
 def _choice(block_tokens: int) -> float:
-    """Seconds of one: the mean over 100 prompts of the least that each takes."""
+    """Return the seconds of one choice of a replica.
+
+    It is the mean over 100 prompts of the fastest run of each.
+    """
     rng = random.Random(1)
     views = [
         ReplicaView(f"10.0.0.{at}:8001", state="ready", running=rng.randrange(30), free_blocks=900, blocks=1000,
@@ -110,7 +113,7 @@ def _fastest(what: Callable[[], object], times: int = 20) -> float:
 
 
 class _First:
-    """A policy that costs nothing."""
+    """A policy that costs nothing: it always chooses the first replica."""
 
     def choose(self, *_: object) -> int:
         return 0
@@ -161,7 +164,7 @@ def _caches(section: Section) -> None:
 
 
 def _by_lot(outcome: SimulationOutcome, times: int = 100) -> float:
-    """The mean of so many deals."""
+    """Return the mean imbalance if whole conversations were dealt out at random `times` times."""
     own = PEERS.system // PEERS.block_tokens
     lengths = Counter(job.hashes[own] for job in outcome.jobs if job.arrived >= WARM).values()
     rng, found = random.Random(1), 0.0
@@ -196,7 +199,7 @@ def _overload(section: Section) -> None:
 
 
 def _goodput(outcome: SimulationOutcome) -> float:
-    """Answers in time, per second during which requests came."""
+    """Return the answers in time, per second during which requests came."""
     last = max(job.arrived for job in outcome.jobs)
     return sum(map(_is_good, outcome.jobs)) / last
 
@@ -206,16 +209,17 @@ def _is_good(job: SimulatedRequest) -> bool:
 
 
 def _flood(section: Section) -> None:
-    """Three of four tenants ask for half of their share, the fourth for ten times as much as each
-    of them.
+    """Measure tenants beside a tenant that floods.
+
+    Three of four tenants send half of their share, the fourth ten times as much as each of them.
     """
     alone = _fleet(replace(TALK, rate=FULL * 3 / 8, tenants=3))
     with_flood = _fleet(replace(TALK, rate=FULL * 13 / 8, tenants=4, flood=10.0))
     late = _late([job for job in with_flood.jobs if job.tenant != "tenant-0"])
     section.add("others' TTFT p95 of what it is alone, one tenant floods 10 x", late / _late(alone.jobs), "", 1.3)
     others = [job for job in with_flood.jobs if job.tenant != "tenant-0"]
-    # whoever is next at once waits for what is left of a step, and for its own: both are longer in
-    # full batches
+    # The request at the head of the queue waits for the rest of a step and for a step of its own.
+    # Both are longer in full batches.
     longer = 2 * (_step(others) - _step(alone.jobs))
     section.add("… if only steps were longer, as batches are full", 1 + longer / _late(alone.jobs), "")
     section.add("… others' requests refused", 100 * sum(job.refused >= 0 for job in others) / len(others), "%")
@@ -225,7 +229,7 @@ def _flood(section: Section) -> None:
 
 
 def _step(jobs: list[SimulatedRequest]) -> float:
-    """What a token takes after the first, median."""
+    """Return the median time per output token after the first."""
     return percentile(sorted((job.end - job.first) / (job.answer - 1) for job in jobs if job.end > job.first >= 0), 50)
 
 
@@ -234,7 +238,7 @@ def _late(jobs: list[SimulatedRequest]) -> float:
 
 
 class _Predicting(SimulatedFleet):
-    """Notes, for each request that arrives, when its first token was predicted."""
+    """A fleet that records the predicted time to first token of each request that arrives."""
 
     def __init__(self, spec: FleetSpec) -> None:
         super().__init__(spec)

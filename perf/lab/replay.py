@@ -1,5 +1,6 @@
-"""Sends a trace at its times, whatever becomes of what was sent before, and notes how each request
-went.
+"""Replay of a trace: each request is sent at its time, and its outcome recorded.
+
+Requests are sent on time whatever became of earlier requests.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from tests.support.mock_engine.repository import NAME
 
 @dataclass
 class Seen:
-    """One request.
+    """The outcome of one request.
 
-    Seconds from the start of the trace; `told`: after how many to come back, of one that was
-    refused; `cached` of the prompt's tokens, as usage has it.
+    Attributes:
+        sent, first, last: Seconds from the start of the trace.
+        told: Seconds until a rejected request may be sent again (header Retry-After-Ms).
+        cached: Cached tokens of the prompt, according to the answer's usage.
     """
 
     asked: Asked
@@ -50,13 +53,13 @@ class Seen:
         return (self.last - self.first) / max(self.made - 1, 1)
 
     def keeps(self, ttft: float, tpot: float) -> bool:
-        """Whether it was answered in time."""
+        """Return True if the request was answered within both objectives."""
         return self.ok and self.ttft <= ttft and self.tpot <= tpot
 
 
 @dataclass
 class Went:
-    """A whole trace."""
+    """The outcome of a whole trace."""
 
     seen: list[Seen] = field(default_factory=list)
 
@@ -69,7 +72,7 @@ class Went:
         return sum(one.cached for one in self.ok) / max(sum(one.prompt for one in self.ok), 1)
 
     def of(self, what: Callable[[Seen], float], q: float) -> float:
-        """A percentile, of those that were answered."""
+        """Return a percentile over the requests that were answered."""
         return percentile(sorted(map(what, self.ok)), q)
 
 
@@ -82,12 +85,17 @@ def of_ids(asked: Asked) -> dict[str, Any]:
 
 
 async def replay(url: str, trace: Sequence[Asked], body: Body = of_ids, keys: dict[str, str] | None = None) -> Went:
-    """`url` ends in /v1; `keys`: what to send as a key, by tier.
+    """Send the requests of a trace at their times and return what became of them.
 
-    Every answer has as many tokens as are asked for.
+    Every answer has exactly the requested number of tokens. All requests are serialised before the
+    first one leaves, and connections are reused: a sender that shares its processor with the server
+    takes little of it.
 
-    What is sent is made before the first request leaves, and a connection is used by one after
-    another: a sender that shares its processor with who is asked takes little of it.
+    Args:
+        url: Base URL that ends in /v1.
+        trace: The requests by time.
+        body: Function that returns the fields of a request's body which are not the same for all.
+        keys: The API key of each tier.
     """
     went, door = Went(), _Door(url)
     requests = [door.request({**_same(one), **body(one)}, keys[one.tier] if keys else "") for one in trace]
@@ -115,7 +123,7 @@ def _same(asked: Asked) -> dict[str, Any]:
 
 
 class _Door:
-    """HTTP/1.1 to one server, on connections that are kept."""
+    """An HTTP/1.1 client of one server with kept connections."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
@@ -136,7 +144,7 @@ class _Door:
         return reader, writer
 
     def keep(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Its answer is read to the end."""
+        """Keep a connection whose answer was read to the end."""
         self._idle.append((reader, writer))
 
     def close(self) -> None:
@@ -168,7 +176,7 @@ async def _ask(door: _Door, request: bytes, seen: Seen, begun: float) -> None:
 
 
 async def _pieces(reader: asyncio.StreamReader, headers: dict[str, str]) -> AsyncIterator[bytes]:
-    """A body as it comes. Raises EOFError where it ends too early."""
+    """Yield a body as it comes. Raise EOFError if it ends too early."""
     if "content-length" in headers:
         yield await reader.readexactly(int(headers["content-length"]))
         return
@@ -178,7 +186,7 @@ async def _pieces(reader: asyncio.StreamReader, headers: dict[str, str]) -> Asyn
 
 
 def _read(data: bytes, times: Sequence[tuple[float, int]], seen: Seen) -> None:
-    """When the first and the last event with text had begun to come, and what usage says."""
+    """Record when the first and the last event with text began to arrive, and the usage."""
     at, texts = 0, []
     for line in data.split(b"\n"):
         if line.startswith(b"data: {"):

@@ -30,17 +30,17 @@ main()
 
 
 def program() -> str:
-    """The `llmops` of this environment."""
+    """Return the path of `llmops` in this environment."""
     return str(Path(sys.executable).parent / "llmops")
 
 
 def build_command(checkpoint: str, output: Path, quant: str = "int8") -> list[str]:
-    """A build for the embedded engine."""
+    """Return the command of a build for the embedded engine."""
     return [program(), "build", checkpoint, "--quant", quant, "-o", str(output)]
 
 
 class Usage(NamedTuple):
-    """Wall clock, largest resident set and CPU seconds of a process."""
+    """The wall clock, largest resident set and CPU seconds of a process."""
 
     seconds: float
     peak_mib: float
@@ -82,7 +82,11 @@ def measure(engine: Path) -> Section:
 
 
 def _memory(name: str, checkpoint: Path, quant: str, folder: Path, section: Section) -> None:
-    """A checkpoint must never be held twice, but for golden answers, which run it as it is."""
+    """Measure a build's peak memory in units of the checkpoint's size.
+
+    A build must never hold a checkpoint twice, except for golden answers, which run the checkpoint
+    unchanged.
+    """
     files = [checkpoint] if checkpoint.is_file() else list(checkpoint.glob("*.safetensors"))
     size = sum(file.stat().st_size for file in files) / 2**20
     _, *arguments = build_command(str(checkpoint), folder / f"engine-{quant}", quant)

@@ -26,7 +26,7 @@ LONG = 32_000  # tokens
 
 
 def many_streams(front: Service, section: Section, streams: int = 1000) -> None:
-    """Memory that `streams` open answers take in the gateway, and whether all of them end well."""
+    """Measure the gateway's memory per open answer, and how many of `streams` answers fail."""
     run(front.address, output=4, concurrency=50, requests=200)
     before = footprint(front.pids)
     during, document = run_async(_peak(front, streams))
@@ -49,7 +49,10 @@ async def _peak(front: Service, streams: int) -> tuple[Footprint, Document]:
 
 
 def _most_open(document: Document) -> int:
-    """The most answers between their first and their last token at one moment."""
+    """Return the largest number of answers that were open at one moment.
+
+    An answer is open between its first and its last token.
+    """
     moments = [(record["first"], 1) for record in document.records if record["first"] is not None]
     moments += [(record["end"], -1) for record in document.records if record["first"] is not None]
     most = now = 0
@@ -60,7 +63,7 @@ def _most_open(document: Document) -> int:
 
 
 def long_prompt(front: Service, section: Section, streams: int = 64) -> None:
-    """ITL p99 of short streams alone, and while long prompts come in."""
+    """Measure the ITL p99 of short streams alone, and while long prompts come in."""
     run(front.address, output=8, concurrency=streams, requests=2 * streams)
     alone, _ = run_async(_beside(front, streams, 0.0))
     beside, ttfts = run_async(_beside(front, streams, 5.0))
@@ -74,7 +77,10 @@ def long_prompt(front: Service, section: Section, streams: int = 64) -> None:
 
 
 async def _beside(front: Service, streams: int, seconds: float) -> tuple[Document, list[float]]:
-    """Short streams for six seconds; long prompts one after another for `seconds` of them."""
+    """Run short streams for six seconds, and long prompts one after another meanwhile.
+
+    The prompts are sent for `seconds` of them.
+    """
     load = options(front.address, output=int(6.0 / PERIOD), concurrency=streams, requests=streams, warmup=0)
     short = asyncio.create_task(bench(load))
     await asyncio.sleep(0.5)
@@ -89,7 +95,7 @@ async def _beside(front: Service, streams: int, seconds: float) -> tuple[Documen
 
 
 def measure(engine: Path) -> Section:
-    """All figures of this script."""
+    """Return all figures of this benchmark."""
     text = "Mock engine on the real Triton, gateway and load generator on the same machine."
     section = Section("Many streams, long prompts", text)
     with section:

@@ -1,8 +1,7 @@
-"""Requests that are the same however often they are sent, and to whom: at set times, with set
-tokens.
+"""Traces of requests that are the same in every run: set times and set tokens.
 
-The next turn of a conversation has the answer to the last one in it, which the mock engine makes
-from the prompt alone: it is known before anybody was asked.
+The next turn of a conversation contains random tokens in place of the previous answer, so the whole
+trace is known before the first request is sent.
 """
 
 from __future__ import annotations
@@ -21,7 +20,13 @@ SEPARATE = "".join([f" {word}" for word in WORDS])
 
 @dataclass(frozen=True)
 class Asked:
-    """`at`: seconds from the start; `ids` of the prompt; `answer`: how many tokens."""
+    """A request of a trace.
+
+    Attributes:
+        at: Seconds from the start.
+        ids: Token ids of the prompt.
+        answer: Number of tokens to generate.
+    """
 
     at: float
     ids: tuple[int, ...]
@@ -31,9 +36,10 @@ class Asked:
 
 @dataclass(frozen=True)
 class Talks:
-    """Conversations of `turns` turns that begin by chance, `rate` a second: the first of `apps`
-    system prompts is the most frequent (Zipf). A turn comes `think` seconds (mean) after the
-    last answer would have ended, were a token made every `pace` seconds.
+    """Conversations that begin at random, `rate` a second, with `turns` turns each.
+
+    The first of `apps` system prompts is the most frequent (Zipf). A turn comes `think` seconds
+    (mean) after the last answer would have ended, if a token took `pace` seconds.
     """
 
     rate: float
@@ -49,10 +55,7 @@ class Talks:
     seed: int = 0
 
     def asked(self, words: Sequence[int]) -> list[Asked]:
-        """Of token ids in `words`, by the time.
-
-        `says`: what the engine answers; None: the trace has answers of its own.
-        """
+        """Return the requests of all conversations by time, of token ids in `words`."""
         rng = random.Random(f"talks {self.seed}")
         apps = [rng.choices(words, k=self.system) for _ in range(self.apps)]
         popular = [1 / (rank + 1) for rank in range(self.apps)]
@@ -71,7 +74,10 @@ class Talks:
 
 
 def words_of(engine: Path, text: str = SEPARATE) -> list[int]:
-    """The tokens of `text`; those of the default are words by themselves, in any order."""
+    """Return the tokens of `text`.
+
+    Tokens of the default text are words by themselves, in any order.
+    """
     from tokenizers import Tokenizer
 
     tokenizer = engine / EngineManifest.load(engine).tokenizer.directory / "tokenizer.json"

@@ -46,7 +46,7 @@ ANN = Caller("acme", "00000000-0000-0000-0000-000000000007", "key-1", tier="pro"
 
 
 def measure(engine: Path) -> Section:
-    """All figures of this script."""
+    """Return all figures of this benchmark."""
     text = "One process, without HTTP; CPU is its own. The ledger's batches are of 1,000 events of 50 users."
     section = Section("Usage", text)
     with section, tempfile.TemporaryDirectory() as folder:
@@ -91,7 +91,7 @@ async def _shipping(folder: Path, section: Section) -> None:
 
 
 async def _ledger(url: str, name: str, section: Section, server: Callable[[], float]) -> None:
-    """From the message to the committed row."""
+    """Measure the ledger from the message to the committed row."""
     async with await open_store(url) as store:
         own, others, events = [], [], 0
         for batch in range(BATCHES + 1):
@@ -110,7 +110,10 @@ async def _ledger(url: str, name: str, section: Section, server: Callable[[], fl
 
 
 async def _kafka_away(folder: Path, section: Section, count: int) -> None:
-    """The events of ten minutes, as fast as they can be made; then the broker comes up."""
+    """Record ten minutes of events while Kafka is away, then start the broker.
+
+    The events are made as fast as possible.
+    """
     outbox, context = _outbox(folder / "gw-2"), RequestContext("req_1", caller=ANN)
     meter = OutboxWriter(folder / "gw-2", outbox, NoPrices())
     broker = Broker()
@@ -166,7 +169,10 @@ def _outbox(folder: Path) -> UsageOutbox:
 
 
 def _requests(meter: OutboxWriter, context: RequestContext, count: int) -> None:
-    """Flush after 50 requests, as a gateway does at 500 requests a second."""
+    """Record `count` requests.
+
+    The outbox is flushed after 50 requests, as a gateway does at 500 requests a second.
+    """
     for at in range(count):
         _request(meter, context)
         if at % 50 == 49:

@@ -53,8 +53,8 @@ def simulate(parts: Sequence[FleetCell], jobs: int = 1, on_progress: OnProgress 
     Args:
         parts: The cells.
         jobs: Number of processes.
-        on_progress: Called now and then with the simulated seconds and the finished requests of a cell;
-            only with one process.
+        on_progress: Called now and then with the simulated seconds and the finished requests of a
+            cell; only with one process.
     """
     whole = SimulationResult(LoadRun(0.0))
     for rows, sums, simulated, cpu in _all(parts, jobs, on_progress):
