@@ -33,6 +33,7 @@ EXTRAS = {
     "oidc": ("jwt", "the gateway's setting `oidc`: tokens of an identity provider"),
     "redis": ("redis", "the gateway's setting `redis`: limits that several gateways share"),
     "kafka": ("aiokafka", "the gateway's setting `kafka`: usage by way of Kafka"),
+    "safety": ("re2", "the gateway's setting `safety`: rules for prompts and answers"),
     "otel": ("opentelemetry.proto", "the gateway's setting `traces`"),
 }
 #: Bytes of free disk space for one engine.

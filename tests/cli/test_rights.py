@@ -59,8 +59,8 @@ def test_doctor_in_an_environment_of_somebody_else(folder: Path, monkeypatch: py
     (wheel / "bin").mkdir(parents=True)
     (wheel / "bin" / "tritonserver").touch()
     wheel.chmod(0o000)
-    monkeypatch.setattr(machine.embedded, "find_wheel", lambda: wheel)
-    monkeypatch.setattr(machine.embedded, "CONTAINER_ROOT", folder / "none")
+    monkeypatch.setattr(machine.installation, "find_wheel", lambda: wheel)
+    monkeypatch.setattr(machine.installation, "CONTAINER_ROOT", folder / "none")
     said = as_nobody(lambda: next(check.fix for check in machine.check_machine() if check.name == "Triton"))
     assert said == (
         f"{wheel}/bin/tritonserver cannot be read by this user (Permission denied): run llmops as the user who "
