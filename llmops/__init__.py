@@ -1,4 +1,4 @@
-"""Checkpoint to OpenAI endpoint on NVIDIA Triton + TensorRT-LLM.
+"""Tools that turn a checkpoint into an OpenAI endpoint on NVIDIA Triton + TensorRT-LLM.
 
 This package holds what more than one folder needs. docs/architecture.md lists the folders.
 """

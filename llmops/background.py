@@ -45,13 +45,13 @@ class PeriodicTask:
 
 
 class LogOnce:
-    """The problems that are in the log already, by what they are about."""
+    """The problems that are in the log already, by the key of their subject."""
 
     def __init__(self) -> None:
         self._problems: dict[Hashable, str] = {}
 
     def is_new(self, key: Hashable, problem: str | None) -> bool:
-        """Return True if the problem of `key` has changed, and remember it. None is no problem."""
+        """Return True if the problem of `key` has changed, and remember it. None means no problem."""
         if self._problems.get(key) == problem:
             return False
         if problem is None:

@@ -52,7 +52,7 @@ class BuildError(LlmopsError):
 
 
 class ResourceError(LlmopsError):
-    """Too little disk, memory, ports or GPUs."""
+    """A lack of disk, memory, ports or GPUs."""
 
 
 class MissingDependencyError(LlmopsError):

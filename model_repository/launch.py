@@ -1,4 +1,4 @@
-"""Start and stop the real tritonserver on a model repository.
+"""The start and stop of a tritonserver on a model repository.
 
 `start_triton` returns a `TritonServer`; `llmops serve`, `llmops up` and the test fixtures all use
 it. Nothing outlives `stop()`: no process (Triton runs each Python model in a stub process) and no

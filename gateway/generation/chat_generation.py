@@ -1,4 +1,4 @@
-"""Starts the answer to a chat request. Chat completions, responses and messages use it."""
+"""The start of an answer to a chat request, for chat completions, responses and messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Renders chat messages as a prompt, in the form that chat templates take."""
+"""Rendering of chat messages as a prompt, in the form that chat templates take."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts the answer to a completions request."""
+"""The start of an answer to a completions request."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The models, their replicas, and the way of a request to one of them.
+"""Routing of requests: the models, their replicas, and the path of a request to a replica.
 
 The protocol of a single server belongs to `triton/`.
 """

@@ -1,4 +1,7 @@
-"""The cost of a request on a replica: seconds to its first token, load, and eligibility. Pure."""
+"""The cost of a request on a replica: seconds to its first token, load, and eligibility.
+
+The code is pure: it uses neither a clock nor I/O.
+"""
 
 from __future__ import annotations
 

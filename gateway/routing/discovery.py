@@ -51,7 +51,7 @@ class StableAddresses:
 
 
 class AddressResolver:
-    """Resolves the replicas of the settings to addresses."""
+    """A resolver of the replicas of the settings to addresses."""
 
     def __init__(self, replicas: Sequence[ReplicaAddress | DnsAddress], resolve: ResolveHost | None = None) -> None:
         self._replicas = list(dict.fromkeys(replicas))

@@ -1,4 +1,4 @@
-"""Several streams as one."""
+"""Several token streams merged into one."""
 
 from __future__ import annotations
 

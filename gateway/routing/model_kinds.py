@@ -23,7 +23,10 @@ from llmops.gateway.triton.step_stream import StepStreamTransport
 
 
 class ModelLoadError(LlmopsError):
-    """A part of a model cannot be used. `fault` names the part, the message adds the reason."""
+    """An error for a part of a model that cannot be used.
+
+    `fault` names the part, the message adds the reason.
+    """
 
     def __init__(self, fault: str, why: Exception) -> None:
         super().__init__(f"{fault}: {str(why) or repr(why)}")
@@ -59,7 +62,7 @@ class ModelKind(ABC, Generic[M]):
 
 
 class GenerativeKind(ModelKind[GenerativeModel]):
-    """Models that generate tokens.
+    """The kind of models that generate tokens.
 
     The settings may name more of them: `models.NAME.engine_model`.
     """
@@ -93,7 +96,7 @@ class GenerativeKind(ModelKind[GenerativeModel]):
 
 
 class EncoderKind(ModelKind[E]):
-    """Base class of the kinds of encoders."""
+    """The base class of the kinds of encoders."""
 
     def read_card(self, text: str, name: str) -> EncoderMetadata:
         return parse_encoder_metadata(text, {"name": name, **self._overrides(name).metadata_fields()})
@@ -104,13 +107,13 @@ class EncoderKind(ModelKind[E]):
 
 
 class EmbeddingKind(EncoderKind[EmbeddingModel]):
-    """Encoders that return vectors."""
+    """The kind of encoders that return vectors."""
 
     suffix, model = EMBEDDING_SUFFIX, EmbeddingModel
 
 
 class CrossEncoderKind(EncoderKind[CrossEncoder]):
-    """Encoders that score pairs of texts."""
+    """The kind of encoders that score pairs of texts."""
 
     suffix, model = SCORE_SUFFIX, CrossEncoder
 

@@ -51,7 +51,7 @@ ReachabilityCallback = Callable[[str, "Callable[[], bool] | None"], None]
 
 
 class ReplicaRegistry(Protocol):
-    """Combines the replicas of each model into one model that the endpoints use."""
+    """A registry that combines the replicas of each model into one model for the endpoints."""
 
     async def start(self) -> None: ...
 
@@ -83,7 +83,7 @@ class _ModelEntries:
 
 
 class ModelRegistry:
-    """Watches servers between `start` and `close`.
+    """A registry of all models on the servers that it watches between `start` and `close`.
 
     A model stays known while its servers are away.
     """

@@ -1,4 +1,7 @@
-"""The request that continues an answer on another replica. Pure."""
+"""The request that continues an answer on another replica.
+
+The code is pure: it uses neither a clock nor I/O.
+"""
 
 from __future__ import annotations
 

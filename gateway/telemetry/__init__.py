@@ -1,6 +1,6 @@
 """Metrics, traces, the access log and the lag of the event loop.
 
-Observes only, and decides nothing.
+The package only observes requests and makes no decisions about them.
 
 Billing belongs to `usage/`.
 """

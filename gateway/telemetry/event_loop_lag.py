@@ -53,7 +53,7 @@ _ENTRY_POINTS = (str(Path(_PACKAGE) / "launcher.py"), str(Path(_PACKAGE) / "supe
 
 
 class EventLoopMonitor:
-    """Monitors the event loop in which it is created, until `close`."""
+    """A monitor of the event loop in which it is created, until `close`."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self.worst = 0.0  # longest time blocked at once, in seconds

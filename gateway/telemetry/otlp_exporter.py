@@ -41,7 +41,7 @@ SpanAttributes = dict[str, Any]
 
 
 class OtlpSpanExporter:
-    """Sends finished requests to an OTLP receiver."""
+    """An exporter that sends finished requests to an OTLP receiver."""
 
     def __init__(self, endpoint: str, timeout: float) -> None:
         """Create an exporter.

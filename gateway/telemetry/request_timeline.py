@@ -1,4 +1,7 @@
-"""A finished request as traces and the access log show it, and the timeline of its stages. Pure."""
+"""A finished request as traces and the access log show it, and the timeline of its stages.
+
+The code is pure: it uses neither a clock nor I/O.
+"""
 
 from __future__ import annotations
 

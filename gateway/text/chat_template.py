@@ -69,7 +69,7 @@ _FAILURES = (
 
 
 class TemplateRaisedError(jinja2.TemplateError):
-    """The template itself refused the conversation with `raise_exception`."""
+    """An error for a conversation that the template refused with `raise_exception`."""
 
 
 class GenerationTag(Extension):

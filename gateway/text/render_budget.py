@@ -41,7 +41,7 @@ _SLOT_SIZE = 8
 
 
 class TemplateTimeoutError(jinja2.TemplateError):
-    """The template took longer than it may."""
+    """An error for a template that took longer than its budget."""
 
 
 class _RenderBudget(threading.local):

@@ -43,7 +43,7 @@ GC_INTERVAL = 10.0
 
 
 class CpuLimitError(Exception):
-    """Work exceeded `thread_cpu_limit` and must start again elsewhere.
+    """An error for work that exceeded `thread_cpu_limit` and must start again elsewhere.
 
     Raise it only from work without side effects.
     """

@@ -41,17 +41,20 @@ class EngineIdentity(NamedTuple):
 
 
 class EngineObserver(Protocol):
-    """Receives the reports of an engine, on the event loop between two messages."""
+    """A receiver of an engine's reports, called on the event loop between two messages."""
 
     def on_state(self, state: EngineState) -> None: ...
 
     def on_cache_event(self, kind: int, hashes: Sequence[int]) -> None:
-        """Take blocks by hash. `kind` is KV_STORED, KV_REMOVED or KV_CLEARED of the contract."""
+        """Handle stored or removed blocks, by hash.
+
+        `kind` is KV_STORED, KV_REMOVED or KV_CLEARED of the contract.
+        """
 
     def on_identity(self, identity: EngineIdentity) -> None: ...
 
     def on_disconnect(self, error: ApiError) -> None:
-        """Take the error that ended the stream; the stream is opened again."""
+        """Handle the error that ended the stream. The stream is opened again afterwards."""
 
 
 def notify_observer(observer: EngineObserver, outputs: Mapping[str, int], raw: Sequence[bytes]) -> None:

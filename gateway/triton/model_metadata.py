@@ -1,4 +1,6 @@
-"""`llmops_model_metadata`: what a model announces of itself in Triton's ModelConfig."""
+"""The parameter `llmops_model_metadata`, in which a model describes itself to gateways.
+
+The parameter is part of Triton's ModelConfig."""
 
 from __future__ import annotations
 

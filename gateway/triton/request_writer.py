@@ -17,7 +17,7 @@ from llmops.gateway.triton.tensor_writers import MessageTensorWriter, TensorWrit
 
 
 class RequestWriter:
-    """Builds the requests of one engine model."""
+    """A builder of the requests of one engine model."""
 
     def __init__(
         self,

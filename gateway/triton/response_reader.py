@@ -46,7 +46,7 @@ ENGINE_CONDITIONS = {
 
 
 class ResponseReader:
-    """Reads the responses of one stream.
+    """A reader of the responses of one stream.
 
     The positions of the outputs do not change within a stream.
     """

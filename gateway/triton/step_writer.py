@@ -23,7 +23,7 @@ class Submission(NamedTuple):
 
 
 class StepWriter:
-    """Builds the messages of one subscription."""
+    """A builder of the messages of one subscription."""
 
     def __init__(self, requests: RequestWriter, subscription: str) -> None:
         self._requests = requests

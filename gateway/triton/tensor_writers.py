@@ -49,7 +49,7 @@ class TensorWriter(ABC):
 
 
 class MessageTensorWriter(TensorWriter):
-    """Appends tensors to a message, with their contents as raw bytes."""
+    """A writer that appends tensors to a message, with their contents as raw bytes."""
 
     def __init__(self, message: service_pb2.ModelInferRequest) -> None:
         self._add_input, self._add_content = message.inputs.add, message.raw_input_contents.append

@@ -1,4 +1,4 @@
-"""Drain the engines of a running Triton before it gets SIGTERM.
+"""The drain of a running Triton's engines before Triton gets SIGTERM.
 
 A Triton that is unloading accepts no messages, not even a gateway's acknowledgement or cancel.
 `llmops serve` drains by itself. For a tritonserver that was started in another way:

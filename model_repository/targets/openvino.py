@@ -1,4 +1,4 @@
-"""Target openvino: our own model over OpenVINO GenAI's continuous batching."""
+"""The target openvino: our own model over OpenVINO GenAI's continuous batching."""
 
 from __future__ import annotations
 

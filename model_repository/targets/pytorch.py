@@ -1,4 +1,4 @@
-"""Target pytorch: our own model over TensorRT-LLM's LLM API, for checkpoints."""
+"""The target pytorch: our own model over TensorRT-LLM's LLM API, for checkpoints."""
 
 from __future__ import annotations
 

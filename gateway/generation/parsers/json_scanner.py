@@ -1,4 +1,6 @@
-"""Finds the end of a JSON value in text that arrives in pieces, and reads each character once."""
+"""A scanner that finds the end of a JSON value in text that arrives in pieces.
+
+The scanner reads each character once."""
 
 from __future__ import annotations
 
@@ -13,9 +15,10 @@ _CLOSES = {"}": "{", "]": "["}
 
 
 class InvalidJsonError(ValueError):
-    """The text is no JSON.
+    """An error for text that is not JSON.
 
     `end` is the position of the wrong character, `text` the valid text before it.
+
     """
 
     def __init__(self, end: int, text: str) -> None:

@@ -45,7 +45,9 @@ def new_mistral_call_id() -> str:
 
 
 class NotAToolCallError(Exception):
-    """Text that looked like a call is none. Raised only before any part of the call was sent.
+    """An error for text that looked like a tool call and is not a call.
+
+    The error is raised only before any part of the call was sent.
 
     `pos` is the position at which plain text goes on: where the mismatch shows, so that it does not
     depend on how the text was split. None stands for the parser's own position.

@@ -125,7 +125,7 @@ def _find_problem(text: str, limits: SchemaLimits) -> str | None:
 
 
 class _KeywordTypeError(Exception):
-    """A keyword has a value of the wrong type."""
+    """An error for a keyword whose value has the wrong type."""
 
 
 class _SchemaLocation(NamedTuple):

@@ -1,6 +1,6 @@
-"""Decide when a request is dispatched to a replica and when it is rejected.
+"""The decision when a request is dispatched to a replica and when it is rejected.
 
-Pure: callers pass the time.
+The code is pure: callers pass the time.
 
 Requests wait here and not in the engines, so that the next request goes to the first replica with
 room, whichever that is. A replica has room while little work is queued there.

@@ -52,7 +52,7 @@ class RequestQueue:
         """Reject a request before its prompt is known.
 
         Raises:
-            OverloadedError: The requests before it alone take longer than it may wait.
+            OverloadedError: The wait for earlier requests alone is longer than this one may wait.
         """
         if self.controller.queue:
             wait = self.controller.queue_wait(request, self._views())

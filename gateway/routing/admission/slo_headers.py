@@ -20,7 +20,7 @@ MAX_FAIRNESS_ID_LENGTH = 128
 
 
 class SloHeaders(Check):
-    """Reads the headers.
+    """A check that reads the SLO headers of each request.
 
     A fairness id without the scope is ignored: one tenant could pose as many.
     """

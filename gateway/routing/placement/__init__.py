@@ -2,5 +2,5 @@
 
 The package has pure functions and tables, without a clock or an event loop.
 
-The time of dispatch belongs to `admission/`.
+The package `admission/` decides when a request is dispatched.
 """

@@ -61,12 +61,14 @@ class EncoderReplica:
 
 
 class EncoderLoadBalancer:
-    """Sends the batches of a model to its replicas. Called like the connection of one encoder."""
+    """A load balancer that sends the batches of a model to its replicas.
+
+    The balancer is called like the connection of one encoder."""
 
     def __init__(self, silence: float, clock: Callable[[], float] = monotonic) -> None:
         """Create a balancer without replicas.
 
-        One with open batches that is silent for `silence` seconds hangs.
+        A replica with open batches that is silent for `silence` seconds counts as hanging.
         """
         self.replicas: list[EncoderReplica] = []
         self._silence, self._clock, self._turns = silence, clock, 0

@@ -1,6 +1,6 @@
 """The health of a replica, from its reports, its failures and Triton's readiness.
 
-Pure: callers pass a monotonic time.
+The code is pure: callers pass a monotonic time.
 """
 
 from __future__ import annotations

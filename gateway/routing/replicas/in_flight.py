@@ -1,4 +1,6 @@
-"""Requests that were sent to a replica and that its state does not include yet. Pure.
+"""Requests that were sent to a replica and that its state does not include yet.
+
+The code is pure: it uses neither a clock nor I/O.
 
 A replica that reports its state names the slots that the state includes. On a measured replica a
 request leaves the in-flight requests with its first token.

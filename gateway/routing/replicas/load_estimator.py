@@ -2,7 +2,8 @@
 
 NVIDIA's C++ backend sends no step messages. What a gateway can see is when it sent a request, when
 tokens arrive, and twice a second the server's gauges. From this it derives the fields of a
-`ReplicaView`. Pure: the caller brings the time, so the simulator runs this code unchanged.
+`ReplicaView`. The code is pure: the caller brings the time, so the simulator runs this code
+unchanged.
 
 A decoding sequence gets one token per step. So a step has ended when a sequence gets its second
 token since the last step ended. A request without a first token is still to be read.

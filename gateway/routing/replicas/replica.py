@@ -50,7 +50,7 @@ class Replica:
         has_alternative: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """Create a replica that has not been heard of yet.
+        """Create a replica that has not reported its state yet.
 
         Args:
             replica_id: HOST:PORT of the server, with the engine model where the settings name one.

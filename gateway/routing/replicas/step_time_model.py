@@ -1,4 +1,7 @@
-"""A model of an engine's step time, fitted to a window of observed steps. Pure."""
+"""A model of an engine's step time, fitted to a window of observed steps.
+
+The code is pure: it uses neither a clock nor I/O.
+"""
 
 from __future__ import annotations
 

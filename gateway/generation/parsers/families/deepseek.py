@@ -1,4 +1,7 @@
-"""DeepSeek: `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>` … `<｜tool▁call▁end｜>` … `<｜tool▁calls▁end｜>`.
+"""The tool calls of DeepSeek and Kimi-K2.
+
+The format is `<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>` … `<｜tool▁call▁end｜>` …
+`<｜tool▁calls▁end｜>`.
 
 V3 and R1 write a call as `function<｜tool▁sep｜>name` and a JSON code block, V3.1 as
 `name<｜tool▁sep｜>{…}`. Kimi-K2 has the same form with names of its own:

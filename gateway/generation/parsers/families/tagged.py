@@ -1,4 +1,4 @@
-"""Calls in tags, with a tag for each argument: Qwen3-Coder and its relatives, GLM-4.5 and later.
+"""Tool calls with a tag for each argument: Qwen3-Coder and relatives, GLM-4.5 and later.
 
 Qwen3-Coder: `<tool_call>`, `<function=name>`, `<parameter=key>` value `</parameter>` …,
 `</function>`, `</tool_call>`. GLM: `<tool_call>name`, `<arg_key>key</arg_key>`,

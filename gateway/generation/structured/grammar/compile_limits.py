@@ -27,7 +27,7 @@ _MAX_CLOCK_STEP = 0.5
 
 
 class NotEnforceableError(Exception):
-    """A part of a request cannot be enforced by a grammar. The message names it."""
+    """An error for a part of a request that no grammar can enforce. The message names the part."""
 
 
 class UnsatisfiableSchemaError(NotEnforceableError):
@@ -35,7 +35,7 @@ class UnsatisfiableSchemaError(NotEnforceableError):
 
 
 class GrammarTooComplexError(Exception):
-    """Compiling a grammar takes more work than the budget allows.
+    """An error for a grammar that takes more work to compile than the budget allows.
 
     Unlike an unsupported keyword, this must not be left out silently: where the budget ends depends
     on the order of work.

@@ -1,4 +1,4 @@
-"""Compiles a JSON Schema to a grammar."""
+"""The compiler of JSON Schemas to grammars."""
 
 from __future__ import annotations
 

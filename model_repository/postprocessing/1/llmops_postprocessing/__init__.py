@@ -1,6 +1,6 @@
 """The detokenizer model's own code.
 
-Runs inside Triton: imports numpy, tokenizers and the tensor contract only.
+The package runs inside Triton and imports numpy, tokenizers and the tensor contract only.
 
 The gateway detokenises by itself: `gateway/text/`.
 """

@@ -1,6 +1,6 @@
 """The tokenizer model's own code.
 
-Runs inside Triton: imports numpy, tokenizers and the tensor contract only.
+The package runs inside Triton and imports numpy, tokenizers and the tensor contract only.
 
 The gateway tokenises by itself: `gateway/text/`.
 """

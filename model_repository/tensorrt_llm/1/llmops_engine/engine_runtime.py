@@ -95,7 +95,7 @@ class EngineState(NamedTuple):
 
 
 class DeadEngineError(Exception):
-    """The library cannot generate any longer. The message says why."""
+    """An error of a library that cannot generate any longer. The message says why."""
 
 
 class Preparation:

@@ -10,7 +10,7 @@ import numpy as np
 
 
 class RequestRejectedError(Exception):
-    """The engine rejects the request.
+    """An error for a request that the engine rejects.
 
     The message starts with the tensor's name: `embedding_bias: not supported`.
     """

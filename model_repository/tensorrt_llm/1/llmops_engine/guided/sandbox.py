@@ -71,7 +71,10 @@ class GrammarMeasurement:
 
 
 class GrammarLimitError(Exception):
-    """A grammar exceeded a limit while it compiled. `slow` is True for the limit of time."""
+    """An error for a grammar that exceeded a limit while it compiled.
+
+    `slow` is True for the limit of time.
+    """
 
     def __init__(self, message: str, slow: bool = False) -> None:
         super().__init__(message)

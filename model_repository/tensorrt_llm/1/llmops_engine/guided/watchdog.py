@@ -56,7 +56,7 @@ class GrammarWatchdog:
         self._started = _Clocks(0.0, 0.0, 0.0, 0.0)
 
     def watch_threads(self, threads: Iterable[int]) -> None:
-        """Watch these threads too, by their native ids. Threads that have ended are forgotten."""
+        """Also watch `threads`, given by their native ids. Threads that have ended are forgotten."""
         kept = [thread for thread in self._threads if _processor_time(thread) is not None]
         self._threads = [*kept, *threads]
 

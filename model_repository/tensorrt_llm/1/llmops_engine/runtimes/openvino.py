@@ -128,7 +128,7 @@ class _Sequence:
 
 
 class OpenVINORuntime(EngineRuntime):
-    """Token ids in, token ids out: the runtime does not use the pipeline's own tokenizer."""
+    """A runtime that takes and returns token ids, without the pipeline's own tokenizer."""
 
     def __init__(self, options: OpenVINOOptions) -> None:
         self._options = options

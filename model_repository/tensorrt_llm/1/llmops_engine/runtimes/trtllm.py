@@ -131,7 +131,7 @@ class _Sequence:
 
 
 class TrtllmRuntime(EngineRuntime):
-    """Token ids in, token ids out: the library neither tokenizes nor detokenizes.
+    """A runtime that takes and returns token ids; the library neither encodes nor decodes text.
 
     `step_wait` is the time in seconds for which a step waits for the first token.
     """
