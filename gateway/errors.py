@@ -187,8 +187,8 @@ class ModelNotPricedError(ForbiddenError):
 
     def __init__(self, model: str) -> None:
         super().__init__(
-            f"The model '{model}' has no price, so that no budget can pay for it; whoever runs this gateway gives it "
-            "one with `llmops price set`.",
+            f"The model '{model}' has no price, so no budget can pay for it. The gateway's operator can set a price "
+            "with `llmops price set`.",
             param="model",
         )
 

@@ -211,7 +211,7 @@ class UsageEvent(NamedTuple):
 
 
 class UsageRecorder(ABC):
-    """Records the usage of one request where it outlives the process. No method raises or waits."""
+    """A recorder of one request's usage that outlives the process. No method raises or waits."""
 
     __slots__ = ()
 
@@ -689,7 +689,7 @@ class QueuedRequest:
 
     Attributes:
         tenant: Tenant that is charged.
-        routing: What the choice of a replica depends on.
+        routing: The properties on which the choice of a replica depends.
         arrived: Time of arrival.
         tier: Name of the priority tier.
         weight: Weight of the tenant.

@@ -1,4 +1,4 @@
-"""Runs the gateway: one process, or several independent ones behind one port.
+"""The entry point of the gateway: one process, or several independent ones behind one port.
 
 Each worker is a complete gateway. Workers share the listening socket and nothing else: state that
 more than one of them needs (limits, stored responses, keys) is in Redis or the store. Each worker

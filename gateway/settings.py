@@ -258,7 +258,7 @@ class ResponseStoreSettings(_Section):
 
 
 class TenantConversations(_Section):
-    """Overrides for one tenant.
+    """Overrides of the conversation settings for one tenant.
 
     Attributes:
         store: False if nothing of its requests is stored.
@@ -314,7 +314,7 @@ def _check_https(url: str | None) -> str | None:
     if not parts.hostname or parts.scheme not in ("http", "https"):
         raise ValueError("this is not a URL, such as https://login.example/realms/acme")
     if not is_secure_url(url):
-        raise ValueError("keys that are read without https may be anybody's; name an https URL")
+        raise ValueError("anyone on the network can replace keys that are read without https; name an https URL")
     return url
 
 
@@ -688,7 +688,7 @@ class _EnvironmentSettings(GatewaySettings, BaseSettings):
 
 @dataclass(frozen=True)
 class SettingsLayers:
-    """Settings in place of a file's.
+    """Settings from other sources than a file.
 
     Attributes:
         place: Where they come from, for messages.

@@ -26,7 +26,7 @@ _libc = ctypes.CDLL(None)
 
 
 class Supervisor:
-    """Keeps `count` worker processes running until SIGTERM or Ctrl-C.
+    """The process that keeps `count` workers running until SIGTERM or Ctrl-C.
 
     Signals are handled from the creation of the object. They are forwarded to the workers, which
     drain; a second signal ends the workers immediately.
@@ -54,8 +54,8 @@ class Supervisor:
         return self._forced
 
     def _replace_one(self) -> None:
-        # waits for the workers only: other children of this process, such as Triton, belong to
-        # whoever started them
+        # waits for the workers only: other children of this process, such as Triton, are waited for
+        # by the code that started them
         ended = select.poll()
         for descriptor in self._workers:
             ended.register(descriptor, select.POLLIN)

@@ -81,8 +81,8 @@ class ConversationRoutes:
                     self._store = await asyncio.to_thread(_open_store, self._settings)
                 except ModuleNotFoundError as error:
                     raise NotFoundError(
-                        f"This gateway keeps no conversations: {error.name} is not installed; whoever runs it "
-                        f"installs the extra `store`: {install_command('store')}",
+                        f"This gateway keeps no conversations: {error.name} is not installed. Its operator can install "
+                        f"the extra `store`: {install_command('store')}",
                         code="conversations_not_stored",
                     ) from error
             return self._store

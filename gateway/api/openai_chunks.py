@@ -37,7 +37,7 @@ def usage_counts(answer: Answer) -> dict[str, Any]:
 
 
 class ChunkWriter:
-    """Writes the chunks of one answer. Their heads and tails are rendered once."""
+    """A writer of one answer's chunks. Their heads and tails are rendered once."""
 
     kind: str
 

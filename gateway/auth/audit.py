@@ -1,4 +1,4 @@
-"""Rejected requests in the audit log, counted per minute: a storm of them becomes a few entries."""
+"""The audit of rejected requests, counted per minute so that a storm becomes a few entries."""
 
 from __future__ import annotations
 
@@ -46,7 +46,11 @@ class AuditLog(ABC):
 
     @abstractmethod
     async def write(self, rejections: Sequence[RejectionCount]) -> None:
-        """Write all of them or none. Raises LlmopsError."""
+        """Write all of the counts or none.
+
+        Raises:
+            LlmopsError: The log cannot be written.
+        """
 
     async def close(self) -> None:
         """Close connections."""

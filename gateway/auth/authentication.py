@@ -48,7 +48,7 @@ ROUTE_SCOPES = (
 
 
 class Authentication(Check):
-    """Rejects requests without a valid key.
+    """A check that rejects requests without a valid key.
 
     Every route asks for a key, also one that is added later. Exceptions: /health/* without a query,
     the API reference, and the files of the chat page.
@@ -139,7 +139,7 @@ def required_scopes(route: str) -> tuple[str, ...]:
 
 
 def create_authentication(settings: GatewaySettings) -> Authentication | None:
-    """Return the check, None if keys are never asked for.
+    """Return the check, or None if keys are never required.
 
     Raises:
         MissingDependencyError: A library is not installed.
@@ -158,7 +158,7 @@ def create_authentication(settings: GatewaySettings) -> Authentication | None:
 
 
 def keys_required(settings: GatewaySettings) -> bool:
-    """Return True if keys are asked for from the start on. Creates or migrates the store.
+    """Return True if keys are required from the start. Creates or migrates the store.
 
     Raises:
         InputError: The host is public, and keys are not asked for.
@@ -178,7 +178,7 @@ def keys_required(settings: GatewaySettings) -> bool:
 
 
 def exposure_summary(settings: GatewaySettings, keys_are_required: bool) -> str:
-    """Return who can use the gateway, for the line that it starts with."""
+    """Return a text about who can use the gateway, for the log line at the start."""
     clients = "this machine only" if is_loopback(settings.host) else f"anyone who reaches {settings.host}"
     if keys_are_required:
         return f"open to {clients}, with a key"

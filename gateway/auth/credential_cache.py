@@ -1,4 +1,4 @@
-"""A directory that is asked once per credential and time."""
+"""A cache in front of a directory, which then gets one look-up per credential and time."""
 
 from __future__ import annotations
 
@@ -97,7 +97,10 @@ class CachedDirectory(Directory):
         return _require_unexpired(found.caller) if isinstance(found, _KnownCredential) else _raise_rejection(found)
 
     async def has_credentials(self) -> bool:
-        """Once there was one, that stays so; before, it is asked every second."""
+        """Return True if a credential was ever created.
+
+        A True is remembered forever; a False is checked again every second.
+        """
         if self._any:
             return True
         now = self._clock()

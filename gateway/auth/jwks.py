@@ -1,4 +1,7 @@
-"""An identity provider's public keys: read when they are needed, kept while it is away."""
+"""A cache of an identity provider's public keys.
+
+Keys are read when they are needed, and kept while the provider is away.
+"""
 
 from __future__ import annotations
 
@@ -97,7 +100,7 @@ class JwksCache:
             await self._client.aclose()
 
     def _read(self) -> asyncio.Task[None]:
-        """One reading at a time, whoever waits for it."""
+        """Return the task that reads the keys, started if none is running."""
         if self._reading is None:
             self._reading = asyncio.create_task(self._try(), name="jwks")
             self._reading.add_done_callback(lambda _: setattr(self, "_reading", None))

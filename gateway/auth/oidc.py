@@ -21,7 +21,8 @@ from llmops.untrusted_text import is_safe_text
 if TYPE_CHECKING:
     from llmops.gateway.auth.keys import KeyDirectory
 
-#: No HS256 and the like: they sign with the key that verifies, and a public key is no secret.
+#: The accepted algorithms are asymmetric: HS256 and the like sign with the key that verifies, and a
+#: public key is no secret.
 ALGORITHMS = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
 KNOWN_SCOPES = frozenset({"inference", "usage", "metrics", "admin", "fairness"})
 _JWT_FORM = re.compile(r"[\w-]+\.[\w-]+\.[\w-]+", re.ASCII)
@@ -35,7 +36,7 @@ _REJECTION_MESSAGES: tuple[tuple[type[Exception], str], ...] = (
     (jwt.InvalidIssuerError, "This token is of another issuer."),
     (jwt.MissingRequiredClaimError, "This token lacks one of the claims exp, iss, aud and sub."),
 )
-#: What parsing a token raises, whatever it says: each of them is a refusal.
+#: The exceptions that parsing any token can raise. The token is rejected after each of them.
 _UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
 #: Characters of the longest name of a tenant, user or subject (OpenID Connect Core 1.0, section 2).
 _MAX_NAME_LENGTH = 255

@@ -64,14 +64,14 @@ class AnswerState(NamedTuple):
 
 
 class ChunkRenderer(Protocol):
-    """Renders the events of one answer."""
+    """A renderer of one answer's events."""
 
     def role(self, index: int) -> bytes: ...
 
     def piece(self, index: int, piece: OutputDelta) -> bytes: ...
 
     def end(self, run: ChatRun) -> bytes:
-        """Return the reason of the end, the usage, and what tells clients that the stream is over."""
+        """Return the reason of the end, the usage, and the events that close the stream."""
         ...
 
 
@@ -142,7 +142,7 @@ class AnswerLog:
 
 
 class ChatRun:
-    """One answer.
+    """One answer that is being generated.
 
     Without a reader it is stopped after `UNREAD_TIMEOUT`; `task` ends when it is over and stored.
     """

@@ -1,4 +1,4 @@
-"""A responses request as the chat completions request that means the same."""
+"""The translation of a responses request to the equivalent chat completions request."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from llmops.gateway.conversations.response_tools import OfferedTools, flat_name
 from llmops.gateway.errors import ApiError, InvalidRequestError, UnsupportedError
 from llmops.gateway.schemas.responses_request import ResponsesRequest, TextFormat
 
-# What chat completions calls by another name, to name the right field in errors.
+# The fields of chat completions that have another name in the Responses API, for errors.
 _RESPONSES_FIELDS = {
     "messages": "input",
     "max_completion_tokens": "max_output_tokens",

@@ -44,7 +44,7 @@ class Branch(NamedTuple):
 
 
 class ConversationStore:
-    """Reads and writes conversations. Every method raises UnavailableError while the store is away."""
+    """The stored conversations. Every method raises UnavailableError while the store is away."""
 
     def __init__(self, url: str, settings: ConversationSettings, now: Callable[[], datetime] = utc_now) -> None:
         self.settings, self._now = settings, now
@@ -301,8 +301,6 @@ def owner_id(caller: Caller) -> str:
     """Return the UUID of the caller's owner.
 
     A user has a UUID. For a key that was not verified, the UUID is made of the key's digest.
-
-    A user has one. For a key that the gateway did not verify, the UUID is made of the key's digest.
     """
     owner = caller.owner
     try:
@@ -312,14 +310,18 @@ def owner_id(caller: Caller) -> str:
 
 
 def row_id(conversation_id: str) -> str:
-    """Return the UUID of a public id. Raises NotFoundError for what is no id."""
+    """Return the UUID of a public id.
+
+    Raises:
+        NotFoundError: The text is not a public id.
+    """
     if not _ID.fullmatch(conversation_id):
         raise _no_conversation(conversation_id)
     return str(UUID(conversation_id[5:]))
 
 
 def public_id(conversation: Conversation) -> str:
-    """Return the id that clients know the conversation by."""
+    """Return the id under which clients know the conversation."""
     return f"conv_{UUID(conversation.id).hex}"
 
 

@@ -148,7 +148,7 @@ class ConversationTurn:
 
 
 class ResponseTurn:
-    """A response of the Responses API in a conversation.
+    """A response of the Responses API that belongs to a conversation.
 
     `items` are those of the branch that is shown.
     """

@@ -1,4 +1,4 @@
-"""Reading and writing the store within a time limit, with failures as errors of the API."""
+"""Access to the store within a time limit, with failures as errors of the API."""
 
 from __future__ import annotations
 
@@ -24,9 +24,12 @@ class Database:
     """A store that is opened at its first use."""
 
     def __init__(self, url: str, subject: str, advice: str) -> None:
-        """Create it.
+        """Create the database for the store at `url`, which is opened at its first use.
 
-        `subject` and `advice` are what errors say cannot be used, and what a client can do instead.
+        Args:
+            url: The URL of the store.
+            subject: The name of the data, for errors: the data that cannot be used.
+            advice: What a client can do instead, for errors.
         """
         self._store = LazyStore(url, pool_size=2)
         self._subject, self._advice = subject, advice

@@ -1,4 +1,4 @@
-"""Typed events as a stream: rendered, followed while they are generated, or sent again.
+"""Streams of typed events: followed while they are generated, or sent again.
 
 Events that exist already are rendered as the client reads them, a few kilobytes at a time: a
 response can be megabytes, and any number of clients may ask for it at once.
@@ -33,7 +33,7 @@ def events_after(number: int, response: dict[str, Any], cuts: list[list[int]]) -
 
 
 class ReplayEventStream(EventSource):
-    """Events that exist already."""
+    """A stream of events that exist already."""
 
     def __init__(self, past: Iterable[Event]) -> None:
         self._past = iter(past)

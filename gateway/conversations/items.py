@@ -21,7 +21,7 @@ _TEXT_PARTS = ("input_text", "output_text", "text", "summary_text", "reasoning_t
 
 
 def parse_input_items(value: str | Sequence[Mapping[str, Any]]) -> list[Item]:
-    """`input` as items; text is one user message."""
+    """Return `input` as items. A text is one user message."""
     if isinstance(value, str):
         return [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": value}]}]
     return [_known_fields(item) for item in value]

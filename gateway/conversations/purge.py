@@ -1,4 +1,4 @@
-"""The purge of conversations: of what was deleted long ago, and of what is kept no longer."""
+"""The background purge of conversations that were deleted long ago or have expired."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ START_DELAY = 60.0
 
 
 class PurgeTask:
-    """Purges in the background."""
+    """A background task that purges conversations."""
 
     def __init__(self, store: Callable[[], Awaitable[ConversationStore]]) -> None:
         self._store = store

@@ -1,4 +1,4 @@
-"""Pieces of an answer → output items and typed events, numbered."""
+"""The conversion of an answer's pieces to output items and to numbered, typed events."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def new_id(prefix: str) -> str:
 
 
 class ResponseBuilder:
-    """Builds one response. Every method gives the events that a stream sends.
+    """A builder of one response. Its methods return the events that a stream sends.
 
     `response` is the state after what has ended; `so_far` has the item in progress as well. `cuts`
     are the sizes of the deltas of each item: with them `replay_events` makes the same events, with
@@ -218,7 +218,7 @@ _EMPTY_ITEMS: dict[str, dict[str, Any]] = {
 
 
 def replay_events(response: dict[str, Any], cuts: Sequence[Sequence[int]]) -> list[Event]:
-    """All events of a response up to now, as they were when it was generated."""
+    """Return all events of a response up to now, as they were when it was generated."""
     fresh = {key: value for key, value in response.items() if key != "completed_at"}
     fresh.update(status="in_progress", output=[], usage=None, error=None, incomplete_details=None)
     builder = ResponseBuilder(fresh)

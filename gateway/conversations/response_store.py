@@ -1,8 +1,8 @@
-"""Responses that later requests can refer to: what is stored of them, and where.
+"""Stores of the responses that later requests can refer to.
 
 Only the owner of a response finds it. `MemoryResponses` keeps responses as long as the process
-lives; `SqlResponses` (sql.py) keeps them in the store, where every gateway of a deployment finds
-them.
+lives; `SqlResponses` (sql_responses.py) keeps them in the store, where every gateway of a
+deployment finds them.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from llmops.gateway.conversations.response_builder import new_id
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.settings import ResponseStoreSettings
 
-# What clients choose as the id of an item is the key of an index.
+#: Characters of an item's id, which a client may choose and which is the key of an index.
 MAX_ITEM_ID_LENGTH = 128
 
 
@@ -93,7 +93,7 @@ class ResponseRecord:
 
 @dataclass(frozen=True, slots=True)
 class ResponseReference:
-    """One response of a chain, before anything of it is read: its id and its size in characters."""
+    """The id and the size in characters of one response of a chain, before it is read."""
 
     id: str
     size: int

@@ -20,7 +20,7 @@ from llmops.gateway.settings import RequestLimits
 
 
 class StoredContext:
-    """Reads what one request of `owner` refers to, within `limits`.
+    """A reader of the stored context that one request of `owner` refers to, within `limits`.
 
     `hold` is called with the number of characters before they are read, and may refuse them.
     """

@@ -1,4 +1,6 @@
-"""Writes chunks of event streams to uvicorn's connection directly, without a coroutine per write.
+"""A writer of event streams that bypasses ASGI: no coroutine runs per write.
+
+The chunks go to uvicorn's connection directly.
 
 ASGI's `send` is a coroutine that examines every message, and middleware has nothing to do with
 single tokens. The writer uses the one transfer encoding that event streams have
@@ -57,7 +59,7 @@ class ChunkedWriter:
     Chunks can be written at any time unless it is `blocked`.
 
     Attributes:
-        wrote: True after a write. Reset by whoever checks for recent writes.
+        wrote: True after a write. The code that checks for recent writes resets it.
     """
 
     __slots__ = ("_batch", "_cycle", "_flow", "_write", "wrote")

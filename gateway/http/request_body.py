@@ -85,7 +85,7 @@ class FailFastModel(BaseModel):
 
 @dataclass(slots=True)
 class BodyReader:
-    """Reads and validates request bodies within the limits of one gateway.
+    """A reader that validates request bodies within the limits of one gateway.
 
     Attributes:
         limits: Bounds on the size and the JSON cost of a body.

@@ -39,7 +39,7 @@ _UNLOGGED_ROUTES = frozenset({"/", "/health", "/health/live", "/health/ready", "
 
 
 class RequestCounter(Check):
-    """Counts requests by route and status, and observes what the gateway spent its own time on."""
+    """A check that counts requests by route and status, and observes the gateway's own time."""
 
     def __init__(self, metrics: GatewayMetrics) -> None:
         self._total = metrics.overhead.labels("total")
@@ -87,7 +87,7 @@ class ExportingCheck(Check):
 
 
 class PerSecondLimit:
-    """Allows at most `limit` events in each second."""
+    """A limit that allows at most `limit` events in each second."""
 
     __slots__ = ("_left", "_limit", "_second")
 
@@ -161,7 +161,7 @@ class _StageTimer(Check):
 
 
 class AccessLogCheck(ExportingCheck):
-    """Writes a line for every request except those of probes and scrapers."""
+    """A check that writes a line for every request except those of probes and scrapers."""
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
         """Queue the request's line."""

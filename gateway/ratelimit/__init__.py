@@ -1,4 +1,4 @@
-"""Rate limits, concurrency limits and budgets: reserved before the work, settled with its real usage.
+"""Rate limits and budgets: reserved before the work, settled with its real usage.
 
 `rate_limit_check` is the check of every request, `limits` reserves and settles, and `quotas` holds
 what one caller's quotas demand. `buckets` is the arithmetic. `memory` keeps the limits of one

@@ -1,4 +1,4 @@
-"""The interface of all filters, and what a filter finds."""
+"""The interface of all filters, and the findings that they return."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Literal
 
-#: What a policy does with the text of an answer. `hold` releases text after it was judged, so no
+#: The treatment of an answer's text by a policy. `hold` releases text after it was judged, so no
 #: byte of a match leaves; `cut` releases at once and ends the answer, so at most one window leaves;
 #: `observe` only counts.
 StreamMode = Literal["hold", "cut", "observe"]

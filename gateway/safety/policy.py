@@ -121,9 +121,10 @@ class Safety:
 
 
 def create_safety(settings: SafetySettings, metrics: GatewayMetrics, embed: Embed) -> Safety | None:
-    """Return the filters that the settings describe; None where they describe none.
+    """Return the filters that the settings describe, or None if they describe none.
 
-    Raises InputError.
+    Raises:
+        InputError: A filter cannot be created.
     """
     if not settings.filters:
         return None

@@ -109,7 +109,7 @@ class StreamGuard:
     """All filters of a policy on the text of one choice.
 
     Attributes:
-        finding: What ended the answer; None while nothing has.
+        finding: The finding that ended the answer, None until there is one.
         holds: True if no byte of a match may leave, so that tool calls are sent whole.
         waits: True if a filter has to be awaited, so that tokens cannot be pushed to the client.
     """

@@ -65,7 +65,7 @@ class Tool(RequestModel):
 
 
 class NamedFunction(RequestModel):
-    """Names a function."""
+    """The name of a function."""
 
     name: str
 

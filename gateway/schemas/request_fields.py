@@ -66,7 +66,7 @@ Metadata = Annotated[
 
 
 class StreamOptions(RequestModel):
-    """`include_usage`: an extra last chunk with the token counts."""
+    """Options of a stream. `include_usage` adds a last chunk with the token counts."""
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
@@ -83,7 +83,7 @@ class JsonSchemaFormat(RequestModel):
 
 
 class ResponseFormat(RequestModel):
-    """text, json_object, or json_schema with its schema."""
+    """The format of an answer: text, json_object, or json_schema with its schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchemaFormat | None = None

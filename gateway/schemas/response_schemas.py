@@ -21,7 +21,7 @@ class ModerationResult(ResponseModel):
 
 
 class ModerationResponse(ResponseModel):
-    """One result for each text."""
+    """The verdicts of the safety filters, one for each text."""
 
     id: str
     model: str
@@ -114,7 +114,7 @@ class RerankResult(ResponseModel):
 
 
 class RerankResponse(ResponseModel):
-    """Documents, best first."""
+    """The documents, best first."""
 
     id: str
     model: str
@@ -136,7 +136,7 @@ class ResponseObject(ResponseModel):
 
 
 class DeletedResponse(ResponseModel):
-    """Confirms that a response was deleted."""
+    """The confirmation that a response was deleted."""
 
     id: str
     object: Literal["response"]
@@ -214,7 +214,7 @@ class ConversationList(ResponseModel):
 
 
 class DeletedConversations(ResponseModel):
-    """Confirms a deletion, of one conversation or of a number of them."""
+    """The confirmation of a deletion, of one conversation or of a number of them."""
 
     object: Literal["conversation.deleted", "conversations.deleted"]
     deleted: bool | int

@@ -10,7 +10,7 @@ from llmops.gateway.schemas.request_fields import Metadata, Number, RequestModel
 
 
 class TextFormat(RequestModel):
-    """text, json_object, or json_schema.
+    """The format of an answer: text, json_object, or json_schema.
 
     The schema is a field of the format, not nested as in chat completions.
     """

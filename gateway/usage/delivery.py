@@ -36,7 +36,7 @@ RESEND_TIMEOUT, MAX_RESEND_TIMEOUT = 10.0, 60.0
 
 
 class UsageDelivery:
-    """The delivery of one outbox.
+    """The delivery of one outbox to its sink.
 
     `trouble` says why events cannot be delivered now; it is empty otherwise.
     """

@@ -43,10 +43,12 @@ _Text = Annotated[str, Field(max_length=1024)]
 
 
 def _billable_time(at: datetime) -> datetime:
-    """Return `at` if it has a time zone and a year that every part of a bill can write.
+    """Return `at` if it can be billed.
+
+    It needs a time zone, and a year that every part of a bill can write.
 
     Raises:
-        ValueError: It has not.
+        ValueError: The time cannot be billed.
     """
     if at.tzinfo is None or not 1970 < at.year < 2200:
         raise ValueError("a time with a zone, from 1971 to 2199")

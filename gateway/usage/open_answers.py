@@ -111,7 +111,7 @@ class OpenAnswers:
         """Create the file, or empty it.
 
         Raises:
-            OSError: There is no room for it.
+            OSError: The disk has no room for the file.
         """
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         os.ftruncate(self._file, 0)

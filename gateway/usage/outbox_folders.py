@@ -67,7 +67,7 @@ def keep_damaged(file: Path) -> Path:
 
 
 def new_gateway_id() -> str:
-    """Return a name for a gateway process that no other one has or had."""
+    """Return a name for a gateway process that no other gateway process has or had."""
     return _PREFIX + secrets.token_hex(6)
 
 
@@ -75,7 +75,7 @@ def lock_new_folder(root: Path) -> FolderLock:
     """Create a folder and return its lock.
 
     Raises:
-        OSError: It cannot be created.
+        OSError: The folder cannot be created.
     """
     while True:
         # Each time: a process that ends may have removed the empty root.

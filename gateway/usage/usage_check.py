@@ -114,7 +114,7 @@ class OutboxWorker:
 
 
 class UsageCheck(Check):
-    """Records what each request uses. Rejects requests that could not be billed."""
+    """A check that records the usage of each request and rejects requests that cannot be billed."""
 
     def __init__(self, root: Path, settings: UsageSettings, sink: UsageSink, prices: Prices) -> None:
         self._root, self._settings, self._sink, self._prices = root, settings, sink, prices
@@ -272,7 +272,7 @@ class UsageCheck(Check):
 
 
 def create_usage_check(settings: GatewaySettings, prices: Prices | None = None) -> UsageCheck | None:
-    """Return the check, None without a store.
+    """Return the check, or None without a store.
 
     Raises:
         InputError: Kafka is set without a store or without a signing key.
@@ -291,7 +291,7 @@ def create_usage_check(settings: GatewaySettings, prices: Prices | None = None) 
 
 
 def create_billing(settings: GatewaySettings) -> Billing | None:
-    """Return the prices, None without keys: then no caller is billed."""
+    """Return the prices, or None without keys: then no caller is billed."""
     if settings.store is None or settings.open:
         return None
     from llmops.gateway.usage.billing import Billing
