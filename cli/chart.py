@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     show_default=True,
     help="The description of the service.",
 )
-@click.option("--profile", help="A profile of the file.")
+@click.option("--profile", help="Name of the profile of the file to use.")
 @click.option("--gateway-image", metavar="REF", help="The pushed image of Dockerfile.gateway, with its digest.")
 @click.option("--engine-image", metavar="REF", help="The pushed image of Dockerfile.trtllm, with its digest.")
 @click.option("--build-image", metavar="REF", help="The pushed image of Dockerfile.build, with its digest.")

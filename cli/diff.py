@@ -19,7 +19,7 @@ from llmops.errors import ServerError
     show_default=True,
     help="The description of the service.",
 )
-@click.option("--profile", help="A profile of the file.")
+@click.option("--profile", help="Name of the profile of the file to use.")
 @click.option("--url", help="The gateway that runs.  [default: where the file says]")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 when something would change.")
 @click.option("--json", "as_json", is_flag=True, help="Print the changes as JSON.")

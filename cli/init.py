@@ -23,8 +23,12 @@ from llmops.output_files import write_text
     help="The file to write.",
 )
 @click.option("--name", help="Served model name. Default: from the checkpoint.")
-@click.option("--gpu", help="Plan it for this kind of GPU, e.g. h100-sxm. Default: for the CPU of this machine.")
-@click.option("--quant", help="With --gpu: weights, as in `llmops plan`.  [default: the checkpoint's own]")
+@click.option(
+    "--gpu", help="Plan the service for this kind of GPU, e.g. h100-sxm. Default: for the CPU of this machine."
+)
+@click.option(
+    "--quant", help="With --gpu: format of the weights, as in `llmops plan`.  [default: the checkpoint's own]"
+)
 @click.option("--qps", help="With --gpu: requests/s to serve.")
 @click.option("--isl", help="With --gpu: tokens of a prompt, mean.")
 @click.option("--osl", help="With --gpu: tokens of an answer, mean.")

@@ -110,7 +110,9 @@ CACHE_BLOCK_TOKENS = 128
 @click.option("--think-time", type=Duration(zero=True), default="30s", show_default=True, help="Pause between turns.")
 @click.option("--seed", type=int, default=0, show_default=True, help="Seed of all that is drawn at random.")
 @click.option(
-    "--slo", multiple=True, help="Objective: ttft:500ms, tpot:50ms or e2e:5s. Repeatable.  [default: of --config]"
+    "--slo",
+    multiple=True,
+    help="Objective: ttft:500ms, tpot:50ms or e2e:5s. Repeatable.  [default: the objectives of --config]",
 )
 @click.option("--json", "json_path", type=OutputFile(), help="Write the whole run to this file.")
 @click.option("--html", "html_path", type=OutputFile(), help="Write a page to this file.")

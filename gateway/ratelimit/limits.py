@@ -57,13 +57,13 @@ class RateLimits:
         self.open: set[Reservation] = set()
         self._timer: asyncio.TimerHandle | None = None
 
-    def ticket(self, plan: CallerLimits, scope: Scope = _EMPTY_SCOPE) -> Reservation:
+    def new_reservation(self, plan: CallerLimits, scope: Scope = _EMPTY_SCOPE) -> Reservation:
         """Create the reservation of one request."""
         return Reservation(self, plan, scope)
 
-    def watch(self, ticket: Reservation) -> None:
+    def watch(self, reservation: Reservation) -> None:
         """Extend the reservation while its answer grows, and renew its lease."""
-        self.open.add(ticket)
+        self.open.add(reservation)
         if self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(GROWTH_INTERVAL, self._tick)
 
@@ -76,8 +76,8 @@ class RateLimits:
 
     def _tick(self) -> None:
         self._timer = asyncio.get_running_loop().call_later(GROWTH_INTERVAL, self._tick) if self.open else None
-        for ticket in self.open:
-            ticket.extend()
+        for reservation in self.open:
+            reservation.extend()
         self.limiter.beat()
 
 
@@ -102,17 +102,17 @@ class Reservation(QuotaReservation):
     """
 
     __slots__ = (
-        "_answers", "_bounded", "_closed", "_gate", "_model", "_owes", "_plan", "_scope", "_seen", "_taken", "_tariff",
+        "_answers", "_bounded", "_closed", "_gate", "_latest", "_model", "_owes_entry", "_plan", "_reserved", "_scope", "_tariff",
         "_usage",
     )  # fmt: skip
 
     def __init__(self, gate: RateLimits, plan: CallerLimits, scope: Scope) -> None:
         self._gate, self._plan, self._scope = gate, plan, scope
-        self._taken: list[ReservedAmounts] = []
+        self._reserved: list[ReservedAmounts] = []
         # the last result of the limiter
-        self._seen: ReserveResult | None = None
+        self._latest: ReserveResult | None = None
         # True until the entry is reserved; a request that ends before is charged for it
-        self._owes = False
+        self._owes_entry = False
         self._usage: Callable[[], Usage] | None = None
         # the tariff by which money was reserved and is settled
         self._tariff: Tariff | None = None
@@ -128,22 +128,22 @@ class Reservation(QuotaReservation):
             RateLimitError: A limit is reached.
         """
         gate, plan = self._gate, self._plan
-        if plan.whose in gate.refused:
-            known = gate.refused.find(plan.whose, _body_bytes(self._scope), gate.clock)
+        if plan.owner in gate.refused:
+            known = gate.refused.find(plan.owner, _body_bytes(self._scope), gate.clock)
             if known is not None:
                 left, error = known
                 raise error.with_retry_after(left)
         if plan.room > gate.waiting:
             gate.waiting += 1
-            self._owes = True
+            self._owes_entry = True
             return
         bounds, asks = plan.before, (ENTRY_REQUEST,) * len(plan.before.all)
         reserved = await self._reserve(bounds, asks)
-        self._taken.append(ReservedAmounts(reserved, reserved.bounds, ENTRY_REQUEST, None))
+        self._reserved.append(ReservedAmounts(reserved, reserved.bounds, ENTRY_REQUEST, None))
 
     async def tokens(self, model: str, prompt: int, most: int = 0, answers: int = 1, bounded: bool = True) -> int:
         self._model, self._answers, self._bounded = model, answers, bounded
-        bounds, entered = self._plan.of(model), not self._owes
+        bounds, entered = self._plan.of(model), not self._owes_entry
         if entered and not bounds.more:
             return most
         amount = self._amount(bounds, prompt, most)
@@ -159,11 +159,11 @@ class Reservation(QuotaReservation):
         asks = bounds.asks(amount, money, least, entered)
         reserved = await self._reserve(bounds, asks)
         if not entered or not bounds.own:
-            self._taken.append(ReservedAmounts(reserved, reserved.bounds, asks[0], amount))
+            self._reserved.append(ReservedAmounts(reserved, reserved.bounds, asks[0], amount))
         else:
             plain = len(bounds.plain)
-            self._taken.append(ReservedAmounts(reserved, reserved.bounds[:plain], asks[0], amount))
-            self._taken.append(ReservedAmounts(reserved, reserved.bounds[plain:], asks[-1], amount))
+            self._reserved.append(ReservedAmounts(reserved, reserved.bounds[:plain], asks[0], amount))
+            self._reserved.append(ReservedAmounts(reserved, reserved.bounds[plain:], asks[-1], amount))
         given = reserved.decision.money
         return most if given == money else self._affordable(given, prompt, most)
 
@@ -173,7 +173,7 @@ class Reservation(QuotaReservation):
             self._gate.watch(self)
 
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
-        seen = self._seen
+        seen = self._latest
         if seen is None or not seen.bounds:
             return ()
         levels = tightest_levels(seen.bounds, seen.decision.left)
@@ -184,7 +184,7 @@ class Reservation(QuotaReservation):
         if self._usage is None or self._bounded:
             return
         total = _total_tokens(self._usage())
-        for part in self._taken:
+        for part in self._reserved:
             if part.tokens is not None and total > part.tokens:
                 part.by.settle(part.bounds, Settlement(tokens=total - part.tokens))
                 part.tokens = total
@@ -200,12 +200,12 @@ class Reservation(QuotaReservation):
         total = _total_tokens(usage) if usage is not None else 0
         # used without a reservation
         unasked = total if total and not self._model else 0
-        if self._owes:
+        if self._owes_entry:
             gate.waiting -= 1
-        if self._owes or unasked:
-            gate.limiter.settle(self._plan.before.all, Settlement(int(self._owes), unasked))
+        if self._owes_entry or unasked:
+            gate.limiter.settle(self._plan.before.all, Settlement(int(self._owes_entry), unasked))
         spent = self._spent(usage) if usage is not None else 0
-        for part in self._taken:
+        for part in self._reserved:
             if part.tokens is not None:
                 change = make_settlement((0, total - part.tokens, -part.places, -part.money, spent))
                 part.by.settle(part.bounds, change)
@@ -216,13 +216,13 @@ class Reservation(QuotaReservation):
 
     async def _reserve(self, bounds: ModelLimits, asks: Sequence[LimitRequest]) -> ReserveResult:
         gate, plan = self._gate, self._plan
-        self._seen = reserved = await gate.limiter.reserve(bounds.all, asks)
+        self._latest = reserved = await gate.limiter.reserve(bounds.all, asks)
         decision = reserved.decision
         plan.note(decision.left)
         # a request rejected for its size still owes its entry; one rejected for its entry does not
-        if self._owes and (decision.lacking is None or decision.of in _ENTRY_DIMENSIONS):
+        if self._owes_entry and (decision.lacking is None or decision.of in _ENTRY_DIMENSIONS):
             gate.waiting -= 1
-            self._owes = False
+            self._owes_entry = False
         if decision.lacking is not None:
             self._refuse(bounds.quotas[decision.lacking], asks[decision.lacking], reserved)
         if plan.holds:
@@ -243,7 +243,7 @@ class Reservation(QuotaReservation):
             error = rate_exceeded(quota, of, bound.tokens, left[lacking][1], ask.tokens, wait)
         size = 0 if of in _ENTRY_DIMENSIONS else _body_bytes(self._scope)
         if quota.model is None and (size or of != "tokens"):
-            gate.refused.note(self._plan.whose, size, gate.clock() + remembered, error)
+            gate.refused.note(self._plan.owner, size, gate.clock() + remembered, error)
         raise error
 
     def _amount(self, bounds: ModelLimits, prompt: int, most: int) -> int:

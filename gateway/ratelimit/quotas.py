@@ -50,7 +50,7 @@ class CallerLimits:
     """The limits of all callers with one set of quotas, which must not be empty.
 
     Attributes:
-        whose: The name of the first quota's owner.
+        owner: The name of the first quota's owner.
         before: The limits before the model is known.
         budgets: The quotas with a budget, and their limits.
         holds: True if requests hold something that is given back.
@@ -61,12 +61,12 @@ class CallerLimits:
         generation: The limiter's generation when the periods were read.
     """
 
-    __slots__ = ("_halves", "_models", "before", "budgets", "fresh", "generation", "holds", "room", "whose")
+    __slots__ = ("_halves", "_models", "before", "budgets", "fresh", "generation", "holds", "owner", "room")
 
     def __init__(self, quotas: Sequence[Quota]) -> None:
         known = [(quota, _limit_of_quota(quota)) for quota in quotas]
         plain = [(quota, bound) for quota, bound in known if quota.model is None]
-        self.whose = quotas[0].of
+        self.owner = quotas[0].of
         self.holds = any(bound.holds for _, bound in known)
         self.budgets = [(quota, bound) for quota, bound in known if quota.budget is not None]
         self.before = ModelLimits(plain, ())

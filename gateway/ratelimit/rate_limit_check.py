@@ -29,19 +29,19 @@ class RateLimitCheck(Check):
 
     def __init__(self, gate: RateLimits, quotas: Quotas) -> None:
         self.gate, self._quotas = gate, quotas
-        self._everybody = tuple(_quotas("all callers", quotas.all))
+        self._for_all = tuple(_quotas("all callers", quotas.all))
         # by the name of an anonymous caller, or by the id of another caller's quotas; the quotas are
         # kept here, so that no other object gets their id
-        self._plans: dict[str | int, tuple[Sequence[Quota], CallerLimits | None]] = {}
+        self._caller_limits: dict[str | int, tuple[Sequence[Quota], CallerLimits | None]] = {}
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
         # requests that read cost nothing that is scarce, and a cancellation gives some of it back
         if scope["method"] != "POST" or context.route.endswith("/cancel"):
             return
-        plan = self._plan(context.caller)
-        if plan is not None:
-            context.reservation = ticket = self.gate.ticket(plan, scope)
-            await ticket.enter()
+        limits = self._limits_of(context.caller)
+        if limits is not None:
+            context.reservation = reservation = self.gate.new_reservation(limits, scope)
+            await reservation.enter()
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
         if context.reservation is not None:
@@ -52,16 +52,16 @@ class RateLimitCheck(Check):
 
         A caller without quotas gets the ones that the settings give each caller.
         """
-        return (*(caller.quotas or self._each(caller)), *self._everybody)
+        return (*(caller.quotas or self._each(caller)), *self._for_all)
 
-    def _plan(self, caller: Caller) -> CallerLimits | None:
+    def _limits_of(self, caller: Caller) -> CallerLimits | None:
         key = id(caller.quotas) if caller.quotas else caller_name(caller)
-        known = self._plans.get(key)
+        known = self._caller_limits.get(key)
         if known is None:
-            if len(self._plans) >= _MAX_CALLERS:
-                self._plans.clear()
+            if len(self._caller_limits) >= _MAX_CALLERS:
+                self._caller_limits.clear()
             quotas = self.of(caller)
-            known = self._plans[key] = caller.quotas, CallerLimits(quotas) if quotas else None
+            known = self._caller_limits[key] = caller.quotas, CallerLimits(quotas) if quotas else None
         return known[1]
 
     def _each(self, caller: Caller) -> Sequence[Quota]:

@@ -64,8 +64,7 @@ log = logging.getLogger(__name__)
 #: Failovers allowed per sequence. Preemptions do not count: the request did nothing to cause them.
 MAX_FAILOVERS = 3
 
-#: The latest failovers of a stream that traces show. A request may be preempted any number of
-#: times.
+#: Number of the latest failovers that a trace shows: a request may be preempted any number of times.
 MAX_RECORDED_FAILOVERS = 16
 
 #: Replicas that may fail without producing a token. A request that crashes every replica must not
@@ -131,7 +130,7 @@ class FailoverStream(TokenStream):
         failed_replicas: tuple[str, ...] = (),
         failover_count: int = 0,
     ) -> None:
-        """Read `attempt`.
+        """Create a stream that starts with `attempt`.
 
         The last three arguments describe a sequence that is split from a request.
 

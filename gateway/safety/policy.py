@@ -106,7 +106,7 @@ class Safety:
             return await one.judge(text)
         except FilterUnavailableError as error:
             self._failures.labels(one.name).inc()
-            log.warning("the safety filter %s could not judge: %s", one.name, error)
+            log.warning("the safety filter %s could not judge a text: %s", one.name, error)
             raise
         finally:
             self._seconds.labels(one.name).observe(time.perf_counter() - started)

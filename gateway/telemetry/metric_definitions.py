@@ -88,8 +88,8 @@ REQUESTS = _g.counter("llmops_requests_total", "Finished requests.", "route", "s
 OVERHEAD = _g.histogram("llmops_overhead_seconds", "The gateway's own time until the answer begins (`total`).", "stage")
 STAGES = _g.histogram(
     "llmops_stage_seconds",
-    "Time until the answer begins (a stream's first bytes, else all of it), by stage: parse, queue, template, "
-    "tokenise, submit, upstream, detokenise, write.",
+    "Time until the answer begins (a stream's first bytes, else all of it), by stage: parse, queue (for a "
+    "text thread), template, tokenise, submit (with the wait for a replica), upstream, detokenise, write.",
     "stage",
 )
 FAILOVERS = _g.counter(

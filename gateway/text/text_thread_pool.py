@@ -155,7 +155,10 @@ _interpreter_tuning = _InterpreterTuning()
 
 
 class _ThreadLane:
-    """Threads that clients use in turns when none is idle. Used on the event loop's thread only."""
+    """A pool of threads that serves waiting clients in round robin.
+
+    The lane must be used on the event loop's thread only.
+    """
 
     def __init__(self, name: str, threads: int, is_long: bool = False) -> None:
         self._is_long = is_long

@@ -418,7 +418,7 @@ async def test_encoders_reserve_what_they_read(tokenizer, what):
     quota = (Quota("key-a", tpm=1000),)
 
     async def ask() -> RequestContext:
-        context = RequestContext("req", reservation=gate.ticket(CallerLimits(quota)))
+        context = RequestContext("req", reservation=gate.new_reservation(CallerLimits(quota)))
         await endpoint.create(Request({"type": "http", "llmops": context}))
         context.reservation.close(Outcome(200, usage=context.usage))
         return context

@@ -49,7 +49,7 @@ async def test_litellm_40291_27736_10555_replicas_do_not_each_have_the_limit(red
         plan = CallerLimits((Quota("key", rpm=1000, tpm=1000),))
         began, passed = time.monotonic(), 0
         for at in range(30):
-            ticket = gates[at % 3].ticket(plan)
+            ticket = gates[at % 3].new_reservation(plan)
             with suppress(RateLimitError):
                 await ticket.enter()
                 await ticket.tokens("tiny", 60, 40)
@@ -183,7 +183,7 @@ async def test_a_valkey_that_loses_its_data_gives_no_money_away(valkey, prefix, 
         plans = [CallerLimits((budget,)) for _ in gates]
 
         async def ask(at: int) -> int:
-            ticket = gates[at].ticket(plans[at])
+            ticket = gates[at].new_reservation(plans[at])
             try:
                 await ticket.enter()
                 answer = await ticket.tokens("tiny", 9_000, 1_000)

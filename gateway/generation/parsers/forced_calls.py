@@ -23,7 +23,7 @@ class NamedCallProcessor(OutputProcessor):
         deltas: list[OutputDelta] = [] if self._writer.count else [self._writer.start(self._name)]
         try:
             _, piece, self._complete = self._value.feed(text)
-        except InvalidJsonError:  # only an engine without the grammar could do this
+        except InvalidJsonError:  # the grammar rules this out, so the engine has ignored the grammar
             piece = text
         return [*deltas, self._writer.arguments(piece)] if piece else deltas
 

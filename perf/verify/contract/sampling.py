@@ -19,8 +19,7 @@ _HOT: dict[str, Any] = {
     contract.RUNTIME_TOP_K.name: 0,
     contract.RUNTIME_TOP_P.name: 1.0,
 }
-#: Log-probability (nats) from which on a greedy token is drawn at any temperature that is tried
-#: here.
+#: Log-probability (nats) above which the greedy token is drawn at every temperature of these checks.
 _CERTAIN = -1e-3
 #: Log-probability that an engine gives for one that it did not compute.
 _NOT_COMPUTED = -9000.0
