@@ -102,8 +102,8 @@ class Reservation(QuotaReservation):
     """
 
     __slots__ = (
-        "_answers", "_bounded", "_closed", "_gate", "_latest", "_model", "_owes_entry", "_plan", "_reserved", "_scope", "_tariff",
-        "_usage",
+        "_answers", "_bounded", "_closed", "_gate", "_latest", "_model", "_owes_entry", "_plan", "_reserved", "_scope",
+        "_tariff", "_usage",
     )  # fmt: skip
 
     def __init__(self, gate: RateLimits, plan: CallerLimits, scope: Scope) -> None:
