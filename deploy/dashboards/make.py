@@ -13,7 +13,7 @@ from typing import Any
 
 HERE = Path(__file__).parent
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
-# of Grafana's 24 columns, and rows of 30 pixels
+# height of a panel in rows of 30 pixels; Grafana has 24 columns
 HEIGHT = 8
 GREEN, YELLOW, RED = "green", "yellow", "red"
 

@@ -17,9 +17,10 @@ DEFAULT_STEP_SECONDS = 0.02
 #: Weight of a second of decoding relative to a second until the first token, where the caches are
 #: full. The objective for a whole answer is about 80 times as long.
 DECODE_WEIGHT_WHEN_FULL = 1 / 80
-#: The same where the caches are empty. Prefill is cheaper there, because it displaces nothing.
+#: Weight of a second of decoding where the caches are empty. Prefill is cheaper there, because it
+#: displaces nothing.
 DECODE_WEIGHT_WHEN_EMPTY = 1 / 8
-#: How sharply the weight changes between the two.
+#: Exponent of the change of the weight between empty and full caches.
 DECODE_WEIGHT_EXPONENT = 5
 #: Cost of a second of prefill to the other requests of a full replica: it delays all that run and
 #: all that arrive meanwhile. A replica that is half full has a quarter of the cost: fewer are

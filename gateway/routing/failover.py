@@ -566,8 +566,7 @@ class FailoverEngine(Engine):
 
     def _leave_stalled(self) -> None:
         now = asyncio.get_running_loop().time()
-        # a late timer means that this process stood still: its unread tokens are no one else's
-        # fault
+        # a late timer means that this process stood still, and the replica is not to blame
         if self._stall_check is not None and now - self._stall_check.when() < PROCESS_STALL_THRESHOLD:
             for stream in [stream for stream in self.streams if stream.is_stalled(now, self._silence)]:
                 stream.leave(FailoverReason.NO_PROGRESS)

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 #: src/restricted_features.h (2.51 to 2.71). A client could map the backend's own memory, write a
 #: file of its choice (trace_file, log_file) or change what is loaded.
 RESTRICTED = ("shared-memory", "trace", "logging")
-#: The same for HTTP. The gateway finds models through gRPC's repository index; loading is off
-#: (--model-control-mode).
+#: APIs that are closed to all HTTP clients. The gateway finds models through gRPC's repository
+#: index; loading is off (--model-control-mode).
 RESTRICTED_HTTP = (*RESTRICTED, "model-repository")
 #: Prefix of shared-memory segments. Triton refuses to map segments that start like this
 #: (kTritonSharedMemoryRegionPrefix in src/common.h, since 25.07).

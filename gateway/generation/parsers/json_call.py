@@ -55,7 +55,7 @@ class JsonCallParser:
         self._collected: list[str] = []
         self._name: str | None = None
         self._id: str | None = None
-        self._first_character = ""  # of the arguments
+        self._first_character = ""  # the first character of the arguments, once known
         self._early: list[str] = []  # arguments that cannot be sent yet
         self._started = False
 

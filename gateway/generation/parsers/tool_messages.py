@@ -44,7 +44,7 @@ def _message_for_template(message: Mapping[str, Any], mistral_ids: bool, as_text
     if copy.get("tool_calls"):
         copy["tool_calls"] = [_call_for_template(call, mistral_ids, as_text) for call in copy["tool_calls"]]
     else:
-        copy.pop("tool_calls", None)  # templates ask whether the key is there
+        copy.pop("tool_calls", None)  # templates check whether the key exists
     return copy
 
 

@@ -15,7 +15,7 @@ from llmops.gateway.routing.admission.admission_controller import AdmissionContr
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
 from llmops.gateway.settings import GatewaySettings
 
-#: Seconds between two looks at a queue without any event: slow start and turns depend on the time
+#: Seconds between two checks of a queue without any event: slow start and turns depend on the time
 #: alone.
 POLL_INTERVAL = 0.05
 #: Tier of callers that have none.

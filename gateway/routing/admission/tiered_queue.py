@@ -13,7 +13,7 @@ from llmops.gateway.routing.admission.fair_queue import FairQueue, expected_serv
 
 #: Seconds after which room is reserved for a request that does not fit.
 RESERVATION_DELAY = 2.0
-#: The same as a share of the tier's longest wait; the shorter delay counts.
+#: Share of the tier's longest wait after which room is reserved; the shorter delay counts.
 RESERVATION_DELAY_SHARE = 0.1
 
 

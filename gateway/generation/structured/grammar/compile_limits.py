@@ -18,10 +18,10 @@ from llmops.clocks import CpuBudget
 MAX_STEPS = 2_000_000
 MAX_SECONDS = 5.0
 
-#: Steps between two looks at the clock.
+#: Steps between two checks of the clock.
 _CLOCK_INTERVAL = 1 << 12
 
-#: CPU seconds that one interval between two looks may count: some hundred times what its steps
+#: CPU seconds that one interval between two checks may count: some hundred times what its steps
 #: take.
 _MAX_CLOCK_STEP = 0.5
 

@@ -97,7 +97,7 @@ class EngineLoop:
         # prompt and generated tokens of requests that ended since the last report
         self._ended_lengths: list[tuple[int, int]] = []
         self.failure = ""
-        # of the last step: its duration, and the prompt tokens whose first token it returned
+        # the last step: its duration, and the prompt tokens whose first token it returned
         self._step_seconds, self._prefilled = 0.0, 0
         self.after_step: Callable[[bool], float | None] = lambda idle: None
         self._pause: float | None = None

@@ -28,7 +28,7 @@ from .kv_event_queue import KvEventQueue
 if TYPE_CHECKING:
     from .sinks import TritonStepSender
 
-#: Seconds between two questions to Triton whether the stream still lives. Each is a round trip
+#: Seconds between two checks with Triton whether the stream still lives. Each is a round trip
 #: between processes on the engine thread: every 0.05 s they took 1.4 % of its time.
 CANCEL_POLL_INTERVAL = 0.5
 #: Minimum seconds between two messages that carry only a changed state.
