@@ -58,12 +58,12 @@ RESPONSES_IGNORED_FIELDS = frozenset(
 LOST_RUN_TIMEOUT = 5 * REPORT_INTERVAL
 #: Seconds that a cancellation waits for another gateway to stop.
 CANCEL_TIMEOUT = 3 * REPORT_INTERVAL
-#: Seconds between two looks whether the other gateway has stopped.
+#: Seconds between two checks that the other gateway has stopped.
 CANCEL_POLL_INTERVAL = 0.25
-# A reader of events holds the response encoded, parsed, and encoded again for the event that is
-# being sent.
+#: Copies of a response that a reader of events holds: encoded, parsed, and encoded again for the
+#: event that is being sent.
 _COPIES_PER_READER = 3
-# A character of a body is at most six of the JSON that is stored of it (\uXXXX).
+#: Characters of stored JSON for one character of a body, at most (\uXXXX).
 _MAX_JSON_EXPANSION = 6
 
 

@@ -62,7 +62,7 @@ class Authentication(Check):
         Args:
             directory: Finds callers.
             rejections: Counts rejected requests for the audit log.
-            interval: Seconds between two looks for keys whose running answers must end.
+            interval: Seconds between two polls for keys whose running answers must end.
         """
         self._directory, self._rejections = directory, rejections
         self._running = RevocationWatch(directory, interval)

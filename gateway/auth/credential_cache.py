@@ -17,10 +17,10 @@ log = logging.getLogger(__name__)
 
 FRESH_SECONDS = 30.0
 STALE_SECONDS = 3600.0
-# while the directory cannot be asked, it is tried as often
+#: Seconds between two attempts to use a directory that is unavailable.
 RETRY_SECONDS = 1.0
-# credentials that are remembered, of callers and of others: those of an attacker must not push out
-# the callers'
+#: Valid and invalid credentials that are remembered. They are bounded separately, so that an
+#: attacker's credentials cannot evict those of callers.
 MAX_KNOWN_CREDENTIALS = 100_000
 MAX_REJECTED_CREDENTIALS = 20_000
 EXPIRED_KEY_MESSAGE = "This API key has expired; use another."

@@ -22,8 +22,10 @@ from llmops.urls import fetch_bounded, is_secure_url
 
 log = logging.getLogger(__name__)
 
-# Seconds. Between two readings that nothing but unknown keys ask for; and for one.
-MIN_REFRESH_INTERVAL, FETCH_TIMEOUT = 2.0, 5.0
+#: Seconds between two fetches that unknown key ids cause. Strangers can make up key ids.
+MIN_REFRESH_INTERVAL = 2.0
+#: Seconds that one fetch may take.
+FETCH_TIMEOUT = 5.0
 #: Tokens that wait for the next reading because their key is not known. Strangers can send such
 #: tokens.
 MAX_WAITING = 1000

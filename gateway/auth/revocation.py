@@ -14,7 +14,7 @@ from llmops.gateway.http.request_context import RequestContext
 
 log = logging.getLogger(__name__)
 
-#: Seconds between two looks for keys whose running answers must end. Three fit into the 30 s after
+#: Seconds between two polls for keys whose running answers must end. Three fit into the 30 s after
 #: which a revoked key is refused.
 REVOCATION_INTERVAL = 10.0
 
@@ -50,7 +50,7 @@ class RevocationWatch:
             try:
                 ended = await self._directory.ended(sorted(keys))
             except UnavailableError:
-                # the directory says in the log that it is away
+                # the directory has logged that it is unavailable
                 continue
             for context, scope in list(self._requests.values()):
                 if context.caller.key_id in ended:

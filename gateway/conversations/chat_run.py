@@ -40,7 +40,7 @@ RETENTION_SECONDS, MAX_RETAINED_RUNS = 60.0, 1000
 SAVE_INTERVAL = 2.0
 #: Bytes after which a reader sends what it has rendered.
 FLUSH_BYTES = 32 * 1024
-# the largest delta of which an AnswerLog keeps the size
+#: Bytes of the largest delta: an AnswerLog stores the size of a delta in two bytes.
 _MAX_DELTA_BYTES = 0xFFFF
 _EVENT_ID = re.compile(r"([0-9a-f]{6})-(\d{1,9})")
 

@@ -18,7 +18,7 @@ from llmops.gateway.http.sse import EventSource
 
 # Bytes after which a piece of a replay is sent.
 FLUSH_BYTES = 32 * 1024
-# Seconds between two looks at a response that another gateway generates.
+# Seconds between two polls of a response that another gateway generates.
 POLL_INTERVAL = 0.5
 
 

@@ -38,7 +38,7 @@ def truncate_history(messages: Sequence[dict[str, Any]], model: GenerativeModel,
     """
     limit = model.card.max_seq_len - room - TEMPLATE_OVERHEAD
     texts = [_text(message) for message in messages]
-    # no token stands for less than a byte
+    # a token stands for at least one byte
     if sum(len(text.encode()) + MESSAGE_OVERHEAD for text in texts) <= limit:
         return TruncatedHistory(list(messages), 0)
     sizes = [len(model.tokenizer.encode(text, add_special_tokens=False)) + MESSAGE_OVERHEAD for text in texts]

@@ -107,7 +107,8 @@ class Settlement(NamedTuple):
 
 make_limit_request, make_settlement = namedtuple_factory(LimitRequest), namedtuple_factory(Settlement)
 
-#: Settlements that are not written yet: by a limit's name, the last limit and the sum of its changes.
+#: Settlements that are not written yet: by a limit's name, the last limit and the sum of its
+#: changes.
 PendingSettlements = dict[str, tuple[Limit, Settlement]]
 
 
@@ -121,8 +122,9 @@ def add_settlement(sums: PendingSettlements, bound: Limit, change: Settlement) -
     sums[name] = bound, change
 
 
-#: The record of a limit: stamp, requests, tokens, spent, period. `stamp` is in seconds of any clock,
-#: requests and tokens are the levels at that time (negative in debt), `spent` is in micro-dollars.
+#: The record of a limit: stamp, requests, tokens, spent, period. `stamp` is in seconds of any
+#: clock, requests and tokens are the levels at that time (negative in debt), `spent` is in
+#: micro-dollars.
 BucketState = tuple[float, float, float, float, float]
 #: The requests, tokens, slots and money that a quota has left.
 Remaining = tuple[float, float, float, float]

@@ -26,8 +26,8 @@ LEDGER_INTERVAL = 30.0
 _MAX_BUDGETS = 10_000
 
 
-#: The cost in micro-dollars of prompt tokens, of the cached ones among them, and of output tokens. It
-#: must not fall as the numbers grow.
+#: The cost in micro-dollars of prompt tokens, of the cached ones among them, and of output tokens.
+#: It must not fall as the numbers grow.
 Tariff = Callable[[int, int, int], int]
 
 

@@ -21,8 +21,8 @@ from llmops.gateway.ratelimit.buckets import (
     decide,
 )
 
-#: Records kept at most. Beyond this the records of full buckets are dropped: they say the same as no
-#: record.
+#: Records kept at most. Beyond this the records of full buckets are dropped: they say the same as
+#: no record.
 MAX_RECORDS = 10_000
 
 

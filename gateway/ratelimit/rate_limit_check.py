@@ -30,8 +30,8 @@ class RateLimitCheck(Check):
     def __init__(self, gate: RateLimits, quotas: Quotas) -> None:
         self.gate, self._quotas = gate, quotas
         self._for_all = tuple(_quotas("all callers", quotas.all))
-        # by the name of an anonymous caller, or by the id of another caller's quotas; the quotas are
-        # kept here, so that no other object gets their id
+        # by the name of an anonymous caller, or by the id of another caller's quotas; the quotas
+        # are kept here, so that no other object gets their id
         self._caller_limits: dict[str | int, tuple[Sequence[Quota], CallerLimits | None]] = {}
 
     async def before(self, scope: Scope, context: RequestContext) -> None:

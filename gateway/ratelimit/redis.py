@@ -46,8 +46,8 @@ from llmops.gateway.ratelimit.memory import InMemoryLimiter
 
 log = logging.getLogger(__name__)
 
-#: The prefix of all keys, with the version of the stored data: gateways of two versions have separate
-#: limits.
+#: The prefix of all keys, with the version of the stored data: gateways of two versions have
+#: separate limits.
 PREFIX = "{llmops:limits:3}"
 # Seconds after which Redis counts as away. Its script takes less than a millisecond; a busy machine
 # takes longer.
@@ -209,7 +209,8 @@ class RedisLimiter(Limiter):
             reply = await self._script(keys=[self._prefix], args=[self._asked(calls, settled, restore)])
             self.gateways, epoch, spent, replies = from_json(reply)
         except _FAILURES as error:
-            # the script may have applied the settlements: they count as known, and are not sent again
+            # the script may have applied the settlements: they count as known, and are not sent
+            # again
             for name, (bound, change) in settled.items():
                 if change.spent:
                     self._note_spent(name, bound.period, self._known_of(bound) + change.spent)

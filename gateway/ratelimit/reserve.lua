@@ -1,16 +1,21 @@
--- Limits that several gateways share. buckets.py has the arithmetic; this is the same, a test holds the two together.
+-- Limits that several gateways share. This script has the same arithmetic as buckets.py; a test compares the two.
 --
--- KEYS[1]  what all keys begin with, with a hash tag: a cluster keeps them in one place
--- ARGV[1]  JSON: process, lease, step, busy, never, slack, nolimit; gone (what this process was before); restore (what
---          it holds, when it comes back) and settle: arrays of a Bound's values and then a Change's; spent: of a Bound's
---          and the least that was spent of it before settle; calls: arrays of such arrays, of a Bound's values and then
---          an Ask's
--- Returns  JSON: gateways that were heard of within the lease, the name of what is kept, what was spent of the
---          budgets (an array of name and {period, amount}), and of each call {lacking (0: nothing), of, wait, money, left
---          of each bound}
+-- KEYS[1]  The prefix of all keys, with a hash tag, so that a cluster keeps the keys on one node.
+-- ARGV[1]  A JSON object:
+--          process   the name of the calling process
+--          gone      the former name of the process, empty if it has none
+--          lease     seconds after which a silent process loses what it holds
+--          step, busy, never, slack, nolimit   the constants of buckets.py
+--          restore   what the process holds, after a reconnection: arrays of a Limit's values and a Settlement's values
+--          settle    settlements, in the same format
+--          spent     arrays of a Limit's values and the minimum that was spent of it before `settle`
+--          calls     one array per reservation, of arrays of a Limit's values and a LimitRequest's values
+-- Returns  A JSON array: the number of gateways that called within the lease, the name of the stored data (`epoch`),
+--          what was spent of each budget (arrays of name and {period, amount}), and for each call
+--          {lacking (0: granted), of, wait, money, what each limit has left}
 local minute, day = 60, 86400
 local NAME, REQUESTS, TOKENS, PLACES, MONEY, PERIOD = 1, 2, 3, 4, 5, 6
--- of what comes behind a bound
+-- positions of the values that follow a limit's values
 local ASKED, COUNTED, OPEN, HELD, LEAST, PAID, AMOUNT = 7, 8, 9, 10, 11, 11, 7
 local WHAT = {'requests', 'tokens', 'places', 'money'}
 local prefix, asked = KEYS[1], cjson.decode(ARGV[1])
@@ -18,7 +23,7 @@ local clock = redis.call('TIME')
 local now = tonumber(clock[1]) + tonumber(clock[2]) / 1000000
 
 local processes = prefix .. ':processes'
--- names what is kept here: another name tells that what was kept before is gone
+-- the name of the stored data: another name means that the earlier data is lost
 local epoch = redis.call('GET', prefix .. ':epoch')
 if not epoch then
   epoch = asked.process .. '/' .. clock[1] .. clock[2]
@@ -28,7 +33,7 @@ redis.call('ZADD', processes, now, asked.process)
 if asked.gone ~= '' then redis.call('ZREM', processes, asked.gone) end
 redis.call('ZREMRANGEBYSCORE', processes, '-inf', now - 4 * asked.lease)
 
--- whether each process that is known was heard of
+-- by process: true if it called within the lease
 local alive, gateways = {}, 0
 local heard = redis.call('ZRANGE', processes, 0, -1, 'WITHSCORES')
 for at = 1, #heard, 2 do
@@ -37,7 +42,7 @@ for at = 1, #heard, 2 do
   if lives then gateways = gateways + 1 end
 end
 
--- each is read once, and written once
+-- each record is read once and written once
 local records, changed = {}, {}
 
 local function refilled(level, elapsed, limit) return math.min(limit, level + elapsed * limit / minute) end
@@ -138,7 +143,7 @@ end
 
 for name, bound in pairs(changed) do
   local record = records[name]
-  -- until nothing of it says more than no record does
+  -- a record expires when it says the same as no record
   local empty = 1 - math.min(record.requests / bound[REQUESTS], record.tokens / bound[TOKENS])
   local seconds = bound[MONEY] < asked.nolimit and 40 * day or next(record.held) and day or math.max(empty, 0) * minute + 2
   redis.call('SET', prefix .. ':' .. name, cmsgpack.pack(record), 'PX', math.ceil(seconds * 1000))

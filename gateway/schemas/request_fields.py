@@ -44,13 +44,13 @@ def _check_metadata(metadata: dict[str, Any]) -> dict[str, str]:
     return metadata
 
 
-# From the token id, as text, to the bias.
+# A mapping from token ids, as text, to biases.
 Biases = Annotated[
     dict[str, Any],
     AfterValidator(_check_biases),
     WithJsonSchema({"type": "object", "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100}}),
 ]
-# Within OpenAI's bounds.
+# A mapping of text to text within OpenAI's bounds.
 Metadata = Annotated[
     dict[str, Any],
     AfterValidator(_check_metadata),

@@ -28,13 +28,14 @@ SLOTS_PER_CHUNK = 256
 STATE, HIGH, LOW, STARTED, PROMPT, CACHED, TOKENS, LENGTH = range(8)
 FREE, OPEN, ENDED = range(3)
 _AFTER_STATE_OFFSET, _FIELDS_AFTER_STATE = 8, Struct("=7q")
-#: Before an event: the lengths of its id and its body, and its checksum.
+#: The header of an event: the lengths of its id and its body, and its checksum.
 _EVENT_HEADER = Struct("=HHI")
 _EVENT_OFFSET = TEXT_BYTES
 _MAX_EVENT_BYTES = SLOT_BYTES - NUMBERS_BYTES - TEXT_BYTES - _EVENT_HEADER.size
-#: Tokens that no request has. Times (microseconds since 1970) at which none began: before 2001,
-#: after 2200.
+#: A number of tokens that no request reaches: more means that the slot is damaged.
 MAX_TOKENS = 2**31 - 1
+#: The years 2001 and 2200 in microseconds since 1970. A start outside of them means that the slot
+#: is damaged.
 EARLIEST, LATEST = 10**15, 7_258_118_400_000_000
 _SEPARATOR = "\x1f"
 

@@ -104,7 +104,7 @@ def can_think(effort: str, template: str) -> bool:
 def translate_error_fields(error: ApiError) -> None:
     """Replace the names of chat completions' fields in an error by those of the messages API."""
     if isinstance(error, ContextLengthError):
-        # by these words Claude Code knows that it has to compact the conversation, and by how much
+        # Claude Code compacts the conversation when it reads these words, by the numbers in them
         counts = f"{error.tokens} tokens > {error.most} maximum"
         error.message = f"prompt is too long: {error.message if error.tokens is None else counts}"
     head = (error.param or "").split(".")[0].split("[")[0]
@@ -124,7 +124,7 @@ def translate_error_fields(error: ApiError) -> None:
 
 def _reject_unsupported(request: CountTokensRequest) -> None:
     if request.thread is not None:
-        # by this code the SDK knows to send whole conversations from now on
+        # this code makes the SDK send whole conversations from now on
         raise UnsupportedError(
             "thread is not supported: no messages are kept here; send the whole conversation.",
             param="thread",

@@ -27,7 +27,7 @@ class SessionBlock(NamedTuple):
     pattern: re.Pattern[str]
 
 
-#: What is left out. The billing header holds a hash of the session.
+#: The blocks that are left out. The billing header holds a hash of the session.
 SESSION_BLOCKS = (
     SessionBlock(
         "Claude Code 2.1.330",
