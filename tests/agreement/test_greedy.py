@@ -30,7 +30,7 @@ def tokenizer(engine_dir: Path) -> Tokenizer:
 
 
 def disagreements(texts: list[str], tokenizer: Tokenizer) -> list[str]:
-    """What differs from the reference, one line each."""
+    """Return one line for each answer that differs from the reference."""
     expected = [tokenizer.decode(answer["output_ids"]) for answer in ANSWERS]
     return [
         f"{answer['prompt']!r}: {text!r} instead of {wanted!r}"

@@ -38,7 +38,7 @@ EVIL = "^(a+)+$"
 
 
 def steps(make) -> float:
-    """What `make` spends; a refusal costs what it took to find out."""
+    """Return the steps that `make` spends, also if it rejects the schema."""
     with step_budget(ENDLESS, ENDLESS) as spent:
         with contextlib.suppress(NotEnforceableError):
             make()
@@ -50,7 +50,7 @@ def compiled(schema) -> str:
 
 
 def evil(length: int) -> str:
-    """For a matcher that goes back, each character more is twice the time."""
+    """Return a text for which a backtracking matcher takes twice the time per character."""
     return "a" * length + "!"
 
 
@@ -246,7 +246,7 @@ def test_odd_schemas_have_a_grammar_or_a_reason(schema):
     st.lists(st.tuples(st.sampled_from(OPENINGS), st.integers(1, 40))).map(lambda runs: "".join(a * n for a, n in runs))
 )
 def test_each_character_of_a_grammar_is_read_once(text):
-    """What was not closed ends the reading; until then, one part begins where the last one ended."""
+    """Each token begins where the last one ended, and an unclosed token ends the reading."""
     at = 0
     for part in client_grammar._TOKEN.finditer(text):
         assert part.start() == at

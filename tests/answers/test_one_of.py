@@ -1,4 +1,7 @@
-"""Which parts of a `oneOf` a grammar takes to exclude each other; jsonschema says that they do."""
+"""Tests of the parts of a `oneOf` that a grammar takes to exclude each other.
+
+The library jsonschema confirms that they do.
+"""
 
 from __future__ import annotations
 

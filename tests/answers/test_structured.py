@@ -1,4 +1,4 @@
-"""What clients may ask as an output form, and what they are told when it cannot be."""
+"""Tests of output forms that clients may request, and of the errors for other forms."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""What a request's tools turn into: prompt, grammar and parser."""
+"""Tests of the prompt, grammar and parser that a request's tools turn into."""
 
 import json
 

@@ -1,5 +1,8 @@
-"""What the grammars of whole schemas let through, by a reader of their notation that is none of the gateway's, held
-against jsonschema."""
+"""Tests of the texts that the grammars of whole schemas accept.
+
+A second reader of the grammar notation, which shares no code with the gateway, is compared with
+jsonschema.
+"""
 
 from __future__ import annotations
 
@@ -253,7 +256,7 @@ def test_the_characters_of_a_class(one):
     ],
 )
 def test_what_can_only_follow_each_other_is_one_literal(pattern, root):
-    """And what is beyond ASCII is only what a class does not exclude."""
+    """Characters beyond ASCII are allowed by a class that does not exclude them."""
     assert dict(line.split(" ::= ", 1) for line in regex_grammar(pattern).splitlines())["r1"] == root
 
 

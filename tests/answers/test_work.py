@@ -1,4 +1,7 @@
-"""How much work a grammar may take, to the step, and which grammars are remembered, to the character."""
+"""Tests of how much work a grammar may take, and which grammars are cached.
+
+Work is exact to the step, the cache to the character.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ from llmops.gateway.text.text_thread_pool import CpuLimitError
 
 
 def refused_at(*bounds: float) -> int:
-    """Which step is the first too many."""
+    """Return the number of the first step that is rejected."""
     with compile_limits.step_budget(*bounds):
         for step in itertools.count(1):
             try:

@@ -41,7 +41,7 @@ def test_idle_connections_keep_nobody_out(start):
 
 
 def test_one_connection_of_each_of_many_addresses(start):
-    """As from a large IPv6 network: no address has more connections than another."""
+    """Every address has one connection, as from a large IPv6 network."""
     limit = scaled(200, 2000)
     gateway = start(limits={"connections": limit})
     with contextlib.ExitStack() as stack:

@@ -48,7 +48,7 @@ def _batch(offset: int, compressed: bool = False) -> bytearray:
 
 @pytest.mark.parametrize("damage", [None, "record", "checksum", "compressed"])
 def test_a_damaged_batch_is_passed_over_and_the_next_is_read(damage):
-    """On the tree before, the ledger asked for a damaged batch again without end."""
+    """Before the fix, the ledger fetched a damaged batch again without end."""
     kafka_batches.REJECTED.clear()
     first, second = _batch(10, damage == "compressed"), _batch(13)
     if damage == "record":

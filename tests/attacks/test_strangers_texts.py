@@ -81,7 +81,7 @@ def all_subclasses(schema):
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_the_admin_api_refuses_such_texts(text):
-    """On the tree before, key names, models and addresses had ESC, BEL, U+202E and line breaks."""
+    """Before the fix, key names, models and addresses had ESC, BEL, U+202E and line breaks."""
     for fields in ({"name": text}, {"models": ["tiny", text]}, {"user": f"{text}@x"}, {"tenant": text}, {"tier": text}):
         with pytest.raises(ValidationError):
             KeyCreate(**{"tenant": "acme", "user": "a@b", **fields})
@@ -119,7 +119,10 @@ def test_tables_pairs_and_json_show_escapes(capsys, monkeypatch, text):
 
 @pytest.mark.parametrize("text", HOSTILE)
 def test_a_log_line_of_a_stranger_is_one_line(text):
-    """On the tree before, text of a Kafka record forged lines in control's log, one of them with 900 KB."""
+    """Before the fix, text of a Kafka record forged lines in control's log.
+
+    One of them had 900 KB.
+    """
     stream = io.StringIO()
     handler = logging.StreamHandler(stream)
     handler.setFormatter(SafeFormatter("%(levelname)s %(message)s"))

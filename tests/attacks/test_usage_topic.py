@@ -122,7 +122,7 @@ async def bill(store: Store) -> tuple[int, int]:
 
 
 async def test_a_stranger_who_takes_the_next_numbers_of_a_gateway_costs_it_no_event(kafka, store, url, tmp_path):
-    """On the tree before: 40 of the next 50 honest requests were never billed, and the log said nothing."""
+    """Before the fix, 40 of the next 50 honest requests were never billed, without a log line."""
     (tmp_path / "gw-1").mkdir()
     outbox, sink = UsageOutbox(tmp_path / "gw-1"), KafkaSink(kafka, LedgerSink(url))
     honest = [event(seq) for seq in range(scaled(60, 1000))]
@@ -238,7 +238,10 @@ def ledger() -> Ledger:
 
 
 async def test_every_signed_json_is_on_a_bill_or_parked_and_sums_are_exact(ledger, store):
-    """On the tree before, 56 (PostgreSQL) and 64 (SQLite) of 306 shapes were tried again for ever."""
+    """Before the fix, some of 306 shapes were tried again for ever.
+
+    There were 56 on PostgreSQL and 64 on SQLite.
+    """
     made: list[bytes] = []
 
     @settings(max_examples=scaled(150, 5000), database=None)
@@ -278,7 +281,10 @@ def test_a_record_is_an_event_or_a_value_error_that_holds_nothing_of_it(value):
 
 
 async def test_costs_near_the_end_of_the_numbers_drop_no_other_event(store):
-    """On the tree before, SQLite's sum of such costs became a float, and the batch was refused on PostgreSQL."""
+    """Before the fix, SQLite's sum of such costs became a float.
+
+    PostgreSQL rejected the batch.
+    """
     huge = [event(seq, cost_micros=2**63 - 10) for seq in range(3)]
     await asyncio.wait_for(write_until_accepted(store, [*huge, *(event(seq) for seq in range(3, 10))]), 30)
     assert await bill(store) == (7, 21)
@@ -337,7 +343,7 @@ async def test_tenant_user_and_key_must_belong_together(store, url, by):
 
 
 async def test_a_number_far_ahead_reports_no_quadrillions_of_missing_events(store):
-    """On the tree before, the number 2**53 - 1 reported 9,007,199,254,740,984 missing events."""
+    """Before the fix, the number 2**53 - 1 reported 9,007,199,254,740,984 missing events."""
     await write_until_accepted(store, [event(seq) for seq in range(5)])
     await write_until_accepted(store, [event(2**53 - 2), event(7)])
     async with store.read() as reading:
@@ -394,7 +400,10 @@ async def _run(program: str, *arguments: object) -> asyncio.subprocess.Process:
 
 
 async def test_a_compressed_record_is_never_unpacked(kafka, folder):
-    """On the tree before, a record that unpacks to 700 MiB took 1,420 MiB of memory and held the loop for 3.7 s."""
+    """Before the fix, a record that unpacks to 700 MiB took 1,420 MiB of memory.
+
+    It held the event loop for 3.7 s.
+    """
     url = f"sqlite:///{folder}/ledger.db"
     sink = KafkaSink(kafka, LedgerSink(url))
     events = [event(seq) for seq in range(20)]
@@ -463,7 +472,7 @@ _DIES = _WATCHED.replace(
 
 
 async def test_an_offset_that_ended_the_process_twice_is_stepped_over(kafka, folder):
-    """On the tree before, the process ended at every start."""
+    """Before the fix, the process ended at every start."""
     url = f"sqlite:///{folder}/ledger.db"
     sink = KafkaSink(kafka, LedgerSink(url))
     events = [event(seq) for seq in range(20)]

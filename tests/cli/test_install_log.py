@@ -1,4 +1,4 @@
-"""What `make serve` shows of an installation: nothing, unless it fails."""
+"""Tests that `make serve` shows an installation's output only if the installation fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What any command does with wrong paths, a full disk and Ctrl-C: one sentence, the right exit code."""
+"""Tests of every command with wrong paths, a full disk and Ctrl-C.
+
+The command prints one sentence and exits with the right code.
+"""
 
 from __future__ import annotations
 

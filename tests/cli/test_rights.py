@@ -1,4 +1,7 @@
-"""What a user reads who may not read or write what a command needs: whose it is, and what to do."""
+"""Tests of messages to users who may not read or write what a command needs.
+
+The message names the owner and says what to do.
+"""
 
 from __future__ import annotations
 

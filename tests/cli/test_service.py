@@ -44,7 +44,7 @@ def file(tmp_path) -> Path:
 
 
 def parameters(command: str, *arguments: str) -> dict:
-    """What a command would do with these arguments, without doing it."""
+    """Return the parameters that a command gets from these arguments, without running it."""
     with cli.get_command(None, command).make_context(command, list(arguments)) as context:
         return context.params
 

@@ -1,4 +1,7 @@
-"""Which settings `llmops up` gives its gateway: flags, then the environment, then files, then its own defaults."""
+"""Tests of the settings that `llmops up` gives its gateway.
+
+The order is flags, then the environment, then files, then its own defaults.
+"""
 
 from __future__ import annotations
 

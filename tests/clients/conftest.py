@@ -104,7 +104,7 @@ def _wait_for_models(url):
 
 @pytest.fixture(scope="session")
 def node_results(base_url):
-    """What suite.mjs found, check by check."""
+    """Return the results of suite.mjs, check by check."""
     if shutil.which("npm") is None:
         needs("node 20 or later with npm, such as from https://nodejs.org")
     with locked("node") as folder:
@@ -119,7 +119,7 @@ def node_results(base_url):
 
 @pytest.fixture(scope="session")
 def framework_results(base_url):
-    """What frameworks.py found, check by check."""
+    """Return the results of frameworks.py, check by check."""
     with locked("frameworks") as folder:
         python, done = folder / "bin" / "python", folder / "requirements.txt"
         wanted = (HERE / "requirements.txt").read_text()

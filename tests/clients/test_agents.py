@@ -219,7 +219,7 @@ def test_the_real_small_model_answers_the_first_request(kind, installed, full_tr
 
 
 def test_a_second_session_of_claude_code_finds_its_prefix(played, tmp_path):
-    """Of its first prompt at most a tenth differs from the first session's, from the first token that differs on."""
+    """The first prompts of two sessions share at least their first nine tenths."""
     firsts, ignored = [], []
     for _ in range(2):
         for folder in ("home", "project"):

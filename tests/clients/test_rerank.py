@@ -30,7 +30,10 @@ def post(root, path="/v1/rerank", **fields):
 
 @pytest.fixture(scope="module")
 def cosines():
-    """What transformers' own BERT says, mean-pooled, with documents cut to the context of 256 tokens."""
+    """Return the scores of transformers' own BERT, mean-pooled.
+
+    Documents are cut to the context of 256 tokens.
+    """
     torch, transformers = pytest.importorskip("torch"), pytest.importorskip("transformers")
     from llmops.build.encoder import open_encoder
 

@@ -352,7 +352,7 @@ def test_a_leader_enters_the_workers_of_its_pool_and_no_other_pod(name, workers)
 
 @each
 def test_every_gateway_has_an_address_of_its_own(name):
-    """For `llmops top`, which must not ask a balancer."""
+    """`llmops top` needs the addresses, because it must not poll a load balancer."""
     (service,) = [one for one in kind(name, "Service") if one["metadata"]["name"] == "release-gateway-each"]
     (template,) = [template for label, template in pods(name) if label == "Deployment release-gateway"]
     assert service["spec"]["clusterIP"] == "None"

@@ -34,14 +34,14 @@ def fenced(text: str, language: str) -> list[str]:
 
 
 def existing() -> Existing:
-    """What "Before you install" has its reader make."""
+    """Return the objects that the section "Before you install" has its reader make."""
     (claim,) = [one for one in map(yaml.safe_load, fenced(PAGE, "yaml")) if one.get("kind") == "PersistentVolumeClaim"]
     made = re.findall(r"kubectl create secret generic (\S+) --from-literal (\w+)=", PAGE)
     return Existing({claim["metadata"]["name"]: claim["spec"]["accessModes"]}, {name: {key} for name, key in made})
 
 
 def connections() -> list[Connection]:
-    """What the settings of the page's profile have pods connect to."""
+    """Return the connections of pods that the settings of the page's profile need."""
 
     def service(name: str, namespace: str) -> Pod:
         return Pod({"app": name}, namespace)
@@ -91,7 +91,7 @@ def rendered(values: dict, chart: Path = CHART) -> list[dict]:
 
 
 def walked(values: dict, chart: Path = CHART) -> list[str]:
-    """What helm or the walk finds."""
+    """Return the faults that helm or the walk finds."""
     try:
         objects = rendered(values, chart)
     except AssertionError as refused:

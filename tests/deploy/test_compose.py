@@ -1,4 +1,7 @@
-"""What one machine runs: commands that our CLI takes, settings that the gateway takes, files that are there."""
+"""Tests of the Compose file of a single machine.
+
+The CLI must take its commands, the gateway its settings, and its files must exist.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,10 @@ OURS = ["triton", "gateway", "control"]
 
 
 def parsed(command: list[str]) -> dict:
-    """What our CLI understands of a container's command; flags that it lacks are an error."""
+    """Return the parameters that our CLI reads from a container's command.
+
+    A flag that the CLI does not have is an error.
+    """
     name, *arguments = command
     found = cli.get_command(None, name)
     assert found is not None, name

@@ -22,7 +22,7 @@ DASHBOARDS = Path(__file__).parents[2] / "deploy" / "dashboards"
 
 
 def queries() -> set[str]:
-    """Those of all panels, for all models."""
+    """Return the queries of all panels, for all models."""
     panels = [panel for path in sorted(DASHBOARDS.glob("*.json")) for panel in json.loads(path.read_text())["panels"]]
     found = {target["expr"] for panel in panels for target in panel.get("targets", ())}
     return {one.replace("$__rate_interval", "5s").replace("$model", ".*") for one in found}
@@ -59,7 +59,10 @@ def test_no_panel_is_empty(promtool, engine_dir, monkeypatch):
 
 
 def top(stack) -> dict:
-    """What `llmops top` says of the same stack, as soon as an answer came to its end between its two looks."""
+    """Return the output of `llmops top` for the same stack.
+
+    It is repeated until an answer has ended between its two polls.
+    """
     engine = urlsplit(stack.triton.metrics).netloc
     command = ["top", "--once", "--json", "--interval", "3s", "--url", stack.gateway.address, "--engine", engine]
     for _ in range(20):

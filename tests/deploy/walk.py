@@ -35,7 +35,7 @@ class Pod:
 
 @dataclass(frozen=True)
 class Existing:
-    """What is in the namespace before the release: access modes by claim, keys by Secret."""
+    """The objects in the namespace before the release: access modes by claim, keys by Secret."""
 
     claims: dict[str, list[str]]
     secrets: dict[str, set[str]]

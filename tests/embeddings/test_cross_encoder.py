@@ -79,7 +79,7 @@ def engines(checkpoints, tmp_path_factory):
 
 
 def pairs(tokenizer):
-    """As transformers cuts them: only the document, at its end."""
+    """Return the pairs as transformers truncates them: only the document, at its end."""
     tokenizer.enable_truncation(LENGTH, strategy="only_second")
     return tokenizer.encode_batch([(QUERY, one) for one in DOCUMENTS])
 

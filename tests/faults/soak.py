@@ -52,7 +52,10 @@ def soak(front: Service, section: Section, requests: int) -> None:
 
 
 def _memory(seen: list[tuple[int, int]], section: Section) -> None:
-    """What the second half added, by its slope: caches fill up in the first half."""
+    """Add the memory growth of the second half, by its slope.
+
+    Caches fill up in the first half.
+    """
     half = seen[len(seen) // 2 :]
     slope = _slope(half)
     section.add("gateway memory at the end", seen[-1][1] / 2**20, "MiB")

@@ -1,4 +1,4 @@
-"""Where a request goes."""
+"""Tests of the replica that a request goes to."""
 
 from __future__ import annotations
 
@@ -71,7 +71,10 @@ def test_when_a_replica_leaves_only_its_own_prefixes_move(numbers: set[int], fir
 
 
 def favourite(views: list[ReplicaView], first: int) -> str:
-    """Where it goes when all else is equal: the candidates are the same for every draw of lots."""
+    """Return the replica that is chosen when all else is equal.
+
+    The candidates are the same for every random draw.
+    """
     places = {policy(seed).choose(wanted([first, *PROMPT]), views) for seed in range(5)}
     assert len(places) == 1
     return views[places.pop() or 0].replica_id
@@ -139,7 +142,10 @@ def test_a_fuller_batch_costs_as_much_as_a_longer_prompt() -> None:
 
 
 def test_reading_costs_those_who_are_there() -> None:
-    """In a full replica eight times as much as the reader waits for it, in a half full one a quarter of that."""
+    """Reading a prompt in a full replica costs the running requests eight times the reader's wait.
+
+    In a half full replica, it costs a quarter of that.
+    """
     reading = 400 / 10_000
     for running, others in {0: 0.0, 4: 2.0, 8: 8.0}.items():
         busy = view("a", running=running)
@@ -157,7 +163,7 @@ def test_a_conversation_stays_with_its_cache_where_all_are_busy() -> None:
 
 
 def test_a_cached_prefix_outweighs_a_fuller_batch_where_caches_are_full() -> None:
-    """Where they are empty what is read again displaces nothing, and the emptier batch wins."""
+    """Reading again displaces nothing from an empty cache, and the emptier batch wins."""
     for free, expected in ((1000, 1), (300, 0)):
         views = [view("a", running=4, free_blocks=free), view("b", free_blocks=free)]
         chosen = policy()

@@ -30,8 +30,11 @@ END = 7
 
 
 def answer(request: EngineRequest, sequence: int = 0, own: int = 0) -> list[int]:
-    """What the engine says: of greedy requests a function of the ids, of others of the seed, or its own luck, and the
-    place as well."""
+    """Return the tokens that the engine generates.
+
+    They are a function of the token ids for greedy requests. For others, they also depend on the
+    seed, or on the engine's own one, and on the position.
+    """
     ids, sampling = list(request.input_ids), request.sampling
     seed = own if sampling.seed is None else sampling.seed
     luck = [] if sampling.temperature == 0 else [(seed + sequence) % 2**31, len(ids)]
@@ -178,7 +181,10 @@ class Fleet(interfaces.Engine):
 
 
 class Reader:
-    """What an answer does with a stream. `pushed`: it takes tokens by a sink once it has had its first."""
+    """An answer that reads a stream.
+
+    If `pushed`, it takes tokens by a sink once it has had its first.
+    """
 
     def __init__(self, stream: TokenStream, pushed: bool = True) -> None:
         self.stream, self.pushed = stream, pushed
@@ -590,7 +596,7 @@ async def test_a_replay_that_comes_in_larger_pieces_is_cut_where_it_is_new() -> 
 
 
 async def test_a_sequence_that_the_engine_called_ended_is_not_asked_for_again() -> None:
-    """Not every engine sends the token that ended it."""
+    """An engine may end a sequence without sending the token that ended it."""
     fleet = Fleet()
     asked = request(20, n=2)
     reader = await read(fleet, asked)

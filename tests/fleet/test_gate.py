@@ -1,4 +1,4 @@
-"""When a request goes to a replica, and who is sent away."""
+"""Tests of when a request goes to a replica, and which requests are rejected."""
 
 from __future__ import annotations
 
@@ -67,7 +67,10 @@ def test_a_batch_is_filled_and_nothing_waits_behind_it() -> None:
 
 
 def at_once(door: AdmissionController, place: ReplicaView, *tickets: QueuedRequest) -> list[str]:
-    """Whose tickets found a place; the replica runs what it was sent."""
+    """Return the tenants of the requests that are dispatched at once.
+
+    The replica runs every request that it receives.
+    """
     tenants = []
     for one in tickets:
         if door.try_dispatch(one, [place], 0.0) is not None:

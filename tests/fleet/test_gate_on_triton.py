@@ -30,13 +30,13 @@ TIERS = {"interactive": {"weight": 4}, "batch": {"max_wait": "10m"}}
 
 @pytest.fixture(scope="module")
 def two(engine_dir: Path) -> Iterator[Engines]:
-    """Of four sequences and 768 tokens each."""
+    """Start two engines with four sequences and 768 tokens each."""
     with engines(engine_dir, constant(STEP, 0.0, BLOCKS, max_batch_size=PLACES), 2) as stage:
         yield stage
 
 
 class Named(Check):
-    """Who asks is who says so."""
+    """A check that takes the caller from a header of the request."""
 
     async def before(self, scope: Scope, context: RequestContext) -> None:
         said = dict(scope["headers"]).get(b"x-who", b"/").decode()
@@ -59,7 +59,7 @@ class Asker:
         return answer
 
     def asks(self, who: str, count: int, tokens: int, more: int = 1) -> list[asyncio.Task]:
-        """Of `tokens` each, or up to `more` of them beyond."""
+        """Start `count` requests with `tokens` tokens each, or up to `more` - 1 tokens longer."""
         prompt = "Once upon a time"
         return [asyncio.create_task(self.ask(who, f"{prompt} {at}", tokens + at % more)) for at in range(count)]
 

@@ -1,4 +1,4 @@
-"""Who is next."""
+"""Tests of the order in which requests leave the queue."""
 
 from __future__ import annotations
 

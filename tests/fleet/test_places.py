@@ -1,4 +1,4 @@
-"""Where replicas are: what the setting may say, and what becomes of DNS."""
+"""Tests of replica addresses: valid settings, and the results of DNS."""
 
 from __future__ import annotations
 

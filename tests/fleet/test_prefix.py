@@ -1,4 +1,4 @@
-"""What is known of the replicas' prefix caches."""
+"""Tests of the gateway's knowledge of the replicas' prefix caches."""
 
 from __future__ import annotations
 

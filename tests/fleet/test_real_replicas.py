@@ -49,8 +49,11 @@ def serve(mock: Path, tmp_path: Path) -> Iterator[Callable[[], Serve]]:
 
 
 def tell(one: Serve, number: signal.Signals) -> None:
-    """To the server and all that it runs. They resume before it does: Triton gives up a model for good whose process it
-    finds silent when its own wait for it is over, and that was over while both were stopped."""
+    """Send a signal to the server and all processes that it runs.
+
+    Child processes resume before the server does: Triton gives up a model for good if its process
+    is silent when Triton's own wait for it is over, and that was over while both were stopped.
+    """
     pids = descendants(one.process.pid)
     for pid in reversed(pids) if number == signal.SIGCONT else pids:
         try:
@@ -81,7 +84,10 @@ async def say(client: httpx.AsyncClient, prompt: str = "Once upon a time", token
 
 
 async def answering(client: httpx.AsyncClient, count: int, where: set[str]) -> list[asyncio.Task[httpx.Response]]:
-    """That many answers of 300 tokens, each of which its engine has begun, and some in each of these places."""
+    """Start `count` answers of 300 tokens and wait until their engines have begun them.
+
+    Each of the places in `where` has some of the answers.
+    """
     tasks = [asyncio.create_task(say(client, tokens=300)) for _ in range(count)]
 
     async def begun() -> bool:

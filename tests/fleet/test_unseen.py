@@ -1,4 +1,7 @@
-"""What was sent and no state of the engine counts yet: neither forgotten too early nor counted for ever."""
+"""Tests of requests that no engine state counts yet.
+
+They are neither forgotten too early nor counted for ever.
+"""
 
 from __future__ import annotations
 

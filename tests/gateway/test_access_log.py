@@ -33,7 +33,7 @@ def hurry(monkeypatch):
 
 
 class Acme(Check):
-    """As if every request had come with a key of that tenant."""
+    """A check that treats every request as if it had a key of that tenant."""
 
     async def before(self, scope, context) -> None:
         context.caller = Caller('ac"me\n', "ann@example.org", "key-7", "acme/key-7")

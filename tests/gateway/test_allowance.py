@@ -1,4 +1,4 @@
-"""What a rendering may use, to the last character."""
+"""Tests of the work limits of a rendering, exact to the last character."""
 
 from __future__ import annotations
 

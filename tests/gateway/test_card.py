@@ -1,4 +1,4 @@
-"""What an engine model announces of itself, as the gateway reads it."""
+"""Tests of the metadata that an engine model announces, as the gateway reads it."""
 
 from __future__ import annotations
 

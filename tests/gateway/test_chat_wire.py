@@ -1,4 +1,4 @@
-"""What goes over the wire for chat and text completions, token for token."""
+"""Tests of the bytes of chat and text completions, token for token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""How long an answer may get when nobody says: the gateway's `sampling.max_tokens`, and `llmops chat`'s own limit."""
+"""Tests of the length of an answer when the request does not limit it.
+
+The limits are the gateway's `sampling.max_tokens`, and `llmops chat`'s own.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from tests.support.gateway_stack import running
 
 
 async def chat(stack, *arguments: str) -> tuple[str, str]:
-    """What `llmops chat --once` prints on its two outputs."""
+    """Return the standard output and standard error of `llmops chat --once`."""
     command = [sys.executable, "-m", "llmops.cli", "chat", "--url", str(stack.client.base_url), "--once", "Hello"]
     pipe = asyncio.subprocess.PIPE
     child = await asyncio.create_subprocess_exec(*command, *arguments, stdout=pipe, stderr=pipe)
@@ -48,7 +51,7 @@ async def test_chat_has_a_limit_and_says_when_it_cuts(card, tokenizer) -> None:
 
 
 async def test_chat_with_a_model_of_a_short_context(card, tokenizer) -> None:
-    """There is no room for the default limit; the context is the limit then."""
+    """The context is the limit if the default limit does not fit."""
     async with running(card, tokenizer) as stack:
         stack.say("Paris")
         assert (await chat(stack))[0] == "Paris\n"

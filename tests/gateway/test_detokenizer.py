@@ -158,7 +158,7 @@ def test_the_table_of_bytes_is_the_library_s():
 
 
 def test_the_bytes_of_a_token():
-    """What `logprobs` say in `bytes`."""
+    """The field `bytes` of `logprobs` has these bytes."""
     factory, tokenizer = DetokenizerFactory(byte_level()), byte_level()
     assert factory.token_bytes(tokenizer.token_to_id("Ġ")) == b" "
     assert [factory.token_bytes(tokenizer.token_to_id(one)) for one in byte_tokens("€")] == [b"\xe2", b"\x82", b"\xac"]

@@ -56,7 +56,10 @@ class Watch(Check):
         self.heard.append((context.request_id, outcome))
 
     async def outcome(self, request_id: str) -> Outcome:
-        """That of one request. A second telling would be in the list by the time that another request is answered."""
+        """Return the outcome of a request, which was notified exactly once.
+
+        A second notification would be in the list by the time that another request is answered.
+        """
         await eventually(lambda: any(name == request_id for name, _ in self.heard))
         (found,) = (outcome for name, outcome in self.heard if name == request_id)
         return found
@@ -245,7 +248,7 @@ async def stack(card, tokenizer, watch):
 
 
 def told(body: dict) -> Usage:
-    """What an answer of either API says about its tokens."""
+    """Return the token counts in an answer of either API."""
     usage = body["usage"]
     if "input_tokens" in usage:
         return Usage(usage["input_tokens"], usage["output_tokens"])

@@ -1,4 +1,4 @@
-"""What an engine's words mean for a client."""
+"""Tests of the errors that clients get for an engine's messages."""
 
 from __future__ import annotations
 

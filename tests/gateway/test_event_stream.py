@@ -70,7 +70,10 @@ async def test_the_end_never_overtakes_what_was_written_before():
 
 
 async def test_a_client_that_has_left_takes_nothing_from_others():
-    """What one engine step sends to all is written in one go: a closed connection in its middle is its own trouble."""
+    """A closed connection in a batch of writes does not affect the other connections.
+
+    The batch is everything that one engine step sends.
+    """
     burst, written = WriteBatch(), []
 
     def closed(data: bytes) -> None:

@@ -24,7 +24,7 @@ def app():
 
 @pytest.mark.parametrize("path", [*POSTS, "nothing"])
 async def test_the_long_way_answers_the_same(app, path):
-    """But for what is of the moment."""
+    """The long way answers the same, except for values that change with each request."""
     asked = {
         "json": {"model": "none", "input": "x", "prompt": "x", "messages": []},
         "headers": {"x-request-id": "same"},

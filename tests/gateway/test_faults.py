@@ -1,4 +1,7 @@
-"""What clients see when things break, and that the engine's slots are free afterwards."""
+"""Tests of what clients see when things break.
+
+The engine's slots must be free afterwards.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Nothing that an engine says of its insides reaches a client; the log has it under the request's id."""
+"""Tests that an engine's internal messages never reach a client.
+
+The log has them under the request's id.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is remembered of keys, for how long, and what happens while their store is away."""
+"""Tests of the key cache: its contents, their lifetime, and an unavailable store."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a client can make grow, and what it gets when it does: headers, connections, bodies, queues, silence."""
+"""Tests of limits on what a client can make grow, and of the errors beyond them.
+
+These are headers, connections, bodies, queues, and silence.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +111,7 @@ def protocols(monkeypatch):
 
 
 async def late_after(stack, protocols, sent: bytes) -> bytes:
-    """What a connection gets that has sent this, and then nothing more for as long as it may."""
+    """Return the answer to a connection that sent `sent` and then nothing until the timeout."""
     reader, writer = await connect(stack)
     try:
         address = writer.get_extra_info("sockname")
@@ -373,7 +376,7 @@ async def test_bytes_that_are_held_are_bounded(card, tokenizer):
 
 
 async def test_no_client_holds_all_of_them():
-    """Of 20,000 bytes the first 10,000 are anybody's, and one address has half of the others."""
+    """Any client may use the first 10,000 of 20,000 bytes, and one address half of the others."""
     holding = BufferedBytes(20_000)
     greedy = [RequestContext(str(number), caller=Caller(share="a")) for number in range(16)]
     for one in greedy[:15]:

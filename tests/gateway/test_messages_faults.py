@@ -1,4 +1,7 @@
-"""What goes wrong, in Anthropic's form: each test has a gateway and an engine of its own."""
+"""Tests of errors in Anthropic's form.
+
+Each test has a gateway and an engine of its own.
+"""
 
 import asyncio
 import json
@@ -101,7 +104,7 @@ async def test_a_model_without_grammars(card, tokenizer):
 
 
 async def test_a_key_in_either_header_says_who_asks(card, tokenizer):
-    """To the engine, which gives callers their turns where their grammars are new to it."""
+    """The engine alternates between callers when it compiles grammars that are new to it."""
     form = {"format": {"type": "json_schema", "schema": {"type": "object"}}}
     body = {**BODY, "stream": False, "output_config": form}
     async with running({**card, "capabilities": {**card["capabilities"], "callers": True}}, tokenizer) as stack:

@@ -378,7 +378,10 @@ async def test_tools_that_are_only_shown_may_have_any_lengths_and_patterns(agent
 
 
 async def test_what_an_agent_sends_before_and_around(agent):
-    """As Claude Code does it: a look at the root, the beta flag, its headers, system as blocks, caches everywhere."""
+    """Claude Code sends the same: a HEAD request to the root, the beta flag, and its headers.
+
+    The system prompt is in blocks, and cache markers are everywhere.
+    """
     assert (await agent.client.head("/")).status_code == 200
     agent.say("Well.\n" + CALL)
     cached = {"cache_control": {"type": "ephemeral", "ttl": "1h"}}
@@ -535,7 +538,7 @@ async def test_errors_before_there_is_a_request(plain):
 
 
 async def test_a_prompt_that_does_not_fit(plain):
-    """In the words by which Claude Code sees that it has to compact the conversation."""
+    """Claude Code recognises by these words that it has to compact the conversation."""
     told = []
     for text in ("Hello world " * 100, "Hello world " * 10000, "Hello world " * 500_000):
         with pytest.raises(anthropic.BadRequestError, match="prompt is too long") as refused:

@@ -32,7 +32,7 @@ def test_uvicorn_has_what_is_used_of_it(kind, names):
 
 def test_a_uvicorn_without_it_is_refused_in_one_sentence(monkeypatch):
     class RequestResponseCycle:
-        """As a newer one might be: without `flow`."""
+        """A cycle of a hypothetical newer release, without `flow`."""
 
         def __init__(self) -> None:
             self.transport = self.disconnected = self.chunked_encoding = self.response_complete = None

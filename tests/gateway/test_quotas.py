@@ -1,4 +1,7 @@
-"""What callers may use, at the door: every way an answer can end leaves exactly what was used."""
+"""Tests of the quotas of callers at the gateway.
+
+Every way in which an answer can end leaves exactly what was used.
+"""
 
 from __future__ import annotations
 
@@ -51,7 +54,7 @@ class Clock:
 
 
 class Ledger:
-    """What keys have spent, as a ledger would know it."""
+    """The spending of keys, as a ledger would know it."""
 
     def __init__(self) -> None:
         self.known = 0
@@ -99,7 +102,7 @@ class Bounded:
         return self.gate.limiter.reserve_now([bound], [LimitRequest()]).decision.left[0]
 
     async def over(self) -> None:
-        """No request is open any more."""
+        """Wait until all requests have ended."""
         await self.stack.idle()
         await eventually(lambda: not self.gate.open)
         # another one hears its end before this one does
@@ -339,7 +342,7 @@ async def test_without_a_length_what_answers_mostly_have_is_reserved(bounded):
 
 
 async def test_a_longer_answer_is_owed_while_it_grows(bounded):
-    """What it has beyond its reservation is seen by others before it ends."""
+    """Other requests see the usage beyond a reservation before the answer ends."""
     bounded.quota(tpm=5000)
     bounded.gate.expected.note("tiny", 1)
     bounded.stack.steps(*[Step((9,))] * 50, Step(hang=True))
@@ -385,7 +388,7 @@ async def test_a_key_and_its_tenant_bound_both_or_nothing_is_taken(bounded):
 
 @pytest.mark.parametrize("what", ["embeddings", "rerank"])
 async def test_encoders_reserve_what_they_read(tokenizer, what):
-    """What they use is known before they run: a request too many never reaches the engine."""
+    """Encoder usage is known beforehand: a request too many never reaches the engine."""
     clock, ran = Clock(), []
     gate = RateLimits(InMemoryLimiter(clock), None, clock)
 

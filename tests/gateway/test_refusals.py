@@ -16,7 +16,7 @@ NOON = datetime(2026, 11, 22, 12, tzinfo=UTC)
 
 
 class Written(AuditLog):
-    """What was written; while `away` it cannot be."""
+    """An audit log that keeps its rows, and cannot be written while `away`."""
 
     def __init__(self) -> None:
         self.rows = []

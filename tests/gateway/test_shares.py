@@ -8,7 +8,7 @@ from llmops.gateway.ratelimit.fairness import FairShares
 
 
 def taken(shares: FairShares, share: str) -> int:
-    """How many places `share` gets before it is refused."""
+    """Return the number of slots that `share` gets before it is rejected."""
     count = 0
     while shares.take(share):
         count += 1

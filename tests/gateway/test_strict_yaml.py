@@ -1,4 +1,7 @@
-"""What is refused in YAML files, with the line and what to write instead."""
+"""Tests of the faults that are rejected in YAML files.
+
+The message has the line and what to write instead.
+"""
 
 from __future__ import annotations
 

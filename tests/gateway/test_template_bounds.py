@@ -1,4 +1,7 @@
-"""What a template may take: every way to a huge text, list or number ends in one sentence, soon, in little memory."""
+"""Tests of the limits of templates.
+
+Every way to a huge text, list or number ends in one sentence, soon, in little memory.
+"""
 
 from __future__ import annotations
 
@@ -129,7 +132,10 @@ for source in eval(sys.stdin.read()):
 
 
 def rendered(names: Collection[str]) -> dict[str, tuple[str, float, int]]:
-    """What became of each, CPU seconds, MiB. In a process of its own, which would be killed where the guard fails."""
+    """Return the result of each rendering, its CPU seconds and its MiB.
+
+    The rendering runs in a process of its own, which would be killed if the guard failed.
+    """
     done = subprocess.run(
         [sys.executable, "-c", RUN], input=repr([HOSTILE[name] for name in names]), text=True, capture_output=True,
         preexec_fn=_bound_memory, timeout=600, check=False,

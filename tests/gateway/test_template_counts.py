@@ -1,4 +1,7 @@
-"""What a rendering is charged for and when its time is checked, and what templates may use."""
+"""Tests of the work that a rendering is charged for, and when its time is checked.
+
+They also cover what templates may use.
+"""
 
 from __future__ import annotations
 

@@ -55,7 +55,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(checkpoint: Path) -> str:
-    """What transformers answers, greedily."""
+    """Return the greedy answer of transformers."""
     import torch
     from tokenizers import Tokenizer
     from transformers import AutoModelForCausalLM

@@ -284,7 +284,7 @@ async def test_an_answer_that_went_on_elsewhere_is_told_with_where_and_why(token
 
 
 def _known(triton: ScriptedTriton, tokens: list[int]) -> int:
-    """How many tokens of the answer its request began with."""
+    """Return the number of the answer's tokens with which its request began."""
     ids = triton.requests[0]["input_ids"]
     return max(at for at in range(len(tokens)) if at == 0 or ids[-at:] == tokens[:at])
 

@@ -25,7 +25,7 @@ def receiver():
 
 @pytest.fixture(scope="module")
 def telling_triton(engine_dir, receiver, tmp_path_factory):
-    """With a gRPC stream for each request, as NVIDIA's C++ backend has it."""
+    """Start a Triton with a gRPC stream for each request, as NVIDIA's C++ backend has it."""
     repository = make_mock_engine(engine_dir, tmp_path_factory.mktemp("mock") / "r", 0.01, transports=["request"])
     with start_triton(repository, ports=Ports(0, 0, 0), traces=f"{receiver.url}/v1/traces") as server:
         server.wait_ready(timeout=120)

@@ -241,7 +241,10 @@ async def test_what_the_engine_had_in_its_cache_is_told_and_billed_alike(metered
 
 @pytest.mark.parametrize(("when_full", "status"), [("refuse", 503), ("serve", 200)])
 async def test_no_room_for_usage(metered, monkeypatch, when_full, status):
-    """What is open is finished, and its event waits for room; who comes next is refused, or served all the same."""
+    """Open answers are finished, and their events wait for room.
+
+    Later requests are rejected, or served all the same.
+    """
 
     def full(events):
         raise sqlite3.OperationalError("database or disk is full")
@@ -302,7 +305,7 @@ async def test_encoders_are_billed_for_what_they_read(metered, tokenizer, what):
 
 
 async def test_rows_of_a_store_anonymous_and_priced_by_the_ledger(card, tokenizer, tmp_path):
-    """As a gateway with a store does it: its folder is removed when the ledger has all of it."""
+    """A gateway with a store removes its folder when the ledger has all events."""
     url = f"sqlite:///{tmp_path}/store.db"
     async with running(card, tokenizer, store=url, open=True, usage={"outbox": tmp_path / "usage"}) as stack:
         stack.say("Hello world!")

@@ -230,7 +230,10 @@ async def test_an_outbox_is_small_again_after_an_outage(tmp_path):
 
 @contextmanager
 def full_disk(size: int):
-    """No file can grow beyond `size`: the system writes what fits, and then says no."""
+    """Prevent files from growing beyond `size` bytes.
+
+    The system writes what fits, and then fails.
+    """
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -91,7 +91,7 @@ async def test_many_tokens_become_the_answer_s_json_off_the_loop(roomy, monkeypa
 
 @contextlib.asynccontextmanager
 async def turns():
-    """How many turns of the event loop somebody else had so far."""
+    """Yield a counter of the event loop's iterations that another task had so far."""
     taken = 0
 
     async def another() -> None:

@@ -77,7 +77,7 @@ def counted(text: str) -> int:
 
 
 def pages(log: Path) -> list[str]:
-    """Where each worker's metrics are."""
+    """Return the URLs of each worker's metrics."""
     return re.findall(r"http://\S+?/metrics", log.read_text())
 
 

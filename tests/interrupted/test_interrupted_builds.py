@@ -95,7 +95,10 @@ def test_stopped_at_every_stage(builder, source, whole, tmp_path, number, code):
 
 
 def test_kills_one_after_the_other(builder, source, whole, tmp_path):
-    """At every ninth change of the file system, each time further on, over an engine that was there before."""
+    """Each build is killed at every ninth change of the file system, one after the other.
+
+    An engine was in the output folder before.
+    """
     output = tmp_path / "engine"
     assert builder(*command("pytorch", source, output, "--max-batch-size", 2))["code"] == 0
     old, new = contents(output), whole("pytorch")

@@ -1,6 +1,9 @@
-"""In trtllm-build's place: takes its arguments, starts a worker per rank, and makes of each rank file an "engine" that
-depends on its content and on every flag. With HOLD=FIFO the first worker tells its and its parent's process ids there
-after half of its file, and waits to be ended."""
+"""A replacement for trtllm-build that takes its arguments and starts a worker per rank.
+
+It makes of each rank file an "engine" that depends on its content and on every flag. With HOLD=FIFO
+the first worker writes its and its parent's process ids there after half of its file, and waits to
+be ended.
+"""
 
 import hashlib
 import json

@@ -32,7 +32,7 @@ FREE = UNLIMITED
 
 
 def refilled(level: float, stamp: float, now: float, limit: int) -> tuple[float, float]:
-    """Of a rate that had `level` at `stamp`: what it has, and of when that is."""
+    """Return the level of a rate that had `level` at `stamp`, and the time of the new level."""
     stamp, requests, tokens, spent, period = advance_bucket(
         (stamp, level, 10 * level, 7, 1), Limit("a", limit, 10 * limit), now
     )

@@ -47,7 +47,10 @@ def stubbed() -> dict[str, dict[str, list[str]]]:
 
 
 def arguments(doc: str) -> list[list[str]]:
-    """Of each overload that pybind lists: `send(self: …, response: … = None, flags: int = 0) -> None`."""
+    """Return the arguments of each overload that pybind lists.
+
+    An overload reads `send(self: …, response: … = None, flags: int = 0) -> None`.
+    """
     signatures = re.findall(r"^(?:\d+\. )?\w+\((.*)\) -> ", doc, re.MULTILINE)
     return [[n for n in re.findall(r"(\w+): ", one) if n != "self"] for one in signatures]
 

@@ -59,8 +59,10 @@ def test_traces_are_exported_where_they_are_asked_for(repository: Path) -> None:
 
 
 def test_slurm_starts_one_task_per_gpu_and_tells_them_apart(repository: Path, tmp_path: Path) -> None:
-    """With a program in the place of srun that runs every task, and one in the place of tritonserver that says its
-    words."""
+    """A program in place of srun runs every task.
+
+    A program in place of tritonserver prints its arguments.
+    """
     script = export("slurm", repository)
     assert "#SBATCH --nodes=2\n#SBATCH --ntasks-per-node=8\n#SBATCH --gpus-per-node=8\n" in script
     assert "--container-image='nvcr.io#nvidia/tritonserver:26.07-trtllm-python-py3'" in script

@@ -1,4 +1,7 @@
-"""What gateway and engines agree on stands once: in llmops/contract.py, which travels with the models."""
+"""Tests that the contract of gateway and engines is defined once.
+
+It is in llmops/contract.py, which travels with the models.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +109,10 @@ def literals(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def said(text: str) -> str:
-    """What a text names: itself, or what it says something of (`input_ids: at least …`)."""
+    """Return the name in a text, which is the text itself or precedes a statement.
+
+    A statement reads `input_ids: at least …`.
+    """
     if text in NAMES:
         return text
     name, colon, _ = text.partition(": ")

@@ -1,4 +1,7 @@
-"""What a started Triton is open to: the real server, asked for what it must not do, over both protocols."""
+"""Tests of what a started Triton exposes.
+
+The real server receives forbidden requests over both protocols.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TritonServer]:
-    """With HTTP, which is off otherwise."""
+    """Start a server with HTTP, which is off by default."""
     repository = echo_repository(tmp_path_factory.mktemp("exposed"))
     with start_triton(repository, ports=Ports(0, 0, 0), http=True) as running:
         running.wait_ready(120)

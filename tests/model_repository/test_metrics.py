@@ -1,4 +1,4 @@
-"""What the gauges say for each thing a runtime may not know."""
+"""Tests of the gauges for each value that a runtime may not know."""
 
 from __future__ import annotations
 

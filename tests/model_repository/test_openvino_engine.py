@@ -163,7 +163,10 @@ def test_a_slow_grammar_does_not_hold_up_a_quick_one(start: Callable[..., Engine
 
 
 class QuickLane:
-    """What the quick lane took, in order; it measures nothing before it is `let_go`."""
+    """The kinds of grammars that the quick lane took, in order.
+
+    It measures nothing before it is `let_go`.
+    """
 
     def __init__(self) -> None:
         self.kinds: list[str] = []

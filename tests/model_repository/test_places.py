@@ -17,7 +17,7 @@ NOWHERE = "/proc/nowhere"
 
 @pytest.fixture
 def places(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Nothing set but TMPDIR, and a home that cannot be written."""
+    """Set only TMPDIR, and a home folder that cannot be written."""
     for name in ("LLMOPS_CACHE", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", NOWHERE)

@@ -1,4 +1,7 @@
-"""Where the tokenizer model puts a model's further ends of text, for NVIDIA's backend and for models of ours."""
+"""Tests of the places in which the tokenizer model puts a model's further ends of text.
+
+They differ between NVIDIA's backend and models of ours.
+"""
 
 from __future__ import annotations
 

@@ -70,7 +70,7 @@ def test_a_sweep_takes_what_a_killed_process_left_and_nothing_else(memory: Share
 
 
 def test_a_process_that_inherited_the_memory_keeps_it(memory: SharedMemory) -> None:
-    """As tritonserver does when `llmops serve` is killed."""
+    """The process tritonserver inherits the memory when `llmops serve` is killed."""
     process = subprocess.Popen(["cat"], stdin=subprocess.PIPE, pass_fds=(memory.lock,))
     os.close(memory.lock)
     memory.lock = -1
@@ -133,7 +133,7 @@ def as_nobody(act: Callable[[], None]) -> int:
 
 
 def leave_dead_memory() -> None:
-    """As a server does that was killed."""
+    """Leave shared memory behind like a server that was killed."""
     dead = SharedMemory()
     (SHM_DIR / f"{dead.prefix}segment").write_text("dead")
 
@@ -165,7 +165,10 @@ def test_another_users_dead_segments_stop_nobody(memory: SharedMemory, cleaned: 
 
 
 def unshared() -> list[str]:
-    """What starts a command in a PID namespace of its own, as a container with --ipc=host has one."""
+    """Return the prefix of a command that runs in a PID namespace of its own.
+
+    A container with --ipc=host has such a namespace.
+    """
     command = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
     if shutil.which("unshare") is None or subprocess.run([*command, "true"], capture_output=True).returncode:
         pytest.skip("no PID namespaces here (unshare --pid)")

@@ -58,7 +58,10 @@ REQUESTS = st.builds(
 
 
 def received(message: service_pb2.ModelInferRequest) -> dict[str, np.ndarray]:
-    """What the Python backend hands to the model, decoded by Triton's own client library."""
+    """Return the tensors that the Python backend hands to the model.
+
+    Triton's own client library decodes them.
+    """
     found = {}
     for tensor, raw in zip(message.inputs, message.raw_input_contents, strict=True):
         flat = deserialize_bytes_tensor(raw) if tensor.datatype == "BYTES" else np.frombuffer(raw, dtype_of(tensor))

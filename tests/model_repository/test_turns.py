@@ -49,7 +49,7 @@ def test_many_names_of_one_do_not_make_it_more() -> None:
 
 
 def order(*paths: str) -> list[str]:
-    """Of requests that all wait, by the names of those who ask."""
+    """Return the order of requests that all wait, by the names of their callers."""
     turns: RoundRobinQueue[str] = RoundRobinQueue()
     for path in paths:
         turns.put(path.split("/"), path)

@@ -32,7 +32,10 @@ def milliseconds(seconds):
 
 
 async def test_figures_are_those_of_the_moments_that_it_saw():
-    """How near these come to the server's on a quiet machine is for `make bench` to say."""
+    """The figures are those of the client's clock.
+
+    The difference to the server's clock on a quiet machine is measured by `make bench`.
+    """
     document, _ = await measure(Delays(ttft=0.2, itl=0.02), concurrency=8, warmup=8)
     summary, records = document.summary, document.records
     seen = [record["chunks"] for record in records]

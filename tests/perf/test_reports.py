@@ -140,7 +140,10 @@ def test_few_requests_are_not_enough_for_a_verdict():
 
 
 def test_a_rate_is_as_sure_as_the_run_is_even():
-    """By hand: 8 and 12 requests by turns in ten windows of a second are 10 a second, standard deviation 2.108."""
+    """Ten windows of a second with 8 and 12 requests alternating give 10 a second.
+
+    The standard deviation, computed by hand, is 2.108.
+    """
     ends = [second + i / per for second in range(10) for per in (8 + 4 * (second % 2),) for i in range(per)]
     even = document(*(record(0.0, 0.0, end) for end in ends[:-1]), record(0.0, 0.0, 10.0))
     low, high = rate_interval(even, "requests_per_second")

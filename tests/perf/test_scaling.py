@@ -21,7 +21,7 @@ RULE = AutoscalingSpec(1, 20, {"waiting": 8.0})
 
 
 def followed(sums: list[float], rule: AutoscalingSpec = RULE, current: int = 1) -> list[int]:
-    """How many replicas there are after each look."""
+    """Return the number of replicas after each evaluation."""
     scaler, counts = Autoscaler(rule), []
     for at, total in enumerate(sums):
         current = scaler.replicas(at * rule.period, current, {"waiting": total})
@@ -84,7 +84,7 @@ def simulated(scaling: AutoscalingSpec, rate: float, seconds: float, **more: flo
 
 
 def turns(outcome: SimulationOutcome, since: float, until: float) -> int:
-    """How often it went up after it had gone down, or down after up."""
+    """Return how often scaling up followed scaling down, or the reverse."""
     counts = [count for when, count in outcome.scaled if when <= until]
     steps = [(when, after - before) for (when, after), before in zip(outcome.scaled[1:], counts, strict=False)]
     directions = [step > 0 for when, step in steps if since <= when <= until]

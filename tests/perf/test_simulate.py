@@ -125,7 +125,7 @@ def test_what_is_reserved_for_an_answer_is_used_for_others_until_it_is_needed() 
 
 
 class Caches(RuleBasedStateMachine):
-    """What a cache counts, beside the sequences that hold it."""
+    """The counters of a cache, beside the sequences that hold its blocks."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -231,7 +231,7 @@ def test_affinity_alone_makes_a_hot_spot() -> None:
 
 
 def test_without_a_gate_overload_leaves_nobody_in_time() -> None:
-    """At about twice what the fleet can do, those who are let in are still served in time."""
+    """Admitted requests are still in time at about twice what the fleet can do."""
     fitting = fleet(talk(60.0, 40.0))
     guarded, open_ = fleet(talk(240.0, 40.0)), fleet(talk(240.0, 40.0), gate=False)
     assert goodput(guarded) > 0.9 * goodput(fitting)

@@ -91,7 +91,7 @@ class Answer:
 
 
 async def begin(url: str, model: str, count: int, tokens: int) -> list[Answer]:
-    """That many answers, each with its first text."""
+    """Start `count` answers and wait for the first text of each."""
     answers = [Answer(url, model, tokens) for _ in range(count)]
     await asyncio.gather(*(answer.begun.wait() for answer in answers))
     return answers

@@ -1,4 +1,7 @@
-"""What a gateway says while its connection is slow, breaks, or refuses: each request once, unless nobody wants it."""
+"""Tests of the messages of a gateway while its connection is slow, breaks, or rejects.
+
+Each request is sent once, unless its client has left.
+"""
 
 from __future__ import annotations
 
@@ -77,7 +80,10 @@ class SlowCall:
 
 
 def first_tokens(message: dict[str, bytes]) -> list[int]:
-    """By the lengths that the objects tell, read by hand: little-endian length, then as many bytes, again and again."""
+    """Return the first token of each request, by the lengths that the objects have.
+
+    They are read by hand: little-endian length, then as many bytes, again and again.
+    """
     ids, raw, firsts = (
         struct.unpack(f"<{len(message['input_ids']) // 4}i", message["input_ids"]),
         message["submissions"],
@@ -102,7 +108,7 @@ def told(message: dict[str, bytes]) -> str:
 
 
 async def second_call(calls: list[SlowCall]) -> SlowCall:
-    """As soon as it has taken `subscribe` and blocks."""
+    """Return the second call as soon as it has taken `subscribe` and blocks."""
 
     async def wait() -> None:
         while len(calls) < 2 or calls[1].open.is_set():

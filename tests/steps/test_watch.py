@@ -1,4 +1,7 @@
-"""What those who watch an engine hear: its state, and the names of the blocks in its KV cache."""
+"""Tests of the messages to subscribers of an engine.
+
+They carry its state, and the names of the blocks in its KV cache.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ def packed(ids) -> bytes:
 
 
 class Gateway:
-    """What one gateway believes, from what it is sent."""
+    """The state that one gateway derives from the messages that it receives."""
 
     def __init__(self) -> None:
         self.names: set[int] = set()

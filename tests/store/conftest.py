@@ -39,7 +39,10 @@ def patient_with_stores(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _memory() -> str | None:
-    """Where files cost no disk: what is durable there is tested with `kill -9`, not with power cuts."""
+    """Return a folder in which files cost no disk, or None.
+
+    Durability is tested with `kill -9`, not with power cuts.
+    """
     with suppress(OSError):
         if shutil.disk_usage("/dev/shm").free > 2**29:
             return "/dev/shm"
@@ -184,7 +187,7 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def url(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
-    """Of a store with the newest schema and no rows."""
+    """Yield the URL of a store with the newest schema and no rows."""
     if kind == "sqlite":
         shutil.copy(request.getfixturevalue("newest_file"), folder / "store.db")
         yield f"sqlite:///{folder}/store.db"
@@ -199,13 +202,13 @@ def url(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[str
 
 @pytest.fixture
 def empty_url(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
-    """Of a database without any table."""
+    """Yield the URL of a database without any table."""
     yield from _empty(kind, request, folder / "empty.db")
 
 
 @pytest.fixture
 def another_url(kind: str, request: pytest.FixtureRequest, folder: Path) -> Iterator[str]:
-    """As `empty_url`, and not the same."""
+    """Yield the URL of a second database without any table."""
     yield from _empty(kind, request, folder / "another.db")
 
 

@@ -84,7 +84,7 @@ def race(url: str, folder: Path, newest: str, processes: int) -> list[int]:
 
 
 def kill(url: str, folder: Path, newest: str, step: int) -> list[dict[str, list[str]]]:
-    """What the store was after each process; the last one was not killed."""
+    """Return the state of the store after each process; the last one was not killed."""
     states = []
     for last in itertools.count(0, step):
         _, status = os.waitpid(child(url, folder, newest, last), 0)

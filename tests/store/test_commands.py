@@ -362,7 +362,7 @@ def test_an_admin_api_refuses_with_the_same_sentences(acme):
 
 @contextmanager
 def somebody_else() -> Iterator[None]:
-    """Not root, to whom the modes of files mean nothing."""
+    """Run the block as another user than root, for whom the modes of files mean nothing."""
     before = os.geteuid()
     if before == 0:
         os.seteuid(pwd.getpwnam("nobody").pw_uid)

@@ -1,4 +1,7 @@
-"""What requests cost at a gateway: the store's prices at their times, and what was spent, on both databases."""
+"""Tests of the cost of requests at a gateway, on both databases.
+
+They cover the store's prices at their times, and what was spent.
+"""
 
 from __future__ import annotations
 

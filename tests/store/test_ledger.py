@@ -45,7 +45,10 @@ def event(seq: int, gateway: str = "gw-1", **changes) -> UsageEvent:
 
 @pytest.fixture(scope="session")
 def broker() -> Iterator[str]:
-    """Where a broker is that tests share, each with a topic of its own; `LLMOPS_TEST_KAFKA` names another."""
+    """Yield the address of a broker that tests share, each with a topic of its own.
+
+    The variable `LLMOPS_TEST_KAFKA` names another broker.
+    """
     if given := os.environ.get("LLMOPS_TEST_KAFKA"):
         yield given
         return
@@ -55,7 +58,7 @@ def broker() -> Iterator[str]:
 
 @pytest.fixture(autouse=True)
 def quick_groups(monkeypatch):
-    """Who joins a group is waited for half a session by this broker."""
+    """Shorten sessions, because this broker waits half a session for joining members."""
     monkeypatch.setattr(ledger_module, "SESSION_TIMEOUT_MS", 1000)
 
 
@@ -277,7 +280,10 @@ def test_the_leader_keeps_the_ledger_where_there_is_kafka():
 
 
 async def test_while_kafka_is_away_the_outbox_grows_and_not_the_memory(store, url, tmp_path):
-    """What LiteLLM #38193 lost up to 1.97, and kept in memory from 1.98 on. The figure is in the benchmark `usage`."""
+    """LiteLLM #38193 lost such events up to 1.97, and kept them in memory from 1.98 on.
+
+    The figure is in the benchmark `usage`.
+    """
     (tmp_path / "gw-1").mkdir()
     outbox, broker = UsageOutbox(tmp_path / "gw-1"), Broker()
     try:

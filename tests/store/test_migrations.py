@@ -1,4 +1,7 @@
-"""How a store comes to its schema: by itself, once, whole or not at all; on both databases."""
+"""Tests of migrations of a store to its schema, on both databases.
+
+A migration runs by itself, once, whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -138,7 +141,7 @@ def test_migrations_that_are_killed_and_those_that_come_together(empty_url, anot
 
 
 async def test_a_store_of_before_gets_the_totals_of_its_tenants(empty_url, tmp_path):
-    """As the rows of users' days say, among them one of a user whom nobody knows."""
+    """The totals are sums of the rows of users' days, also of a user who is not in the store."""
     ann, bob, nobody = (str(UUID(int=one)) for one in range(3))
     shutil.copytree(FOLDER, tmp_path / "first", ignore=shutil.ignore_patterns("000[2-9]*"))
     place = StoreUrl.parse(empty_url)

@@ -1,4 +1,4 @@
-"""What tokens cost: exact by hand, the same on both databases."""
+"""Tests of what tokens cost, compared with figures computed by hand, on both databases."""
 
 from __future__ import annotations
 

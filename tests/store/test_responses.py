@@ -197,7 +197,7 @@ async def test_a_later_state_neither_revives_nor_restarts_a_response(opened):
 
 
 async def test_a_conversation_in_use_is_kept_as_a_whole():
-    """In memory, where what is used least goes first."""
+    """The least recently used responses in memory go first."""
     store = MemoryResponses(ResponseStoreSettings(entries=4), Clock())
     await put(store, entry("a"), entry("b", before="a"))
     for name in "wxyz":

@@ -1,4 +1,7 @@
-"""What control tells Prometheus of money: the ledger's own sums, and never more than so many series."""
+"""Tests of the spending that control exports to Prometheus.
+
+It has the ledger's own sums, and a bounded number of series.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,10 @@ COUNTS = ("input_tokens", "cached_tokens", "output_tokens", "cost_micros")
 
 
 def records(whose: list[tuple[str, str]], number: int = 400, seed: int = 7) -> list[UsageRecord]:
-    """Of these users' keys, over four days, some of them at the very edges of a day, an hour and a minute."""
+    """Return records of these users' keys over four days.
+
+    Some are at the very edges of a day, an hour and a minute.
+    """
     dice = random.Random(seed)
     edges = [timedelta(0), timedelta(days=1), timedelta(hours=1), timedelta(minutes=1), timedelta(days=2, hours=5)]
     found = []

@@ -16,7 +16,9 @@ SECONDS = 180.0
 
 
 def program(name: str, package: str, *libraries: str) -> list[str]:
-    """How to start `name` of `package`: a command to which arguments are added. `libraries`: packages it needs.
+    """Return the command that starts `name` of `package`; arguments are appended to it.
+
+    The program needs the packages in `libraries`.
 
     Each is fetched once into .cache/debian. Raises ServerError where that is not possible: no apt, or no mirror.
     """
@@ -59,7 +61,7 @@ def _fetch(package: str, folder: Path) -> None:
 
 
 def _run(command: list[str], folder: Path) -> str | None:
-    """What went wrong, in its last line; None if nothing did."""
+    """Return the last line of a failed command's error output, or None if it succeeded."""
     try:
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=SECONDS, check=False)
     except subprocess.TimeoutExpired:

@@ -1,4 +1,7 @@
-"""What a client of the contract does, with tritonclient: the tests' own way to NAME-tensorrt_llm."""
+"""A client of the engine contract with tritonclient.
+
+Tests use it to call NAME-tensorrt_llm directly.
+"""
 
 from __future__ import annotations
 

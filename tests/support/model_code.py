@@ -14,7 +14,10 @@ from llmops.model_repository.generate import copy_model_code
 
 @functools.cache
 def version_folder(package: str) -> Path:
-    """What Triton's stub has on its path for a model of `package`, written once per process."""
+    """Return the folder that Triton's stub has on its path for a model of `package`.
+
+    It is written once per process.
+    """
     root = tempfile.mkdtemp(prefix=f"llmops-{package}-")
     atexit.register(shutil.rmtree, root, ignore_errors=True)
     copy_model_code(package, Path(root, "1"))

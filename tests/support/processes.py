@@ -1,4 +1,4 @@
-"""What processes themselves used: CPU, memory, threads and files, from /proc (Linux)."""
+"""Resource use of processes, from /proc (Linux): CPU, memory, threads and files."""
 
 from __future__ import annotations
 
@@ -50,7 +50,11 @@ def _cpu(pid: int) -> float:
 
 @dataclass(frozen=True)
 class Footprint:
-    """What a set of processes uses at one moment. `memory` in bytes: private pages only."""
+    """The resources of a set of processes at one moment.
+
+    Attributes:
+        memory: Private pages only, in bytes.
+    """
 
     memory: int
     threads: int
@@ -87,7 +91,7 @@ class CpuMeter:
 
 
 def difference(before: dict[str, float], after: dict[str, float]) -> dict[str, float]:
-    """What was used in between."""
+    """Return the resources used between two measurements."""
     return {name: after[name] - before[name] for name in after}
 
 

@@ -122,7 +122,10 @@ class Valkey(Server):
 
 
 class Postgres(Server):
-    """What is committed survives `kill -9`, as on a machine that stays up."""
+    """A PostgreSQL server whose committed data survives `kill -9`.
+
+    The same holds on a machine that stays up.
+    """
 
     name = "postgres"
 

@@ -45,7 +45,7 @@ GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format"
 
 
 def compressed(layout: str, bits: int, kind: str, inputs: dict[str, Any] | None = None) -> dict[str, Any]:
-    """That of compressed-tensors, all linear layers alike."""
+    """Return a configuration of compressed-tensors with all linear layers alike."""
     group = {"weights": {"num_bits": bits, "type": kind}, "input_activations": inputs, "targets": ["Linear"]}
     return {"quant_method": "compressed-tensors", "format": layout, "config_groups": {"group_0": group}}
 

@@ -1,4 +1,7 @@
-"""What the tool parser tests share: how models write calls, and how their events are read."""
+"""Shared parts of the tool parser tests.
+
+They show how models write calls, and how their events are read.
+"""
 
 import json
 import re
@@ -88,7 +91,7 @@ PROSE = st.sampled_from(["", "Let me see.", "Süß 🦙:"])
 
 
 def qwen_value(value):
-    """As its template writes it: only lists and objects as JSON."""
+    """Return the value as Qwen's template writes it: only lists and objects as JSON."""
     return json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else str(value)
 
 

@@ -18,7 +18,7 @@ from llmops.model_repository.launch import Ports, TritonServer, start_triton
 
 @dataclass
 class Verified:
-    """What the program printed and how it ended."""
+    """The output of the program and its exit code."""
 
     code: int
     report: dict[str, Any]

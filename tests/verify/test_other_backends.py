@@ -1,4 +1,7 @@
-"""What NVIDIA's C++ backend does otherwise than our engine model: `verify` must not call it a fault."""
+"""Tests of differences between NVIDIA's C++ backend and our engine model.
+
+The command `verify` must not report them as faults.
+"""
 
 from __future__ import annotations
 
@@ -66,7 +69,10 @@ class Call:
 
 
 def desk(answer: Callable[[Any], list[Any]], **parameters: str) -> EngineContext:
-    """At a model without `subscription`, so not one of ours, whose card says `n: 1`."""
+    """Return the context of a model without `subscription` whose metadata has `n: 1`.
+
+    Such a model is not one of ours.
+    """
     config = model_config_pb2.ModelConfig()
     for name, datatype in INPUTS.items():
         config.input.add(name=name, data_type=model_config_pb2.DataType.Value(f"TYPE_{datatype}"))
@@ -108,7 +114,7 @@ def test_sequences_that_are_dropped() -> None:
 
 
 def llm_api(**arguments: bool) -> dict[str, str]:
-    """What `llmops repo` writes for the LLM API: a profile for each of its release lines."""
+    """Return what `llmops repo` writes for the LLM API: a profile for each of its release lines."""
     return {"llm_profiles": json.dumps([one.as_json() for one in profiles_per_release(arguments)])}
 
 

@@ -1,4 +1,7 @@
-"""What `verify` makes of an open loop: the steady state alone, by means, as the planner predicts it."""
+"""Tests of the steady state that `verify` reads from an open loop.
+
+It consists of means, as the planner predicts them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an evaluation leaves for Prometheus."""
+"""Tests of the metrics that an evaluation leaves for Prometheus."""
 
 from __future__ import annotations
 

@@ -16,8 +16,13 @@ PAUSE = 0.1
 
 @dataclass
 class Habits:
-    """What the clients do from now on. `alike`: their prompts share a beginning; `leaving`: all but every third leave
-    as soon as their answer begins; `tokens` of an answer."""
+    """The behaviour of the clients from now on.
+
+    Attributes:
+        alike: True if their prompts share a beginning.
+        leaving: True if all but every third leave as soon as their answer begins.
+        tokens: Number of tokens of an answer.
+    """
 
     alike: bool = True
     leaving: bool = False

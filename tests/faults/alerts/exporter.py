@@ -23,7 +23,7 @@ class Told:
 
 @contextmanager
 def told() -> Iterator[Told]:
-    """On a free port."""
+    """Serve the exporter on a free port."""
     what = Told()
 
     class Handler(http.server.BaseHTTPRequestHandler):

@@ -1,4 +1,7 @@
-"""What a bill passes: gateways, broker, ledger, PostgreSQL; Valkey for the limits. All of it can be killed."""
+"""The processes that a bill passes, all of which can be killed.
+
+They are gateways, broker, ledger and PostgreSQL, and Valkey for the limits.
+"""
 
 from __future__ import annotations
 
@@ -61,7 +64,7 @@ class Program:
             self._process.wait()
 
     def stop(self) -> None:
-        """With SIGTERM."""
+        """Stop the process with SIGTERM."""
         if self._process is not None:
             self._process.terminate()
             self._process.wait()

@@ -68,7 +68,7 @@ def main(
 
 
 def _shares(count: int, hostile: int, families: tuple[str, ...]) -> dict[str, int]:
-    """How many cases of which family."""
+    """Return the number of cases of each family."""
     chosen = families or tuple(FAMILIES)
     others = max(len(set(chosen) - {"bodies"}), 1)
     return {family: count if family == "bodies" else hostile // others for family in chosen}

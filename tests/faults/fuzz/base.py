@@ -1,4 +1,4 @@
-"""What a family of requests is."""
+"""The interface of a family of requests."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What an answer may be: a 4xx in its API's envelope or a valid 200."""
+"""The judge of answers: a 4xx in its API's envelope or a valid 200."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ _LAST = ("response.completed", "response.incomplete", "message_stop")
 
 
 def problem_of(answer: httpx.Response, refusals: Collection[int] = ()) -> str | None:
-    """What is wrong with `answer`, if anything; `refusals`: statuses of 500 and above that are right all the same."""
+    """Return the fault of `answer`, or None.
+
+    Statuses of 500 and above in `refusals` are valid.
+    """
     if 400 <= answer.status_code < 500 or answer.status_code in refusals:
         return _envelope_problem(answer)
     if answer.status_code != 200:

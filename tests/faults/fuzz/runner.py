@@ -20,8 +20,14 @@ PATIENCE = 30.0  # seconds, after which a client leaves
 
 @dataclass
 class Findings:
-    """What was `sent` and came back: how many of each status, and the violations; `left`: answers that were not waited
-    for."""
+    """The results of a fuzzing run.
+
+    Attributes:
+        sent: Number of requests.
+        statuses: Number of answers of each status.
+        left: Answers that the client did not wait for.
+        violations: Descriptions of invalid answers.
+    """
 
     sent: int = 0
     statuses: Counter[int] = field(default_factory=Counter)

@@ -1,4 +1,4 @@
-"""How long a gateway leaves others waiting while it is fuzzed, and how much memory it takes."""
+"""Delays of other clients and memory of a gateway that is fuzzed."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ BLOCKS = 8192
 
 
 def repositories(engine: Path, folder: Path, real: bool, count: int = 2) -> tuple[list[Path], str]:
-    """So many identical repositories, and the name of the model in them."""
+    """Make `count` identical repositories; return them and the name of their model."""
     paths = [folder / f"replica-{at}" for at in range(count)]
     for path in paths:
         if real:
@@ -105,7 +105,10 @@ def _add(section: Section, fault: str, seen: Seen, per_token: float) -> None:
 
 
 def _add_reading(section: Section, name: str, seen: Seen, per_token: float) -> None:
-    """What of the pauses is reading prompts and answers again, all of a round at once."""
+    """Add the part of the pauses in which prompts and answers are read again.
+
+    All sequences of a round are read at once.
+    """
     section.add(f"{name}: tokens that are read again in a round, median", statistics.median(seen.reread), "")
     if per_token:
         reading = [per_token * tokens for tokens in seen.reread]

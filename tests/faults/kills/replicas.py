@@ -82,11 +82,11 @@ class Pair:
         self.front, self.replicas = front, replicas
 
     def states(self) -> dict[str, str]:
-        """What the gateway believes of each address."""
+        """Return the state of each address as the gateway knows it."""
         return {one["replica"]: one["state"] for one in self._believed()}
 
     def own(self) -> dict[str, int]:
-        """How many of the gateway's streams each address has."""
+        """Return the number of the gateway's streams at each address."""
         return {one["replica"]: one["own"] for one in self._believed()}
 
     def _believed(self) -> list[dict[str, Any]]:

@@ -30,7 +30,12 @@ class Question:
 
 @dataclass
 class Told:
-    """What a client got. `times`: of its events (perf_counter); `splices`: what it was told of moves (`exact`, …)."""
+    """The answer that a client received.
+
+    Attributes:
+        times: Arrival times of its events (perf_counter).
+        splices: The splices of failovers that the client was notified of (`exact`, …).
+    """
 
     text: str = ""
     prompt_tokens: int = 0
@@ -46,7 +51,7 @@ class Told:
         return self.times[at] - self.times[at - 1] if at else 0.0
 
     def resumed(self) -> tuple[float, int]:
-        """When the longest pause ended, and how many tokens prompt and answer had by then."""
+        """Return the end of the longest pause, and the tokens of prompt and answer until then."""
         at = self._longest()
         return self.times[at], self.prompt_tokens + at
 

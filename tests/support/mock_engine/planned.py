@@ -30,8 +30,11 @@ BESIDE = (32, 2048)
 
 @dataclass(frozen=True)
 class Paged:
-    """What `make_mock_engine` needs for an engine with a KV cache, see PagedOptions. `noise`: standard deviation of the
-    logarithm of a step's time."""
+    """The options of `make_mock_engine` for an engine with a KV cache (see PagedOptions).
+
+    Attributes:
+        noise: Standard deviation of the logarithm of a step's time.
+    """
 
     steps: StepTable
     blocks: int
@@ -41,7 +44,7 @@ class Paged:
     noise: float = 0.0
 
     def options(self) -> dict[str, Any]:
-        """As JSON for the engine."""
+        """Return the options as JSON for the engine."""
         fields = asdict(self)
         del fields["max_batch_size"]
         return fields

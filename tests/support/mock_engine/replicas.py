@@ -1,4 +1,4 @@
-"""As many mock engines as one likes in one Triton, each of them a replica, and gateways in front."""
+"""Several mock engines in one Triton, each of them a replica, and gateways in front."""
 
 from __future__ import annotations
 

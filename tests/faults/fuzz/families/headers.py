@@ -1,4 +1,7 @@
-"""What comes before a body, byte for byte: broken, endless, doubled, cut off, at odds with itself."""
+"""Requests whose bytes before the body are faulty.
+
+They are broken, endless, doubled, cut off, or contradict themselves.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""What a chat template gets to see: control tokens in whole and in parts, deep and wide variables, odd histories."""
+"""Hostile input of chat templates.
+
+It is control tokens in whole and in parts, deep and wide variables, and odd histories.
+"""
 
 from __future__ import annotations
 

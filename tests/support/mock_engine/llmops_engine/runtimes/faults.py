@@ -38,7 +38,7 @@ class FaultFile:
         self._faults = Faults()
 
     def now(self) -> Faults:
-        """What is wrong now. While the engine is to hang, this does not return."""
+        """Return the present faults. While the engine is to hang, this does not return."""
         while self._read().hang:
             time.sleep(_POLL)
         return self._faults
@@ -57,7 +57,10 @@ class FaultFile:
 
 
 def command_faults(path: Path, **faults: Any) -> None:
-    """From now on the engine that was given `path` has these faults (see Faults); without any, none."""
+    """Give the engine with this `path` these faults from now on (see Faults).
+
+    Without any, it has none.
+    """
     known = Faults(**faults)
     part = path.with_name(f".{path.name}.part")
     part.write_text(json.dumps({name: getattr(known, name) for name in faults}))

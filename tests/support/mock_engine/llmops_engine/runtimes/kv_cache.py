@@ -36,7 +36,7 @@ class KvCache:
         return self.size - self._unnamed - len(self._held)
 
     def found(self, names: Sequence[int]) -> int:
-        """How many of the first `names` are there."""
+        """Return how many of the first `names` are in the cache."""
         for count, name in enumerate(names):
             if name not in self._held and name not in self._kept:
                 return count

@@ -15,7 +15,10 @@ from .stop_words import StopWordMatcher
 
 
 class Sequence:
-    """At most `left` tokens of `answer` are to come; the matcher is there only where something can match."""
+    """A running sequence with at most `left` tokens of `answer` to come.
+
+    It has a matcher only if there are stop words.
+    """
 
     __slots__ = ("answer", "left", "matcher", "min_left")
 

@@ -135,7 +135,10 @@ class PagedMockRuntime(EngineRuntime):
         return [output for one, chunk in chunks for output in self._compute(one, chunk)]
 
     def _schedule(self) -> list[tuple[_Sequence, int]]:
-        """Which sequences this step computes, and how many tokens of each: running ones get their token first."""
+        """Return the sequences that this step computes, with the number of tokens of each.
+
+        Running sequences get their token first.
+        """
         self._admit()
         room, chunks = self._options.max_num_tokens, []
         decoding = [one for one in self._running if one.unread == 1]

@@ -1,4 +1,6 @@
-"""What the mock engine says: each next token is a function of the prompt and the tokens so far, and of nothing else.
+"""The script of the mock engine's answers.
+
+Each next token is a function of the prompt and the tokens so far, and of nothing else.
 
 So another replica, given the prompt and the tokens so far, continues an answer exactly as this one would have.
 """
@@ -69,7 +71,10 @@ def _root(tokens: list[int]) -> list[int]:
 
 
 def _borders(tokens: Sequence[int]) -> list[int]:
-    """For each beginning of `tokens` the longest shorter one that it ends with (Knuth, Morris and Pratt)."""
+    """Return for each prefix of `tokens` its longest proper border (Knuth, Morris and Pratt).
+
+    A border is a shorter prefix with which the prefix ends.
+    """
     found, at = [0], 0
     for token in tokens[1:]:
         while at and tokens[at] != token:

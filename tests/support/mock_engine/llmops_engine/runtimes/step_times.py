@@ -1,4 +1,4 @@
-"""How long a step takes, from a table that `llmops plan` made; here it is only interpolated."""
+"""The duration of a step, interpolated from a table that `llmops plan` made."""
 
 from __future__ import annotations
 
@@ -24,7 +24,11 @@ class StepTable:
     added: Sequence[Sequence[float]]
 
     def seconds(self, batch: int, length: float, chunk: int = 0, prefix: float = 0.0) -> float:
-        """Of a step with `batch` sequences of `length` tokens (mean) that decode, and `chunk` tokens of prompts."""
+        """Return the seconds of a step.
+
+        In the step, `batch` sequences of `length` tokens (mean) decode, and `chunk` tokens of
+        prompts are read.
+        """
         if not batch:
             return _at(self.chunks, self.prefixes, self.alone, chunk, prefix) if chunk else 0.0
         plain = _at(self.batches, self.lengths, self.decode, batch, length)
