@@ -46,6 +46,7 @@ from llmops.model_repository.server.triton_log import (
     LogLine,
     explain_failure,
     failed_on_lock,
+    failed_on_port,
     last_error,
     parse_engine_death,
     parse_line,
@@ -68,6 +69,8 @@ _LOCK_FAULT = (
     "memory; starting it once more."
 )
 
+_PORT_TAKEN = "Another process took a free port before Triton could; starting it once more on other ports."
+
 
 class TritonServer:
     """A running tritonserver.
@@ -81,6 +84,7 @@ class TritonServer:
         begin: Callable[[ServerOptions, int], subprocess.Popen[bytes]],
         on_log: Callable[[LogLine], None],
         under_mpi: bool = False,
+        choose_ports: Callable[[], Ports] | None = None,
     ) -> None:
         """Start the server.
 
@@ -89,7 +93,9 @@ class TritonServer:
             begin: Starts a process that inherits a file descriptor.
             on_log: Called with each line of the log.
             under_mpi: Whether the process is mpirun.
+            choose_ports: Returns other ports for a second start; None if all ports are the user's.
         """
+        self._choose_ports = choose_ports
         self.host, self.ports = options.launch.host, options.launch.ports
         self._options = options
         self._begin = begin
@@ -233,16 +239,20 @@ class TritonServer:
         self._reader.start()
 
     def _restart(self) -> bool:
-        """Restart the server once if it failed on the known shared-memory fault.
+        """Restart the server once if it failed on the known shared-memory fault or lost a free port.
 
         Return True if it was restarted.
         """
-        if not (self._may_restart and failed_on_lock(self.log)):
+        port_taken = self._choose_ports is not None and failed_on_port(self.log)
+        if not (self._may_restart and (port_taken or failed_on_lock(self.log))):
             return False
         self._may_restart = False
         self._kill_group()
         self._memory.remove()
-        self._on_log(_warning(_LOCK_FAULT))
+        self._on_log(_warning(_PORT_TAKEN if port_taken else _LOCK_FAULT))
+        if port_taken and self._choose_ports is not None:
+            self.ports = self._choose_ports()
+            self._options = replace(self._options, launch=replace(self._options.launch, ports=self.ports))
         self._start()
         return True
 
@@ -383,13 +393,21 @@ def start_triton(
     check_server(manifest, models, installation.backends)
     check_engines(manifest)
     server = installation.server_options(repository, options)
-    server = replace(server, launch=replace(options, ports=_choose_ports(server)))
+    choose_ports = partial(_choose_ports, server)
+    has_free_ports = 0 in (options.ports.grpc, options.ports.http, options.ports.metrics)
+    server = replace(server, launch=replace(options, ports=choose_ports()))
     if options.http and installation.kind == "embedded":
         on_log(_warning(EMBEDDED_HTTP_WARNING))
     remove_stale_segments()
     if manifest.uses_gpus:
         check_gpu_count(plan.gpus)
-    return TritonServer(server, partial(_begin, plan, installation), on_log, under_mpi=plan.mode != "single")
+    return TritonServer(
+        server,
+        partial(_begin, plan, installation),
+        on_log,
+        under_mpi=plan.mode != "single",
+        choose_ports=choose_ports if has_free_ports else None,
+    )
 
 
 def _warning(text: str) -> LogLine:

@@ -105,6 +105,11 @@ def failed_on_lock(lines: Iterable[LogLine]) -> bool:
     return (explain_failure(lines) or "").endswith("'boost::interprocess::lock_exception'")
 
 
+def failed_on_port(lines: Iterable[LogLine]) -> bool:
+    """Return True if the server ended because another process listens on one of its ports."""
+    return any("address already in use" in line.message.lower() for line in lines)
+
+
 # messages of the C and C++ libraries before they abort
 _ABORT = re.compile(
     r"terminate called|what\(\):|double free|corrupt|[Aa]ssertion .* failed|stack smashing|out of memory"

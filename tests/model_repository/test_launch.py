@@ -311,6 +311,31 @@ def test_a_start_is_tried_again_once_and_for_that_fault_only(
     assert [path for prefix in prefixes for path in SHM_DIR.glob(f"{prefix}*")] == []
 
 
+PORT_TAKEN = """#!/bin/sh
+# the real server, whose gRPC port another process takes before its first start
+echo "$*" >> {starts}
+port=$(echo "$*" | sed 's/.*--grpc-port=\\([0-9]*\\).*/\\1/')
+if [ $(wc -l < {starts}) -le {faults} ]; then
+    {python} -c "import socket, time; s = socket.create_server(('127.0.0.1', $port)); time.sleep(60)" &
+    sleep 1
+fi
+exec {real} "$@"
+"""
+
+
+def test_a_free_port_that_another_process_took_is_replaced(tmp_path: Path, repository: Path) -> None:
+    real, starts, fake = find_installation(), tmp_path / "starts", tmp_path / "tritonserver"
+    fake.write_text(PORT_TAKEN.format(starts=starts, faults=1, python=sys.executable, real=real.binary))
+    fake.chmod(0o755)
+    said: list[LogLine] = []
+    with start_triton(repository, ports=ANY, installation=replace(real, binary=fake), on_log=said.append) as server:
+        server.wait_ready(120)
+        tried = re.findall(r"--grpc-port=(\d+)", starts.read_text())
+        assert len(set(tried)) == 2
+        assert server.grpc_address == f"127.0.0.1:{tried[1]}"
+    assert "Another process took a free port" in " ".join(line.message for line in said)
+
+
 def remove(*names: str) -> Callable[[Path], None]:
     def apply(root: Path) -> None:
         for name in names:
