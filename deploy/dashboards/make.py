@@ -68,8 +68,8 @@ OVERVIEW = Dashboard(
                 "Goodput",
                 {"{{model}}": f"llm_goodput_ratio{MODEL}"},
                 "percentunit",
-                "Complete answers within their objectives, of those whose client waited. "
-                "Below 85 % for 5 minutes wakes somebody.",
+                "Complete answers within their objectives, without those whose client left in time. "
+                "A ratio below 85 % for 5 minutes pages the operator on call.",
                 (0.95, 0.85),
                 low_is_bad=True,
             ),
@@ -77,14 +77,14 @@ OVERVIEW = Dashboard(
                 "Time to first token, p95",
                 {"{{model}}": 'llm_ttft_seconds{quantile="0.95", model=~"$model"}'},
                 "s",
-                "Above 1 s for 5 minutes wakes somebody.",
+                "A value above 1 s for 5 minutes pages the operator on call.",
                 (0.5, 1.0),
             ),
             Panel(
                 "Time per token, p95",
                 {"{{model}}": 'llm_tpot_ms{quantile="0.95", model=~"$model"}'},
                 "ms",
-                "Mean of each answer, after its first token.",
+                "The mean of each answer, without its first token.",
                 (50.0, 100.0),
             ),
         ],
@@ -93,13 +93,13 @@ OVERVIEW = Dashboard(
                 "Answers by outcome",
                 {"{{outcome}}": rate("llmops_answers_total", "outcome", MODEL)},
                 "reqps",
-                "late: first token after its objective; slow: tokens after theirs; shed: no place; failed: broken; "
-                "aborted: the client left in time.",
+                "late: the first token missed its objective; slow: the later tokens missed theirs; shed: the queue was full; "
+                "failed: the engine or the gateway failed; aborted: the client left before an objective was missed.",
             ),
             Panel(
                 "Waiting for their first token",
                 {"{{model}} {{priority}}": f"sum by (model, priority) (llm_queue_depth{MODEL})"},
-                meaning="By the tier of the caller.",
+                meaning="Waiting requests by the tier of the caller.",
             ),
             Panel(
                 "Clients that leave",
@@ -120,7 +120,7 @@ OVERVIEW = Dashboard(
             Panel(
                 "Alerts",
                 {"{{alertname}}": 'sum by (alertname) (ALERTS{alertname=~"Llm.*|Gpu.*"})'},
-                meaning="Pending and firing; the runbooks are in deploy/runbooks.md.",
+                meaning="Pending and firing alerts. The runbooks are in deploy/runbooks.md.",
             ),
         ],
     },
@@ -134,14 +134,14 @@ ENGINES = Dashboard(
             Panel(
                 "Batch",
                 {"{{node}} {{model}}": f"gpu_batch_size{ENGINE}"},
-                meaning="Sequences in a step. 32 to 128 make good use of a GPU; fewer is idle, more is slow.",
+                meaning="Sequences in a step. A GPU is used well with 32 to 128; with fewer it idles, with more tokens are slow.",
                 width=12,
             ),
             Panel(
                 "KV cache in use",
                 {"{{node}} {{model}}": f"gpu_kv_cache_utilization{ENGINE}"},
                 "percentunit",
-                "Above 90 % preemption is near; above 95 % for 2 minutes wakes somebody.",
+                "Above 90 %, preemption is near. A value above 95 % for 2 minutes pages the operator on call.",
                 (0.9, 0.95),
                 width=12,
             ),
@@ -151,14 +151,14 @@ ENGINES = Dashboard(
                 "Prompt tokens from the prefix cache",
                 {"{{model}}": f"llm_prefix_cache_hit_rate{MODEL}"},
                 "percentunit",
-                "Below 40 % prompts share little, or requests that do are sent to different replicas.",
+                "Below 40 %, prompts have few common prefixes, or requests with a common prefix reach different replicas.",
                 (0.4, 0.3),
                 low_is_bad=True,
             ),
             Panel(
                 "Preemptions per second",
                 {"{{model}}": f"llm_preemption_rate{MODEL}"},
-                meaning="Sequences that lost their blocks, and are read again.",
+                meaning="Sequences that lost their KV-cache blocks and are computed again.",
             ),
             Panel(
                 "Blocks",
@@ -175,7 +175,7 @@ ENGINES = Dashboard(
                     "{{model}} {{request_type}}": "sum by (model, request_type) "
                     f"({engine('request_metrics', 'request_type', 'active|waiting|context')})"
                 },
-                meaning="context: whose prompts are being read.",
+                meaning="context: sequences in prefill.",
             ),
             Panel(
                 "Steps per second",
@@ -188,8 +188,8 @@ ENGINES = Dashboard(
                 "Memory bandwidth",
                 {"{{node}} {{source}}": "max by (node, source) (gpu_hbm_bandwidth_utilization)"},
                 "percentunit",
-                "Of the GPUs' peak: by DCGM, or by the planner's model of a step (`llmops plan --rules`). "
-                "Above 80 % decoding cannot be much faster.",
+                "Share of the GPUs' peak, measured by DCGM or computed by the planner's model of a step "
+                "(`llmops plan --rules`). Above 80 %, decoding cannot become much faster.",
                 (0.8, 0.9),
             ),
         ],
@@ -197,13 +197,13 @@ ENGINES = Dashboard(
             Panel(
                 "Arithmetic intensity",
                 {"{{node}} {{source}}": "max by (node, source) (gpu_arithmetic_intensity)"},
-                meaning="FLOPs per byte of memory; below the GPU's ridge (295 for an H100) memory is what limits.",
+                meaning="FLOPs per byte of memory traffic. Below the GPU's ridge point (295 for an H100), memory is the limit.",
                 width=12,
             ),
             Panel(
                 "Tokens of a step",
                 {"{{node}} {{model}}": f"llmops_step_tokens{ENGINE}"},
-                meaning="Of sequences that run and of prompts that are being read.",
+                meaning="Tokens of running sequences and of prompts in prefill.",
                 width=12,
             ),
         ],
@@ -219,14 +219,14 @@ TENANTS = Dashboard(
                 "This month",
                 {"spent": "sum(max by (tenant) (llmops_spent_dollars))"},
                 "currencyUSD",
-                "Since the 1st (UTC), by the ledger.",
+                "Amount in the ledger since the 1st of the month (UTC).",
                 kind="stat",
             ),
             Panel(
                 "By tenant, this month",
                 {"{{tenant}}": "max by (tenant) (llmops_spent_dollars)"},
                 "currencyUSD",
-                "The 20 that spend most, and all others together. Users and keys are for `llmops usage`.",
+                "The 20 tenants that spend most, and all others together. `llmops usage` shows users and keys.",
             ),
             Panel(
                 "In an hour",
@@ -244,14 +244,14 @@ TENANTS = Dashboard(
                 "Budgets",
                 {"{{tenant}}": "max by (tenant) (llmops_budget_used_ratio)"},
                 "percentunit",
-                "What the present period has used of them; at 100 % requests are refused with 429.",
+                "Share of the budget used in the current period. At 100 %, requests are rejected with 429.",
                 (0.8, 1.0),
             ),
             Panel(
                 "Usage that is not in the ledger",
                 {"age of the oldest": "max(llmops_usage_lag_seconds)"},
                 "s",
-                "Above 5 minutes somebody looks at it this week: nothing is lost, but budgets see money late.",
+                "An age above 5 minutes opens a P3 alert: no usage is lost, but budgets count it late.",
                 (60.0, 300.0),
             ),
         ],
@@ -260,7 +260,7 @@ TENANTS = Dashboard(
                 "Refused",
                 {"{{status}}": rate("llmops_requests_total", "status", '{status=~"4..|503"}') + " or vector(0)"},
                 "reqps",
-                "401, 403: keys; 429: limits and budgets; 503: no place. No series has a key: `llmops audit` does.",
+                "401, 403: keys; 429: limits and budgets; 503: no capacity. `llmops audit` shows the keys; no series does.",
             ),
             Panel(
                 "Requests by route",
@@ -271,7 +271,7 @@ TENANTS = Dashboard(
                 "Connections closed",
                 {"{{reason}}": rate("llmops_refused_connections_total", "reason") + " or vector(0)"},
                 "reqps",
-                "Clients that kept to none of their bounds.",
+                "Connections that exceeded a limit of the gateway, by reason.",
             ),
         ],
         "What they use": [
@@ -282,13 +282,13 @@ TENANTS = Dashboard(
             Panel(
                 "Tokens, this month",
                 {"{{tenant}} {{kind}}": "max by (tenant, kind) (llmops_spent_tokens)"},
-                meaning="cached is read at a lower price.",
+                meaning="cached: prompt tokens from the prefix cache, which have a lower price.",
             ),
             Panel(
                 "Prompts that change at their beginning",
                 {"{{tenant}}": "max by (tenant) (llmops_unstable_prompts_ratio) or vector(0)"},
                 "percentunit",
-                "They cost their tenant the prefix cache: a date belongs at the end.",
+                "Such prompts cost the tenant the prefix cache. Put a date at the end of the prompt instead.",
             ),
         ],
     },
@@ -304,32 +304,32 @@ FLEET = Dashboard(
             Panel(
                 "By state",
                 {"{{model}} {{state}}": 'max by (model, state) (llmops_replicas{model=~"$model"}) > 0'},
-                meaning="As the gateways believe; `llmops top` shows each.",
+                meaning="The states as the gateways see them. `llmops top` shows each replica.",
             ),
             Panel(
-                "Answers that went on elsewhere",
+                "Failovers",
                 {"{{reason}}": rate("llmops_failovers_total", "reason") + " or vector(0)"},
                 "reqps",
-                "lost, failed: a replica broke; drain: a roll-out; preempted: its cache was full.",
+                "lost, failed: a replica broke; drain: a roll-out; preempted: the KV cache of a replica was full.",
             ),
             Panel(
                 "Servers that gateways reach",
                 {"{{server}}": "sum by (server) (llmops_server_reachable)"},
-                meaning="Workers of all gateways; 0 for 30 s is a node that failed.",
+                meaning="Gateway workers that reach each server. 0 for 30 s means that a node failed.",
             ),
         ],
         "Where their state comes from": [
             Panel(
                 "Reported or measured",
                 {"{{replica}} {{source}}": 'max by (model, replica, source) (llmops_replica_info{model=~"$model"})'},
-                meaning="NVIDIA's C++ backend reports no state: gateways measure it.",
+                meaning="NVIDIA's C++ backend reports no state, so gateways measure it.",
             ),
         ],
         "Is it enough?": [
             Panel(
                 "Waiting for each ready replica",
                 {"{{model}}": f"sum by (model) (llm_queue_depth{MODEL}) / ({READY} > 0)"},
-                meaning="What autoscaling looks at.",
+                meaning="The metric by which autoscaling adds replicas.",
             ),
             Panel(
                 "KV cache, fullest and mean",
@@ -338,7 +338,7 @@ FLEET = Dashboard(
                     "{{model}} mean": f"avg by (model) (gpu_kv_cache_utilization{ENGINE})",
                 },
                 "percentunit",
-                "Far apart: requests that share a beginning are on few replicas.",
+                "A large difference means that requests with a common prefix are on few replicas.",
                 (0.9, 0.95),
             ),
             Panel(
@@ -365,10 +365,10 @@ FLEET = Dashboard(
                     "sum(rate(llmops_overhead_seconds_count[$__rate_interval]))"
                 },
                 "s",
-                "Mean per request; upstream is the engine.",
+                "The mean per request. upstream is the time in the engine.",
             ),
             Panel(
-                "Event loop held",
+                "Event loop blocked",
                 {"{{instance}}": rate("llmops_event_loop_blocked_seconds_total", "instance")},
                 "percentunit",
                 "Share of the time in which the gateway's own work kept all streams waiting for over 50 ms.",
