@@ -1,9 +1,9 @@
 #!/bin/sh
-# Start compose.yaml. What is missing is made first, and nothing that is there is changed:
+# Start compose.yaml. Create missing files first, and leave existing files unchanged:
 #   secrets/               a password for each service, in a folder that only its owner may enter
-#   compose.digests.yaml   the images of others by digest, as they are now; remove it to take newer ones
-#   .env                   has every `docker compose` command here read both files
-# Arguments go to `docker compose up -d`.
+#   compose.digests.yaml   the current digests of third-party images; remove the file to use newer images
+#   .env                   makes every `docker compose` command here read both files
+# Arguments are passed to `docker compose up -d`.
 set -eu
 cd "$(dirname "$0")"
 
@@ -12,7 +12,7 @@ mkdir -p secrets
 chmod 700 secrets
 umask 022
 
-made() { # FILE: the standard input becomes its content, unless it is there
+made() { # FILE: write standard input to FILE unless FILE exists
   if [ -s "secrets/$1" ]; then
     cat >/dev/null
   else

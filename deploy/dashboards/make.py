@@ -93,8 +93,9 @@ OVERVIEW = Dashboard(
                 "Answers by outcome",
                 {"{{outcome}}": rate("llmops_answers_total", "outcome", MODEL)},
                 "reqps",
-                "late: the first token missed its objective; slow: the later tokens missed theirs; shed: the queue was full; "
-                "failed: the engine or the gateway failed; aborted: the client left before an objective was missed.",
+                "late: the first token missed its objective; slow: the later tokens missed theirs; "
+                "shed: the queue was full; failed: the engine or the gateway failed; "
+                "aborted: the client left before an objective was missed.",
             ),
             Panel(
                 "Waiting for their first token",
@@ -134,7 +135,8 @@ ENGINES = Dashboard(
             Panel(
                 "Batch",
                 {"{{node}} {{model}}": f"gpu_batch_size{ENGINE}"},
-                meaning="Sequences in a step. A GPU is used well with 32 to 128; with fewer it idles, with more tokens are slow.",
+                meaning="Sequences in a step. A GPU is used well with 32 to 128; with fewer it idles, "
+                "with more each token is slow.",
                 width=12,
             ),
             Panel(
@@ -151,7 +153,8 @@ ENGINES = Dashboard(
                 "Prompt tokens from the prefix cache",
                 {"{{model}}": f"llm_prefix_cache_hit_rate{MODEL}"},
                 "percentunit",
-                "Below 40 %, prompts have few common prefixes, or requests with a common prefix reach different replicas.",
+                "Below 40 %, prompts have few common prefixes, "
+                "or requests with a common prefix reach different replicas.",
                 (0.4, 0.3),
                 low_is_bad=True,
             ),
@@ -197,7 +200,8 @@ ENGINES = Dashboard(
             Panel(
                 "Arithmetic intensity",
                 {"{{node}} {{source}}": "max by (node, source) (gpu_arithmetic_intensity)"},
-                meaning="FLOPs per byte of memory traffic. Below the GPU's ridge point (295 for an H100), memory is the limit.",
+                meaning="FLOPs per byte of memory traffic. "
+                "Below the GPU's ridge point (295 for an H100), memory is the limit.",
                 width=12,
             ),
             Panel(
@@ -260,7 +264,8 @@ TENANTS = Dashboard(
                 "Refused",
                 {"{{status}}": rate("llmops_requests_total", "status", '{status=~"4..|503"}') + " or vector(0)"},
                 "reqps",
-                "401, 403: keys; 429: limits and budgets; 503: no capacity. `llmops audit` shows the keys; no series does.",
+                "401, 403: keys; 429: limits and budgets; 503: no capacity. "
+                "`llmops audit` shows the keys; no series does.",
             ),
             Panel(
                 "Requests by route",
