@@ -42,34 +42,44 @@ class FormatRemoval:
 
 @dataclass(frozen=True)
 class QuantFormat:
-    """A quantization format. `name` is the value of `--quant` and in engine.json.
+    """A quantization format.
 
-    `targets` run the format; `mixtures` run it for mixtures of experts.
-
-    Storage: `bits` per weight. `group` weights of an output channel share `scale_bytes`, or `block`
-    × `block` weights do; otherwise the tensor has the scale once. `pre_scale` adds a 2-byte factor
-    per input channel (AWQ). `parts` lists the quantised linear layers, `table_bits` the bits of
-    embedding and output head.
-
-    Arithmetic: `compute` is the dtype, `sm` the oldest GPU that has it, `kv` the default dtype of
-    the KV cache. `gemm` and `moe` are the names in AIConfigurator's tables, None without a
-    measurement.
-
-    `algorithm` is TensorRT-LLM's QuantAlgo. Formats that are not `made_here` come with the
-    checkpoint, which transformers calls `method`, or are OpenVINO's own. `loss` holds the default
-    limits of the quality gate; `equivalent_rounding` names the format whose limits apply to a
-    format without any. `removal` is the TensorRT-LLM release that no longer loads it. `aliases` are
-    other names for `llmops plan`.
-
-    Quantising: `preset` names ModelOpt's configuration, None if nothing is quantised before the
-    export. `groups` are the numbers of inputs that may share a scale; each must divide every
-    sharded input. `inputs` is the rounding of a layer's inputs, None for none. `calib_limit` caps
-    the number of calibration texts, as NVIDIA's quantize.py does for AWQ. `quantized_by_builder`:
-    trtllm-build quantises the 16-bit weights of an engine, and skips those that are narrow already
-    (1.2.1 `tensorrt_llm/models/convert_utils.py`, weight_only_quantize_dict).
-
-    For trtllm-build: whether the 16-bit `gemm_plugin` helps, attention over the prompt can be FP8,
-    and Blackwell runs it.
+    Attributes:
+        name: The value of `--quant` and in engine.json.
+        summary: The description in the table of docs/quantisation.md.
+        targets: Targets that run the format.
+        mixtures: Targets that run the format for mixtures of experts.
+        bits: Bits per weight.
+        group: Weights of an output channel that share `scale_bytes`.
+        block: `block` × `block` weights share `scale_bytes`. Without `group` and `block` a tensor
+            has the scale once.
+        scale_bytes: Bytes of a scale.
+        pre_scale: True if there is a 2-byte factor per input channel (AWQ).
+        parts: The quantised linear layers.
+        table_bits: Bits of the embedding and the output head.
+        compute: The dtype of the arithmetic, with a peak in `build/plan/gpu_specs.py`.
+        sm: The oldest GPU with that arithmetic.
+        kv: The default dtype of the KV cache.
+        gemm: The name in AIConfigurator's tables of GEMMs, None without a measurement.
+        moe: The name in AIConfigurator's tables of experts, None without a measurement.
+        algorithm: TensorRT-LLM's QuantAlgo.
+        made_here: False for formats that come with the checkpoint, or are OpenVINO's own.
+        method: The name that transformers gives the format in a checkpoint.
+        loss: The default limits of the quality gate.
+        equivalent_rounding: The format whose limits apply to a format without any.
+        removal: The TensorRT-LLM release that no longer loads the format.
+        aliases: Other names for `llmops plan`.
+        preset: ModelOpt's configuration, None if nothing is quantised before the export.
+        calibrated: True if the preset needs calibration texts.
+        groups: Numbers of inputs that may share a scale; each must divide every sharded input.
+        inputs: The rounding of a layer's inputs, None for none.
+        calib_limit: Maximum number of calibration texts, as in NVIDIA's quantize.py for AWQ.
+        quantized_by_builder: True if trtllm-build quantises the 16-bit weights of an engine. It
+            skips weights that are narrow already (1.2.1 `tensorrt_llm/models/convert_utils.py`,
+            weight_only_quantize_dict).
+        gemm_plugin: True if trtllm-build's 16-bit GEMM plugin helps.
+        fp8_attention: True if trtllm-build can compute attention over the prompt in FP8.
+        blackwell_engine: True if Blackwell runs engines of trtllm-build with the format.
     """
 
     name: str
@@ -301,6 +311,6 @@ def check_kv_cache(kv_cache: str, target: TargetName) -> None:
 
 
 if _missing := [one.name for one in _ALL if one.equivalent_rounding and one.equivalent_rounding not in FORMATS]:
-    raise ImportError(f"equivalent_rounding {', '.join(_missing)} is not a format.")
+    raise ImportError(f"equivalent_rounding names {', '.join(_missing)}, which is not a format.")
 if len(FORMATS) != len(_ALL) or FORMATS.keys() & _ALIASES.keys() - {"int8", "int4"}:
     raise ImportError("two formats have the same name.")
