@@ -28,7 +28,7 @@ REBUILT = ("engines", "backends", "hashes")
 
 @dataclass(frozen=True)
 class CachePart:
-    """Files of one kind, with their size in bytes."""
+    """A group of cached files of one kind, with their size in bytes."""
 
     name: str
     path: str

@@ -32,7 +32,7 @@ class ChatDelta(NamedTuple):
 
 
 class ContextError(ServerError):
-    """Prompt and max_tokens together exceed the model's context."""
+    """An error for a prompt that, together with max_tokens, exceeds the model's context."""
 
 
 class ChatClient:

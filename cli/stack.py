@@ -75,7 +75,7 @@ def _make_folder(place: Path) -> bool:
 
 @dataclass(frozen=True)
 class Ready:
-    """Facts for `llmops up` to announce.
+    """The facts that `llmops up` announces when everything runs.
 
     `exposure` says who can reach what, `keys_needed` is True if keys are required.
     """

@@ -73,7 +73,7 @@ class Control:
             await self._store.close()
 
     async def ready(self, _request: Request) -> Response:
-        """Answer whether the store can be reached."""
+        """Return a response that says if the store can be reached."""
         async with self._store.read():
             return JSONResponse({"status": "ready"})
 

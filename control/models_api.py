@@ -47,7 +47,7 @@ class ModelDescription(BaseModel):
 
 
 class ModelDescriptionList(BaseModel):
-    """Models that the caller may use."""
+    """The list of models that the caller may use."""
 
     object: str = "list"
     data: list[ModelDescription]

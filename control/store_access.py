@@ -20,7 +20,7 @@ from llmops.store.factory import LazyStore
 
 
 class ConflictError(ApiError):
-    """409: the object that a request creates exists already."""
+    """A 409 response: the object that a request creates exists already."""
 
     status = 409
     type = "invalid_request_error"

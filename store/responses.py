@@ -20,7 +20,7 @@ class ResponseRow:
     """A row of `responses` without its item ids.
 
     `response`, `items` and `cuts` are JSON, `size` is their number of characters. `running` is True
-    while a gateway generates the response, `cancelled` once another gateway was asked to stop it.
+    while a gateway generates the response, `cancelled` once another gateway has requested its end.
     """
 
     id: str

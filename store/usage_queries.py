@@ -131,8 +131,8 @@ def user_belongs_to_tenant(user_id: ColumnElement[str], tenant: Any, dialect: st
 
     It comes in addition to a join with `users` that implies it.
 
-    An array makes PostgreSQL look up each user in the index. With the join alone it expects so many
-    rows that it reads the whole table, of all tenants. SQLite uses the index anyhow.
+    An array makes PostgreSQL look up each user in the index. With the join alone it
+    expects too many rows and reads the whole table, of all tenants. SQLite uses the index anyhow.
     """
     if dialect == "postgresql":
         ids = select(_members.c.id).where(_members.c.tenant_id == tenant).scalar_subquery()

@@ -101,7 +101,7 @@ def compressed_tensors_algorithm(description: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class SpecialTokens:
-    """Token ids. Each of `end` ends a generation."""
+    """The special token ids of a checkpoint. Each token of `end` ends a generation."""
 
     bos: int | None
     end: tuple[int, ...]

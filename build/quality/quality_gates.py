@@ -42,7 +42,7 @@ class QualityMetrics:
 
 @dataclass(frozen=True)
 class QualityGates(QualityLimits):
-    """Inclusive limits; None disables one.
+    """The limits of the quality gate, all inclusive. A limit of None is disabled.
 
     `max_weight_error` is not a preference: beyond it the files are wrong. Nor is `min_range`, the
     share of what the evaluation texts reach that calibration must have seen in every layer. The

@@ -61,7 +61,7 @@ _PLACES = (0, 4, 1, 5, 2, 6, 3, 7)
 
 
 class AwqReader:
-    """AutoAWQ's `quant_method: awq`, version gemm.
+    """A reader of AutoAWQ's layers (`quant_method: awq`, version gemm).
 
     `qweight` int32 (in, out / 8), `qzeros` (groups, out / 8), `scales` float16 (groups, out); `in /
     groups` inputs share a scale. Eight 4-bit values lie in a word in the order 0 2 4 6 1 3 5 7
@@ -84,7 +84,7 @@ class AwqReader:
 
 
 class GptqReader:
-    """`quant_method: gptq`.
+    """A reader of the layers of GPTQ checkpoints (`quant_method: gptq`).
 
     `qweight` int32 (in * bits / 32, out), `qzeros` (groups, out * bits / 32), `scales` float16
     (groups, out), `g_idx` (in,) the group of each input. `checkpoint_format: gptq` stores zero
@@ -113,7 +113,9 @@ class GptqReader:
 
 
 class BlockFp8Reader:
-    """Hugging Face's `quant_method: fp8` with block scales, as DeepSeek-V3 and Qwen3 publish it.
+    """A reader of FP8 layers with block scales (`quant_method: fp8`).
+
+    DeepSeek-V3 and Qwen3 publish such checkpoints on the Hugging Face hub.
 
     E4M3 weights, `weight_scale_inv` (float32, despite its name what the weight is multiplied by)
     per block of 128 x 128, inputs rounded at run time per token and 128 inputs (transformers
@@ -142,7 +144,7 @@ class BlockFp8Reader:
 
 
 class CompressedTensorsReader:
-    """`quant_method: compressed-tensors` (llm-compressor).
+    """A reader of the layers of llm-compressor (`quant_method: compressed-tensors`).
 
     FP8 or INT8 weights with `weight_scale` per tensor, output or block, and 4- or 8-bit integers
     packed along the inputs in `weight_packed`, shifted to be unsigned
@@ -201,7 +203,7 @@ ALGORITHMS = frozenset(
 
 
 class ModelOptReader:
-    """NVIDIA ModelOpt's `hf_quant_config.json` checkpoints."""
+    """A reader of the layers of NVIDIA ModelOpt's `hf_quant_config.json` checkpoints."""
 
     names = frozenset({"weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale", "k_scale", "v_scale"})
 

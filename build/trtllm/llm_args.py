@@ -26,7 +26,7 @@ _GRAPH_SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256, 384, 512, 1024, 2048)
 
 
 class FieldError(InputError):
-    """Raised for a field, or its value, that a release does not accept.
+    """An error for a field, or its value, that a release does not accept.
 
     `path` is its dotted name.
     """

@@ -22,7 +22,7 @@ _MIXTURES = frozenset(name for name, family in FAMILIES.items() if family.moe is
 
 @dataclass(frozen=True)
 class UnsupportedCheckpoint:
-    """Families and algorithms whose checkpoints stop the start of the engine.
+    """A combination of families and algorithms for which the engine does not start.
 
     `reason` completes "TensorRT-LLM does not load this:". `source` names upstream's file, the class
     or function in it, and where it was read.

@@ -57,7 +57,10 @@ class LimitType(_ExampleParamType):
 
 
 class BudgetType(_ExampleParamType):
-    """US dollars per day, week or month, such as `50/month` or `$0.5/day`, or `none`."""
+    """A budget in US dollars per day, week or month, such as `50/month`, or `none`.
+
+    The currency sign is optional: `$0.5/day`.
+    """
 
     name = "$/period"
     example = "a budget; write US dollars per day, week or month, e.g. 50/month, or none"

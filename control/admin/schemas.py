@@ -71,7 +71,7 @@ SafeText = Annotated[str, AfterValidator(_check_storable), AfterValidator(_check
 
 
 class AdminSchema(FailFastModel):
-    """Base of admin bodies.
+    """The base class of the bodies of the admin API.
 
     Unknown fields are rejected, so that a misspelt limit is not silently ignored.
     """
@@ -86,7 +86,7 @@ class AdminSchema(FailFastModel):
 
 
 class AdminRequest(AdminSchema):
-    """Base of requests.
+    """The base class of the request bodies of the admin API.
 
     Texts of a request are stored and shown to others, so they must not contain characters that a
     terminal interprets or a reader cannot see.
@@ -96,7 +96,10 @@ class AdminRequest(AdminSchema):
 
 
 class BudgetFields(AdminSchema):
-    """US dollars per day, week (from Monday) or month of the UTC calendar. Give `usd` or `micros`."""
+    """A budget in US dollars per day, week (from Monday) or month of the UTC calendar.
+
+    Give `usd` or `micros`.
+    """
 
     usd: Dollars | None = None
     micros: int | None = None
@@ -338,7 +341,7 @@ class UsageReport(UsageTotals, _Period):
 
 
 class ReconciliationRequest(AdminSchema):
-    """`served`: output tokens that the engines have counted, by model."""
+    """The output tokens that the engines have counted, by model (`served`)."""
 
     served: dict[str, int] = Field(default_factory=dict)
 

@@ -19,7 +19,7 @@ from typing import Any
 
 
 class Bare:
-    """One loaded engine folder."""
+    """A pipeline of OpenVINO GenAI with one loaded engine folder."""
 
     def __init__(self, engine: Path) -> None:
         import openvino_genai

@@ -19,12 +19,12 @@ class Clock:
         self._planned = self._repeating = 0
 
     def at(self, when: float, happen: Callable[..., None], *args: Any) -> None:
-        """Plan the call `happen(*args)` for a time."""
+        """Schedule the call `happen(*args)` at the simulated time `when`, in seconds."""
         self._planned += 1
         heappush(self._heap, (when, self._planned, happen, args))
 
     def every(self, seconds: float, happen: Callable[[], None]) -> None:
-        """Call `happen` now and every `seconds`, as long as any single call is planned."""
+        """Call `happen` now and every `seconds`, as long as any single call is scheduled."""
         self._repeating += 1
         self._repeat(seconds, happen)
 

@@ -16,7 +16,7 @@ from llmops.build.plan.timing.silicon import timing_source
 from llmops.build.quant_formats import FORMATS
 from llmops.errors import InputError
 
-#: Grid on which the planner is asked: sequences beside a prompt, tokens of a step, cached tokens
+#: Grid on which the planner is evaluated: sequences beside a prompt, tokens of a step, cached tokens
 #: before them.
 BESIDE, CHUNK, BEFORE = 16, 128, 2048
 #: Lengths between which decode time is interpolated linearly, as reading of the KV cache is.
@@ -24,7 +24,7 @@ SHORT, LONG = 512, 8192
 
 
 class StepTimes(Protocol):
-    """Times of steps in seconds."""
+    """The step times of an engine, in seconds."""
 
     def decode(self, batch: int, length: float) -> float:
         """Return the time of a decode step.

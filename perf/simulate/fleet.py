@@ -187,9 +187,9 @@ class SimulatedFleet:
         return gateway
 
     def _arrive(self, jobs: Iterator[SimulatedRequest]) -> None:
-        """Plan the next arrival.
+        """Schedule the next arrival.
 
-        The one after it is planned on arrival, because the stream may be endless.
+        The next but one is scheduled on arrival, because the stream may be endless.
         """
         job = next(jobs, None)
         if job is not None:

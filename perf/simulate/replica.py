@@ -212,7 +212,7 @@ class SimulatedReplica:
         return lost
 
     def _plan(self, count: int) -> None:
-        """Plan the next change after `count` of the steps under way."""
+        """Schedule the next change after `count` of the steps under way."""
         self._version += 1
         self._count = count
         self.clock.at(self._since + count * self._seconds, self._end, self._version)

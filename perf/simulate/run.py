@@ -20,7 +20,7 @@ CELL_SIZE = 64
 
 @dataclass
 class SimulationResult:
-    """All requests of a run, and the CPU seconds of the simulation."""
+    """The requests of a whole run, and the CPU seconds of the simulation."""
 
     run: LoadRun
     tally: SimulationTotals = field(default_factory=SimulationTotals)

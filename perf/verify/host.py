@@ -20,7 +20,7 @@ _PAUSE, _LONGEST = 0.02, 2.0
 
 
 class TritonGauges:
-    """Triton's gauges of one model.
+    """A reader of Triton's gauges of one model.
 
     `read` returns values by (family, category), empty if page or model are missing.
     """

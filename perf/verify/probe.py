@@ -32,7 +32,7 @@ _INPUTS = {tensor.name: tensor for tensor in contract.PYTHON_ENGINE_INPUTS}
 
 @dataclass
 class ProbeResponse:
-    """All responses to one request. Tokens and log-probabilities are by sequence.
+    """The responses to one request. Tokens and log-probabilities are by sequence.
 
     `sizes` has the number of tokens of each response in order, `lengths` its `sequence_length`.
     """

@@ -34,9 +34,11 @@ SAID: dict[Verdict, str] = {
 
 @dataclass
 class VerifyReport:
-    """A report.
+    """The report of a verification.
 
-    `address` is where the model was asked. `promised`: an engine folder said what to expect.
+    Attributes:
+        address: The address at which the model was tested.
+        promised: True if an engine folder said what to expect.
     """
 
     model: str

@@ -19,7 +19,7 @@ _TO_STOP = "to stop a key, revoke it; to stop a tenant, delete it"
 
 @dataclass(frozen=True)
 class Budget:
-    """Micro-dollars per day, week (from Monday) or month of the UTC calendar."""
+    """A budget in micro-dollars per day, week (from Monday) or month of the UTC calendar."""
 
     micros: int
     period: str

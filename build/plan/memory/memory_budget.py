@@ -41,7 +41,7 @@ class PlannedLimits:
 
 @dataclass(frozen=True)
 class MemoryBudget:
-    """Bytes on the fullest GPU.
+    """The memory budget of the GPU that holds the most, in bytes.
 
     `left` stays free beside the KV cache and is negative for a model that does not fit.
     """

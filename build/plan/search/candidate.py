@@ -24,7 +24,7 @@ MAX_BATCH = 2048
 
 
 class LayoutRejected(Exception):
-    """Raised when a layout cannot serve the request. The message is the reason in one line.
+    """An error for a layout that cannot serve the request. The message is a one-line reason.
 
     Attributes:
         memory: The memory of a layout that does not fit.

@@ -17,7 +17,7 @@ from llmops.errors import InputError
 def measured_correction(
     measured: MeasuredSteps, request: PlanRequest, steps_of: Callable[[ParallelLayout], StepModel]
 ) -> MeasuredCorrection:
-    """Compute the correction.
+    """Return the correction for a model's step predictions from measured step times.
 
     Args:
         measured: The step times of a host.

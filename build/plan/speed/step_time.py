@@ -28,7 +28,7 @@ LOGIT_PASSES = 4
 
 @dataclass(frozen=True)
 class Prefill:
-    """Prompts in a step: `prompts` prompts of `tokens` new tokens each, after `prefix` cached ones."""
+    """The prompts of a step: `prompts` × `tokens` new tokens, after `prefix` cached ones each."""
 
     prompts: int
     tokens: int

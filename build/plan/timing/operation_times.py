@@ -34,7 +34,7 @@ class AttentionShape:
 
 @dataclass(frozen=True)
 class ExpertsShape:
-    """One MoE layer: sizes of the whole layer, split over `tp` × `ep` ranks."""
+    """The sizes of a whole MoE layer, which is split over `tp` × `ep` ranks."""
 
     hidden: int
     intermediate: int

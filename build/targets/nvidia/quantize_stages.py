@@ -69,7 +69,9 @@ def stage_contents(request: BuildRequest) -> dict[str, dict[str, Any]]:
 
 
 class _QuantizeStages:
-    """Three stages, each taken from an earlier build that finished it.
+    """The three stages of quantising a checkpoint.
+
+    Each is taken from an earlier build that finished it.
 
     The source is loaded when a stage needs it.
     """

@@ -203,5 +203,5 @@ class DurationEstimate:
         return (_COMPILE + 2 * self.stored / _DISK) / 60
 
     def _compute(self, tokens: int) -> float:
-        """Return the seconds of forward passes over so many tokens."""
+        """Return the seconds of forward passes over `tokens` tokens."""
         return 2 * self.checkpoint.parameters * tokens / self.rate

@@ -87,7 +87,9 @@ _CHUNK = 2 << 20
 
 @dataclass(frozen=True)
 class _Affine:
-    """Groups along the last axis: value = (integers - zero) * scale.
+    """An affine quantised matrix with groups along its last axis.
+
+    Its values are (integers - zero) * scale.
 
     All arrays are (rows, groups, group_size or 1).
     """
