@@ -74,12 +74,12 @@ def _best(stage: Engines, words: Sequence[int], section: Section) -> float:
 def _overloaded(stage: Engines, words: Sequence[int], section: Section, times: int, best: float) -> None:
     went, queue = _run(stage, _load(words, times), SLO)
     name = f"{times} x"
-    section.add(f"{name}: goodput of the best there is", 100 * _goodput(went) / best, "%", 90.0, "least")
+    section.add(f"{name}: goodput relative to the optimum", 100 * _goodput(went) / best, "%", 90.0, "least")
     section.add(
-        f"{name}: TTFT p95 of those who are answered", 1000 * went.of(lambda one: one.ttft, 95), "ms", 1000 * TTFT
+        f"{name}: TTFT p95 of answered requests", 1000 * went.of(lambda one: one.ttft, 95), "ms", 1000 * TTFT
     )
     section.add(f"{name}: most that waited in an engine", queue.waiting, "")
-    section.add(f"{name}: most prompt tokens in an engine without a first token, in steps", queue.steps, "", 2.0)
+    section.add(f"{name}: longest prefill backlog of an engine, in steps", queue.steps, "", 2.0)
     section.add(f"{name}: most memory of the gateway, more than before", queue.memory, "MiB")
     _refusals(section, name, went)
 
@@ -88,21 +88,21 @@ def _refusals(section: Section, name: str, went: Went) -> None:
     refused = [one for one in went.seen if one.status == 503]
     other = [one for one in went.seen if not one.ok and one.status != 503]
     section.add(f"{name}: refused, of all", 100 * len(refused) / len(went.seen), "%")
-    section.add(f"{name}: neither answered nor refused", len(other), "", 0)
+    section.add(f"{name}: neither answered nor rejected", len(other), "", 0)
     if refused:
         at_once = sorted(one.last - one.sent for one in refused)
-        section.add(f"{name}: a refusal takes, median", 1000 * percentile(at_once, 50), "ms", 10.0)
+        section.add(f"{name}: median time of a rejection", 1000 * percentile(at_once, 50), "ms", 10.0)
         section.add(
-            f"{name}: told to come back after, median", percentile(sorted(one.told for one in refused), 50), "s"
+            f"{name}: median Retry-After", percentile(sorted(one.told for one in refused), 50), "s"
         )
-        section.add(f"{name}: refused without a time to come back", sum(one.told <= 0 for one in refused), "", 0)
+        section.add(f"{name}: rejected without Retry-After", sum(one.told <= 0 for one in refused), "", 0)
     for one in other[:3]:
         section.note(f"{name}: {one.status} {one.error[:200]}")
 
 
 def _without(stage: Engines, words: Sequence[int], section: Section, best: float) -> None:
     went, queue = _run(stage, _load(words, 2), {})
-    section.add("2 x without a gate: goodput of the best there is", 100 * _goodput(went) / best, "%")
+    section.add("2 x without a gate: goodput relative to the optimum", 100 * _goodput(went) / best, "%")
     section.add("2 x without a gate: TTFT p95", 1000 * went.of(lambda one: one.ttft, 95), "ms")
     section.add("2 x without a gate: most that waited in an engine", queue.waiting, "")
 
@@ -131,7 +131,7 @@ def _flood(stage: Engines, words: Sequence[int], section: Section) -> None:
     beside = Went([one for one in flooded.seen if one.asked.tier != "flood"])
     before, now = (one.of(lambda seen: seen.ttft, 95) for one in (alone, beside))
     section.add("others' TTFT p95 alone", 1000 * before, "ms")
-    section.add("others' TTFT p95 of what it is alone, one tenant floods 10 x", now / before, "", 1.3)
+    section.add("others' TTFT p95 during a 10 x flood, relative to alone", now / before, "", 1.3)
     # The request at the head of the queue waits for the rest of a step and for a step of its own.
     # Both are longer in full batches.
     longer = 2 * (beside.of(lambda seen: seen.tpot, 50) - alone.of(lambda seen: seen.tpot, 50))

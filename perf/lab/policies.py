@@ -154,9 +154,9 @@ def _caches(section: Section) -> None:
         found = sum_up(outcome, WARM)
         aims = (90.0, 1.3) if policy == "cheapest" else (None, None)
         section.add(
-            f"hit rate of an endless cache's, {name}", 100 * found.hit_rate / found.ceiling, "%", aims[0], "least"
+            f"hit rate relative to an unlimited cache, {name}", 100 * found.hit_rate / found.ceiling, "%", aims[0], "least"
         )
-        section.add(f"requests of the busiest of 4 replicas over the mean, {name}", found.imbalance, "", aims[1])
+        section.add(f"busiest of 4 replicas over the mean, {name}", found.imbalance, "", aims[1])
         if policy == "cheapest":
             section.add("… were whole conversations dealt out by lot", _by_lot(outcome), "")
     one, two = (sum_up(_fleet(TALK, gateways=count)).hit_rate for count in (1, 2))
@@ -189,7 +189,7 @@ def _overload(section: Section) -> None:
         section.add(f"… longest queue inside an engine, {times} x", max(with_gate.queues.values()), "", 2)
         even = replace(work, tiers=(("", 1.0),))
         section.add(
-            f"… goodput of the best there is, one tier, {times} x",
+            f"… goodput relative to the optimum, one tier, {times} x",
             100 * _goodput(_fleet(even)) / best,
             "%",
             90.0,
@@ -216,7 +216,7 @@ def _flood(section: Section) -> None:
     alone = _fleet(replace(TALK, rate=FULL * 3 / 8, tenants=3))
     with_flood = _fleet(replace(TALK, rate=FULL * 13 / 8, tenants=4, flood=10.0))
     late = _late([job for job in with_flood.jobs if job.tenant != "tenant-0"])
-    section.add("others' TTFT p95 of what it is alone, one tenant floods 10 x", late / _late(alone.jobs), "", 1.3)
+    section.add("others' TTFT p95 during a 10 x flood, relative to alone", late / _late(alone.jobs), "", 1.3)
     others = [job for job in with_flood.jobs if job.tenant != "tenant-0"]
     # The request at the head of the queue waits for the rest of a step and for a step of its own.
     # Both are longer in full batches.
@@ -224,7 +224,7 @@ def _flood(section: Section) -> None:
     section.add("… if only steps were longer, as batches are full", 1 + longer / _late(alone.jobs), "")
     section.add("… others' requests refused", 100 * sum(job.refused >= 0 for job in others) / len(others), "%")
     greedy = _fleet(replace(TALK, rate=FULL * 4, tenants=4, flood=2.0), tiers=(PriorityTier("standard", max_wait=5.0),))
-    section.add("Jain's index of tokens, all tenants ask for more than their share, one for twice as much",
+    section.add("Jain's index of tokens in overload, one tenant at twice the load",
                 sum_up(greedy).jain, "", 0.95, "least")  # fmt: skip
 
 

@@ -31,7 +31,7 @@ def many_streams(front: Service, section: Section, streams: int = 1000) -> None:
     before = footprint(front.pids)
     during, document = run_async(_peak(front, streams))
     section.add(f"errors, {streams:,} streams", document.summary.failed, "requests", 0)
-    section.add("of them open at the same time", _most_open(document), "streams", 0.99 * streams, "least")
+    section.add("open at the same time", _most_open(document), "streams", 0.99 * streams, "least")
     section.add("gateway memory per open stream", (during.memory - before.memory) / streams / 1024, "KiB", 64)
     section.add("gateway memory before", before.memory / 2**20, "MiB")
 

@@ -74,8 +74,8 @@ def _metering(folder: Path, section: Section) -> None:
         loop = _cpu(lambda: [None for _ in range(TOKENS)])
         per_token.append((_cpu(partial(_grow, tally)) - loop) / TOKENS)
         tally.end(Outcome(200, "stop", Usage(37, TOKENS)))
-    section.add("slot and outbox, of a request", 1e6 * statistics.median(costs), "µs/event", 20)
-    section.add("slot, of a message of the engine", 1e6 * statistics.median(per_token), "µs/token", 0.2)
+    section.add("slot and outbox, per request", 1e6 * statistics.median(costs), "µs/event", 20)
+    section.add("slot, per engine message", 1e6 * statistics.median(per_token), "µs/token", 0.2)
     outbox.close()
 
 
