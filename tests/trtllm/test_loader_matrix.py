@@ -321,7 +321,10 @@ def rendered(sources):
                 row[quant] = f"{mark} (1.2)" if others else mark
         formats = list(buildable_formats(target))
         lines += [f"| {title} | {' | '.join(formats)} |", "|---" * (len(formats) + 1) + "|"]
-        lines += [f"| {family} | {' | '.join(row[quant] for quant in formats)} |" for family, row in table.items()]
+        alike: dict[tuple[str, ...], list[str]] = {}
+        for family, row in table.items():
+            alike.setdefault(tuple(row[quant] for quant in formats), []).append(family)
+        lines += [f"| {', '.join(families)} | {' | '.join(row)} |" for row, families in alike.items()]
         lines.append("")
     lines.append("TensorRT-LLM 1.4.0rc1: not checked. Its linear layers moved to files that were not read.")
     return "\n".join(lines)
