@@ -69,7 +69,7 @@ def formats() -> str:
         if form.made_here and form.name != "none":
             later = " (`tensorrt`: quantised by trtllm-build)" if form.quantized_by_builder else ""
             rows.append((f"`{form.name}`", form.summary + later, ", ".join(sorted(form.targets))))
-    return table(("Format", "What it is", "Targets"), rows)
+    return table(("Format", "Numbers", "Targets"), rows)
 
 
 def quality_limits() -> str:

@@ -33,9 +33,7 @@ def cpu_per_token(triton_: Service, gateway_: Service, section: Section, streams
     section.add(f"Triton and its Python backend, {streams} streams", 1e6 * used["triton"] / tokens, "µs/token", 15)
     section.add("load generator", document.summary.own_cpu_us_per_token or 0.0, "µs/token")
     rate = tokens / used["wall"]
-    section.add(
-        "tokens/s meanwhile", rate, "tokens/s", 0.98 * streams / PERIOD, "least"
-    )
+    section.add("tokens/s meanwhile", rate, "tokens/s", 0.98 * streams / PERIOD, "least")
     direct, tokens, _ = streamed(f"grpc://{triton_.address}", triton_, gateway_, streams)
     section.add(f"Triton, same load straight over gRPC, {streams} streams", 1e6 * direct["triton"] / tokens, "µs/token")
 

@@ -75,9 +75,7 @@ def _overloaded(stage: Engines, words: Sequence[int], section: Section, times: i
     went, queue = _run(stage, _load(words, times), SLO)
     name = f"{times} x"
     section.add(f"{name}: goodput relative to the optimum", 100 * _goodput(went) / best, "%", 90.0, "least")
-    section.add(
-        f"{name}: TTFT p95 of answered requests", 1000 * went.of(lambda one: one.ttft, 95), "ms", 1000 * TTFT
-    )
+    section.add(f"{name}: TTFT p95 of answered requests", 1000 * went.of(lambda one: one.ttft, 95), "ms", 1000 * TTFT)
     section.add(f"{name}: most that waited in an engine", queue.waiting, "")
     section.add(f"{name}: longest prefill backlog of an engine, in steps", queue.steps, "", 2.0)
     section.add(f"{name}: most memory of the gateway, more than before", queue.memory, "MiB")
@@ -92,9 +90,7 @@ def _refusals(section: Section, name: str, went: Went) -> None:
     if refused:
         at_once = sorted(one.last - one.sent for one in refused)
         section.add(f"{name}: median time of a rejection", 1000 * percentile(at_once, 50), "ms", 10.0)
-        section.add(
-            f"{name}: median Retry-After", percentile(sorted(one.told for one in refused), 50), "s"
-        )
+        section.add(f"{name}: median Retry-After", percentile(sorted(one.told for one in refused), 50), "s")
         section.add(f"{name}: rejected without Retry-After", sum(one.told <= 0 for one in refused), "", 0)
     for one in other[:3]:
         section.note(f"{name}: {one.status} {one.error[:200]}")

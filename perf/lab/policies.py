@@ -154,7 +154,11 @@ def _caches(section: Section) -> None:
         found = sum_up(outcome, WARM)
         aims = (90.0, 1.3) if policy == "cheapest" else (None, None)
         section.add(
-            f"hit rate relative to an unlimited cache, {name}", 100 * found.hit_rate / found.ceiling, "%", aims[0], "least"
+            f"hit rate relative to an unlimited cache, {name}",
+            100 * found.hit_rate / found.ceiling,
+            "%",
+            aims[0],
+            "least",
         )
         section.add(f"busiest of 4 replicas over the mean, {name}", found.imbalance, "", aims[1])
         if policy == "cheapest":
