@@ -250,10 +250,10 @@ class _Predicting(SimulatedFleet):
 
     def _enter(self, job: SimulatedRequest) -> None:
         gateway = self._gateways[0]
-        place = gateway.policy.choose(job.ticket.routing, gateway.views)
+        place = gateway.policy.choose(job.queued_request.routing, gateway.views)
         if place is not None:
             view = gateway.views[place]
-            uncached = max(job.tokens - gateway.policy.cached(job.ticket.routing, view), 1)
+            uncached = max(job.tokens - gateway.policy.cached(job.queued_request.routing, view), 1)
             self.said.append((job, time_to_first_token(view, uncached, job.answer)))
         super()._enter(job)
 

@@ -152,7 +152,7 @@ class SimulatedFleet:
         They are requests without a first token, used shares of KV caches, and requests/s.
         """
         waiting = sum(one.waiting for one in self.replicas.values())
-        waiting += sum(len(one.gate.queue) for one in self._gateways if one.gate is not None)
+        waiting += sum(len(one.controller.queue) for one in self._gateways if one.controller is not None)
         ready = [one.views[0] for one in self.replicas.values() if one.views[0].state == "ready"]
         while self._came and self._came[0] <= self.clock.now - RATE_SECONDS:
             self._came.popleft()
@@ -181,8 +181,8 @@ class SimulatedFleet:
             view.subscribers = spec.gateways
         policy = POLICIES[spec.policy](random.Random(f"policy {spec.seed} {number}"))
         rng = random.Random(f"gate {spec.seed} {number}")
-        gate = AdmissionController(TieredQueue(spec.tiers), policy, spec.bounds, rng) if spec.tiers else None
-        gateway = SimulatedGateway(self.clock, policy, gate, views, self._finished, spec.measured)
+        controller = AdmissionController(TieredQueue(spec.tiers), policy, spec.bounds, rng) if spec.tiers else None
+        gateway = SimulatedGateway(self.clock, policy, controller, views, self._finished, spec.measured)
         gateway.replicas = self.replicas
         return gateway
 
@@ -220,7 +220,7 @@ class SimulatedFleet:
             self.clock.at(self.clock.now + pause, self._follow, after)
 
     def _follow(self, job: SimulatedRequest) -> None:
-        job.arrived = job.ticket.arrived = self.clock.now
+        job.arrived = job.queued_request.arrived = self.clock.now
         self._enter(job)
 
     def _changed(self, replica: SimulatedReplica) -> None:
@@ -229,7 +229,7 @@ class SimulatedFleet:
             cache.added, cache.evicted = [], []
             return
         if len(gateways) > 1:
-            total = sum(one.gate.queue.demand() for one in gateways if one.gate)
+            total = sum(one.controller.queue.demand() for one in gateways if one.controller)
             for view in replica.views:
                 view.demand = total
         if cache.added:
@@ -275,5 +275,5 @@ class SimulatedFleet:
         job.moves, job.known_tokens = job.moves + 1, job.tokens + made
         known = [*job.hashes, *job.after][: job.known_tokens // self.spec.engine.block_tokens]
         wanted = RoutingRequest(job.known_tokens, answer=job.answer - made, hashes=known)
-        job.ticket = QueuedRequest(job.tenant, wanted, self.clock.now, job.tier, moved=True, payload=job)
+        job.queued_request = QueuedRequest(job.tenant, wanted, self.clock.now, job.tier, moved=True, payload=job)
         self._gateways[job.gateway].arrive(job)

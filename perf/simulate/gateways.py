@@ -24,55 +24,55 @@ class SimulatedGateway:
         self,
         clock: Clock,
         policy: RoutingPolicy,
-        gate: AdmissionController | None,
+        controller: AdmissionController | None,
         views: Sequence[ReplicaView],
         done: Callable[[SimulatedRequest], None],
         is_measured: bool = False,
     ) -> None:
-        self.clock, self.policy, self.gate, self.views = clock, policy, gate, views
+        self.clock, self.policy, self.controller, self.views = clock, policy, controller, views
         self.replicas: Mapping[str, SimulatedReplica] = {}
         # the queue
-        self.order = TieredQueue([PriorityTier("")]) if gate is None else gate.queue
+        self.order = TieredQueue([PriorityTier("")]) if controller is None else controller.queue
         self._done = done
         # load estimates of replicas that do not report, and requests in flight
         self._unseen = {view.replica_id: InFlightTracker(view) for view in views} if is_measured else {}
         self._measured = {name: LoadEstimator(in_flight.view, in_flight) for name, in_flight in self._unseen.items()}
         self._sent: dict[SimulatedRequest, InFlightRequest] = {}
-        if gate is not None:
-            gate.update_views(views, 0.0)
+        if controller is not None:
+            controller.update_views(views, 0.0)
 
     def arrive(self, job: SimulatedRequest) -> None:
-        gate, ticket, now = self.gate, job.ticket, self.clock.now
-        if gate is None:
-            place = self.policy.choose(ticket.routing, self.views)
+        controller, queued_request, now = self.controller, job.queued_request, self.clock.now
+        if controller is None:
+            place = self.policy.choose(queued_request.routing, self.views)
             self._send(job, place)
             return
-        place = gate.try_dispatch(ticket, self.views, now)
+        place = controller.try_dispatch(queued_request, self.views, now)
         if place is not None:
             self._submit(job, self.views[place])
             return
-        wait = gate.excessive_wait(ticket, self.views, now)
+        wait = controller.excessive_wait(queued_request, self.views, now)
         if wait is not None:
             self._refuse(job, wait)
             return
-        for out in gate.push(ticket, self.views, now):
-            self._refuse(out.payload, gate.queue_wait(out, self.views))
-        if not ticket.moved:
-            self.clock.at(now + gate.max_wait(ticket, now), self._late, job)
+        for out in controller.push(queued_request, self.views, now):
+            self._refuse(out.payload, controller.queue_wait(out, self.views))
+        if not queued_request.moved:
+            self.clock.at(now + controller.max_wait(queued_request, now), self._late, job)
         self.pump()
 
     def pump(self) -> None:
         """Send queued requests as long as there is room."""
-        gate = self.gate
-        if gate is None:
+        controller = self.controller
+        if controller is None:
             return
-        while (placed := gate.dispatch_next(self.views, self.clock.now)) is not None:
+        while (placed := controller.dispatch_next(self.views, self.clock.now)) is not None:
             self._submit(placed.request.payload, self.views[placed.replica_index])
 
     def look(self) -> None:
         """Update the admission controller after replicas came or went."""
-        if self.gate is not None:
-            self.gate.update_views(self.views, self.clock.now)
+        if self.controller is not None:
+            self.controller.update_views(self.views, self.clock.now)
             self.pump()
 
     def token(self, job: SimulatedRequest) -> None:
@@ -99,8 +99,8 @@ class SimulatedGateway:
         if job in self._sent:
             self.left(job)
             self.policy.stored(job.replica, [*job.hashes, *job.after])
-        if self.gate is not None:
-            self.gate.finish(job.ticket, job.answer)
+        if self.controller is not None:
+            self.controller.finish(job.queued_request, job.answer)
         if self._measured:
             self.pump()
 
@@ -110,25 +110,25 @@ class SimulatedGateway:
             self._done(job)
             return
         view = self.views[place]
-        job.ticket.uncached_tokens = uncached_tokens(self.policy, job.ticket.routing, view)
+        job.queued_request.uncached_tokens = uncached_tokens(self.policy, job.queued_request.routing, view)
         view.in_flight += 1
-        view.in_flight_tokens += job.ticket.uncached_tokens
-        self.policy.sent(job.ticket.routing, view)
+        view.in_flight_tokens += job.queued_request.uncached_tokens
+        self.policy.sent(job.queued_request.routing, view)
         self._submit(job, view)
 
     def _submit(self, job: SimulatedRequest, view: ReplicaView) -> None:
         measured = self._measured.get(view.replica_id)
         if measured is not None:
             sent = self._unseen[view.replica_id].add(
-                job.ticket.uncached_tokens, is_counted=True, prompt=job.known_tokens
+                job.queued_request.uncached_tokens, is_counted=True, prompt=job.known_tokens
             )
             self._sent[job] = sent
             measured.record_sent(sent, self.clock.now)
         self.replicas[view.replica_id].submit(job)
 
     def _late(self, job: SimulatedRequest) -> None:
-        if self.gate is not None and self.gate.remove(job.ticket, self.clock.now):
-            self._refuse(job, self.gate.queue_wait(job.ticket, self.views))
+        if self.controller is not None and self.controller.remove(job.queued_request, self.clock.now):
+            self._refuse(job, self.controller.queue_wait(job.queued_request, self.views))
 
     def _refuse(self, job: SimulatedRequest, wait: float) -> None:
         job.refused, job.end = max(wait, 0.0), self.clock.now

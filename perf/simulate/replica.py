@@ -57,12 +57,12 @@ class SimulatedRequest:
     answer_blocks: int = 0
     # tokens of the prompt, and of the answer as far as another replica generated it
     known_tokens: int = field(init=False, repr=False)
-    ticket: QueuedRequest = field(init=False, repr=False)
+    queued_request: QueuedRequest = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         self.known_tokens = self.tokens
         wanted = RoutingRequest(self.tokens, answer=self.answer, hashes=self.hashes)
-        self.ticket = QueuedRequest(self.tenant, wanted, self.arrived, self.tier, payload=self)
+        self.queued_request = QueuedRequest(self.tenant, wanted, self.arrived, self.tier, payload=self)
 
 
 #: Weight of the past in the moving average of step times, as in gateways.
@@ -257,7 +257,7 @@ class SimulatedReplica:
         queue, size = self.queue, self.spec.block_tokens
         while queue and len(self._running) + len(self._reading) < self.spec.max_batch_size:
             job = queue[0]
-            hashes = job.ticket.routing.hashes or ()
+            hashes = job.queued_request.routing.hashes or ()
             job.blocks = -(-(job.tokens + job.answer) // size)
             known = self.cache.start(hashes, job.blocks)
             if known is None:
@@ -318,7 +318,7 @@ class SimulatedReplica:
             if job.left:
                 break
             self._reading.popleft()
-            self.cache.was_read(job.ticket.routing.hashes or (), job.known)
+            self.cache.was_read(job.queued_request.routing.hashes or (), job.known)
             if job.first < 0:
                 job.first = now
             self._begun += 1
@@ -328,7 +328,7 @@ class SimulatedReplica:
         self._chunks = []
 
     def _leave(self, job: SimulatedRequest) -> None:
-        hashes = job.ticket.routing.hashes or ()
+        hashes = job.queued_request.routing.hashes or ()
         self.cache.end(hashes, job.blocks - len(hashes), job.after)
         self._context -= job.tokens + job.answer - 1
         self._beginning -= job.known_tokens
