@@ -114,7 +114,8 @@ class TensorrtExtra(NvidiaExtra):
 class PytorchExtra(NvidiaExtra):
     """The extra of target pytorch.
 
-    `llm_args` are the arguments of `tensorrt_llm.LLM` in names that no release owns.
+    `llm_args` are the arguments of `tensorrt_llm.LLM`, under names that do not depend on the
+    TensorRT-LLM release.
     """
 
     llm_args: dict[str, Any]

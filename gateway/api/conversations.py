@@ -95,7 +95,10 @@ class ConversationEndpoints:
         return _lines(self._store.everything(_caller(request), tenant), tenant or "conversations")
 
     async def purge(self, request: Request) -> Response:
-        """Delete all data of the caller for good; with the scope admin, that of a `tenant`."""
+        """Delete all data of the caller for good.
+
+        With the scope admin and the parameter `tenant`, delete the data of that tenant.
+        """
         caller, tenant = _caller(request), _tenant(request)
         purged = await self._store.purge(caller, tenant)
         if tenant is None:

@@ -63,8 +63,8 @@ class StopConditions:
     stops: tuple[str, ...]
 
 
-#: Which engine has alternatives to the chosen token, for errors of other targets and of other
-#: engines of target pytorch.
+#: Sentences that name an engine with alternatives to the chosen token: for errors of other targets,
+#: and of other engines of target pytorch.
 _ALTERNATIVES = "Target pytorch has more: from TensorRT-LLM 1.3 on, without speculation."
 _ALTERNATIVES_OF_PYTORCH = (
     "TensorRT-LLM 1.3 has more without speculation, and 1.2 with `build --set llm.sampler_type=TorchSampler`."

@@ -1,4 +1,7 @@
-"""All models on all servers, one entry per name however many servers have the model."""
+"""The registry of models on all servers, with one entry per name.
+
+A model on several servers has a single entry, whose engine chooses a server for each request.
+"""
 
 from __future__ import annotations
 

@@ -117,7 +117,7 @@ REFUSED_CONNECTIONS = _g.counter(
     "reason",
 )
 MISROUTED = _g.counter(
-    "llmops_misrouted_total", "Answers from another engine than the replica's card announces; should be 0.", "model"
+    "llmops_misrouted_total", "Answers from another engine than the replica's metadata announces; should be 0.", "model"
 )
 UNSTABLE_PROMPTS = _g.gauge(
     "llmops_unstable_prompts_ratio",

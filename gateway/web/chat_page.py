@@ -79,7 +79,7 @@ async def asset(request: Request) -> Response:
 
 
 async def session(request: Request) -> Response:
-    """Return that the caller may use the page.
+    """Return the rights of the caller, who may use the page.
 
     Authentication has rejected requests without a required key.
     """

@@ -33,12 +33,12 @@ class ServedEngine:
 
     @property
     def world_size(self) -> int:
-        """The number of GPUs."""
+        """Return the number of GPUs."""
         return self.tp_size * self.pp_size
 
     @property
     def serving(self) -> str:
-        """The server of a TensorRT engine: `llmops` or `nvidia`.
+        """Return the server of a TensorRT engine: `llmops` or `nvidia`.
 
         `llmops` is our own model, `nvidia` is NVIDIA's C++ backend.
         """
@@ -46,7 +46,7 @@ class ServedEngine:
 
     @property
     def is_mpi(self) -> bool:
-        """True for NVIDIA's C++ backend, which needs one MPI rank per GPU.
+        """Return True for NVIDIA's C++ backend, which needs one MPI rank per GPU.
 
         Other backends start their own workers.
         """
@@ -70,7 +70,7 @@ class RepositoryManifest:
 
     @property
     def uses_gpus(self) -> bool:
-        """True if an engine runs on TensorRT-LLM."""
+        """Return True if an engine runs on TensorRT-LLM."""
         return any(engine.tensorrt_llm for engine in self.engines.values())
 
     def save(self, repository: Path) -> None:
