@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import TYPE_CHECKING
 
 from llmops import contract
@@ -38,12 +39,13 @@ def step_outputs() -> str:
 def neutral_values() -> str:
     """Return the inputs that our models take with these values only."""
     named = [one for one in contract.ENGINE_INPUTS if one.neutral]
-    return ", ".join(f"`{one}` {' or '.join(str(value).lower() for value in one.neutral)}" for one in named) + "."
+    values = (f"`{one}` {' or '.join(str(value).lower() for value in one.neutral)}" for one in named)
+    return fill(", ".join(values) + ".", 100, break_on_hyphens=False)
 
 
-def card() -> str:
+def model_metadata() -> str:
     fields = _meanings("Field", "Meaning", contract.METADATA_FIELDS)
-    return fields + "\n\n" + _meanings("Capability", "What it lets a request say", contract.CAPABILITIES)
+    return fields + "\n\n" + _meanings("Capability", "Request fields", contract.CAPABILITIES)
 
 
 def step_flags() -> str:
@@ -54,7 +56,7 @@ def step_flags() -> str:
         contract.CANCELLED_FLAG: "cancelled",
         contract.FIRST_OF_SLOT: "first entry of the slot",
     }
-    return "Flags: " + ", ".join(f"{flag} {what}" for flag, what in flags.items()) + "."
+    return fill("Flags: " + ", ".join(f"{flag} {what}" for flag, what in flags.items()) + ".", 100)
 
 
 def state_fields() -> str:
@@ -100,18 +102,12 @@ def alerts() -> str:
 
     file = Path(__file__).parents[1] / "deploy" / "alerts" / "alerts.yaml"
     rules = yaml.safe_load(file.read_text("utf-8"))["groups"][0]["rules"]
-    rows = [
-        (one["alert"], f"`{one['expr'].replace('|', chr(92) + '|')}`", one.get("for", "–"), one["labels"]["priority"])
-        for one in rules
-    ]
-    return table(("Alert", "When", "For", ""), rows)
+    rows = [(_runbook_link(one["alert"]), one.get("for", "–"), one["labels"]["priority"]) for one in rules]
+    return table(("Alert", "For", "Priority"), rows)
 
 
-def operations() -> str:
-    from llmops.control.admin.routes import router
-
-    rows = [(f"`{method} {route.path}`", route.summary) for route in router.routes for method in route.methods]
-    return table(("Request", "Does"), rows)
+def _runbook_link(alert: str) -> str:
+    return f"[{alert}](../deploy/runbooks.md#{alert.lower()})"
 
 
 def commands() -> str:

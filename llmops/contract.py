@@ -212,14 +212,14 @@ EXTENSION_INPUTS = TensorList()
 RUNTIME_MIN_P = EXTENSION_INPUTS.scalar(
     "runtime_min_p", FP32, "0 is off", taken=True, default=0.0, bounds=(0.0, 1.0), needs="min_p"
 )
-CALLER = EXTENSION_INPUTS.scalar("caller", BYTES, "who asks; `a/b`: `b` among those of `a`", taken=True)
+CALLER = EXTENSION_INPUTS.scalar("caller", BYTES, "the caller; `a/b` is caller `b` of `a`", taken=True)
 RETURN_CONTEXT_IDS = EXTENSION_INPUTS.scalar(
     "return_context_ids", BOOL, "context_ids and finished too", taken=True, default=False
 )
 TOP_LOG_PROBS = EXTENSION_INPUTS.scalar(
     "top_log_probs",
     INT32,
-    "the most likely tokens at each place, on step streams",
+    "the most likely tokens at each position, on step streams",
     taken=True,
     default=0,
     bounds=(0, 20),
@@ -240,7 +240,7 @@ SLOT = STEP_INPUTS.plain("slot", INT32, "the request's number, which only grows"
 RESUME_FROM = STEP_INPUTS.plain("resume_from", INT64, "the last step seen, 0 at first", default=0)
 ACKNOWLEDGE = STEP_INPUTS.plain("acknowledge", INT64, "the last step handled")
 DRAIN = STEP_INPUTS.plain("drain", BOOL, "take no new requests", default=False)
-WATCH_STATE = STEP_INPUTS.plain("watch_state", BOOL, "with subscribe: tell the engine's state too", default=False)
+WATCH_STATE = STEP_INPUTS.plain("watch_state", BOOL, "with subscribe: report the engine's state too", default=False)
 DEMAND = STEP_INPUTS.plain("demand", INT32, "with acknowledge: tokens and weights that wait in this gateway", (2,))
 STEP_OUTPUTS = TensorList()
 STEP_INDEX = STEP_OUTPUTS.plain("step_index", INT64, "1, 2, 3 … per subscription")
@@ -264,17 +264,17 @@ STEP_MODEL_IDENTITY = STEP_OUTPUTS.plain(
 # The numbers of `step_state`.
 STATE_FIELDS = {
     "running": "sequences in the batch",
-    "waiting": "sequences that wait for it",
+    "waiting": "sequences that wait for the batch",
     "waiting_tokens": "tokens of prompts without a first token yet",
     "free_blocks": "KV-cache blocks that no running sequence holds",
     "blocks": "KV-cache blocks",
     "tokens_per_block": "tokens in each",
     "prefill_tokens": "prompt tokens that the last step computed",
-    "step_us": "microseconds that it took",
-    "subscribers": "gateways' workers that are subscribed",
+    "step_us": "microseconds of the last step",
+    "subscribers": "subscribed gateway workers",
     "demand": "sum of the weights that they declared",
-    "draining": "1 once it takes no new requests",
-    "next_slot": "requests of this subscription in slots below it are counted in these numbers, or over",
+    "draining": "1 if the engine takes no new requests",
+    "next_slot": "requests of this subscription in lower slots are counted here, or have ended",
 }
 
 # All inputs and outputs of our own engine models, whatever the library.
@@ -387,34 +387,34 @@ PREPROCESSING_TO_ENGINE: dict[Tensor, Tensor] = {
 # The fields of the model metadata, which NAME-tensorrt_llm announces in its parameter
 # `llmops_model_metadata`.
 METADATA_FIELDS = {
-    "contract": "its version; a gateway refuses models of another",
-    "name": "under which the model is served",
-    "target": "of the build, named in refusals",
+    "contract": "version of the contract; a gateway refuses models of another version",
+    "name": "name of the served model",
+    "target": "target of the build",
     "tokenizer_dir": "folder with tokenizer.json and chat template",
     "max_batch_size": "sequences that run at once",
     "max_seq_len": "tokens of prompt and answer together",
-    "vocab_size": "token ids are below it",
+    "vocab_size": "number of token ids",
     "bos_id": "token that begins a text, or null",
-    "end_ids": "tokens that end one",
+    "end_ids": "tokens that end a text",
     "pad_id": "padding token, or null",
-    "chat_template": "whether the tokenizer has one",
-    "sampling": "what the model's makers recommend, for requests that say nothing",
+    "chat_template": "true if the tokenizer has a chat template",
+    "sampling": "defaults from generation_config.json",
     "capabilities": "below",
-    "adapters": "LoRA adapters, name and id (`lora_task_id`) each; the gateway serves each under its own name",
-    "transports": "`request`, and `step` where the engine model is ours",
-    "state": "whether watchers receive the engine's state",
-    "kv_events": "whether watchers receive the changes of its KV cache",
-    "cached_tokens": "whether it says how much of a prompt was in its cache",
-    "batch_invariant": "whether what a request gets does not depend on what else is in its batch",
-    "engine": "digest of all that the engine was built from",
+    "adapters": "LoRA adapters, each with name and id (`lora_task_id`)",
+    "transports": "`request`, and `step` for our engine models",
+    "state": "true if watchers receive the engine's state",
+    "kv_events": "true if watchers receive the changes of its KV cache",
+    "cached_tokens": "true if the engine reports how much of a prompt was cached",
+    "batch_invariant": "true if an answer does not depend on the rest of its batch",
+    "engine": "digest of all inputs of the engine's build",
     "tokenizer": "digest of tokenizer.json",
     "built": "Unix seconds",
 }
 CAPABILITIES = {
     "logprobs": "return_log_probs",
-    "top_logprobs": "alternatives per token beside the chosen one",
+    "top_logprobs": "largest top_log_probs",
     "logit_bias": "embedding_bias",
-    "n": "the most num_return_sequences",
+    "n": "largest num_return_sequences",
     "guided": "values of guided_decoding_guide_type",
     "bad_words": "bad_words_list",
     "min_p": "runtime_min_p",
@@ -422,5 +422,5 @@ CAPABILITIES = {
     "seed": "seed",
     "penalties": "repetition_penalty, presence_penalty, frequency_penalty",
     "lora": "lora_task_id",
-    "cache_salt": "cache_salt, where the library keeps prefixes of different salts apart",
+    "cache_salt": "cache_salt",
 }
