@@ -368,7 +368,7 @@ class TokenBatch(NamedTuple):
     tokens: Sequence[int]
     logprobs: Sequence[float] | None = None
     # the sequence starts again and its earlier tokens do not count; only for `whole` requests
-    anew: bool = False
+    restarts: bool = False
     tops: Sequence[TopLogprobs] | None = None
 
 

@@ -232,7 +232,7 @@ class Answer:
     def take(self, batch: TokenBatch) -> ChoiceDelta:
         """Add tokens to their choice and return what they add to its text."""
         choice = self.choices[batch.sequence]
-        if batch.anew:
+        if batch.restarts:
             return ChoiceDelta(self._replace_choice(choice), "", False)
         before = choice.completion_tokens
         was_done = choice.done

@@ -473,13 +473,13 @@ class FailoverStream(TokenStream):
 
     def _enter(self, attempt: Attempt) -> None:
         """Read `attempt` from now on."""
-        self._held = deque(batch for batch in self._held if batch.anew)
+        self._held = deque(batch for batch in self._held if batch.restarts)
         self._search = self._replacement = None
         self._cached_tokens, self._verified = self.cached_tokens, 0
         if attempt.restarts and self._count_known():
             # the reader discards the tokens when it gets this batch
             self._known = [array("i")]
-            self._held.append(TokenBatch(0, (), anew=True))
+            self._held.append(TokenBatch(0, (), restarts=True))
         self._known_at_start = self._count_known()
         self._attempt, self._state = attempt, attempt.state
         if self._cancelled:

@@ -190,7 +190,7 @@ class Reader:
         self.stream, self.pushed = stream, pushed
         self.tokens: dict[int, list[int]] = {}
         self.logprobs: list[float] = []
-        self.anew = 0
+        self.restarts = 0
         self.blocked = self.attached = False
         self.task = asyncio.create_task(self._read())
 
@@ -207,9 +207,9 @@ class Reader:
         return not self.blocked
 
     def _take(self, batch: TokenBatch) -> None:
-        if batch.anew:
+        if batch.restarts:
             assert self.tokens.pop(batch.sequence), "of what was never begun"
-            self.anew += 1
+            self.restarts += 1
         self.tokens.setdefault(batch.sequence, []).extend(batch.tokens)
         self.logprobs += batch.logprobs or []
 
@@ -634,7 +634,7 @@ async def test_an_answer_that_nobody_has_seen_begins_anew(n) -> None:
     await fleet.run(reader)
     assert fleet.engines[1].asked == [single_sequence_request(asked, at) for at in range(n)]
     assert reader.tokens == {at: answer(single_sequence_request(asked, at), 0, 40) for at in range(n)}
-    assert (reader.anew, dict(reader.stream.splices)) == (n, {})
+    assert (reader.restarts, dict(reader.stream.splices)) == (n, {})
 
 
 async def test_an_answer_that_begins_anew_stays_where_it_is_until_there_is_a_place(monkeypatch) -> None:
@@ -645,7 +645,7 @@ async def test_an_answer_that_begins_anew_stays_where_it_is_until_there_is_a_pla
     fleet.engines[1].away = UnavailableError("It drains, too.")
     fleet.home.leave("r0", "drain")
     await fleet.run(reader)
-    assert (reader.tokens, reader.anew) == ({0: answer(asked)}, 0)
+    assert (reader.tokens, reader.restarts) == ({0: answer(asked)}, 0)
 
 
 @settings(max_examples=100, deadline=None)
