@@ -57,7 +57,11 @@ CHANGES = {
         r"curl --fail-with-body (.*logit_bias)": r"curl \1",
         r"--port 9000": "",
     },
-    "openai.md": {r"--count 20000": "--count 200"},
+    "openai.md": {
+        r"--count 20000": "--count 200",
+        # from the checkout
+        r"python -m tests\.": f"PYTHONPATH='{ROOT}' python -m tests.",
+    },
     "operate.md": {r"gateway-\d:9000": "127.0.0.1:9000", r"llmops top": "llmops top --once -i 1s"},
     # without filters the shipped prompts are answered
     "safety.md": {r"--model smollm2": "--model smollm2 --list clean.jsonl"},
