@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from llmops.perf.lab.figures import Section
-from llmops.perf.lab.replay import Seen, Went, replay
-from llmops.perf.lab.trace import Asked, Talks, words_of
+from llmops.perf.lab.replay import ReplayedRequest, ReplayResult, replay
+from llmops.perf.lab.trace import Talks, TraceRequest, words_of
 from llmops.perf.records import percentile
 from tests.support.mock_engine.planned import constant
 from tests.support.mock_engine.replicas import Engines, engines, front, keys_of
@@ -65,41 +65,41 @@ def measure(engine: Path) -> Section:
 def _best(stage: Engines, words: Sequence[int], section: Section) -> float:
     found = []
     for share in BEST:
-        went, _ = _run(stage, _load(words, share), SLO)
-        found.append(_goodput(went))
+        result, _ = _run(stage, _load(words, share), SLO)
+        found.append(_goodput(result))
         section.add(f"goodput at {share:g} x of {FULL:g} requests/s", found[-1], "/s")
     return max(found)
 
 
 def _overloaded(stage: Engines, words: Sequence[int], section: Section, times: int, best: float) -> None:
-    went, queue = _run(stage, _load(words, times), SLO)
+    result, queue = _run(stage, _load(words, times), SLO)
     name = f"{times} x"
-    section.add(f"{name}: goodput relative to the optimum", 100 * _goodput(went) / best, "%", 90.0, "least")
-    section.add(f"{name}: TTFT p95 of answered requests", 1000 * went.of(lambda one: one.ttft, 95), "ms", 1000 * TTFT)
+    section.add(f"{name}: goodput relative to the optimum", 100 * _goodput(result) / best, "%", 90.0, "least")
+    section.add(f"{name}: TTFT p95 of answered requests", 1000 * result.of(lambda one: one.ttft, 95), "ms", 1000 * TTFT)
     section.add(f"{name}: most that waited in an engine", queue.waiting, "")
     section.add(f"{name}: longest prefill backlog of an engine, in steps", queue.steps, "", 2.0)
     section.add(f"{name}: most memory of the gateway, more than before", queue.memory, "MiB")
-    _refusals(section, name, went)
+    _refusals(section, name, result)
 
 
-def _refusals(section: Section, name: str, went: Went) -> None:
-    refused = [one for one in went.seen if one.status == 503]
-    other = [one for one in went.seen if not one.ok and one.status != 503]
-    section.add(f"{name}: refused, of all", 100 * len(refused) / len(went.seen), "%")
+def _refusals(section: Section, name: str, result: ReplayResult) -> None:
+    refused = [one for one in result.requests if one.status == 503]
+    other = [one for one in result.requests if not one.ok and one.status != 503]
+    section.add(f"{name}: refused, of all", 100 * len(refused) / len(result.requests), "%")
     section.add(f"{name}: neither answered nor rejected", len(other), "", 0)
     if refused:
         at_once = sorted(one.last - one.sent for one in refused)
         section.add(f"{name}: median time of a rejection", 1000 * percentile(at_once, 50), "ms", 10.0)
-        section.add(f"{name}: median Retry-After", percentile(sorted(one.told for one in refused), 50), "s")
-        section.add(f"{name}: rejected without Retry-After", sum(one.told <= 0 for one in refused), "", 0)
+        section.add(f"{name}: median Retry-After", percentile(sorted(one.retry_after for one in refused), 50), "s")
+        section.add(f"{name}: rejected without Retry-After", sum(one.retry_after <= 0 for one in refused), "", 0)
     for one in other[:3]:
         section.note(f"{name}: {one.status} {one.error[:200]}")
 
 
 def _without(stage: Engines, words: Sequence[int], section: Section, best: float) -> None:
-    went, queue = _run(stage, _load(words, 2), {})
-    section.add("2 x without a gate: goodput relative to the optimum", 100 * _goodput(went) / best, "%")
-    section.add("2 x without a gate: TTFT p95", 1000 * went.of(lambda one: one.ttft, 95), "ms")
+    result, queue = _run(stage, _load(words, 2), {})
+    section.add("2 x without a gate: goodput relative to the optimum", 100 * _goodput(result) / best, "%")
+    section.add("2 x without a gate: TTFT p95", 1000 * result.of(lambda one: one.ttft, 95), "ms")
     section.add("2 x without a gate: most that waited in an engine", queue.waiting, "")
 
 
@@ -108,12 +108,17 @@ def _tiers(stage: Engines, words: Sequence[int], section: Section) -> None:
 
     Interactive requests alone are 0.6 of the capacity; the rest is batch.
     """
-    went, _ = _run(stage, _load(words, 2, (("interactive", 0.3), ("batch", 0.7))), {**SLO, **TIERS})
-    of = {tier: Went([one for one in went.seen if one.asked.tier == tier]) for tier in ("interactive", "batch")}
+    result, _ = _run(stage, _load(words, 2, (("interactive", 0.3), ("batch", 0.7))), {**SLO, **TIERS})
+    of = {
+        tier: ReplayResult([one for one in result.requests if one.asked.tier == tier])
+        for tier in ("interactive", "batch")
+    }
     late = of["interactive"].of(lambda one: one.ttft, 95)
     section.add("2 x in two tiers: TTFT p95 of interactive requests", 1000 * late, "ms", 1000 * TTFT)
     for tier, some in of.items():
-        section.add(f"2 x in two tiers: {tier} requests that are answered", 100 * len(some.ok) / len(some.seen), "%")
+        section.add(
+            f"2 x in two tiers: {tier} requests that are answered", 100 * len(some.ok) / len(some.requests), "%"
+        )
 
 
 def _flood(stage: Engines, words: Sequence[int], section: Section) -> None:
@@ -124,7 +129,7 @@ def _flood(stage: Engines, words: Sequence[int], section: Section) -> None:
     others = [(tenant, 1.0) for tenant in ("one", "two", "three")]
     alone, _ = _run(stage, _load(words, 3 / 8, others, FLOOD_SECONDS), SLO)
     flooded, _ = _run(stage, _load(words, 13 / 8, [*others, ("flood", 10.0)], FLOOD_SECONDS), SLO)
-    beside = Went([one for one in flooded.seen if one.asked.tier != "flood"])
+    beside = ReplayResult([one for one in flooded.requests if one.asked.tier != "flood"])
     before, now = (one.of(lambda seen: seen.ttft, 95) for one in (alone, beside))
     section.add("others' TTFT p95 alone", 1000 * before, "ms")
     section.add("others' TTFT p95 during a 10 x flood, relative to alone", now / before, "", 1.3)
@@ -132,7 +137,7 @@ def _flood(stage: Engines, words: Sequence[int], section: Section) -> None:
     # Both are longer in full batches.
     longer = 2 * (beside.of(lambda seen: seen.tpot, 50) - alone.of(lambda seen: seen.tpot, 50))
     section.add("… if only steps were longer, as batches are full", 1 + longer / before, "")
-    section.add("… others' requests that are answered", 100 * len(beside.ok) / len(beside.seen), "%")
+    section.add("… others' requests that are answered", 100 * len(beside.ok) / len(beside.requests), "%")
 
 
 def _load(
@@ -140,12 +145,12 @@ def _load(
     times: float,
     tiers: Sequence[tuple[str, float]] = (("", 1.0),),
     seconds: float = SECONDS,
-) -> list[Asked]:
+) -> list[TraceRequest]:
     rate = times * FULL
     return replace(ONE, rate=rate, sessions=round(rate * seconds), tiers=tuple(tiers)).asked(words)
 
 
-def _run(stage: Engines, trace: Sequence[Asked], settings: Mapping[str, Any]) -> tuple[Went, Queue]:
+def _run(stage: Engines, trace: Sequence[TraceRequest], settings: Mapping[str, Any]) -> tuple[ReplayResult, Queue]:
     with tempfile.TemporaryDirectory() as folder:
         keys = None
         if named := sorted({one.tier for one in trace} - {""}):
@@ -153,9 +158,9 @@ def _run(stage: Engines, trace: Sequence[Asked], settings: Mapping[str, Any]) ->
             settings = {**settings, "store": f"sqlite:///{folder}/store.db", "usage": {"outbox": f"{folder}/usage"}}
         with front(stage.replicas, settings) as gateway, _watched(stage) as queue:
             before = _memory(gateway)
-            went = asyncio.run(replay(gateway.address, trace, keys=keys))
+            result = asyncio.run(replay(gateway.address, trace, keys=keys))
             queue.memory = _memory(gateway) - before
-            return went, queue
+            return result, queue
 
 
 def _memory(gateway: Service) -> float:
@@ -164,12 +169,12 @@ def _memory(gateway: Service) -> float:
     return sum(int(found[1]) for page in pages if (found := re.search(r"VmHWM:\s+(\d+) kB", page))) / 1024
 
 
-def _goodput(went: Went) -> float:
+def _goodput(result: ReplayResult) -> float:
     """Return the answers in time, per second in which requests came."""
-    return sum(one.keeps(TTFT, TPOT) for one in went.seen) / _last(went.seen)
+    return sum(one.keeps(TTFT, TPOT) for one in result.requests) / _last(result.requests)
 
 
-def _last(seen: Sequence[Seen]) -> float:
+def _last(seen: Sequence[ReplayedRequest]) -> float:
     return max(one.asked.at for one in seen)
 
 

@@ -13,22 +13,22 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from llmops.perf.lab.trace import Asked
+from llmops.perf.lab.trace import TraceRequest
 from llmops.perf.records import percentile
 from tests.support.mock_engine.repository import NAME
 
 
 @dataclass
-class Seen:
+class ReplayedRequest:
     """The outcome of one request.
 
     Attributes:
         sent, first, last: Seconds from the start of the trace.
-        told: Seconds until a rejected request may be sent again (header Retry-After-Ms).
+        retry_after: Seconds until a rejected request may be sent again (header Retry-After-Ms).
         cached: Cached tokens of the prompt, according to the answer's usage.
     """
 
-    asked: Asked
+    asked: TraceRequest
     sent: float
     status: int = 0
     first: float = -1.0
@@ -36,7 +36,7 @@ class Seen:
     prompt: int = 0
     cached: int = 0
     made: int = 0
-    told: float = 0.0
+    retry_after: float = 0.0
     text: str = ""
     error: str = ""
 
@@ -58,33 +58,35 @@ class Seen:
 
 
 @dataclass
-class Went:
+class ReplayResult:
     """The outcome of a whole trace."""
 
-    seen: list[Seen] = field(default_factory=list)
+    requests: list[ReplayedRequest] = field(default_factory=list)
 
     @property
-    def ok(self) -> list[Seen]:
-        return [one for one in self.seen if one.ok]
+    def ok(self) -> list[ReplayedRequest]:
+        return [one for one in self.requests if one.ok]
 
     @property
     def hit_rate(self) -> float:
         return sum(one.cached for one in self.ok) / max(sum(one.prompt for one in self.ok), 1)
 
-    def of(self, what: Callable[[Seen], float], q: float) -> float:
+    def of(self, what: Callable[[ReplayedRequest], float], q: float) -> float:
         """Return a percentile over the requests that were answered."""
         return percentile(sorted(map(what, self.ok)), q)
 
 
 # the body of a request, beside what all have
-Body = Callable[[Asked], dict[str, Any]]
+Body = Callable[[TraceRequest], dict[str, Any]]
 
 
-def of_ids(asked: Asked) -> dict[str, Any]:
+def of_ids(asked: TraceRequest) -> dict[str, Any]:
     return {"prompt": list(asked.ids)}
 
 
-async def replay(url: str, trace: Sequence[Asked], body: Body = of_ids, keys: dict[str, str] | None = None) -> Went:
+async def replay(
+    url: str, trace: Sequence[TraceRequest], body: Body = of_ids, keys: dict[str, str] | None = None
+) -> ReplayResult:
     """Send the requests of a trace at their times and return what became of them.
 
     Every answer has exactly the requested number of tokens. All requests are serialised before the
@@ -97,21 +99,21 @@ async def replay(url: str, trace: Sequence[Asked], body: Body = of_ids, keys: di
         body: Function that returns the fields of a request's body which are not the same for all.
         keys: The API key of each tier.
     """
-    went, door = Went(), _Door(url)
-    requests = [door.request({**_same(one), **body(one)}, keys[one.tier] if keys else "") for one in trace]
+    result, client = ReplayResult(), _HttpClient(url)
+    requests = [client.request({**_same(one), **body(one)}, keys[one.tier] if keys else "") for one in trace]
     begun = time.perf_counter()
     tasks = []
     for one, request in zip(trace, requests, strict=True):
         await asyncio.sleep(max(one.at - (time.perf_counter() - begun), 0))
-        seen = Seen(one, time.perf_counter() - begun)
-        went.seen.append(seen)
-        tasks.append(asyncio.create_task(_ask(door, request, seen, begun)))
+        seen = ReplayedRequest(one, time.perf_counter() - begun)
+        result.requests.append(seen)
+        tasks.append(asyncio.create_task(_ask(client, request, seen, begun)))
     await asyncio.gather(*tasks)
-    door.close()
-    return went
+    client.close()
+    return result
 
 
-def _same(asked: Asked) -> dict[str, Any]:
+def _same(asked: TraceRequest) -> dict[str, Any]:
     return {
         "model": NAME,
         "max_tokens": asked.answer,
@@ -122,7 +124,7 @@ def _same(asked: Asked) -> dict[str, Any]:
     }
 
 
-class _Door:
+class _HttpClient:
     """An HTTP/1.1 client of one server with kept connections."""
 
     def __init__(self, url: str) -> None:
@@ -152,20 +154,20 @@ class _Door:
             writer.close()
 
 
-async def _ask(door: _Door, request: bytes, seen: Seen, begun: float) -> None:
+async def _ask(client: _HttpClient, request: bytes, seen: ReplayedRequest, begun: float) -> None:
     data, times = bytearray(), []
     try:
-        reader, writer = await door.send(request)
+        reader, writer = await client.send(request)
         status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().splitlines()
         headers = dict(line.split(": ", 1) for line in lines if line)
-        seen.status, seen.told = int(status.split()[1]), float(headers.get("retry-after-ms", 0)) / 1000
+        seen.status, seen.retry_after = int(status.split()[1]), float(headers.get("retry-after-ms", 0)) / 1000
         async for some in _pieces(reader, headers):
             times.append((time.perf_counter() - begun, len(data)))
             data += some
         if headers.get("connection") == "close":
             writer.close()
         else:
-            door.keep(reader, writer)
+            client.keep(reader, writer)
     except (OSError, EOFError) as error:
         seen.error = repr(error)
     seen.last = time.perf_counter() - begun
@@ -185,7 +187,7 @@ async def _pieces(reader: asyncio.StreamReader, headers: dict[str, str]) -> Asyn
     await reader.readexactly(2)
 
 
-def _read(data: bytes, times: Sequence[tuple[float, int]], seen: Seen) -> None:
+def _read(data: bytes, times: Sequence[tuple[float, int]], seen: ReplayedRequest) -> None:
     """Record when the first and the last event with text began to arrive, and the usage."""
     at, texts = 0, []
     for line in data.split(b"\n"):

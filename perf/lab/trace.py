@@ -19,7 +19,7 @@ SEPARATE = "".join([f" {word}" for word in WORDS])
 
 
 @dataclass(frozen=True)
-class Asked:
+class TraceRequest:
     """A request of a trace.
 
     Attributes:
@@ -54,7 +54,7 @@ class Talks:
     tiers: tuple[tuple[str, float], ...] = (("", 1.0),)
     seed: int = 0
 
-    def asked(self, words: Sequence[int]) -> list[Asked]:
+    def asked(self, words: Sequence[int]) -> list[TraceRequest]:
         """Return the requests of all conversations by time, of token ids in `words`."""
         rng = random.Random(f"talks {self.seed}")
         apps = [rng.choices(words, k=self.system) for _ in range(self.apps)]
@@ -67,7 +67,7 @@ class Talks:
             for _ in range(self.turns):
                 said += rng.choices(words, k=self.message.draw(rng))
                 answer = self.answer.draw(rng)
-                found.append(Asked(at, tuple(said), answer, tier))
+                found.append(TraceRequest(at, tuple(said), answer, tier))
                 said += rng.choices(words, k=answer)
                 at += answer * self.pace + rng.expovariate(1 / self.think)
         return sorted(found, key=lambda one: one.at)
