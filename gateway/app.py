@@ -126,8 +126,8 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
                 stack.push_async_callback(billing.close)
                 await billing.start()
             if limits is not None:
-                stack.push_async_callback(limits.gate.close)
-                await limits.gate.limiter.start()
+                stack.push_async_callback(limits.rate_limits.close)
+                await limits.rate_limits.limiter.start()
             if authentication is not None:
                 stack.push_async_callback(authentication.close)
             if usage is not None:

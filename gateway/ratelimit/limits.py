@@ -102,12 +102,12 @@ class Reservation(QuotaReservation):
     """
 
     __slots__ = (
-        "_answers", "_bounded", "_closed", "_gate", "_latest", "_model", "_owes_entry", "_plan", "_reserved", "_scope",
-        "_tariff", "_usage",
+        "_answers", "_bounded", "_closed", "_latest", "_limits", "_model", "_owes_entry", "_plan", "_reserved",
+        "_scope", "_tariff", "_usage",
     )  # fmt: skip
 
-    def __init__(self, gate: RateLimits, plan: CallerLimits, scope: Scope) -> None:
-        self._gate, self._plan, self._scope = gate, plan, scope
+    def __init__(self, limits: RateLimits, plan: CallerLimits, scope: Scope) -> None:
+        self._limits, self._plan, self._scope = limits, plan, scope
         self._reserved: list[ReservedAmounts] = []
         # the last result of the limiter
         self._latest: ReserveResult | None = None
@@ -127,14 +127,14 @@ class Reservation(QuotaReservation):
         Raises:
             RateLimitError: A limit is reached.
         """
-        gate, plan = self._gate, self._plan
-        if plan.owner in gate.refused:
-            known = gate.refused.find(plan.owner, _body_bytes(self._scope), gate.clock)
+        limits, plan = self._limits, self._plan
+        if plan.owner in limits.refused:
+            known = limits.refused.find(plan.owner, _body_bytes(self._scope), limits.clock)
             if known is not None:
                 left, error = known
                 raise error.with_retry_after(left)
-        if plan.room > gate.waiting:
-            gate.waiting += 1
+        if plan.room > limits.waiting:
+            limits.waiting += 1
             self._owes_entry = True
             return
         bounds, asks = plan.before, (ENTRY_REQUEST,) * len(plan.before.all)
@@ -148,13 +148,13 @@ class Reservation(QuotaReservation):
             return most
         amount = self._amount(bounds, prompt, most)
         money = least = 0
-        if self._plan.budgets and self._gate.budgets is not None:
-            self._tariff = tariff = self._gate.budgets.tariff(model)
+        if self._plan.budgets and self._limits.budgets is not None:
+            self._tariff = tariff = self._limits.budgets.tariff(model)
             # the costs of the longest answer and of the shortest
             money, least = tariff(prompt, 0, most), tariff(prompt, 0, min(most, answers))
-            plan, generation = self._plan, self._gate.limiter.generation
-            if money and (plan.fresh <= self._gate.clock() or plan.generation != generation):
-                plan.fresh = await self._gate.budgets.known(plan.budgets)
+            plan, generation = self._plan, self._limits.limiter.generation
+            if money and (plan.fresh <= self._limits.clock() or plan.generation != generation):
+                plan.fresh = await self._limits.budgets.known(plan.budgets)
                 plan.generation = generation
         asks = bounds.asks(amount, money, least, entered)
         reserved = await self._reserve(bounds, asks)
@@ -170,14 +170,14 @@ class Reservation(QuotaReservation):
     def follow(self, usage: Callable[[], Usage]) -> None:
         self._usage = usage
         if not self._bounded:
-            self._gate.watch(self)
+            self._limits.watch(self)
 
     def headers(self) -> Sequence[tuple[bytes, bytes]]:
         seen = self._latest
         if seen is None or not seen.bounds:
             return ()
         levels = tightest_levels(seen.bounds, seen.decision.left)
-        return anthropic_headers(levels, self._gate.now()) if is_anthropic(self._scope) else openai_headers(levels)
+        return anthropic_headers(levels, self._limits.now()) if is_anthropic(self._scope) else openai_headers(levels)
 
     def extend(self) -> None:
         """Settle the tokens beyond the reservation now, not only at the end of the answer."""
@@ -193,17 +193,17 @@ class Reservation(QuotaReservation):
         if self._closed:
             return
         self._closed, self._usage = True, None
-        gate, usage = self._gate, outcome.usage
-        gate.open.discard(self)
+        limits, usage = self._limits, outcome.usage
+        limits.open.discard(self)
         if usage is not None and not self._bounded and outcome.finish in _NATURAL_FINISH_REASONS:
-            gate.expected.note(self._model, usage.completion_tokens // self._answers)
+            limits.expected.note(self._model, usage.completion_tokens // self._answers)
         total = _total_tokens(usage) if usage is not None else 0
         # used without a reservation
         unasked = total if total and not self._model else 0
         if self._owes_entry:
-            gate.waiting -= 1
+            limits.waiting -= 1
         if self._owes_entry or unasked:
-            gate.limiter.settle(self._plan.before.all, Settlement(int(self._owes_entry), unasked))
+            limits.limiter.settle(self._plan.before.all, Settlement(int(self._owes_entry), unasked))
         spent = self._spent(usage) if usage is not None else 0
         for part in self._reserved:
             if part.tokens is not None:
@@ -215,26 +215,26 @@ class Reservation(QuotaReservation):
     # -- reserving
 
     async def _reserve(self, bounds: ModelLimits, asks: Sequence[LimitRequest]) -> ReserveResult:
-        gate, plan = self._gate, self._plan
-        self._latest = reserved = await gate.limiter.reserve(bounds.all, asks)
+        limits, plan = self._limits, self._plan
+        self._latest = reserved = await limits.limiter.reserve(bounds.all, asks)
         decision = reserved.decision
         plan.note(decision.left)
         # a request rejected for its size still owes its entry; one rejected for its entry does not
         if self._owes_entry and (decision.lacking is None or decision.of in _ENTRY_DIMENSIONS):
-            gate.waiting -= 1
+            limits.waiting -= 1
             self._owes_entry = False
         if decision.lacking is not None:
             self._refuse(bounds.quotas[decision.lacking], asks[decision.lacking], reserved)
         if plan.holds:
-            gate.watch(self)
+            limits.watch(self)
         return reserved
 
     def _refuse(self, quota: Quota, ask: LimitRequest, reserved: ReserveResult) -> None:
-        gate, (left, _, lacking, of, wait) = self._gate, reserved.decision
+        limits, (left, _, lacking, of, wait) = self._limits, reserved.decision
         assert lacking is not None
         bound, remembered = reserved.bounds[lacking], wait
         if of == "money":
-            error, remembered = budget_exhausted(quota, gate.now()), min(wait, 1.0)
+            error, remembered = budget_exhausted(quota, limits.now()), min(wait, 1.0)
         elif of == "places":
             error, remembered = too_many_open_requests(quota, bound.places, wait), SLOT_REJECTION_TIME
         elif of == "requests":
@@ -243,7 +243,7 @@ class Reservation(QuotaReservation):
             error = rate_exceeded(quota, of, bound.tokens, left[lacking][1], ask.tokens, wait)
         size = 0 if of in _ENTRY_DIMENSIONS else _body_bytes(self._scope)
         if quota.model is None and (size or of != "tokens"):
-            gate.refused.note(self._plan.owner, size, gate.clock() + remembered, error)
+            limits.refused.note(self._plan.owner, size, limits.clock() + remembered, error)
         raise error
 
     def _amount(self, bounds: ModelLimits, prompt: int, most: int) -> int:
@@ -258,7 +258,7 @@ class Reservation(QuotaReservation):
             raise request_exceeds_limit(bounds.smallest, prompt, most if bounded else 0)
         if bounded:
             return prompt + most
-        return int(min(prompt + min(most, self._gate.expected.of(self._model) * self._answers), limit))
+        return int(min(prompt + min(most, self._limits.expected.of(self._model) * self._answers), limit))
 
     def _affordable(self, given: int, prompt: int, most: int) -> int:
         """Return the longest answer that `given` micro-dollars pay for, at most `most` tokens."""
@@ -268,7 +268,7 @@ class Reservation(QuotaReservation):
     # -- settling
 
     def _spent(self, usage: Usage) -> int:
-        budgets, tariff = self._gate.budgets, self._tariff
+        budgets, tariff = self._limits.budgets, self._tariff
         if budgets is None or tariff is None:
             return 0
         spent = tariff(usage.prompt_tokens, usage.cached_tokens or 0, usage.completion_tokens)

@@ -27,8 +27,8 @@ class RateLimitCheck(Check):
     It settles all reservations when the request has ended.
     """
 
-    def __init__(self, gate: RateLimits, quotas: Quotas) -> None:
-        self.gate, self._quotas = gate, quotas
+    def __init__(self, rate_limits: RateLimits, quotas: Quotas) -> None:
+        self.rate_limits, self._quotas = rate_limits, quotas
         self._for_all = tuple(_quotas("all callers", quotas.all))
         # by the name of an anonymous caller, or by the id of another caller's quotas; the quotas
         # are kept here, so that no other object gets their id
@@ -40,7 +40,7 @@ class RateLimitCheck(Check):
             return
         limits = self._limits_of(context.caller)
         if limits is not None:
-            context.reservation = reservation = self.gate.new_reservation(limits, scope)
+            context.reservation = reservation = self.rate_limits.new_reservation(limits, scope)
             await reservation.enter()
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:

@@ -252,8 +252,9 @@ async def test_what_is_no_redis_is_told_once_without_its_password(prefix, caplog
 
 
 async def test_the_settings_say_where_limits_are():
-    assert isinstance(create_limit_check(GatewaySettings(quotas=Quotas(each={"rpm": 1}))).gate.limiter, InMemoryLimiter)
-    shared_one = create_limit_check(GatewaySettings(redis="redis://127.0.0.1:1")).gate.limiter
+    alone = create_limit_check(GatewaySettings(quotas=Quotas(each={"rpm": 1}))).rate_limits.limiter
+    assert isinstance(alone, InMemoryLimiter)
+    shared_one = create_limit_check(GatewaySettings(redis="redis://127.0.0.1:1")).rate_limits.limiter
     assert isinstance(shared_one, RedisLimiter)
     await shared_one.close()
 
