@@ -73,14 +73,16 @@ ANSWERS = _g.counter(
 PROMPT_TOKENS = _g.counter("llmops_prompt_tokens_total", "Tokens of the prompts.", "model")
 PREFIX_LOOKUP_TOKENS = _g.counter(
     "llmops_prefix_lookup_tokens_total",
-    "Prompt tokens whose cache state the engine reported.",
+    "Prompt tokens with a reported cache state.",
     "model",
 )
 PREFIX_CACHED_TOKENS = _g.counter(
     "llmops_prefix_cached_tokens_total", "Prompt tokens found in the prefix cache.", "model"
 )
 COMPLETION_TOKENS = _g.counter("llmops_completion_tokens_total", "Tokens generated for answers.", "model")
-CANCELLED_REQUESTS = _g.counter("llmops_cancelled_requests_total", "Requests whose client went away.", "model")
+CANCELLED_REQUESTS = _g.counter(
+    "llmops_cancelled_requests_total", "Requests cancelled by a client's disconnect.", "model"
+)
 ACTIVE_STREAMS = _g.gauge("llmops_active_streams", "Answers in progress.", "model")
 ITL = _g.histogram("llmops_inter_token_latency_seconds", "Time between two messages of an answer, per token.", "model")
 DURATION = _g.histogram("llmops_request_duration_seconds", "Time from a request's arrival to its last token.", "model")
