@@ -49,6 +49,7 @@ test312: $(STAMPS)/test ## The start as in our TensorRT-LLM 1.3 image: Python 3.
 lint: $(STAMPS)/lint ## ruff, mypy, import contract, docs that must match the code
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/python .ci/prose
 	rm -rf .cache/lint/llmops && mkdir -p .cache/lint && cp -rp llmops $(FOLDERS) .cache/lint/ && cd .cache/lint && mv $(FOLDERS) llmops/
 	cd .cache/lint && $(abspath $(BIN))/mypy --config-file $(CURDIR)/pyproject.toml -p llmops
 	$(BIN)/python .ci/models .cache/inside

@@ -1,7 +1,8 @@
 """The entry point of the `llmops` command.
 
-It is a module beside the package `llmops`, because PyPI's distribution `llmops`, which is not ours, brings a package of
-the same name: installed over ours or in front of a checkout, it leaves a package that cannot be imported.
+It is a module beside the package `llmops`, because PyPI's distribution `llmops`, which is not ours,
+brings a package of the same name. Installed over ours or in front of a checkout, it leaves a
+package that cannot be imported.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import sys
 
 
 def main() -> None:
-    """Run the `llmops` command, or say how to repair an installation that another distribution has overwritten."""
+    """Run the `llmops` command, or say how to repair an overwritten installation."""
     try:
         from llmops.cli.main import main as run
     except ImportError as error:

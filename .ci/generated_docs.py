@@ -1,4 +1,7 @@
-"""The generated parts of the pages in docs/, as Markdown. `make docs` writes them into the pages with cog."""
+"""The generated parts of the pages in docs/, as Markdown.
+
+`make docs` writes them into the pages with cog.
+"""
 
 from __future__ import annotations
 

@@ -337,7 +337,7 @@ async def test_tenant_user_and_key_must_belong_together(store, url, by):
         lines = await sum_usage(reading, UsageFilter(), ("tenant",))
     # a user whom the store does not know is billed to the tenant that the gateway names
     assert [(one.group["tenant"], one.requests) for one in lines] == [("acme", 2)]
-    # what is parked has arrived: nobody sends it again
+    # what is parked has arrived: its gateway does not send it again
     assert len(await sink.confirmed([one.id for one in (honest, unknown, *wrong)])) == 5
     await sink.close()
 

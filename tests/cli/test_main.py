@@ -84,7 +84,7 @@ def test_a_file_of_a_kind_that_is_not_known_is_not_looked_for_on_the_hub(checkpo
     pytest.importorskip("modelopt")
     (tmp_path / "corpus.text").write_text("Once upon a time.")
     command = ["build", checkpoint, "-o", tmp_path / "e", "--target", "pytorch", "--quant", "fp8", "--dry-run"]
-    # a hub that answered at all would be a failure: nobody listens there
+    # a hub that answered at all would be a failure: no server listens there
     nowhere = {**os.environ, "HF_ENDPOINT": "http://127.0.0.1:1"}
     result = llmops(*command, "--calib-data", tmp_path / "corpus.text", env=nowhere)
     assert result.returncode == 2

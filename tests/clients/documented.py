@@ -16,7 +16,7 @@ MARKS = {
     "network": "a package registry, or a repository to clone",
 }
 _BLOCK = re.compile(r"^( *)```([^\n]*)\n(.*?)^ *```", re.S | re.M)
-# a line that somebody would type, whether or not it is written as one
+# a line that a reader would type, whether or not it is written as one
 TYPED = re.compile(r"(llmops|docker|helm|kubectl|pip|make) \S")
 
 

@@ -175,7 +175,7 @@ def test_the_commands_of_a_page_run(page, scratch, full_triton, base_url):
     if "cut.gguf" in script:
         (scratch / "cut.gguf").write_bytes(b"GGUF" + bytes(20))
     for name in re.findall(r"^llmops build (smollm2|minilm)", script, re.M):
-        # written anew, and not into what other tests use
+        # written again, and not into what other tests use
         (scratch / "engines" / name).unlink()
     environment = {
         **os.environ,

@@ -239,7 +239,7 @@ def test_nothing_is_killed_while_it_drains(name, files_there):
         if command == "gateway":
             (config,) = [one for one in kind(name, "ConfigMap") if "gateway.yaml" in one["data"]]
             assert grace > int(pause) + parse_duration(settings_text(config)["timeouts"]["drain"])
-            # balancers hear of the end before there is nobody
+            # balancers notice the end before the last process is gone
             assert int(pause) >= 2 * container["readinessProbe"]["periodSeconds"]
         elif command == "serve":
             assert grace > parsed(container["args"])["exit_timeout"], label

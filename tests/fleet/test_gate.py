@@ -93,7 +93,7 @@ def test_the_last_places_are_left_to_tenants_with_less_than_their_part() -> None
     later = ticket("few")
     wait_in(door, [place], later)
     assert placed(door, [place]) == [("few", "a")]
-    # nobody is left for whom to leave them
+    # no request is left for whom to leave them
     place.running, place.in_flight, place.in_flight_tokens = 30, 0, 0
     door.finish(few, 10)
     assert placed(door, [place]) == []

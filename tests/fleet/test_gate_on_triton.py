@@ -107,7 +107,7 @@ async def test_the_higher_tier_goes_first_and_the_youngest_of_the_lower_one_is_r
     # of 30 that came before them those that ran, and those that came beside the last of them
     assert front.ended.count("batch/night") <= 3 * 2 * PLACES
     answers = await asyncio.gather(*night)
-    # nobody is left without an answer: 20 found no place at most, and each of 8 chats took one from the queue
+    # no client is left without an answer: 20 found no place at most, and each of 8 chats took one from the queue
     counts = Counter(one.status_code for one in answers)
     assert (counts[200] + counts[503], counts[503] <= 20 + 8) == (50, True)
 

@@ -75,7 +75,7 @@ class Orders(RuleBasedStateMachine):
         self.now += 1
         fitting = [one for one in self.waiting if one.size <= tokens]
         found = self.order.pop(ReplicaCapacity(tokens), self.now)
-        # never over room, and never nothing while somebody fits
+        # never over room, and never nothing while a request fits
         assert (found is None) == (not fitting)
         if found is not None:
             assert found in fitting
@@ -242,7 +242,7 @@ def test_ten_thousand_tenants_that_do_not_wait_keep_their_counters() -> None:
     fair = FairQueue()
     for number in range(10_000):
         fair.begin(ticket(f"tenant-{number}", tokens=100, answer=10, weight=2.0))
-    # whoever comes when nobody waits begins where the last one was
+    # a request that comes when none waits begins where the last one was
     assert [fair.counter(f"tenant-{number}") for number in range(10_000)] == [60.0 * n for n in range(1, 10_001)]
 
 

@@ -47,7 +47,7 @@ class Engine:
         names = [tensor.name for tensor in message.inputs]
         self.sent.append(dict(zip(names, message.raw_input_contents, strict=True)))
         if "stop" in names and "slot" not in names:
-            # it is told to leave
+            # the test lets it leave
             self.cancel()
 
     async def read(self) -> object:

@@ -85,7 +85,7 @@ async def test_failures_and_refusals_are_told_apart(card, tokenizer):
         stack.steps(Step(error="the engine broke"))
         assert (await stack.chat()).status_code == 500
         await counted(stack, failed=1)
-        # what the client did wrong is nobody's failure
+        # what the client did wrong is no failure of the service
         assert (await stack.chat(max_tokens=100_000)).status_code == 400
         stack.say("Hello")
         assert (await stack.chat()).status_code == 200

@@ -79,7 +79,7 @@ async def test_one_look_up_for_all_who_ask_at_once_and_for_as_long_as_it_is_fres
     book.gate.clear()
     asking = [asyncio.create_task(cached.find("ann")) for _ in range(50)]
     await settled()
-    # one who leaves takes the look-up from nobody
+    # one who leaves takes the look-up from no other client
     asking[0].cancel()
     book.gate.set()
     assert await asyncio.gather(*asking[1:]) == [ANN] * 49
@@ -188,7 +188,7 @@ async def test_once_there_was_a_key_there_is(cached, book, clock):
     assert len(book.asked) == asked
     clock.now += 1
     book.away = True
-    # nobody can say, so it is as it was
+    # the store cannot say, so the key is as it was
     assert not await cached.has_credentials()
     book.away = False
     clock.now += 1

@@ -148,7 +148,7 @@ def test_stages_leave_nothing_out_and_do_not_overlap(marks, stages, first, decod
         assert (line.inside[0].begin, line.inside[-1].end) == (line.call.begin, line.call.end)
 
 
-# -- what is told ---------------------------------------------------------------------------------------------------
+# -- what is sent ---------------------------------------------------------------------------------------------------
 async def test_a_sampled_answer_is_told_whole(card, tokenizer, receiver):
     async with tracing(receiver, card, tokenizer, ratio=0.0) as stack:
         ids = stack.say("Hello world!", wait=0.02)
@@ -307,7 +307,7 @@ async def test_no_text_and_no_key_is_ever_told(card, tokenizer, receiver):
         assert secret not in told
 
 
-# -- when nobody takes it -------------------------------------------------------------------------------------------
+# -- when no collector listens -------------------------------------------------------------------------------------------
 async def test_a_receiver_that_is_away_costs_traces_and_nothing_else(card, tokenizer, receiver, monkeypatch, caplog):
     caplog.set_level("INFO")
     async with tracing(receiver, card, tokenizer) as stack:

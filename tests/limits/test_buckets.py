@@ -268,7 +268,7 @@ def test_who_waits_as_told_uses_all_of_it(amounts):
         while (decision := limiter.reserve_now(BOUND, [LimitRequest(amount)]).decision).lacking is not None:
             clock.now += decision.wait
         used += amount
-    # nobody waits where something is left: all of it is used, but for what the last one left
+    # no caller waits where something is left: all of it is used, but for what the last one left
     assert clock.now == 0 or used == pytest.approx(LIMIT + clock.now * LIMIT / 60, abs=1e-3)
 
 

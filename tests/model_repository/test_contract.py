@@ -85,7 +85,7 @@ OTHERS = {
     "model_repository/preprocessing/1/model.py": ("pad_id",),
     "perf/verify/contract/stopping.py": ("min_tokens",),  # the name of a check
 }  # fmt: skip
-# words that nobody else uses, forbidden in every file
+# words that no other module uses, forbidden in every file
 UNMISTAKABLE = {
     name
     for name in NAMES

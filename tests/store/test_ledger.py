@@ -149,7 +149,7 @@ async def test_a_broker_that_forgot_what_it_acknowledged_gets_it_again(store, ur
         sink = KafkaSink(kafka, LedgerSink(url))
         delivery = UsageDelivery(outbox, sink, resend_timeout=1.0)
         outbox.add([encode_event(event(seq)) for seq in range(1200)])
-        # most of it is with the broker, and nobody has read it
+        # most of it is with the broker, and no ledger has read it
         delivering = asyncio.create_task(delivery.run())
         while delivery._cursor < 1000:
             await asyncio.sleep(0.05)

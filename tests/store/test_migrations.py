@@ -81,7 +81,7 @@ async def test_the_migrations_make_the_tables_that_the_queries_are_written_for(e
     async with await open_store(empty_url) as store, store.read() as connection:
 
         def differences(sync):
-            # the table in which alembic keeps the version is nobody's to compare
+            # the table in which alembic keeps the version is left out of the comparison
             options = {
                 "compare_type": True,
                 "include_name": lambda name, kind, _: (kind, name) != ("table", SCHEMA_TABLE),

@@ -100,7 +100,7 @@ async def test_sums_by_tenant_user_model_key_and_day(store, by):
 
         today, yesterday = date(2026, 11, 22), date(2026, 11, 21)
         assert await costs() == {(): 148}
-        # nobody's usage is not lost from sight
+        # usage without an owner is not lost from sight
         assert await costs(["tenant"]) == {("acme",): 124, ("zeta",): 12, (None,): 12}
         assert await costs(["user", "model"], tenant_id="acme") == {
             ("ann@a.example", "smollm2"): 112,
