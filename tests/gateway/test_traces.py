@@ -307,7 +307,7 @@ async def test_no_text_and_no_key_is_ever_told(card, tokenizer, receiver):
         assert secret not in told
 
 
-# -- when no collector listens -------------------------------------------------------------------------------------------
+# -- when no collector listens ------------------------------------------------------------------------------------
 async def test_a_receiver_that_is_away_costs_traces_and_nothing_else(card, tokenizer, receiver, monkeypatch, caplog):
     caplog.set_level("INFO")
     async with tracing(receiver, card, tokenizer) as stack:
