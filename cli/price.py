@@ -29,11 +29,11 @@ def command() -> None:
 
 @command.command("set")
 @click.argument("model")
-@click.option("--input", "input_price", type=DollarsType(), required=True, help="Per million prompt tokens.")
+@click.option("--input", "input_price", type=DollarsType(), required=True, help="Price per million prompt tokens.")
 @click.option(
-    "--cached", type=DollarsType(), help="Per million of those found in the engine's cache.  [default: as --input]"
+    "--cached", type=DollarsType(), help="Price per million prompt tokens in the engine's cache.  [default: as --input]"
 )
-@click.option("--output", type=DollarsType(), required=True, help="Per million output tokens.")
+@click.option("--output", type=DollarsType(), required=True, help="Price per million output tokens.")
 @click.option(
     "--from", "valid_from", type=TimestampType(), help="Valid from: 7d (from now) or 2027-01-01 (UTC).  [default: now]"
 )

@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from llmops.build.recipes.catalog import Recipe
 
-# What a recipe says about each number, in the order in which it is shown.
+#: The fields of a build plan that are shown, in this order, with the recipe's reason for each.
 _SHOWN = ("target", "gpu", "quantisation", "kv_cache_dtype", "tp_size", "pp_size", "ep_size", "replicas",
           "max_batch_size", "max_num_tokens", "max_seq_len", "kv_cache_fraction", "settings")  # fmt: skip
 

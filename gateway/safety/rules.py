@@ -56,8 +56,8 @@ SCRIPTS = frozenset(
     ]
 )
 
-#: Letters of another writing system in a row, with at most three other characters between two of
-#: them, that are found.
+#: Letters of another writing system in a row that make a finding. Up to three characters that are
+#: not letters may stand between two of them.
 FOREIGN_LETTERS = 8
 
 

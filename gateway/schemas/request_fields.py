@@ -133,12 +133,12 @@ class SamplingFields(RequestModel):
 
 
 class CompletionRequest(SamplingFields):
-    """A text completion request; `prompt` is text or token ids, one or several of them."""
+    """A text completion request. `prompt` is one text, one list of token ids, or a list of either."""
 
     prompt: str | list[str] | list[TokenId] | list[list[TokenId]] | None = None
     max_tokens: Annotated[int, Field(ge=1, lt=2**31)] | None = Field(default=None, description="16 when absent.")
     logprobs: Annotated[int, Field(ge=0, le=20)] | None = Field(
-        default=None, description="0: of the chosen tokens only."
+        default=None, description="Alternatives per token; 0 returns the chosen tokens only."
     )
     echo: bool | None = Field(default=None, description="The prompt before each text; not with logprobs.")
     best_of: Annotated[int, Field(ge=1, le=128)] | None = Field(
