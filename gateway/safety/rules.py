@@ -60,6 +60,9 @@ SCRIPTS = frozenset(
 #: not letters may stand between two of them.
 FOREIGN_LETTERS = 8
 
+#: A character that no word contains.
+_NO_WORD = r"[^\p{L}\p{M}\p{N}_]"
+
 
 class Span(NamedTuple):
     """A match in a text: characters `start` to `end`."""
@@ -69,16 +72,29 @@ class Span(NamedTuple):
 
 
 class RuleFilter(TextFilter):
-    """A filter whose categories are found by one regular expression."""
+    """A filter that finds a regular expression, or one of many whole words."""
 
-    def __init__(self, name: str, category: str, pattern: str, width: int, *, ignore_case: bool = False) -> None:
-        """Compile `pattern`, whose matches have at most `width` characters.
+    def __init__(
+        self,
+        name: str,
+        category: str,
+        width: int,
+        *,
+        pattern: str = "",
+        words: Sequence[str] = (),
+        ignore_case: bool = False,
+    ) -> None:
+        """Compile `pattern` and `words`, whose matches have at most `width` characters.
 
-        Raises InputError for a bad pattern.
+        Raises:
+            InputError: RE2 does not take the pattern.
         """
         self.name, self.categories, self.width = name, (category,), width
         self._finding = Finding(name, category)
-        self._pattern = _compile(name, pattern, ignore_case)
+        self._pattern = _compile(name, pattern, ignore_case) if pattern else None
+        # RE2's \b knows ASCII only: "stra" is no word of "straße"
+        listed = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
+        self._words = _compile(name, rf"(?:^|{_NO_WORD})({listed})(?:$|{_NO_WORD})", ignore_case) if listed else None
 
     async def judge(self, text: str) -> Finding | None:
         return self.finding if self.search(text) else None
@@ -92,8 +108,13 @@ class RuleFilter(TextFilter):
 
         The character before `start` counts as context.
         """
-        found = self._pattern.search(text, start)
-        return Span(*found.span()) if found is not None else None
+        spans = []
+        if self._pattern is not None and (found := self._pattern.search(text, start)):
+            spans.append(Span(*found.span()))
+        # a word's match includes the character before it
+        if self._words is not None and (found := self._words.search(text, max(0, start - 1))):
+            spans.append(Span(*found.span(1)))
+        return min(spans, default=None)
 
 
 def rule_filter(
@@ -104,20 +125,17 @@ def rule_filter(
     Raises:
         InputError: A pattern does not compile, can match nothing, or has no bounded width.
     """
-    parts = [_checked(name, pattern) for pattern in patterns]
-    width = max((width for _, width in parts), default=0)
-    alternatives = [f"(?:{pattern})" for pattern, _ in parts]
+    widths = [_width(name, pattern) for pattern in patterns]
     listed = [word.strip() for word in words if word.strip()]
-    if listed:
-        width = max(width, *map(len, listed))
-        alternatives.append(rf"(?:\b(?:{'|'.join(map(re.escape, sorted(listed, key=len, reverse=True)))})\b)")
-    if not alternatives:
+    width = max([*widths, *map(len, listed)], default=0)
+    if not width:
         raise InputError(f"The safety filter {name} has neither patterns nor words; give it some.")
     if width > MAX_WIDTH:
         raise InputError(
             f"The safety filter {name} has a match of {width} characters; at most {MAX_WIDTH} are possible."
         )
-    return RuleFilter(name, category, "|".join(alternatives), width, ignore_case=ignore_case)
+    joined = "|".join(f"(?:{pattern})" for pattern in patterns)
+    return RuleFilter(name, category, width, pattern=joined, words=listed, ignore_case=ignore_case)
 
 
 def script_filter(name: str, category: str, scripts: Sequence[str]) -> RuleFilter:
@@ -135,11 +153,11 @@ def script_filter(name: str, category: str, scripts: Sequence[str]) -> RuleFilte
     foreign = rf"[^\P{{L}}{allowed}\p{{Common}}\p{{Inherited}}]"
     # between two letters: marks, spaces and punctuation
     pattern = rf"(?:{foreign}\P{{L}}{{0,3}}){{{FOREIGN_LETTERS - 1}}}{foreign}"
-    return RuleFilter(name, category, pattern, 4 * FOREIGN_LETTERS)
+    return RuleFilter(name, category, 4 * FOREIGN_LETTERS, pattern=pattern)
 
 
-def _checked(name: str, pattern: str) -> tuple[str, int]:
-    """Return the pattern and the most characters that it matches."""
+def _width(name: str, pattern: str) -> int:
+    """Return the most characters that a pattern matches. Raises InputError where that has no bound."""
     try:
         narrowest, widest = sre_parser.parse(pattern).getwidth()
     except (re.error, OverflowError, RecursionError) as error:
@@ -155,7 +173,7 @@ def _checked(name: str, pattern: str) -> tuple[str, int]:
             f"The safety filter {name} has a pattern without a bound: {pattern!r} may match more than {MAX_WIDTH} "
             "characters; write {1,N} instead of + and *."
         )
-    return pattern, int(widest)
+    return int(widest)
 
 
 def _compile(name: str, pattern: str, ignore_case: bool):  # type: ignore[no-untyped-def]  # noqa: ANN202 re2 has no types
