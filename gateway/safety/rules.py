@@ -95,6 +95,7 @@ class RuleFilter(TextFilter):
         # RE2's \b knows ASCII only: "stra" is no word of "straße"
         listed = "|".join(map(re.escape, sorted(words, key=len, reverse=True)))
         self._words = _compile(name, rf"(?:^|{_NO_WORD})({listed})(?:$|{_NO_WORD})", ignore_case) if listed else None
+        self._later_words = _compile(name, rf"{_NO_WORD}({listed})(?:$|{_NO_WORD})", ignore_case) if listed else None
 
     async def judge(self, text: str) -> Finding | None:
         return self.finding if self.search(text) else None
@@ -111,8 +112,9 @@ class RuleFilter(TextFilter):
         spans = []
         if self._pattern is not None and (found := self._pattern.search(text, start)):
             spans.append(Span(*found.span()))
-        # a word's match includes the character before it
-        if self._words is not None and (found := self._words.search(text, max(0, start - 1))):
+        # a word's match includes the character before it, which only the beginning of a text does not have
+        words = self._later_words if start else self._words
+        if words is not None and (found := words.search(text, max(0, start - 1))):
             spans.append(Span(*found.span(1)))
         return min(spans, default=None)
 
