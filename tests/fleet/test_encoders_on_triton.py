@@ -45,7 +45,7 @@ def servers(minilm: Path, tmp_path: Path) -> Iterator[list[Serve]]:
         started.append(Serve(minilm, Path(tempfile.mkdtemp(dir=tmp_path)), 60))
     yield started
     for one in started:
-        print(one.output)
+        print(one.log)
         tell(one, signal.SIGCONT)
         tell(one, signal.SIGKILL)
         one.process.wait()

@@ -234,7 +234,7 @@ async def test_what_is_no_redis_is_told_once_without_its_password(prefix, caplog
     limiter = RedisLimiter(f"redis://:secret@127.0.0.1:{port}", prefix)
 
     def errors() -> list[str]:
-        return [record.getMessage() for record in caplog.records if record.name.endswith("limits.redis")]
+        return [record.getMessage() for record in caplog.records if record.name.endswith("ratelimit.redis")]
 
     async def told() -> bool:
         return bool(errors())
