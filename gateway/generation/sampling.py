@@ -71,12 +71,21 @@ _ALTERNATIVES_OF_PYTORCH = (
 )
 
 
+#: Error for log-probabilities of the prompt, for which the contract with the engines has no tensor.
+_PROMPT_LOGPROBS = (
+    "prompt_logprobs is not supported: no target returns the log-probabilities of prompt tokens. Leave the field out; "
+    "logprobs has those of the answer."
+)
+
+
 def check_capabilities(body: SamplingFields, card: ModelMetadata) -> None:
     """Raise UnsupportedError for the first field that the model's engine does not support.
 
     The error names the field.
     """
     can = card.capabilities
+    if body.prompt_logprobs is not None:
+        raise UnsupportedError(_PROMPT_LOGPROBS, param="prompt_logprobs")
     if not _CAPABILITIES.keys().isdisjoint(body.model_fields_set):
         for field, (capability, neutral) in _CAPABILITIES.items():
             if getattr(body, field) not in (None, *neutral) and not getattr(can, capability):

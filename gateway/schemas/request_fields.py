@@ -122,6 +122,7 @@ class SamplingFields(RequestModel):
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
     bad_words: list[str] | None = None
+    prompt_logprobs: int | None = Field(default=None, description="Refused.")
     response_format: ResponseFormat | None = None
     guided_json: str | dict[str, Any] | None = None
     guided_regex: str | None = None

@@ -89,6 +89,7 @@ async def test_grammar_and_bad_words_reach_the_engine(able):
         ({"prompt": [10**6], "echo": True}, "prompt"),
         ({"prompt": ["x"] * 65}, "prompt"),
         ({"logprobs": 2}, "logprobs"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs"),
         ({"max_tokens": 0}, "max_tokens"),
     ],
 )
@@ -96,6 +97,14 @@ async def test_refused_with_its_param(stack, fields, param):
     answer = await complete(stack, **fields)
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
     assert stack.triton.requests == []
+
+
+async def test_no_target_has_log_probabilities_of_the_prompt(stack):
+    answer = await stack.chat(prompt_logprobs=1)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "prompt_logprobs")
+    assert "no target returns" in answer.json()["error"]["message"]
+    stack.say("Hello")
+    assert (await stack.chat(prompt_logprobs=None)).status_code == 200
 
 
 async def test_best_of_needs_log_probabilities(card, tokenizer):
