@@ -1,0 +1,185 @@
+"""All checks that need a GPU, in one call: `python3 -m llmops.perf.gpu_checks ENGINE`.
+
+The steps are commands of llmops, each in a process of its own, so that a step that crashes leaves
+the other results. Each step writes its output into the report folder; `summary.json` there has the
+outcome of each. A machine without a GPU runs the same steps and shows which of them need one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import click
+
+from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.build.recipes.catalog import Recipe, find_recipe
+from llmops.errors import LlmopsError
+
+#: The command line of this installation.
+LLMOPS: tuple[str, ...] = (sys.executable, "-m", "llmops.cli")
+#: Seconds that loading an engine may take, as `llmops serve --ready-timeout` has it.
+READY_TIMEOUT = 1800.0
+#: Seconds that a server gets to finish after SIGINT.
+STOP_TIMEOUT = 120.0
+#: Prompt and answer tokens of the benchmark where no published figure names them.
+DEFAULT_LENGTHS = (1000, 1000)
+#: Requests per user of the benchmark: enough for a steady state between warm-up and the last answers.
+REQUESTS_PER_USER = 4
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """The outcome of one step. `file` holds its output; `detail` is one sentence."""
+
+    name: str
+    ok: bool
+    seconds: float
+    file: str
+    detail: str = ""
+
+
+class GpuChecks:
+    """The steps for one engine folder. Each step adds its result to `results`.
+
+    Args:
+        engine: The engine folder.
+        report: The folder for outputs. It exists.
+        source: The unquantised checkpoint of the engine, or an empty text.
+        recipe: The recipe with the published throughput, or None.
+        users: Concurrent users of the benchmark.
+    """
+
+    def __init__(self, engine: Path, report: Path, source: str, recipe: Recipe | None, users: int) -> None:
+        self.engine, self.report, self.source, self.recipe, self.users = engine, report, source, recipe, users
+        self.results: list[StepResult] = []
+
+    def run(self) -> None:
+        """Run every step, and write `summary.json`."""
+        self._step("doctor", "doctor", "--json")
+        self._step("deep doctor", "doctor", "--deep", "--json")
+        if self.source:
+            self._step("quantised layers", "eval", str(self.engine), "--against", self.source, "--json")
+        page = self.report / "verify.html"
+        self._step("verify", "verify", "--engine", str(self.engine), "--json", "--html", str(page))
+        self._benchmark()
+        content = [asdict(one) for one in self.results]
+        (self.report / "summary.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+    def _step(self, name: str, *arguments: str) -> bool:
+        """Run a command of llmops to its end, and return True if it succeeded."""
+        file = self.report / f"{name.replace(' ', '-')}.txt"
+        begun = time.monotonic()
+        with open(file, "wb") as output:
+            done = subprocess.run([*LLMOPS, *arguments], stdout=output, stderr=subprocess.STDOUT, check=False)
+        detail = "" if done.returncode == 0 else f"`llmops {' '.join(arguments)}` ended with code {done.returncode}"
+        self._add(name, not detail, time.monotonic() - begun, file, detail)
+        return not detail
+
+    def _add(self, name: str, ok: bool, seconds: float, file: Path, detail: str) -> None:
+        result = StepResult(name, ok, round(seconds, 1), file.name, detail)
+        self.results.append(result)
+        click.echo(f"{'ok' if ok else 'FAILED':7} {name:18} {result.seconds:8.1f} s  {file}  {detail}".rstrip())
+
+    def _benchmark(self) -> None:
+        """Serve the engine behind a gateway, load it, and compare it with the published throughput."""
+        port, log = _free_port(), self.report / "serve.txt"
+        begun = time.monotonic()
+        with open(log, "wb") as output:
+            command = [*LLMOPS, "up", str(self.engine), "--port", str(port)]
+            server = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+            try:
+                ready = _wait_until_ready(server, port)
+                detail = "" if ready else "the engine did not become ready; see the end of the file"
+                self._add("serve", ready, time.monotonic() - begun, log, detail)
+                if ready and self._step("bench", "bench", f"http://127.0.0.1:{port}/v1", *self._load()):
+                    self._compare()
+            finally:
+                _stop(server)
+
+    def _load(self) -> Sequence[str]:
+        published = self.recipe.published if self.recipe is not None else {}
+        prompt, answer = published.get("isl", DEFAULT_LENGTHS[0]), published.get("osl", DEFAULT_LENGTHS[1])
+        return (
+            *("-c", str(self.users), "-n", str(REQUESTS_PER_USER * self.users)),
+            *("-i", str(prompt), "-o", str(answer), "--json", str(self.report / "bench.json")),
+        )
+
+    def _compare(self) -> None:
+        """Report the throughput per GPU, beside the recipe's published number where there is one."""
+        file = self.report / "bench.json"
+        rate = json.loads(file.read_text(encoding="utf-8"))["summary"]["output_tokens_per_second"]
+        found = rate / EngineManifest.load(self.engine).parallelism.world_size
+        detail = f"{found:,.0f} output tokens/s per GPU"
+        if self.recipe is not None and self.recipe.published:
+            published = self.recipe.published
+            wanted = published["output_tokens_per_second_per_gpu"]
+            detail += f", {found / wanted:.2f} of the published {wanted:,} ({published['measured_on']})"
+        self._add("throughput", True, 0.0, file, detail)
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def _wait_until_ready(server: subprocess.Popen[bytes], port: int) -> bool:
+    """Return True as soon as the gateway lists a model, False if the server ended or took too long."""
+    end = time.monotonic() + READY_TIMEOUT
+    while server.poll() is None and time.monotonic() < end:
+        try:
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/v1/models", timeout=5) as answer:
+                if json.load(answer).get("data"):
+                    return True
+        except (OSError, ValueError):
+            pass
+        time.sleep(1.0)
+    return False
+
+
+def _stop(server: subprocess.Popen[bytes]) -> None:
+    """End the server and everything that it started."""
+    if server.poll() is None:
+        server.send_signal(signal.SIGINT)
+        try:
+            server.wait(STOP_TIMEOUT)
+        except subprocess.TimeoutExpired:
+            os.killpg(server.pid, signal.SIGKILL)
+            server.wait()
+
+
+@click.command()
+@click.argument("engine", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option("--recipe", "name", help="Recipe whose published throughput the engine is compared with.")
+@click.option("--against", "source", default="", help="The unquantised checkpoint: compare the export with its layers.")
+@click.option("-c", "--users", default=256, show_default=True, type=click.IntRange(1), help="Users of the benchmark.")
+@click.option("-o", "--output", default=Path("gpu-report"), show_default=True, type=click.Path(path_type=Path))
+def main(engine: Path, name: str | None, source: str, users: int, output: Path) -> None:
+    """Run every check that needs a GPU on ENGINE, and write a report folder.
+
+    Exit code 1 when a step failed.
+    """
+    try:
+        recipe = find_recipe(name) if name else None
+        EngineManifest.load(engine)
+    except LlmopsError as error:
+        raise click.ClickException(error.message) from None
+    output.mkdir(parents=True, exist_ok=True)
+    checks = GpuChecks(engine, output, source, recipe, users)
+    checks.run()
+    sys.exit(not all(one.ok for one in checks.results))
+
+
+if __name__ == "__main__":
+    main()
