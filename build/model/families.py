@@ -32,7 +32,8 @@ class Family:
     `openvino` where optimum-intel exports it. `defaults` are values that its config.json leaves out
     on purpose. A family `as_published` is passed on unchanged and never quantised here.
     `dense_size` is the config.json field with the width of dense layers; `shared_experts` counts
-    experts that every token passes through where config.json does not.
+    experts that every token passes through where config.json does not. `since` is the first release
+    line of TensorRT-LLM whose PyTorch backend has the model.
     """
 
     name: str
@@ -50,6 +51,7 @@ class Family:
     shared_experts: int = 0
     window_pattern: int = 0
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    since: tuple[int, int] = (1, 2)
 
 
 #: transformers' Gemma3TextConfig: published Gemma 3 files hold only what differs from these values.
@@ -82,6 +84,11 @@ _ALL = (
     Family("deepseek_v3", ("DeepseekV3ForCausalLM",), PYTORCH_ONLY, mla=True, as_published=True, moe=_ROUTED_EXPERTS),
     Family("deepseek_v32", ("DeepseekV32ForCausalLM",), PYTORCH_ONLY, mla=True, as_published=True,
            moe=_ROUTED_EXPERTS),
+    Family("glm4_moe", ("Glm4MoeForCausalLM",), PYTORCH_ONLY, as_published=True, qkv_bias=True, qk_norm=True,
+           moe=_ROUTED_EXPERTS),
+    # NVIDIA/TensorRT-LLM #10532; its supported-models.md lists the class from 1.3.0rc13 on
+    Family("minimax_m2", ("MiniMaxM2ForCausalLM",), PYTORCH_ONLY, as_published=True, qk_norm=True,
+           moe=_LOCAL_EXPERTS, since=(1, 3)),
     Family("llama4", ("Llama4ForConditionalGeneration", "Llama4ForCausalLM"), PYTORCH_ONLY, as_published=True,
            dense_size="intermediate_size_mlp", shared_experts=1, moe=_LOCAL_EXPERTS),
     Family("gpt_oss", ("GptOssForCausalLM",), NO_ENGINE, as_published=True, attention_sinks=True, window_pattern=2,

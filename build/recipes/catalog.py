@@ -20,7 +20,8 @@ UNSUPPORTED = {
     "Qwen3.5, Qwen3-Next": "linear-attention layers (Qwen3_5ForConditionalGeneration, Qwen3NextForCausalLM) are not "
     "known to llmops yet; TensorRT-LLM 1.3 has them",
     "Nemotron 3": "Mamba layers (NemotronHForCausalLM) are not known to llmops yet; TensorRT-LLM has them",
-    "GLM 4.x, MiniMax": "their families are not known to llmops yet",
+    "GLM 4.6 on 8 x H100": "the weights of 711 GB do not fit in bfloat16; `llmops plan` knows it",
+    "MiniMax M3": "its family is not known to llmops yet",
     "Kimi K2 on 8 x H100": "its weights of about 1 TB do not fit; `llmops plan` knows it",
     "DeepSeek R1, V3, V3.2 on 8 x H100": "the weights of 671 GB do not fit; the recipe deepseek-r1 is for 8 x H200",
 }

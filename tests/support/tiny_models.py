@@ -30,6 +30,10 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
         "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 64, "kv_lora_rank": 64,
         "qk_rope_head_dim": 16, "qk_nope_head_dim": 32, "v_head_dim": 32, "n_shared_experts": 1, "index_n_heads": 4,
         "index_head_dim": 32, "index_topk": 64, "architectures": ["DeepseekV32ForCausalLM"]}),
+    "glm4_moe": ("Glm4MoeConfig", {
+        "head_dim": 32, "moe_intermediate_size": 256, "n_routed_experts": 4, "num_experts_per_tok": 2, "n_group": 1,
+        "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1}),
+    "minimax_m2": ("MiniMaxM2Config", {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2}),
     "llama4": ("Llama4TextConfig", {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 1,
                                     "intermediate_size_mlp": 512, "interleave_moe_layer_step": 1}),
     "gpt_oss": ("GptOssConfig", {"head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2}),
@@ -40,7 +44,10 @@ CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
 FP8 = {"quant_method": "fp8", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
 AWQ = {"quant_method": "awq", "bits": 4, "version": "gemm", "group_size": 32}
 # families that are only passed on, as they are published; None where that is in full precision
-PUBLISHED = {"deepseek_v3": FP8, "deepseek_v32": FP8, "llama4": None, "gpt_oss": {"quant_method": "mxfp4"}}
+PUBLISHED = {
+    "deepseek_v3": FP8, "deepseek_v32": FP8, "glm4_moe": None, "minimax_m2": FP8, "llama4": None,
+    "gpt_oss": {"quant_method": "mxfp4"},
+}  # fmt: skip
 GPTQ = {"quant_method": "gptq", "bits": 4, "group_size": 32, "checkpoint_format": "gptq"}
 
 

@@ -22,6 +22,7 @@ from llmops.build.quant_formats import FORMATS, buildable_formats, format_of, re
 from llmops.build.spec import BuildSpec
 from llmops.build.target_facts import TARGETS
 from llmops.build.targets.build_target import get_target
+from llmops.build.trtllm.container_images import OWN_TAG
 from llmops.build.trtllm.unsupported_checkpoints import UNSUPPORTED_CHECKPOINTS
 from llmops.errors import LlmopsError
 from tests.support import tiny_models as models
@@ -76,6 +77,8 @@ def _published(folder, family):
 def refusal(source, target, quant, kv, **options):
     """Return the message with which `build` rejects the combination before any work, or None."""
     options |= dtype_of(source.architecture.moe, target, quant)
+    if FAMILIES[source.architecture.family].since > (1, 2):
+        options |= {"image": OWN_TAG}
     try:
         spec = BuildSpec("c", Path("e"), target, "tiny", quant, kv, options=options)
         get_target(target).prepare(spec, source)
@@ -291,6 +294,11 @@ def test_build_accepts_what_the_table_says_and_names_what_it_takes_instead(sourc
         assert "; use " in said or "leave out" in said, said
 
 
+def test_a_family_of_a_later_release_names_its_image(sources):
+    with pytest.raises(LlmopsError, match=r"1\.2\.1 does not have MiniMaxM2ForCausalLM; use --set image=trtllm-1\.3"):
+        get_target("pytorch").prepare(BuildSpec("c", Path("e"), "pytorch", "tiny", "none"), sources("minimax_m2"))
+
+
 def marks(sources, target, minor):
     """family -> format -> what a user can have there."""
     table = {}
@@ -301,7 +309,8 @@ def marks(sources, target, minor):
     for family, row in table.items():
         for quant, caches in row.items():
             whole = len(caches) == len(TARGETS[target].kv_caches)
-            kind = "published" if family in PUBLISHED else "yes" if whole else " ".join(caches)
+            published = "published" if FAMILIES[family].since == (1, 2) else "published (1.3)"
+            kind = published if family in PUBLISHED else "yes" if whole else " ".join(caches)
             row[quant] = kind if caches else "–"
     return table
 

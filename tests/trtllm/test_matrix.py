@@ -13,6 +13,7 @@ import importlib
 import itertools
 import json
 import sys
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -175,8 +176,11 @@ def seen() -> set[str]:
 @pytest.mark.parametrize("target", ["tensorrt", "pytorch"])
 @pytest.mark.parametrize("family", sorted(FAMILIES))
 def test_all_that_build_accepts_is_what_the_other_side_takes(
-    checkpoints: Path, engine: Any, seen: set[str], tmp_path: Path, family: str, target: str
-) -> None:
+    checkpoints: Path, engine: Any, seen: set[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, family: str,
+    target: str,
+) -> None:  # fmt: skip
+    # the stand-in is 1.2.1; what is made of a family does not depend on the release that brought it
+    monkeypatch.setitem(FAMILIES, family, replace(FAMILIES[family], since=(1, 2)))
     assert (checkpoints / family).is_dir(), "tests/support/tiny_models.py knows every family"
     checkpoint = open_checkpoint(str(checkpoints / family), weights=False)
     builder, repository_target = build_target(target), find_target(target)

@@ -18,7 +18,7 @@ from llmops.build.quantize.calibration import BUNDLED, CalibrationSettings, chec
 from llmops.build.quantize.sharding import check_sharding, choose_group_size
 from llmops.build.spec import BuildSpec
 from llmops.build.targets.nvidia.prequantized import is_prequantized
-from llmops.build.trtllm.container_images import DEFAULT_TAG, TrtllmImage
+from llmops.build.trtllm.container_images import DEFAULT_TAG, OWN_TAG, TrtllmImage
 from llmops.build.trtllm.image_selection import image_for, image_of, release_of
 from llmops.build.trtllm.unsupported_checkpoints import unsupported_reason
 from llmops.errors import CheckpointError, InputError, VersionMismatchError
@@ -106,6 +106,10 @@ def make_request(spec: BuildSpec, checkpoint: Checkpoint) -> BuildRequest:
     quant_format = format_of(spec.quant, spec.target)
     check_kv_cache(spec.kv_cache, spec.target)
     image = _image(spec)
+    if spec.target == "pytorch" and release_of(image.tensorrt_llm) < FAMILIES[arch.family].since:
+        raise CheckpointError(
+            f"TensorRT-LLM {image.tensorrt_llm} does not have {arch.hf_class}; use --set image={OWN_TAG}, which does."
+        )
     unchanged = is_prequantized(spec, checkpoint, release_of(image.tensorrt_llm))
     _check_family_format(arch, quant_format, spec, unchanged)
     exports_unchanged = unchanged or _exports_unchanged(spec, checkpoint)
