@@ -347,7 +347,7 @@ def probes() -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             parent = int((folder / "stat").read_text().rpartition(") ")[2].split()[1])
-            if parent == os.getpid() and b"guided.probe" in (folder / "cmdline").read_bytes():
+            if parent == os.getpid() and b"guided.sandbox" in (folder / "cmdline").read_bytes():
                 own.append(int(folder.name))
     return own
 
