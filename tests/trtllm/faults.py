@@ -13,6 +13,7 @@ from typing import NamedTuple
 _ENGINE = "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm.py"
 _LIBRARY = "model_repository/tensorrt_llm/1/llmops_engine/runtimes/trtllm_library.py"
 _RUNTIME = "tests/trtllm/test_llm_api_runtime.py"
+_MATRIX = "tests/trtllm/test_loader_matrix.py"
 _DOCKERFILE = "tests/trtllm/test_dockerfile.py"
 
 
@@ -33,6 +34,10 @@ FAULTS = (
           (_DOCKERFILE, "-k", "every_path")),
     Fault(3, "build/targets/nvidia/trtllm_build.py", '["--env", "HOME=/tmp", "--env", "USER=llmops"]', "[]",
           ("tests/trtllm/test_engine_step.py", "-k", "in_container_runs")),
+    Fault(4, "build/trtllm/unsupported_checkpoints.py", '_MIXTURES,\n        frozenset({"W4A16_AWQ"})',
+          'frozenset(),\n        frozenset({"W4A16_AWQ"})', (_MATRIX, "-k", "documented")),
+    Fault(6, "build/trtllm/unsupported_checkpoints.py", 'frozenset({"phi3"}),\n        _FOUR_BITS',
+          "frozenset(),\n        _FOUR_BITS", (_MATRIX, "-k", "documented")),
     Fault(7, "model_repository/gpu_assignment.py", "    if len(needs) > 1:", "    if len(needs) > 99:",
           ("tests/model_repository/test_gpus.py",)),
     Fault(7, _LIBRARY, '    os.environ["CUDA_VISIBLE_DEVICES"] = ids', "    return", (_RUNTIME, "-k", "its_own_gpus")),
