@@ -22,6 +22,8 @@ from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQu
 from llmops.gateway.routing.cost_model import time_to_first_token
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex
+from llmops.gateway.routing.replicas.in_flight import InFlightTracker
+from llmops.gateway.routing.replicas.load_estimator import LoadEstimator
 from llmops.perf.lab.figures import Section
 from llmops.perf.records import percentile
 from llmops.perf.simulate.arrivals import ConversationArrivals
@@ -70,6 +72,7 @@ def _times(section: Section) -> None:
         cost = 1e6 * _choice(size)
         section.add(f"choice of {REPLICAS} replicas, {TOKENS} tokens in blocks of {size}", cost, "µs", 40.0)
     section.add("admission when nothing waits, with its end", 1e6 * _admission(), "µs", 15.0)
+    section.add("state of a replica that reports none, batch of 64", 1e6 * _state_estimate(), "µs/token", 1.0)
     section.add("requests simulated per second of CPU", max(_simulated() for _ in range(3)), "", 10_000.0, "least")
 
 
@@ -122,6 +125,26 @@ class _First:
         return 0
 
     def sent(self, *_: object) -> None: ...
+
+
+def _state_estimate(batch: int = 64) -> float:
+    """Return the seconds per token that a gateway takes to measure a replica without step messages."""
+    view = ReplicaView("a", state="ready", max_batch_size=batch)
+    in_flight = InFlightTracker(view)
+    estimator = LoadEstimator(view, in_flight)
+    running = [in_flight.add(TOKENS, is_counted=False, prompt=TOKENS) for _ in range(batch)]
+    for request in running:
+        estimator.record_sent(request, 0.0)
+    now = 0.0
+
+    def step() -> None:
+        nonlocal now
+        now += 0.02
+        for request in running:
+            estimator.record_tokens(request, 1, now)
+
+    steps = 1000
+    return _fastest(lambda: [step() for _ in range(steps)], 5) / (steps * batch)
 
 
 def _admission() -> float:
