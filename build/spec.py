@@ -16,6 +16,10 @@ from llmops.errors import InputError
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
 
 
+#: Settings of some targets that have a flag of their own; a target checks them like `--set KEY=VALUE`.
+FLAG_SETTINGS = ("calib_batch_size", "calib_seed", "max_ppl_ratio", "min_top1", "max_mean_kl", "max_token_kl")
+
+
 @dataclass(frozen=True)
 class BuildSpec:
     """The options of one build. Lengths are in tokens; None leaves the choice to the target.
@@ -81,3 +85,12 @@ class BuildSpec:
         if self.plan:  # predictions do not change the engine
             fields["plan"] = {name: value for name, value in self.plan.items() if name not in ("predicted", "model")}
         return fields
+
+
+def setting_flag(name: str) -> str:
+    """Return how a command line gives the setting `name` of a target: by its own flag, or by --set."""
+    if name == "adapters":
+        return "--adapter"
+    if name in FLAG_SETTINGS:
+        return f"--{name.replace('_', '-')}"
+    return f"setting --set {name}"

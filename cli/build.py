@@ -131,6 +131,8 @@ def command(
         return
     if checkpoint is None or fields["output"] is None:
         raise click.UsageError("There is nothing to build; give CHECKPOINT and -o OUTPUT, or --resume DIR.")
+    if fields["target"] == "openvino":
+        _reject_calibration()
     settings = _options(options) | _target_flags(fields)
     if adapters:
         settings["adapters"] = _options(adapters, "--adapter")
@@ -158,12 +160,23 @@ def _typed(name: str) -> bool:
     return click.get_current_context().get_parameter_source(name) is click.core.ParameterSource.COMMANDLINE
 
 
-# flags for some targets only; the target checks them like --set KEY=VALUE
-_TARGET_FLAGS = ("calib_batch_size", "calib_seed", "max_ppl_ratio", "min_top1", "max_mean_kl", "max_token_kl")
+def _reject_calibration() -> None:
+    """Raise InputError for a flag of the calibration data, which openvino would not read."""
+    from llmops.errors import InputError
+
+    for name, flag in (
+        ("calib_dataset", "--calib-data"),
+        ("calib_size", "--calib-size"),
+        ("calib_seq_len", "--calib-seq-len"),
+    ):
+        if _typed(name):
+            raise InputError(f"--target openvino quantises without calibration; leave out {flag}.")
 
 
 def _target_flags(fields: dict[str, Any]) -> dict[str, Any]:
-    values = {name: fields.pop(name) for name in _TARGET_FLAGS}
+    from llmops.build.spec import FLAG_SETTINGS
+
+    values = {name: fields.pop(name) for name in FLAG_SETTINGS}
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -194,7 +207,10 @@ def _planned(file: Path, parameters: dict[str, Any]) -> dict[str, Any]:
 def _options(pairs: tuple[str, ...], flag: str = "--set") -> dict[str, Any]:
     for pair in pairs:
         if "=" not in pair:
-            raise click.BadParameter(f"{pair!r} is not KEY=VALUE; write for example dtype=float16.", param_hint=flag)
+            form, example = (
+                ("NAME=FOLDER", f"support={pair}") if flag == "--adapter" else ("KEY=VALUE", "dtype=float16")
+            )
+            raise click.BadParameter(f"{pair!r} is not {form}; write for example {example}.", param_hint=flag)
     return dict(pair.split("=", 1) for pair in pairs)
 
 

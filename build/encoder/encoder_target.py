@@ -16,7 +16,7 @@ from llmops.build.engine_folder.manifest_extras import (
 )
 from llmops.build.environment import installed_version
 from llmops.build.progress import Progress
-from llmops.build.spec import BuildSpec
+from llmops.build.spec import BuildSpec, setting_flag
 from llmops.build.target_facts import TargetName
 from llmops.build.targets.build_target import BuildResult, BuildTarget, TargetJob
 from llmops.distribution import missing_extra
@@ -47,7 +47,7 @@ class EncoderTarget(BuildTarget[EncoderCheckpoint]):
         if spec.tp * spec.pp * spec.ep != 1:
             raise InputError("--target openvino runs on one CPU; leave out --tp, --pp and --ep.")
         if spec.options:
-            raise InputError(f"An encoder has no setting --set {next(iter(spec.options))}; leave it out.")
+            raise InputError(f"An encoder has no {setting_flag(next(iter(spec.options)))}; leave it out.")
         return EncoderJob(spec, checkpoint)
 
 

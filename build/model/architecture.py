@@ -156,7 +156,10 @@ def _unsupported(hf_class: str) -> str:
     known = [name for family in FAMILIES.values() for name in family.hf_classes]
     near = difflib.get_close_matches(hf_class, known, n=1)
     hint = f" (nearest: {near[0]})" if near else ""
-    return f"architecture {hf_class[:80]} is not supported{hint}; supported are {', '.join(known)}."
+    return (
+        f"architecture {hf_class[:80]} is not supported{hint}; supported are {', '.join(known)}. Use a "
+        "checkpoint of one of these."
+    )
 
 
 class _ConfigReader:

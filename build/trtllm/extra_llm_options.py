@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.errors import InputError
+from llmops.yaml_files import read_yaml
 
 FLAG = "--extra-llm-api-options"
 #: LLM-API field -> the field of BuildSpec that decides it.
@@ -32,14 +33,7 @@ def read_extra_options(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     Raises:
         InputError: The file cannot be read, or is no mapping.
     """
-    import yaml
-
-    try:
-        content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InputError(f"{FLAG} {file} cannot be read ({error.strerror}); name a YAML file.") from None
-    except (UnicodeDecodeError, yaml.YAMLError) as error:
-        raise InputError(f"{FLAG} {file} is not YAML ({_first_line(error)}); correct it.") from None
+    content = read_yaml(file, "name a YAML file")
     if not isinstance(content, Mapping) or not all(isinstance(key, str) for key in content):
         raise InputError(f"{FLAG} {file} holds no options; write one `name: value` per line, as for trtllm-serve.")
     fields, settings = {}, {}
@@ -75,7 +69,3 @@ def contradiction(spec: Any, path: str, value: Any) -> str | None:
         return None
     flag = "--" + name.replace("_", "-")
     return f"--set llm.{path}={value}: {flag} decides that; give {flag} {value} instead."
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).splitlines()[0]

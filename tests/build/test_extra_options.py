@@ -86,7 +86,7 @@ def test_the_command_line_wins(checkpoint, tmp_path):
         ("enable_chunked_prefil: true\n", "did you mean enable_chunked_prefill?"),
         ("stream_interval: ten\n", "stream_interval is 'ten'; the LLM API wants int."),
         ("- a\n- b\n", "holds no options; write one `name: value` per line"),
-        ("a: [\n", "is not YAML"),
+        ("a: [\n", "is not valid YAML"),
         ("model: /elsewhere\n", "--set llm.model: the engine folder decides that; leave it out."),
         ("max_stats_len: 5\n", "1.2 has no field max_stats_len"),
     ],

@@ -121,7 +121,8 @@ class PlanRequest:
         pinned = (self.tp or 1) * (self.pp or 1)
         if pinned > self.max_gpus:
             raise InputError(
-                f"--tp {self.tp or 1} x --pp {self.pp or 1} needs {pinned} GPUs, but --gpus is {self.max_gpus}."
+                f"--tp {self.tp or 1} x --pp {self.pp or 1} needs {pinned} GPUs, but --gpus is {self.max_gpus}; "
+                "raise --gpus, or lower --tp or --pp."
             )
         if self.ep and self.ep > 1 and self.model.moe is None:
             raise InputError(f"--ep {self.ep}: {self.name} is a dense model without experts; leave --ep out.")

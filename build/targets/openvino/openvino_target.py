@@ -13,7 +13,7 @@ from llmops.build.environment import installed_version
 from llmops.build.model.families import FAMILIES
 from llmops.build.progress import Progress
 from llmops.build.quant_formats import buildable_formats
-from llmops.build.spec import BuildSpec
+from llmops.build.spec import BuildSpec, setting_flag
 from llmops.build.target_facts import TARGETS, TargetName
 from llmops.build.targets.build_target import BuildResult, BuildTarget, GeneratorJob
 from llmops.build.targets.openvino.rope import ROPE_KINDS, rope_kind
@@ -116,7 +116,7 @@ def _check_flags(spec: BuildSpec) -> None:
     if spec.deterministic and spec.kv_cache not in ("auto", "f32"):
         raise InputError(f"--deterministic needs a float32 KV cache; leave out --kv-cache {spec.kv_cache}.")
     if spec.options:
-        raise InputError(f"--target openvino has no setting --set {next(iter(spec.options))}.")
+        raise InputError(f"--target openvino has no {setting_flag(next(iter(spec.options)))}; leave it out.")
 
 
 def _check_model(spec: BuildSpec, checkpoint: Checkpoint) -> None:
