@@ -17,6 +17,7 @@ from llmops.errors import InputError
 from llmops.gateway.app import Plugin, create_app
 from llmops.gateway.auth.authentication import keys_required
 from llmops.gateway.http.server import DrainingServer, bind, tune_garbage_collector, uvicorn_config
+from llmops.gateway.safety.policy import check_filters
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.supervisor import Supervisor
 
@@ -41,11 +42,13 @@ def run(
 
     Raises:
         InputError: The host exposes the gateway without API keys and `open` is not set, or several
-            workers have no store or Redis for the state that they must share.
+            workers have no store or Redis for the state that they must share, or a safety filter
+            cannot be created.
         ResourceError: The port is taken.
     """
     requires_keys = keys_required(settings)
     _check_workers(settings)
+    check_filters(settings.safety)
     _raise_descriptor_limit()
     with ExitStack() as stack:
         listener = stack.enter_context(closing(bind(settings.host, settings.port)))

@@ -23,6 +23,7 @@ from pydantic import (
     Field,
     ImportString,
     ValidationError,
+    field_validator,
     model_validator,
 )
 from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, SettingsConfigDict, SettingsError
@@ -414,7 +415,10 @@ class SafetySettings(_Section):
         for policy in (self.policy, *self.tenants.values()):
             unknown = {*policy.prompt, *policy.answer} - set(self.filters)
             if unknown:
-                raise ValueError(f"a policy names the filter {sorted(unknown)[0]}, which `filters` does not describe")
+                wrong, known = sorted(unknown)[0], sorted(self.filters)
+                near = difflib.get_close_matches(wrong, known, n=1)
+                advice = f"name {near[0]}, or describe it there" if near else "describe it there"
+                raise ValueError(f"a policy names the filter {wrong}, which `filters` does not describe; {advice}")
         return self
 
 
@@ -584,6 +588,12 @@ def _check_grpc_address(address: str) -> str:
     return address
 
 
+def _listed_models(models: Any) -> Any:
+    if isinstance(models, str):
+        raise ValueError(f"it must be a list of models; write [{models}]")
+    return models
+
+
 class GatewaySettings(_Section):
     """All settings of a gateway.
 
@@ -627,7 +637,9 @@ class GatewaySettings(_Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     models: dict[str, ModelOverrides] = Field(default_factory=dict)
-    aliases: dict[str, Annotated[list[str], Field(min_length=1)]] = Field(default_factory=dict)
+    aliases: dict[str, Annotated[list[str], BeforeValidator(_listed_models), Field(min_length=1)]] = Field(
+        default_factory=dict
+    )
     slo: SloSettings = SloSettings()
     tiers: dict[str, TierSettings] = Field(default_factory=dict)
     waiting: QueueSettings = QueueSettings()
@@ -658,12 +670,15 @@ class GatewaySettings(_Section):
     workers: Annotated[int, Field(ge=1, le=256)] = 1
     log_level: str = "info"
 
-    @model_validator(mode="after")
-    def _names_models_by_aliases(self) -> GatewaySettings:
-        for alias, models in self.aliases.items():
-            if nested := next((one for one in models if one in self.aliases), None):
+    @field_validator("aliases")
+    @classmethod
+    def _aliases_name_models(cls, aliases: dict[str, list[str]]) -> dict[str, list[str]]:
+        for alias, models in aliases.items():
+            if alias in models:
+                raise ValueError(f"the alias {alias} has the name of its own model; choose another name for it")
+            if nested := next((one for one in models if one in aliases), None):
                 raise ValueError(f"the alias {alias} names the alias {nested}; name models instead")
-        return self
+        return aliases
 
     @property
     def queues_requests(self) -> bool:

@@ -72,6 +72,11 @@ def explain_error(error: ErrorDetails) -> str:
         return "it must not be empty" if minimum == 1 else f"it must have at least {minimum} {unit}"
     if kind == "too_long":
         return f"it must have at most {context.get('max_length')} entries"
+    if kind == "union_tag_invalid":
+        choices = str(context.get("expected_tags"))
+        return f"its {context.get('discriminator')} must be one of {choices}, not {context.get('tag')!r}"
+    if kind == "union_tag_not_found":
+        return f"it needs a {context.get('discriminator')}"
     text = error["msg"]
     return text.removeprefix("Value error, ").removeprefix("Assertion failed, ").rstrip(".")
 

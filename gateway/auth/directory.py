@@ -34,7 +34,10 @@ class Directory(ABC):
     """
 
     #: The message for a credential that this directory does not take.
-    foreign = "What was sent is not an API key of this gateway; such a key is sk-llmops- and 32 letters or digits."
+    foreign = (
+        "What was sent is not an API key of this gateway; such a key is sk-llmops- and 32 letters or "
+        "digits. `llmops key create` makes one."
+    )
 
     @abstractmethod
     def takes(self, credential: str) -> bool:

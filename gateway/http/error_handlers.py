@@ -90,6 +90,14 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
     return error_response(InvalidRequestError(str(error.detail)), request.scope)
 
 
+_NO_ADMIN_API = "This gateway has no admin API: use `llmops control`, or `llmops up` with a store (--store)."
+#: Paths that only some settings add, and what to do for a gateway without them.
+_OPTIONAL_PATHS = {
+    "/v1/moderations": "This gateway has no safety filters; describe some in its settings (docs/safety.md).",
+    **{f"/api/{name}": _NO_ADMIN_API for name in ("audit", "keys", "prices", "tenants", "usage", "users")},
+}
+
+
 def _path_hint(request: Request) -> str:
     """Return a hint at the path that the client probably meant, or at the list of all paths."""
     path = request.url.path
@@ -103,6 +111,9 @@ def _path_hint(request: Request) -> str:
     nearest = difflib.get_close_matches(path, known, n=1, cutoff=0.85)
     if nearest:
         return f" Did you mean {nearest[0]}?"
+    for prefix, reason in _OPTIONAL_PATHS.items():
+        if path.startswith(prefix) and prefix not in known:
+            return f" {reason}"
     return " GET /docs shows the endpoints." if "/docs" in known else ""
 
 

@@ -5,6 +5,7 @@ It measures recall, false positives, and the characters that leave in mode `hold
 
 from __future__ import annotations
 
+import difflib
 import json
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,6 +20,9 @@ from llmops.gateway.safety.stream_guard import RuleStage, StreamGuard
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
+
+#: The fields of an example.
+_FIELDS = ("text", "category")
 
 #: Characters of a piece when an answer's stream is imitated: about a token.
 PIECE = 4
@@ -96,14 +100,24 @@ def read_examples(path: Path) -> list[Example]:
             text, category = found["text"], found.get("category") or ""
             if not isinstance(text, str) or not isinstance(category, str):
                 raise TypeError
+            misspelt = next((key for key in found if _meant(key)), None)
         except (ValueError, KeyError, TypeError, AttributeError):
             raise InputError(
                 f'{path}, line {number} is not an example; write {{"text": "…", "category": "hate"}}.'
             ) from None
+        if misspelt is not None:
+            raise InputError(
+                f"{path}, line {number} has the unknown field {misspelt!r}; did you mean {_meant(misspelt)!r}?"
+            )
         examples.append(Example(text, category))
     if not examples:
         raise InputError(f"{path} has no examples; write one JSON object a line.")
     return examples
+
+
+def _meant(key: str) -> str | None:
+    """Return the field of an example that an unknown field resembles, or None."""
+    return next(iter(difflib.get_close_matches(key, _FIELDS, n=1, cutoff=0.8)), None) if key not in _FIELDS else None
 
 
 async def evaluate(
@@ -174,7 +188,9 @@ async def train_head(
     for category in ("", *categories):
         count = sum(example.category == category for example in examples)
         if count < 8:
-            raise InputError(f"There are {count} examples of {category or 'clean texts'}; at least 8 are needed.")
+            raise InputError(
+                f"Too few examples of {category or 'clean texts'}: {count}, where at least 8 are needed; add more."
+            )
     vectors = np.asarray(await embed([example.text for example in examples]), dtype=np.float64)
     order = np.random.default_rng(0).permutation(len(examples))
     held = order[: max(1, int(len(order) * HELD_OUT))]

@@ -132,6 +132,16 @@ def create_safety(settings: SafetySettings, metrics: GatewayMetrics, embed: Embe
     return Safety(settings, filters, metrics)
 
 
+async def _embed_nothing(_texts: Sequence[str]) -> list[list[float]]:
+    raise FilterUnavailableError("no embedding model")
+
+
+def check_filters(settings: SafetySettings) -> None:
+    """Raise InputError if a filter cannot be created, before the gateway listens."""
+    for name, one in settings.filters.items():
+        create_filter(name, one, _embed_nothing)
+
+
 def create_filter(name: str, settings: FilterSettings, embed: Embed) -> TextFilter:
     """Return one filter. Raises InputError for a pattern, file or key that cannot be used."""
     category = settings.category or name
@@ -154,5 +164,9 @@ def _lines(path: Path | None) -> list[str]:
         return []
     try:
         return path.read_text().splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InputError(f"The word list {path} cannot be read ({error}); name a text file in UTF-8.") from None
+    except OSError as error:
+        raise InputError(
+            f"The word list {path} cannot be read ({error.strerror or error}); correct `words_file`."
+        ) from None
+    except UnicodeDecodeError:
+        raise InputError(f"The word list {path} is not text in UTF-8; save it as UTF-8.") from None

@@ -131,7 +131,9 @@ def rule_filter(
     listed = [word.strip() for word in words if word.strip()]
     width = max([*widths, *map(len, listed)], default=0)
     if not width:
-        raise InputError(f"The safety filter {name} has neither patterns nor words; give it some.")
+        raise InputError(
+            f"The safety filter {name} has neither patterns nor words; give it `patterns`, `words` or `words_file`."
+        )
     if width > MAX_WIDTH:
         raise InputError(
             f"The safety filter {name} has a match of {width} characters; at most {MAX_WIDTH} are possible."
@@ -164,7 +166,8 @@ def _width(name: str, pattern: str) -> int:
         narrowest, widest = sre_parser.parse(pattern).getwidth()
     except (re.error, OverflowError, RecursionError) as error:
         raise InputError(
-            f"The safety filter {name} has a pattern that does not compile: {pattern!r} ({error})."
+            f"The safety filter {name} has a pattern that does not compile: {pattern!r} ({error}); write \\ before a "
+            "character that is meant literally."
         ) from None
     if narrowest == 0:
         raise InputError(
@@ -182,7 +185,7 @@ def _compile(name: str, pattern: str, ignore_case: bool):  # type: ignore[no-unt
     try:
         import re2
     except ImportError as error:
-        raise missing_extra("safety rules", "safety") from error
+        raise missing_extra(f"The safety filter {name} needs RE2, which is not installed", "safety") from error
     options = re2.Options()
     options.log_errors = False
     options.case_sensitive = not ignore_case

@@ -57,7 +57,11 @@ def read_head(path: Path) -> ClassifierHead:
     try:
         found = json.loads(path.read_text())
         head = ClassifierHead(str(found["model"]), dict(found["weights"]), dict(found["thresholds"]))
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except OSError as error:
+        raise InputError(
+            f"The safety head {path} cannot be read ({error.strerror or error}); make one with `llmops safety train`."
+        ) from None
+    except (ValueError, KeyError, TypeError) as error:
         raise InputError(f"{path} is not a safety head ({error}); make one with `llmops safety train`.") from None
     if not head.weights or len({len(weights) for weights in head.weights.values()}) > 1:
         raise InputError(f"{path} is not a safety head: its weights do not fit together. Make it again.")

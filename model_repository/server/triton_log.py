@@ -91,9 +91,19 @@ def explain_failure(lines: Iterable[LogLine]) -> str | None:
     for line in errors:
         match = _LOAD_FAILED.search(line.message)
         if match:
-            return f"model {match['model']} did not load: {_root_cause(match['reason'])}"
+            return f"model {match['model']} did not load: {_advised(_root_cause(match['reason']))}"
     # "Poll failed for model directory 'x': ..." and the like
     return _root_cause(errors[0].message) if errors else None
+
+
+def _advised(cause: str) -> str:
+    """Return the cause, in the words of llmops where the engine's library has no advice."""
+    if "Incorrect weights in bin file" in cause:
+        return (
+            "the engine's weights are incomplete; build the engine again with `llmops build --force`, and the "
+            "repository with `llmops repo`"
+        )
+    return cause
 
 
 def failed_on_lock(lines: Iterable[LogLine]) -> bool:

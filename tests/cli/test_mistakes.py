@@ -89,6 +89,18 @@ CLICK = {
     "plan a --gpuz 8": "There is no option --gpuz; did you mean --gpu or --gpus?",
     "doctor --fix": "There is no option --fix; see `llmops doctor --help`.",
     "repo x": "--output is missing; write --output PATH.",
+    "build smollm2 -o x --adapter lora": (
+        "--adapter is not usable: 'lora' is not NAME=FOLDER; write for example support=lora."
+    ),
+    "build smollm2 -o x --set foo=1": "--target openvino has no setting --set foo; leave it out.",
+    "build smollm2 -o x --adapter a=b": "--target openvino has no --adapter; leave it out.",
+    "build smollm2 -o x --calib-seed 1": "--target openvino has no --calib-seed; leave it out.",
+    "build smollm2 -o x --quant int8 --calib-data nothere.txt": (
+        "--target openvino quantises without calibration; leave out --calib-data."
+    ),
+    "plan Qwen/Qwen2.5-7B-Instruct --gpus 1 --tp 3": (
+        "--tp 3 x --pp 1 needs 3 GPUs, but --gpus is 1; raise --gpus, or lower --tp or --pp."
+    ),
     "build x --target cpu": "--target is not usable: cpu is none of its values; choose openvino, tensorrt or pytorch.",
     "verify --engine none": "--engine is not usable: none does not exist; name one that does.",
     "verify --engine file": "--engine is not usable: file is a file; name a folder.",
@@ -100,7 +112,7 @@ CLICK = {
 
 
 @pytest.mark.parametrize("typed", CLICK)
-def test_clicks_own_errors_are_one_sentence_of_ours(tmp_path, typed):
+def test_a_wrong_command_line_gets_one_sentence(tmp_path, typed):
     (tmp_path / "file").touch()
     result = run(*typed.split(), cwd=tmp_path)
     assert (result.returncode, result.stdout, result.stderr) == (2, "", f"Error: {CLICK[typed]}\n")
@@ -124,3 +136,75 @@ def test_a_wrong_argument_says_what_to_write(tmp_path, arguments, said):
     result = run(*arguments, cwd=tmp_path)
     assert (result.returncode, result.stderr) == (2, said)
     assert not list(tmp_path.iterdir())
+
+
+SETTINGS = {
+    "safety: {filters: {s: {kind: rules}}}": (
+        "The safety filter s has neither patterns nor words; give it `patterns`, `words` or `words_file`."
+    ),
+    "safety: {filters: {s: {kind: rules, patterns: ['a(b']}}}": (
+        "The safety filter s has a pattern that does not compile: 'a(b' (missing ), unterminated subpattern at "
+        "position 1); write \\ before a character that is meant literally."
+    ),
+    "safety: {filters: {s: {kind: rules, words_file: nothere}}}": (
+        "The word list nothere cannot be read (No such file or directory); correct `words_file`."
+    ),
+    "safety: {filters: {s: {kind: model, head: nothere}}}": (
+        "The safety head nothere cannot be read (No such file or directory); make one with `llmops safety train`."
+    ),
+    "safety: {filters: {s: {kind: http, url: 'https://a/v1/moderations', key_env: NOT_SET}}}": (
+        "The safety filter s needs a key in the environment variable NOT_SET; set it."
+    ),
+    "safety: {filters: {s: {kind: rulez}}}": (
+        "The setting `safety.filters.s` (flags, environment or gateway.yaml) is not usable: its 'kind' must be one of "
+        "'rules', 'language', 'model', 'http', not 'rulez'."
+    ),
+    "safety: {filters: {s: {words: [a]}}}": (
+        "The setting `safety.filters.s` (flags, environment or gateway.yaml) is not usable: it needs a 'kind'."
+    ),
+    "safety: {filters: {secrets: {kind: rules, words: [a]}}, policy: {prompt: [secretz]}}": (
+        "The setting `safety` (flags, environment or gateway.yaml) is not usable: a policy names the filter secretz, "
+        "which `filters` does not describe; name secrets, or describe it there."
+    ),
+    "aliases: {gpt-4: smart}": (
+        "The setting `aliases.gpt-4` (flags, environment or gateway.yaml) is not usable: it must be a list of models; "
+        "write [smart]."
+    ),
+    "aliases: {gpt-4: [smart], smart: [smollm2]}": (
+        "The setting `aliases` (flags, environment or gateway.yaml) is not usable: the alias gpt-4 names the alias "
+        "smart; name models instead."
+    ),
+    "aliases: {smollm2: [smollm2]}": (
+        "The setting `aliases` (flags, environment or gateway.yaml) is not usable: the alias smollm2 has the name of "
+        "its own model; choose another name for it."
+    ),
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_wrong_settings_end_the_gateway_before_it_says_that_it_listens(tmp_path, settings):
+    (tmp_path / "gateway.yaml").write_text(settings)
+    result = run("gateway", "--config", "gateway.yaml", "--port", "0", cwd=tmp_path)
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", f"Error: {SETTINGS[settings]}\n")
+
+
+def test_a_misspelt_field_of_an_example_is_no_clean_text(tmp_path):
+    (tmp_path / "gateway.yaml").write_text("safety: {filters: {s: {kind: rules, words: [a]}}}")
+    (tmp_path / "examples.jsonl").write_text('{"text": "a", "categry": "s"}\n')
+    result = run("safety", "test", "examples.jsonl", "--config", "gateway.yaml", cwd=tmp_path)
+    said = "Error: examples.jsonl, line 1 has the unknown field 'categry'; did you mean 'category'?\n"
+    assert (result.returncode, result.stdout, result.stderr) == (2, "", said)
+
+
+def test_too_few_examples_to_train(tmp_path):
+    (tmp_path / "examples.jsonl").write_text('{"text": "a"}\n')
+    result = run("safety", "train", "examples.jsonl", "--url", "http://a", "--model", "m", "-o", "h", cwd=tmp_path)
+    said = "Error: Too few examples of clean texts: 1, where at least 8 are needed; add more.\n"
+    assert (result.returncode, result.stderr, (tmp_path / "h").exists()) == (2, said, False)
+
+
+def test_an_architecture_that_is_not_supported_says_what_to_take(tmp_path):
+    (tmp_path / "config.json").write_text('{"architectures": ["FooForBar"]}')
+    result = run("plan", str(tmp_path))
+    assert (result.returncode, "Traceback" in result.stderr) == (2, False)
+    assert result.stderr.endswith("GptOssForCausalLM. Use a checkpoint of one of these.\n")

@@ -220,7 +220,10 @@ async def test_a_key_passes_where_its_scopes_reach(accounts):
 # -- bad keys --------------------------------------------------------------------------------------------------------
 
 PAST = datetime.now(UTC) - timedelta(days=2)
-FOREIGN = "What was sent is not an API key of this gateway; such a key is sk-llmops- and 32 letters or digits."
+FOREIGN = (
+    "What was sent is not an API key of this gateway; such a key is sk-llmops- and 32 letters or digits. "
+    "`llmops key create` makes one."
+)
 UNKNOWN = "This API key is not known here; it is mistyped, or of another deployment."
 
 

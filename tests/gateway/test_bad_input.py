@@ -122,7 +122,12 @@ async def test_a_wrong_base_url_gets_the_path_that_was_meant(stack, path, meant)
 
 @pytest.mark.parametrize(
     ("path", "hint"),
-    [("/v1/chat/completion", "Did you mean /v1/chat/completions?"), ("/v1/nothing", "GET /docs shows the endpoints.")],
+    [
+        ("/v1/chat/completion", "Did you mean /v1/chat/completions?"),
+        ("/v1/nothing", "GET /docs shows the endpoints."),
+        ("/v1/moderations", "This gateway has no safety filters; describe some in its settings (docs/safety.md)."),
+        ("/api/keys", "This gateway has no admin API: use `llmops control`, or `llmops up` with a store (--store)."),
+    ],
 )
 async def test_a_misspelt_path_gets_the_nearest_or_the_list(stack, path, hint):
     answer = await stack.client.post(path, json={})

@@ -40,3 +40,13 @@ def test_what_a_library_says_before_it_aborts_is_a_cause() -> None:
     lines = [parse_line(line) for line in (NO_GPU, *ABORT, " 0# 0x000055EE4F2E452D in tritonserver")]
     assert explain_failure(lines) == "terminate called after throwing an instance of 'std::bad_alloc'"
     assert last_error(lines) == parse_line(ABORT[1])
+
+
+def test_truncated_weights_say_which_command_makes_them_again() -> None:
+    line = FAILED.replace(
+        "ValueError: no such engine", "RuntimeError: Exception from core.cpp:84:\\nIncorrect weights in bin file!."
+    )
+    assert explain_failure([parse_line(line)]) == (
+        "model echo did not load: the engine's weights are incomplete; build the engine again with `llmops build "
+        "--force`, and the repository with `llmops repo`"
+    )
