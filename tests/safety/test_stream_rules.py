@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.errors import InputError
+from llmops.errors import InputError, MissingDependencyError
 from llmops.gateway.safety.rules import RuleFilter, rule_filter, script_filter
 from llmops.gateway.safety.stream_guard import SEARCH_STEP, RuleStage, StreamGuard
 
@@ -134,3 +135,11 @@ def test_the_writing_system_of_an_answer():
     assert both.search("The answer is: это совсем другой язык") is None
     with pytest.raises(InputError, match="klingon"):
         script_filter("script", "script", ["klingon"])
+
+
+def test_without_re2_the_filter_and_the_extra_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "re2", None)
+    with pytest.raises(
+        MissingDependencyError, match=r"^The safety filter s needs RE2, which is not installed; .*safety"
+    ):
+        rule_filter("s", "s", [], ["a"], ignore_case=False)
