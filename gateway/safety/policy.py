@@ -132,7 +132,7 @@ def create_safety(settings: SafetySettings, metrics: GatewayMetrics, embed: Embe
     return Safety(settings, filters, metrics)
 
 
-async def _embed_nothing(_texts: Sequence[str]) -> list[list[float]]:
+async def _embed_nothing(_model: str, _texts: Sequence[str]) -> list[list[float]]:
     raise FilterUnavailableError("no embedding model")
 
 
