@@ -55,6 +55,10 @@ class RerankRequest(RequestModel):
     user: str | None = None
 
 
+#: Decimals of a score: the same text in a batch of another size differs in the eighth.
+SCORE_DECIMALS = 6
+
+
 class RerankEndpoint:
     """The endpoint of rerank, at the paths that the clients of three vendors use."""
 
@@ -138,8 +142,9 @@ def _results(body: RerankRequest, texts: Sequence[str], scores: NDArray[np.float
 
     Documents of equal score keep the order in which they were sent.
     """
-    order = sorted(range(len(texts)), key=lambda at: -scores[at])[: body.top_n]
-    results: list[dict[str, Any]] = [{"index": at, "relevance_score": float(scores[at])} for at in order]
+    relevance = [round(float(score), SCORE_DECIMALS) for score in scores]
+    order = sorted(range(len(texts)), key=lambda at: -relevance[at])[: body.top_n]
+    results: list[dict[str, Any]] = [{"index": at, "relevance_score": relevance[at]} for at in order]
     if body.return_documents:
         for result in results:
             result["document"] = {"text": texts[result["index"]]}
