@@ -13,7 +13,7 @@ from llmops.build.targets.build_target import get_target
 from llmops.model_repository.targets import find_target
 
 
-@pytest.mark.parametrize("left_out", ["algorithm", "modelopt", "gemm", "moe", "loss", "targets", "compute"])
+@pytest.mark.parametrize("left_out", ["algorithm", "made_here", "gemm", "moe", "loss", "targets", "compute"])
 def test_a_row_that_leaves_something_out_cannot_be_imported(left_out):
     row = {field.name: getattr(FORMATS["fp8"], field.name) for field in dataclasses.fields(QuantFormat)}
     assert QuantFormat(**row) == FORMATS["fp8"]
