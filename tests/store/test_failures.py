@@ -91,7 +91,7 @@ async def test_a_host_that_there_is_not():
 async def test_a_server_that_goes_away_in_between(store, databases):
     """Its backends are ended, and gone, as by a restart: that transaction fails, the next one has a new connection."""
     others = (
-        f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{store.place.url.database}'"
+        f"SELECT pg_terminate_backend(pid, 60000) FROM pg_stat_activity WHERE datname = '{store.location.url.database}'"
     )
 
     async def list_after(statement: str) -> None:
