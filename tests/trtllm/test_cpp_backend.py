@@ -126,7 +126,7 @@ def test_min_tokens_holds_for_every_end_token(
     ours: bool, least: int, stop: list[list[int]], bad: list[list[int]]
 ) -> None:
     """The backend's minimum-length penalty masks END_ID alone; our model withholds the others by itself."""
-    writer = RequestWriter("m", vocab_size=100, pad_id=None, ours=ours)
+    writer = RequestWriter("m", vocab_size=100, pad_id=None, extensions=ours)
     request = EngineRequest("", [1], 9, SamplingParams(temperature=0.0), end_ids=(2, 7, 8), min_tokens=least)
     tensors = Written()
     writer.write_rest(request, tensors)
