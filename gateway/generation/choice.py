@@ -110,7 +110,7 @@ class Choice:
         text = self._decode(tokens, batch.logprobs, batch.tops)
         if self.done or (self._stop is not None and self._stop.matched is not None):
             text += self._end("stop")
-        return self._filter(text)
+        return text if self.guard is None else self._filter(text)
 
     def finish(self) -> str:
         """Return the rest of the text, once the engine's stream has ended."""

@@ -45,6 +45,7 @@ def test_a_tenant_is_told_of_once() -> None:
     told = [found for number in range(100) if (found := watch.record("acme", stamped(number)))]
     assert [(one.tenant, one.token) for one in told] == [("acme", 12)]
     assert told[0].share >= 0.5
+    assert watch._seen["acme"].share > 0.9
 
 
 def test_one_that_mended_its_prompts_is_told_of_again() -> None:

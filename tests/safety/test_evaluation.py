@@ -87,5 +87,5 @@ async def test_too_few_examples_are_refused():
     async def embed(texts):
         raise AssertionError
 
-    with pytest.raises(InputError, match="3 examples of hate; at least 8"):
+    with pytest.raises(InputError, match="Too few examples of hate: 3, where at least 8 are needed"):
         await train_head([Example("x")] * 9 + [Example("y", "hate")] * 3, "m", embed, max_false_positives=0.02)
