@@ -1,0 +1,531 @@
+"""The judge of a canary: says whether a new version may get more requests, and why.
+
+The judge compares outcomes of requests. It has no input or output and is handed its clock, so that
+control, the simulator and tests run the same code. A roll-out has one judge for all of its steps:
+
+    judge = CanaryJudge(JudgeSettings(stable="v1", canary="v2"), time.monotonic)
+    judge.observe(RequestOutcome(version="v2", ok=True, ttft_s=0.2, …))     # of every version
+    judge.verdict()          # "continue", "promote" (to the next step) or "rollback" (final)
+    judge.begin_step()       # after the weights have moved
+
+Each criterion is a sequential test (`sequential.py`): an event of the canary, such as an error or a
+first token later than 1.25 × the stable version's 95th percentile, is compared with its probability
+on the stable version. The tests share `false_rollback`, so that all of them together stop a healthy
+version with this probability at most, however often the verdict is read.
+
+A canary at 5 % has a cold prefix cache. Its times are compared with a baseline twin, which gets as
+many requests, where there is one. Otherwise the TTFT is compared only with requests of the stable
+version that had a similar number of uncached tokens.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections import Counter, defaultdict, deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from statistics import NormalDist, fmean, stdev
+from typing import Literal
+
+from llmops.control.rollouts.sequential import BettingTest, QuantileWindow
+
+Decision = Literal["continue", "promote", "rollback"]
+RowState = Literal["ok", "unclear", "worse", "no data", "shown"]
+
+#: Outcomes of the stable version that are remembered. Enough for a 99th percentile, and few enough
+#: that the comparison is with the load of now and not with that of an hour ago.
+WINDOW = 4000
+
+#: Outcomes of the stable version before anything is compared with them.
+MIN_STABLE = 50
+
+#: Longest time between two readings of the clock that counts, in seconds: a clock that jumps, or a
+#: paused process, does not make a canary older.
+MAX_GAP = 60.0
+
+#: Probability of a bad event that is tolerated beside the stable version's own.
+TOLERATED_SHARE = 0.001
+
+#: Output length that differs by this factor in the median is a change for the worse.
+LENGTH_TOLERANCE = 1.5
+
+#: Prompts from which a comparison of scores can stop a roll-out, and scores of a pair of sweeps.
+MIN_GOLDEN = 20
+
+#: Parts of `false_rollback` for errors and golden prompts; the other criteria share the rest.
+ERRORS_PART, GOLDEN_PART = 0.3, 0.3
+
+#: Quantiles of latencies, and whether a promotion waits until each is shown to be no worse. For a
+#: 99th percentile that would take thousands of requests.
+_QUANTILES = ((0.5, True), (0.95, True), (0.99, False))
+
+
+@dataclass(frozen=True)
+class RequestOutcome:
+    """The end of one request.
+
+    Attributes:
+        version: The version that answered, or the label of the baseline twin.
+        ok: False if the engine, Triton or the gateway failed. Faults of the client are not counted.
+        ttft_s: Seconds to the first token, or None without one.
+        tpot_s: Mean seconds per token after the first, or None for answers of a few tokens.
+        end_to_end_s: Seconds to the last token.
+        prompt_tokens: Tokens of the prompt.
+        uncached_tokens: Tokens of the prompt that were not in the prefix cache, or None if unknown.
+        output_tokens: Tokens of the answer.
+        finish_reason: "stop", "length", "tool_calls", …
+        refused: True if the answer is a refusal, or was cut by a safety filter.
+        script_mismatch: True if the answer is in another script than the prompt.
+        garbled: True if the answer does not look like text or code.
+        good: True if the answer was complete and met its objectives; None without objectives.
+    """
+
+    version: str
+    ok: bool
+    ttft_s: float | None = None
+    tpot_s: float | None = None
+    end_to_end_s: float = 0.0
+    prompt_tokens: int = 0
+    uncached_tokens: int | None = None
+    output_tokens: int = 0
+    finish_reason: str | None = "stop"
+    refused: bool = False
+    script_mismatch: bool = False
+    garbled: bool = False
+    good: bool | None = None
+
+
+@dataclass(frozen=True)
+class JudgeSettings:
+    """The versions to compare, and the requirements of a promotion.
+
+    Attributes:
+        stable: The version that serves now.
+        canary: The version under judgement.
+        twin: The label of the baseline twin's outcomes, or None without a twin.
+        min_requests: Requests of the canary in a step before it can be promoted.
+        min_seconds: Seconds of a step before the canary can be promoted.
+        latency_tolerance: A latency may be this many times the stable version's.
+        quality_tolerance: Mean score that the canary may lose on golden prompts, as calibrated from
+            a pair of versions that is known to be healthy.
+        false_rollback: Probability that a healthy canary is rolled back.
+    """
+
+    stable: str
+    canary: str
+    twin: str | None = None
+    min_requests: int = 300
+    min_seconds: float = 60.0
+    latency_tolerance: float = 1.25
+    quality_tolerance: float = 0.0
+    false_rollback: float = 0.01
+
+
+@dataclass(frozen=True)
+class JudgeRow:
+    """A criterion as `llmops rollout status` shows it.
+
+    Attributes:
+        metric: Name of the criterion.
+        unit: "%", "ms", "tokens" or "".
+        stable: Value of the stable version or its twin, or None.
+        canary: Value of the canary, or None.
+        state: "worse" stops the roll-out, "unclear" and "no data" hold it, "shown" is not judged.
+        note: What the values are compared with, and what is missing.
+    """
+
+    metric: str
+    unit: str
+    stable: float | None
+    canary: float | None
+    state: RowState
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The judge's decision, why it was taken, and its table."""
+
+    decision: Decision
+    reason: str
+    rows: Sequence[JudgeRow]
+
+
+class CanaryJudge:
+    """Compares the outcomes of a canary with those of the stable version.
+
+    Args:
+        settings: What is compared, and when it is good enough.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, settings: JudgeSettings, clock: Callable[[], float]) -> None:
+        self.settings = settings
+        self._clock, self._read_at, self._elapsed = clock, clock(), 0.0
+        self._requests = 0
+        self._rollback: str | None = None
+        twin, tolerance = settings.twin is not None, settings.latency_tolerance
+        errors = settings.false_rollback * ERRORS_PART
+        tests = len(_RATES) - 1 + len(_QUANTILES) * 2 + 2
+        rest = settings.false_rollback * (1 - ERRORS_PART - GOLDEN_PART) / tests
+        self._rates = [
+            # without a twin, a cold cache alone would cost goodput
+            _RateCriterion(rate, errors if rate.name == "errors" else rest, rate.name != "goodput" or twin)
+            for rate in _RATES
+        ]
+        beside = "the twin" if twin else "with as many uncached tokens"
+        self._ttft = _ValueCriterion("TTFT", "ms", tolerance, _QUANTILES, rest, beside, _milliseconds)
+        self._tpot = _ValueCriterion("TPOT", "ms", tolerance, _QUANTILES, rest, beside if twin else "", _milliseconds)
+        median = _QUANTILES[:1]
+        self._longer = _ValueCriterion("answer length", "tokens", LENGTH_TOLERANCE, median, rest, "longer")
+        self._shorter = _ValueCriterion("answer length", "tokens", LENGTH_TOLERANCE, median, rest, "shorter", _inverse)
+        self._golden = _GoldenCriterion(settings.quality_tolerance, settings.false_rollback * GOLDEN_PART)
+
+    def observe(self, outcome: RequestOutcome) -> None:
+        """Count a request that has ended. Outcomes of unknown versions are ignored."""
+        self._advance()
+        settings = self.settings
+        canary = outcome.version == settings.canary
+        if not canary and outcome.version not in (settings.stable, settings.twin):
+            return
+        self._requests += canary
+        for rate in self._rates:
+            if rate.rate.name != "goodput" or canary or settings.twin in (None, outcome.version):
+                rate.observe(outcome, canary)
+        if not outcome.ok:
+            return
+        if outcome.output_tokens:
+            self._longer.observe(float(outcome.output_tokens), canary)
+            self._shorter.observe(1 / outcome.output_tokens, canary)
+        if canary or settings.twin in (None, outcome.version):
+            if outcome.ttft_s is not None:
+                self._ttft.observe(outcome.ttft_s, canary, 0 if settings.twin else _size_class(outcome))
+            if outcome.tpot_s is not None:
+                self._tpot.observe(outcome.tpot_s, canary)
+
+    def observe_golden(self, stable: Sequence[float], canary: Sequence[float]) -> None:
+        """Compare a sweep of golden prompts.
+
+        Args:
+            stable: The stable version's score of each prompt, 0 to 1 or a mean log-probability.
+            canary: The canary's scores of the same prompts.
+        """
+        self._advance()
+        self._golden.observe(stable, canary)
+
+    def begin_step(self) -> None:
+        """Start the requirements of a promotion again, after the canary's weight has changed."""
+        self._advance()
+        self._requests, self._elapsed = 0, 0.0
+        for criterion in self._criteria():
+            criterion.restart_ok()
+
+    def decide(self) -> tuple[Decision, str]:
+        """Return the decision and its reason, without the table."""
+        self._advance()
+        if self._rollback is None:
+            self._rollback = next((found for criterion in self._criteria() if (found := criterion.breach())), None)
+        if self._rollback is not None:
+            return "rollback", self._rollback
+        settings = self.settings
+        if self._requests < settings.min_requests:
+            return "continue", f"{self._requests} of {settings.min_requests} requests of this step have ended."
+        if missing := [criterion.name for criterion in self._criteria() if criterion.has_no_data()]:
+            return "continue", f"No comparable requests of {settings.stable} yet for: {', '.join(missing)}."
+        if self._elapsed < settings.min_seconds:
+            return "continue", f"This step has run for {self._elapsed:.0f} of {settings.min_seconds:.0f} s."
+        if unclear := [name for criterion in self._criteria() for name in criterion.unclear()]:
+            return "continue", f"Not yet shown to be as good as {settings.stable}: {', '.join(unclear)}."
+        return "promote", f"{settings.canary} is as good as {settings.stable} after {self._requests} requests."
+
+    def verdict(self) -> Verdict:
+        """Return the decision with the table of all criteria."""
+        decision, reason = self.decide()
+        requests = JudgeRow("requests of this step", "", None, self._requests, "shown")
+        return Verdict(decision, reason, [requests, *(row for found in self._criteria() for row in found.rows())])
+
+    def _criteria(self) -> Sequence[_Criterion]:
+        return (*self._rates, self._ttft, self._tpot, self._longer, self._shorter, self._golden)
+
+    def _advance(self) -> None:
+        now = self._clock()
+        self._elapsed += min(max(now - self._read_at, 0.0), MAX_GAP)
+        self._read_at = now
+
+
+@dataclass(frozen=True)
+class _Rate:
+    """A share of requests that should be small.
+
+    Attributes:
+        bad: Returns True for a request that counts, and None for one that says nothing.
+        margin: Increase that must be excluded for a promotion.
+    """
+
+    name: str
+    event: str
+    bad: Callable[[RequestOutcome], bool | None]
+    margin: float
+
+
+_RATES = (
+    _Rate("errors", "failed", lambda outcome: not outcome.ok, 0.02),
+    _Rate(
+        "goodput", "missed their objectives", lambda outcome: None if outcome.good is None else not outcome.good, 0.1
+    ),
+    _Rate("refusals", "were refusals", lambda outcome: outcome.refused if outcome.ok else None, 0.05),
+    _Rate(
+        "other script", "were in another script", lambda outcome: outcome.script_mismatch if outcome.ok else None, 0.05
+    ),
+    _Rate("garbled", "were not text", lambda outcome: outcome.garbled if outcome.ok else None, 0.05),
+    _Rate(
+        "cut", "were cut at max_tokens", lambda outcome: outcome.finish_reason == "length" if outcome.ok else None, 0.1
+    ),
+)
+
+
+class _Criterion(ABC):
+    """A criterion of the judge: one or more tests, and their rows of the table."""
+
+    name: str
+
+    @abstractmethod
+    def breach(self) -> str | None:
+        """Return why the canary must be rolled back, or None."""
+
+    @abstractmethod
+    def rows(self) -> Sequence[JudgeRow]:
+        """Return the rows of the table."""
+
+    def has_no_data(self) -> bool:
+        """Return True if a promotion needs this criterion and it has compared nothing."""
+        return False
+
+    def unclear(self) -> Sequence[str]:
+        """Return what a promotion needs and is not yet shown to be as good."""
+        return ()
+
+    @abstractmethod
+    def restart_ok(self) -> None:
+        """Start the requirements of a promotion again."""
+
+
+class _RateCriterion(_Criterion):
+    """Compares the shares of requests with a bad event."""
+
+    def __init__(self, rate: _Rate, alpha: float, judged: bool) -> None:
+        self.rate, self.name, self._judged = rate, rate.name, judged
+        self._test = BettingTest(alpha, rate.margin)
+        self._window: deque[bool] = deque(maxlen=WINDOW)
+        self._stable_events = 0
+        self._canary: deque[bool] = deque(maxlen=WINDOW)
+
+    def observe(self, outcome: RequestOutcome, canary: bool) -> None:
+        event = self.rate.bad(outcome)
+        if event is None:
+            return
+        if not canary:
+            if len(self._window) == WINDOW:
+                self._stable_events -= self._window[0]
+            self._window.append(event)
+            self._stable_events += event
+            return
+        self._canary.append(event)
+        if len(self._window) >= MIN_STABLE:
+            # one more event than was seen: few requests do not show that a fault never happens
+            share = (self._stable_events + 1) / (len(self._window) + 1)
+            self._test.observe(event, share + TOLERATED_SHARE)
+
+    def breach(self) -> str | None:
+        if not (self._judged and self._test.is_worse):
+            return None
+        share, stable = _share(self._canary), _share(self._window)
+        return (
+            f"{self.name}: {share:.1%} of {len(self._canary)} requests of the canary {self.rate.event},"
+            f" of the stable version {stable:.1%} of {len(self._window)}."
+        )
+
+    def rows(self) -> Sequence[JudgeRow]:
+        stable, canary = _share(self._window), _share(self._canary)
+        if self.name == "goodput":
+            stable, canary = (None if value is None else 1 - value for value in (stable, canary))
+        return [_row(self.name, "%", _scaled(stable, 100), _scaled(canary, 100), self._test if self._judged else None)]
+
+    def has_no_data(self) -> bool:
+        return self._judged and bool(self._canary) and not self._test.count
+
+    def unclear(self) -> Sequence[str]:
+        return [self.name] if self._judged and self._canary and not self._test.is_ok else []
+
+    def restart_ok(self) -> None:
+        self._test.restart_ok()
+
+
+class _ValueCriterion(_Criterion):
+    """Compares quantiles of a value that should be small."""
+
+    def __init__(
+        self,
+        name: str,
+        unit: str,
+        tolerance: float,
+        quantiles: Sequence[tuple[float, bool]],
+        alpha: float,
+        note: str,
+        show: Callable[[float], float] = lambda value: value,
+    ) -> None:
+        self.name, self._unit, self._tolerance, self._note, self._show = name, unit, tolerance, note, show
+        self._tests = {share: BettingTest(alpha, 0.1) for share, _ in quantiles}
+        self._required = [share for share, required in quantiles if required]
+        self._stable: dict[int, QuantileWindow] = defaultdict(lambda: QuantileWindow(WINDOW))
+        self._canary = QuantileWindow(WINDOW)
+        self._classes: Counter[int] = Counter()
+
+    def observe(self, value: float, canary: bool, size_class: int = 0) -> None:
+        """Count a value, which is compared with the stable version's of the same class."""
+        if not canary:
+            self._stable[size_class].add(value)
+            return
+        self._canary.add(value)
+        self._classes[size_class] += 1
+        if len(window := self._stable[size_class]) >= MIN_STABLE:
+            for share, test in self._tests.items():
+                if (bound := window.upper_bound(share)) is not None:
+                    test.observe(value > bound * self._tolerance, 1 - share)
+
+    def breach(self) -> str | None:
+        for share, test in self._tests.items():
+            if test.is_worse:
+                note = f" ({self._note})" if self._note else ""
+                canary, stable = self._format(self._canary.quantile(share)), self._format(self._expected(share))
+                return (
+                    f"{self._label(share)}: {canary} in {len(self._canary)} requests of the canary,"
+                    f" of the stable version {stable}{note}."
+                )
+        return None
+
+    def rows(self) -> Sequence[JudgeRow]:
+        return [
+            _row(
+                self._label(share),
+                self._unit,
+                _shown(self._show, self._expected(share)),
+                _shown(self._show, self._canary.quantile(share)),
+                test,
+                self._note,
+            )
+            for share, test in self._tests.items()
+        ]
+
+    def has_no_data(self) -> bool:
+        return bool(len(self._canary)) and not all(self._tests[share].count for share in self._required)
+
+    def unclear(self) -> Sequence[str]:
+        if not len(self._canary):
+            return []
+        return [self._label(share) for share in self._required if not self._tests[share].is_ok]
+
+    def restart_ok(self) -> None:
+        for test in self._tests.values():
+            test.restart_ok()
+
+    def _label(self, share: float) -> str:
+        return f"{self.name} p{share * 100:.0f}"
+
+    def _format(self, value: float | None) -> str:
+        return "unknown" if value is None else f"{self._show(value):.0f} {self._unit}"
+
+    def _expected(self, share: float) -> float | None:
+        """Return the stable version's quantile, with as many requests of each class as the canary."""
+        weighted = sorted(
+            (value, self._classes[size_class] / len(window))
+            for size_class, window in self._stable.items()
+            if self._classes[size_class]
+            for value in window
+        )
+        left = share * sum(weight for _, weight in weighted)
+        for value, weight in weighted:
+            left -= weight
+            if left <= 0:
+                return value
+        return None
+
+
+class _GoldenCriterion(_Criterion):
+    """Compares scores of golden prompts, which both versions answered.
+
+    Answers are greedy, so that a second sweep tells little that the first did not. Each sweep may
+    raise a false alarm with half of the probability of the one before.
+    """
+
+    name = "golden prompts"
+
+    def __init__(self, tolerance: float, alpha: float) -> None:
+        self._tolerance, self._alpha = tolerance, alpha
+        self._means: tuple[float, float] | None = None
+        self._breach: str | None = None
+        self._prompts = 0
+
+    def observe(self, stable: Sequence[float], canary: Sequence[float]) -> None:
+        """Compare the scores of one sweep."""
+        losses = [before - after for before, after in zip(stable, canary, strict=True)]
+        if len(losses) < MIN_GOLDEN:
+            return
+        self._prompts, self._means = len(losses), (fmean(stable), fmean(canary))
+        self._alpha /= 2
+        # not less than if one score had differed by 1: equal losses would be certain after two prompts
+        error = max(stdev(losses), len(losses) ** -0.5) / math.sqrt(len(losses))
+        if (fmean(losses) - self._tolerance) / error > NormalDist().inv_cdf(1 - self._alpha):
+            before, after = self._means
+            self._breach = self._breach or (
+                f"golden prompts: the mean score of {len(losses)} prompts is {after:.3f},"
+                f" of the stable version {before:.3f} (tolerated loss: {self._tolerance:.3f})."
+            )
+
+    def breach(self) -> str | None:
+        return self._breach
+
+    def restart_ok(self) -> None:
+        pass
+
+    def rows(self) -> Sequence[JudgeRow]:
+        before, after = self._means or (None, None)
+        state: RowState = "worse" if self._breach else "ok" if self._means else "shown"
+        return [JudgeRow("golden prompts", "", before, after, state, f"{self._prompts} prompts")]
+
+
+def _size_class(outcome: RequestOutcome) -> int:
+    """Return a class of requests whose uncached tokens differ by a quarter at most."""
+    uncached = outcome.prompt_tokens if outcome.uncached_tokens is None else outcome.uncached_tokens
+    # times of short prompts hardly depend on their tokens
+    return round(3 * math.log2(max(uncached, 0) + 32))
+
+
+def _row(
+    metric: str, unit: str, stable: float | None, canary: float | None, test: BettingTest | None, note: str = ""
+) -> JudgeRow:
+    state: RowState = "shown"
+    if test is not None:
+        state = "worse" if test.is_worse else "no data" if not test.count else "ok" if test.is_ok else "unclear"
+    return JudgeRow(metric, unit, stable, canary, state, note)
+
+
+def _share(events: Collection[bool]) -> float | None:
+    return sum(events) / len(events) if events else None
+
+
+def _scaled(value: float | None, factor: float) -> float | None:
+    return None if value is None else value * factor
+
+
+def _milliseconds(seconds: float) -> float:
+    return seconds * 1000
+
+
+def _inverse(value: float) -> float:
+    return 1 / value
+
+
+def _shown(show: Callable[[float], float], value: float | None) -> float | None:
+    return None if value is None else show(value)

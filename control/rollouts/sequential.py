@@ -1,0 +1,125 @@
+"""Sequential tests by betting, which stay valid when they are read after every request.
+
+A test of the null hypothesis "this event happens with probability p0 at most" is a gambler who bets
+against it. Under the null hypothesis the expected wealth never grows, so it reaches 1/alpha with
+probability alpha at most, however often it is read (Ville's inequality; Ramdas et al.,
+"Game-theoretic statistics and safe anytime-valid inference", 2023). p0 may change from one event to
+the next, as long as it is chosen before the event.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterator
+
+#: Differences of probability that a test bets on, with the share of its wealth for each. The first
+#: is the smallest that should stop a roll-out within some hundred requests.
+LIFTS = ((0.02, 0.5), (0.08, 0.3), (0.3, 0.2))
+
+#: Share of the wealth kept for a fault that begins later, and the part of it bet per event. Without
+#: it, a thousand healthy requests would hide a fault that follows them.
+RESERVE, HAZARD = 0.2, 1 / 500
+
+#: Certainty of the claim that a version is no worse, which a promotion needs.
+CONFIDENCE = 0.95
+
+#: Binomial standard deviations between a quantile's rank and the order statistic that bounds it.
+BOUND_DEVIATIONS = 2.0
+
+_MAX_PROBABILITY = 0.99
+
+
+class BettingTest:
+    """Evidence that an event is more frequent than p0, and evidence that it is not.
+
+    Args:
+        alpha: Probability of a false alarm, at any time.
+        margin: An increase of the probability by this much must be excluded for `is_ok`.
+    """
+
+    def __init__(self, alpha: float, margin: float) -> None:
+        self.count = self.events = 0
+        self._limit = math.log(1 / alpha)
+        self._margin = margin
+        self._bets = [math.log(share * (1 - RESERVE)) for _, share in LIFTS]
+        self._reserve = math.log(RESERVE)
+        self._ok = 0.0
+        self.is_worse = False
+
+    def observe(self, event: bool, p0: float) -> None:
+        """Count an event, or its absence, whose probability is p0 at most if all is well."""
+        self.count += 1
+        self.events += event
+        for index, (lift, share) in enumerate(LIFTS):
+            late = self._reserve + math.log(HAZARD * share)
+            bet = _log_add(self._bets[index], late) + _log_ratio(event, p0 + lift, p0)
+            self._bets[index] = bet
+        self._reserve += math.log(1 - HAZARD)
+        self._ok += _log_ratio(event, p0, p0 + self._margin)
+        self.is_worse = self.is_worse or self.evidence >= self._limit
+
+    @property
+    def evidence(self) -> float:
+        """Return the natural logarithm of the wealth."""
+        total = self._reserve
+        for bet in self._bets:
+            total = _log_add(total, bet)
+        return total
+
+    @property
+    def is_ok(self) -> bool:
+        """Return True if an increase by the margin is excluded since the last `restart_ok`."""
+        return not self.is_worse and self._ok >= -math.log(1 - CONFIDENCE)
+
+    def restart_ok(self) -> None:
+        """Forget the evidence that all is well, and keep the evidence that it is not."""
+        self._ok = 0.0
+        self.count = self.events = 0
+
+
+class QuantileWindow:
+    """The last values of a distribution, and bounds of its quantiles.
+
+    Args:
+        size: Number of values kept. Older ones are forgotten, so that the window follows the load.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._arrived: deque[float] = deque()
+        self._ordered: list[float] = []
+
+    def __len__(self) -> int:
+        return len(self._ordered)
+
+    def __iter__(self) -> Iterator[float]:
+        return iter(self._ordered)
+
+    def add(self, value: float) -> None:
+        """Add a value, and forget the oldest of a full window."""
+        if len(self._arrived) == self._size:
+            del self._ordered[bisect_left(self._ordered, self._arrived.popleft())]
+        self._arrived.append(value)
+        insort(self._ordered, value)
+
+    def quantile(self, share: float) -> float | None:
+        """Return a quantile, or None without values."""
+        return self._ordered[min(len(self) - 1, int(len(self) * share))] if self._ordered else None
+
+    def upper_bound(self, share: float) -> float | None:
+        """Return the order statistic that bounds a quantile, or None with too few values."""
+        size = len(self)
+        rank = math.ceil(size * share + BOUND_DEVIATIONS * math.sqrt(size * share * (1 - share)))
+        return self._ordered[rank] if rank < size else None
+
+
+def _log_ratio(event: bool, p1: float, p0: float) -> float:
+    p1, p0 = min(p1, _MAX_PROBABILITY), min(p0, _MAX_PROBABILITY)
+    return math.log(p1 / p0) if event else math.log((1 - p1) / (1 - p0))
+
+
+def _log_add(a: float, b: float) -> float:
+    high, low = (a, b) if a > b else (b, a)
+    return high + math.log1p(math.exp(low - high))
