@@ -8,10 +8,15 @@ control, the simulator and tests run the same code. A roll-out has one judge for
     judge.verdict()          # "continue", "promote" (to the next step) or "rollback" (final)
     judge.begin_step()       # after the weights have moved
 
-Each criterion is a sequential test (`sequential.py`): an event of the canary, such as an error or a
-first token later than 1.25 × the stable version's 95th percentile, is compared with its probability
-on the stable version. The tests share `false_rollback`, so that all of them together stop a healthy
-version with this probability at most, however often the verdict is read.
+Each criterion is a sequential test (`sequential.py`). The tests share `false_rollback`, so that all
+of them together stop a healthy version with this probability at most, however often the verdict is
+read.
+
+- Errors, refusals and the like: if both versions fail alike, each failure is the canary's with the
+  probability of its part of the requests. An incident that hits every version is no evidence.
+- Latencies: a request of the canary exceeds 1.25 × the 95th percentile of the stable version with
+  a probability of 0.05 at most. Every latency is divided by the level of the requests before, so
+  that a load that swings is no evidence either.
 
 A canary at 5 % has a cold prefix cache. Its times are compared with a baseline twin, which gets as
 many requests, where there is one. Otherwise the TTFT is compared only with requests of the stable
@@ -28,7 +33,7 @@ from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 from typing import Literal
 
-from llmops.control.rollouts.sequential import BettingTest, QuantileWindow
+from llmops.control.rollouts.sequential import BettingTest, NoWorseTest, QuantileWindow
 
 Decision = Literal["continue", "promote", "rollback"]
 RowState = Literal["ok", "unclear", "worse", "no data", "shown"]
@@ -44,8 +49,15 @@ MIN_STABLE = 50
 #: paused process, does not make a canary older.
 MAX_GAP = 60.0
 
-#: Probability of a bad event that is tolerated beside the stable version's own.
-TOLERATED_SHARE = 0.001
+#: Difference between the shares of failed requests that is too small to stop a roll-out, also when it
+#: is certain.
+TOLERATED_SHARE = 0.005
+
+#: Share of bad events of the stable version beyond which a canary's are no evidence of any kind.
+MAX_SHARE = 0.9
+
+#: Weight of the newest request in the level of a latency, which follows the load.
+LEVEL_SMOOTHING = 1 / 32
 
 #: Output length that differs by this factor in the median is a change for the worse.
 LENGTH_TOLERANCE = 1.5
@@ -54,7 +66,10 @@ LENGTH_TOLERANCE = 1.5
 MIN_GOLDEN = 20
 
 #: Parts of `false_rollback` for errors and golden prompts; the other criteria share the rest.
-ERRORS_PART, GOLDEN_PART = 0.3, 0.3
+ERRORS_PART, GOLDEN_PART = 0.4, 0.3
+
+#: Increase of the share of late requests that must be excluded for a promotion.
+QUANTILE_MARGIN = 0.1
 
 #: Quantiles of latencies, and whether a promotion waits until each is shown to be no worse. For a
 #: 99th percentile that would take thousands of requests.
@@ -198,11 +213,13 @@ class CanaryJudge:
         if outcome.output_tokens:
             self._longer.observe(float(outcome.output_tokens), canary)
             self._shorter.observe(1 / outcome.output_tokens, canary)
-        if canary or settings.twin in (None, outcome.version):
-            if outcome.ttft_s is not None:
-                self._ttft.observe(outcome.ttft_s, canary, 0 if settings.twin else _size_class(outcome))
-            if outcome.tpot_s is not None:
-                self._tpot.observe(outcome.tpot_s, canary)
+        for criterion, value in ((self._ttft, outcome.ttft_s), (self._tpot, outcome.tpot_s)):
+            if value is not None and value > 0:
+                if not canary:
+                    criterion.follow(value)
+                if canary or settings.twin in (None, outcome.version):
+                    by_size = criterion is self._ttft and settings.twin is None
+                    criterion.observe(value, canary, _size_class(outcome) if by_size else 0)
 
     def observe_golden(self, stable: Sequence[float], canary: Sequence[float]) -> None:
         """Compare a sweep of golden prompts.
@@ -316,50 +333,59 @@ class _RateCriterion(_Criterion):
 
     def __init__(self, rate: _Rate, alpha: float, judged: bool) -> None:
         self.rate, self.name, self._judged = rate, rate.name, judged
-        self._test = BettingTest(alpha, rate.margin)
-        self._window: deque[bool] = deque(maxlen=WINDOW)
-        self._stable_events = 0
+        self._test = BettingTest(alpha)
+        self._stable: deque[bool] = deque(maxlen=WINDOW)
         self._canary: deque[bool] = deque(maxlen=WINDOW)
+        self._stable_events = 0
+        # share of the latest requests of the stable version, which shows an incident at once
+        self._recent = 0.0
+        self.restart_ok()
+
+    def restart_ok(self) -> None:
+        self._no_worse = NoWorseTest(self.rate.margin)
+        # requests since the weights changed, of the stable version and of the canary
+        self._counts = [1, 1]
 
     def observe(self, outcome: RequestOutcome, canary: bool) -> None:
+        """Count a request, unless it says nothing about this event."""
         event = self.rate.bad(outcome)
         if event is None:
             return
+        if len(self._stable) >= MIN_STABLE:
+            if event:
+                self._test.observe(canary, self._counts[True] / sum(self._counts))
+            if canary:
+                # one more event than was seen: few requests do not show that a fault never happens
+                share = (self._stable_events + 1) / (len(self._stable) + 2)
+                self._no_worse.observe(event, max(share, min(self._recent, MAX_SHARE)))
+        self._counts[canary] += 1
         if not canary:
-            if len(self._window) == WINDOW:
-                self._stable_events -= self._window[0]
-            self._window.append(event)
-            self._stable_events += event
-            return
-        self._canary.append(event)
-        if len(self._window) >= MIN_STABLE:
-            # one more event than was seen: few requests do not show that a fault never happens
-            share = (self._stable_events + 1) / (len(self._window) + 1)
-            self._test.observe(event, share + TOLERATED_SHARE)
+            self._stable_events += event - (len(self._stable) == WINDOW and self._stable[0])
+            self._recent += LEVEL_SMOOTHING * (event - self._recent)
+        (self._canary if canary else self._stable).append(event)
 
     def breach(self) -> str | None:
         if not (self._judged and self._test.is_worse):
             return None
-        share, stable = _share(self._canary), _share(self._window)
+        canary, stable = _share(self._canary), _share(self._stable)
+        if canary - stable < TOLERATED_SHARE:
+            return None
         return (
-            f"{self.name}: {share:.1%} of {len(self._canary)} requests of the canary {self.rate.event},"
-            f" of the stable version {stable:.1%} of {len(self._window)}."
+            f"{self.name}: {canary:.1%} of {len(self._canary)} requests of the canary {self.rate.event},"
+            f" of the stable version {stable:.1%} of {len(self._stable)}."
         )
 
     def rows(self) -> Sequence[JudgeRow]:
-        stable, canary = _share(self._window), _share(self._canary)
+        shares = [_share(some) * 100 if some else None for some in (self._stable, self._canary)]
         if self.name == "goodput":
-            stable, canary = (None if value is None else 1 - value for value in (stable, canary))
-        return [_row(self.name, "%", _scaled(stable, 100), _scaled(canary, 100), self._test if self._judged else None)]
+            shares = [None if share is None else 100 - share for share in shares]
+        return [_row(self.name, "%", *shares, self.breach() is not None, self._no_worse if self._judged else None)]
 
     def has_no_data(self) -> bool:
-        return self._judged and bool(self._canary) and not self._test.count
+        return self._judged and bool(self._canary) and not self._no_worse.count
 
     def unclear(self) -> Sequence[str]:
-        return [self.name] if self._judged and self._canary and not self._test.is_ok else []
-
-    def restart_ok(self) -> None:
-        self._test.restart_ok()
+        return [self.name] if self._judged and self._canary and not self._no_worse.is_ok else []
 
 
 class _ValueCriterion(_Criterion):
@@ -376,29 +402,44 @@ class _ValueCriterion(_Criterion):
         show: Callable[[float], float] = lambda value: value,
     ) -> None:
         self.name, self._unit, self._tolerance, self._note, self._show = name, unit, tolerance, note, show
-        self._tests = {share: BettingTest(alpha, 0.1) for share, _ in quantiles}
+        self._tests = {share: BettingTest(alpha) for share, _ in quantiles}
         self._required = [share for share, required in quantiles if required]
         self._stable: dict[int, QuantileWindow] = defaultdict(lambda: QuantileWindow(WINDOW))
         self._canary = QuantileWindow(WINDOW)
         self._classes: Counter[int] = Counter()
+        # logarithm of the level that values are divided by
+        self._level = 0.0
+        self._is_followed = False
+        self.restart_ok()
+
+    def restart_ok(self) -> None:
+        self._no_worse = {share: NoWorseTest(QUANTILE_MARGIN) for share in self._tests}
+
+    def follow(self, value: float) -> None:
+        """Update the level with a request of the stable version or its twin."""
+        self._level += (LEVEL_SMOOTHING if self._is_followed else 1.0) * (math.log(value) - self._level)
+        self._is_followed = True
 
     def observe(self, value: float, canary: bool, size_class: int = 0) -> None:
         """Count a value, which is compared with the stable version's of the same class."""
+        relative = value / math.exp(self._level)
         if not canary:
-            self._stable[size_class].add(value)
+            self._stable[size_class].add(relative)
             return
-        self._canary.add(value)
+        self._canary.add(relative)
         self._classes[size_class] += 1
         if len(window := self._stable[size_class]) >= MIN_STABLE:
             for share, test in self._tests.items():
                 if (bound := window.upper_bound(share)) is not None:
-                    test.observe(value > bound * self._tolerance, 1 - share)
+                    late = relative > bound * self._tolerance
+                    test.observe(late, 1 - share)
+                    self._no_worse[share].observe(late, 1 - share)
 
     def breach(self) -> str | None:
         for share, test in self._tests.items():
             if test.is_worse:
                 note = f" ({self._note})" if self._note else ""
-                canary, stable = self._format(self._canary.quantile(share)), self._format(self._expected(share))
+                stable, canary = (f"{value:.0f} {self._unit}" for value in self._values(share) if value is not None)
                 return (
                     f"{self._label(share)}: {canary} in {len(self._canary)} requests of the canary,"
                     f" of the stable version {stable}{note}."
@@ -410,31 +451,33 @@ class _ValueCriterion(_Criterion):
             _row(
                 self._label(share),
                 self._unit,
-                _shown(self._show, self._expected(share)),
-                _shown(self._show, self._canary.quantile(share)),
-                test,
+                *self._values(share),
+                test.is_worse,
+                self._no_worse[share],
                 self._note,
             )
             for share, test in self._tests.items()
         ]
 
     def has_no_data(self) -> bool:
-        return bool(len(self._canary)) and not all(self._tests[share].count for share in self._required)
+        return bool(len(self._canary)) and not all(self._no_worse[share].count for share in self._required)
 
     def unclear(self) -> Sequence[str]:
         if not len(self._canary):
             return []
-        return [self._label(share) for share in self._required if not self._tests[share].is_ok]
-
-    def restart_ok(self) -> None:
-        for test in self._tests.values():
-            test.restart_ok()
+        return [self._label(share) for share in self._required if not self._no_worse[share].is_ok]
 
     def _label(self, share: float) -> str:
         return f"{self.name} p{share * 100:.0f}"
 
-    def _format(self, value: float | None) -> str:
-        return "unknown" if value is None else f"{self._show(value):.0f} {self._unit}"
+    def _values(self, share: float) -> tuple[float | None, float | None]:
+        """Return a quantile of the stable version and of the canary, at the present level."""
+        level = math.exp(self._level)
+        stable, canary = self._expected(share), self._canary.quantile(share)
+        return (
+            None if stable is None else self._show(stable * level),
+            None if canary is None else self._show(canary * level),
+        )
 
     def _expected(self, share: float) -> float | None:
         """Return the stable version's quantile, with as many requests of each class as the canary."""
@@ -503,20 +546,23 @@ def _size_class(outcome: RequestOutcome) -> int:
 
 
 def _row(
-    metric: str, unit: str, stable: float | None, canary: float | None, test: BettingTest | None, note: str = ""
+    metric: str,
+    unit: str,
+    stable: float | None,
+    canary: float | None,
+    is_worse: bool,
+    test: NoWorseTest | None,
+    note: str = "",
 ) -> JudgeRow:
+    """Return a row of the table. A criterion without a test is shown and not judged."""
     state: RowState = "shown"
     if test is not None:
-        state = "worse" if test.is_worse else "no data" if not test.count else "ok" if test.is_ok else "unclear"
+        state = "worse" if is_worse else "no data" if not test.count else "ok" if test.is_ok else "unclear"
     return JudgeRow(metric, unit, stable, canary, state, note)
 
 
-def _share(events: Collection[bool]) -> float | None:
-    return sum(events) / len(events) if events else None
-
-
-def _scaled(value: float | None, factor: float) -> float | None:
-    return None if value is None else value * factor
+def _share(events: Collection[bool]) -> float:
+    return sum(events) / len(events)
 
 
 def _milliseconds(seconds: float) -> float:
@@ -525,7 +571,3 @@ def _milliseconds(seconds: float) -> float:
 
 def _inverse(value: float) -> float:
     return 1 / value
-
-
-def _shown(show: Callable[[float], float], value: float | None) -> float | None:
-    return None if value is None else show(value)

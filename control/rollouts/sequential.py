@@ -14,69 +14,62 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterator
 
-#: Differences of probability that a test bets on, with the share of its wealth for each. The first
-#: is the smallest that should stop a roll-out within some hundred requests.
-LIFTS = ((0.02, 0.5), (0.08, 0.3), (0.3, 0.2))
+#: Odds ratios that a test bets on, with the share of its wealth for each: a common event that becomes
+#: twice as frequent, and a rare one that becomes frequent.
+ODDS_RATIOS = ((2.0, 0.15), (5.0, 0.25), (20.0, 0.6))
 
 #: Share of the wealth kept for a fault that begins later, and the part of it bet per event. Without
 #: it, a thousand healthy requests would hide a fault that follows them.
-RESERVE, HAZARD = 0.2, 1 / 500
+RESERVE, HAZARD = 0.1, 1 / 500
 
-#: Certainty of the claim that a version is no worse, which a promotion needs.
+#: Certainty of the claim that an event is no more frequent, which a promotion needs.
 CONFIDENCE = 0.95
 
 #: Binomial standard deviations between a quantile's rank and the order statistic that bounds it.
 BOUND_DEVIATIONS = 2.0
 
-_MAX_PROBABILITY = 0.99
-
 
 class BettingTest:
-    """Evidence that an event is more frequent than p0, and evidence that it is not.
+    """Evidence that an event is more frequent than it should be.
 
     Args:
         alpha: Probability of a false alarm, at any time.
-        margin: An increase of the probability by this much must be excluded for `is_ok`.
     """
 
-    def __init__(self, alpha: float, margin: float) -> None:
-        self.count = self.events = 0
-        self._limit = math.log(1 / alpha)
-        self._margin = margin
-        self._bets = [math.log(share * (1 - RESERVE)) for _, share in LIFTS]
-        self._reserve = math.log(RESERVE)
-        self._ok = 0.0
+    def __init__(self, alpha: float) -> None:
         self.is_worse = False
+        self._limit = math.log(1 / alpha)
+        self._bets = [math.log(share * (1 - RESERVE)) for _, share in ODDS_RATIOS]
+        self._reserve = math.log(RESERVE)
 
     def observe(self, event: bool, p0: float) -> None:
         """Count an event, or its absence, whose probability is p0 at most if all is well."""
-        self.count += 1
-        self.events += event
-        for index, (lift, share) in enumerate(LIFTS):
-            late = self._reserve + math.log(HAZARD * share)
-            bet = _log_add(self._bets[index], late) + _log_ratio(event, p0 + lift, p0)
+        wealth = self._reserve
+        for index, (ratio, share) in enumerate(ODDS_RATIOS):
+            p1 = p0 * ratio / (p0 * ratio + 1 - p0)
+            bet = _log_add(self._bets[index], self._reserve + math.log(HAZARD * share)) + _log_ratio(event, p1, p0)
             self._bets[index] = bet
+            wealth = _log_add(wealth, bet)
         self._reserve += math.log(1 - HAZARD)
-        self._ok += _log_ratio(event, p0, p0 + self._margin)
-        self.is_worse = self.is_worse or self.evidence >= self._limit
+        self.is_worse = self.is_worse or wealth >= self._limit
 
-    @property
-    def evidence(self) -> float:
-        """Return the natural logarithm of the wealth."""
-        total = self._reserve
-        for bet in self._bets:
-            total = _log_add(total, bet)
-        return total
+
+class NoWorseTest:
+    """Evidence that an event is not more frequent by `margin` or more than it should be."""
+
+    def __init__(self, margin: float) -> None:
+        self.count = 0
+        self._margin, self._evidence = margin, 0.0
+
+    def observe(self, event: bool, p0: float) -> None:
+        """Count an event, or its absence, whose probability is p0 if all is well."""
+        self.count += 1
+        self._evidence += _log_ratio(event, p0, min(p0 + self._margin, (1 + p0) / 2))
 
     @property
     def is_ok(self) -> bool:
-        """Return True if an increase by the margin is excluded since the last `restart_ok`."""
-        return not self.is_worse and self._ok >= -math.log(1 - CONFIDENCE)
-
-    def restart_ok(self) -> None:
-        """Forget the evidence that all is well, and keep the evidence that it is not."""
-        self._ok = 0.0
-        self.count = self.events = 0
+        """Return True if an increase by the margin is excluded."""
+        return self._evidence >= -math.log(1 - CONFIDENCE)
 
 
 class QuantileWindow:
@@ -116,7 +109,6 @@ class QuantileWindow:
 
 
 def _log_ratio(event: bool, p1: float, p0: float) -> float:
-    p1, p0 = min(p1, _MAX_PROBABILITY), min(p0, _MAX_PROBABILITY)
     return math.log(p1 / p0) if event else math.log((1 - p1) / (1 - p0))
 
 

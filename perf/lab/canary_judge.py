@@ -1,0 +1,203 @@
+"""The canary's judge over simulated roll-outs: false rollbacks, promotions, and faults it must catch.
+
+The simulated service is unkind to a judge: its load swings by a factor of two within minutes, a
+canary starts with a cold prefix cache, times have long tails, and a part of the errors and refusals
+come in clusters that hit every version. The judge is the one that control runs.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmops.control.rollouts.judge import CanaryJudge, Decision, JudgeSettings, RequestOutcome
+from llmops.perf.lab.figures import Section
+
+ROLLOUTS = 1000
+#: Shares of the requests that the canary gets, step by step.
+STEPS = (0.05, 0.25, 0.5)
+#: Requests per second of all versions.
+RATE = 20.0
+#: Requests of the canary in one step within which a healthy version has to be promoted.
+PROMOTED_WITHIN = 600
+#: Requests of the canary within which a fault has to be found.
+CAUGHT_WITHIN = 200
+FAULTS = ("slow", "errors", "scrambled", "language")
+#: Prompts of the golden set, and the loss of accuracy that has to be found.
+PROMPTS, LOSS = 1000, 0.03
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """The end of a simulated roll-out.
+
+    Attributes:
+        requests: Requests of the canary in each step.
+    """
+
+    decision: Decision
+    reason: str
+    requests: Sequence[int]
+
+
+class Service:
+    """A service with a stable version and a canary.
+
+    Args:
+        seed: Seed of the random numbers, which also choose how noisy the service is.
+        fault: The canary's fault: slow (2 × TPOT), errors (5 %), scrambled, language, or none.
+        twin: True if a baseline twin gets as many requests as the canary.
+    """
+
+    def __init__(self, seed: int, fault: str | None = None, twin: bool = False) -> None:
+        self._random = random.Random(seed)
+        self._fault, self._twin = fault, twin
+        draw = self._random.uniform
+        self._errors, self._refusals, self._cut = draw(0, 0.002), draw(0, 0.1), draw(0, 0.5)
+        self._spread, self._hit_rate, self._system = draw(0.2, 0.6), draw(0.2, 0.9), draw(100, 2000)
+        self._load, self._incident = 0.0, 0.0
+        self._seen = Counter[str]()
+        self.now = 0.0
+
+    def request(self, share: float) -> RequestOutcome:
+        """Return the next request's end, if the canary gets `share` of the requests."""
+        draw, gauss = self._random.random, self._random.gauss
+        self.now += self._random.expovariate(RATE)
+        # the load's memory is about 1,000 requests; an incident of all versions begins every 20,000
+        self._load = 0.999 * self._load + gauss(0, 0.0447 * 0.35)
+        self._incident = self._incident - 1 if self._incident > 0 else 100 if draw() < 1 / 20_000 else 0
+        at = draw()
+        version = "canary" if at < share else "twin" if self._twin and at < 2 * share else "stable"
+        self._seen[version] += 1
+        fault = self._fault if version == "canary" else None
+        ok = draw() >= (0.05 if fault == "errors" else 0.3 if self._incident else self._errors)
+        # a version that is new to its prompts finds few of them in its cache
+        warm = 1.0 if version == "stable" else 1 - math.exp(-self._seen[version] / 400)
+        prompt = self._system + self._random.lognormvariate(6, 1)
+        uncached = prompt - (self._system if draw() < self._hit_rate * warm else 0)
+        load = math.exp(self._load)
+        output = max(1, int(self._random.lognormvariate(5, 0.8)))
+        garbled = 0.8 if fault == "scrambled" else 0.01
+        return RequestOutcome(
+            version=version,
+            ok=ok,
+            ttft_s=load * (0.03 + uncached / 8000) * self._random.lognormvariate(0, self._spread),
+            tpot_s=load * (0.06 if fault == "slow" else 0.03) * self._random.lognormvariate(0, self._spread / 2),
+            prompt_tokens=int(prompt),
+            uncached_tokens=int(uncached),
+            output_tokens=output,
+            finish_reason="length" if draw() < (0.8 if fault == "scrambled" else self._cut) else "stop",
+            refused=draw() < self._refusals,
+            script_mismatch=draw() < (0.9 if fault == "language" else 0.01),
+            garbled=draw() < garbled,
+        )
+
+
+def simulate(
+    seed: int, fault: str | None = None, twin: bool = False, steps: Sequence[float] = STEPS, limit: int = 2000
+) -> Rollout:
+    """Return the end of a roll-out, in which the verdict is read after every request of the canary.
+
+    Args:
+        seed: Seed of the service.
+        fault: The canary's fault.
+        twin: True if a baseline twin gets as many requests as the canary.
+        steps: The canary's share of the requests in each step.
+        limit: Requests of the canary in one step after which the simulation ends undecided.
+    """
+    service = Service(seed, fault, twin)
+    settings = JudgeSettings(stable="stable", canary="canary", twin="twin" if twin else None)
+    judge = CanaryJudge(settings, lambda: service.now)
+    counts: list[int] = []
+    for share in steps:
+        judge.begin_step()
+        counts.append(0)
+        while True:
+            outcome = service.request(share)
+            judge.observe(outcome)
+            if outcome.version != "canary":
+                continue
+            counts[-1] += 1
+            decision, reason = judge.decide()
+            if decision == "rollback" or counts[-1] == limit:
+                return Rollout(decision, reason, counts)
+            if decision == "promote":
+                break
+    return Rollout("promote", reason, counts)
+
+
+def golden_sweep(seed: int, loss: float, prompts: int = PROMPTS) -> tuple[list[bool], list[bool], list[float]]:
+    """Return which golden prompts two versions answer correctly, and the change of log-probability.
+
+    The versions' certainties of an answer differ by noise, as those of two quantisations do:
+    between versions of the same accuracy, 4 % of the answers change (Dutta et al., "Accuracy is not
+    all you need", 2024, find 2 to 13 %).
+
+    Args:
+        seed: Seed of the random numbers.
+        loss: Accuracy that the second version loses, of 0.7.
+        prompts: Number of prompts.
+    """
+    draw = random.Random(seed).gauss
+    # the density of the certainties at 0 is 0.35, so that this shift makes the loss
+    shift = loss / 0.348
+    before = [draw(0.524, 1) for _ in range(prompts)]
+    changes = [draw(-shift, 0.15) for _ in range(prompts)]
+    after = [certainty + change for certainty, change in zip(before, changes, strict=True)]
+    return [value > 0 for value in before], [value > 0 for value in after], changes
+
+
+def golden_verdict(seed: int, loss: float, by_probability: bool) -> Decision:
+    """Return the judge's decision after one sweep of the golden prompts."""
+    judge = CanaryJudge(JudgeSettings(stable="stable", canary="canary"), lambda: 0.0)
+    before, after, changes = golden_sweep(seed, loss)
+    if by_probability:
+        judge.observe_golden([0.0] * len(changes), changes)
+    else:
+        judge.observe_golden([float(right) for right in before], [float(right) for right in after])
+    return judge.decide()[0]
+
+
+def measure(engine: Path) -> Section:
+    """Return the judge's figures. The engine is not needed."""
+    section = Section("Canary judge", f"{ROLLOUTS} simulated roll-outs of {len(STEPS)} steps.")
+    with section:
+        for twin in (False, True):
+            name = "with a twin" if twin else "without a twin"
+            runs = [simulate(seed, None, twin) for seed in range(ROLLOUTS)]
+            _healthy(section, name, runs)
+            for fault in FAULTS:
+                ends = [simulate(seed, fault, twin, STEPS[:1], CAUGHT_WITHIN) for seed in range(ROLLOUTS)]
+                caught = [end for end in ends if end.decision == "rollback"]
+                section.add(
+                    f"{name}: {fault} caught in {CAUGHT_WITHIN} requests", _percent(caught, ends), "%", 99, "least"
+                )
+                found = sorted(end.requests[0] for end in caught)
+                section.add(f"{name}: {fault}, requests until rollback, median", found[len(found) // 2], "")
+        for by_probability in (False, True):
+            name = "log-probabilities" if by_probability else "right answers"
+            for loss, goal, at in ((LOSS, 90, "least"), (0.0, 1, "most")):
+                ends = [golden_verdict(seed, loss, by_probability) for seed in range(ROLLOUTS)]
+                caught = [end for end in ends if end == "rollback"]
+                section.add(
+                    f"{PROMPTS} {name}: a loss of {100 * loss:g} points is found", _percent(caught, ends), "%", goal, at
+                )
+    return section
+
+
+def _healthy(section: Section, name: str, runs: Sequence[Rollout]) -> None:
+    rolled_back = [run for run in runs if run.decision == "rollback"]
+    for run in rolled_back[:5]:
+        section.note(run.reason)
+    section.add(f"{name}: healthy roll-outs rolled back", _percent(rolled_back, runs), "%", 1)
+    in_time = [run for run in runs if run.decision == "promote" and max(run.requests) <= PROMOTED_WITHIN]
+    title = f"{name}: healthy roll-outs with every step promoted within {PROMOTED_WITHIN} requests"
+    section.add(title, _percent(in_time, runs), "%", 95, "least")
+
+
+def _percent(some: Sequence[object], of: Sequence[object]) -> float:
+    return 100 * len(some) / len(of)
