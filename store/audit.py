@@ -70,13 +70,25 @@ async def list_audit_entries(
     since: datetime | None = None,
     limit: int = 100,
     action: str = "",
+    subject: str | None = None,
 ) -> Sequence[AuditLogEntry]:
-    """Return the newest entries first, optionally only those whose action begins with `action`."""
+    """Return the newest entries first.
+
+    Args:
+        connection: A connection to the store.
+        tenant_id: Only entries of this tenant.
+        since: Only entries since this time.
+        limit: The number of entries at most.
+        action: Only entries whose action begins with this text.
+        subject: Only entries about this subject.
+    """
     statement = select(audit).order_by(audit.c.created_at.desc(), audit.c.id).limit(limit)
     if tenant_id is not None:
         statement = statement.where(audit.c.tenant_id == tenant_id)
     if since is not None:
         statement = statement.where(audit.c.created_at >= since)
+    if subject is not None:
+        statement = statement.where(audit.c.subject == subject)
     if action:
         statement = statement.where(audit.c.action.startswith(action, autoescape=True))
     return [AuditLogEntry(**row) for row in (await connection.execute(statement)).mappings()]

@@ -12,6 +12,7 @@ from sqlalchemy import (
     Boolean,
     Column,
     Date,
+    Float,
     ForeignKey,
     Index,
     Integer,
@@ -31,7 +32,7 @@ from llmops.store.columns import UtcDateTime
 # SQLite has no UUIDs. As text, they look as on a bill.
 UUID = Uuid(as_uuid=False).with_variant(String(36), "sqlite")
 
-SCHEMA = "0005"
+SCHEMA = "0006"
 """The newest revision under `migrations/versions`."""
 SCHEMA_TABLE = "llmops_schema"
 
@@ -320,3 +321,60 @@ identities = Table(
     Column("user_id", UUID, ForeignKey("users.id"), nullable=False, index=True),
     _created_at(),
 )
+
+model_versions = Table(
+    "model_versions",
+    metadata,
+    Column("model", String(255), primary_key=True),
+    Column("name", String(64), primary_key=True),
+    # the engine folder on the machine that starts the replicas, '' if they are started elsewhere
+    Column("engine", Text, nullable=False),
+    # addresses as in the setting `replicas`; empty for the gateways' own setting
+    Column("replicas", JSON, nullable=False),
+    # percent of the requests; the versions of a model add up to 100
+    Column("weight", Float, nullable=False),
+    Column("state", String(20), nullable=False),
+    _created_at(),
+)
+
+rollouts = Table(
+    "rollouts",
+    metadata,
+    _id(),
+    Column("model", String(255), nullable=False),
+    # the model until the roll-out ends, then NULL: a model has one open roll-out at most
+    Column("open_model", String(255), unique=True),
+    Column("stable", String(64), nullable=False),
+    Column("candidate", String(64), nullable=False),
+    Column("state", String(20), nullable=False),
+    Column("percent", Float, nullable=False),
+    # counts transitions, so that of two writers with the same state one fails
+    Column("revision", Integer, nullable=False),
+    Column("settings", JSON, nullable=False),
+    Column("reason", Text, nullable=False),
+    # the latest verdict of the judge
+    Column("verdict", JSON(none_as_null=True)),
+    Column("started_at", UtcDateTime, nullable=False),
+    Column("changed_at", UtcDateTime, nullable=False),
+)
+Index("idx_rollouts_model", rollouts.c.model, rollouts.c.started_at)
+
+# keys whose requests go to one version, whatever the weights
+version_pins = Table(
+    "version_pins",
+    metadata,
+    Column("model", String(255), primary_key=True),
+    Column("key_id", String(20), primary_key=True),
+    Column("version", String(64), nullable=False),
+)
+
+# batches of requests that ended during a roll-out, deleted with its end
+rollout_outcomes = Table(
+    "rollout_outcomes",
+    metadata,
+    _id(),
+    Column("model", String(255), nullable=False),
+    Column("written_at", UtcDateTime, nullable=False),
+    Column("outcomes", JSON, nullable=False),
+)
+Index("idx_rollout_outcomes_model", rollout_outcomes.c.model, rollout_outcomes.c.written_at)

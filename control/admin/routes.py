@@ -56,7 +56,7 @@ from llmops.store import audit, dead_letters, prices
 from llmops.store.accounts import keys, tenants
 from llmops.store.accounts.limits import Budget, Limits
 from llmops.store.accounts.users import DEFAULT_TIER, ensure_user, require_user
-from llmops.store.audit import AuditContext
+from llmops.store.audit import AuditContext, AuditLogEntry
 from llmops.store.usage_queries import UsageFilter, UsageSum, spent_micros, sum_usage
 from llmops.store.usage_writes import SUMMED
 from llmops.untrusted_text import escape_unsafe
@@ -115,7 +115,9 @@ class AdminSession:
                 yield connection
 
 
-class _AdminRoute(ControlRoute):
+class AdminRoute(ControlRoute):
+    """A route for callers that may administer the store."""
+
     async def authorize(self, request: Request) -> None:
         request.app.state.admin.actor(request)
 
@@ -129,13 +131,17 @@ Session = Annotated[AdminSession, Depends(_open_session)]
 TenantId = Annotated[SafeText, Path(description="The tenant's name.")]
 KeyId = Annotated[SafeText, Path(description="The key's id, or the SHA-256 of its secret in hex.")]
 
-router = make_router(prefix="/api/admin", tags=["admin"], route_class=_AdminRoute)
+router = make_router(prefix="/api/admin", tags=["admin"], route_class=AdminRoute)
 
 
 def add_admin_routes(app: FastAPI, store: _Store, actor: Callable[[Request], str] | None = None) -> None:
     """Add the admin API to an application. By default callers need a key with the scope `admin`."""
     app.state.admin = AdminAccess(store, actor or _admin_key)
+    # the routes of roll-outs use the session of this module
+    from llmops.control.rollouts.routes import router as rollouts
+
     add_routes(app, router)
+    add_routes(app, rollouts)
 
 
 def create_local_app(store: _Store, actor: str) -> FastAPI:
@@ -385,17 +391,19 @@ async def read_audit(session: Session, query: Annotated[AuditQuery, Query()]) ->
         found = await audit.list_audit_entries(
             connection, tenant_id=query.tenant, since=query.since, limit=query.limit, action=query.action or ""
         )
-    return tuple(
-        AuditEntryRead(
-            id=entry.id,
-            created_at=entry.created_at,
-            actor=entry.actor,
-            action=entry.action,
-            subject=entry.subject,
-            tenant=entry.tenant_id,
-            detail=dict(entry.detail),
-        )
-        for entry in found
+    return tuple(map(audit_entry_read, found))
+
+
+def audit_entry_read(entry: AuditLogEntry) -> AuditEntryRead:
+    """Return an entry of the audit log as the API shows it."""
+    return AuditEntryRead(
+        id=entry.id,
+        created_at=entry.created_at,
+        actor=entry.actor,
+        action=entry.action,
+        subject=entry.subject,
+        tenant=entry.tenant_id,
+        detail=dict(entry.detail),
     )
 
 

@@ -1,0 +1,105 @@
+"""The routes of the roll-out API, /api/admin/rollouts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Annotated, Any
+
+from fastapi import Query
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.control.admin.routes import AdminRoute, Session, audit_entry_read
+from llmops.control.api_route import make_router
+from llmops.control.rollouts.runner import apply_event, notify_webhook
+from llmops.control.rollouts.schemas import (
+    PinCreate,
+    RolloutChange,
+    RolloutCreate,
+    RolloutHistory,
+    RolloutQuery,
+    RolloutRead,
+    VersionRead,
+)
+from llmops.control.rollouts.state_machine import RolloutEvent, RolloutSettings, RolloutState, steps_from
+from llmops.errors import InputError
+from llmops.store import rollouts
+from llmops.store.audit import list_audit_entries
+from llmops.store.rollouts import INITIAL_VERSION, ModelVersion, Rollout
+
+_OPTIONS = (
+    *("auto", "approve", "drain_timeout", "keep_old", "allow_capacity_loss", "webhook", "analysis"),
+    *("min_requests", "min_seconds", "quality_tolerance"),
+)
+
+router = make_router(prefix="/api/admin/rollouts", tags=["admin"], route_class=AdminRoute)
+
+
+@router.post("", status_code=201, summary="Start a roll-out")
+async def start_rollout(session: Session, body: RolloutCreate) -> RolloutRead:
+    options: dict[str, Any] = {name: getattr(body, name) for name in _OPTIONS if getattr(body, name) is not None}
+    if body.percent is not None:
+        options["steps"] = steps_from(body.percent)
+    async with session.write() as connection:
+        settings = RolloutSettings(**options)
+        if bool(body.engine) == bool(body.replicas):
+            raise InputError("A roll-out needs the candidate's engine folder, or the addresses of its replicas.")
+        versions = await rollouts.list_versions(connection, body.model)
+        stable = max(versions, key=lambda version: version.weight).name if versions else INITIAL_VERSION
+        rollout = replace(
+            rollouts.new_rollout(body.model, stable, body.name, RolloutState.STARTING, session.by.at),
+            settings=settings.data(),
+        )
+        candidate = ModelVersion(body.model, body.name, body.engine, body.replicas)
+        await rollouts.create_rollout(connection, rollout, candidate, session.by)
+        result = await _read(connection, rollout)
+    await notify_webhook(rollout, session.by.actor)
+    return result
+
+
+@router.get("", summary="List roll-outs, the newest first")
+async def list_rollouts(session: Session, query: Annotated[RolloutQuery, Query()]) -> tuple[RolloutRead, ...]:
+    async with session.read() as connection:
+        found = await rollouts.list_rollouts(connection, query.model)
+        return tuple([await _read(connection, rollout) for rollout in found])
+
+
+@router.get("/history", summary="List the transitions of roll-outs and their actors")
+async def read_history(session: Session, query: Annotated[RolloutQuery, Query()]) -> RolloutHistory:
+    async with session.read() as connection:
+        found = await list_audit_entries(connection, limit=1000, action="rollout.", subject=query.model)
+    return RolloutHistory(entries=tuple(map(audit_entry_read, found)))
+
+
+@router.post("/actions", summary="Promote, pause, resume or roll back")
+async def change_rollout(session: Session, body: RolloutChange) -> RolloutRead:
+    async with session.write() as connection:
+        rollout = await rollouts.require_open_rollout(connection, body.model)
+        reason = body.reason or f"{body.action} by {session.by.actor}"
+        changed = await apply_event(connection, rollout, RolloutEvent(body.action), session.by, reason)
+        result = await _read(connection, changed)
+    await notify_webhook(changed, session.by.actor)
+    return result
+
+
+@router.post("/pins", summary="Pin a key to a version, or remove its pin")
+async def pin_key(session: Session, body: PinCreate) -> PinCreate:
+    async with session.write() as connection:
+        await rollouts.pin_key(connection, body.model, body.key, body.version, session.by)
+    return body
+
+
+async def _read(connection: AsyncConnection, rollout: Rollout) -> RolloutRead:
+    versions = await rollouts.list_versions(connection, rollout.model)
+    names = ("id", "model", "stable", "candidate", "state", "percent", "reason", "started_at", "changed_at")
+    return RolloutRead(
+        **{name: getattr(rollout, name) for name in names},
+        open=rollout.is_open,
+        settings=dict(rollout.settings),
+        verdict=None if rollout.verdict is None else dict(rollout.verdict),
+        versions=tuple(
+            VersionRead(
+                name=one.name, engine=one.engine, replicas=tuple(one.replicas), weight=one.weight, state=one.state
+            )
+            for one in versions
+        ),
+    )

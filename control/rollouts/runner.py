@@ -1,0 +1,273 @@
+"""The leader's job that carries roll-outs out.
+
+All that a roll-out is stands in the store. A runner that takes over after a crash starts the work
+of the state that it finds, so every piece of work can be done twice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import asdict, dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+
+import httpx
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.clocks import utc_now
+from llmops.control.leader_jobs import LeaderJob, cancel_tasks
+from llmops.control.rollouts.judge import CanaryJudge, JudgeSettings, RequestOutcome, Verdict
+from llmops.control.rollouts.state_machine import RolloutEvent, RolloutSettings, RolloutState, transition
+from llmops.control.rollouts.version_replicas import VersionReplicas
+from llmops.errors import InputError, LlmopsError, ResourceError
+from llmops.store.audit import AuditContext
+from llmops.store.factory import LazyStore
+from llmops.store.rollouts import (
+    ModelVersion,
+    OutcomeBatch,
+    Rollout,
+    list_versions,
+    open_rollouts,
+    read_outcomes,
+    save_rollout,
+    save_verdict,
+    set_replicas,
+)
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two looks at the roll-outs.
+TICK = 0.5
+#: Seconds that every gateway needs to read new weights from the store.
+WEIGHTS_DELAY = 3.0
+#: Seconds by which a batch of outcomes may be written later than a newer one.
+LATE_BATCH = 5.0
+#: Seconds for the receiver of a webhook to answer.
+WEBHOOK_TIMEOUT = 5.0
+ACTOR = "control"
+_OUTCOME_FIELDS = frozenset(RequestOutcome.__dataclass_fields__)
+
+
+async def notify_webhook(rollout: Rollout, actor: str) -> None:
+    """Send a transition to the roll-out's webhook. A receiver that fails is logged."""
+    url = RolloutSettings.of(rollout).webhook
+    if not url:
+        return
+    names = ("id", "model", "stable", "candidate", "state", "percent", "reason", "revision")
+    body = {name: getattr(rollout, name) for name in names} | {"actor": actor, "at": rollout.changed_at.isoformat()}
+    try:
+        async with httpx.AsyncClient(timeout=WEBHOOK_TIMEOUT) as client:
+            (await client.post(url, json=body)).raise_for_status()
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        log.warning("The webhook of the roll-out of %s did not take '%s' (%s).", rollout.model, rollout.state, error)
+
+
+async def apply_event(
+    connection: AsyncConnection, rollout: Rollout, event: RolloutEvent, by: AuditContext, reason: str = ""
+) -> Rollout:
+    """Write the state after an event, with its weights and its audit entry, and return it.
+
+    Raises:
+        InputError: The event is impossible in this state.
+        ResourceError: Another process has changed the roll-out meanwhile.
+    """
+    changed = transition(rollout, event, by.at, reason)
+    await save_rollout(connection, changed, by)
+    return changed
+
+
+@dataclass
+class _Canary:
+    """The judge of one roll-out and the outcomes that it has read."""
+
+    judge: CanaryJudge
+    since: datetime
+    # revision at which the current step began
+    revision: int
+    seen: dict[str, datetime] = field(default_factory=dict)
+
+    def observe(self, batches: list[OutcomeBatch]) -> None:
+        for batch in batches:
+            if batch.id not in self.seen:
+                self.seen[batch.id] = batch.written_at
+                for values in batch.outcomes:
+                    known = {name: value for name, value in values.items() if name in _OUTCOME_FIELDS}
+                    self.judge.observe(RequestOutcome(**known))
+        if self.seen:
+            self.since = max(self.since, max(self.seen.values()) - timedelta(seconds=LATE_BATCH))
+            self.seen = {name: at for name, at in self.seen.items() if at >= self.since}
+
+
+class RolloutRunner(LeaderJob):
+    """A job that starts replicas, has canaries judged and moves the weights."""
+
+    name = "Roll-outs"
+
+    def __init__(
+        self,
+        store: str,
+        replicas: VersionReplicas,
+        now: Callable[[], datetime] = utc_now,
+        tick: float = TICK,
+        weights_delay: float = WEIGHTS_DELAY,
+    ) -> None:
+        """Create the job.
+
+        Args:
+            store: URL of the store.
+            replicas: Starts and stops the replicas of versions.
+            now: The time in UTC.
+            tick: Seconds between two looks at the roll-outs.
+            weights_delay: Seconds between a change of weights and the stop of replicas.
+        """
+        self._url, self._replicas, self._now, self._tick = store, replicas, now, tick
+        self._weights_delay = weights_delay
+        # the work of the current state of each roll-out, by id and revision
+        self._work: dict[tuple[str, int], asyncio.Task[tuple[RolloutEvent, str]]] = {}
+        self._canaries: dict[str, _Canary] = {}
+
+    async def run(self) -> None:
+        """Carry out all roll-outs of the store until cancelled."""
+        self._store = LazyStore(self._url, pool_size=2)
+        try:
+            while True:
+                await self.look()
+                await asyncio.sleep(self._tick)
+        finally:
+            await cancel_tasks([task for task in self._work.values() if not task.done()])
+            self._work.clear()
+            await self._store.close()
+
+    async def look(self) -> None:
+        """Advance every open roll-out as far as it can be advanced now."""
+        async with self._store.read() as connection:
+            found = await open_rollouts(connection)
+        current = {(rollout.id, rollout.revision) for rollout in found}
+        # a person has changed the state: the work of the earlier one is over
+        stale = [key for key in self._work if key not in current]
+        await cancel_tasks([task for key in stale if not (task := self._work.pop(key)).done()])
+        self._canaries = {rollout.id: self._canaries[rollout.id] for rollout in found if rollout.id in self._canaries}
+        for rollout in found:
+            try:
+                await self._advance(rollout)
+            except (ResourceError, InputError) as error:
+                # another process was faster; the next look finds its state
+                log.info("%s", error.message)
+
+    async def _advance(self, rollout: Rollout) -> None:
+        match RolloutState(rollout.state):
+            case RolloutState.STARTING:
+                await self._do(rollout, lambda: self._start(rollout))
+            case RolloutState.SHIFTING | RolloutState.WAITING | RolloutState.PAUSED:
+                await self._judge(rollout)
+            case RolloutState.KEEPING:
+                kept = timedelta(seconds=RolloutSettings.of(rollout).keep_old)
+                if self._now() - rollout.changed_at >= kept:
+                    reason = f"{rollout.stable} was kept for {kept.total_seconds():g} s"
+                    await self._apply(rollout, RolloutEvent.KEPT, reason)
+            case RolloutState.RETIRING:
+                await self._do(rollout, lambda: self._stop(rollout, rollout.stable))
+            case RolloutState.ROLLING_BACK:
+                await self._do(rollout, lambda: self._stop(rollout, rollout.candidate))
+
+    async def _do(self, rollout: Rollout, work: Callable[[], Coroutine[Any, Any, tuple[RolloutEvent, str]]]) -> None:
+        """Begin the work of a state, or apply its result."""
+        key = (rollout.id, rollout.revision)
+        task = self._work.get(key)
+        if task is None:
+            self._work[key] = asyncio.create_task(work(), name=f"roll-out of {rollout.model}: {rollout.state}")
+        elif task.done():
+            del self._work[key]
+            await self._apply(rollout, *task.result())
+
+    async def _start(self, rollout: Rollout) -> tuple[RolloutEvent, str]:
+        settings, began = RolloutSettings.of(rollout), time.monotonic()
+        try:
+            candidate = await self._version(rollout, rollout.candidate)
+            stable = await self._version(rollout, rollout.stable)
+            started = await self._replicas.start(candidate, stable, settings)
+            async with self._store.write() as connection:
+                await set_replicas(connection, rollout.model, rollout.candidate, started.addresses)
+        except LlmopsError as error:
+            return RolloutEvent.FAILED, f"{rollout.candidate} could not be started: {error.message}"
+        except Exception as error:
+            log.exception("The replicas of %s %s could not be started.", rollout.model, rollout.candidate)
+            return RolloutEvent.FAILED, f"{rollout.candidate} could not be started ({error!r}); control's log says why"
+        reason = f"{rollout.candidate} is ready after {time.monotonic() - began:.0f} s"
+        if started.differences:
+            reason += f"; it has {started.differences}, and answers its requests with them"
+        # the replicas are known to every gateway before they get requests
+        await asyncio.sleep(self._weights_delay)
+        return RolloutEvent.READY, reason
+
+    async def _stop(self, rollout: Rollout, name: str) -> tuple[RolloutEvent, str]:
+        await asyncio.sleep(self._weights_delay)
+        try:
+            await self._replicas.stop(await self._version(rollout, name), RolloutSettings.of(rollout).drain_timeout)
+        except LlmopsError as error:
+            log.warning("The replicas of %s %s could not be stopped. %s", rollout.model, name, error.message)
+            return RolloutEvent.STOPPED, f"{rollout.reason}; the replicas of {name} are still there: {error.message}"
+        return RolloutEvent.STOPPED, rollout.reason
+
+    async def _version(self, rollout: Rollout, name: str) -> ModelVersion:
+        async with self._store.read() as connection:
+            versions = await list_versions(connection, rollout.model)
+        found = next((version for version in versions if version.name == name), None)
+        if found is None:
+            raise InputError(f"The store has no version {name} of {rollout.model} any longer.")
+        return found
+
+    async def _judge(self, rollout: Rollout) -> None:
+        settings = RolloutSettings.of(rollout)
+        canary = self._canaries.get(rollout.id)
+        if canary is None:
+            canary = self._canaries[rollout.id] = _Canary(_make_judge(rollout), rollout.started_at, rollout.revision)
+        elif canary.revision != rollout.revision:
+            canary.revision = rollout.revision
+            canary.judge.begin_step()
+        async with self._store.read() as connection:
+            canary.observe(list(await read_outcomes(connection, rollout.model, canary.since)))
+        verdict = canary.judge.verdict()
+        async with self._store.write() as connection:
+            await save_verdict(connection, rollout, _verdict_data(verdict))
+        if settings.auto and rollout.state == RolloutState.SHIFTING:
+            if verdict.decision == "rollback":
+                await self._apply(rollout, RolloutEvent.FAILED, verdict.reason)
+            elif verdict.decision == "promote":
+                await self._apply(rollout, RolloutEvent.PASSED, verdict.reason)
+
+    async def _apply(self, rollout: Rollout, event: RolloutEvent, reason: str) -> None:
+        by = AuditContext(ACTOR, self._now())
+        async with self._store.write() as connection:
+            changed = await apply_event(connection, rollout, event, by, reason)
+        log.warning("roll-out of %s: %s, %g %% on %s (%s)", *_summary(changed))
+        await notify_webhook(changed, ACTOR)
+
+
+def _summary(rollout: Rollout) -> tuple[str, str, float, str, str]:
+    return rollout.model, rollout.state, rollout.percent, rollout.candidate, rollout.reason
+
+
+def _make_judge(rollout: Rollout) -> CanaryJudge:
+    settings = RolloutSettings.of(rollout)
+    return CanaryJudge(
+        JudgeSettings(
+            stable=rollout.stable,
+            canary=rollout.candidate,
+            min_requests=settings.min_requests,
+            min_seconds=settings.min_seconds,
+            quality_tolerance=settings.quality_tolerance,
+        ),
+        time.monotonic,
+    )
+
+
+def _verdict_data(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "decision": verdict.decision,
+        "reason": verdict.reason,
+        "rows": [asdict(row) for row in verdict.rows],
+    }

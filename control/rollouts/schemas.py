@@ -1,0 +1,88 @@
+"""Request and response bodies of the roll-out API. Nothing here imports a database library."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from llmops.control.admin.schemas import AdminRequest, AdminSchema, AuditEntryRead, Timestamp
+
+#: What a person can do with a roll-out in progress.
+RolloutAction = Literal["promote", "promote fully", "pause", "resume", "rollback"]
+
+
+class RolloutCreate(AdminRequest):
+    """A roll-out to start: of an engine folder, or to replicas that already run."""
+
+    model: str
+    name: str
+    engine: str = ""
+    replicas: tuple[str, ...] = ()
+    percent: float | None = Field(default=None, gt=0, le=100)
+    auto: bool = False
+    approve: bool = False
+    drain_timeout: float | None = Field(default=None, ge=0)
+    keep_old: float | None = Field(default=None, ge=0)
+    allow_capacity_loss: bool = False
+    webhook: str = ""
+    analysis: tuple[str, ...] = ()
+    min_requests: int | None = Field(default=None, ge=1)
+    min_seconds: float | None = Field(default=None, ge=0)
+    quality_tolerance: float | None = Field(default=None, ge=0)
+
+
+class RolloutChange(AdminRequest):
+    """An action on the roll-out of a model."""
+
+    model: str
+    action: RolloutAction
+    reason: str = ""
+
+
+class RolloutQuery(AdminRequest):
+    """Query of the roll-outs of one model or of all models, the newest first."""
+
+    model: str | None = None
+
+
+class PinCreate(AdminRequest):
+    """A key and the version that answers its requests. Null removes the pin."""
+
+    model: str
+    key: str
+    version: str | None = None
+
+
+class VersionRead(AdminSchema):
+    """A version of a model. `weight` is percent of the requests."""
+
+    name: str
+    engine: str
+    replicas: tuple[str, ...]
+    weight: float
+    state: str
+
+
+class RolloutRead(AdminSchema):
+    """A roll-out, the versions of its model, and the judge's latest verdict."""
+
+    id: str
+    model: str
+    stable: str
+    candidate: str
+    state: str
+    percent: float
+    reason: str
+    open: bool
+    started_at: Timestamp
+    changed_at: Timestamp
+    settings: dict[str, Any]
+    verdict: dict[str, Any] | None
+    versions: tuple[VersionRead, ...]
+
+
+class RolloutHistory(AdminSchema):
+    """The transitions of a model's roll-outs with their actors, the newest first."""
+
+    entries: tuple[AuditEntryRead, ...]

@@ -1,0 +1,56 @@
+"""The replicas of a version, as a roll-out starts and stops them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from llmops.control.rollouts.state_machine import RolloutSettings
+from llmops.store.rollouts import ModelVersion
+
+
+@dataclass(frozen=True)
+class StartedReplicas:
+    """Replicas that have answered a request and passed `llmops verify --quick`.
+
+    Attributes:
+        addresses: Their addresses as in the setting `replicas`.
+        differences: What is different for clients, such as "another tokenizer"; empty if nothing.
+    """
+
+    addresses: Sequence[str]
+    differences: str = ""
+
+
+class VersionReplicas(Protocol):
+    """What starts and stops the replicas of versions.
+
+    Both methods are called again after a crash of control, so they must be idempotent.
+    """
+
+    async def start(
+        self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings
+    ) -> StartedReplicas:
+        """Start the replicas of a candidate beside those of the stable version, and check them.
+
+        Raises:
+            LlmopsError: They cannot be started, or do not pass the checks.
+        """
+        ...
+
+    async def stop(self, version: ModelVersion, drain_timeout: float) -> None:
+        """Stop the replicas when their answers have ended, after `drain_timeout` seconds at most."""
+        ...
+
+
+class GivenReplicas:
+    """Replicas that something else starts and stops: a chart, compose, an operator."""
+
+    async def start(
+        self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings
+    ) -> StartedReplicas:
+        return StartedReplicas(candidate.replicas)
+
+    async def stop(self, version: ModelVersion, drain_timeout: float) -> None:
+        return

@@ -1,0 +1,272 @@
+"""Versions of models and the roll-outs between them.
+
+Every change of a roll-out is one transaction: its state, the weights of both versions and the entry
+of the audit log. A process that is killed leaves either all of them or none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Any
+from uuid import uuid4
+
+from sqlalchemy import delete, select, update
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.ext.asyncio import AsyncConnection
+
+from llmops.errors import InputError, ResourceError, UnknownResourceError
+from llmops.store.audit import AuditContext, record_action
+from llmops.store.columns import insert
+from llmops.store.tables import model_versions, rollout_outcomes, rollouts, version_pins
+
+#: The states of a version: it gets requests by its weight, or none any longer. The replicas of a
+#: retired version are not used, also if a gateway's settings name them.
+ACTIVE, RETIRED = "active", "retired"
+#: The version of a model before its first roll-out: the replicas of the gateways' settings.
+INITIAL_VERSION = "initial"
+MAX_NAME_LENGTH = 64
+#: Batches of outcomes that are read in one query.
+OUTCOME_BATCHES = 500
+
+
+@dataclass(frozen=True)
+class ModelVersion:
+    """A version of a model.
+
+    Attributes:
+        engine: The engine folder on the machine that starts the replicas; empty if they are started
+            elsewhere.
+        replicas: Addresses as in the setting `replicas`. Empty for the addresses of the gateways'
+            settings.
+        weight: Percent of the requests.
+        state: ACTIVE or RETIRED.
+    """
+
+    model: str
+    name: str
+    engine: str = ""
+    replicas: Sequence[str] = ()
+    weight: float = 0.0
+    state: str = ACTIVE
+    created_at: datetime | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < len(self.name) <= MAX_NAME_LENGTH or not self.name.isprintable() or not self.name.isascii():
+            raise InputError(
+                f"{self.name[:80]!r} cannot name a version: write 1 to {MAX_NAME_LENGTH} printable ASCII characters."
+            )
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """A roll-out of a model from its stable version to a candidate.
+
+    Attributes:
+        percent: The candidate's part of the requests; the stable version has the rest.
+        revision: The number of transitions so far.
+        settings: The options of the roll-out, as JSON.
+        reason: Why it is in its state.
+        verdict: The latest verdict of the judge, as JSON.
+        is_open: False once nothing happens any longer.
+    """
+
+    id: str
+    model: str
+    stable: str
+    candidate: str
+    state: str
+    started_at: datetime
+    changed_at: datetime
+    percent: float = 0.0
+    revision: int = 0
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    reason: str = ""
+    verdict: Mapping[str, Any] | None = None
+    is_open: bool = True
+
+
+async def list_versions(connection: AsyncConnection, model: str | None = None) -> Sequence[ModelVersion]:
+    """Return the versions of one or all models, the oldest first."""
+    statement = select(model_versions).order_by(model_versions.c.created_at, model_versions.c.name)
+    if model is not None:
+        statement = statement.where(model_versions.c.model == model)
+    return [ModelVersion(**row) for row in (await connection.execute(statement)).mappings()]
+
+
+async def put_version(connection: AsyncConnection, version: ModelVersion, at: datetime) -> None:
+    """Insert a version, or replace its engine, replicas and state but not its weight."""
+    values = {"engine": version.engine, "replicas": list(version.replicas), "state": version.state}
+    statement = insert(connection, model_versions).values(
+        model=version.model, name=version.name, weight=version.weight, created_at=version.created_at or at, **values
+    )
+    await connection.execute(statement.on_conflict_do_update(index_elements=["model", "name"], set_=values))
+
+
+async def set_replicas(connection: AsyncConnection, model: str, name: str, replicas: Sequence[str]) -> None:
+    """Set the addresses of a version's replicas."""
+    statement = update(model_versions).where(model_versions.c.model == model, model_versions.c.name == name)
+    await connection.execute(statement.values(replicas=list(replicas)))
+
+
+async def list_rollouts(connection: AsyncConnection, model: str | None = None, limit: int = 100) -> Sequence[Rollout]:
+    """Return roll-outs, the newest first."""
+    statement = select(rollouts).order_by(rollouts.c.started_at.desc(), rollouts.c.id).limit(limit)
+    if model is not None:
+        statement = statement.where(rollouts.c.model == model)
+    return [_rollout(row) for row in (await connection.execute(statement)).mappings()]
+
+
+async def open_rollouts(connection: AsyncConnection) -> Sequence[Rollout]:
+    """Return the roll-outs that have not ended."""
+    statement = select(rollouts).where(rollouts.c.open_model.is_not(None)).order_by(rollouts.c.started_at)
+    return [_rollout(row) for row in (await connection.execute(statement)).mappings()]
+
+
+async def require_open_rollout(connection: AsyncConnection, model: str) -> Rollout:
+    """Return the open roll-out of a model. Raises UnknownResourceError if it has none."""
+    row = (await connection.execute(select(rollouts).where(rollouts.c.open_model == model))).mappings().first()
+    if row is None:
+        raise UnknownResourceError(
+            f"The model {model} has no roll-out in progress; `llmops rollout history {model}` lists the earlier ones."
+        )
+    return _rollout(row)
+
+
+async def create_rollout(
+    connection: AsyncConnection, rollout: Rollout, candidate: ModelVersion, by: AuditContext
+) -> None:
+    """Insert a roll-out and its candidate.
+
+    A model without versions gets its initial version first.
+
+    Raises:
+        InputError: The model has an open roll-out, or the candidate serves already.
+    """
+    known = {version.name: version for version in await list_versions(connection, rollout.model)}
+    if (other := known.get(candidate.name)) is not None and other.weight:
+        raise InputError(
+            f"{rollout.model} is served by the version {candidate.name} already; give another --to, or another --name."
+        )
+    if rollout.stable not in known:
+        await put_version(connection, ModelVersion(rollout.model, rollout.stable, weight=100.0), by.at)
+    # the candidate is younger than the version that it replaces
+    await put_version(connection, candidate, by.at + timedelta(microseconds=1))
+    try:
+        async with connection.begin_nested():
+            await connection.execute(
+                rollouts.insert().values(open_model=rollout.model, id=rollout.id, **_columns(rollout))
+            )
+    except IntegrityError as error:
+        raise InputError(
+            f"A roll-out of {rollout.model} is in progress. Finish it first: `llmops rollout promote {rollout.model} "
+            f"--full`, or `llmops rollout rollback {rollout.model}`."
+        ) from error
+    await _record(connection, rollout, by, "start")
+
+
+async def save_rollout(connection: AsyncConnection, rollout: Rollout, by: AuditContext) -> None:
+    """Write a roll-out's next state with the weights that follow from it.
+
+    Raises:
+        ResourceError: Another process has changed the roll-out meanwhile.
+    """
+    current = (rollouts.c.id == rollout.id) & (rollouts.c.revision == rollout.revision - 1)
+    open_model = rollout.model if rollout.is_open else None
+    changed = await connection.execute(
+        update(rollouts).where(current).values(open_model=open_model, **_columns(rollout))
+    )
+    if changed.rowcount != 1:
+        raise ResourceError(f"The roll-out of {rollout.model} has changed meanwhile; look at it again.")
+    weights = {rollout.stable: 100.0 - rollout.percent, rollout.candidate: rollout.percent}
+    for name, weight in weights.items():
+        state = ACTIVE if weight or rollout.is_open else RETIRED
+        this = (model_versions.c.model == rollout.model) & (model_versions.c.name == name)
+        await connection.execute(update(model_versions).where(this).values(weight=weight, state=state))
+    if not rollout.is_open:
+        await connection.execute(delete(rollout_outcomes).where(rollout_outcomes.c.model == rollout.model))
+    await _record(connection, rollout, by, rollout.state)
+
+
+async def save_verdict(connection: AsyncConnection, rollout: Rollout, verdict: Mapping[str, Any]) -> None:
+    """Write the latest verdict, unless the roll-out has changed since the judge read it."""
+    current = (rollouts.c.id == rollout.id) & (rollouts.c.revision == rollout.revision)
+    await connection.execute(update(rollouts).where(current).values(verdict=dict(verdict)))
+
+
+async def list_pins(connection: AsyncConnection) -> Mapping[tuple[str, str], str]:
+    """Return the versions to which keys are pinned, by model and key id."""
+    return {(row.model, row.key_id): row.version for row in await connection.execute(select(version_pins))}
+
+
+async def pin_key(connection: AsyncConnection, model: str, key_id: str, version: str | None, by: AuditContext) -> None:
+    """Pin a key to a version of a model, or remove its pin if `version` is None.
+
+    Raises UnknownResourceError if the model has no such version.
+    """
+    await connection.execute(
+        delete(version_pins).where(version_pins.c.model == model, version_pins.c.key_id == key_id)
+    )
+    if version is not None:
+        names = [one.name for one in await list_versions(connection, model)]
+        if version not in names:
+            known = f"its versions are {', '.join(names)}" if names else "it has had no roll-out yet"
+            raise UnknownResourceError(f"{model} has no version {version}; {known}.")
+        await connection.execute(version_pins.insert().values(model=model, key_id=key_id, version=version))
+    await record_action(connection, by, "rollout.pin", model, detail={"key": key_id, "version": version})
+
+
+async def add_outcomes(connection: AsyncConnection, model: str, outcomes: Sequence[Any], at: datetime) -> None:
+    """Insert a batch of requests that have ended."""
+    await connection.execute(
+        rollout_outcomes.insert().values(id=str(uuid4()), model=model, written_at=at, outcomes=list(outcomes))
+    )
+
+
+@dataclass(frozen=True)
+class OutcomeBatch:
+    """Requests that ended during a roll-out, as a gateway wrote them at once."""
+
+    id: str
+    written_at: datetime
+    outcomes: Sequence[Any]
+
+
+async def read_outcomes(connection: AsyncConnection, model: str, since: datetime) -> Sequence[OutcomeBatch]:
+    """Return up to OUTCOME_BATCHES batches that were written at `since` or later, oldest first."""
+    columns = rollout_outcomes.c
+    statement = (
+        select(columns.id, columns.written_at, columns.outcomes)
+        .where(columns.model == model, columns.written_at >= since)
+        .order_by(columns.written_at, columns.id)
+        .limit(OUTCOME_BATCHES)
+    )
+    return [OutcomeBatch(**row) for row in (await connection.execute(statement)).mappings()]
+
+
+def new_rollout(model: str, stable: str, candidate: str, state: str, at: datetime) -> Rollout:
+    """Return a roll-out that starts at `at`."""
+    return Rollout(str(uuid4()), model, stable, candidate, state, started_at=at, changed_at=at)
+
+
+def _rollout(row: Mapping[str, Any]) -> Rollout:
+    values = dict(row)
+    is_open = values.pop("open_model") is not None
+    return Rollout(**values, is_open=is_open)
+
+
+def _columns(rollout: Rollout) -> dict[str, Any]:
+    values = vars(rollout) | {"settings": dict(rollout.settings)}
+    return {name: value for name, value in values.items() if name not in ("id", "is_open")}
+
+
+async def _record(connection: AsyncConnection, rollout: Rollout, by: AuditContext, verb: str) -> None:
+    detail = {
+        "rollout": rollout.id,
+        "stable": rollout.stable,
+        "candidate": rollout.candidate,
+        "percent": rollout.percent,
+        "reason": rollout.reason,
+    }
+    await record_action(connection, by, f"rollout.{verb}", rollout.model, detail=detail)
