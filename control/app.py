@@ -20,6 +20,8 @@ from llmops.control.leader_jobs import LeaderJob, MakeJobs, cancel_tasks, run_jo
 from llmops.control.metrics import ControlMetrics, SpendingCollector
 from llmops.control.reconcile import Reconciler
 from llmops.control.retention import Retention
+from llmops.control.rollouts.runner import RolloutRunner
+from llmops.control.rollouts.version_replicas import GivenReplicas, VersionReplicas
 from llmops.control.store_access import SharedStore
 from llmops.distribution import missing_extra
 from llmops.gateway.auth.authentication import create_authentication, keys_required
@@ -140,15 +142,22 @@ def control_plugin(
     return enter
 
 
-def make_leader_jobs(settings: GatewaySettings) -> Sequence[LeaderJob]:
+def make_leader_jobs(settings: GatewaySettings, replicas: VersionReplicas = GivenReplicas()) -> Sequence[LeaderJob]:
     """Return the leader's jobs.
+
+    Args:
+        settings: The settings; `store` is set.
+        replicas: Starts and stops the replicas of roll-outs.
 
     Raises:
         MissingDependencyError: Kafka is configured and its client is not installed.
         InputError: Kafka is configured without a signing key.
     """
     assert settings.store is not None
-    jobs: list[LeaderJob] = [Reconciler(settings.store, settings.usage.engines)]
+    jobs: list[LeaderJob] = [
+        Reconciler(settings.store, settings.usage.engines),
+        RolloutRunner(settings.store, replicas),
+    ]
     if settings.audit.days is not None:
         jobs.append(Retention(settings.store, settings.audit.days))
     if settings.kafka is not None:

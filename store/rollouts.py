@@ -135,24 +135,37 @@ async def require_open_rollout(connection: AsyncConnection, model: str) -> Rollo
 
 
 async def create_rollout(
-    connection: AsyncConnection, rollout: Rollout, candidate: ModelVersion, by: AuditContext
-) -> None:
-    """Insert a roll-out and its candidate.
+    connection: AsyncConnection, candidate: ModelVersion, state: str, settings: Mapping[str, Any], by: AuditContext
+) -> Rollout:
+    """Insert a roll-out from the version that serves now to a candidate, and return it.
 
     A model without versions gets its initial version first.
 
     Raises:
         InputError: The model has an open roll-out, or the candidate serves already.
     """
-    known = {version.name: version for version in await list_versions(connection, rollout.model)}
-    if (other := known.get(candidate.name)) is not None and other.weight:
+    known = await list_versions(connection, candidate.model)
+    stable = max(known, key=lambda version: version.weight, default=None)
+    if stable is None:
+        stable = ModelVersion(candidate.model, INITIAL_VERSION, weight=100.0)
+        await put_version(connection, stable, by.at)
+    if any(version.name == candidate.name and version.weight for version in known):
         raise InputError(
-            f"{rollout.model} is served by the version {candidate.name} already; give another --to, or another --name."
+            f"{candidate.model} is served by the version {candidate.name} already; give another --to, or another "
+            "--name."
         )
-    if rollout.stable not in known:
-        await put_version(connection, ModelVersion(rollout.model, rollout.stable, weight=100.0), by.at)
     # the candidate is younger than the version that it replaces
     await put_version(connection, candidate, by.at + timedelta(microseconds=1))
+    rollout = Rollout(
+        id=str(uuid4()),
+        model=candidate.model,
+        stable=stable.name,
+        candidate=candidate.name,
+        state=state,
+        started_at=by.at,
+        changed_at=by.at,
+        settings=settings,
+    )
     try:
         async with connection.begin_nested():
             await connection.execute(
@@ -164,6 +177,7 @@ async def create_rollout(
             f"--full`, or `llmops rollout rollback {rollout.model}`."
         ) from error
     await _record(connection, rollout, by, "start")
+    return rollout
 
 
 async def save_rollout(connection: AsyncConnection, rollout: Rollout, by: AuditContext) -> None:
@@ -205,9 +219,7 @@ async def pin_key(connection: AsyncConnection, model: str, key_id: str, version:
 
     Raises UnknownResourceError if the model has no such version.
     """
-    await connection.execute(
-        delete(version_pins).where(version_pins.c.model == model, version_pins.c.key_id == key_id)
-    )
+    await connection.execute(delete(version_pins).where(version_pins.c.model == model, version_pins.c.key_id == key_id))
     if version is not None:
         names = [one.name for one in await list_versions(connection, model)]
         if version not in names:
@@ -243,11 +255,6 @@ async def read_outcomes(connection: AsyncConnection, model: str, since: datetime
         .limit(OUTCOME_BATCHES)
     )
     return [OutcomeBatch(**row) for row in (await connection.execute(statement)).mappings()]
-
-
-def new_rollout(model: str, stable: str, candidate: str, state: str, at: datetime) -> Rollout:
-    """Return a roll-out that starts at `at`."""
-    return Rollout(str(uuid4()), model, stable, candidate, state, started_at=at, changed_at=at)
 
 
 def _rollout(row: Mapping[str, Any]) -> Rollout:

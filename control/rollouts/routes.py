@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Annotated, Any
 
 from fastapi import Query
@@ -24,7 +23,7 @@ from llmops.control.rollouts.state_machine import RolloutEvent, RolloutSettings,
 from llmops.errors import InputError
 from llmops.store import rollouts
 from llmops.store.audit import list_audit_entries
-from llmops.store.rollouts import INITIAL_VERSION, ModelVersion, Rollout
+from llmops.store.rollouts import ModelVersion, Rollout
 
 _OPTIONS = (
     *("auto", "approve", "drain_timeout", "keep_old", "allow_capacity_loss", "webhook", "analysis"),
@@ -43,14 +42,10 @@ async def start_rollout(session: Session, body: RolloutCreate) -> RolloutRead:
         settings = RolloutSettings(**options)
         if bool(body.engine) == bool(body.replicas):
             raise InputError("A roll-out needs the candidate's engine folder, or the addresses of its replicas.")
-        versions = await rollouts.list_versions(connection, body.model)
-        stable = max(versions, key=lambda version: version.weight).name if versions else INITIAL_VERSION
-        rollout = replace(
-            rollouts.new_rollout(body.model, stable, body.name, RolloutState.STARTING, session.by.at),
-            settings=settings.data(),
-        )
         candidate = ModelVersion(body.model, body.name, body.engine, body.replicas)
-        await rollouts.create_rollout(connection, rollout, candidate, session.by)
+        rollout = await rollouts.create_rollout(
+            connection, candidate, RolloutState.STARTING, settings.data(), session.by
+        )
         result = await _read(connection, rollout)
     await notify_webhook(rollout, session.by.actor)
     return result

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from enum import StrEnum
+from itertools import pairwise
 from typing import Any
 
 from llmops.errors import InputError
@@ -100,7 +101,7 @@ class RolloutSettings:
 
     def __post_init__(self) -> None:
         steps = tuple(self.steps)
-        if not steps or steps[-1] != 100 or steps[0] <= 0 or any(a >= b for a, b in zip(steps, steps[1:], strict=False)):
+        if not steps or steps[-1] != 100 or steps[0] <= 0 or any(a >= b for a, b in pairwise(steps)):
             text = ", ".join(f"{step:g}" for step in steps)
             raise InputError(f"The steps {text} do not increase from above 0 to 100 percent; write 5,25,50,100.")
 

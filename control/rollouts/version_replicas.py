@@ -24,14 +24,12 @@ class StartedReplicas:
 
 
 class VersionReplicas(Protocol):
-    """What starts and stops the replicas of versions.
+    """An interface to start and stop the replicas of versions.
 
     Both methods are called again after a crash of control, so they must be idempotent.
     """
 
-    async def start(
-        self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings
-    ) -> StartedReplicas:
+    async def start(self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings) -> StartedReplicas:
         """Start the replicas of a candidate beside those of the stable version, and check them.
 
         Raises:
@@ -47,9 +45,7 @@ class VersionReplicas(Protocol):
 class GivenReplicas:
     """Replicas that something else starts and stops: a chart, compose, an operator."""
 
-    async def start(
-        self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings
-    ) -> StartedReplicas:
+    async def start(self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings) -> StartedReplicas:
         return StartedReplicas(candidate.replicas)
 
     async def stop(self, version: ModelVersion, drain_timeout: float) -> None:

@@ -1,0 +1,23 @@
+"""A process that carries roll-outs out, for a test that kills it."""
+
+from __future__ import annotations
+
+import asyncio
+
+from llmops.control.rollouts.runner import RolloutRunner
+from llmops.control.rollouts.version_replicas import StartedReplicas
+
+
+class Replicas:
+    """Replicas that start and stop in a moment."""
+
+    async def start(self, candidate, stable, settings):
+        await asyncio.sleep(0.01)
+        return StartedReplicas([f"{candidate.name}:8001"])
+
+    async def stop(self, version, drain_timeout):
+        await asyncio.sleep(0.01)
+
+
+def carry_out_forever(url: str) -> None:
+    asyncio.run(RolloutRunner(url, Replicas(), tick=0.005, weights_delay=0).run())

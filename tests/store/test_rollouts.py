@@ -1,0 +1,295 @@
+"""Roll-outs in the store: a transition, its weights and its audit entry are one write, and a killed control goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import multiprocessing
+import os
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmops.control.rollouts import runner as runner_module
+from llmops.control.rollouts.runner import RolloutRunner, apply_event
+from llmops.control.rollouts.state_machine import (
+    FINAL_STATES,
+    RolloutEvent,
+    RolloutSettings,
+    RolloutState,
+    transition,
+)
+from llmops.errors import InputError, ResourceError, UnknownResourceError
+from llmops.store.audit import AuditContext, list_audit_entries
+from llmops.store.factory import open_store
+from llmops.store.rollouts import (
+    INITIAL_VERSION,
+    ModelVersion,
+    Rollout,
+    add_outcomes,
+    create_rollout,
+    list_pins,
+    list_rollouts,
+    list_versions,
+    pin_key,
+    require_open_rollout,
+)
+from tests.store.rollout_process import Replicas, carry_out_forever
+
+NOW = datetime(2026, 11, 25, tzinfo=UTC)
+
+
+def rollout(**settings) -> Rollout:
+    data = RolloutSettings(**settings).data()
+    return Rollout("1", "llama", INITIAL_VERSION, "v2", RolloutState.STARTING, NOW, NOW, settings=data)
+
+
+async def start(connection, name: str, by: AuditContext, **settings) -> Rollout:
+    candidate = ModelVersion("llama", name, engine="/engine")
+    return await create_rollout(connection, candidate, RolloutState.STARTING, RolloutSettings(**settings).data(), by)
+
+
+def walk(start: Rollout, *events: RolloutEvent) -> list[tuple[str, float]]:
+    found = []
+    for event in events:
+        start = transition(start, event, NOW)
+        found.append((start.state, start.percent))
+    return found
+
+
+def test_a_canary_that_passes_goes_through_all_steps():
+    passed = [RolloutEvent.PASSED] * 3
+    assert walk(rollout(), RolloutEvent.READY, *passed, RolloutEvent.KEPT, RolloutEvent.STOPPED) == [
+        ("shifting", 5),
+        ("shifting", 25),
+        ("shifting", 50),
+        ("keeping", 100),
+        ("retiring", 100),
+        ("promoted", 100),
+    ]
+
+
+def test_with_approval_every_step_waits_for_a_person():
+    events = RolloutEvent.READY, RolloutEvent.PASSED, RolloutEvent.PROMOTE, RolloutEvent.PASSED, RolloutEvent.PROMOTE
+    assert walk(rollout(approve=True), *events) == [
+        ("shifting", 5),
+        ("waiting", 5),
+        ("shifting", 25),
+        ("waiting", 25),
+        ("shifting", 50),
+    ]
+
+
+def test_pause_keeps_the_weight_and_a_rollback_is_possible_while_the_old_version_is_kept():
+    events = RolloutEvent.READY, RolloutEvent.PAUSE, RolloutEvent.RESUME, RolloutEvent.PROMOTE_FULL
+    assert walk(rollout(), *events, RolloutEvent.ROLLBACK, RolloutEvent.STOPPED) == [
+        ("shifting", 5),
+        ("paused", 5),
+        ("shifting", 5),
+        ("keeping", 100),
+        ("rolling back", 0),
+        ("rolled back", 0),
+    ]
+
+
+def test_an_impossible_event_says_what_is_possible():
+    with pytest.raises(InputError, match="starting, so the event 'promote' changes nothing; wait until"):
+        transition(rollout(), RolloutEvent.PROMOTE, NOW)
+    with pytest.raises(InputError, match="increase from above 0 to 100"):
+        RolloutSettings(steps=(50, 25, 100))
+
+
+@given(st.lists(st.sampled_from(RolloutEvent), max_size=30))
+def test_only_a_rollback_lowers_the_weight_and_final_states_are_final(events):
+    current = rollout()
+    for event in events:
+        try:
+            following = transition(current, event, NOW)
+        except InputError:
+            continue
+        assert current.is_open
+        assert following.percent >= current.percent or following.state == RolloutState.ROLLING_BACK
+        assert following.is_open == (following.state not in FINAL_STATES)
+        current = following
+
+
+async def test_weights_versions_and_audit_follow_from_each_transition(store, by):
+    async with store.write() as connection:
+        await start(connection, "v2", by)
+        open_ = await require_open_rollout(connection, "llama")
+        await apply_event(connection, open_, RolloutEvent.READY, by, "ready after 3 s")
+    async with store.read() as connection:
+        assert [(one.name, one.weight) for one in await list_versions(connection)] == [("initial", 95), ("v2", 5)]
+        entry, _ = await list_audit_entries(connection, action="rollout.", subject="llama")
+    assert (entry.actor, entry.action, entry.detail["reason"]) == ("cli:tester", "rollout.shifting", "ready after 3 s")
+    # of two processes that read the same state one fails, and changes nothing
+    async with store.write() as connection:
+        with pytest.raises(ResourceError, match="changed meanwhile"):
+            await apply_event(connection, open_, RolloutEvent.ROLLBACK, by)
+    async with store.read() as connection:
+        assert sum(one.weight for one in await list_versions(connection)) == 100
+
+
+async def test_a_second_rollout_of_a_model_is_refused(store, by):
+    async with store.write() as connection:
+        await start(connection, "v2", by)
+    with pytest.raises(InputError, match="A roll-out of llama is in progress"):
+        async with store.write() as connection:
+            await start(connection, "v3", by)
+    async with store.read() as connection:
+        assert {one.name for one in await list_versions(connection)} == {"initial", "v2"}
+        with pytest.raises(UnknownResourceError, match="mistral has no roll-out in progress"):
+            await require_open_rollout(connection, "mistral")
+
+
+async def test_pins(store, by):
+    async with store.write() as connection:
+        await start(connection, "v2", by)
+        await pin_key(connection, "llama", "key-1", "v2", by)
+        assert await list_pins(connection) == {("llama", "key-1"): "v2"}
+        await pin_key(connection, "llama", "key-1", None, by)
+        assert await list_pins(connection) == {}
+        with pytest.raises(UnknownResourceError, match="its versions are initial, v2"):
+            await pin_key(connection, "llama", "key-1", "v9", by)
+
+
+def outcomes(version: str, count: int, ok: bool = True) -> list[dict]:
+    one = {"ttft_s": 0.1, "tpot_s": 0.01, "end_to_end_s": 0.2, "prompt_tokens": 10, "output_tokens": 10}
+    return [{"version": version, "ok": ok, "good": ok, **one} for _ in range(count)]
+
+
+async def begin(url: str, **settings) -> None:
+    by = AuditContext("cli:tester", datetime.now(UTC))
+    async with await open_store(url) as store, store.write() as connection:
+        await start(connection, f"v{time.monotonic_ns()}", by, auto=True, keep_old=0, min_seconds=0, **settings)
+
+
+async def latest(url: str) -> tuple[Rollout, float]:
+    async with await open_store(url, pool_size=1) as store, store.read() as connection:
+        (found, *_) = await list_rollouts(connection, "llama")
+        return found, sum(one.weight for one in await list_versions(connection, "llama"))
+
+
+async def carry_out(url: str, until: Callable[[Rollout], bool], rows: Sequence[dict] = ()) -> Rollout:
+    """Run the job until the roll-out is in a state, with outcomes for each step."""
+    job = asyncio.create_task(RolloutRunner(url, Replicas(), tick=0.01, weights_delay=0).run())
+    fed = -1
+    try:
+        async with asyncio.timeout(60):
+            while True:
+                found, total = await latest(url)
+                assert total == 100
+                if until(found):
+                    return found
+                if rows and found.state == RolloutState.SHIFTING and found.revision != fed:
+                    fed = found.revision
+                    names = {"stable": found.stable, "candidate": found.candidate}
+                    named = [one | {"version": names[one["version"]]} for one in rows]
+                    async with await open_store(url) as store, store.write() as connection:
+                        await add_outcomes(connection, "llama", named, datetime.now(UTC))
+                await asyncio.sleep(0.01)
+    finally:
+        job.cancel()
+        await asyncio.gather(job, return_exceptions=True)
+
+
+async def test_the_job_promotes_a_healthy_canary_and_forgets_its_outcomes(url):
+    await begin(url, min_requests=30, steps=(50, 100))
+    healthy = outcomes("stable", 200) + outcomes("candidate", 200)
+    found = await carry_out(url, lambda one: not one.is_open, healthy)
+    assert (found.state, found.percent) == ("promoted", 100)
+    async with await open_store(url) as store, store.read() as connection:
+        states = {one.name: (one.weight, one.state) for one in await list_versions(connection)}
+        actions = [entry.action for entry in await list_audit_entries(connection, action="rollout.")]
+    assert states == {"initial": (0, "retired"), found.candidate: (100, "active")}
+    assert actions[::-1] == [f"rollout.{verb}" for verb in ("start", "shifting", "keeping", "retiring", "promoted")]
+
+
+async def test_the_job_rolls_a_failing_canary_back(url):
+    await begin(url, steps=(50, 100))
+    found = await carry_out(
+        url, lambda one: not one.is_open, outcomes("stable", 300) + outcomes("candidate", 60, ok=False)
+    )
+    assert (found.state, found.percent) == ("rolled back", 0)
+    assert "rror" in found.reason, found.reason
+
+
+async def test_replicas_that_do_not_start_end_the_rollout(url):
+    class Broken(Replicas):
+        async def start(self, candidate, stable, settings):
+            raise InputError("No GPU is free.")
+
+    await begin(url)
+    job = asyncio.create_task(RolloutRunner(url, Broken(), tick=0.01, weights_delay=0).run())
+    async with asyncio.timeout(30):
+        while (found := (await latest(url))[0]).is_open:
+            await asyncio.sleep(0.02)
+    job.cancel()
+    assert found.state == "rolled back"
+    assert "could not be started: No GPU is free." in found.reason
+
+
+async def test_a_receiver_gets_each_transition(url, monkeypatch):
+    received = []
+
+    async def record(changed: Rollout, actor: str) -> None:
+        received.append((changed.state, actor))
+
+    monkeypatch.setattr(runner_module, "notify_webhook", record)
+    await begin(url)
+    await carry_out(url, lambda one: one.state == RolloutState.SHIFTING)
+    assert received == [("shifting", "control")]
+
+
+def read_file(path: Path) -> tuple[str, str, str, bool]:
+    """The state, the two versions and whether the latest roll-out is open, after a look at the weights."""
+    with closing(sqlite3.connect(path)) as connection:
+        (total,) = connection.execute("select sum(weight) from model_versions").fetchone()
+        assert total == 100
+        newest = "select state, stable, candidate, open_model from rollouts order by started_at desc limit 1"
+        state, stable, candidate, open_model = connection.execute(newest).fetchone()
+    return state, stable, candidate, open_model is not None
+
+
+async def feed(url: str, stable: str, candidate: str) -> None:
+    async with await open_store(url, pool_size=1) as store, store.write() as connection:
+        rows = outcomes(stable, 200) + outcomes(candidate, 200)
+        await add_outcomes(connection, "llama", rows, datetime.now(UTC))
+
+
+def test_a_control_that_is_killed_in_each_state_goes_on_from_the_store(tmp_path):
+    """The next process goes on in the state that the last one has written; LLMOPS_KILLS=100 for the figure of docs."""
+    path = tmp_path / "store.db"
+    url, wanted = f"sqlite:///{path}", int(os.environ.get("LLMOPS_KILLS", "16"))
+    multiprocessing.get_context("forkserver").set_forkserver_preload(["tests.store.rollout_process"])
+    killed_in: Counter[str] = Counter()
+    while killed_in.total() < wanted:
+        asyncio.run(begin(url, min_requests=30, steps=(50, 100)))
+        state, stable, candidate, is_open = read_file(path)
+        while is_open:
+            if state == RolloutState.SHIFTING:
+                asyncio.run(feed(url, stable, candidate))
+            # a server without threads forks: a process with threads may fork a lock that is held
+            process = multiprocessing.get_context("forkserver").Process(target=carry_out_forever, args=(url,))
+            process.start()
+            try:
+                deadline = time.monotonic() + 60
+                while read_file(path)[0] == state:
+                    assert time.monotonic() < deadline, f"nothing has moved since {state}"
+                    time.sleep(0.005)
+                # 0 to 8 ms later: before, within and after the next transaction
+                time.sleep(0.002 * (killed_in.total() % 5))
+            finally:
+                process.kill()
+                process.join()
+            state, _, _, is_open = read_file(path)
+            killed_in[state] += 1
+        assert state == RolloutState.PROMOTED
+    assert {"shifting", "keeping", "promoted"} <= set(killed_in), killed_in
