@@ -48,6 +48,8 @@ from llmops.gateway.routing.replicas.encoder_registry import create_encoder_regi
 from llmops.gateway.routing.replicas.pool_registry import create_pool_registry
 from llmops.gateway.routing.replicas.replica_metrics import ReplicaMetricsCollector
 from llmops.gateway.routing.served_models import EmbeddingModel, EncoderModel, GenerativeModel
+from llmops.gateway.routing.versions.outcome_check import OutcomeCheck
+from llmops.gateway.routing.versions.version_router import VersionRouter
 from llmops.gateway.safety.policy import create_safety
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry import metric_definitions
@@ -59,6 +61,7 @@ from llmops.gateway.web.browser_security import OriginCheck, TrustedHostCheck
 from llmops.gateway.web.chat_page import add_chat_page
 
 if TYPE_CHECKING:
+    from llmops.gateway.routing.versions.version_directory import VersionDirectory
     from llmops.gateway.usage.billing import Billing
 
 #: Adds its routes when it is called. The context manager that it returns is entered at start-up,
@@ -79,11 +82,13 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     metrics = GatewayMetrics(partial(_objectives, settings))
     text_threads = TextThreadPool(settings.text_threads, settings.limits.preparing)
     buffered_bytes = BufferedBytes(settings.limits.held_bytes)
-    pools = create_pool_registry(settings, metrics)
+    versions = _create_version_directory(settings)
+    pools = create_pool_registry(settings, metrics, versions)
     registries = create_encoder_registries(settings)
     if pools is not None:
         registries[GenerativeModel] = pools
-    models = create_model_registry(settings, [settings.triton], registries, metrics.reaches)
+    resolver = versions.resolver if versions is not None else None
+    models = create_model_registry(settings, [settings.triton], registries, metrics.reaches, resolver)
     metrics.registry.register(ReplicaMetricsCollector(models, pools))
     authentication = create_authentication(settings)
     billing = create_billing(settings)
@@ -107,6 +112,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
         drop_session_blocks=settings.drop_session_blocks,
         cache_scope=settings.cache_scope or ("tenant" if settings.store else ""),
         safety=safety,
+        version_router=VersionRouter(versions, pools) if versions is not None and pools is not None else None,
     )
     stored_responses = _create_response_store(settings)
     conversations = ConversationRoutes(settings, service, stored_responses, _price_function(billing))
@@ -121,6 +127,10 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
             stack.push_async_callback(_close_in_threads, exporters)
             stack.callback(text_threads.close)
             stack.push_async_callback(models.close)
+            if versions is not None:
+                versions.on_change = models.refresh_soon
+                stack.push_async_callback(versions.close)
+                await versions.start()
             await models.start()
             if billing is not None:
                 stack.push_async_callback(billing.close)
@@ -166,6 +176,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
             *([limits] if limits else []),
             *([traces.passed("rate_limit")] if traces and limits else []),
             *([usage] if usage else []),
+            *([OutcomeCheck(versions)] if versions is not None else []),
         ],
     )
     add_exception_handlers(app)
@@ -217,6 +228,15 @@ def _create_response_store(settings: GatewaySettings) -> ResponseStore:
     from llmops.gateway.conversations.sql_responses import SqlResponses
 
     return SqlResponses(settings.store, settings.responses)
+
+
+def _create_version_directory(settings: GatewaySettings) -> VersionDirectory | None:
+    """Return the versions of models, or None where there can be none: without a store or a fleet."""
+    if settings.store is None or not settings.replicas:
+        return None
+    from llmops.gateway.routing.versions.version_directory import VersionDirectory
+
+    return VersionDirectory(settings.store, settings.replicas)
 
 
 def _price_function(billing: Billing | None) -> Callable[[str, Usage], int | None]:

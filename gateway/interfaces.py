@@ -421,6 +421,11 @@ class TokenStream(ABC):
         return ""
 
     @property
+    def version(self) -> str:
+        """Return the version of the model that generates, empty for a model without versions."""
+        return ""
+
+    @property
     def splices(self) -> Mapping[str, int]:
         """Return the number of moves by whether the text is the same after them.
 

@@ -46,8 +46,10 @@ def parse_replica(text: str) -> ReplicaAddress | DnsAddress:
     return ReplicaAddress(f"{host}:{port}", engine_model, name)
 
 
-def format_address(address: ReplicaAddress) -> str:
-    """Return the address as the setting has it, which is the replica's id."""
+def format_address(address: ReplicaAddress | DnsAddress) -> str:
+    """Return the address as the setting has it. For a ReplicaAddress that is the replica's id."""
+    if isinstance(address, DnsAddress):
+        return f"{DNS_PREFIX}{address.host}:{address.port}"
     named = f"{address.name}=" if address.name else ""
     model = f"/{address.engine_model}" if address.engine_model else ""
     return f"{named}{address.server}{model}"

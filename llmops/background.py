@@ -18,7 +18,7 @@ class PeriodicTask:
 
     def __init__(self, name: str, function: Callable[[], Awaitable[object]], interval: float) -> None:
         self._name, self._function, self._interval = name, function, interval
-        self._first_call = asyncio.Event()
+        self._first_call, self._is_due = asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
 
     async def start(self, timeout: float = 0.0) -> None:
@@ -28,6 +28,10 @@ class PeriodicTask:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(timeout):
                     await self._first_call.wait()
+
+    def call_soon(self) -> None:
+        """Call the function now, or as soon as the current call has ended."""
+        self._is_due.set()
 
     async def close(self) -> None:
         if self._task is not None:
@@ -41,7 +45,10 @@ class PeriodicTask:
             except Exception:
                 log.exception("%s failed, and will be tried again in %g s", self._name, self._interval)
             self._first_call.set()
-            await asyncio.sleep(self._interval)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._interval):
+                    await self._is_due.wait()
+            self._is_due.clear()
 
 
 class LogOnce:

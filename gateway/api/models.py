@@ -68,8 +68,9 @@ class ModelsEndpoint:
 
     def _describe(self, model: Model, ready: bool) -> dict[str, Any]:
         """Return a model, with the sums over its replicas if it has several."""
-        pool = self._pools.pools.get(model.parent or model.name) if self._pools is not None else None
-        return describe_model(model, ready) | (summarize_capacity(pool.views) if pool is not None else {})
+        pools = self._pools.pools_of(model.parent or model.name) if self._pools is not None else ()
+        views = [view for pool in pools for view in pool.views]
+        return describe_model(model, ready) | (summarize_capacity(views) if pools else {})
 
 
 def describe_model(model: Model, ready: bool) -> dict[str, Any]:

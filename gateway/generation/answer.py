@@ -188,6 +188,7 @@ class Answer:
         usage, finish, stream, context = self.usage, self.finish, self._stream, self._context
         context.usage, context.finish_reason = usage, finish
         context.splice, context.replica, context.failovers = self.failover_quality, stream.replica, stream.moves
+        context.version = stream.version
         if self._recorder is not None:
             outcome = Outcome(status, finish, usage)
             self._recorder.end(outcome, self.meter.first, context.replica, sum(stream.splices.values()))

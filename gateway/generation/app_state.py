@@ -17,6 +17,7 @@ from llmops.gateway.routing.merged_stream import MergedStream
 from llmops.gateway.routing.model_registry import ModelLookup
 from llmops.gateway.routing.placement.prefix_index import tenant_cache_salt
 from llmops.gateway.routing.served_models import GenerativeModel
+from llmops.gateway.routing.versions.version_router import VersionRouter
 from llmops.gateway.safety.policy import Safety
 from llmops.gateway.settings import RequestLimits, Timeouts
 from llmops.gateway.telemetry.metrics import AnswerMeter, GatewayMetrics, GoodputOutcome
@@ -43,14 +44,16 @@ class AppState:
     # leave out listed blocks of agents that differ in each session, so that the rest of a prompt is
     # found in the cache
     drop_session_blocks: bool = True
+    # chooses among the versions of a model, if there can be several
+    version_router: VersionRouter | None = None
     # filters of prompts and answers, if there are any
     safety: Safety | None = None
 
-    def find_model(self, name: str, context: RequestContext) -> GenerativeModel:
-        """Return the model that answers a request for `name`.
+    def find_model(self, name: str, context: RequestContext, body: object) -> GenerativeModel:
+        """Return the model, in the version, that answers a request for `name`.
 
         An alias is answered by the first of its models that is served and has room; the last one is
-        taken as it is.
+        taken as it is. `body` is the request, which stays on the version of its conversation.
 
         Raises:
             ModelNotAllowedError, ModelNotFoundError, UnavailableError: As `ModelLookup.get`.
@@ -58,14 +61,21 @@ class AppState:
         *others, last = self.models.candidates(name, context.caller)
         for one in others:
             with suppress(UnavailableError, ModelNotFoundError):
-                model = self.models.find(one)
+                model = self._version(self.models.find(one), body, context)
                 if model.engine.gated:
                     model.engine.check(context.scheduling)
                 self.engine_slots.enter(model, 1, context.caller.share)()
                 context.alias_of = model.name
                 return model
-        model = self.models.find(last)
+        model = self._version(self.models.find(last), body, context)
         context.alias_of = model.name if name != model.name and model.name == last else ""
+        return model
+
+    def _version(self, model: GenerativeModel, body: object, context: RequestContext) -> GenerativeModel:
+        if self.version_router is None:
+            return model
+        model = self.version_router.route(model, body, context)
+        context.version = model.version
         return model
 
     def cache_salt(self, caller: str) -> int:
@@ -144,6 +154,7 @@ async def start_answer(
     prompt_tokens = sum(len(request.input_ids) for request in requests)
     choices = [make_choice(index) for index in range(len(requests) * requests[0].n)]
     stream = await _open_streams(model.engine, requests)
+    context.version = stream.version
     context.mark("submit")
     admission.meter.submitted(prompt_tokens, len(choices))
     if context.usage_recorder is not None:

@@ -69,6 +69,9 @@ class RequestContext:
         dropped_messages: Messages of a stored conversation that did not fit into the model's
             context.
         replica: The id of the replica that served the answer.
+        version: The version of the model that answers, for the header `x-llmops-version`; empty for
+            a model without versions.
+        answer_signs: Properties of the answer's text that the judge of a roll-out compares.
         failovers: Every time that the answer moved to another replica.
         background_task: Work that goes on after the response. The request ends when this task ends.
     """
@@ -100,6 +103,8 @@ class RequestContext:
     splice: str = ""
     dropped_messages: int = 0
     replica: str = ""
+    version: str = ""
+    answer_signs: Mapping[str, bool] = field(default_factory=dict)
     failovers: Sequence[Failover] = ()
     background_task: asyncio.Task[None] | None = None
 
@@ -150,6 +155,8 @@ class RequestContext:
             headers.append((b"x-llmops-warnings", _header_value(self.warnings)))
         if self.alias_of:
             headers.append((b"x-llmops-model", self.alias_of.encode()))
+        if self.version:
+            headers.append((b"x-llmops-version", self.version.encode()))
         if self.dropped_messages:
             headers.append((b"x-llmops-dropped-messages", b"%d" % self.dropped_messages))
         if self.splice:

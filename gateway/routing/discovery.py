@@ -6,7 +6,8 @@ import asyncio
 import logging
 import socket
 import time
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from llmops.background import LogOnce
@@ -51,18 +52,42 @@ class StableAddresses:
 
 
 class AddressResolver:
-    """A resolver of the replicas of the settings to addresses."""
+    """A resolver of the replicas of the settings, and of further ones that change, to addresses.
 
-    def __init__(self, replicas: Sequence[ReplicaAddress | DnsAddress], resolve: ResolveHost | None = None) -> None:
-        self._replicas = list(dict.fromkeys(replicas))
+    Attributes:
+        sources: The replica in the settings that each address of the last `find` comes from, both
+            as texts.
+    """
+
+    def __init__(
+        self,
+        replicas: Sequence[ReplicaAddress | DnsAddress],
+        resolve: ResolveHost | None = None,
+        further: Callable[[], Sequence[ReplicaAddress | DnsAddress]] = tuple,
+        excluded: Callable[[], Collection[ReplicaAddress | DnsAddress]] = tuple,
+    ) -> None:
+        """Create a resolver.
+
+        Args:
+            replicas: The replicas of the settings.
+            resolve: Resolves a name.
+            further: Returns replicas to use besides.
+            excluded: Returns replicas that are not used at present.
+        """
+        self.sources: Mapping[str, str] = {}
+        self._replicas, self._further, self._excluded = list(replicas), further, excluded
         self._resolve = resolve or resolve_addresses
-        self._names = {one: StableAddresses() for one in self._replicas if isinstance(one, DnsAddress)}
+        self._names: defaultdict[DnsAddress, StableAddresses] = defaultdict(StableAddresses)
         self._log_once = LogOnce()
 
     async def find(self) -> list[ReplicaAddress]:
         """Return each address once. While DNS does not answer, its last answer stays in use."""
-        found = await asyncio.gather(*map(self._addresses, self._replicas))
-        return list(dict.fromkeys(address for addresses in found for address in addresses))
+        excluded = self._excluded()
+        replicas = [one for one in dict.fromkeys([*self._replicas, *self._further()]) if one not in excluded]
+        found = await asyncio.gather(*map(self._addresses, replicas))
+        sources = {address: one for one, addresses in zip(replicas, found, strict=True) for address in addresses}
+        self.sources = {format_address(address): format_address(one) for address, one in sources.items()}
+        return list(sources)
 
     async def _addresses(self, replica: ReplicaAddress | DnsAddress) -> list[ReplicaAddress]:
         if isinstance(replica, ReplicaAddress):

@@ -25,7 +25,7 @@ class EngineSlots:
         One client cannot take all of the `queued` slots (see FairShares).
         """
         self._queued = queued
-        self._engines: dict[str, FairShares] = {}
+        self._engines: dict[tuple[str, str], FairShares] = {}
 
     def enter(self, model: GenerativeModel, sequences: int, caller: str) -> Callable[[], None]:
         """Take slots for a request.
@@ -42,7 +42,7 @@ class EngineSlots:
             OverloadedError: The queue is full, or the caller's share of it. A request alone always
                 fits.
         """
-        name = model.parent or model.name
+        name = (model.parent or model.name, model.version)
         slots = self._engines.get(name) or self._engines.setdefault(name, FairShares(self._queued))
         slots.free = model.card.max_batch_size if slots.taken else sequences
         if not slots.take(caller, sequences):

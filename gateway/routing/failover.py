@@ -36,6 +36,7 @@ from llmops.gateway.errors import (
     CancelledStreamError,
     DrainingError,
     EngineError,
+    OverloadedError,
     PreemptedError,
     UnavailableError,
 )
@@ -176,6 +177,10 @@ class FailoverStream(TokenStream):
     def replica(self) -> str:
         """Return the replica that generates the tokens; empty once the request is split."""
         return self._attempt.stream.replica
+
+    @property
+    def version(self) -> str:
+        return self._attempt.stream.version
 
     @property
     def cached_tokens(self) -> int | None:  # type: ignore[override]
@@ -351,6 +356,8 @@ class FailoverStream(TokenStream):
         else:
             self._failures_without_progress = 0
         is_spent = self._failover_count >= MAX_FAILOVERS and reason != FailoverReason.PREEMPTED
+        # an answer that fell back to another version has lost that version's replicas too
+        is_spent |= self._attempt.stream.version != self._engine.version
         if is_spent or self._failures_without_progress >= MAX_FAILURES_WITHOUT_PROGRESS:
             raise error
         try:
@@ -396,7 +403,7 @@ class FailoverStream(TokenStream):
         counts = reason != FailoverReason.PREEMPTED
         failed = (*self._failed_replicas, old.replica) if counts else self._failed_replicas
         if not known:
-            attempt = Attempt(await self._open(self._request, failed))
+            attempt = Attempt(await self._open(self._request, failed, is_fresh=True))
         elif self._request.n == 1:
             attempt = await self._open_sequence(0, failed)
         else:
@@ -453,10 +460,11 @@ class FailoverStream(TokenStream):
         self._splices["exact" if exact and self._engine.exact else "approximate"] += 1
         return Attempt(stream, StreamState.REPLAYING if replays else StreamState.STREAMING)
 
-    async def _open(self, request: EngineRequest, failed: tuple[str, ...]) -> TokenStream:
+    async def _open(self, request: EngineRequest, failed: tuple[str, ...], is_fresh: bool = False) -> TokenStream:
         """Open a request on a replica that has not failed on this request.
 
-        If all have failed, any replica but the last that failed is used.
+        If all have failed, any replica but the last that failed is used. If no token has been
+        generated (`is_fresh`), a replica of another version is used before one that has failed.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + SEARCH_TIMEOUT
@@ -464,7 +472,7 @@ class FailoverStream(TokenStream):
         while True:
             for excluded in exclusions:
                 try:
-                    return await self._engine.reopen(replace(request, without=excluded, moved=True))
+                    return await self._engine.reopen(replace(request, without=excluded, moved=True), is_fresh)
                 except UnavailableError as error:
                     failure = error
             if loop.time() >= deadline:
@@ -515,7 +523,14 @@ class FailoverEngine(Engine):
     """An engine whose token streams survive the loss of a replica."""
 
     def __init__(
-        self, engine: Engine, count_failover: Callable[[FailoverReason], None], *, exact: bool, silence: float
+        self,
+        engine: Engine,
+        count_failover: Callable[[FailoverReason], None],
+        *,
+        exact: bool,
+        silence: float,
+        version: str = "",
+        fallback: Callable[[], Engine | None] = lambda: None,
     ) -> None:
         """Wrap `engine`, which chooses a replica for each request.
 
@@ -524,7 +539,11 @@ class FailoverEngine(Engine):
             count_failover: Called with the reason of each failover.
             exact: True if the tokens of a request do not depend on the other requests in its batch.
             silence: Seconds without a token after which a stream leaves its replica.
+            version: The version of the model that `engine` serves.
+            fallback: Returns the engine of another version that can answer a request of which no
+                token has been generated, or None.
         """
+        self.version, self._fallback = version, fallback
         self.exact, self.gated = exact, engine.gated
         self.count_failover = count_failover
         self.streams: set[FailoverStream] = set()
@@ -535,17 +554,27 @@ class FailoverEngine(Engine):
         self._engine.check(turn)
 
     async def open(self, request: EngineRequest) -> TokenStream:
-        stream = FailoverStream(self, request, Attempt(await self._engine.open(request)))
+        stream = FailoverStream(self, request, Attempt(await self.reopen(request, is_fresh=True)))
         if self._stall_check is None:
             self._schedule_stall_check()
         return stream
 
-    async def reopen(self, request: EngineRequest) -> TokenStream:
+    async def reopen(self, request: EngineRequest, is_fresh: bool = False) -> TokenStream:
         """Open a request for one of this engine's streams.
+
+        A request of which no token has been generated (`is_fresh`) falls back to another version.
 
         Raises UnavailableError if no replica can take it.
         """
-        return await self._engine.open(request)
+        try:
+            return await self._engine.open(request)
+        except OverloadedError:
+            raise
+        except UnavailableError:
+            fallback = self._fallback() if is_fresh else None
+            if fallback is None:
+                raise
+        return await fallback.open(request)
 
     async def close(self) -> None:
         if self._stall_check is not None:

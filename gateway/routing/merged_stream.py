@@ -30,6 +30,11 @@ class MergedStream(TokenStream):
         return None if None in found else sum(one or 0 for one in found)
 
     @property
+    def version(self) -> str:
+        """Return the version of the first request."""
+        return self._streams[0].version
+
+    @property
     def is_failing_over(self) -> bool:
         return any(stream.is_failing_over for stream in self._streams)
 

@@ -222,6 +222,10 @@ class ModelRegistry:
             return f"The model {name} {model.failed}: {error.message}"
         return None
 
+    def refresh_soon(self) -> None:
+        """Refresh without waiting for the next interval."""
+        self._refresher.call_soon()
+
     async def refresh(self) -> None:
         """Read the models of all servers.
 
@@ -329,13 +333,16 @@ def create_model_registry(
     addresses: Sequence[str],
     replica_registries: Mapping[type[Model], ReplicaRegistry] = MappingProxyType({}),
     on_server: ReachabilityCallback = lambda server, is_reachable: None,
+    resolver: AddressResolver | None = None,
 ) -> ModelRegistry:
     """Return the registry of all models on the servers of `settings.replicas`.
 
-    If the settings name no replicas, the servers at `addresses` are used.
+    If the settings name no replicas, the servers at `addresses` are used. `resolver` finds the
+    servers in place of one that knows the settings only.
     """
     kinds, timeout = create_model_kinds(settings), settings.timeouts.connect
-    discovery = ServerDiscovery(AddressResolver([parse_replica(one) for one in settings.replicas]), kinds, timeout)
+    resolver = resolver or AddressResolver([parse_replica(one) for one in settings.replicas])
+    discovery = ServerDiscovery(resolver, kinds, timeout)
     return ModelRegistry(
         [] if settings.replicas else [ModelServer(address, kinds, timeout) for address in addresses],
         kinds,

@@ -58,7 +58,8 @@ E = TypeVar("E", bound="EncoderModel")
 class GenerativeModel(Model):
     """A model that generates text. An adapter shares the parts of its base model.
 
-    `extras` are sent with every request, as in EngineRequest.
+    `extras` are sent with every request, as in EngineRequest. `version` is empty for a model that
+    has had no roll-out.
     """
 
     silent: ClassVar[str] = "made no token"
@@ -71,6 +72,7 @@ class GenerativeModel(Model):
     engine: Engine
     parent: str | None = None
     extras: Mapping[Tensor, float] = field(default_factory=dict)
+    version: str = ""
 
     def variants(self) -> Sequence[GenerativeModel]:
         adapters = [

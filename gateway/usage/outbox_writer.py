@@ -236,6 +236,7 @@ class _RequestUsage(UsageRecorder):
             ttft_ms=round((first - started) * 1000) if first else None,
             latency_ms=round((time.perf_counter() - started) * 1000),
             priority=caller.tier or None,
+            version=context.version or None,
             replica=replica or None,
             migrations=moves,
         )

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, NamedTuple
 
 from llmops.background import PeriodicTask
 from llmops.contract import RECONNECT_GRACE_PERIOD
@@ -44,35 +45,71 @@ OTHER_TENANTS = "other"
 SILENCE_SHARE = 1 / 4
 
 
+class VersionSource:
+    """The versions of models. In the base class no model has versions."""
+
+    def version_of(self, model: str, replica: str) -> str | None:
+        """Return the version of a replica.
+
+        It is empty for a model without versions, and None for a replica that is not used.
+        """
+        return ""
+
+    def names(self, model: str) -> Sequence[str]:
+        """Return the versions in use, the oldest first; empty for a model without versions."""
+        return ()
+
+    def preferred(self, model: str) -> Sequence[str]:
+        """Return the versions in use, the one with the most requests first."""
+        return ()
+
+
+class PoolKey(NamedTuple):
+    """A version of a model; the version is empty for a model without versions."""
+
+    model: str
+    version: str = ""
+
+
 class PoolRegistry:
-    """One ReplicaPool per generative model; adapters belong to the pool of their base model."""
+    """One ReplicaPool per version of a generative model.
+
+    Adapters belong to the pool of their base model.
+    """
 
     def __init__(
         self,
-        create_pool: Callable[[str], ReplicaPool],
-        create_engine: Callable[[ReplicaPool, ModelMetadata], FailoverEngine] | None = None,
+        create_pool: Callable[[str, str], ReplicaPool],
+        create_engine: Callable[[ReplicaPool, ModelMetadata, Callable[[], Engine | None]], FailoverEngine]
+        | None = None,
         on_misrouted: Callable[[str], None] = lambda model: None,
         scraper: GaugeScraper | None = None,
         reconnect_timeout: float = RECONNECT_TIMEOUT,
+        versions: VersionSource | None = None,
     ) -> None:
         """Create a registry without models.
 
         Args:
-            create_pool: Returns a new pool for the model of this name.
-            create_engine: Wraps a pool in an engine with failover; without it answers end with
-                their replica.
+            create_pool: Returns a new pool for a version of the model of this name.
+            create_engine: Wraps a pool in an engine with failover, which gets a function that
+                returns the engine to fall back to; without it answers end with their replica.
             on_misrouted: Called with a model of which another engine answers than its metadata
                 announces.
             scraper: Reads the gauges of replicas that do not report their state.
             reconnect_timeout: Seconds that a broken step stream has to reconnect.
+            versions: The versions of the models' replicas, None without versions.
         """
+        self._source = versions or VersionSource()
+        # models by name and version, the oldest version first
+        self.versions: dict[str, dict[str, ModelReplica[GenerativeModel]]] = {}
         self._create_pool, self._create_engine, self._on_misrouted = create_pool, create_engine, on_misrouted
-        self.pools: dict[str, ReplicaPool] = {}
-        self._engines: dict[str, FailoverEngine] = {}
-        # replicas by model and id, with duplicates of a replica under another address
-        self._replicas: dict[str, dict[str, Replica]] = {}
-        # why replicas are excluded, by model and replica
-        self.problems: dict[str, dict[str, str]] = {}
+        # pools by model and version
+        self._pools: dict[PoolKey, ReplicaPool] = {}
+        self._engines: dict[PoolKey, FailoverEngine] = {}
+        # replicas by pool and id, with duplicates of a replica under another address
+        self._replicas: dict[PoolKey, dict[str, Replica]] = {}
+        # why replicas are excluded, by pool and replica
+        self._problems: dict[PoolKey, dict[str, str]] = {}
         self._scraper, self._reconnect_timeout = scraper, reconnect_timeout
         self._tasks: list[PeriodicTask] = []
 
@@ -89,28 +126,83 @@ class PoolRegistry:
             await task.close()
         if self._scraper is not None:
             await self._scraper.close()
-        for pool in self.pools.values():
+        for pool in self._pools.values():
             pool.shut_down()
+
+    def pools_of(self, model: str) -> Sequence[ReplicaPool]:
+        """Return the pools of all versions of a model."""
+        return [pool for (name, _), pool in self._pools.items() if name == model]
 
     def combine(self, places: Mapping[str, Sequence[ModelReplica[Any]]]) -> Mapping[str, ModelReplica[Any]]:
-        bases = {name: replicas for name, replicas in places.items() if replicas[0].model.parent is None}
-        for name, replicas in bases.items():
-            if name not in self.pools:
-                pool = self.pools[name] = self._create_pool(name)
+        groups: dict[PoolKey, list[ModelReplica[Any]]] = {}
+        for name, replicas in places.items():
+            for place in replicas:
+                version = self._source.version_of(place.model.parent or name, place.replica)
+                if version is not None:
+                    groups.setdefault(PoolKey(name, version), []).append(place)
+        bases = {key: replicas for key, replicas in groups.items() if replicas[0].model.parent is None}
+        self._name_first_versions(bases)
+        for key, replicas in bases.items():
+            if key not in self._pools:
+                pool = self._pools[key] = self._create_pool(*key)
                 if self._create_engine is not None:
-                    self._engines[name] = self._create_engine(pool, replicas[0].model.card)
-            self._update(self.pools[name], replicas)
-        for name in set(self.pools) - set(bases):
-            pool = self.pools.pop(name)
-            self._update(pool, [])
-            pool.shut_down()
-            self._engines.pop(name, None)
-        return {name: self._combine_model(replicas) for name, replicas in places.items()}
+                    fallback = partial(self._find_fallback, key)
+                    self._engines[key] = self._create_engine(pool, replicas[0].model.card, fallback)
+            self._update(key, replicas)
+        for key in set(self._pools) - set(bases):
+            self._update(key, [])
+            self._pools.pop(key).shut_down()
+            self._engines.pop(key, None)
+        found: dict[str, dict[str, ModelReplica[GenerativeModel]]] = {}
+        for key, replicas in groups.items():
+            found.setdefault(key.model, {})[key.version] = self._combine_model(key, replicas)
+        self.versions = {name: self._sorted(models, self._source.names(name)) for name, models in found.items()}
+        return {
+            name: first_ready(list(self._sorted(models, self._source.preferred(name)).values()))
+            for name, models in self.versions.items()
+        }
+
+    def _sorted(
+        self, models: dict[str, ModelReplica[GenerativeModel]], order: Sequence[str]
+    ) -> dict[str, ModelReplica[GenerativeModel]]:
+        return {version: models[version] for version in sorted(models, key=order.index if order else None)}
+
+    def _name_first_versions(self, bases: Mapping[PoolKey, object]) -> None:
+        """Give the pool of a model without versions the name of the version that it becomes.
+
+        The first roll-out of a model thus keeps its pool with the open answers.
+        """
+        for key, pool in list(self._pools.items()):
+            if not key.version and key not in bases:
+                version = self._source.version_of(key.model, next(iter(self._replicas[key]), ""))
+                renamed = PoolKey(key.model, version or "")
+                if renamed in bases and renamed not in self._pools:
+                    pool.version = renamed.version
+                    for by_key in (self._pools, self._engines, self._replicas, self._problems):
+                        if key in by_key:
+                            by_key[renamed] = by_key.pop(key)  # type: ignore[attr-defined]
+                    if renamed in self._engines:
+                        self._engines[renamed].version = renamed.version
+
+    def _find_fallback(self, key: PoolKey) -> Engine | None:
+        """Return the engine of an older version with a replica, which reads the same tokens."""
+        versions = self.versions.get(key.model, {})
+        own = versions.get(key.version)
+        for version, found in versions.items():
+            if version == key.version:
+                break
+            if own is not None and found.ready and _reads_same_tokens(own.model.card, found.model.card):
+                return found.model.engine
+        return None
 
     def describe(self) -> dict[str, list[dict[str, Any]]]:
-        return {
-            name: describe_replicas(self._replicas[name].values(), self.problems.get(name, {})) for name in self.pools
-        }
+        rows: dict[str, list[dict[str, Any]]] = {}
+        for key in self._pools:
+            found = describe_replicas(self._replicas[key].values(), self._problems.get(key, {}))
+            for row in found if key.version else ():
+                row["version"] = key.version
+            rows.setdefault(key.model, []).extend(found)
+        return rows
 
     def is_idle(self, server: str) -> bool:
         return not any(replica.open_streams for replica in self.all() if replica.server == server)
@@ -120,25 +212,27 @@ class PoolRegistry:
         for replicas in self._replicas.values():
             yield from replicas.values()
 
-    def _combine_model(self, places: Sequence[ModelReplica[Any]]) -> ModelReplica[Any]:
+    def _combine_model(self, key: PoolKey, places: Sequence[ModelReplica[Any]]) -> ModelReplica[Any]:
         """Return one model that stands for all its replicas.
 
         Its batch is as large as all replicas and the queue together.
         """
         first = first_ready(places)
-        name = first.model.parent or first.model.name
-        pool = self.pools[name]
+        base = key._replace(model=first.model.parent or key.model)
+        pool = self._pools[base]
         is_ready = any(view.state in ("ready", "suspect") for view in pool.views) or first.ready
         slots = sum(view.max_batch_size for view in pool.views) or first.model.card.max_batch_size
         queued = pool.queue.controller.limits.entries if pool.queue is not None else 0
-        engine: Engine = self._engines.get(name, pool)
+        engine: Engine = self._engines.get(base, pool)
         card = replace(first.model.card, max_batch_size=slots + queued)
-        return ModelReplica(first.replica, replace(first.model, engine=engine, card=card), is_ready)
+        model = replace(first.model, engine=engine, card=card, version=key.version)
+        return ModelReplica(first.replica, model, is_ready)
 
-    def _update(self, pool: ReplicaPool, places: Sequence[ModelReplica[Any]]) -> None:
+    def _update(self, key: PoolKey, places: Sequence[ModelReplica[Any]]) -> None:
         """Replace the replicas of a pool. A replica whose metadata changed is a new one."""
+        pool = self._pools[key]
         problems = incompatible_replicas(pool.name, places)
-        known, current = self._replicas.get(pool.name, {}), {}
+        known, current = self._replicas.get(key, {}), {}
         for place in places:
             if place.replica not in problems:
                 replica = known.get(place.replica)
@@ -151,18 +245,18 @@ class PoolRegistry:
                 replica.stop()
                 pool.policy.forget(name)
                 log.warning("replica %s of %s: gone", name, pool.name)
-        self._replicas[pool.name] = current
+        self._replicas[key] = current
         problems |= _duplicate_addresses(current.values())
         pool.replicas = {name: replica for name, replica in current.items() if name not in problems}
         for replica in current.values():
             replica.update_state()
         pool.update()
-        log_incompatible_replicas(pool.name, problems, self.problems.get(pool.name, {}))
-        self.problems[pool.name] = problems
+        log_incompatible_replicas(pool.name, problems, self._problems.get(key, {}))
+        self._problems[key] = problems
 
     def _add_replica(self, pool: ReplicaPool, place: ModelReplica[GenerativeModel]) -> Replica:
         def on_change() -> None:
-            engine = self._engines.get(pool.name)
+            engine = self._engines.get(PoolKey(pool.name, pool.version))
             if engine is not None and replica.view.state == "draining":
                 engine.leave(replica.replica_id, FailoverReason.DRAINING)
             pool.update()
@@ -216,8 +310,15 @@ class UnstablePromptReporter:
         self._ratio.labels(tenant if tenant in self._tenants else OTHER_TENANTS).value = divergence.share
 
 
-def create_pool_registry(settings: GatewaySettings, metrics: GatewayMetrics) -> PoolRegistry | None:
-    """Return the registry, or None for a single server without admission control."""
+def create_pool_registry(
+    settings: GatewaySettings,
+    metrics: GatewayMetrics,
+    versions: VersionSource | None = None,
+) -> PoolRegistry | None:
+    """Return the registry, or None for a single server without admission control.
+
+    `versions` is as for PoolRegistry.
+    """
     objectives = (settings.slo, *(settings.slo_of(name) for name in settings.models))
     if not settings.replicas and not settings.tiers and all(slo.ttft_p95 is None for slo in objectives):
         return None
@@ -227,20 +328,23 @@ def create_pool_registry(settings: GatewaySettings, metrics: GatewayMetrics) -> 
     def salt(request: EngineRequest) -> int:
         return tenant_cache_salt(request.caller.partition("/")[0]) if cache_scope == "tenant" else 0
 
-    def create_engine(pool: ReplicaPool, card: ModelMetadata) -> FailoverEngine:
+    def create_engine(pool: ReplicaPool, card: ModelMetadata, fallback: Callable[[], Engine | None]) -> FailoverEngine:
         return FailoverEngine(
             pool,
             lambda reason: failovers.labels(reason).inc(),
             exact=card.batch_invariant,
             silence=settings.timeouts.idle * SILENCE_SHARE,
+            version=pool.version,
+            fallback=fallback,
         )
 
-    def create_pool(model: str) -> ReplicaPool:
+    def create_pool(model: str, version: str) -> ReplicaPool:
         policy = LeastCostPolicy(PrefixIndex() if settings.replicas else None)
         controller = create_admission_controller(settings, model, policy)
         if not settings.replicas:
-            return ReplicaPool(model, policy, salt, controller)
-        return ReplicaPool(model, policy, salt, controller, UnstablePromptReporter(model, metrics).record)
+            return ReplicaPool(model, policy, salt, controller, version=version)
+        on_prompt = UnstablePromptReporter(model, metrics).record
+        return ReplicaPool(model, policy, salt, controller, on_prompt, version=version)
 
     return PoolRegistry(
         create_pool,
@@ -248,7 +352,14 @@ def create_pool_registry(settings: GatewaySettings, metrics: GatewayMetrics) -> 
         on_misrouted=lambda model: misrouted.labels(model).inc(),
         scraper=GaugeScraper(settings.metrics_port),
         reconnect_timeout=RECONNECT_TIMEOUT if settings.replicas else RECONNECT_GRACE_PERIOD,
+        versions=versions,
     )
+
+
+def _reads_same_tokens(one: ModelMetadata, other: ModelMetadata) -> bool:
+    """Return True if a prompt of `one` has the same token ids on `other`, and fits there."""
+    same = one.tokenizer == other.tokenizer and one.vocab_size == other.vocab_size
+    return same and bool(one.tokenizer) and other.max_seq_len >= one.max_seq_len
 
 
 def _duplicate_addresses(replicas: Iterable[Replica]) -> dict[str, str]:

@@ -51,6 +51,7 @@ class ReplicaPool(Engine):
         controller: AdmissionController | None = None,
         on_prompt: Callable[[str, bytes], None] = lambda tenant, ids: None,
         clock: Callable[[], float] = perf_counter,
+        version: str = "",
     ) -> None:
         """Create a pool without replicas.
 
@@ -62,8 +63,9 @@ class ReplicaPool(Engine):
             controller: Admission control; without it requests are sent at once.
             on_prompt: Called with the tenant and the token ids (INT32) of each new prompt.
             clock: Monotonic clock in seconds.
+            version: The version of the model, empty for a model without versions.
         """
-        self.name, self.policy = name, policy
+        self.name, self.policy, self.version = name, policy, version
         self.replicas: Mapping[str, Replica] = {}
         self.queue = None if controller is None else RequestQueue(controller, lambda: self.views, clock)
         self._salt, self._on_prompt, self._clock = salt, on_prompt, clock
@@ -251,6 +253,10 @@ class ReplicaStream(TokenStream):
     @property
     def replica(self) -> str:
         return self._replica.replica_id
+
+    @property
+    def version(self) -> str:
+        return self._pool.version
 
     @property
     def cached_tokens(self) -> int | None:  # type: ignore[override]

@@ -1,0 +1,119 @@
+"""The versions of models, read from the store again and again, and outcomes written to it."""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+from sqlalchemy.exc import SQLAlchemyError
+
+from llmops.background import LogOnce, PeriodicTask
+from llmops.clocks import utc_now, wait_with_timeout
+from llmops.errors import LlmopsError
+from llmops.gateway.replica_address import DnsAddress, ReplicaAddress, parse_replica
+from llmops.gateway.routing.discovery import AddressResolver
+from llmops.gateway.routing.replicas.pool_registry import VersionSource
+from llmops.gateway.routing.versions.version_table import ServedVersion, VersionTable
+from llmops.store.factory import LazyStore
+from llmops.store.rollouts import RETIRED, add_outcomes, list_pins, list_versions
+
+log = logging.getLogger(__name__)
+
+#: Seconds between two reads of the weights. `llmops rollout rollback` takes this long.
+REFRESH_INTERVAL = 1.0
+#: Seconds after which a store that has not answered counts as away. The weights stay as they were.
+STORE_TIMEOUT = 5.0
+#: Outcomes of each version that a gateway writes at once; at higher rates it writes a sample.
+MAX_OUTCOMES = 200
+
+
+class VersionDirectory(VersionSource):
+    """The current versions. They stay as they were while the store is away.
+
+    Attributes:
+        on_change: Called after the versions have changed.
+        resolver: Finds the replicas of the settings and of the versions.
+    """
+
+    def __init__(self, url: str, replicas: Sequence[str]) -> None:
+        """Create a directory without versions.
+
+        Args:
+            url: URL of the store.
+            replicas: The replicas of the settings.
+        """
+        self.table = VersionTable()
+        self.on_change: Callable[[], object] = lambda: None
+        self.resolver = AddressResolver(
+            [parse_replica(one) for one in replicas], further=self._addresses, excluded=self._retired_addresses
+        )
+        self._store, self._log_once = LazyStore(url, pool_size=1), LogOnce()
+        self._task = PeriodicTask("versions of models", self.refresh, REFRESH_INTERVAL)
+        self._outcomes: defaultdict[str, defaultdict[str, list[Mapping[str, Any]]]] = defaultdict(
+            lambda: defaultdict(list)
+        )
+
+    async def start(self) -> None:
+        """Read the versions, and keep reading them until `close`."""
+        await self._task.start(STORE_TIMEOUT)
+
+    async def close(self) -> None:
+        await self._task.close()
+        await self._store.close()
+
+    def version_of(self, model: str, replica: str) -> str | None:
+        return self.table.version_of(model, self.resolver.sources.get(replica, replica))
+
+    def names(self, model: str) -> Sequence[str]:
+        return self.table.names(model)
+
+    def preferred(self, model: str) -> Sequence[str]:
+        return self.table.preferred(model)
+
+    def record(self, model: str, outcome: Mapping[str, Any]) -> None:
+        """Record the end of a request for the judge of a roll-out."""
+        batch = self._outcomes[model][outcome["version"]]
+        if len(batch) < MAX_OUTCOMES:
+            batch.append(outcome)
+
+    async def refresh(self) -> None:
+        """Write the recorded outcomes and read the versions now."""
+        try:
+            await wait_with_timeout(STORE_TIMEOUT, self._exchange())
+        except (TimeoutError, LlmopsError, SQLAlchemyError) as error:
+            reason = error.message if isinstance(error, LlmopsError) else type(error).__name__
+            if self._log_once.is_new("store", reason):
+                log.error("The versions of models cannot be read (%s); the known weights stay.", reason)
+        else:
+            if self._log_once.is_new("store", None):
+                log.warning("The versions of models can be read again.")
+
+    async def _exchange(self) -> None:
+        for model in [model for model, batches in self._outcomes.items() if any(batches.values())]:
+            batches = self._outcomes.pop(model)
+            async with self._store.write() as connection:
+                await add_outcomes(connection, model, [one for batch in batches.values() for one in batch], utc_now())
+        async with self._store.read() as connection:
+            found, pins = await list_versions(connection), await list_pins(connection)
+        models: dict[str, list[ServedVersion]] = {}
+        for one in found:
+            version = ServedVersion(one.name, frozenset(one.replicas), one.weight, one.state == RETIRED)
+            models.setdefault(one.model, []).append(version)
+        table = VersionTable(models, pins)
+        if table != self.table:
+            self.table = table
+            self.on_change()
+
+    def _addresses(self) -> Sequence[ReplicaAddress | DnsAddress]:
+        """Return the replicas that the versions in use name."""
+        versions = [version for versions in self.table.models.values() for version in versions]
+        names = {address for version in versions if not version.is_retired for address in version.replicas}
+        return [parse_replica(one) for one in sorted(names)]
+
+    def _retired_addresses(self) -> Collection[ReplicaAddress | DnsAddress]:
+        """Return the replicas that only retired versions name."""
+        versions = [version for versions in self.table.models.values() for version in versions]
+        names = {address for version in versions if version.is_retired for address in version.replicas}
+        return {parse_replica(one) for one in names} - set(self._addresses())

@@ -1,0 +1,41 @@
+"""The version of a model that answers a request."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.routing.replicas.pool_registry import PoolRegistry
+from llmops.gateway.routing.served_models import GenerativeModel
+from llmops.gateway.routing.versions.version_table import conversation_key
+
+if TYPE_CHECKING:
+    from llmops.gateway.routing.versions.version_directory import VersionDirectory
+
+
+class VersionRouter:
+    """Chooses a version for each request, before its prompt is read with the version's tokenizer."""
+
+    def __init__(self, directory: VersionDirectory, pools: PoolRegistry) -> None:
+        self._directory, self._pools = directory, pools
+
+    def route(self, model: GenerativeModel, body: object, context: RequestContext) -> GenerativeModel:
+        """Return the version of `model` for a request.
+
+        A version without a ready replica is replaced by an older one that has one.
+        """
+        if not model.version:
+            return model
+        name, table = model.parent or model.name, self._directory.table
+        conversation = conversation_key(body, context.caller) if table.is_split(name) else ""
+        version = table.choose(name, conversation, context.caller.key_id)
+        versions = self._pools.versions.get(model.name, {})
+        found = versions.get(version)
+        if found is None or not found.ready:
+            older = (other for other_name, other in versions.items() if other.ready and other_name != version)
+            found = next(older, found)
+        return found.model if found is not None else model
+
+    def is_split(self, model: str) -> bool:
+        """Return True if several versions of a model get requests."""
+        return self._directory.table.is_split(model)
