@@ -86,7 +86,12 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
 @click.option(
     "--cancel", type=click.FloatRange(0, 1), default=0.0, show_default=True, help="Share of requests cancelled midway."
 )
-@click.option("--slo", multiple=True, help="Objective: ttft:200ms, tpot:50ms, itl:100ms or e2e:5s. Repeatable.")
+@click.option(
+    "--slo",
+    multiple=True,
+    help="Objective of each request: ttft:200ms, tpot:50ms, itl:100ms or e2e:5s; of a share of them: ttft_p99:700ms "
+    "or availability:99.9%. Repeatable.",
+)
 @click.option("--sweep", is_flag=True, help="Find the highest rate that meets the objectives.")
 @click.option(
     "--fail-under",
@@ -95,7 +100,7 @@ _EXTRA = """write a JSON object in single quotes, such as --extra '{"top_k": 20}
     type=click.FloatRange(0, 1),
     default=0.99,
     show_default=True,
-    help="Share of requests that must meet the objectives; below it the exit code is 1.",
+    help="Share of requests that must meet objectives without a percentile; below it the exit code is 1.",
 )
 @click.option("--ignore-eos/--no-ignore-eos", default=True, show_default=True, help="Ask for exactly --output tokens.")
 @click.option("--extra", help="JSON object merged into every request body.")
@@ -112,8 +117,8 @@ def command(**parameters: Any) -> None:
     exponential:128, choice:32@0.8,2048@0.2. Latencies are measured from the moment a request is
     sent.
 
-    A server that asks for a key gets LLMOPS_API_KEY. With --slo the exit code is 1 when fewer than
-    --fail-under of the requests meet the objectives.
+    A server that asks for a key gets LLMOPS_API_KEY. With --slo the exit code is 1 when too few
+    requests meet an objective.
     """
     json_path, html_path, compare = parameters.pop("json_path"), parameters.pop("html_path"), parameters.pop("compare")
     if compare:

@@ -34,7 +34,9 @@ from llmops.output_files import write_text
 @click.option("--osl", help="With --gpu: tokens of an answer, mean.")
 @click.option("--prefix-hit", help="With --gpu: share of prompt tokens found in the prefix cache.")
 @click.option("--ttft-p95", help="With --gpu: objective for the time to the first token, e.g. 500ms.")
+@click.option("--ttft-p99", help="With --gpu: the same for 99 of 100 answers.")
 @click.option("--tpot-p95", help="With --gpu: objective for the time per token, e.g. 50ms.")
+@click.option("--tpot-p99", help="With --gpu: the same for 99 of 100 answers.")
 @click.option("--force", is_flag=True, help="Replace a file that is there.")
 @click.option("--schema-only", is_flag=True, help="Write only the schema, beside a file that is there.")
 def command(

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from llmops.build.plan.speed.workload import TARGET_LATENCIES
 from llmops.build.quant_formats import PLANNED
 from llmops.build.target_facts import GPU_TARGETS
 from llmops.cli.options import Duration, OutputFile, option_groups
@@ -41,7 +42,7 @@ QUANT = ", ".join(form.label for form in PLANNED.values())
             "profile",
             "model",
         ),
-        "Load and objectives": ("isl", "osl", "qps", "ttft_p95", "tpot_p95", "prefix_hit"),
+        "Load and objectives": ("isl", "osl", "qps", *TARGET_LATENCIES, "prefix_hit"),
         "Layout and limits": ("tp", "pp", "ep", "max_seq_len", "max_num_tokens", "kv_fraction"),
         "Engine": ("draft_tokens", "acceptance", "chunked_prefill", "disaggregated"),
         "Cost and times": ("price", "api_price", "measured", "timing", "online"),
@@ -71,7 +72,9 @@ QUANT = ", ".join(form.label for form in PLANNED.values())
     "--qps", type=click.FloatRange(0, min_open=True), help="Requests/s to serve.  [default: what one replica can take]"
 )
 @click.option("--ttft-p95", type=Duration(), help="Target for the time to first token, 95th percentile, e.g. 500ms.")
+@click.option("--ttft-p99", type=Duration(), help="The same for the 99th percentile.")
 @click.option("--tpot-p95", type=Duration(), help="Target for the time per output token, 95th percentile, e.g. 50ms.")
+@click.option("--tpot-p99", type=Duration(), help="The same for the 99th percentile.")
 @click.option("--tp", type=click.IntRange(1), help="Fix the tensor parallel size.")
 @click.option("--pp", type=click.IntRange(1), help="Fix the number of pipeline stages.")
 @click.option("--ep", type=click.IntRange(1), help="Fix the expert parallel size, a divisor of --tp.")
@@ -226,7 +229,7 @@ def _request(name: str, checkpoint: Checkpoint, flags: dict[str, Any]) -> PlanRe
     model = checkpoint.architecture
     precision = find_precision(flags["quant"], model)
     kv = find_kv(flags["kv_dtype"], precision)
-    load = ("isl", "osl", "qps", "ttft_p95", "tpot_p95", "prefix_hit", "draft_tokens", "acceptance", "chunked_prefill")
+    load = ("isl", "osl", "qps", *TARGET_LATENCIES, "prefix_hit", "draft_tokens", "acceptance", "chunked_prefill")
     same = ("max_gpus", "tp", "pp", "ep", "max_seq_len", "max_num_tokens", "kv_fraction", "disaggregated")
     return PlanRequest(
         name=name,

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from llmops.build.plan.build_plan import BuildPlan
     from llmops.gateway.routing.admission.admission_controller import AdmissionLimits
     from llmops.gateway.routing.admission.tiered_queue import PriorityTier
+    from llmops.objectives import Objective
     from llmops.perf.report.document import Document
     from llmops.perf.simulate.autoscaler import AutoscalingSpec
     from llmops.perf.simulate.engine import EngineSpec
@@ -112,7 +113,8 @@ CACHE_BLOCK_TOKENS = 128
 @click.option(
     "--slo",
     multiple=True,
-    help="Objective: ttft:500ms, tpot:50ms or e2e:5s. Repeatable.  [default: the objectives of --config]",
+    help="Objective: ttft:500ms for each request, tpot_p99:40ms, or availability:99.9%. Repeatable.  [default: the "
+    "objectives of --config]",
 )
 @click.option("--json", "json_path", type=OutputFile(), help="Write the whole run to this file.")
 @click.option("--html", "html_path", type=OutputFile(), help="Write a page to this file.")
@@ -274,19 +276,16 @@ def _conversations(parameters: dict[str, Any], share: float, number: int) -> Arr
     ).arrivals()
 
 
-def _rules(config: Path | None, model: str) -> tuple[list[PriorityTier], AdmissionLimits, list[Any]]:
+def _rules(config: Path | None, model: str) -> tuple[list[PriorityTier], AdmissionLimits, list[Objective]]:
     """Return tiers, limits and objectives of the gateway's settings."""
     from llmops.gateway.routing.admission.request_queue import admission_limits_from_settings, tiers_from_settings
     from llmops.gateway.settings import load_settings
-    from llmops.perf.load.objectives import Objective
 
     settings = load_settings(config)
-    slo = settings.slo_of(model)
-    known = (("ttft", slo.ttft_p95), ("tpot", slo.tpot_p95))
     return (
         tiers_from_settings(settings, model),
         admission_limits_from_settings(settings, model),
-        [Objective(name, seconds) for name, seconds in known if seconds is not None],
+        settings.slo_of(model).listed(),
     )
 
 

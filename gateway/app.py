@@ -41,6 +41,7 @@ from llmops.gateway.interfaces import Usage
 from llmops.gateway.ratelimit.buffered_bytes import BufferedBytes
 from llmops.gateway.ratelimit.rate_limit_check import create_limit_check
 from llmops.gateway.ratelimit.read_limit import ReadLimit
+from llmops.gateway.routing.admission.request_queue import DEFAULT_TIER_NAME
 from llmops.gateway.routing.admission.slo_headers import slo_header_checks
 from llmops.gateway.routing.engine_slots import EngineSlots
 from llmops.gateway.routing.model_registry import create_model_registry
@@ -54,11 +55,12 @@ from llmops.gateway.safety.policy import create_safety
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.event_loop_lag import EventLoopMonitor
-from llmops.gateway.telemetry.metrics import GatewayMetrics, LatencyObjectives
+from llmops.gateway.telemetry.metrics import GatewayMetrics
 from llmops.gateway.text.text_thread_pool import TextThreadPool
 from llmops.gateway.usage.usage_check import create_billing, create_usage_check
 from llmops.gateway.web.browser_security import OriginCheck, TrustedHostCheck
 from llmops.gateway.web.chat_page import add_chat_page
+from llmops.objectives import Objective
 
 if TYPE_CHECKING:
     from llmops.gateway.routing.versions.version_directory import VersionDirectory
@@ -247,6 +249,5 @@ def _price_function(billing: Billing | None) -> Callable[[str, Usage], int | Non
     return price
 
 
-def _objectives(settings: GatewaySettings, model: str) -> LatencyObjectives:
-    slo = settings.slo_of(model)
-    return LatencyObjectives(slo.ttft_p95, slo.tpot_p95)
+def _objectives(settings: GatewaySettings, model: str, tier: str) -> Sequence[Objective]:
+    return settings.objectives_of(model, tier or DEFAULT_TIER_NAME)

@@ -30,6 +30,7 @@ from pydantic_settings import BaseSettings, EnvSettingsSource, NoDecode, Setting
 
 from llmops.errors import InputError
 from llmops.gateway.replica_address import parse_replica
+from llmops.objectives import AVAILABILITY, PERCENTILES, Objective, parse_share
 from llmops.units import Seconds
 from llmops.urls import is_secure_url
 from llmops.validation_errors import explain_first_error
@@ -52,16 +53,49 @@ def _above_zero(duration: Seconds) -> Seconds:
 _PositiveDuration = Annotated[Seconds, AfterValidator(_above_zero)]
 
 
-class SloSettings(_Section):
-    """Latency objectives that 95 of 100 answers must meet; None is no objective.
+class Objectives(_Section):
+    """Service-level objectives; None is no objective.
+
+    A latency objective at p95 must be met by 95 of 100 answers. TTFT is the time from the request's
+    arrival to the first token, TPOT the mean time per token after it, and E2E the time to the last
+    token.
 
     Attributes:
-        ttft_p95: Time from the request's arrival to the first token.
-        tpot_p95: Time per token after the first.
+        availability: The share of requests, such as 99.9%, that the service neither rejects for
+            lack of room nor fails.
     """
 
+    ttft_p50: _PositiveDuration | None = None
     ttft_p95: _PositiveDuration | None = None
+    ttft_p99: _PositiveDuration | None = None
+    tpot_p50: _PositiveDuration | None = None
     tpot_p95: _PositiveDuration | None = None
+    tpot_p99: _PositiveDuration | None = None
+    e2e_p50: _PositiveDuration | None = None
+    e2e_p95: _PositiveDuration | None = None
+    e2e_p99: _PositiveDuration | None = None
+    availability: Annotated[float, BeforeValidator(parse_share, json_schema_input_type=float | str)] | None = None
+
+    def listed(self) -> list[Objective]:
+        """Return the objectives that are set."""
+        names = ((metric, share) for metric in ("ttft", "tpot", "e2e") for share in PERCENTILES)
+        limits = ((metric, share, getattr(self, f"{metric}_p{share}")) for metric, share in names)
+        found = [Objective(metric, limit, share / 100) for metric, share, limit in limits if limit is not None]
+        return found if self.availability is None else [*found, Objective(AVAILABILITY, share=self.availability)]
+
+    def limits(self, metric: str) -> dict[int, float]:
+        """Return the limits of a latency in seconds by percentile."""
+        return {round(100 * (one.share or 0)): one.seconds for one in self.listed() if one.metric == metric}
+
+
+class SloSettings(Objectives):
+    """The objectives of a model.
+
+    Attributes:
+        tiers: Objectives of tiers, each in place of the model's.
+    """
+
+    tiers: dict[str, Objectives] = Field(default_factory=dict)
 
 
 class TierSettings(_Section):
@@ -71,7 +105,8 @@ class TierSettings(_Section):
         weight: Weight of each waiting tenant when several gateways share a replica.
         share: Minimum fraction of all tokens while the tier has waiting requests.
         max_wait: Requests that would wait longer for their first token are rejected. None: 0.6 of
-            the objective for the first token in the first tier, 60 s in others.
+            the objective for the first token (p95) in the first tier and in tiers with objectives
+            of their own, 60 s in others.
     """
 
     weight: Annotated[float, Field(gt=0)] = 1.0
@@ -680,19 +715,36 @@ class GatewaySettings(_Section):
                 raise ValueError(f"the alias {alias} names the alias {nested}; name models instead")
         return aliases
 
+    @model_validator(mode="after")
+    def _slo_names_tiers(self) -> GatewaySettings:
+        for slo in (self.slo, *(model.slo for model in self.models.values() if model.slo is not None)):
+            if unknown := sorted(set(slo.tiers) - set(self.tiers)):
+                raise ValueError(f"`slo.tiers` names the tier {unknown[0]}; describe it in `tiers` too")
+        return self
+
     @property
     def queues_requests(self) -> bool:
         """Return True if requests queue in the gateway for a replica.
 
         Otherwise they go to a replica immediately.
         """
-        objectives = [self.slo, *(model.slo for model in self.models.values() if model.slo is not None)]
-        return bool(self.tiers) or any(slo.ttft_p95 is not None for slo in objectives)
+        return any(self.queues_requests_of(name) for name in ("", *self.models))
+
+    def queues_requests_of(self, model: str) -> bool:
+        """Return True if requests of a model queue: there are tiers, or objectives for TTFT."""
+        slo = self.slo_of(model)
+        return bool(self.tiers) or any(one.limits("ttft") for one in (slo, *slo.tiers.values()))
 
     def slo_of(self, model: str) -> SloSettings:
         """Return the objectives of a model."""
         overrides = self.models.get(model)
         return overrides.slo if overrides is not None and overrides.slo is not None else self.slo
+
+    def objectives_of(self, model: str, tier: str) -> list[Objective]:
+        """Return the objectives of a model's requests of one tier."""
+        slo = self.slo_of(model)
+        own = slo.tiers.get(tier)
+        return slo.listed() if own is None else slo.model_copy(update=own.model_dump(exclude_none=True)).listed()
 
 
 class _EnvironmentSettings(GatewaySettings, BaseSettings):

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from llmops.errors import InputError
+from llmops.objectives import Objective
 from llmops.perf.clients.base import RequestOptions
-from llmops.perf.load.objectives import Objective
 from llmops.perf.load.sweep import SweepStep
 from llmops.perf.records import Record
 from llmops.perf.workloads.lengths import Lengths

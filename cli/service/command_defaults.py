@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from llmops.build.plan.speed.workload import TARGET_LATENCIES
 from llmops.build.target_facts import TARGETS
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ def plan_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
     # `auto` leaves only the number of replicas to the planner; the file decides what a replica is
     load = model.traffic.model_dump()
     shape = layout | limits if gpus else {}
-    return _without_none(name=name, checkpoint=model.checkpoint, **load, **model.slo.model_dump(), **shape)
+    targets = {target: getattr(model.slo, target) for target in TARGET_LATENCIES}
+    return _without_none(name=name, checkpoint=model.checkpoint, **load, **targets, **shape)
 
 
 def repo_defaults(loaded: LoadedService) -> dict[str, Any]:
@@ -75,7 +77,6 @@ def bench_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
     """
     model, settings = loaded.service.models[name], loaded.settings
     load, slo = model.traffic, model.slo
-    objectives = {"ttft": slo.ttft_p95, "tpot": slo.tpot_p95}
     prefix = round((load.isl or 0) * (load.prefix_hit or 0.0))
     return _without_none(
         url=f"http://{settings.host}:{settings.port}/v1",
@@ -84,7 +85,7 @@ def bench_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
         input_=str(load.isl - prefix) if load.isl else None,
         prefix_tokens=prefix or None,
         output=str(load.osl) if load.osl else None,
-        slo=tuple(f"{what}:{duration}" for what, duration in objectives.items() if duration is not None),
+        slo=tuple(map(str, slo.listed())),
     )
 
 

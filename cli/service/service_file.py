@@ -154,9 +154,8 @@ def _load(file: Path, content: dict[str, Any], overlay: dict[str, Any] | None, p
         service = ServiceFile.model_validate(_apply_profile(content, overlay or {}))
     except ValidationError as error:
         raise InputError(explain_settings_error(error, ServiceFile, place, "docs/operate.md")) from error
-    objectives = {
-        name: {"slo": slo} for name, model in service.models.items() if (slo := model.slo.model_dump(exclude_none=True))
-    }
+    slos = {name: model.slo.model_dump(exclude_defaults=True) for name, model in service.models.items()}
+    objectives = {name: {"slo": slo} for name, slo in slos.items() if slo}
     layers = SettingsLayers(f"{place}, gateway", (service.gateway, {"models": objectives}))
     return LoadedService(file=file, service=service, layers=layers, settings=load_settings(layers))
 

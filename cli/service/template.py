@@ -70,7 +70,7 @@ def gpu_template(checkpoint: str, name: str, plan: PlanResult) -> str:
         "max_num_tokens": chosen.max_num_tokens,
     }
     traffic = {"qps": load.qps, "isl": load.isl, "osl": load.osl, "prefix_hit": load.prefix_hit or None}
-    slo = {"ttft_p95": _duration(load.ttft_p95), "tpot_p95": _duration(load.tpot_p95)}
+    slo = {target: _duration(limit) for target, limit in load.targets.items()}
     reasons = [
         f"planned: {best.replicas} x {best.name} on {best.gpus} x {best.gpu.name}, ${best.cost.hourly:,.2f} an hour",
         f"time to first token {best.point.ttft_p95 * 1e3:.0f} ms, per token {best.point.tpot_p95 * 1e3:.1f} ms "

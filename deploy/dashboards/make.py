@@ -88,6 +88,25 @@ OVERVIEW = Dashboard(
                 (50.0, 100.0),
             ),
         ],
+        "Are the objectives met?": [
+            Panel(
+                "Burn rate of the error budgets, 1 h",
+                {"{{model}} {{tier}} {{objective}}": 'llm_slo_burn_rate{window="1h", model=~"$model"}'},
+                meaning="1 uses up the budget exactly in the objective's period. Above 14.4, or above 6 over "
+                "six hours, the operator on call is paged.",
+                limits=(6.0, 14.4),
+                width=12,
+            ),
+            Panel(
+                "Requests that met each objective, 1 h",
+                {
+                    "{{model}} {{tier}} {{objective}}": '1 - llm_slo_burn_rate{window="1h", model=~"$model"} '
+                    "* ignoring (window) (1 - max by (model, tier, objective) (llmops_slo_target_ratio))"
+                },
+                "percentunit",
+                width=12,
+            ),
+        ],
         "Why not?": [
             Panel(
                 "Answers by outcome",

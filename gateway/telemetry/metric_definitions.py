@@ -70,6 +70,17 @@ ANSWERS = _g.counter(
     "model",
     "outcome",
 )
+SLO_REQUESTS = _g.counter(
+    "llmops_slo_requests_total",
+    "Finished requests by objective (`ttft_p99`, `availability`) and result: met, missed.",
+    "model",
+    "tier",
+    "objective",
+    "result",
+)
+SLO_TARGET = _g.gauge(
+    "llmops_slo_target_ratio", "Share of requests that must meet the objective.", "model", "tier", "objective"
+)
 PROMPT_TOKENS = _g.counter("llmops_prompt_tokens_total", "Tokens of the prompts.", "model")
 PREFIX_LOOKUP_TOKENS = _g.counter(
     "llmops_prefix_lookup_tokens_total",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -16,6 +16,7 @@ from llmops.gateway.interfaces import Usage
 from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.metric_definitions import MetricDefinition
 from llmops.gateway.telemetry.metric_series import HistogramSeries, MetricFamily, ValueSeries
+from llmops.objectives import AVAILABILITY, Objective, goodput_limits
 
 #: Tiers with a metric series of their own. Operators define tiers; more of them than this share one
 #: series.
@@ -33,16 +34,21 @@ GoodputOutcome = Literal["good", "late", "slow", "failed", "shed", "aborted"]
 GOODPUT_OUTCOMES: tuple[GoodputOutcome, ...] = get_args(GoodputOutcome)
 
 
+#: Returns the objectives of a model for a tier.
+ObjectivesOf = Callable[[str, str], Sequence[Objective]]
+
+
 class LatencyObjectives(NamedTuple):
-    """The latency objectives of a model, in seconds to the first token and per token after it.
+    """The latencies of a good answer, in seconds: to the first token, per token after it, and whole.
 
     None: no objective.
     """
 
     ttft: float | None = None
     tpot: float | None = None
+    e2e: float | None = None
 
-    def judge(self, ttft: float, tpot: float | None, *, left: bool) -> GoodputOutcome:
+    def judge(self, ttft: float, tpot: float | None, e2e: float = 0.0, *, left: bool) -> GoodputOutcome:
         """Return the outcome of an answer that did not fail.
 
         A client that leaves after an objective was missed counts against the objective.
@@ -50,11 +56,14 @@ class LatencyObjectives(NamedTuple):
         Args:
             ttft: Seconds to the first token, or the wait so far without one.
             tpot: Seconds per token after the first; None for fewer than two tokens.
+            e2e: Seconds to the last token, or to now without one.
             left: True if the client left.
         """
         if self.ttft is not None and ttft > self.ttft:
             return "late"
         if self.tpot is not None and tpot is not None and tpot > self.tpot:
+            return "slow"
+        if self.e2e is not None and e2e > self.e2e:
             return "slow"
         return "aborted" if left else "good"
 
@@ -70,8 +79,8 @@ def _resident_bytes() -> float:
 class GatewayMetrics:
     """All metrics of one gateway, in a registry of their own."""
 
-    def __init__(self, objectives: Callable[[str], LatencyObjectives] = lambda model: LatencyObjectives()) -> None:
-        """Create the metrics. `objectives` returns the objectives of a model."""
+    def __init__(self, objectives: ObjectivesOf = lambda model, tier: ()) -> None:
+        """Create the metrics. `objectives` returns the objectives of a model for a tier."""
         self.registry = CollectorRegistry()
         self._families: dict[MetricDefinition, MetricFamily[ValueSeries]] = {}
         self._histograms: list[MetricFamily[HistogramSeries]] = []
@@ -120,7 +129,7 @@ class GatewayMetrics:
         """Return the metrics of a served model. Each name that is passed becomes a label value."""
         found = self._models.get(model)
         if found is None:
-            found = self._models[model] = ModelMetrics(self.of_models, model, self._objectives(model))
+            found = self._models[model] = ModelMetrics(self.of_models, model, partial(self._objectives, model))
         return found
 
     def meter(self, model: str, started: float, tier: str = "") -> AnswerMeter:
@@ -139,6 +148,8 @@ class ModelMetricFamilies:
             numbers(metric_definitions.QUEUE_DEPTH),
         )
         self.answers = numbers(metric_definitions.ANSWERS)
+        self.slo_requests = numbers(metric_definitions.SLO_REQUESTS)
+        self.slo_targets = numbers(metric_definitions.SLO_TARGET)
         self.prompt_tokens, self.looked_up = (
             numbers(metric_definitions.PROMPT_TOKENS),
             numbers(metric_definitions.PREFIX_LOOKUP_TOKENS),
@@ -160,8 +171,9 @@ class ModelMetrics:
     Looking up labels for each request would cost several microseconds.
     """
 
-    def __init__(self, families: ModelMetricFamilies, model: str, objectives: LatencyObjectives) -> None:
-        self.objectives = objectives
+    def __init__(
+        self, families: ModelMetricFamilies, model: str, objectives: Callable[[str], Sequence[Objective]]
+    ) -> None:
         self.ttft, self.tpot = families.ttft.labels(model), families.tpot.labels(model)
         # all outcomes from the start: a ratio of missing series is no data and not 0
         self.answers: Mapping[GoodputOutcome, ValueSeries] = {
@@ -172,19 +184,52 @@ class ModelMetrics:
         self.completion_tokens = families.completion_tokens.labels(model)
         self.cancelled, self.active = families.cancelled.labels(model), families.active.labels(model)
         self.itl, self.duration = families.itl.labels(model), families.duration.labels(model)
-        self._model, self._waiting = model, families.waiting
-        self._tiers: dict[str, ValueSeries] = {}
-        self.waiting("")
+        self._families, self._model, self._objectives = families, model, objectives
+        self._tiers: dict[str, TierMetrics] = {}
+        self.tier("")
 
-    def waiting(self, tier: str) -> ValueSeries:
-        """Return the gauge of waiting requests of a caller's tier."""
+    def tier(self, tier: str) -> TierMetrics:
+        """Return the metrics of a caller's tier."""
         found = self._tiers.get(tier)
         if found is None:
-            name = tier or DEFAULT_TIER
-            if len(self._tiers) >= MAX_TIERS:
-                return self._waiting.labels(self._model, OTHER_TIERS)
-            found = self._tiers[tier] = self._waiting.labels(self._model, name)
+            if len(self._tiers) >= MAX_TIERS and tier != OTHER_TIERS:
+                return self.tier(OTHER_TIERS)
+            found = TierMetrics(self._families, self._model, tier or DEFAULT_TIER, self._objectives(tier))
+            self._tiers[tier] = found
         return found
+
+
+class TierMetrics:
+    """The gauge of a tier's waiting requests, its objectives, and how many requests met each."""
+
+    def __init__(self, families: ModelMetricFamilies, model: str, tier: str, objectives: Sequence[Objective]) -> None:
+        self.waiting = families.waiting.labels(model, tier)
+        self.objectives = LatencyObjectives(**{one.metric: one.seconds for one in goodput_limits(objectives)})
+        self._counters: list[tuple[Objective, list[ValueSeries]]] = []
+        self.counts = bool(objectives)
+        for one in objectives:
+            families.slo_targets.labels(model, tier, one.name).value = one.share or 0.0
+            counters = [families.slo_requests.labels(model, tier, one.name, result) for result in ("missed", "met")]
+            self._counters.append((one, counters))
+
+    def count(self, latencies: Mapping[str, float | None], outcome: GoodputOutcome) -> None:
+        """Count a request that ended with `outcome` for each objective that it can meet or miss.
+
+        Args:
+            latencies: Seconds by metric, as far as they are known.
+            outcome: How the request ended. One that failed or was shed has no latency, and one that
+                the client aborted counts only for limits that it had missed by then.
+        """
+        has_failed = outcome in ("failed", "shed")
+        for objective, counters in self._counters:
+            if objective.metric == AVAILABILITY:
+                is_met = not has_failed
+            elif has_failed or (seconds := latencies[objective.metric]) is None:
+                continue
+            else:
+                is_met = seconds <= objective.seconds
+            if outcome != "aborted" or not is_met:
+                counters[is_met].value += 1
 
 
 class AnswerMeter:
@@ -207,6 +252,7 @@ class AnswerMeter:
         "_prompt",
         "_sequences",
         "_started",
+        "_tier",
         "_wait",
         "first",
         "last",
@@ -223,7 +269,8 @@ class AnswerMeter:
         self._sequences = 1
         self._ended = self._left = False
         self.outcome: GoodputOutcome | None = None
-        self._wait: ValueSeries | None = metrics.waiting(tier)
+        self._tier = metrics.tier(tier)
+        self._wait: ValueSeries | None = self._tier.waiting
         self._wait.value += 1
 
     def submitted(self, prompt_tokens: int, sequences: int) -> None:
@@ -267,7 +314,7 @@ class AnswerMeter:
             outcome = self._judged(self.tpot)
         self.outcome = outcome
         if outcome is not None:
-            self._metrics.answers[outcome].value += 1
+            self._count(outcome, self.tpot)
 
     def end(self, usage: Usage, finish: str) -> None:
         """Record the end of the answer. `finish` is the finish reason as in Outcome."""
@@ -288,11 +335,23 @@ class AnswerMeter:
             metrics.tpot.observe(tpot * 1e3)
         self._left = self._left or finish == "cancelled"
         self.outcome = "failed" if finish in FAILED_FINISH_REASONS else self._judged(tpot)
-        metrics.answers[self.outcome].value += 1
+        self._count(self.outcome, tpot)
+
+    def _count(self, outcome: GoodputOutcome, tpot: float | None) -> None:
+        self._metrics.answers[outcome].value += 1
+        if self._tier.counts:
+            self._tier.count({"ttft": self._ttft_so_far, "tpot": tpot, "e2e": self._e2e_so_far}, outcome)
 
     def _judged(self, tpot: float | None) -> GoodputOutcome:
-        first = self.first or perf_counter()
-        return self._metrics.objectives.judge(first - self._started, tpot, left=self._left)
+        return self._tier.objectives.judge(self._ttft_so_far, tpot, self._e2e_so_far, left=self._left)
+
+    @property
+    def _ttft_so_far(self) -> float:
+        return (self.first or perf_counter()) - self._started
+
+    @property
+    def _e2e_so_far(self) -> float:
+        return (self.last or perf_counter()) - self._started
 
     @property
     def ttft(self) -> float | None:

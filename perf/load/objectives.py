@@ -1,62 +1,94 @@
-"""Service-level objectives as users write them, and goodput.
+"""Objectives of a load test as users write them, and how its requests met them.
 
-Examples are `ttft:200ms`, `tpot:50ms`, `itl:100ms` and `e2e:5s`.
+Examples are `ttft:200ms`, which each request must meet, `ttft_p99:700ms` and `availability:99.9%`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import re
+from collections.abc import Mapping, Sequence
 
 from llmops.errors import InputError
+from llmops.objectives import AVAILABILITY, LATENCIES, PERCENTILES, Objective, goodput_limits, parse_share
 from llmops.perf.records import Record
-from llmops.units import Seconds, parse_duration
+from llmops.units import parse_duration
 
-METRICS = ("ttft", "tpot", "itl", "e2e")
-
-
-@dataclass(frozen=True)
-class Objective:
-    """An objective: `metric` of a request is at most `seconds`.
-
-    For `itl` that is the request's longest gap.
-    """
-
-    metric: str
-    seconds: float
-
-    def __str__(self) -> str:
-        return f"{self.metric}:{Seconds(self.seconds)}"
-
-    def held_by(self, record: Record) -> bool:
-        """Return True if a record meets the objective.
-
-        A record without the figure, such as gaps of one token, meets it.
-        """
-        value = _value(record, self.metric)
-        return value is None or value <= self.seconds
+_EXAMPLES = "as in ttft:200ms, ttft_p99:700ms or availability:99.9%"
 
 
 def parse_objective(text: str) -> Objective:
-    """Return the objective written as `METRIC:DURATION`. Raises InputError."""
-    metric, colon, limit = text.partition(":")
+    """Return the objective written as `METRIC:DURATION`, `METRIC_pN:DURATION` or `availability:SHARE`.
+
+    Raises:
+        InputError: The text is none of these.
+    """
+    name, colon, limit = text.partition(":")
     if not colon:
-        raise InputError(f"The objective {text!r} has no colon; write METRIC:DURATION, as in ttft:200ms.")
+        raise InputError(f"The objective {text!r} has no colon; write METRIC:DURATION, {_EXAMPLES}.")
+    match = re.fullmatch(rf"({'|'.join(LATENCIES)})(?:_p(\d+))?", name)
     try:
-        found = parse_duration(limit)
+        if name == AVAILABILITY:
+            return Objective(AVAILABILITY, share=parse_share(limit))
+        seconds = parse_duration(limit)
     except ValueError as error:
-        raise InputError(f"The objective {text!r} is not usable: {error}, as in ttft:200ms.") from error
-    if metric not in METRICS or not found:
-        raise InputError(f"The objective {text!r} is not usable; write one of {', '.join(METRICS)}, as in ttft:200ms.")
-    return Objective(metric, found)
-
-
-def _value(record: Record, metric: str) -> float | None:
-    if metric == "itl":
-        return max(record.gaps, default=None)
-    value: float | None = getattr(record, metric)
-    return value
+        raise InputError(f"The objective {text!r} is not usable: {error}, {_EXAMPLES}.") from error
+    if match is None or not seconds or (match[2] and int(match[2]) not in PERCENTILES):
+        raise InputError(
+            f"The objective {text!r} is not usable; write one of {', '.join(LATENCIES)}, with _p50, _p95 or _p99 for a "
+            f"percentile, {_EXAMPLES}."
+        )
+    return Objective(match[1], seconds, int(match[2]) / 100 if match[2] else None)
 
 
 def meets_objectives(record: Record, slos: list[Objective]) -> bool:
-    """Return True if a request was answered without error and met every objective."""
-    return record.ok and all(slo.held_by(record) for slo in slos)
+    """Return True if a request was answered without error and met every limit of a good answer."""
+    return record.ok and all(_is_met(slo, record) is not False for slo in goodput_limits(slos))
+
+
+def attained_shares(records: Sequence[Record], slos: Sequence[Objective]) -> dict[str, float | None]:
+    """Return the share of requests that met each objective, by its text.
+
+    Limits of single requests are one entry, met by requests that meet all of them. A request
+    without the figure, such as the time per token of a single token, does not count for a
+    percentile. The share is None if no request counts.
+    """
+    single = [slo for slo in slos if slo.share is None]
+    shares = {
+        str(slo): _share([met for record in records if (met := _is_met(slo, record)) is not None])
+        for slo in slos
+        if slo.share is not None
+    }
+    if single:
+        shares[", ".join(map(str, single))] = _share([meets_objectives(record, single) for record in records])
+    return shares
+
+
+def missed_objectives(shares: Mapping[str, float | None], slos: Sequence[Objective], share: float) -> list[str]:
+    """Return a clause for each entry of `attained_shares` that too few requests met.
+
+    Args:
+        shares: The entries.
+        slos: The objectives of the run.
+        share: The share of requests that must meet the limits of single requests.
+    """
+    needed = {str(slo): slo.share for slo in slos}
+    missed = []
+    for text, met in shares.items():
+        least, asked = needed.get(text) or share, "which needs" if needed.get(text) else "and --fail-under asks for"
+        if met is not None and met < least:
+            missed.append(f"{100 * met:.1f} % of the requests met {text}, {asked} {100 * least:g} %")
+    return missed
+
+
+def _is_met(slo: Objective, record: Record) -> bool | None:
+    """Return whether a request met an objective, or None if the objective does not concern it."""
+    if slo.metric == AVAILABILITY:
+        return None if record.cancelled else record.error is None
+    if not record.ok:
+        return None
+    value = max(record.gaps, default=None) if slo.metric == "itl" else getattr(record, slo.metric)
+    return None if value is None else value <= slo.seconds
+
+
+def _share(met: Sequence[bool]) -> float | None:
+    return round(sum(met) / len(met), 5) if met else None

@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
-from llmops.perf.load.objectives import Objective, meets_objectives
+from llmops.objectives import Objective
+from llmops.perf.load.objectives import attained_shares, meets_objectives, missed_objectives
 from llmops.perf.load.runner import LoadRun
 from llmops.perf.records import percentile
 
@@ -38,7 +39,7 @@ class SweepStep:
         whole = sorted(1000 * record.e2e for record in records if record.ok)
         return cls(
             rate=rate,
-            holds=good >= share and _keeps_up(run),
+            holds=not missed_objectives(attained_shares(records, slos), slos, share) and _keeps_up(run),
             good_share=round(good, 4),
             achieved_rate=round(sum(record.ok for record in records) / max(run.seconds, 1e-9), 3),
             ttft_p99=round(percentile(first, 99), 3) if first else None,

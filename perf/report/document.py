@@ -13,6 +13,7 @@ from typing import Any
 from llmops import __version__
 from llmops.errors import InputError
 from llmops.output_files import write_text
+from llmops.perf.load.objectives import missed_objectives, parse_objective
 from llmops.perf.load.sweep import SweepStep
 from llmops.perf.report.summary import LATENCIES, Distribution, Summary
 
@@ -41,13 +42,8 @@ class Document:
             return ""
         if self.options.get("sweep"):
             return "" if any(step.holds for step in self.sweep) else f"No rate that was tried meets {', '.join(slos)}."
-        met = self.summary.goodput_share or 0.0
-        if met >= wanted:
-            return ""
-        return (
-            f"{100 * met:.1f} % of the requests met {', '.join(slos)}, and --fail-under asks for {100 * wanted:g} %; "
-            "lower the load, loosen an objective or speed up the server."
-        )
+        missed = missed_objectives(self.summary.attained, [parse_objective(slo) for slo in slos], wanted)
+        return f"{', '.join(missed)}; lower the load, loosen an objective or speed up the server." if missed else ""
 
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, "llmops": __version__, **asdict(self)}

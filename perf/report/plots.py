@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from itertools import pairwise
 from typing import Any
 
 from llmops.html_pages.plots import Plot, Points, Series
-from llmops.perf.records import percentile
+from llmops.perf.load.objectives import meets_objectives, parse_objective
+from llmops.perf.records import Record, percentile
 from llmops.perf.report.document import Document
 from llmops.units import parse_duration
 
@@ -25,7 +27,22 @@ def plots(document: Document) -> list[Plot]:
         if values:
             points = cumulative([1000 * value for value in values])
             found.append(_distribution(name, of, points, document))
-    return [*_sweep(document), *found, *_over_time(document.records)]
+    return [*_sweep(document), *found, *_attained(document), *_over_time(document.records)]
+
+
+def _attained(document: Document) -> list[Plot]:
+    """Return the share of requests within the objectives over time, by minute in long runs."""
+    slos = [parse_objective(text) for text in document.options.get("slos", ())]
+    if not slos or not document.records:
+        return []
+    width = max(max(r["start"] for r in document.records) / 60, 1.0)
+    width = 60.0 if 1.0 < width < 60.0 else width
+    bins: dict[int, list[bool]] = {}
+    for row in document.records:
+        if not row["cancelled"]:
+            bins.setdefault(int(row["start"] / width), []).append(meets_objectives(Record(**row), slos))
+    points = [(width * (at + 0.5), 100 * sum(good) / len(good)) for at, good in sorted(bins.items())]
+    return [Plot("Requests within the objectives", "s since start", "%", [Series("good, %", points)], y_max=100)]
 
 
 def _distribution(name: str, of: str, points: Points, document: Document) -> Plot:
@@ -43,7 +60,7 @@ def _distribution(name: str, of: str, points: Points, document: Document) -> Plo
 
 def _is_of(slo: str, name: str) -> bool:
     # the objective for itl is about the longest gap of a request, not about each gap
-    return slo.startswith(f"{name.lower()}:") and name != "ITL"
+    return re.split("[_:]", slo)[0] == name.lower() and name != "ITL"
 
 
 def cumulative(values: list[float]) -> Points:

@@ -7,7 +7,8 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from llmops.perf.load.objectives import Objective, meets_objectives
+from llmops.objectives import Objective
+from llmops.perf.load.objectives import attained_shares, meets_objectives
 from llmops.perf.load.runner import LoadRun
 from llmops.perf.records import Record, percentile
 
@@ -103,6 +104,8 @@ class Summary:
     tpot: Distribution | None
     e2e: Distribution | None
     overhead: Distribution | None
+    # the share of requests that met each objective
+    attained: dict[str, float | None] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
@@ -150,6 +153,7 @@ def summarise(run: LoadRun, slos: list[Objective]) -> Summary:
         tpot=Distribution.of([record.tpot for record in done if record.tpot is not None]),
         e2e=Distribution.of([record.e2e for record in done]),
         overhead=Distribution.of([record.overhead_ms / 1000 for record in done if record.overhead_ms is not None]),
+        attained=attained_shares(run.stayed, slos),
     )
 
 

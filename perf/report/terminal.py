@@ -66,6 +66,11 @@ def rates(summary: Summary) -> list[tuple[str, str]]:
         rows.append((f"Mean output tokens{counted}", f"{summary.mean_output:,.1f}"))
     if summary.goodput_share is not None:
         rows.append(("Goodput", f"{summary.goodput_per_second:,.3f} req/s ({100 * summary.goodput_share:.1f} %)"))
+    rows += [
+        (f"Met {objective}", f"{100 * share:.2f} % of the requests")
+        for objective, share in summary.attained.items()
+        if share is not None
+    ]
     if summary.tool_calls:
         rows.append(("Tool calls", f"{summary.tool_calls}, {summary.tool_calls_valid} of them valid"))
     rows += [(f"Error {kind}", str(count)) for kind, count in sorted(summary.errors.items())]

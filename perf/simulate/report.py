@@ -10,7 +10,7 @@ from rich.box import SIMPLE, SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-from llmops.perf.load.objectives import Objective
+from llmops.objectives import Objective
 from llmops.perf.report import terminal
 from llmops.perf.report.document import Document, machine
 from llmops.perf.report.summary import Distribution, summarise

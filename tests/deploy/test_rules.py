@@ -63,6 +63,8 @@ FAULTS = [
     ),
     ("LlmGoodputDrop", "expr", "llm_goodput_ratio < 0.79"),
     ("LlmGoodputDrop", "for", "1m"),
+    ("LlmErrorBudgetBurn", "expr", 'llm_slo_burn_rate{window="5m"} > 14.4'),
+    ("LlmErrorBudgetBurnSlow", "expr", 'llm_slo_burn_rate{window="1d"} > 10'),
     ("LlmTtftSpike", "expr", 'llm_ttft_seconds{quantile="0.95"} > 5'),
     ("LlmTtftSpike", "for", "20m"),
     ("GpuKvCacheNearOom", "expr", "gpu_kv_cache_utilization > 0.97"),

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.gateway.interfaces import Usage
+from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry.metrics import GOODPUT_OUTCOMES, GatewayMetrics, LatencyObjectives
 from tests.support.gateway_stack import END, running
 from tests.support.scripted_triton import Step
@@ -130,6 +131,49 @@ def test_tokens_of_several_sequences_come_side_by_side():
     meter.first, meter.total, meter.last = 100.0, 404, 101.0
     meter.end(Usage(5, 404), "stop")
     assert samples(metrics)["llm_tpot_ms_sum", "tiny"] == pytest.approx(10.0)
+
+
+def test_each_objective_of_a_tier_counts_its_own_requests():
+    settings = GatewaySettings.model_validate(
+        {
+            "tiers": {"interactive": {}, "standard": {}},
+            "slo": {
+                "ttft_p50": "100ms",
+                "ttft_p99": "700ms",
+                "availability": "99.9%",
+                "tiers": {"interactive": {"ttft_p99": "300ms", "e2e_p95": "2s"}},
+            },
+        }
+    )
+    metrics = GatewayMetrics(settings.objectives_of)
+    for ttft in (0.05, 0.2, 0.5):
+        for tier in ("interactive", "standard"):
+            meter = metrics.meter("tiny", perf_counter() - 1.0, tier)
+            meter.submitted(5, 1)
+            meter.tokens(1)
+            meter.first = meter.last = meter._started + ttft
+            meter.end(Usage(5, 1), "stop")
+    metrics.meter("tiny", perf_counter(), "interactive").refused("shed")
+    metrics.meter("tiny", perf_counter(), "interactive").refused("aborted")
+    metrics.meter("tiny", perf_counter() - 9.0, "standard").refused("aborted")
+    found = {
+        key[2:]: value for key, value in samples(metrics).items() if key[0] == "llmops_slo_requests_total" and value
+    }
+    assert found == {
+        ("interactive", "ttft_p50", "met"): 1,
+        ("interactive", "ttft_p50", "missed"): 2,
+        ("interactive", "ttft_p99", "met"): 2,
+        ("interactive", "ttft_p99", "missed"): 1,
+        ("interactive", "e2e_p95", "met"): 3,
+        ("interactive", "availability", "met"): 3,
+        ("interactive", "availability", "missed"): 1,
+        ("standard", "ttft_p50", "met"): 1,
+        ("standard", "ttft_p50", "missed"): 3,
+        ("standard", "ttft_p99", "met"): 3,
+        ("standard", "ttft_p99", "missed"): 1,
+        ("standard", "availability", "met"): 4,
+    }
+    assert samples(metrics)["llmops_slo_target_ratio", "tiny", "interactive", "availability"] == 0.999
 
 
 def test_the_prefix_cache_counts_only_what_the_engine_told():

@@ -13,8 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.errors import InputError
+from llmops.objectives import Objective
 from llmops.perf.clients.event_template import EventTemplate
-from llmops.perf.load.objectives import Objective, meets_objectives, parse_objective
+from llmops.perf.load.objectives import attained_shares, meets_objectives, missed_objectives, parse_objective
 from llmops.perf.load.runner import LoadRun
 from llmops.perf.load.sweep import SweepStep, highest_rate
 from llmops.perf.records import Record, percentile
@@ -91,6 +92,21 @@ async def test_the_sweep_finds_the_capacity(capacity, start):
     else:
         assert capacity / 1.09 <= best.rate <= capacity
     assert len(tried) <= 16
+
+
+def test_objectives_of_a_share_of_the_requests():
+    slos = [parse_objective(text) for text in ("ttft_p50:150ms", "ttft_p95:500ms", "availability:80%", "e2e:10s")]
+    records = [record(0.0, first, first + 1) for first in (0.1, 0.1, 0.2, 0.6)]
+    records.append(replace(records[0], error="overloaded"))
+    shares = attained_shares(records, slos)
+    assert shares == {"ttft_p50:150ms": 0.5, "ttft_p95:500ms": 0.75, "availability:80%": 0.8, "e2e:10s": 0.8}
+    assert missed_objectives(shares, slos, 0.99) == [
+        "75.0 % of the requests met ttft_p95:500ms, which needs 95 %",
+        "80.0 % of the requests met e2e:10s, and --fail-under asks for 99 %",
+    ]
+    # a median says nothing about a single answer
+    assert meets_objectives(records[2], slos[:2])
+    assert not meets_objectives(records[3], slos[:2])
 
 
 def test_a_step_whose_answers_get_slower_and_slower_does_not_hold():

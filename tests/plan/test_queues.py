@@ -47,7 +47,7 @@ def machine(
 
 def test_the_mean_wait_is_that_of_an_md1_queue():
     """Pollaczek and Khinchine at 80 %: half of service x 0.8 / 0.2. A simulated queue agrees, in its tail too."""
-    mean, p95 = prefill_latency(0.1, 0.15, 8.0)
+    mean, p95, p99 = prefill_latency(0.1, 0.15, 8.0)
     assert mean == pytest.approx(0.15 + 0.1 * 0.8 / (2 * 0.2))
     draw, arrival, free, waits = random.Random(3), 0.0, 0.0, []
     for _ in range(200_000):
@@ -57,10 +57,11 @@ def test_the_mean_wait_is_that_of_an_md1_queue():
     waits.sort()
     assert sum(waits) / len(waits) == pytest.approx(mean - 0.15, rel=0.05)
     assert waits[int(0.95 * len(waits))] == pytest.approx(p95 - 0.15, rel=0.1)
+    assert waits[int(0.99 * len(waits))] == pytest.approx(p99 - 0.15, rel=0.1)
 
 
 def test_an_idle_queue_keeps_nobody_waiting():
-    assert prefill_latency(0.1, 0.15, 0.0) == (0.15, 0.15)
+    assert prefill_latency(0.1, 0.15, 0.0) == (0.15, 0.15, 0.15)
 
 
 def test_a_prefill_worker(models):

@@ -42,10 +42,7 @@ def request_summary(plan: PlanResult) -> str:
     parts = [f"{load.isl} + {load.osl} tokens"]
     if load.qps:
         parts.append(f"{load.qps:g} requests/s")
-    if load.ttft_p95:
-        parts.append(f"TTFT p95 ≤ {milliseconds(load.ttft_p95)}")
-    if load.tpot_p95:
-        parts.append(f"TPOT p95 ≤ {milliseconds(load.tpot_p95)}")
+    parts += [f"{name} ≤ {limit}" for name, limit in _targets(plan)]
     if load.prefix_hit:
         parts.append(f"prefix hits {load.prefix_hit:.0%}")
     if load.draft_tokens:
@@ -55,14 +52,23 @@ def request_summary(plan: PlanResult) -> str:
     return f"{request.precision.label} weights, {request.kv} KV · {', '.join(parts)}"
 
 
+def _targets(plan: PlanResult) -> list[tuple[str, str]]:
+    """Return the latency targets as ("TTFT p95", "500 ms")."""
+    targets = plan.request.workload.targets.items()
+    return [(f"{name[:4].upper()} {name[5:]}", milliseconds(limit)) for name, limit in targets]
+
+
+def _latency(mean: float, p95: float, p99: float) -> str:
+    return f"{milliseconds(mean)} mean, {milliseconds(p95)} p95, {milliseconds(p99)} p99"
+
+
 def recommendation(plan: PlanResult) -> str:
     """Return the recommendation in one sentence."""
     best, load = plan.best, plan.request.workload
     rate = load.qps or best.capacity
     fleet = f"{best.gpus} {best.gpu.name} GPU{'s' * (best.gpus > 1)}"
     layout = f"{best.replicas} replica{'s' * (best.replicas > 1)} of {best.name}"
-    limits = [f"TTFT p95 {milliseconds(load.ttft_p95)}"] if load.ttft_p95 else []
-    limits += [f"TPOT p95 {milliseconds(load.tpot_p95)}"] if load.tpot_p95 else []
+    limits = [f"{name} {limit}" for name, limit in _targets(plan)]
     within = f" within {' and '.join(limits)}" if limits else ""
     return (
         f"{fleet} ({layout}) serve {rate:,.3g} requests/s of {load.isl:,} + {load.osl:,} tokens{within} for "
@@ -104,12 +110,12 @@ def best_layout_rows(plan: PlanResult) -> list[tuple[str, str]]:
     point, cost = best.point, best.cost
     answer_rate = f"{best.capacity * load.osl:,.0f} output tokens/s"
     slots = f"without paging {best.contiguous:,} slots of {best.limits.max_seq_len:,}"
-    kept = " keep the targets" if load.ttft_p95 or load.tpot_p95 else ""
+    kept = " keep the targets" if load.has_targets else ""
     lines = [
         ("layout", f"{best.name}, {best.replicas} replica{'s' * (best.replicas > 1)}"),
         ("GPUs", f"{best.gpus} x {best.gpu.name} on {best.nodes} node{'s' * (best.nodes > 1)}"),
-        ("TTFT", f"{milliseconds(point.ttft)} mean, {milliseconds(point.ttft_p95)} p95"),
-        ("TPOT", f"{milliseconds(point.tpot)} mean, {milliseconds(point.tpot_p95)} p95"),
+        ("TTFT", _latency(point.ttft, point.ttft_p95, point.ttft_p99)),
+        ("TPOT", _latency(point.tpot, point.tpot_p95, point.tpot_p99)),
         ("longest pause", f"{milliseconds(point.pause)} between two tokens, while a prompt is read"),
         ("output tokens/s", f"{point.per_gpu:,.0f} per GPU, {point.per_user:,.0f} per user"),
         ("highest rate", f"{best.capacity:.2f} requests/s ({answer_rate}){kept}"),

@@ -119,7 +119,7 @@ def accuracy_warning(plan: PlanResult) -> str | None:
 
 def _targets_warning(plan: PlanResult) -> str | None:
     load = plan.request.workload
-    if load.ttft_p95 is not None or load.tpot_p95 is not None:
+    if load.has_targets:
         return None
     return (
         "No latency targets were given: the ranking goes by cost alone, which favours full batches and slow answers. "

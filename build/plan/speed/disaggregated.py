@@ -14,14 +14,16 @@ from llmops.build.plan.timing.operation_times import OperationTimes
 
 #: Largest number of workers of each kind in a set without a required rate.
 MAX_RATIO = 8
+#: Load of a prefill worker without a target.
+BUSY_WITHOUT_TARGET = 0.9
 
 
 @dataclass(frozen=True)
 class WorkerPool:
     """One worker of a kind at the highest rate (requests/s) that keeps its target.
 
-    `latency` and `latency_p95` are in seconds. A prefill worker is busy for `service` seconds per
-    request and answers in `unloaded` seconds when no request waits.
+    Latencies are in seconds: the mean and two percentiles. A prefill worker is busy for `service`
+    seconds per request and answers in `unloaded` seconds when no request waits.
     """
 
     layout: ParallelLayout
@@ -31,6 +33,7 @@ class WorkerPool:
     gpus: int
     service: float = 0.0
     unloaded: float = 0.0
+    latency_p99: float = 0.0
 
 
 def prefill_worker(replica: ReplicaModel, times: OperationTimes) -> WorkerPool | None:
@@ -43,21 +46,23 @@ def prefill_worker(replica: ReplicaModel, times: OperationTimes) -> WorkerPool |
     layout = steps.layout
     stage = steps.seconds(0, 0, Prefill(1, load.new_tokens, load.isl - load.new_tokens))
     total = layout.pp * stage + transfer_seconds(replica, times)
-    if load.ttft_p95 is not None and total > load.ttft_p95:
+    targets = [(limit, tail) for limit, tail in ((load.ttft_p95, 0.05), (load.ttft_p99, 0.01)) if limit is not None]
+    if any(total > limit for limit, _ in targets):
         return None
-    rate = _busiest(stage, total, load.ttft_p95) / stage
-    mean, p95 = prefill_latency(stage, total, rate)
-    return WorkerPool(layout, rate, mean, p95, layout.gpus, service=stage, unloaded=total)
+    rate = min((_busiest(stage, total, limit, tail) for limit, tail in targets), default=BUSY_WITHOUT_TARGET) / stage
+    mean, p95, p99 = prefill_latency(stage, total, rate)
+    return WorkerPool(layout, rate, mean, p95, layout.gpus, service=stage, unloaded=total, latency_p99=p99)
 
 
-def prefill_latency(service: float, unloaded: float, rate: float) -> tuple[float, float]:
-    """Return mean and 95th percentile of an M/D/1 queue at `rate` requests/s.
+def prefill_latency(service: float, unloaded: float, rate: float) -> tuple[float, float, float]:
+    """Return mean, 95th and 99th percentile of an M/D/1 queue at `rate` requests/s.
 
-    The percentile comes from the exponential tail.
+    The percentiles come from the exponential tail.
     """
     busy = rate * service
     wait = busy * service / (2 * (1 - busy))
-    return unloaded + wait, unloaded + max(wait, _wait_p95(busy, service))
+    high, highest = (unloaded + max(wait, _long_wait(busy, service, tail)) for tail in (0.05, 0.01))
+    return unloaded + wait, high, highest
 
 
 def transfer_seconds(replica: ReplicaModel, times: OperationTimes) -> float:
@@ -69,19 +74,17 @@ def transfer_seconds(replica: ReplicaModel, times: OperationTimes) -> float:
     return times.send(kv_sizes.sequence_bytes(steps.model, steps.kv, steps.layout, load.isl), nodes=True)
 
 
-def _wait_p95(busy: float, service: float) -> float:
-    """Return the 95th percentile of the wait in seconds."""
-    return service / (2 * (1 - busy)) * math.log(busy / 0.05) if busy > 0.05 else 0.0
+def _long_wait(busy: float, service: float, tail: float) -> float:
+    """Return the wait in seconds that a share `tail` of the requests exceeds."""
+    return service / (2 * (1 - busy)) * math.log(busy / tail) if busy > tail else 0.0
 
 
-def _busiest(service: float, total: float, target: float | None) -> float:
-    """Return the highest load whose waits keep the target, 0.9 where there is none."""
-    if target is None:
-        return 0.9
+def _busiest(service: float, total: float, target: float, tail: float) -> float:
+    """Return the highest load at which a share `tail` of the requests misses the target."""
     low, high = 0.01, 0.95
     for _ in range(30):
         middle = (low + high) / 2
-        low, high = (middle, high) if total + _wait_p95(middle, service) <= target else (low, middle)
+        low, high = (middle, high) if total + _long_wait(middle, service, tail) <= target else (low, middle)
     return low
 
 
@@ -92,10 +95,14 @@ def decode_worker(replica: ReplicaModel) -> WorkerPool | None:
     """
     load = replica.workload
     alone = ReplicaModel(replica.steps, load, replica.max_batch, replica.max_num_tokens, prompts=False)
-    point = highest_point(alone.at, alone.full_batch, lambda at: load.tpot_p95 is None or at.tpot_p95 <= load.tpot_p95)
+    targets = {name: limit for name, limit in load.targets.items() if name.startswith("tpot")}
+    point = highest_point(
+        alone.at, alone.full_batch, lambda at: all(getattr(at, name) <= limit for name, limit in targets.items())
+    )
     if point is None:
         return None
-    return WorkerPool(replica.steps.layout, point.rate, point.tpot, point.tpot_p95, point.gpus)
+    layout, p99 = replica.steps.layout, point.tpot_p99
+    return WorkerPool(layout, point.rate, point.tpot, point.tpot_p95, point.gpus, latency_p99=p99)
 
 
 @dataclass(frozen=True)
@@ -126,7 +133,7 @@ class Disaggregated:
         Decoding is assumed to be at its limit.
         """
         each = min(rate / self.prefill_count, self.prefill.rate)
-        ttft, ttft_p95 = prefill_latency(self.prefill.service, self.prefill.unloaded, each)
+        ttft, ttft_p95, ttft_p99 = prefill_latency(self.prefill.service, self.prefill.unloaded, each)
         return OperatingPoint(
             concurrency=rate * load.osl * self.decode.latency,
             rate=rate,
@@ -138,6 +145,8 @@ class Disaggregated:
             tokens_per_second=rate * load.osl,
             gpus=self.gpus,
             pause=self.decode.latency_p95,
+            ttft_p99=ttft_p99,
+            tpot_p99=self.decode.latency_p99,
         )
 
 

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from llmops.build.plan.speed.step_time import Prefill, StepModel
 from llmops.build.plan.speed.workload import PlanWorkload
 
-#: 95th percentile of a normal distribution, in standard deviations above the mean.
-Z95 = 1.645
-#: 95th percentile of an exponential tail, in standard deviations.
-EXPONENTIAL_TAIL = math.log(20)
+#: 95th and 99th percentile of a normal distribution, in standard deviations above the mean.
+Z95, Z99 = 1.645, 2.326
+#: 95th and 99th percentile of an exponential tail, in standard deviations.
+TAIL95, TAIL99 = math.log(20), math.log(100)
 #: Share of a step's tokens that steady traffic may take. Above it the queue of prompts grows
 #: steeply.
 PROMPT_LOAD = 0.85
@@ -41,6 +41,8 @@ class OperatingPoint:
     tokens_per_second: float
     gpus: int
     pause: float = 0.0
+    ttft_p99: float = 0.0
+    tpot_p99: float = 0.0
 
     @property
     def per_gpu(self) -> float:
@@ -107,17 +109,20 @@ class ReplicaModel:
         """Return the steady state with this many sequences in flight on average."""
         load, pp = self.workload, self.steps.layout.pp
         mean, plain = self._cycle(concurrency)
-        burst = self._burst(concurrency, mean) if bursts else concurrency
+        burst, highest = self._bursts(concurrency, mean) if bursts else (concurrency, concurrency)
         tpot_p95 = self._cycle(burst)[0] / load.tokens_per_step
+        tpot_p99 = max(tpot_p95, self._cycle(highest)[0] / load.tokens_per_step)
         rate = concurrency * load.tokens_per_step / (load.osl * mean)
-        ttft, ttft_p95 = self._first_token(concurrency, rate, mean, plain)
+        ttft, ttft_p95, ttft_p99 = self._first_token(concurrency, rate, mean, plain)
         return OperatingPoint(
             concurrency=concurrency,
             rate=rate,
             ttft=ttft,
             ttft_p95=ttft_p95,
+            ttft_p99=ttft_p99,
             tpot=mean / load.tokens_per_step,
             tpot_p95=tpot_p95,
+            tpot_p99=tpot_p99,
             prefill_share=1 - plain / mean,
             tokens_per_second=rate * load.osl,
             gpus=self.steps.layout.tp * pp,
@@ -162,20 +167,21 @@ class ReplicaModel:
         mixed = self.steps.seconds(batch, length, self._prompts(prompts), self.workload.draft_tokens)
         return max(0.0, mixed - plain)
 
-    def _burst(self, concurrency: float, cycle: float) -> float:
-        """Return the 95th percentile of the sequences in flight.
+    def _bursts(self, concurrency: float, cycle: float) -> tuple[float, float]:
+        """Return the 95th and 99th percentile of the sequences in flight.
 
         Random arrivals make the variance equal to the mean. A fuller batch is slower and so grows
         fuller, which multiplies the variance by 1 / (1 - elasticity of the cycle).
         """
         elasticity = min(0.8, (self._cycle(1.25 * concurrency + 1)[0] / cycle - 1) / (0.25 + 1 / concurrency))
-        return min(self.full_batch, concurrency + Z95 * math.sqrt(concurrency / (1 - max(0.0, elasticity))))
+        deviation = math.sqrt(concurrency / (1 - max(0.0, elasticity)))
+        return min(self.full_batch, concurrency + Z95 * deviation), min(self.full_batch, concurrency + Z99 * deviation)
 
     def _prompts(self, count: int) -> Prefill:
         return Prefill(count, self.workload.new_tokens, self.workload.isl - self.workload.new_tokens)
 
-    def _first_token(self, concurrency: float, rate: float, cycle: float, plain: float) -> tuple[float, float]:
-        """Return mean and 95th percentile of the TTFT.
+    def _first_token(self, concurrency: float, rate: float, cycle: float, plain: float) -> tuple[float, float, float]:
+        """Return mean, 95th and 99th percentile of the TTFT.
 
         A request waits for the end of the step it falls into (more likely a long one), then goes
         through all stages with the other prompts that arrived meanwhile; where a step has no room,
@@ -191,13 +197,14 @@ class ReplicaModel:
         variance = prompt**2 * rate * step / (1 - share**2)
         biased = step + variance / step
         others = rate * biased
-        queue, tail = self._queue(concurrency, plain / pp + prompt)
+        queue, passes = self._queue(concurrency, plain / pp + prompt)
         mean = biased / 2 + plain + pp * prompt * (1 + others)
         spread = math.sqrt(biased**2 / 12 + variance / 3 + (pp * prompt) ** 2 * others)
-        return mean + queue, mean + EXPONENTIAL_TAIL * spread + tail
+        high, highest = (mean + tail * spread + passes + tail * queue for tail in (TAIL95, TAIL99))
+        return mean + queue + passes, high, highest
 
     def _queue(self, concurrency: float, step: float) -> tuple[float, float]:
-        """Return mean and 95th percentile of the wait for room in a step.
+        """Return the mean wait for room in a step, and the steps that a long prompt takes before its last.
 
         The queue has as many servers as prompts fit, each taking a step (Sakasegawa's formula,
         constant service). A prompt longer than the room takes several steps.
@@ -208,7 +215,7 @@ class ReplicaModel:
         busy = min(0.99, concurrency / pp * self._prompt_tokens_per_sequence / room)
         wait = busy ** (math.sqrt(2 * (servers + 1)) - 1) / (servers * (1 - busy)) * step / 2
         passes = (math.ceil(load.new_tokens / room) - 1) * step
-        return wait + passes, 3 * wait + passes
+        return wait, passes
 
 
 def highest_point(

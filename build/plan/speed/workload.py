@@ -6,13 +6,16 @@ from dataclasses import dataclass
 
 from llmops.errors import InputError
 
+#: Latencies for which there can be targets, as objectives are called.
+TARGET_LATENCIES = ("ttft_p95", "ttft_p99", "tpot_p95", "tpot_p99")
+
 
 @dataclass(frozen=True)
 class PlanWorkload:
     """A workload.
 
     `isl` and `osl` are the mean tokens of a prompt and an answer, `qps` is in requests/s, targets
-    are 95th percentiles in seconds. `prefix_hit` is the share of a prompt's tokens found in the
+    are in seconds. `prefix_hit` is the share of a prompt's tokens found in the
     prefix cache. `draft_tokens` are proposed per step; each is accepted with probability
     `acceptance` if those before it were.
     """
@@ -21,7 +24,9 @@ class PlanWorkload:
     osl: int = 200
     qps: float | None = None
     ttft_p95: float | None = None
+    ttft_p99: float | None = None
     tpot_p95: float | None = None
+    tpot_p99: float | None = None
     prefix_hit: float = 0.0
     draft_tokens: int = 0
     acceptance: float = 0.7
@@ -45,7 +50,13 @@ class PlanWorkload:
     @property
     def has_targets(self) -> bool:
         """Return True if a latency target was given."""
-        return self.ttft_p95 is not None or self.tpot_p95 is not None
+        return bool(self.targets)
+
+    @property
+    def targets(self) -> dict[str, float]:
+        """Return the latency targets that were given, by name."""
+        named = ((name, getattr(self, name)) for name in TARGET_LATENCIES)
+        return {name: limit for name, limit in named if limit is not None}
 
     @property
     def new_tokens(self) -> int:

@@ -319,8 +319,7 @@ def create_pool_registry(
 
     `versions` is as for PoolRegistry.
     """
-    objectives = (settings.slo, *(settings.slo_of(name) for name in settings.models))
-    if not settings.replicas and not settings.tiers and all(slo.ttft_p95 is None for slo in objectives):
+    if not settings.replicas and not settings.queues_requests:
         return None
     misrouted, failovers = metrics.numbers(metric_definitions.MISROUTED), metrics.numbers(metric_definitions.FAILOVERS)
     cache_scope = settings.cache_scope or ("tenant" if settings.store else "")
