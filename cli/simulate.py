@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,8 +18,6 @@ from llmops.units import parse_duration
 
 if TYPE_CHECKING:
     from llmops.build.plan.build_plan import BuildPlan
-    from llmops.gateway.routing.admission.admission_controller import AdmissionLimits
-    from llmops.gateway.routing.admission.tiered_queue import PriorityTier
     from llmops.objectives import Objective
     from llmops.perf.report.document import Document
     from llmops.perf.simulate.autoscaler import AutoscalingSpec
@@ -177,9 +175,11 @@ def _document(parameters: dict[str, Any], name: str, console: Any) -> Document:
     plan = BuildPlan.load(parameters["plan_path"])
     parameters["replicas"] = _most(parameters["scale"]) or parameters["replicas"] or plan.replicas
     engine = make_engine_spec(plan, BLOCK_TOKENS if parameters["trace"] else CACHE_BLOCK_TOKENS)
-    tiers, bounds, slos = _rules(parameters["config"], plan.model)
+    rules, slos = _rules(parameters["config"], plan.model)
+    if not parameters["gate"]:
+        rules["tiers"] = ()
     slos = [parse_objective(text) for text in parameters["slo"]] or slos
-    spec = replace(_spec(parameters, plan, engine, tiers if parameters["gate"] else ()), bounds=bounds)
+    spec = replace(_spec(parameters, plan, engine), **rules)
     simulating = f"simulating {name} …"
     with console.status(simulating) as status:
 
@@ -196,14 +196,13 @@ def _document(parameters: dict[str, Any], name: str, console: Any) -> Document:
     return document_of(done, slos, options, spec_of(spec))
 
 
-def _spec(parameters: dict[str, Any], plan: BuildPlan, engine: EngineSpec, tiers: Sequence[PriorityTier]) -> FleetSpec:
+def _spec(parameters: dict[str, Any], plan: BuildPlan, engine: EngineSpec) -> FleetSpec:
     from llmops.perf.simulate.fleet import FleetSpec
 
     return FleetSpec(
         engine,
         parameters["replicas"],
         parameters["policy"],
-        tiers,
         failures=[_failure(text, parameters["replicas"]) for text in parameters["fail"]],
         seed=parameters["seed"],
         scaling=_scaling(parameters, plan) if parameters["scale"] else None,
@@ -276,17 +275,19 @@ def _conversations(parameters: dict[str, Any], share: float, number: int) -> Arr
     ).arrivals()
 
 
-def _rules(config: Path | None, model: str) -> tuple[list[PriorityTier], AdmissionLimits, list[Objective]]:
-    """Return tiers, limits and objectives of the gateway's settings."""
+def _rules(config: Path | None, model: str) -> tuple[dict[str, Any], list[Objective]]:
+    """Return fields of a FleetSpec from the gateway's settings, and the objectives."""
+    from llmops.gateway.routing.admission.degradation import rules_from_settings
     from llmops.gateway.routing.admission.request_queue import admission_limits_from_settings, tiers_from_settings
     from llmops.gateway.settings import load_settings
 
     settings = load_settings(config)
-    return (
-        tiers_from_settings(settings, model),
-        admission_limits_from_settings(settings, model),
-        settings.slo_of(model).listed(),
-    )
+    rules = {
+        "tiers": tiers_from_settings(settings, model),
+        "bounds": admission_limits_from_settings(settings, model),
+        "degraded": rules_from_settings(settings),
+    }
+    return rules, settings.slo_of(model).listed()
 
 
 def _failure(text: str, replicas: int) -> ReplicaFailure:

@@ -41,6 +41,7 @@ from llmops.gateway.interfaces import Usage
 from llmops.gateway.ratelimit.buffered_bytes import BufferedBytes
 from llmops.gateway.ratelimit.rate_limit_check import create_limit_check
 from llmops.gateway.ratelimit.read_limit import ReadLimit
+from llmops.gateway.routing.admission.degradation import create_degradation
 from llmops.gateway.routing.admission.request_queue import DEFAULT_TIER_NAME
 from llmops.gateway.routing.admission.slo_headers import slo_header_checks
 from llmops.gateway.routing.engine_slots import EngineSlots
@@ -85,7 +86,8 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     text_threads = TextThreadPool(settings.text_threads, settings.limits.preparing)
     buffered_bytes = BufferedBytes(settings.limits.held_bytes)
     versions = _create_version_directory(settings)
-    pools = create_pool_registry(settings, metrics, versions)
+    degradation = create_degradation(settings, metrics)
+    pools = create_pool_registry(settings, metrics, versions, degradation)
     registries = create_encoder_registries(settings)
     if pools is not None:
         registries[GenerativeModel] = pools
@@ -115,6 +117,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
         cache_scope=settings.cache_scope or ("tenant" if settings.store else ""),
         safety=safety,
         version_router=VersionRouter(versions, pools) if versions is not None and pools is not None else None,
+        degradation=degradation,
     )
     stored_responses = _create_response_store(settings)
     conversations = ConversationRoutes(settings, service, stored_responses, _price_function(billing))

@@ -304,6 +304,23 @@ DEFAULT_SCHEDULING = SchedulingParams()
 
 
 @dataclass(frozen=True, slots=True)
+class DegradedLimits:
+    """The restrictions of a request to a model in degraded mode.
+
+    Attributes:
+        level: The model's level, above 0.
+        max_tokens: Tokens of the answer.
+        prompt_tokens: Tokens of the prompt; None for any number.
+        is_shed: True if the request is rejected.
+    """
+
+    level: int
+    max_tokens: int
+    prompt_tokens: int | None = None
+    is_shed: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class EngineRequest:
     """One validated, tokenised request, with the fields of the tensor contract (docs/contract.md).
 

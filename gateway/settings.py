@@ -23,6 +23,7 @@ from pydantic import (
     Field,
     ImportString,
     ValidationError,
+    ValidationInfo,
     field_validator,
     model_validator,
 )
@@ -124,6 +125,21 @@ class QueueSettings(_Section):
 
     entries: Annotated[int, Field(gt=0)] = 4096
     bytes: Annotated[int, Field(gt=0)] = 256 * 2**20
+
+
+class DegradedSettings(_Section):
+    """Degraded mode: what a saturated model does without, level by level.
+
+    Attributes:
+        max_tokens: Level 1: the longest answer.
+        prompt_tokens: Level 3: the longest prompt of callers below the first tier.
+        file: A file with a level (0 to 4), or with levels by model, in place of the automatic ones.
+            It is read again when it changes.
+    """
+
+    max_tokens: Annotated[int, Field(gt=0)] = 1024
+    prompt_tokens: Annotated[int, Field(gt=0)] = 8192
+    file: Path | None = None
 
 
 class ModelOverrides(_Section):
@@ -647,6 +663,7 @@ class GatewaySettings(_Section):
         slo: Objectives of models without their own.
         tiers: Tiers of keys, the highest first.
         waiting: Bounds on waiting requests.
+        degraded: Degraded mode, None for none.
         redis: The URL of a Redis or Valkey with which gateways share limits.
         store: The URL of a store. Its API keys are required as soon as there are any, and usage is
             recorded there.
@@ -676,8 +693,9 @@ class GatewaySettings(_Section):
         default_factory=dict
     )
     slo: SloSettings = SloSettings()
-    tiers: dict[str, TierSettings] = Field(default_factory=dict)
+    tiers: dict[str, TierSettings] = Field(default_factory=dict, validate_default=True)
     waiting: QueueSettings = QueueSettings()
+    degraded: DegradedSettings | None = None
     limits: RequestLimits = RequestLimits()
     quotas: Quotas = Quotas()
     redis: Annotated[str | None, AfterValidator(_check_redis_url), Field(repr=False)] = None
@@ -715,12 +733,22 @@ class GatewaySettings(_Section):
                 raise ValueError(f"the alias {alias} names the alias {nested}; name models instead")
         return aliases
 
-    @model_validator(mode="after")
-    def _slo_names_tiers(self) -> GatewaySettings:
-        for slo in (self.slo, *(model.slo for model in self.models.values() if model.slo is not None)):
-            if unknown := sorted(set(slo.tiers) - set(self.tiers)):
-                raise ValueError(f"`slo.tiers` names the tier {unknown[0]}; describe it in `tiers` too")
-        return self
+    @field_validator("tiers")
+    @classmethod
+    def _has_tiers_of_slo(cls, tiers: dict[str, TierSettings], info: ValidationInfo) -> dict[str, TierSettings]:
+        models = info.data.get("models", {}).values()
+        for slo in (info.data.get("slo"), *(model.slo for model in models)):
+            if unknown := sorted(set(slo.tiers if slo is not None else ()) - set(tiers)):
+                raise ValueError(f"`slo.tiers` names {unknown[0]}, which is no tier; describe it here too")
+        return tiers
+
+    @field_validator("degraded")
+    @classmethod
+    def _has_a_queue(cls, degraded: DegradedSettings | None, info: ValidationInfo) -> DegradedSettings | None:
+        parts = {name: info.data[name] for name in ("models", "slo", "tiers") if name in info.data}
+        if degraded is not None and not cls.model_construct(**parts).queues_requests:
+            raise ValueError("it goes by the gateway's queue; set `slo.ttft_p95` or `tiers` too")
+        return degraded
 
     @property
     def queues_requests(self) -> bool:

@@ -95,7 +95,6 @@ OVERVIEW = Dashboard(
                 meaning="1 uses up the budget exactly in the objective's period. Above 14.4, or above 6 over "
                 "six hours, the operator on call is paged.",
                 limits=(6.0, 14.4),
-                width=12,
             ),
             Panel(
                 "Requests that met each objective, 1 h",
@@ -104,7 +103,12 @@ OVERVIEW = Dashboard(
                     "* ignoring (window) (1 - max by (model, tier, objective) (llmops_slo_target_ratio))"
                 },
                 "percentunit",
-                width=12,
+            ),
+            Panel(
+                "Degraded mode",
+                {"{{model}}": f"max by (model) (llmops_degraded_level{MODEL})"},
+                meaning="1: shorter answers, 2: the small model, 3: shorter prompts of lower tiers, 4: no lower tiers.",
+                limits=(1.0, 3.0),
             ),
         ],
         "Why not?": [

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from llmops.gateway.errors import OVERLOADED, ApiError, ModelNotFoundError, UnavailableError
+from llmops.gateway.errors import OVERLOADED, ApiError, ModelNotFoundError, OverloadedError, UnavailableError
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Engine, EngineRequest, TokenStream
+from llmops.gateway.routing.admission.admission_controller import RETRY_AFTER_JITTER
+from llmops.gateway.routing.admission.degradation import FALL_SECONDS, Degradation
 from llmops.gateway.routing.engine_slots import EngineSlots
 from llmops.gateway.routing.merged_stream import MergedStream
 from llmops.gateway.routing.model_registry import ModelLookup
@@ -20,6 +23,7 @@ from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.routing.versions.version_router import VersionRouter
 from llmops.gateway.safety.policy import Safety
 from llmops.gateway.settings import RequestLimits, Timeouts
+from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.metrics import AnswerMeter, GatewayMetrics, GoodputOutcome
 from llmops.gateway.text.text_thread_pool import TextThreadPool
 
@@ -48,6 +52,8 @@ class AppState:
     version_router: VersionRouter | None = None
     # filters of prompts and answers, if there are any
     safety: Safety | None = None
+    # restrictions while a model is saturated, if there are any
+    degradation: Degradation | None = None
 
     def find_model(self, name: str, context: RequestContext, body: object) -> GenerativeModel:
         """Return the model, in the version, that answers a request for `name`.
@@ -77,6 +83,10 @@ class AppState:
         model = self.version_router.route(model, body, context)
         context.version = model.version
         return model
+
+    def count_degraded(self, model: str, effect: str) -> None:
+        """Count a request that degraded mode changed or rejected."""
+        self.metrics.numbers(metric_definitions.DEGRADED_REQUESTS).labels(model, effect).inc()
 
     def cache_salt(self, caller: str) -> int:
         """Return the salt that separates a caller's cached prefixes from other tenants'.
@@ -119,6 +129,8 @@ async def admit(
     context.model = model.name
     release_slots = None
     try:
+        if state.degradation is not None:
+            _degrade(state, state.degradation, model, context)
         if model.engine.gated:
             model.engine.check(context.scheduling)
         release_slots = state.engine_slots.enter(model, sequences, context.caller.share)
@@ -128,6 +140,63 @@ async def admit(
             release_slots()
         meter.refused(_failure_outcome(error))
         raise
+
+
+def _degrade(state: AppState, degradation: Degradation, model: GenerativeModel, context: RequestContext) -> None:
+    """Set the restrictions of degraded mode. Raises OverloadedError for a request that is shed."""
+    level = degradation.level(model.parent or model.name)
+    if not level:
+        return
+    context.degraded = limits = degradation.rules.limits(level, context.caller.tier)
+    if limits.is_shed:
+        state.count_degraded(model.name, "shed")
+        raise OverloadedError(
+            f"The model {model.name} is overloaded and serves only requests of the tier {degradation.rules.first_tier} "
+            "now. Retry later.",
+            retry_after=degraded_retry_after(),
+        )
+
+
+def degraded_retry_after() -> float:
+    """Return the Retry-After of a request that degraded mode rejects, in seconds with jitter."""
+    return FALL_SECONDS * random.uniform(*RETRY_AFTER_JITTER)
+
+
+def limit_degraded(
+    state: AppState,
+    model: GenerativeModel,
+    context: RequestContext,
+    prompt_tokens: int,
+    max_tokens: int,
+    least: int = 0,
+) -> int:
+    """Return the maximum tokens of an answer, of which degraded mode allows fewer.
+
+    Args:
+        state: The gateway's state.
+        model: The model of the request.
+        context: The request.
+        prompt_tokens: Tokens of its prompt.
+        max_tokens: The tokens that the answer may have otherwise.
+        least: Tokens that the answer must have.
+
+    Raises:
+        OverloadedError: The prompt is too long for degraded mode.
+    """
+    limits = context.degraded
+    if limits is None:
+        return max_tokens
+    if limits.prompt_tokens is not None and prompt_tokens > limits.prompt_tokens:
+        state.count_degraded(model.name, "prompt_tokens")
+        raise OverloadedError(
+            f"The model {model.name} is overloaded and takes prompts of at most {limits.prompt_tokens} tokens now; "
+            f"this one has {prompt_tokens}. Shorten it, or retry later.",
+            retry_after=degraded_retry_after(),
+        )
+    if max_tokens <= max(limits.max_tokens, least):
+        return max_tokens
+    state.count_degraded(model.name, "max_tokens")
+    return max(limits.max_tokens, least)
 
 
 def _failure_outcome(error: BaseException) -> GoodputOutcome | None:

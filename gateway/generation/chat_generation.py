@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError
 from llmops.gateway.generation.answer import Answer
-from llmops.gateway.generation.app_state import Admission, AppState, admit, start_answer
+from llmops.gateway.generation.app_state import Admission, AppState, admit, limit_degraded, start_answer
 from llmops.gateway.generation.chat_messages import message_texts, render_chat
 from llmops.gateway.generation.choice import Choice, LogprobBuffer, TokenOffsets
 from llmops.gateway.generation.parsers.harmony import FINAL_CHANNEL, HarmonyParser, is_harmony
@@ -181,6 +181,7 @@ async def _reserve_max_tokens(
     max_tokens = resolve_max_tokens(
         requested, prompt_tokens, model.card, default=state.default_tokens, param=field, fit=fit
     )
+    max_tokens = limit_degraded(state, model, context, prompt_tokens, max_tokens, body.min_tokens or 0)
     if context.reservation is None:
         return max_tokens
     n, is_bounded = body.n or 1, requested is not None

@@ -7,7 +7,7 @@ from typing import Any
 
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError, missing_parameter
 from llmops.gateway.generation.answer import Answer
-from llmops.gateway.generation.app_state import Admission, AppState, admit, start_answer
+from llmops.gateway.generation.app_state import Admission, AppState, admit, limit_degraded, start_answer
 from llmops.gateway.generation.choice import Choice, LogprobBuffer
 from llmops.gateway.generation.prompt_limits import check_prompt_characters, check_prompt_text, check_prompt_tokens
 from llmops.gateway.generation.sampling import (
@@ -175,10 +175,11 @@ def _engine_request(
     guide: Guide | None,
 ) -> EngineRequest:
     default = min(DEFAULT_MAX_TOKENS, state.default_tokens or DEFAULT_MAX_TOKENS)
+    max_tokens = resolve_max_tokens(body.max_tokens, len(input_ids), model.card, default=default, param="prompt")
     return EngineRequest(
         request_id=request_id,
         input_ids=input_ids,
-        max_tokens=resolve_max_tokens(body.max_tokens, len(input_ids), model.card, default=default, param="prompt"),
+        max_tokens=limit_degraded(state, model, context, len(input_ids), max_tokens, body.min_tokens or 0),
         sampling=resolve_sampling(body, model.card),
         n=sequences_per_prompt(body),
         min_tokens=body.min_tokens or 0,

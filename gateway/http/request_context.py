@@ -20,7 +20,15 @@ from time import perf_counter
 from starlette.requests import Request
 from starlette.types import Scope
 
-from llmops.gateway.interfaces import Caller, Failover, QuotaReservation, SchedulingParams, Usage, UsageRecorder
+from llmops.gateway.interfaces import (
+    Caller,
+    DegradedLimits,
+    Failover,
+    QuotaReservation,
+    SchedulingParams,
+    Usage,
+    UsageRecorder,
+)
 from llmops.gateway.telemetry.metrics import AnswerMeter
 from llmops.gateway.telemetry.trace_context import TraceContext
 
@@ -61,6 +69,7 @@ class RequestContext:
         usage_recorder: Records this request's usage for the bill, None if usage is not recorded.
         model: The model's name, once it is known.
         alias_of: The model that answers a request for an alias, for the header `x-llmops-model`.
+        degraded: The restrictions of degraded mode, None if the model is not degraded.
         meter: Measures the answer's latencies, once there is an answer.
         trace: Data for this request's trace, None if traces are off.
         usage: Tokens that the request used, None if it used none.
@@ -96,6 +105,7 @@ class RequestContext:
     usage_recorder: UsageRecorder | None = None
     model: str = ""
     alias_of: str = ""
+    degraded: DegradedLimits | None = None
     meter: AnswerMeter | None = None
     trace: TraceContext | None = None
     usage: Usage | None = None
@@ -157,6 +167,8 @@ class RequestContext:
             headers.append((b"x-llmops-model", self.alias_of.encode()))
         if self.version:
             headers.append((b"x-llmops-version", self.version.encode()))
+        if self.degraded is not None:
+            headers.append((b"x-llmops-degraded", b"%d" % self.degraded.level))
         if self.dropped_messages:
             headers.append((b"x-llmops-dropped-messages", b"%d" % self.dropped_messages))
         if self.splice:

@@ -132,6 +132,17 @@ REFUSED_CONNECTIONS = _g.counter(
 MISROUTED = _g.counter(
     "llmops_misrouted_total", "Answers from another engine than the replica's metadata announces; should be 0.", "model"
 )
+DEGRADED_LEVEL = _g.gauge(
+    "llmops_degraded_level",
+    "Level of degraded mode: 1 shorter answers, 2 the small model, 3 shorter prompts of lower tiers, 4 no lower tiers.",
+    "model",
+)
+DEGRADED_REQUESTS = _g.counter(
+    "llmops_degraded_requests_total",
+    "Requests that degraded mode changed: max_tokens, small_model; or rejected: prompt_tokens, shed.",
+    "model",
+    "effect",
+)
 UNSTABLE_PROMPTS = _g.gauge(
     "llmops_unstable_prompts_ratio",
     "Share of a tenant's prompts that differ early and then continue alike, at the last report.",

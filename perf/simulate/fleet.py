@@ -11,6 +11,7 @@ from itertools import pairwise
 
 from llmops.gateway.interfaces import QueuedRequest, RoutingRequest
 from llmops.gateway.routing.admission.admission_controller import AdmissionController, AdmissionLimits
+from llmops.gateway.routing.admission.degradation import Degradation, DegradationRules, DegradedLevel
 from llmops.gateway.routing.admission.request_queue import POLL_INTERVAL
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
 from llmops.gateway.routing.replicas.gauge_scraper import SCRAPE_INTERVAL
@@ -28,6 +29,8 @@ Next = Callable[[SimulatedRequest], "tuple[float, SimulatedRequest] | None"]
 # Called now and then with the simulated seconds and the number of finished requests.
 OnProgress = Callable[[float, int], None] | None
 PROGRESS_EVERY = 1000
+#: Seconds between two updates of degraded mode; a gateway takes four times as many.
+DEGRADATION_INTERVAL = 1.0
 
 
 @dataclass(frozen=True)
@@ -66,6 +69,7 @@ class FleetSpec:
         scaling: Autoscaling, or None.
         measured: True if replicas report no state, so that gateways estimate it.
         noise: Noise of step times, see ReplicaVariation.
+        degraded: Degraded mode of the gateways, or None.
         slow: Factors of the step times of some replicas, by number.
     """
 
@@ -80,6 +84,7 @@ class FleetSpec:
     scaling: AutoscalingSpec | None = None
     measured: bool = False
     noise: float = 0.0
+    degraded: DegradationRules | None = None
     slow: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -88,7 +93,8 @@ class SimulationOutcome:
     """The outcome of a run.
 
     `busy`: seconds that each replica worked, of `seconds`. `queues`: longest queue inside each
-    engine. `scaled`: times of changes of the number of replicas, and the new numbers.
+    engine. `scaled`: times of changes of the number of replicas, and the new numbers. `degraded`:
+    the same of levels of degraded mode.
     """
 
     spec: FleetSpec
@@ -97,6 +103,7 @@ class SimulationOutcome:
     busy: dict[str, float] = field(default_factory=dict)
     queues: dict[str, int] = field(default_factory=dict)
     scaled: list[tuple[float, int]] = field(default_factory=list)
+    degraded: list[tuple[float, int]] = field(default_factory=list)
 
     def replica_seconds(self, since: float, until: float) -> float:
         """Return the replica-seconds between two times, including replicas that are starting."""
@@ -125,6 +132,9 @@ class SimulatedFleet:
             for gateway in self._gateways:
                 self.clock.every(SCRAPE_INTERVAL, gateway.scrape)
                 self.clock.every(POLL_INTERVAL, gateway.pump)
+        if self.spec.degraded is not None:
+            for gateway in self._gateways:
+                self.clock.every(DEGRADATION_INTERVAL, gateway.update_degradation)
         for failure in self.spec.failures:
             self._plan(failure)
         if self.spec.scaling is not None:
@@ -182,9 +192,15 @@ class SimulatedFleet:
         policy = POLICIES[spec.policy](random.Random(f"policy {spec.seed} {number}"))
         rng = random.Random(f"gate {spec.seed} {number}")
         controller = AdmissionController(TieredQueue(spec.tiers), policy, spec.bounds, rng) if spec.tiers else None
-        gateway = SimulatedGateway(self.clock, policy, controller, views, self._finished, spec.measured)
+        degradation = None
+        if spec.degraded is not None:
+            degradation = Degradation(spec.degraded, clock=lambda: self.clock.now, on_level=self._degraded)
+        gateway = SimulatedGateway(self.clock, policy, controller, views, self._finished, spec.measured, degradation)
         gateway.replicas = self.replicas
         return gateway
+
+    def _degraded(self, _: str, level: DegradedLevel) -> None:
+        self.outcome.degraded.append((self.clock.now, level))
 
     def _arrive(self, jobs: Iterator[SimulatedRequest]) -> None:
         """Schedule the next arrival.

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from llmops.gateway.interfaces import ReplicaView, RoutingPolicy
 from llmops.gateway.routing.admission.admission_controller import AdmissionController
+from llmops.gateway.routing.admission.degradation import FALL_SECONDS, Degradation
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
 from llmops.gateway.routing.cost_model import uncached_tokens
 from llmops.gateway.routing.replicas.in_flight import InFlightRequest, InFlightTracker
@@ -28,12 +29,13 @@ class SimulatedGateway:
         views: Sequence[ReplicaView],
         done: Callable[[SimulatedRequest], None],
         is_measured: bool = False,
+        degradation: Degradation | None = None,
     ) -> None:
         self.clock, self.policy, self.controller, self.views = clock, policy, controller, views
         self.replicas: Mapping[str, SimulatedReplica] = {}
         # the queue
         self.order = TieredQueue([PriorityTier("")]) if controller is None else controller.queue
-        self._done = done
+        self._done, self._degradation = done, degradation
         # load estimates of replicas that do not report, and requests in flight
         self._unseen = {view.replica_id: InFlightTracker(view) for view in views} if is_measured else {}
         self._measured = {name: LoadEstimator(in_flight.view, in_flight) for name, in_flight in self._unseen.items()}
@@ -41,7 +43,18 @@ class SimulatedGateway:
         if controller is not None:
             controller.update_views(views, 0.0)
 
+    def update_degradation(self) -> None:
+        """Update the level of degraded mode."""
+        if self._degradation is not None and self.controller is not None:
+            self._degradation.update({"": self.controller.saturation(self.views)})
+
     def arrive(self, job: SimulatedRequest) -> None:
+        if self._degradation is not None and (level := self._degradation.level("")) and not job.moves:
+            limits = self._degradation.rules.limits(level, job.tier)
+            if limits.is_shed or (limits.prompt_tokens is not None and job.tokens > limits.prompt_tokens):
+                self._refuse(job, FALL_SECONDS)
+                return
+            job.shorten(limits.max_tokens)
         controller, queued_request, now = self.controller, job.queued_request, self.clock.now
         if controller is None:
             place = self.policy.choose(queued_request.routing, self.views)

@@ -64,6 +64,12 @@ class SimulatedRequest:
         wanted = RoutingRequest(self.tokens, answer=self.answer, hashes=self.hashes)
         self.queued_request = QueuedRequest(self.tenant, wanted, self.arrived, self.tier, payload=self)
 
+    def shorten(self, answer: int) -> None:
+        """Limit the answer to `answer` tokens, before the request is sent."""
+        if self.answer > answer:
+            self.answer = answer
+            self.queued_request.routing.answer = answer
+
 
 #: Weight of the past in the moving average of step times, as in gateways.
 KEPT = 0.9

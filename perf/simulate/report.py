@@ -65,6 +65,8 @@ def fleet_rows(document: Document) -> list[tuple[str, str]]:
         rows.append(("$ per million tokens", f"{both:.3f}, of answers alone {answers:.3f}"))
     if known.get("scaled"):
         rows.insert(1, ("Replicas over time", _over_time(known["scaled"])))
+    if known.get("degraded"):
+        rows.append(("Degraded mode over time", _over_time(known["degraded"])))
     if known["moved"]:
         rows.append(("Continued elsewhere", f"{known['moved']:,}"))
     rows.append(("Simulated", f"{known['simulated_requests']:,} requests in {known['cpu_seconds']:,.1f} s of CPU"))
@@ -72,7 +74,7 @@ def fleet_rows(document: Document) -> list[tuple[str, str]]:
 
 
 def _over_time(scaled: Sequence[Sequence[float]], most: int = 12) -> str:
-    """Return the last `most` changes as `1, 3 at 120 s, …`."""
+    """Return the last `most` changes as `1 at 0 s, 3 at 120 s, …`."""
     said = [f"{count:.0f} at {when:,.0f} s" for when, count in scaled[-most:]]
     return ("… " if len(scaled) > most else "") + ", ".join(said)
 

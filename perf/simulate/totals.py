@@ -43,6 +43,7 @@ class SimulationTotals:
     busiest: float = 0.0
     requests: list[int] = field(default_factory=list)
     scaled: list[tuple[float, int]] = field(default_factory=list)
+    degraded: list[tuple[float, int]] = field(default_factory=list)
     served: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: SimulationTotals) -> None:
@@ -100,6 +101,7 @@ class SimulationTotals:
             "moved": self.moved,
             "longest_queue": self.longest_queue,
             **({"scaled": self.scaled} if self.scaled else {}),
+            **({"degraded": self.degraded} if self.degraded else {}),
         }
 
 
@@ -116,6 +118,7 @@ def sum_up(outcome: SimulationOutcome, skipped: float = 0.0) -> SimulationTotals
     measured = max(max((job.arrived for job in outcome.jobs), default=0.0) - skipped, 0.0)
     found.gpu_seconds = spec.engine.gpus * outcome.replica_seconds(skipped, skipped + measured)
     found.scaled = [(when, count) for when, count in outcome.scaled if when >= skipped]
+    found.degraded = [(when, level) for when, level in outcome.degraded if when >= skipped]
     found.dollars = found.gpu_seconds / 3600 * spec.engine.price
     counts: Counter[str] = Counter()
     for job, seen in _seen(outcome.jobs, spec.engine.block_tokens):

@@ -161,7 +161,7 @@ def test_a_command_has_from_the_file_what_is_not_typed(file):
     assert (loaded["url"], loaded["rate"], loaded["slo"]) == (
         "http://127.0.0.1:9000/v1",
         10.0,
-        ("ttft:500ms", "tpot:50ms"),
+        ("ttft_p95:500ms", "tpot_p95:50ms"),
     )
     # 60 % of each prompt is what all have in common
     assert (loaded["input_"], loaded["prefix_tokens"], loaded["output"]) == ("1200", 1800, "400")

@@ -51,8 +51,9 @@ def test_merged_keys_may_be_overwritten(tmp_path):
     [
         ("timeouts: {idle: 60}", "`timeouts.idle`", "60 has no unit; write 60ms or 60s"),
         ("timeouts: {idle: 0.5}", "`timeouts.idle`", "0.5 has no unit; write 0.5ms or 0.5s"),
-        ("slo: {availability: 101%}", "`slo.availability`", "write 99.9% or 0.999"),
-        ("slo: {tiers: {gold: {ttft_p99: 1s}}}", "", "names the tier gold; describe it in `tiers` too"),
+        ("slo: {availability: 101%}", "`slo.availability`", "'101%' is not a share below 100 %; write 99.9% or 0.999"),
+        ("slo: {tiers: {gold: {ttft_p99: 1s}}}", "`tiers`", "`slo.tiers` names gold, which is no tier"),
+        ("degraded: {}", "`degraded`", "it goes by the gateway's queue; set `slo.ttft_p95` or `tiers` too"),
         ("slo: {ttft_p95: 500}", "`slo.ttft_p95`", "500 has no unit; write 500ms or 500s"),
         ("timeouts: {idle: 0}", "`timeouts.idle`", "it must be above zero, such as 500ms or 0.5s"),
         ("oidc: {issuer: 'https://a.b', audience: a, leeway: 10m}", "`oidc.leeway`", "it must be at most 300"),

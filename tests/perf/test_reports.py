@@ -225,7 +225,7 @@ def test_a_browser_draws_the_page_without_complaint(tmp_path):
         check=True,
     )
     assert "CONSOLE" not in result.stderr
-    assert result.stdout.count("<svg") == 9
+    assert result.stdout.count("<svg") == 10
     assert "SLO" in result.stdout
 
 

@@ -43,6 +43,8 @@ MAX_COUNTED_STEP = 0.05
 HOME_WAIT_FACTOR = 0.25
 #: Share of a replica's slots that is reserved for tenants below their equal share.
 RESERVED_SLOT_SHARE = 1 / 16
+#: Longest wait, in seconds, of tiers whose clients wait for the answer.
+MAX_ATTENDED_WAIT = 60.0
 #: Weight of the newest answer in the mean output length.
 OUTPUT_LENGTH_SMOOTHING = 0.02
 
@@ -163,6 +165,17 @@ class AdmissionController:
         """
         ahead = self.queue.ahead(request)
         return ahead / self._throughput.rate(views) if ahead else 0.0
+
+    def saturation(self, views: Sequence[ReplicaView]) -> float:
+        """Return the longest wait of a tier as a share of the wait at which requests are rejected.
+
+        Tiers that may wait for minutes do not count: they have a backlog by design.
+        """
+        if not self.queue.size:
+            return 0.0
+        rate = self._throughput.rate(views)
+        waits = ((tier.max_wait, cost / rate) for tier, cost in self.queue.backlogs())
+        return max((wait / longest for longest, wait in waits if longest <= MAX_ATTENDED_WAIT), default=0.0)
 
     def retry_after(self, wait: float) -> float:
         """Return the Retry-After of a rejected request, in seconds with jitter.

@@ -131,6 +131,14 @@ class TieredQueue:
             before += tier.queue.cost
         return before
 
+    def backlogs(self) -> Iterator[tuple[PriorityTier, float]]:
+        """Yield each tier with the cost that is served before a new request of the tier, if any waits."""
+        before = 0.0
+        for tier in self._tiers:
+            before += tier.queue.cost
+            if tier.queue.size:
+                yield tier.tier, before
+
     def demand(self) -> float:
         """Return the summed weights of the waiting tenants.
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from llmops.background import PeriodicTask
 from llmops.contract import RECONNECT_GRACE_PERIOD
 from llmops.gateway.interfaces import Engine, EngineRequest, ModelMetadata
+from llmops.gateway.routing.admission.degradation import Degradation
 from llmops.gateway.routing.admission.request_queue import create_admission_controller
 from llmops.gateway.routing.failover import FailoverEngine, FailoverReason
 from llmops.gateway.routing.model_registry import ModelReplica, first_ready
@@ -86,6 +87,7 @@ class PoolRegistry:
         scraper: GaugeScraper | None = None,
         reconnect_timeout: float = RECONNECT_TIMEOUT,
         versions: VersionSource | None = None,
+        degradation: Degradation | None = None,
     ) -> None:
         """Create a registry without models.
 
@@ -98,7 +100,9 @@ class PoolRegistry:
             scraper: Reads the gauges of replicas that do not report their state.
             reconnect_timeout: Seconds that a broken step stream has to reconnect.
             versions: The versions of the models' replicas, None without versions.
+            degradation: Receives the saturation of all models several times a second.
         """
+        self._degradation = degradation
         self._source = versions or VersionSource()
         # models by name and version, the oldest version first
         self.versions: dict[str, dict[str, ModelReplica[GenerativeModel]]] = {}
@@ -282,6 +286,11 @@ class PoolRegistry:
     async def _check_health(self) -> None:
         for replica in list(self.all()):
             replica.update_state()
+        if self._degradation is not None:
+            saturation: dict[str, float] = {}
+            for (name, _), pool in self._pools.items():
+                saturation[name] = max(saturation.get(name, 0.0), pool.saturation)
+            self._degradation.update(saturation)
 
 
 class UnstablePromptReporter:
@@ -314,10 +323,11 @@ def create_pool_registry(
     settings: GatewaySettings,
     metrics: GatewayMetrics,
     versions: VersionSource | None = None,
+    degradation: Degradation | None = None,
 ) -> PoolRegistry | None:
     """Return the registry, or None for a single server without admission control.
 
-    `versions` is as for PoolRegistry.
+    `versions` and `degradation` are as for PoolRegistry.
     """
     if not settings.replicas and not settings.queues_requests:
         return None
@@ -352,6 +362,7 @@ def create_pool_registry(
         scraper=GaugeScraper(settings.metrics_port),
         reconnect_timeout=RECONNECT_TIMEOUT if settings.replicas else RECONNECT_GRACE_PERIOD,
         versions=versions,
+        degradation=degradation,
     )
 
 

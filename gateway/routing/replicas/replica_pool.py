@@ -83,6 +83,11 @@ class ReplicaPool(Engine):
             self.queue.check(create_queued_request(turn, RoutingRequest(0)))
 
     @property
+    def saturation(self) -> float:
+        """Return the saturation of the queue, 0 without one."""
+        return 0.0 if self.queue is None else self.queue.controller.saturation(self.views)
+
+    @property
     def views(self) -> Sequence[ReplicaView]:
         return [replica.view for replica in self.replicas.values()]
 

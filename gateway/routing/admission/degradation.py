@@ -1,0 +1,203 @@
+"""Degraded mode: less for everyone rather than nothing for some, while a model is saturated.
+
+    NORMAL ⇄ SHORT_ANSWERS ⇄ SMALL_MODEL ⇄ SHORT_PROMPTS ⇄ SHED
+
+A level rises when the saturation of the queue, smoothed over seconds, stays above its threshold,
+and falls one by one when the saturation is well below it. The code is pure: callers pass the time.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+from pathlib import Path
+from time import perf_counter
+
+from llmops.errors import InputError
+from llmops.gateway.interfaces import DegradedLimits
+from llmops.gateway.routing.admission.request_queue import DEFAULT_TIER_NAME
+from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.telemetry import metric_definitions
+from llmops.gateway.telemetry.metrics import GatewayMetrics
+from llmops.yaml_files import read_yaml
+
+log = logging.getLogger(__name__)
+
+
+class DegradedLevel(IntEnum):
+    """A level of degraded mode. Each includes the restrictions of the levels below it."""
+
+    NORMAL = 0
+    SHORT_ANSWERS = 1  # answers are cut at `max_tokens`
+    SMALL_MODEL = 2  # new conversations with a routed alias get the small model
+    SHORT_PROMPTS = 3  # long prompts of lower tiers are rejected
+    SHED = 4  # all requests of lower tiers are rejected
+
+
+#: Saturation at which the next level is entered, by the current level. At 1 requests are rejected.
+ENTER_SATURATION = (0.5, 0.65, 0.8, 0.9)
+#: A level is left below this share of the saturation at which it was entered.
+LEAVE_SHARE = 0.5
+#: Time constant of the smoothed saturation, in seconds. Bursts that the queue is for are shorter.
+SMOOTHING_SECONDS = 10.0
+#: Seconds that a level lasts at least before the next higher one: its effect takes a few answers.
+RISE_SECONDS = 10.0
+#: Seconds that a level lasts at least before the next lower one.
+FALL_SECONDS = 30.0
+
+
+class DegradationState:
+    """The level of one model."""
+
+    def __init__(self, now: float) -> None:
+        self.level = DegradedLevel.NORMAL
+        self.saturation = 0.0
+        self._updated = now
+        # a model may degrade at once, but must not rise and fall within seconds
+        self._changed = -math.inf
+
+    def update(self, saturation: float, now: float) -> DegradedLevel:
+        """Return the level after the queue had this saturation since the last call."""
+        elapsed, self._updated = max(now - self._updated, 0.0), now
+        self.saturation += (saturation - self.saturation) * (1 - math.exp(-elapsed / SMOOTHING_SECONDS))
+        level, lasted = self.level, now - self._changed
+        if level < DegradedLevel.SHED and self.saturation >= ENTER_SATURATION[level] and lasted >= RISE_SECONDS:
+            self._set(DegradedLevel(level + 1), now)
+        elif (
+            level > DegradedLevel.NORMAL
+            and self.saturation < LEAVE_SHARE * ENTER_SATURATION[level - 1]
+            and lasted >= FALL_SECONDS
+        ):
+            self._set(DegradedLevel(level - 1), now)
+        return self.level
+
+    def _set(self, level: DegradedLevel, now: float) -> None:
+        self.level, self._changed = level, now
+
+
+@dataclass(frozen=True)
+class DegradationRules:
+    """The restrictions of each level.
+
+    Attributes:
+        max_tokens: Tokens of an answer, from level 1 on.
+        prompt_tokens: Tokens of a prompt of a lower tier, at level 3.
+        first_tier: The tier that keeps its long prompts and is not shed.
+    """
+
+    max_tokens: int
+    prompt_tokens: int
+    first_tier: str
+
+    def limits(self, level: DegradedLevel, tier: str) -> DegradedLimits:
+        """Return the restrictions of a request of a tier at a level above NORMAL."""
+        if (tier or DEFAULT_TIER_NAME) == self.first_tier or level < DegradedLevel.SHORT_PROMPTS:
+            return DegradedLimits(level, self.max_tokens)
+        return DegradedLimits(level, self.max_tokens, self.prompt_tokens, level == DegradedLevel.SHED)
+
+
+class LevelFile:
+    """A file by which operators set the level of all models, or of some.
+
+    The file has a level (`2`), a mapping of models to levels (`llama: 2`), or is missing.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._stamp: tuple[int, int] | None = None
+        self._levels: dict[str, DegradedLevel] = {}
+
+    def level(self, model: str) -> DegradedLevel | None:
+        """Return the level that the file sets for a model, or None to choose it automatically."""
+        found = self._levels.get(model)
+        return self._levels.get("") if found is None else found
+
+    def reload(self) -> None:
+        """Read the file if it has changed. A file that cannot be read is logged and sets no level."""
+        try:
+            stat = self._path.stat()
+            stamp = (stat.st_mtime_ns, stat.st_ino)
+        except OSError:
+            stamp = None
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._levels = {} if stamp is None else _parse_levels(read_yaml(self._path))
+        except (InputError, ValueError) as error:
+            self._levels = {}
+            log.error(
+                "The levels of degraded mode in %s cannot be read: %s Write a number from 0 to 4, or MODEL: NUMBER.",
+                self._path,
+                error,
+            )
+
+
+def _parse_levels(content: object) -> dict[str, DegradedLevel]:
+    named = content if isinstance(content, dict) else {} if content is None else {"": content}
+    return {str(name): DegradedLevel(level) for name, level in named.items()}
+
+
+class Degradation:
+    """The levels of all models of a gateway: automatic, or those of the file."""
+
+    def __init__(
+        self,
+        rules: DegradationRules,
+        file: LevelFile | None = None,
+        clock: Callable[[], float] = perf_counter,
+        on_level: Callable[[str, DegradedLevel], None] = lambda model, level: None,
+    ) -> None:
+        """Create it. `on_level` is called with each model that is new, and when its level changes."""
+        self.rules = rules
+        self._file, self._clock, self._on_level = file, clock, on_level
+        self._states: dict[str, DegradationState] = {}
+        self._levels: dict[str, DegradedLevel] = {}
+
+    def level(self, model: str) -> DegradedLevel:
+        """Return the level of a model now."""
+        return self._levels.get(model, DegradedLevel.NORMAL)
+
+    def update(self, saturation: dict[str, float]) -> None:
+        """Update the levels from the saturation of each model's queue. Call several times a second."""
+        now = self._clock()
+        if self._file is not None:
+            self._file.reload()
+        for model, value in saturation.items():
+            state = self._states.setdefault(model, DegradationState(now))
+            level = state.update(value, now)
+            forced = self._file.level(model) if self._file is not None else None
+            level = level if forced is None else forced
+            before = self._levels.get(model)
+            if level == before:
+                continue
+            self._levels[model] = level
+            self._on_level(model, level)
+            if before is not None or level:
+                reason = f"saturation {state.saturation:.2f}" if forced is None else "set by hand"
+                log.warning("model %s: degraded mode %d, was %d (%s)", model, level, before or 0, reason)
+
+
+def rules_from_settings(settings: GatewaySettings) -> DegradationRules | None:
+    """Return the restrictions of the settings, or None without degraded mode."""
+    degraded = settings.degraded
+    if degraded is None:
+        return None
+    return DegradationRules(degraded.max_tokens, degraded.prompt_tokens, next(iter(settings.tiers), DEFAULT_TIER_NAME))
+
+
+def create_degradation(settings: GatewaySettings, metrics: GatewayMetrics) -> Degradation | None:
+    """Return the degraded mode of a gateway with its metric, or None without one."""
+    rules = rules_from_settings(settings)
+    if rules is None or settings.degraded is None:
+        return None
+    levels = metrics.numbers(metric_definitions.DEGRADED_LEVEL)
+
+    def on_level(model: str, level: DegradedLevel) -> None:
+        levels.labels(model).value = level
+
+    path = settings.degraded.file
+    return Degradation(rules, LevelFile(path) if path is not None else None, on_level=on_level)
