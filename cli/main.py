@@ -49,8 +49,9 @@ SECTIONS = {
         "bench": "Load-test an OpenAI endpoint or Triton itself.",
         "top": "Watch gateways, models and replicas live.",
     },
-    "Safety": {
+    "Models": {
         "safety": "Test and train the filters of prompts and answers.",
+        "router": "Train the choice of a model by an alias.",
     },
     "Accounts": {
         "tenant": "Manage tenants: who pays, and their limits.",

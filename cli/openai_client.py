@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Collection, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import httpx
 
 from llmops.connection_errors import check_url, http_connection_error, http_status_error
 from llmops.errors import InputError, ServerError
 
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+#: Texts that are embedded with one request.
+EMBEDDING_BATCH = 64
 KEY_VARIABLES = ("LLMOPS_API_KEY", "OPENAI_API_KEY")
 
 
@@ -142,3 +148,14 @@ def _deltas(line: str) -> Iterator[ChatDelta]:
 def _message_of(body: Any) -> str:
     error = body.get("error", body) if isinstance(body, dict) else body
     return str(error.get("message", error)) if isinstance(error, dict) else str(error)
+
+
+def embed_texts(client: ChatClient, model: str, texts: Sequence[str]) -> NDArray[np.float32]:
+    """Return the vectors FP32 [len(texts), dimensions] of a gateway's embedding model."""
+    import numpy as np
+
+    rows: list[list[float]] = []
+    for at in range(0, len(texts), EMBEDDING_BATCH):
+        answer = client.post("/embeddings", {"model": model, "input": list(texts[at : at + EMBEDDING_BATCH])})
+        rows += [one["embedding"] for one in answer["data"]]
+    return np.array(rows, dtype=np.float32)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from llmops.cli.openai_client import ChatClient
+from llmops.cli.openai_client import ChatClient, embed_texts
 from llmops.cli.options import OutputFile
 from llmops.errors import ServerError
 
@@ -21,9 +21,6 @@ if TYPE_CHECKING:
 
     import numpy as np
     from numpy.typing import NDArray
-
-#: Texts that are embedded with one request.
-EMBEDDING_BATCH = 64
 
 
 @click.group("safety")
@@ -65,7 +62,7 @@ def check(examples: Path, config: Path, url: str | None, as_json: bool) -> None:
     async def embed(model: str, batch: Sequence[str]) -> Any:
         if url is None:
             raise InputError("Filters of kind model need --url, a gateway that serves the embedding model.")
-        return _embed(ChatClient(url), model, batch)
+        return embed_texts(ChatClient(url), model, batch)
 
     filters = {name: create_filter(name, one, embed) for name, one in settings.filters.items()}
     progress = make_progress()
@@ -109,10 +106,7 @@ def train(examples: Path, url: str, model: str, output: Path, max_false_positive
     from llmops.output_files import write_text
 
     async def embed(texts: Sequence[str]) -> NDArray[np.float32]:
-        import numpy as np
-
-        client, starts = ChatClient(url), range(0, len(texts), EMBEDDING_BATCH)
-        return np.concatenate([_embed(client, model, texts[at : at + EMBEDDING_BATCH]) for at in starts])
+        return embed_texts(ChatClient(url), model, texts)
 
     head = asyncio.run(train_head(read_examples(examples), model, embed, max_false_positives=max_false_positives))
     write_text(output, json.dumps(head))
@@ -169,14 +163,6 @@ def _ask(client: ChatClient, model: str, text: str) -> str:
             return "refused"
         raise ServerError(f"The server refused: {answer['error'].get('message')}")
     return "cut" if answer["choices"][0]["finish_reason"] == "content_filter" else "answered"
-
-
-def _embed(client: ChatClient, model: str, texts: Sequence[str]) -> NDArray[np.float32]:
-    """Return the vectors FP32 [len(texts), dimensions] of a gateway's embedding model."""
-    import numpy as np
-
-    answer = client.post("/embeddings", {"model": model, "input": list(texts)})
-    return np.array([one["embedding"] for one in answer["data"]], dtype=np.float32)
 
 
 def _share(count: int, total: int) -> str:

@@ -41,9 +41,10 @@ from llmops.gateway.interfaces import Usage
 from llmops.gateway.ratelimit.buffered_bytes import BufferedBytes
 from llmops.gateway.ratelimit.rate_limit_check import create_limit_check
 from llmops.gateway.ratelimit.read_limit import ReadLimit
-from llmops.gateway.routing.admission.degradation import create_degradation
+from llmops.gateway.routing.admission.degradation import Degradation, create_degradation
 from llmops.gateway.routing.admission.request_queue import DEFAULT_TIER_NAME
 from llmops.gateway.routing.admission.slo_headers import slo_header_checks
+from llmops.gateway.routing.auto_model import AutoModel
 from llmops.gateway.routing.engine_slots import EngineSlots
 from llmops.gateway.routing.model_registry import create_model_registry
 from llmops.gateway.routing.replicas.encoder_registry import create_encoder_registries
@@ -53,7 +54,8 @@ from llmops.gateway.routing.served_models import EmbeddingModel, EncoderModel, G
 from llmops.gateway.routing.versions.outcome_check import OutcomeCheck
 from llmops.gateway.routing.versions.version_router import VersionRouter
 from llmops.gateway.safety.policy import create_safety
-from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.safety.services import Embed
+from llmops.gateway.settings import GatewaySettings, RoutedAlias
 from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.event_loop_lag import EventLoopMonitor
 from llmops.gateway.telemetry.metrics import GatewayMetrics
@@ -118,6 +120,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
         safety=safety,
         version_router=VersionRouter(versions, pools) if versions is not None and pools is not None else None,
         degradation=degradation,
+        auto_model=_create_auto_model(settings, text_embedder(models.of(EmbeddingModel)), degradation),
     )
     stored_responses = _create_response_store(settings)
     conversations = ConversationRoutes(settings, service, stored_responses, _price_function(billing))
@@ -225,6 +228,11 @@ async def _control_route_missing(request: Request) -> None:
         f"{request.method} {request.url.path} is served by `llmops control`, not by the gateway. Start it with "
         "`llmops control --store URL`, or use `llmops up --store URL`."
     )
+
+
+def _create_auto_model(settings: GatewaySettings, embed: Embed, degradation: Degradation | None) -> AutoModel | None:
+    routed = {name: alias for name, alias in settings.aliases.items() if isinstance(alias, RoutedAlias)}
+    return AutoModel(routed, embed, degradation) if routed else None
 
 
 def _create_response_store(settings: GatewaySettings) -> ResponseStore:

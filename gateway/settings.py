@@ -175,6 +175,29 @@ class ModelOverrides(_Section):
         return {name: str(value) if isinstance(value, Path) else value for name, value in fields.items()}
 
 
+class RoutedAlias(_Section):
+    """An alias that chooses between two models for each request.
+
+    Attributes:
+        small: The model of plain requests.
+        large: The model of requests with tools, a schema, code, or a long prompt.
+        prompt_characters: The longest prompt of the small model, in characters.
+        tiers: The model of all requests of a tier, by tier.
+        head: A head that `llmops router train` wrote; it decides about other requests.
+    """
+
+    small: str
+    large: str
+    prompt_characters: Annotated[int, Field(gt=0)] = 8000
+    tiers: dict[str, Literal["small", "large"]] = Field(default_factory=dict)
+    head: Path | None = None
+
+    @property
+    def models(self) -> list[str]:
+        """Return both models."""
+        return [self.small, self.large]
+
+
 class RequestLimits(_Section):
     """Bounds that are checked before work starts, and on how much of it one gateway does at once.
 
@@ -639,6 +662,9 @@ def _check_grpc_address(address: str) -> str:
     return address
 
 
+_AliasModels = Annotated[list[str], Field(min_length=1)]
+
+
 def _listed_models(models: Any) -> Any:
     if isinstance(models, str):
         raise ValueError(f"it must be a list of models; write [{models}]")
@@ -659,7 +685,7 @@ class GatewaySettings(_Section):
         port: The port to listen on, 0 for any.
         models: Overrides by model.
         aliases: Names that stand for models, by name: the first one that is served and has room
-            answers.
+            answers, or the one that suits the request.
         slo: Objectives of models without their own.
         tiers: Tiers of keys, the highest first.
         waiting: Bounds on waiting requests.
@@ -689,7 +715,7 @@ class GatewaySettings(_Section):
     host: str = "127.0.0.1"
     port: Annotated[int, Field(ge=0, le=65535)] = 9000
     models: dict[str, ModelOverrides] = Field(default_factory=dict)
-    aliases: dict[str, Annotated[list[str], BeforeValidator(_listed_models), Field(min_length=1)]] = Field(
+    aliases: dict[str, Annotated[_AliasModels | RoutedAlias, BeforeValidator(_listed_models)]] = Field(
         default_factory=dict
     )
     slo: SloSettings = SloSettings()
@@ -725,8 +751,9 @@ class GatewaySettings(_Section):
 
     @field_validator("aliases")
     @classmethod
-    def _aliases_name_models(cls, aliases: dict[str, list[str]]) -> dict[str, list[str]]:
-        for alias, models in aliases.items():
+    def _aliases_name_models(cls, aliases: dict[str, list[str] | RoutedAlias]) -> dict[str, list[str] | RoutedAlias]:
+        for alias, target in aliases.items():
+            models = target.models if isinstance(target, RoutedAlias) else target
             if alias in models:
                 raise ValueError(f"the alias {alias} has the name of its own model; choose another name for it")
             if nested := next((one for one in models if one in aliases), None):

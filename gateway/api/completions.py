@@ -47,7 +47,7 @@ class CompletionsEndpoint:
         context = context_of(request)
         body = await self._service.intake.load(CompletionRequest, request)
         context.mark("parse")
-        model = self._service.find_model(body.model, context, body)
+        model = await self._service.find_model(body.model, context, body)
         validate_completion(body, model)
         report_ignored_fields(context, self._service, body, COMMON_IGNORED_FIELDS)
         answer_id, created = "cmpl-" + secrets.token_hex(12), int(time.time())

@@ -69,7 +69,7 @@ class ConversationChatEndpoints:
         """Generate an answer, and store it if it belongs to a conversation."""
         context = context_of(request)
         body = await self._service.intake.load(ConversationChatRequest, request)
-        model = self._service.find_model(body.model, context, body)
+        model = await self._service.find_model(body.model, context, body)
         if (body.n or 1) > 1:
             raise UnsupportedError("A stream that resumes has one answer; leave out n.", param="n")
         if body.logprobs:

@@ -15,6 +15,7 @@ from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Engine, EngineRequest, TokenStream
 from llmops.gateway.routing.admission.admission_controller import RETRY_AFTER_JITTER
 from llmops.gateway.routing.admission.degradation import FALL_SECONDS, Degradation
+from llmops.gateway.routing.auto_model import AutoModel
 from llmops.gateway.routing.engine_slots import EngineSlots
 from llmops.gateway.routing.merged_stream import MergedStream
 from llmops.gateway.routing.model_registry import ModelLookup
@@ -54,17 +55,38 @@ class AppState:
     safety: Safety | None = None
     # restrictions while a model is saturated, if there are any
     degradation: Degradation | None = None
+    # aliases that choose a model for each request, if there are any
+    auto_model: AutoModel | None = None
 
-    def find_model(self, name: str, context: RequestContext, body: object) -> GenerativeModel:
+    async def find_model(self, name: str, context: RequestContext, body: object) -> GenerativeModel:
         """Return the model, in the version, that answers a request for `name`.
 
-        An alias is answered by the first of its models that is served and has room; the last one is
-        taken as it is. `body` is the request, which stays on the version of its conversation.
+        An alias is answered by the first of its models that is served and has room, in the order
+        that suits the request; the last one is taken as it is. `body` is the request, which stays
+        on the version of its conversation.
 
         Raises:
+            InvalidRequestError: The request asks for an unknown quality.
             ModelNotAllowedError, ModelNotFoundError, UnavailableError: As `ModelLookup.get`.
         """
-        *others, last = self.models.candidates(name, context.caller)
+        candidates = self.models.candidates(name, context.caller)
+        if self.auto_model is None or name not in self.auto_model.aliases:
+            return self._first_with_room(name, candidates, body, context)
+        decision = await self.auto_model.choose(name, body, context)
+        allowed = [model for model in decision.models if model in candidates] or candidates
+        model = self._first_with_room(name, allowed, body, context)
+        context.alias_of = model.name
+        self.auto_model.record(name, model.name, body, context)
+        context.route_reason = decision.reason if model.name == decision.models[0] else "fallback"
+        self.metrics.numbers(metric_definitions.ROUTED).labels(name, model.name, context.route_reason).inc()
+        if decision.reason == "degraded":
+            self.count_degraded(model.name, "small_model")
+        return model
+
+    def _first_with_room(
+        self, name: str, candidates: Sequence[str], body: object, context: RequestContext
+    ) -> GenerativeModel:
+        *others, last = candidates
         for one in others:
             with suppress(UnavailableError, ModelNotFoundError):
                 model = self._version(self.models.find(one), body, context)

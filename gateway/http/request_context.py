@@ -69,6 +69,7 @@ class RequestContext:
         usage_recorder: Records this request's usage for the bill, None if usage is not recorded.
         model: The model's name, once it is known.
         alias_of: The model that answers a request for an alias, for the header `x-llmops-model`.
+        route_reason: Why an alias chose its model, for the header `x-llmops-route`.
         degraded: The restrictions of degraded mode, None if the model is not degraded.
         meter: Measures the answer's latencies, once there is an answer.
         trace: Data for this request's trace, None if traces are off.
@@ -105,6 +106,7 @@ class RequestContext:
     usage_recorder: UsageRecorder | None = None
     model: str = ""
     alias_of: str = ""
+    route_reason: str = ""
     degraded: DegradedLimits | None = None
     meter: AnswerMeter | None = None
     trace: TraceContext | None = None
@@ -165,6 +167,8 @@ class RequestContext:
             headers.append((b"x-llmops-warnings", _header_value(self.warnings)))
         if self.alias_of:
             headers.append((b"x-llmops-model", self.alias_of.encode()))
+        if self.route_reason:
+            headers.append((b"x-llmops-route", self.route_reason.encode()))
         if self.version:
             headers.append((b"x-llmops-version", self.version.encode()))
         if self.degraded is not None:

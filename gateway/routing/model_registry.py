@@ -28,7 +28,7 @@ from llmops.gateway.routing.discovery import AddressResolver, ServerDiscovery
 from llmops.gateway.routing.model_kinds import ModelKind, create_model_kinds
 from llmops.gateway.routing.served_models import M, Model, ModelReadiness
 from llmops.gateway.routing.triton_server import ModelServer
-from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.settings import GatewaySettings, RoutedAlias
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,5 +351,8 @@ def create_model_registry(
         find=discovery if settings.replicas else None,
         replica_registries=replica_registries,
         on_server=on_server,
-        aliases=settings.aliases,
+        aliases={
+            name: target.models if isinstance(target, RoutedAlias) else target
+            for name, target in settings.aliases.items()
+        },
     )

@@ -198,7 +198,7 @@ async def train_head(
     labels = np.array([example.category for example in examples])
     head: dict[str, Any] = {"model": model, "weights": {}, "thresholds": {}, "recall": {}, "false_positives": {}}
     for category in categories:
-        weights = _logistic_regression(vectors[taught], labels[taught] == category)
+        weights = logistic_regression(vectors[taught], labels[taught] == category)
         scores = 1 / (1 + np.exp(-(vectors[held] @ weights[:-1] + weights[-1])))
         clean, positive = scores[labels[held] == ""], scores[labels[held] == category]
         quantile = float(np.quantile(clean, 1 - max_false_positives, method="higher")) if len(clean) else 0.5
@@ -210,7 +210,7 @@ async def train_head(
     return head
 
 
-def _logistic_regression(vectors: NDArray[np.float64], positive: NDArray[np.bool_]) -> NDArray[np.float64]:
+def logistic_regression(vectors: NDArray[np.float64], positive: NDArray[np.bool_]) -> NDArray[np.float64]:
     """Return the weights of a logistic regression, [dimensions + 1].
 
     They are found by Newton's method with an L2 penalty. Both classes weigh the same.

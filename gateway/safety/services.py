@@ -32,7 +32,7 @@ Embed = Callable[[str, Sequence[str]], Awaitable[Any]]
 class ClassifierHead(NamedTuple):
     """A logistic regression for each category on a text's vector.
 
-    `llmops safety train` writes it.
+    `llmops safety train` and `llmops router train` write it.
 
     Attributes:
         model: The embedding model whose vectors the head was trained on.
@@ -52,19 +52,19 @@ class ClassifierHead(NamedTuple):
         }
 
 
-def read_head(path: Path) -> ClassifierHead:
-    """Read a head that `llmops safety train` wrote. Raises InputError."""
+def read_head(path: Path, kind: str = "safety head", command: str = "llmops safety train") -> ClassifierHead:
+    """Read a head of this kind that `command` wrote. Raises InputError."""
     try:
         found = json.loads(path.read_text())
         head = ClassifierHead(str(found["model"]), dict(found["weights"]), dict(found["thresholds"]))
     except OSError as error:
         raise InputError(
-            f"The safety head {path} cannot be read ({error.strerror or error}); make one with `llmops safety train`."
+            f"The {kind} {path} cannot be read ({error.strerror or error}); make one with `{command}`."
         ) from None
     except (ValueError, KeyError, TypeError) as error:
-        raise InputError(f"{path} is not a safety head ({error}); make one with `llmops safety train`.") from None
+        raise InputError(f"{path} is not a {kind} ({error}); make one with `{command}`.") from None
     if not head.weights or len({len(weights) for weights in head.weights.values()}) > 1:
-        raise InputError(f"{path} is not a safety head: its weights do not fit together. Make it again.")
+        raise InputError(f"{path} is not a {kind}: its weights do not fit together. Make it again.")
     return head
 
 

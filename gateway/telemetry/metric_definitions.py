@@ -132,6 +132,14 @@ REFUSED_CONNECTIONS = _g.counter(
 MISROUTED = _g.counter(
     "llmops_misrouted_total", "Answers from another engine than the replica's metadata announces; should be 0.", "model"
 )
+ROUTED = _g.counter(
+    "llmops_routed_requests_total",
+    "Requests to an alias that chooses a model, by reason: conversation, quality, tier, tools, schema, length, code, "
+    "head, default, degraded, fallback.",
+    "alias",
+    "model",
+    "reason",
+)
 DEGRADED_LEVEL = _g.gauge(
     "llmops_degraded_level",
     "Level of degraded mode: 1 shorter answers, 2 the small model, 3 shorter prompts of lower tiers, 4 no lower tiers.",

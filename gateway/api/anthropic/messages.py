@@ -78,7 +78,7 @@ class MessagesEndpoints:
         with _own_field_names():
             body = await self._service.intake.load(MessagesRequest, request)
         context.mark("parse")
-        model = self._service.find_model(body.model, context, body)
+        model = await self._service.find_model(body.model, context, body)
         chat = self._as_chat(body, model, context)
         head = _head("msg_" + secrets.token_hex(12), body.model)
 
@@ -126,7 +126,7 @@ class MessagesEndpoints:
         context = context_of(request)
         with _own_field_names():
             body = await self._service.intake.load(CountTokensRequest, request)
-        model = self._service.find_model(body.model, context, body)
+        model = await self._service.find_model(body.model, context, body)
         chat = self._as_chat(body, model, context)
         with _own_field_names():
             plan = await prepare_chat_in_thread(self._service, chat, model, context)

@@ -1,0 +1,57 @@
+"""`llmops router`: train the choice of a model by an alias."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import click
+
+from llmops.cli.openai_client import ChatClient, embed_texts
+from llmops.cli.options import OutputFile
+
+
+@click.group("router")
+def command() -> None:
+    """Train the head of an alias that chooses between a small and a large model."""
+
+
+@command.command("train")
+@click.argument("examples", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
+@click.option("--url", metavar="URL", required=True, help="A gateway that serves the embedding model.")
+@click.option("--model", metavar="NAME", required=True, help="The embedding model, such as minilm.")
+@click.option("-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="The head to write.")
+@click.option(
+    "--max-missed",
+    type=click.FloatRange(0, 0.5),
+    default=0.05,
+    show_default=True,
+    help="Share of hard texts that may go to the small model; the threshold follows from it.",
+)
+@click.option(
+    "--price",
+    type=click.FloatRange(0, 1),
+    default=0.1,
+    show_default=True,
+    help="Price of the small model as a share of the large one's, for the saved cost.",
+)
+def train(examples: Path, url: str, model: str, output: Path, max_missed: float, price: float) -> None:
+    """Train a head on the labelled texts in FILE.
+
+    FILE has one JSON object a line: {"text": "…", "category": "large"}, without a category for a
+    text that the small model answers well. A quarter of the texts is held back: the threshold and
+    the printed figures come from them.
+    """
+    from llmops.gateway.routing.router_training import train_router
+    from llmops.gateway.safety.evaluation import read_examples
+    from llmops.output_files import write_text
+
+    texts = read_examples(examples)
+    vectors = embed_texts(ChatClient(url), model, [example.text for example in texts])
+    head, report = train_router(texts, model, vectors, max_missed=max_missed)
+    write_text(output, json.dumps(head))
+    click.echo(f"accuracy {report.accuracy:.0%}, cost saved {report.saved(price):.0%} at a price of {price:g}")
+    click.echo(f"{'':<12} to small  to large")
+    click.echo(f"{'easy texts':<12} {report.small_kept:>8}  {report.small_raised:>8}")
+    click.echo(f"{'hard texts':<12} {report.large_missed:>8}  {report.large_found:>8}")
+    click.echo(f"Wrote {output}.")

@@ -1,0 +1,210 @@
+"""An alias that chooses between a small and a large model for each request.
+
+Rules come first: the client's header, the caller's tier, tools, schemas, long prompts, code. The
+score of an optional trained head on the texts of the user decides the rest. A conversation that had
+the large model keeps it. The rules only look at what stays in a conversation, so that another
+worker, which does not know the conversation, decides the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+from collections import OrderedDict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from llmops.background import LogOnce
+from llmops.gateway.errors import ApiError, InvalidRequestError
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.routing.admission.degradation import Degradation, DegradedLevel
+from llmops.gateway.routing.versions.version_table import conversation_key
+from llmops.gateway.safety.services import ClassifierHead, Embed, read_head
+from llmops.gateway.settings import RoutedAlias
+
+log = logging.getLogger(__name__)
+
+#: Header by which a client asks for a model of this quality: `high` or `low`.
+QUALITY_HEADER = "x-llmops-quality"
+#: Category of a router's head.
+LARGE = "large"
+#: Conversations with the large model that are remembered, 8 bytes each and the overhead of a dict.
+MAX_CONVERSATIONS = 100_000
+#: Texts whose scores are remembered.
+MAX_SCORES = 10_000
+#: Texts of the user that are scored at most, the latest.
+MAX_SCORED_TEXTS = 8
+#: Seconds that the embedding model may take before the request goes on without its score.
+SCORE_TIMEOUT = 0.25
+_CODE = re.compile(
+    r"```|^\s*(def|class|import|from|function|const|public|#include|SELECT|CREATE TABLE)\b.*[({;:]", re.M
+)
+_SCHEMA_FIELDS = ("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs")
+
+Reason = Literal[
+    "conversation", "quality", "tier", "tools", "schema", "length", "code", "head", "default", "degraded", "fallback"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class RouteDecision:
+    """The models to try for a request, in this order, and the reason."""
+
+    models: tuple[str, ...]
+    reason: Reason
+
+
+class AutoModel:
+    """The routed aliases of a gateway."""
+
+    def __init__(
+        self, aliases: Mapping[str, RoutedAlias], embed: Embed, degradation: Degradation | None = None
+    ) -> None:
+        """Read the heads of `aliases`. Raises InputError.
+
+        Args:
+            aliases: The aliases by name.
+            embed: Returns the vectors of texts from an embedding model.
+            degradation: The degraded mode of the models.
+        """
+        self.aliases = aliases
+        self._heads = {
+            name: read_head(alias.head, "router head", "llmops router train")
+            for name, alias in aliases.items()
+            if alias.head
+        }
+        self._embed, self._degradation = embed, degradation
+        self._large_conversations: OrderedDict[int, None] = OrderedDict()
+        self._scores: OrderedDict[int, float] = OrderedDict()
+        self._problems = LogOnce()
+
+    async def choose(self, name: str, body: object, context: RequestContext) -> RouteDecision:
+        """Return the decision for a request to the alias `name`.
+
+        Raises:
+            InvalidRequestError: The quality in the header is unknown.
+        """
+        alias = self.aliases[name]
+        is_ongoing = _is_ongoing(body)
+        if is_ongoing and hash((name, conversation_key(body, context.caller))) in self._large_conversations:
+            return RouteDecision((alias.large,), "conversation")
+        is_large, reason = _by_rules(alias, body, context)
+        head = self._heads.get(name)
+        if reason == "default" and head is not None:
+            score = await self._score(head, _user_texts(body))
+            is_large = score is not None and score >= head.thresholds[LARGE]
+            reason = "head" if is_large else "default"
+        if not is_large:
+            return RouteDecision((alias.small, alias.large), reason)
+        if is_ongoing:
+            return RouteDecision((alias.large,), reason)
+        level = self._degradation.level(alias.large) if self._degradation is not None else 0
+        if level >= DegradedLevel.SMALL_MODEL:
+            return RouteDecision((alias.small, alias.large), "degraded")
+        return RouteDecision((alias.large, alias.small), reason)
+
+    def record(self, name: str, model: str, body: object, context: RequestContext) -> None:
+        """Record the model that was chosen: a conversation keeps the large one."""
+        if model == self.aliases[name].large:
+            _remember(
+                self._large_conversations, hash((name, conversation_key(body, context.caller))), None, MAX_CONVERSATIONS
+            )
+
+    async def _score(self, head: ClassifierHead, texts: Sequence[str]) -> float | None:
+        """Return the highest score of the texts, or None if the embedding model does not answer."""
+        keys = {hash((head.model, text)): text for text in texts}
+        scores = {key: self._scores[key] for key in keys if key in self._scores}
+        missing = {key: text for key, text in keys.items() if key not in scores}
+        if missing:
+            try:
+                async with asyncio.timeout(SCORE_TIMEOUT):
+                    vectors = await self._embed(head.model, list(missing.values()))
+            except (ApiError, TimeoutError) as error:
+                if self._problems.is_new(head.model, type(error).__name__):
+                    log.warning("the embedding model %s of the router does not answer: %s", head.model, error)
+                return None
+            self._problems.is_new(head.model, None)
+            for key, vector in zip(missing, vectors, strict=True):
+                scores[key] = head.scores([float(value) for value in vector])[LARGE]
+                _remember(self._scores, key, scores[key], MAX_SCORES)
+        return max(scores.values(), default=None)
+
+
+def _remember(known: OrderedDict[int, Any], key: int, value: Any, most: int) -> None:
+    known[key] = value
+    known.move_to_end(key)
+    if len(known) > most:
+        known.popitem(last=False)
+
+
+def _by_rules(alias: RoutedAlias, body: object, context: RequestContext) -> tuple[bool, Reason]:
+    quality = context.headers.get(QUALITY_HEADER.encode(), b"").decode("latin-1")
+    if quality:
+        if quality not in ("high", "low"):
+            raise InvalidRequestError(f"The header {QUALITY_HEADER} is high or low.", param=QUALITY_HEADER)
+        return quality == "high", "quality"
+    if context.caller.tier in alias.tiers:
+        return alias.tiers[context.caller.tier] == LARGE, "tier"
+    if getattr(body, "tools", None):
+        return True, "tools"
+    if _has_schema(body):
+        return True, "schema"
+    # the length bounds the text in which code is looked for
+    if sum(map(len, _all_texts(body))) > alias.prompt_characters:
+        return True, "length"
+    if any(_CODE.search(text) for text in _user_texts(body)):
+        return True, "code"
+    return False, "default"
+
+
+def _has_schema(body: object) -> bool:
+    if any(getattr(body, field, None) for field in _SCHEMA_FIELDS):
+        return True
+    asked = getattr(body, "response_format", None) or getattr(getattr(body, "text", None), "format", None)
+    kind = asked.get("type") if isinstance(asked, dict) else getattr(asked, "type", None)
+    return kind in ("json_schema", "json_object")
+
+
+def _is_ongoing(body: object) -> bool:
+    """Return True if the request continues a conversation."""
+    if getattr(body, "conversation_id", None) or getattr(body, "previous_response_id", None):
+        return True
+    return any(_field(message, "role") == "assistant" for message in _messages(body))
+
+
+def _messages(body: object) -> Sequence[Any]:
+    found = getattr(body, "messages", None) or getattr(body, "input", None) or ()
+    return found if isinstance(found, list) else ()
+
+
+def _user_texts(body: object) -> list[str]:
+    """Return the latest texts of the user."""
+    messages = _messages(body)
+    if not messages:
+        return list(_texts(getattr(body, "input", None) or getattr(body, "prompt", None)))[-MAX_SCORED_TEXTS:]
+    own = (message for message in messages if _field(message, "role") == "user")
+    return [text for message in own for text in _texts(_field(message, "content"))][-MAX_SCORED_TEXTS:]
+
+
+def _all_texts(body: object) -> Iterator[str]:
+    for name in ("system", "instructions", "prompt", "input"):
+        yield from _texts(getattr(body, name, None))
+    for message in _messages(body):
+        yield from _texts(_field(message, "content"))
+
+
+def _texts(content: object) -> Iterator[str]:
+    """Yield the texts of a message's content, in any API's form."""
+    if isinstance(content, str):
+        yield content
+    elif isinstance(content, list):
+        for part in content:
+            text = part if isinstance(part, str) else _field(part, "text")
+            if isinstance(text, str):
+                yield text
+
+
+def _field(part: object, name: str) -> Any:
+    return part.get(name) if isinstance(part, dict) else getattr(part, name, None)
