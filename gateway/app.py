@@ -47,6 +47,8 @@ from llmops.gateway.routing.admission.slo_headers import slo_header_checks
 from llmops.gateway.routing.auto_model import AutoModel
 from llmops.gateway.routing.engine_slots import EngineSlots
 from llmops.gateway.routing.model_registry import create_model_registry
+from llmops.gateway.routing.quality.quality_watch import QualityWatch
+from llmops.gateway.routing.quality.shadow_sample import ShadowSample
 from llmops.gateway.routing.replicas.encoder_registry import create_encoder_registries
 from llmops.gateway.routing.replicas.pool_registry import create_pool_registry
 from llmops.gateway.routing.replicas.replica_metrics import ReplicaMetricsCollector
@@ -89,7 +91,12 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     buffered_bytes = BufferedBytes(settings.limits.held_bytes)
     versions = _create_version_directory(settings)
     degradation = create_degradation(settings, metrics)
-    pools = create_pool_registry(settings, metrics, versions, degradation)
+    shadow = ShadowSample(settings.quality.shadow)
+    on_prompt = shadow.record if settings.quality.shadow else None
+    pools = create_pool_registry(settings, metrics, versions, degradation, on_prompt)
+    watch = None
+    if pools is not None and settings.quality.interval is not None:
+        watch = QualityWatch(settings.quality, settings.quality.interval, pools, metrics, shadow)
     registries = create_encoder_registries(settings)
     if pools is not None:
         registries[GenerativeModel] = pools
@@ -140,6 +147,9 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
                 stack.push_async_callback(versions.close)
                 await versions.start()
             await models.start()
+            if watch is not None:
+                stack.push_async_callback(watch.close)
+                await watch.start()
             if billing is not None:
                 stack.push_async_callback(billing.close)
                 await billing.start()

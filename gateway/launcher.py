@@ -63,7 +63,9 @@ def run(
         ports = [first and first + index for index in range(settings.workers)]
         own = [stack.enter_context(closing(bind(settings.host, port))) for port in ports]
         log.info("metrics of each worker: %s", ", ".join(f"{_url_of(one)}/metrics" for one in own))
-        return supervisor.run(lambda index: _serve(settings, [listener, own[index]], plugins))
+        # one worker watches the replicas for all: each of them would ask the same
+        others = settings.model_copy(update={"quality": settings.quality.model_copy(update={"interval": None})})
+        return supervisor.run(lambda index: _serve(others if index else settings, [listener, own[index]], plugins))
 
 
 def _check_workers(settings: GatewaySettings) -> None:

@@ -308,6 +308,22 @@ class Timeouts(_Section):
     drain: Seconds = Seconds(30)
 
 
+class QualitySettings(_Section):
+    """Golden prompts that are sent to every replica, to notice a wrong answer before users do.
+
+    Attributes:
+        interval: Between two sweeps; None sends no prompts.
+        prompts: A JSONL file of prompts with the patterns of right answers. By default 30 simple
+            questions.
+        shadow: Prompts of users that every replica answers as well in a sweep, for comparison with
+            the other replicas.
+    """
+
+    interval: _PositiveDuration | None = None
+    prompts: Path | None = None
+    shadow: Annotated[int, Field(ge=0, le=100)] = 0
+
+
 class SamplingSettings(_Section):
     """Defaults of requests. `max_tokens` None lets a chat fill the context."""
 
@@ -726,6 +742,7 @@ class GatewaySettings(_Section):
     quotas: Quotas = Quotas()
     redis: Annotated[str | None, AfterValidator(_check_redis_url), Field(repr=False)] = None
     timeouts: Timeouts = Timeouts()
+    quality: QualitySettings = QualitySettings()
     sampling: SamplingSettings = SamplingSettings()
     responses: ResponseStoreSettings = ResponseStoreSettings()
     conversations: ConversationSettings = ConversationSettings()

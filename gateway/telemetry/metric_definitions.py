@@ -151,6 +151,15 @@ DEGRADED_REQUESTS = _g.counter(
     "model",
     "effect",
 )
+QUALITY_SCORE = _g.gauge(
+    "llm_quality_score", "Share of the golden prompts that a version answers right.", "model", "version"
+)
+CORRUPTED_REPLICAS = _g.counter(
+    "llmops_corrupted_replicas_total",
+    "Replicas taken out because their greedy answers differed from those of their version's others.",
+    "model",
+    "replica",
+)
 UNSTABLE_PROMPTS = _g.gauge(
     "llmops_unstable_prompts_ratio",
     "Share of a tenant's prompts that differ early and then continue alike, at the last report.",

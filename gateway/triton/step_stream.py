@@ -120,6 +120,11 @@ class StepStreamTransport(Engine):
         if self._subscription is not None:
             self._subscription.declare_demand(self._demand)
 
+    def drain(self) -> None:
+        """Tell the engine to take no new requests, from any gateway, until it is restarted."""
+        if self._subscription is not None:
+            self._subscription.drain()
+
     def abandon(self, error: ApiError) -> None:
         """End all open streams with `error`, because another replica continues them."""
         if self._subscription is not None and not self._subscription.ended and self._subscription.has_streams:
@@ -225,6 +230,9 @@ class StepSubscription:
     def declare_demand(self, demand: tuple[int, int]) -> None:
         self._acknowledged = self._last
         self._send(self._write(self._writer.acknowledge(self._last, demand)))
+
+    def drain(self) -> None:
+        self._send(self._write(self._writer.drain()))
 
     async def _leave(self) -> None:
         """Unsubscribe: otherwise the engine would continue these answers for the grace time."""

@@ -80,6 +80,12 @@ class StepWriter:
         tensors.scalar(contract.STOP, True)
         return message
 
+    def drain(self) -> service_pb2.ModelInferRequest:
+        """Return the message after which the engine takes no new requests, from any gateway."""
+        message, tensors = self._message_without_reply()
+        tensors.scalar(contract.DRAIN, True)
+        return message
+
     def _message_without_reply(self) -> tuple[service_pb2.ModelInferRequest, MessageTensorWriter]:
         message, tensors = self._message()
         message.id = contract.NO_REPLY_ID

@@ -133,6 +133,11 @@ class PoolRegistry:
         for pool in self._pools.values():
             pool.shut_down()
 
+    @property
+    def pools(self) -> Sequence[ReplicaPool]:
+        """Return the pools of all versions of all models."""
+        return list(self._pools.values())
+
     def pools_of(self, model: str) -> Sequence[ReplicaPool]:
         """Return the pools of all versions of a model."""
         return [pool for (name, _), pool in self._pools.items() if name == model]
@@ -324,12 +329,14 @@ def create_pool_registry(
     metrics: GatewayMetrics,
     versions: VersionSource | None = None,
     degradation: Degradation | None = None,
+    on_prompt: Callable[[str, bytes], None] | None = None,
 ) -> PoolRegistry | None:
-    """Return the registry, or None for a single server without admission control.
+    """Return the registry, or None for a single server without admission control or quality watch.
 
-    `versions` and `degradation` are as for PoolRegistry.
+    `versions` and `degradation` are as for PoolRegistry. `on_prompt` is called with a model and the
+    token ids (INT32) of each of its prompts.
     """
-    if not settings.replicas and not settings.queues_requests:
+    if not settings.replicas and not settings.queues_requests and settings.quality.interval is None:
         return None
     misrouted, failovers = metrics.numbers(metric_definitions.MISROUTED), metrics.numbers(metric_definitions.FAILOVERS)
     cache_scope = settings.cache_scope or ("tenant" if settings.store else "")
@@ -352,8 +359,14 @@ def create_pool_registry(
         controller = create_admission_controller(settings, model, policy)
         if not settings.replicas:
             return ReplicaPool(model, policy, salt, controller, version=version)
-        on_prompt = UnstablePromptReporter(model, metrics).record
-        return ReplicaPool(model, policy, salt, controller, on_prompt, version=version)
+        reporter = UnstablePromptReporter(model, metrics)
+
+        def record(tenant: str, ids: bytes) -> None:
+            reporter.record(tenant, ids)
+            if on_prompt is not None:
+                on_prompt(model, ids)
+
+        return ReplicaPool(model, policy, salt, controller, record, version=version)
 
     return PoolRegistry(
         create_pool,

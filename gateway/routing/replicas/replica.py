@@ -239,12 +239,22 @@ class Replica:
     def on_identity(self, identity: EngineIdentity) -> None:
         """Exclude the replica if another engine answers than its metadata announces."""
         announced = self.model.card.engine
+        if identity.instance != self.instance:
+            # another process: what was wrong with the one before says nothing about it
+            self.problem = ""
         self.instance = identity.instance
         self.view.version = identity.version
         if announced and identity.engine and identity.engine != announced:
             self._on_misrouted()
             self.problem = f"it answers with engine {identity.engine[:12]}, and its card says {announced[:12]}"
             self.update_state()
+
+    def take_out(self, problem: str) -> None:
+        """Drain the replica's engine, so that no gateway uses it until it is restarted."""
+        self.problem = problem
+        if isinstance(self.engine, StepStreamTransport):
+            self.engine.drain()
+        self.update_state()
 
     def on_disconnect(self, error: ApiError) -> None:
         """Record that the step stream ended; it is opened again.

@@ -101,7 +101,7 @@ def make_mock_engine(
     }
     entries = []
     for name in names:
-        own = {**options, "factor": (slow or {}).get(name, 1.0)}
+        own = {**options, "factor": (slow or {}).get(name, 1.0), "name": name}
         entries.append(EngineEntry(name, engine.resolve(), manifest, MockTarget(own, transports)))
     generate_repository(entries, output)
     for name in names:

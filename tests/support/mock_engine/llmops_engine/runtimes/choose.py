@@ -21,6 +21,7 @@ def create_runtime(parameters: dict[str, str], card: dict[str, Any]) -> EngineRu
     if options["paged"] is None:
         return MockRuntime(options["period"], options["first"], _script(options), most, faults)
     paged = {**options["paged"], "steps": StepTable(**options["paged"]["steps"]), "factor": options["factor"]}
+    paged["name"] = options["name"]
     return PagedMockRuntime(PagedOptions(max_batch_size=most, **paged), Mixed(options["token_ids"]), faults)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ _POLL = 0.01
 class Faults:
     """`slow`: steps take so many times as long. `hang`: the engine's thread stands still, `stall`: only its tokens do.
     `die`: the engine ends, `refuse`: it takes no requests. `lie`: what its EngineStats
-    say instead of the truth. `drop_kv`: its cache is emptied once for every other number.
+    say instead of the truth. `drop_kv`: its cache is emptied once for every other number. `scramble`: the models of
+    this repository that say other tokens, as with wrong weights.
     """
 
     slow: float = 1.0
@@ -27,6 +28,7 @@ class Faults:
     refuse: bool = False
     lie: Mapping[str, Any] = field(default_factory=dict)
     drop_kv: int = 0
+    scramble: Sequence[str] = ()
 
 
 class FaultFile:

@@ -24,7 +24,8 @@ from .step_times import StepTable
 @dataclass(frozen=True)
 class PagedOptions:
     """`blocks` of `tokens_per_block`; a step takes at most `max_num_tokens`, of prompts and of running sequences, and
-    `factor` times what `steps` says, with `noise` (the standard deviation of its logarithm)."""
+    `factor` times what `steps` says, with `noise` (the standard deviation of its logarithm). `name`: of the
+    model, for its faults."""
 
     max_batch_size: int
     blocks: int
@@ -33,6 +34,7 @@ class PagedOptions:
     steps: StepTable
     factor: float = 1.0
     noise: float = 0.0
+    name: str = ""
 
 
 class _Sequence(Sequence):
@@ -102,7 +104,10 @@ class PagedMockRuntime(EngineRuntime):
             )
         if not self.has_work():
             self._due = 0.0
-        self._waiting.append(_Sequence(key, request, self._script.after(request.input_ids.tolist())))
+        prompt = request.input_ids.tolist()
+        if self._options.name in self._faults.now().scramble:
+            prompt.append(0)
+        self._waiting.append(_Sequence(key, request, self._script.after(prompt)))
 
     def cancel(self, key: int) -> None:
         for one in [*self._running, *self._waiting]:

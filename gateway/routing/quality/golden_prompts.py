@@ -1,0 +1,77 @@
+"""Golden prompts: questions with a known answer, from the package or a file of the operator."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+from pathlib import Path
+
+from llmops.errors import InputError
+
+#: Bytes of a file of prompts. A sweep of more would be an evaluation.
+MAX_FILE_BYTES = 16 * 2**20
+
+
+@dataclass(frozen=True)
+class GoldenPrompt:
+    """A question and the pattern of right answers.
+
+    Attributes:
+        name: The prompt's id.
+        prompt: The question, as a user writes it.
+        expect: Found in every right answer, without regard to case. None compares replicas only.
+        max_tokens: The most tokens of an answer.
+    """
+
+    name: str
+    prompt: str
+    expect: re.Pattern[str] | None
+    max_tokens: int = 24
+
+    def score(self, answer: str) -> float | None:
+        """Return 1 for a right answer and 0 for a wrong one; None if no answer is known."""
+        return None if self.expect is None else float(self.expect.search(answer) is not None)
+
+
+def load_golden_prompts(path: Path | None) -> Sequence[GoldenPrompt]:
+    """Return the prompts of a JSONL file, or those of the package.
+
+    Raises:
+        InputError: The file cannot be read, or a line is no golden prompt.
+    """
+    if path is None:
+        return _parse(files(__package__).joinpath("golden_prompts.jsonl").read_text(), "golden_prompts.jsonl")
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise InputError(f"{path} is larger than {MAX_FILE_BYTES >> 20} MiB; keep a sample of its prompts.")
+        text = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise InputError(f"The golden prompts {path} cannot be read ({reason}).") from error
+    return _parse(text, str(path))
+
+
+def _parse(text: str, source: str) -> Sequence[GoldenPrompt]:
+    prompts: dict[str, GoldenPrompt] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            data = json.loads(line)
+            expect = data.get("expect")
+            pattern = None if expect is None else re.compile(expect, re.IGNORECASE)
+            name, tokens = str(data.get("id", number)), data.get("max_tokens", 24)
+            if not isinstance(data["prompt"], str) or not isinstance(tokens, int) or not 0 < tokens <= 1024:
+                raise TypeError
+            prompts[name] = GoldenPrompt(name, data["prompt"], pattern, tokens)
+        except (ValueError, KeyError, TypeError, AttributeError, re.error) as error:
+            raise InputError(
+                f'{source}, line {number}: write {{"id": "capital", "prompt": "What is the capital of France?", '
+                '"expect": "paris"}, with a regular expression in `expect` and at most 1024 `max_tokens`.'
+            ) from error
+    if not prompts:
+        raise InputError(f"{source} has no golden prompts; write one JSON object per line.")
+    return list(prompts.values())

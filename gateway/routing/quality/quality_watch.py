@@ -1,0 +1,214 @@
+"""The quality watch: sends golden prompts to every replica and takes a corrupted one out.
+
+The watch runs in the gateway, because it needs one replica at a time, whatever the routing would
+choose, and because it must work where there is no control. Every sweep asks two questions:
+
+- Are the answers right? Each prompt is answered once per version; the share of right answers is
+  `llm_quality_score`, which alerts and the judge of a canary read.
+- Are the replicas of a version equal? All of them answer the same few prompts (with `shadow`, some
+  of users too), and a replica that differs from the majority in two sweeps, one directly after the
+  other, is drained. Wrong weights, a wrong tokenizer and a broken KV cache all show as other
+  tokens.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+
+from llmops.background import PeriodicTask
+from llmops.gateway.errors import ApiError
+from llmops.gateway.interfaces import EngineRequest, SamplingParams
+from llmops.gateway.routing.quality.agreement import Answers, Comparison, compare_replicas
+from llmops.gateway.routing.quality.golden_prompts import GoldenPrompt, load_golden_prompts
+from llmops.gateway.routing.quality.shadow_sample import ShadowSample
+from llmops.gateway.routing.replicas.pool_registry import PoolRegistry
+from llmops.gateway.routing.replicas.replica import Replica
+from llmops.gateway.settings import QualitySettings
+from llmops.gateway.telemetry import metric_definitions
+from llmops.gateway.telemetry.metrics import GatewayMetrics
+
+log = logging.getLogger(__name__)
+
+#: Golden prompts that every replica of a version answers, and tokens of these answers.
+COMPARED_PROMPTS, COMPARED_TOKENS = 12, 16
+#: Requests of the watch that one replica has at a time.
+CONCURRENCY = 2
+#: Seconds for one answer. A replica that is slower is not corrupted, only not compared.
+ANSWER_TIMEOUT = 60.0
+#: Characters of the version of a replica whose settings name none: the beginning of its engine's
+#: fingerprint.
+VERSION_CHARACTERS = 12
+
+#: Called with a model, a version and the score of each prompt after a sweep.
+ScoreCallback = Callable[[str, str, Mapping[str, float]], None]
+
+
+def version_of(replica: Replica) -> str:
+    """Return the version that a replica serves: replicas of the same engine are equal."""
+    return replica.model.card.engine[:VERSION_CHARACTERS] or "initial"
+
+
+class QualityWatch:
+    """Periodic sweeps of golden prompts over all replicas."""
+
+    def __init__(
+        self,
+        settings: QualitySettings,
+        pools: PoolRegistry,
+        metrics: GatewayMetrics,
+        shadow: ShadowSample,
+        on_scores: ScoreCallback = lambda model, version, scores: None,
+        name_version: Callable[[Replica], str] = version_of,
+    ) -> None:
+        """Read the prompts.
+
+        Args:
+            settings: How often prompts are sent, and which.
+            pools: The replicas.
+            metrics: Receives the scores.
+            shadow: Prompts of users that are compared as well.
+            on_scores: Called after a sweep.
+            name_version: Returns the version of a replica.
+
+        Raises:
+            InputError: The file of prompts cannot be used.
+        """
+        self.prompts = load_golden_prompts(settings.prompts)
+        self._pools, self._shadow = pools, shadow
+        self._on_scores, self._name_version = on_scores, name_version
+        self._scores = metrics.numbers(metric_definitions.QUALITY_SCORE)
+        self._removed = metrics.numbers(metric_definitions.CORRUPTED_REPLICAS)
+        # answers on which a version's replicas agreed, by prompt
+        self._references: dict[tuple[str, str], Mapping[tuple[int, ...], Sequence[int]]] = defaultdict(dict)
+        self._task = PeriodicTask("quality watch", self.sweep, settings.interval)
+
+    async def start(self) -> None:
+        """Start the sweeps. The first one runs at once."""
+        await self._task.start()
+
+    async def close(self) -> None:
+        await self._task.close()
+
+    async def sweep(self) -> None:
+        """Send the golden prompts to all replicas that are ready, and draw the conclusions."""
+        for pool in list(self._pools.pools.values()):
+            by_version: dict[str, list[Replica]] = defaultdict(list)
+            for replica in pool.replicas.values():
+                if replica.view.state == "ready":
+                    by_version[self._name_version(replica)].append(replica)
+            for version, replicas in by_version.items():
+                await self._compare(pool.name, version, replicas)
+                await self._score(pool.name, version, [one for one in replicas if one.view.state == "ready"])
+
+    async def _compare(self, model: str, version: str, replicas: Sequence[Replica]) -> None:
+        """Compare the replicas of a version, and take out one that differs twice."""
+        prompts = [tuple(_input_ids(replicas[0], prompt)) for prompt in self.prompts[:COMPARED_PROMPTS]]
+        prompts += self._shadow.take(model)
+        found = await self._ask_all(model, version, replicas, prompts)
+        if found.agreed or len(replicas) < 2:
+            return
+        # once more at once: a batch that rounded differently does not repeat itself
+        again = await self._ask_all(model, version, replicas, prompts)
+        for replica in replicas:
+            if replica.replica_id in found.outliers and replica.replica_id in again.outliers:
+                self._take_out(model, version, replica, len(replicas))
+                # the next sweep finds out whether the others are really right
+                return
+        if not again.agreed and not again.outliers:
+            log.error(
+                "the replicas %s of %s have the same version %s and answer differently, and none of them is in a "
+                "majority. Restart the one that you trust less; with a third replica the watch can decide.",
+                *(", ".join(replica.replica_id for replica in replicas), model, version),
+            )
+
+    async def _ask_all(
+        self, model: str, version: str, replicas: Sequence[Replica], prompts: Sequence[tuple[int, ...]]
+    ) -> Comparison:
+        found = await asyncio.gather(*(self._answers(replica, prompts) for replica in replicas))
+        answers = {replica.replica_id: own for replica, own in zip(replicas, found, strict=True)}
+        known = self._references[model, version]
+        compared = compare_replicas(answers, [known.get(prompt) for prompt in prompts] if known else None)
+        if compared.agreed:
+            given = zip(prompts, found[0], strict=True)
+            self._references[model, version] = {prompt: answer for prompt, answer in given if answer is not None}
+        return compared
+
+    async def _score(self, model: str, version: str, replicas: Sequence[Replica]) -> None:
+        """Score a version by the golden prompts, which its replicas share."""
+        if not replicas:
+            return
+        shares = [self.prompts[at :: len(replicas)] for at in range(len(replicas))]
+        found = await asyncio.gather(
+            *(self._prompt_scores(replica, share) for replica, share in zip(replicas, shares, strict=True))
+        )
+        scores = {name: score for some in found for name, score in some.items()}
+        if scores:
+            self._scores.labels(model, version).value = sum(scores.values()) / len(scores)
+            self._on_scores(model, version, scores)
+
+    async def _prompt_scores(self, replica: Replica, prompts: Sequence[GoldenPrompt]) -> Mapping[str, float]:
+        limit, scores = asyncio.Semaphore(CONCURRENCY), {}
+
+        async def ask(prompt: GoldenPrompt) -> None:
+            async with limit:
+                ids = await _generate(replica, _input_ids(replica, prompt), prompt.max_tokens)
+            score = None if ids is None else prompt.score(replica.model.tokenizer.decode(list(ids)))
+            if score is not None:
+                scores[prompt.name] = score
+
+        await asyncio.gather(*map(ask, prompts))
+        return scores
+
+    async def _answers(self, replica: Replica, prompts: Sequence[Sequence[int]]) -> Answers:
+        limit = asyncio.Semaphore(CONCURRENCY)
+
+        async def ask(ids: Sequence[int]) -> Sequence[int] | None:
+            async with limit:
+                return await _generate(replica, ids, COMPARED_TOKENS)
+
+        return await asyncio.gather(*map(ask, prompts))
+
+    def _take_out(self, model: str, version: str, replica: Replica, count: int) -> None:
+        log.error(
+            "replica %s of %s is CORRUPTED: its greedy answers differ from those of the other replicas of version %s "
+            "(%d compared, twice). It is drained and gets no more requests; restart it, and check its weights and its "
+            "GPU.",
+            *(replica.replica_id, model, version, count),
+        )
+        self._removed.labels(model, replica.replica_id).inc()
+        replica.take_out("its answers differ from those of its version's other replicas (quality watch)")
+
+
+def _input_ids(replica: Replica, prompt: GoldenPrompt) -> Sequence[int]:
+    model = replica.model
+    if model.template is None:
+        return model.tokenizer.encode(prompt.prompt)
+    return model.tokenizer.encode_prompt(model.template.render([{"role": "user", "content": prompt.prompt}]))
+
+
+async def _generate(replica: Replica, ids: Sequence[int], tokens: int) -> Sequence[int] | None:
+    """Return a replica's greedy answer as token ids, or None if it cannot answer now."""
+    request = EngineRequest(
+        f"quality-{secrets.token_hex(8)}",
+        ids,
+        tokens,
+        SamplingParams(temperature=0),
+        end_ids=replica.model.card.end_ids,
+        extras=replica.model.extras,
+    )
+    answer: list[int] = []
+    try:
+        async with asyncio.timeout(ANSWER_TIMEOUT):
+            stream = await replica.engine.open(request)
+            try:
+                async for batch in stream:
+                    answer.extend(batch.tokens)
+            finally:
+                stream.cancel()
+    except (ApiError, TimeoutError):
+        return None
+    return answer
