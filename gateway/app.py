@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -47,7 +47,7 @@ from llmops.gateway.routing.admission.slo_headers import slo_header_checks
 from llmops.gateway.routing.auto_model import AutoModel
 from llmops.gateway.routing.engine_slots import EngineSlots
 from llmops.gateway.routing.model_registry import create_model_registry
-from llmops.gateway.routing.quality.quality_watch import QualityWatch
+from llmops.gateway.routing.quality.quality_watch import QualityWatch, ScoreCallback
 from llmops.gateway.routing.quality.shadow_sample import ShadowSample
 from llmops.gateway.routing.replicas.encoder_registry import create_encoder_registries
 from llmops.gateway.routing.replicas.pool_registry import create_pool_registry
@@ -96,7 +96,8 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     pools = create_pool_registry(settings, metrics, versions, degradation, on_prompt)
     watch = None
     if pools is not None and settings.quality.interval is not None:
-        watch = QualityWatch(settings.quality, settings.quality.interval, pools, metrics, shadow)
+        on_scores = _score_recorder(versions) if versions is not None else None
+        watch = QualityWatch(settings.quality, settings.quality.interval, pools, metrics, shadow, on_scores)
     registries = create_encoder_registries(settings)
     if pools is not None:
         registries[GenerativeModel] = pools
@@ -260,6 +261,16 @@ def _create_version_directory(settings: GatewaySettings) -> VersionDirectory | N
     from llmops.gateway.routing.versions.version_directory import VersionDirectory
 
     return VersionDirectory(settings.store, settings.replicas)
+
+
+def _score_recorder(versions: VersionDirectory) -> ScoreCallback:
+    """Return a function that hands scores of golden prompts to the judge of a roll-out."""
+
+    def record(model: str, version: str, scores: Mapping[str, float]) -> None:
+        if versions.table.is_split(model):
+            versions.record(model, {"version": version, "ok": True, "golden": dict(scores)})
+
+    return record
 
 
 def _price_function(billing: Billing | None) -> Callable[[str, Usage], int | None]:

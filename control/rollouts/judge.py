@@ -13,7 +13,7 @@ of them together stop a healthy version with this probability at most, however o
 read.
 
 - Errors, refusals and the like: if both versions fail alike, each failure is the canary's with the
-  probability of its part of the requests. An incident that hits every version is no evidence.
+  probability of its part of the requests. An incident that hits the stable version is no evidence.
 - Latencies: a request of the canary exceeds 1.25 × the 95th percentile of the stable version with
   a probability of 0.05 at most. Every latency is divided by the level of the requests before, so
   that a load that swings is no evidence either.
@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist, fmean, stdev
 from typing import Literal
@@ -57,7 +57,11 @@ TOLERATED_SHARE = 0.005
 MAX_SHARE = 0.9
 
 #: Weight of the newest request in the level of a latency, which follows the load.
-LEVEL_SMOOTHING = 1 / 32
+LEVEL_SMOOTHING = 1 / 8
+
+#: An incident: among the latest requests of the stable version (weight of the newest), bad events are
+#: this much more frequent than before. Failures during an incident are not compared.
+RECENT_SMOOTHING, INCIDENT_SHARE = 1 / 16, 0.05
 
 #: Output length that differs by this factor in the median is a change for the worse.
 LENGTH_TOLERANCE = 1.5
@@ -94,6 +98,8 @@ class RequestOutcome:
         script_mismatch: True if the answer is in another script than the prompt.
         garbled: True if the answer does not look like text or code.
         good: True if the answer was complete and met its objectives; None without objectives.
+        golden: The scores of a sweep of golden prompts, 0 to 1 by prompt. Then there is no request,
+            and only `version` counts besides.
     """
 
     version: str
@@ -109,6 +115,7 @@ class RequestOutcome:
     script_mismatch: bool = False
     garbled: bool = False
     good: bool | None = None
+    golden: Mapping[str, float] | None = None
 
 
 @dataclass(frozen=True)
@@ -179,6 +186,8 @@ class CanaryJudge:
         self.settings = settings
         self._clock, self._read_at, self._elapsed = clock, clock(), 0.0
         self._requests = 0
+        # the latest sweep of golden prompts, of the stable version and of the canary
+        self._golden_scores: dict[bool, Mapping[str, float]] = {False: {}, True: {}}
         self._rollback: str | None = None
         twin, tolerance = settings.twin is not None, settings.latency_tolerance
         errors = settings.false_rollback * ERRORS_PART
@@ -203,6 +212,13 @@ class CanaryJudge:
         settings = self.settings
         canary = outcome.version == settings.canary
         if not canary and outcome.version not in (settings.stable, settings.twin):
+            return
+        if outcome.golden is not None:
+            self._golden_scores[canary] = outcome.golden
+            stable, own = self._golden_scores[False], self._golden_scores[True]
+            if common := stable.keys() & own.keys():
+                self._golden_scores = {False: {}, True: {}}
+                self.observe_golden([stable[name] for name in common], [own[name] for name in common])
             return
         self._requests += canary
         for rate in self._rates:
@@ -352,16 +368,16 @@ class _RateCriterion(_Criterion):
         if event is None:
             return
         if len(self._stable) >= MIN_STABLE:
-            if event:
+            # one more event than was seen: few requests do not show that a fault never happens
+            share = (self._stable_events + 1) / (len(self._stable) + 2)
+            if event and self._recent < share + INCIDENT_SHARE:
                 self._test.observe(canary, self._counts[True] / sum(self._counts))
             if canary:
-                # one more event than was seen: few requests do not show that a fault never happens
-                share = (self._stable_events + 1) / (len(self._stable) + 2)
                 self._no_worse.observe(event, max(share, min(self._recent, MAX_SHARE)))
         self._counts[canary] += 1
         if not canary:
             self._stable_events += event - (len(self._stable) == WINDOW and self._stable[0])
-            self._recent += LEVEL_SMOOTHING * (event - self._recent)
+            self._recent += RECENT_SMOOTHING * (event - self._recent)
         (self._canary if canary else self._stable).append(event)
 
     def breach(self) -> str | None:
@@ -376,10 +392,11 @@ class _RateCriterion(_Criterion):
         )
 
     def rows(self) -> Sequence[JudgeRow]:
-        shares = [_share(some) * 100 if some else None for some in (self._stable, self._canary)]
+        stable, canary = (_share(some) * 100 if some else None for some in (self._stable, self._canary))
         if self.name == "goodput":
-            shares = [None if share is None else 100 - share for share in shares]
-        return [_row(self.name, "%", *shares, self.breach() is not None, self._no_worse if self._judged else None)]
+            stable, canary = (None if share is None else 100 - share for share in (stable, canary))
+        test = self._no_worse if self._judged else None
+        return [_row(self.name, "%", stable, canary, self.breach() is not None, test)]
 
     def has_no_data(self) -> bool:
         return self._judged and bool(self._canary) and not self._no_worse.count

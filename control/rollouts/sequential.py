@@ -16,11 +16,11 @@ from collections.abc import Iterator
 
 #: Odds ratios that a test bets on, with the share of its wealth for each: a common event that becomes
 #: twice as frequent, and a rare one that becomes frequent.
-ODDS_RATIOS = ((2.0, 0.15), (5.0, 0.25), (20.0, 0.6))
+ODDS_RATIOS = ((2.0, 0.1), (5.0, 0.2), (20.0, 0.7))
 
 #: Share of the wealth kept for a fault that begins later, and the part of it bet per event. Without
 #: it, a thousand healthy requests would hide a fault that follows them.
-RESERVE, HAZARD = 0.1, 1 / 500
+RESERVE, HAZARD = 0.05, 1 / 500
 
 #: Certainty of the claim that an event is no more frequent, which a promotion needs.
 CONFIDENCE = 0.95

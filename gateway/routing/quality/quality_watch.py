@@ -39,17 +39,11 @@ COMPARED_PROMPTS, COMPARED_TOKENS = 12, 16
 CONCURRENCY = 2
 #: Seconds for one answer. A replica that is slower is not corrupted, only not compared.
 ANSWER_TIMEOUT = 60.0
-#: Characters of the version of a replica whose settings name none: the beginning of its engine's
-#: fingerprint.
+#: Characters of an engine's fingerprint that stand for the version of a model without versions.
 VERSION_CHARACTERS = 12
 
 #: Called with a model, a version and the score of each prompt after a sweep.
 ScoreCallback = Callable[[str, str, Mapping[str, float]], None]
-
-
-def version_of(replica: Replica) -> str:
-    """Return the version that a replica serves: replicas of the same engine are equal."""
-    return replica.model.card.engine[:VERSION_CHARACTERS] or "initial"
 
 
 class QualityWatch:
@@ -58,33 +52,33 @@ class QualityWatch:
     def __init__(
         self,
         settings: QualitySettings,
+        interval: float,
         pools: PoolRegistry,
         metrics: GatewayMetrics,
         shadow: ShadowSample,
-        on_scores: ScoreCallback = lambda model, version, scores: None,
-        name_version: Callable[[Replica], str] = version_of,
+        on_scores: ScoreCallback | None = None,
     ) -> None:
         """Read the prompts.
 
         Args:
-            settings: How often prompts are sent, and which.
+            settings: The prompts.
+            interval: Seconds between two sweeps.
             pools: The replicas.
             metrics: Receives the scores.
             shadow: Prompts of users that are compared as well.
             on_scores: Called after a sweep.
-            name_version: Returns the version of a replica.
 
         Raises:
             InputError: The file of prompts cannot be used.
         """
         self.prompts = load_golden_prompts(settings.prompts)
         self._pools, self._shadow = pools, shadow
-        self._on_scores, self._name_version = on_scores, name_version
+        self._on_scores = on_scores
         self._scores = metrics.numbers(metric_definitions.QUALITY_SCORE)
         self._removed = metrics.numbers(metric_definitions.CORRUPTED_REPLICAS)
         # answers on which a version's replicas agreed, by prompt
         self._references: dict[tuple[str, str], Mapping[tuple[int, ...], Sequence[int]]] = defaultdict(dict)
-        self._task = PeriodicTask("quality watch", self.sweep, settings.interval)
+        self._task = PeriodicTask("quality watch", self.sweep, interval)
 
     async def start(self) -> None:
         """Start the sweeps. The first one runs at once."""
@@ -95,11 +89,11 @@ class QualityWatch:
 
     async def sweep(self) -> None:
         """Send the golden prompts to all replicas that are ready, and draw the conclusions."""
-        for pool in list(self._pools.pools.values()):
+        for pool in self._pools.pools:
             by_version: dict[str, list[Replica]] = defaultdict(list)
             for replica in pool.replicas.values():
                 if replica.view.state == "ready":
-                    by_version[self._name_version(replica)].append(replica)
+                    by_version[pool.version or _fingerprint(replica)].append(replica)
             for version, replicas in by_version.items():
                 await self._compare(pool.name, version, replicas)
                 await self._score(pool.name, version, [one for one in replicas if one.view.state == "ready"])
@@ -148,7 +142,8 @@ class QualityWatch:
         scores = {name: score for some in found for name, score in some.items()}
         if scores:
             self._scores.labels(model, version).value = sum(scores.values()) / len(scores)
-            self._on_scores(model, version, scores)
+            if self._on_scores is not None:
+                self._on_scores(model, version, scores)
 
     async def _prompt_scores(self, replica: Replica, prompts: Sequence[GoldenPrompt]) -> Mapping[str, float]:
         limit, scores = asyncio.Semaphore(CONCURRENCY), {}
@@ -181,6 +176,10 @@ class QualityWatch:
         )
         self._removed.labels(model, replica.replica_id).inc()
         replica.take_out("its answers differ from those of its version's other replicas (quality watch)")
+
+
+def _fingerprint(replica: Replica) -> str:
+    return replica.model.card.engine[:VERSION_CHARACTERS] or "initial"
 
 
 def _input_ids(replica: Replica, prompt: GoldenPrompt) -> Sequence[int]:
