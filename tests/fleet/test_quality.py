@@ -85,7 +85,7 @@ def replicas(engine_dir: Path, count: int, faults: Path) -> Iterator[Engines]:
 @pytest.mark.xdist_group("stack")
 async def test_a_replica_that_turns_bad_is_drained(engine_dir: Path, tmp_path: Path, caplog) -> None:
     faults = tmp_path / "faults.json"
-    with replicas(engine_dir, 2, faults) as stage:
+    with replicas(engine_dir, 3, faults) as stage:
         watched = GatewaySettings(replicas=stage.replicas, quality={"interval": "0.5s", "shadow": 2})
         async with serving(watched) as (client, _), serving(GatewaySettings(replicas=stage.replicas)) as (other, _):
 
@@ -96,7 +96,7 @@ async def test_a_replica_that_turns_bad_is_drained(engine_dir: Path, tmp_path: P
             async def all_ready() -> bool:
                 found = await states(client)
                 scored = "llm_quality_score{" in (await client.get("/metrics")).text
-                return len(found) == 2 and set(found.values()) == {"ready"} and scored
+                return len(found) == 3 and set(found.values()) == {"ready"} and scored
 
             await eventually(all_ready)
             body = {"model": "mock", "prompt": "Hello there", "max_tokens": 4, "ignore_eos": True}

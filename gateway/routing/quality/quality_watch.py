@@ -19,7 +19,7 @@ import secrets
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 
-from llmops.background import PeriodicTask
+from llmops.background import LogOnce, PeriodicTask
 from llmops.gateway.errors import ApiError
 from llmops.gateway.interfaces import EngineRequest, SamplingParams
 from llmops.gateway.routing.quality.agreement import Answers, Comparison, compare_replicas
@@ -78,6 +78,7 @@ class QualityWatch:
         self._removed = metrics.numbers(metric_definitions.CORRUPTED_REPLICAS)
         # answers on which a version's replicas agreed, by prompt
         self._references: dict[tuple[str, str], Mapping[tuple[int, ...], Sequence[int]]] = defaultdict(dict)
+        self._log_once = LogOnce()
         self._task = PeriodicTask("quality watch", self.sweep, interval)
 
     async def start(self) -> None:
@@ -104,6 +105,7 @@ class QualityWatch:
         prompts += self._shadow.take(model)
         found = await self._ask_all(model, version, replicas, prompts)
         if found.agreed or len(replicas) < 2:
+            self._log_once.is_new((model, version), None)
             return
         # once more at once: a batch that rounded differently does not repeat itself
         again = await self._ask_all(model, version, replicas, prompts)
@@ -112,11 +114,13 @@ class QualityWatch:
                 self._take_out(model, version, replica, len(replicas))
                 # the next sweep finds out whether the others are really right
                 return
-        if not again.agreed and not again.outliers:
+        names = ", ".join(replica.replica_id for replica in replicas)
+        problem = None if again.agreed or again.outliers else names
+        if self._log_once.is_new((model, version), problem) and problem:
             log.error(
                 "the replicas %s of %s have the same version %s and answer differently, and none of them is in a "
                 "majority. Restart the one that you trust less; with a third replica the watch can decide.",
-                *(", ".join(replica.replica_id for replica in replicas), model, version),
+                *(names, model, version),
             )
 
     async def _ask_all(
