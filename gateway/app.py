@@ -200,7 +200,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     )
     add_exception_handlers(app)
     health = HealthEndpoints(models, metrics)
-    app.state.health, app.state.metrics, app.state.service = health, metrics, service
+    app.state.health, app.state.metrics, app.state.service, app.state.pools = health, metrics, service, pools
     endpoints: list[Any] = [
         conversations,
         ChatCompletionsEndpoint(service),

@@ -442,6 +442,10 @@ class TokenStream(ABC):
         """Return the version of the model that generates, empty for a model without versions."""
         return ""
 
+    def beginning(self) -> Sequence[int]:
+        """Return the tokens of the first sequence so far, where they are kept."""
+        return ()
+
     @property
     def splices(self) -> Mapping[str, int]:
         """Return the number of moves by whether the text is the same after them.

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 
 from llmops.gateway.errors import OVERLOADED, ApiError, ModelNotFoundError, OverloadedError, UnavailableError
 from llmops.gateway.generation.answer import Answer
@@ -26,7 +27,12 @@ from llmops.gateway.safety.policy import Safety
 from llmops.gateway.settings import RequestLimits, Timeouts
 from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.metrics import AnswerMeter, GatewayMetrics, GoodputOutcome
+from llmops.gateway.text.answer_features import describe_answer
 from llmops.gateway.text.text_thread_pool import TextThreadPool
+from llmops.gateway.text.tokenizer import TextTokenizer
+
+#: Tokens of a prompt and of an answer that are read for the judge of a roll-out.
+DESCRIBED_TOKENS = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,6 +252,8 @@ async def start_answer(
     choices = [make_choice(index) for index in range(len(requests) * requests[0].n)]
     stream = await _open_streams(model.engine, requests)
     context.version = stream.version
+    if state.version_router is not None and state.version_router.is_split(model.name):
+        context.describe_answer = partial(_describe_answer, model.tokenizer, requests[0].input_ids, stream)
     context.mark("submit")
     admission.meter.submitted(prompt_tokens, len(choices))
     if context.usage_recorder is not None:
@@ -260,6 +268,14 @@ async def start_answer(
         context=context,
         make_choice=make_choice if requests[0].whole else None,
     )
+
+
+def _describe_answer(tokenizer: TextTokenizer, prompt: Sequence[int], stream: TokenStream) -> Mapping[str, bool]:
+    """Return what the text of an answer looks like, from its first tokens and the end of its prompt."""
+    ids = list(stream.beginning()[:DESCRIBED_TOKENS])
+    if not ids:
+        return {}
+    return describe_answer(tokenizer.decode(list(prompt[-DESCRIBED_TOKENS:])), tokenizer.decode(ids))._asdict()
 
 
 async def _open_streams(engine: Engine, requests: Sequence[EngineRequest]) -> TokenStream:

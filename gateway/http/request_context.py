@@ -11,7 +11,7 @@ import hashlib
 import math
 import re
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from ipaddress import IPv6Address
@@ -81,7 +81,7 @@ class RequestContext:
         replica: The id of the replica that served the answer.
         version: The version of the model that answers, for the header `x-llmops-version`; empty for
             a model without versions.
-        answer_signs: Properties of the answer's text that the judge of a roll-out compares.
+        describe_answer: Returns properties of the answer's text, for the judge of a roll-out.
         failovers: Every time that the answer moved to another replica.
         background_task: Work that goes on after the response. The request ends when this task ends.
     """
@@ -116,7 +116,7 @@ class RequestContext:
     dropped_messages: int = 0
     replica: str = ""
     version: str = ""
-    answer_signs: Mapping[str, bool] = field(default_factory=dict)
+    describe_answer: Callable[[], Mapping[str, bool]] = dict
     failovers: Sequence[Failover] = ()
     background_task: asyncio.Task[None] | None = None
 

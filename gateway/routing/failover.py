@@ -182,6 +182,10 @@ class FailoverStream(TokenStream):
     def version(self) -> str:
         return self._attempt.stream.version
 
+    def beginning(self) -> Sequence[int]:
+        self._count_known()
+        return self._known[0] or self._attempt.stream.beginning()
+
     @property
     def cached_tokens(self) -> int | None:  # type: ignore[override]
         """Return the prompt tokens that the first replica found in its cache.

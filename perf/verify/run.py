@@ -42,6 +42,15 @@ _ENGINE_PARTS: dict[str, list[VerifyCheck]] = {
 }
 
 
+#: Checks of `--quick`: a broken engine, tokenizer or template fails one of them within seconds.
+QUICK_CHECKS = frozenset(
+    {
+        *("input and output tensors", "streamed deltas and the final flag", "token counts", "end id", "stop words"),
+        *("the same request gives the same tokens", "tokenizer", "text of an answer", "chat template"),
+    }
+)
+
+
 @dataclass(frozen=True)
 class VerifyOptions:
     """Options of a verification.
@@ -53,6 +62,7 @@ class VerifyOptions:
         url: URL of a gateway.
         metrics: URL of Triton's metrics page.
         only: The parts to run.
+        quick: Run only the checks that take a moment and disturb nothing.
         calibrate: Also measure step times.
         serving: Server of a TensorRT engine during the checks.
     """
@@ -63,6 +73,7 @@ class VerifyOptions:
     model: str | None = None
     metrics: str | None = None
     only: tuple[str, ...] = ()
+    quick: bool = False
     api_key: str | None = None
     calibrate: bool = False
     serving: str | None = None
@@ -178,7 +189,11 @@ def _all_parts(
 
     Step times go into `measured`. `drain` ends the deployment, so it is the last part.
     """
-    yield from ((part, checks) for part, checks in _ENGINE_PARTS.items() if options.has(part))
+    for part, checks in _ENGINE_PARTS.items():
+        if options.has(part):
+            yield part, [check for check in checks if check.name in QUICK_CHECKS] if options.quick else checks
+    if options.quick:
+        return
 
     async def step_times(context: EngineContext) -> Finding:
         assert context.manifest is not None

@@ -81,7 +81,7 @@ class PoolRegistry:
     def __init__(
         self,
         create_pool: Callable[[str, str], ReplicaPool],
-        create_engine: Callable[[ReplicaPool, ModelMetadata, Callable[[], Engine | None]], FailoverEngine]
+        create_engine: Callable[[Engine, str, ModelMetadata, Callable[[], Engine | None]], FailoverEngine]
         | None = None,
         on_misrouted: Callable[[str], None] = lambda model: None,
         scraper: GaugeScraper | None = None,
@@ -93,8 +93,8 @@ class PoolRegistry:
 
         Args:
             create_pool: Returns a new pool for a version of the model of this name.
-            create_engine: Wraps a pool in an engine with failover, which gets a function that
-                returns the engine to fall back to; without it answers end with their replica.
+            create_engine: Wraps the engine of a version in one with failover. The function returns
+                the engine to fall back to. Without `create_engine` answers end with their replica.
             on_misrouted: Called with a model of which another engine answers than its metadata
                 announces.
             scraper: Reads the gauges of replicas that do not report their state.
@@ -156,7 +156,8 @@ class PoolRegistry:
                 pool = self._pools[key] = self._create_pool(*key)
                 if self._create_engine is not None:
                     fallback = partial(self._find_fallback, key)
-                    self._engines[key] = self._create_engine(pool, replicas[0].model.card, fallback)
+                    engine = self.wrap_engine(pool)
+                    self._engines[key] = self._create_engine(engine, key.version, replicas[0].model.card, fallback)
             self._update(key, replicas)
         for key in set(self._pools) - set(bases):
             self._update(key, [])
@@ -344,13 +345,15 @@ def create_pool_registry(
     def salt(request: EngineRequest) -> int:
         return tenant_cache_salt(request.caller.partition("/")[0]) if cache_scope == "tenant" else 0
 
-    def create_engine(pool: ReplicaPool, card: ModelMetadata, fallback: Callable[[], Engine | None]) -> FailoverEngine:
+    def create_engine(
+        engine: Engine, version: str, card: ModelMetadata, fallback: Callable[[], Engine | None]
+    ) -> FailoverEngine:
         return FailoverEngine(
-            pool,
+            engine,
             lambda reason: failovers.labels(reason).inc(),
             exact=card.batch_invariant,
             silence=settings.timeouts.idle * SILENCE_SHARE,
-            version=pool.version,
+            version=version,
             fallback=fallback,
         )
 

@@ -42,6 +42,7 @@ def _outcome_values(context: RequestContext, outcome: Outcome) -> Mapping[str, A
         return None
     if status == CancelledStreamError.status:
         return None
+    features = context.describe_answer()
     tokens = usage.completion_tokens if usage else 0
     cached = usage.cached_tokens if usage else None
     has_tpot = tokens >= MIN_TPOT_TOKENS and meter.last > meter.first > 0
@@ -55,7 +56,7 @@ def _outcome_values(context: RequestContext, outcome: Outcome) -> Mapping[str, A
         "uncached_tokens": None if usage is None or cached is None else usage.prompt_tokens - cached,
         "output_tokens": tokens,
         "finish_reason": finish or None,
-        "refused": finish == "content_filter",
         "good": meter.outcome == "good" if meter.outcome is not None else None,
-        **context.answer_signs,
+        **features,
+        "refused": finish == "content_filter" or features.get("refused", False),
     }
