@@ -35,6 +35,7 @@ def command(
     over within seconds when that one stops.
     """
     require_store_extra()
+    from llmops.cli.local_replicas import CheckedReplicas
     from llmops.control.app import make_leader_jobs, run
     from llmops.gateway.logging_setup import configure_logging
     from llmops.gateway.settings import load_settings
@@ -53,5 +54,5 @@ def command(
         who = "with a key" if keys else "without a key, and administered with one of scope admin only"
         click.echo(f"llmops control listens on {url} (store {StoreUrl.parse(str(settings.store))}), {who}.")
 
-    if run(settings, gateway, announce):
+    if run(settings, gateway, announce, CheckedReplicas()):
         raise click.Abort

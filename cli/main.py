@@ -42,6 +42,7 @@ SECTIONS = {
         "gateway": "Run the OpenAI API in front of Triton.",
         "diff": "Show what an llmops.yaml would change.",
         "chart": "Write the Helm chart's values from an llmops.yaml.",
+        "rollout": "Move a model to another version, step by step.",
     },
     "Watch": {
         "chat": "Chat in the terminal with any OpenAI endpoint.",

@@ -11,7 +11,7 @@ import signal
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -25,6 +25,7 @@ from llmops.cli.accounts.admin_client import current_audit_context, default_stor
 from llmops.errors import InputError, ServerError
 
 if TYPE_CHECKING:
+    from llmops.cli.local_replicas import LocalReplicas
     from llmops.cli.service.service_file import LoadedService
     from llmops.gateway.app import Plugin
     from llmops.gateway.settings import GatewaySettings, SettingsLayers
@@ -86,8 +87,11 @@ class Ready:
     keys_needed: bool
 
 
-def build_described(loaded: LoadedService) -> tuple[Path, list[str]]:
-    """Build the missing engines of a service and return its repository and model names."""
+def build_described(loaded: LoadedService) -> tuple[Path, Mapping[str, Path]]:
+    """Build the missing engines of a service.
+
+    Return its repository, and its models with their engine folders.
+    """
     from llmops.build.job.build_engine import build
     from llmops.cli.progress import make_progress
     from llmops.cli.service.command_defaults import repo_defaults, spec_of
@@ -102,20 +106,20 @@ def build_described(loaded: LoadedService) -> tuple[Path, list[str]]:
         _make_folder(spec.output.parent)
         build(spec, make_progress())
     generate_repository(read_engines(repo_defaults(loaded)["engines"], serving=loaded.serving), loaded.repository)
-    return loaded.repository, names
+    return loaded.repository, {name: spec.output for name, spec in zip(names, specs, strict=True)}
 
 
-def make_repository(engine: Path, folder: Path | None, serving: str = "") -> tuple[Path, list[str]]:
+def make_repository(engine: Path, folder: Path | None, serving: str = "") -> tuple[Path, Mapping[str, Path]]:
     """Make a Triton model repository in `folder`, or beside the engine.
 
-    Return it and the names of its models.
+    Return it, and its models with their engine folders.
     """
     from llmops.model_repository.generate import generate_repository, read_engines
 
     repository = (folder or engine.absolute().parent) / f"{engine.absolute().name}-repository"
     engines = read_engines((str(engine),), serving=serving)
     generate_repository(engines, repository)
-    return repository, [engine.name for engine in engines]
+    return repository, {engine.name: engine.directory for engine in engines}
 
 
 def _slug(checkpoint: str) -> str:
@@ -136,6 +140,7 @@ class Stack:
         store: str | None,
         open_: bool | None,
         max_tokens: int | None = None,
+        plugins: Sequence[Plugin] = (),
     ) -> None:
         """Read the settings, and check the port and the store.
 
@@ -151,6 +156,7 @@ class Stack:
             open_: Require no keys.
             max_tokens: Tokens of an answer whose request names no limit, where the settings name
                 none either.
+            plugins: What the gateway serves besides.
         """
         from llmops.gateway.auth.authentication import keys_required
         from llmops.gateway.http.server import bind
@@ -170,10 +176,13 @@ class Stack:
         keys_required(self._settings)
         self._exit = contextlib.ExitStack()
         self._failure: ServerError | None = None
+        self._running, self._plugins = 0, plugins
         self._leaving = threading.Event()
         self._forced = False
-        self._tritons: list[TritonServer] = []
+        # each server with the event that says that its end is intended
+        self._tritons: dict[TritonServer, threading.Event] = {}
         self._counting = threading.Lock()
+        self._versions: LocalReplicas | None = None
 
     def __enter__(self) -> Stack:
         signal.signal(signal.SIGTERM, _interrupt)
@@ -183,9 +192,11 @@ class Stack:
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._leaving.set()
+        for leaving in self._tritons.values():
+            leaving.set()
         _on_signals(_end_now)
         if self._forced:
-            for triton in self._tritons:
+            for triton in list(self._tritons):
                 triton.stop(at_once=True)
         self._exit.close()
 
@@ -195,16 +206,57 @@ class Stack:
         Raises:
             ServerError: A model does not load; the message has Triton's reason.
         """
+        for triton in [self._start(repository) for _ in range(count)]:
+            self._await(triton)
+
+    def start_versions(self, models: Mapping[str, Path], folder: Path) -> None:
+        """Let roll-outs start and stop replicas, and start those that the store has in use.
+
+        Args:
+            models: The models of the repository with their engine folders.
+            folder: Where the repositories of versions go.
+
+        Raises:
+            ServerError: A version does not start.
+        """
+        if self._settings.store is None or self._settings.workers > 1:
+            return
+        from llmops.cli.local_replicas import LocalReplicas, restore_versions
+
+        self._versions = LocalReplicas(self._start_and_wait, self._stop, folder)
+        asyncio.run(restore_versions(self._settings.store, self._versions, models, list(self._tritons)))
+
+    def _start(self, repository: Path, exit_timeout: int | None = None) -> TritonServer:
         from llmops.model_repository.launch import Ports, start_triton
 
-        for _ in range(count):
-            started = start_triton(repository, ports=Ports(0, 0, 0), on_log=_print_problems)
-            self._tritons.append(self._exit.enter_context(started))
-        for triton in self._tritons:
-            triton.wait_ready()
-        self._running = count
-        for triton in self._tritons:
-            threading.Thread(target=self._watch, args=[triton], name="watch-triton", daemon=True).start()
+        options = {} if exit_timeout is None else {"exit_timeout": exit_timeout}
+        triton = start_triton(repository, ports=Ports(0, 0, 0), on_log=_print_problems, **options)
+        self._tritons[triton] = threading.Event()
+        self._exit.callback(self._stop, triton)
+        return triton
+
+    def _await(self, triton: TritonServer) -> None:
+        triton.wait_ready()
+        with self._counting:
+            self._running += 1
+        threading.Thread(target=self._watch, args=[triton], name="watch-triton", daemon=True).start()
+
+    def _start_and_wait(self, repository: Path, exit_timeout: int) -> TritonServer:
+        triton = self._start(repository, exit_timeout)
+        try:
+            self._await(triton)
+        except BaseException:
+            self._stop(triton)
+            raise
+        return triton
+
+    def _stop(self, triton: TritonServer) -> None:
+        leaving = self._tritons.pop(triton, None)
+        if leaving is not None:
+            leaving.set()
+            triton.stop()
+            with self._counting:
+                self._running -= 1
 
     def run_gateway(self, models: Sequence[str], on_ready: Callable[[Ready], None]) -> None:
         """Serve until Ctrl-C, SIGTERM or the end of the last Triton.
@@ -218,7 +270,9 @@ class Stack:
 
         configure_logging("warning")
         addresses = [triton.grpc_address for triton in self._tritons]
-        where = {"triton": addresses[0]} if len(addresses) == 1 else {"replicas": addresses}
+        # a model with roll-outs has several servers now and then
+        is_single = len(addresses) == 1 and self._versions is None
+        where = {"triton": addresses[0]} if is_single else {"replicas": addresses}
         settings = self._settings.model_copy(update=where)
         # uvicorn handles both signals, and raises them again at its end
         _on_signals(_ignore)
@@ -226,7 +280,7 @@ class Stack:
         def listening(url: str, keys_needed: bool) -> None:
             self._announce_when_ready(Ready(url, models, self._exposure(url, keys_needed), keys_needed), on_ready)
 
-        self._forced = run(settings, listening, _control_plugins(settings))
+        self._forced = run(settings, listening, [*_control_plugins(settings, self._versions), *self._plugins])
         if self._failure is not None:
             raise self._failure
         if self._forced:
@@ -246,18 +300,17 @@ class Stack:
     def _exposure(self, url: str, keys_needed: bool) -> str:
         from llmops.model_repository.server.exposure import describe_stack_exposure
 
-        grpc, metrics = self._tritons[0].grpc_address, str(self._tritons[0].metrics_url)
+        first = next(iter(self._tritons))
+        grpc, metrics = first.grpc_address, str(first.metrics_url)
         return describe_stack_exposure(self._settings.host, url, grpc, metrics, keys=keys_needed)
 
     def _watch(self, triton: TritonServer) -> None:
         try:
-            triton.wait(self._leaving)
+            triton.wait(self._tritons.get(triton, self._leaving))
         except ServerError as error:
             # open answers of this Triton end with an error; the gateway ends with the last Triton
-            triton.stop()
-            with self._counting:
-                self._running -= 1
-                last = not self._running
+            self._stop(triton)
+            last = not self._running
             if last:
                 self._failure = error
                 signal.raise_signal(signal.SIGTERM)
@@ -291,13 +344,15 @@ async def _create_first_key(url: str) -> str:
         return secret
 
 
-def _control_plugins(settings: GatewaySettings) -> Sequence[Plugin]:
+def _control_plugins(settings: GatewaySettings, versions: LocalReplicas | None) -> Sequence[Plugin]:
     """Return the plugin that does the work of `llmops control`, if there is a store."""
     if settings.store is None:
         return ()
+    from llmops.cli.local_replicas import CheckedReplicas
     from llmops.control.app import control_plugin, make_leader_jobs
 
-    return (control_plugin(settings, lambda: make_leader_jobs(settings)),)
+    replicas = versions or CheckedReplicas()
+    return (control_plugin(settings, lambda: make_leader_jobs(settings, replicas)),)
 
 
 def _interrupt(_signal: int, _frame: FrameType | None) -> None:

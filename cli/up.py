@@ -106,7 +106,8 @@ def command(
             repository, models = make_repository(engine, folder, serving or "")
         click.echo(f"Repository {repository}. Starting Triton ...", err=True)
         stack.start_tritons(repository, replicas)
-        stack.run_gateway(models, lambda ready: _announce(ready, time.monotonic() - started))
+        stack.start_versions(models, repository.parent / f"{repository.name}-versions")
+        stack.run_gateway(list(models), lambda ready: _announce(ready, time.monotonic() - started))
 
 
 def _announce(ready: Ready, seconds: float) -> None:

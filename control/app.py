@@ -169,13 +169,19 @@ def make_leader_jobs(settings: GatewaySettings, replicas: VersionReplicas = Give
     return jobs
 
 
-def run(settings: GatewaySettings, gateway: str | None, on_listening: Callable[[str, bool], None]) -> bool:
+def run(
+    settings: GatewaySettings,
+    gateway: str | None,
+    on_listening: Callable[[str, bool], None],
+    replicas: VersionReplicas = GivenReplicas(),
+) -> bool:
     """Serve control until SIGTERM or Ctrl-C.
 
     Args:
         settings: The settings; `store` is set.
         gateway: The URL of the gateway that knows which models there are, or None.
         on_listening: Called with the base URL, and with True if callers need keys.
+        replicas: Starts and stops the replicas of roll-outs.
 
     Returns:
         True if a second signal ended the process early.
@@ -188,7 +194,7 @@ def run(settings: GatewaySettings, gateway: str | None, on_listening: Callable[[
     try:
         host, port = listener.getsockname()[:2]
         on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", keys)
-        app = create_app(settings, lambda: make_leader_jobs(settings), gateway)
+        app = create_app(settings, lambda: make_leader_jobs(settings, replicas), gateway)
         tune_garbage_collector()
         server = DrainingServer(uvicorn_config(app, settings), lambda: None)
         server.run(sockets=[listener])

@@ -191,6 +191,8 @@ class RolloutRunner(LeaderJob):
             started = await self._replicas.start(candidate, stable, settings)
             async with self._store.write() as connection:
                 await set_replicas(connection, rollout.model, rollout.candidate, started.addresses)
+                if started.stable:
+                    await set_replicas(connection, rollout.model, rollout.stable, started.stable)
         except LlmopsError as error:
             return RolloutEvent.FAILED, f"{rollout.candidate} could not be started: {error.message}"
         except Exception as error:

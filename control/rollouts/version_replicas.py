@@ -16,10 +16,12 @@ class StartedReplicas:
 
     Attributes:
         addresses: Their addresses as in the setting `replicas`.
+        stable: The addresses of the stable version, if they are known.
         differences: What is different for clients, such as "another tokenizer"; empty if nothing.
     """
 
     addresses: Sequence[str]
+    stable: Sequence[str] = ()
     differences: str = ""
 
 

@@ -1,0 +1,253 @@
+"""`llmops rollout`: move a model to another version, watch it, and go back."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmops.cli.accounts.account_options import admin_options
+from llmops.cli.accounts.admin_client import AdminClient
+from llmops.cli.accounts.param_types import DurationType, typed_values
+from llmops.cli.output import format_timestamp, print_fields, print_json, print_table
+
+if TYPE_CHECKING:
+    from llmops.control.rollouts.schemas import RolloutRead
+
+#: States in which nothing happens without a person, with what the person can do.
+_NEXT = {
+    "waiting": "approve the next step: llmops rollout promote {model}",
+    "paused": "continue: llmops rollout resume {model}",
+    "keeping": "go back while {stable} is kept: llmops rollout rollback {model}",
+}
+
+
+@click.group("rollout")
+def command() -> None:
+    """Move a model to another version step by step, and go back when it is worse.
+
+    `llmops up` with a store, or `llmops control`, carries a roll-out out.
+    """
+
+
+@command.command("start")
+@click.argument("model")
+@click.option(
+    "--to",
+    "engine",
+    type=click.Path(path_type=Path, exists=True, file_okay=False),
+    help="Engine folder of the new version, which `llmops up` serves beside the old one.",
+)
+@click.option("--replica", "replicas", multiple=True, metavar="HOST:PORT", help="Or a replica that runs; repeatable.")
+@click.option("--name", help="Name of the version.  [default: that of the folder]")
+@click.option(
+    "--percent",
+    type=click.FloatRange(0, 100, min_open=True),
+    default=5,
+    show_default=True,
+    help="Requests of the first step; then 25, 50 and 100.",
+)
+@click.option("--auto", is_flag=True, help="Let the judge move the weights, in both directions.")
+@click.option("--approve", is_flag=True, help="Wait for `promote` after each step that the judge has passed.")
+@click.option(
+    "--keep-old", type=DurationType(), default="30m", show_default=True, help="Keep the old replicas for so long."
+)
+@click.option(
+    "--drain-timeout",
+    type=DurationType(),
+    default="5m",
+    show_default=True,
+    help="Time for running answers before replicas stop.",
+)
+@click.option("--allow-capacity-loss", is_flag=True, help="Stop old replicas first where no GPU is free.")
+@click.option("--webhook", metavar="URL", help="Gets each transition as JSON.")
+@click.option("--min-requests", type=click.IntRange(1), help="Requests of the new version in a step.  [default: 300]")
+@click.option("--min-time", type=DurationType(), help="Least time of a step.  [default: 1m]")
+@click.option("--analysis", multiple=True, metavar="PROMQL", help="Must be true in Prometheus too; repeatable.")
+@admin_options
+def start(
+    model: str,
+    engine: Path | None,
+    replicas: tuple[str, ...],
+    name: str | None,
+    keep_old: timedelta,
+    drain_timeout: timedelta,
+    min_time: timedelta | None,
+    admin: AdminClient,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Start a roll-out of MODEL: new replicas, then more and more of the requests."""
+    from llmops.control.rollouts.schemas import RolloutCreate, RolloutRead
+
+    if (engine is None) == (not replicas):
+        raise click.UsageError("Give the new version: --to ENGINE, or --replica HOST:PORT for one that runs.")
+    for replica in replicas:
+        _check_replica(replica)
+    if engine is not None:
+        _check_engine(engine)
+    fallback = engine.resolve().name if engine is not None else replicas[0].removeprefix("dns:").partition(":")[0]
+    body = RolloutCreate(
+        model=model,
+        name=name or fallback,
+        engine=str(engine.resolve()) if engine is not None else "",
+        replicas=replicas,
+        keep_old=keep_old.total_seconds(),
+        drain_timeout=drain_timeout.total_seconds(),
+        **typed_values({"min_seconds": min_time.total_seconds() if min_time is not None else None, **options}),
+    )
+    rollout = admin.request("POST", ("rollouts",), RolloutRead, body=body)
+    if as_json:
+        print_json(rollout.data())
+    else:
+        click.echo(
+            f"{model}: {rollout.candidate} starts beside {rollout.stable}. Watch it: llmops rollout status {model}"
+        )
+
+
+@command.command("status")
+@click.argument("model", required=False)
+@admin_options
+def status(model: str | None, admin: AdminClient, as_json: bool) -> None:
+    """Show the latest roll-out of MODEL, or of every model: versions, verdict and why."""
+    rollouts = _list(admin, model)
+    latest = {rollout.model: rollout for rollout in reversed(rollouts)}
+    if as_json:
+        print_json([rollout.data() for rollout in latest.values()])
+    elif not latest:
+        click.echo("No roll-outs. Start one: llmops rollout start MODEL --to ENGINE", err=True)
+    for rollout in () if as_json else latest.values():
+        _print_status(rollout)
+
+
+def _action(name: str, event: str, text: str) -> click.Command:
+    @command.command(name, help=text)
+    @click.argument("model")
+    @click.option("--reason", default="", help="Why, for the history.")
+    @admin_options
+    def run(model: str, reason: str, admin: AdminClient, as_json: bool, full: bool = False) -> None:
+        from llmops.control.rollouts.schemas import RolloutChange, RolloutRead
+
+        body = RolloutChange(model=model, action="promote fully" if full else event, reason=reason)  # type: ignore[arg-type]
+        rollout = admin.request("POST", ("rollouts", "actions"), RolloutRead, body=body)
+        if as_json:
+            print_json(rollout.data())
+        else:
+            click.echo(f"{model}: {rollout.state}, {rollout.percent:g} % of the requests go to {rollout.candidate}.")
+
+    return run
+
+
+promote = _action("promote", "promote", "Go to the next step, or approve it.")
+promote.params.insert(0, click.Option(["--full"], is_flag=True, help="Give the new version all requests at once."))
+_action("pause", "pause", "Keep the weights as they are.")
+_action("resume", "resume", "Continue a paused roll-out in its step.")
+_action("rollback", "rollback", "Give all requests back to the old version.")
+
+
+@command.command("history")
+@click.argument("model", required=False)
+@admin_options
+def history(model: str | None, admin: AdminClient, as_json: bool) -> None:
+    """Show every transition with its actor and reason, newest first."""
+    from llmops.control.rollouts.schemas import RolloutHistory, RolloutQuery
+
+    query = RolloutQuery(**typed_values({"model": model}))
+    found = admin.request("GET", ("rollouts", "history"), RolloutHistory, query=query)
+    if as_json:
+        print_json([entry.data() for entry in found.entries])
+        return
+    rows = [
+        [
+            format_timestamp(entry.created_at),
+            entry.actor,
+            entry.subject,
+            entry.action.removeprefix("rollout."),
+            f"{entry.detail['percent']:g} %" if "percent" in entry.detail else "",
+            str(entry.detail.get("candidate") or entry.detail.get("version") or ""),
+            str(entry.detail.get("reason") or entry.detail.get("key") or ""),
+        ]
+        for entry in found.entries
+    ]
+    print_table(("when", "who", "model", "state", "new", "version", "reason"), rows, right=("new",))
+
+
+@command.command("pin")
+@click.argument("model")
+@click.argument("key")
+@click.argument("version", required=False)
+@admin_options
+def pin(model: str, key: str, version: str | None, admin: AdminClient, as_json: bool) -> None:
+    """Give all requests of KEY (its id) to VERSION of MODEL; without VERSION remove the pin."""
+    from llmops.control.rollouts.schemas import PinCreate
+
+    pinned = admin.request(
+        "POST", ("rollouts", "pins"), PinCreate, body=PinCreate(model=model, key=key, version=version)
+    )
+    if as_json:
+        print_json(pinned.data())
+    else:
+        click.echo(f"{key} gets {version} of {model}." if version else f"{key} gets {model} by the weights again.")
+
+
+def _list(admin: AdminClient, model: str | None) -> tuple[RolloutRead, ...]:
+    from llmops.control.rollouts.schemas import RolloutQuery, RolloutRead
+
+    query = RolloutQuery(**typed_values({"model": model}))
+    return admin.request("GET", ("rollouts",), tuple[RolloutRead, ...], query=query)
+
+
+def _check_replica(text: str) -> None:
+    from llmops.gateway.replica_address import parse_replica
+
+    try:
+        parse_replica(text)
+    except ValueError as error:
+        raise click.UsageError(f"--replica: {error}.") from None
+
+
+def _check_engine(folder: Path) -> None:
+    """Raise InputError for a folder without a manifest, before replicas are started."""
+    from llmops.build.engine_folder.manifest import EngineManifest
+
+    EngineManifest.load(folder)
+
+
+def _print_status(rollout: RolloutRead) -> None:
+    print_fields(
+        [
+            ("model", rollout.model),
+            ("roll-out", f"{rollout.stable} → {rollout.candidate}"),
+            ("state", f"{rollout.state} since {format_timestamp(rollout.changed_at)} UTC"),
+            ("reason", rollout.reason or "-"),
+        ]
+    )
+    if rollout.state in _NEXT:
+        print_fields([("next", _NEXT[rollout.state].format(model=rollout.model, stable=rollout.stable))])
+    click.echo()
+    rows = [
+        [one.name, f"{one.weight:g} %", "█" * round(one.weight / 5), one.state, ", ".join(one.replicas) or "settings"]
+        for one in rollout.versions
+        if one.state != "retired" or one.name in (rollout.stable, rollout.candidate)
+    ]
+    print_table(("version", "weight", "", "state", "replicas"), rows, right=("weight",))
+    if rollout.verdict is not None:
+        click.echo(f"\nverdict: {rollout.verdict['decision']}. {rollout.verdict['reason']}\n")
+        rows = [
+            [
+                row["metric"],
+                _value(row["stable"], row["unit"]),
+                _value(row["canary"], row["unit"]),
+                row["state"],
+                row["note"],
+            ]
+            for row in rollout.verdict["rows"]
+        ]
+        columns = ("metric", rollout.stable, rollout.candidate, "judged", "note")
+        print_table(columns, rows, right=columns[1:3])
+
+
+def _value(value: float | None, unit: str) -> str:
+    return "-" if value is None else f"{value:.4g} {unit}".rstrip()
