@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import click
 
-_UNITS = {"m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 
 #: The longest accepted duration: longer ones are probably typing errors, and dates have an end.
 MAX_DURATION = timedelta(days=3650)
@@ -181,6 +181,6 @@ def micro_dollars(text: str) -> int | None:
 def _duration(text: str) -> timedelta | None:
     if text == "0":
         return timedelta(0)
-    found = re.fullmatch(r"([0-9]{1,6})([mhdw])", text)
+    found = re.fullmatch(r"([0-9]{1,6})([smhdw])", text)
     length = timedelta(**{_UNITS[found[2]]: int(found[1])}) if found else None
     return length if length is not None and length <= MAX_DURATION else None

@@ -104,6 +104,8 @@ class PoolRegistry:
         """
         self._degradation = degradation
         self._source = versions or VersionSource()
+        # replaces the engine of a version, for rehearsals that plant faults
+        self.wrap_engine: Callable[[ReplicaPool], Engine] = lambda pool: pool
         # models by name and version, the oldest version first
         self.versions: dict[str, dict[str, ModelReplica[GenerativeModel]]] = {}
         self._create_pool, self._create_engine, self._on_misrouted = create_pool, create_engine, on_misrouted
