@@ -11,6 +11,7 @@ import click
 from llmops.cli.accounts.account_options import admin_options
 from llmops.cli.accounts.admin_client import AdminClient
 from llmops.cli.accounts.param_types import DurationType, typed_values
+from llmops.cli.options import OutputFile
 from llmops.cli.output import format_timestamp, print_fields, print_json, print_table
 
 if TYPE_CHECKING:
@@ -190,6 +191,43 @@ def pin(model: str, key: str, version: str | None, admin: AdminClient, as_json: 
         print_json(pinned.data())
     else:
         click.echo(f"{key} gets {version} of {model}." if version else f"{key} gets {model} by the weights again.")
+
+
+@command.command("rehearse")
+@click.option("--from", "old", type=click.Path(path_type=Path, exists=True, file_okay=False), help="Old engine folder.")
+@click.option("--to", "new", type=click.Path(path_type=Path, exists=True, file_okay=False), help="New engine folder.")
+@click.option(
+    "--fault",
+    type=click.Choice(["slow", "errors", "scrambled", "language", "quality"]),
+    help="Plant a fault into the new version.",
+)
+@click.option("--json", "output", type=OutputFile(), metavar="FILE", help="Write the report to this file.")
+def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path | None) -> None:
+    """Carry a whole roll-out out on this machine, under load, and report what happened.
+
+    Without folders: SmolLM2 in INT8 as the old version and in float32 as the new one. Takes some
+    minutes. Exit code 1 if a request failed, a token was doubled, or a planted fault was promoted.
+    """
+    import asyncio
+    import json
+    from dataclasses import asdict
+
+    from llmops.cli.rehearsal import Rehearsal
+    from llmops.cli.rehearsal import rehearse as run
+    from llmops.cli.stack import build_engine
+
+    old = old or build_engine("smollm2", "openvino", "int8", 1, None, None)
+    new = new or build_engine("smollm2", "openvino", "none", 1, None, None)
+    report = asyncio.run(run(Rehearsal(old, new, fault or ""), lambda line: click.echo(line, err=True)))
+    data = asdict(report)
+    if output is not None:
+        output.write_text(json.dumps(data, indent=2) + "\n")
+    print_fields(
+        [(f"{name.replace('_', ' '):25}", str(value)) for name, value in data.items() if value not in ("", [])]
+    )
+    wanted = "rolled back" if fault else "promoted"
+    if report.failed > report.failed_by_fault or report.doubled_tokens or report.verdict != wanted:
+        click.get_current_context().exit(1)
 
 
 def _list(admin: AdminClient, model: str | None) -> tuple[RolloutRead, ...]:

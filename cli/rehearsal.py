@@ -1,0 +1,151 @@
+"""The rehearsal of a roll-out: two real Tritons on this machine, a steady load, and a report."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import sys
+import tempfile
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmops.cli.accounts.admin_client import AdminClient
+from llmops.control.rollouts.schemas import RolloutCreate, RolloutQuery, RolloutRead
+from llmops.errors import ServerError
+from llmops.perf.planted_faults import PLANTED_ERROR
+from llmops.perf.rehearsal import RehearsalLoad, RehearsalReport, make_report
+
+#: Seconds for a stack to start, and for a roll-out to end.
+START_TIMEOUT, ROLLOUT_TIMEOUT = 300.0, 1800.0
+#: Offered requests as a share of the slower version's capacity.
+LOAD_SHARE = 0.4
+#: Seconds of load before the roll-out starts and after it has ended.
+MARGIN = 15.0
+CANDIDATE = "candidate"
+
+
+@dataclass(frozen=True)
+class Rehearsal:
+    """The two versions of a rehearsal and the steps between them."""
+
+    old: Path
+    new: Path
+    fault: str = ""
+    percent: float = 50.0
+    min_requests: int = 60
+
+
+async def rehearse(rehearsal: Rehearsal, report: Callable[[str], None]) -> RehearsalReport:
+    """Carry a roll-out out under load.
+
+    Args:
+        rehearsal: The versions.
+        report: Called with each step, as a line.
+
+    Raises:
+        ServerError: A stack does not start, or the roll-out does not end.
+    """
+    capacity = {}
+    with tempfile.TemporaryDirectory(prefix="llmops-rehearsal-") as folder:
+        report("Measuring the capacity of the new version alone …")
+        async with _stack(rehearsal.new, Path(folder, "new"), "") as (url, model, _):
+            capacity["new"] = await RehearsalLoad(url, model).measure_capacity()
+        report(f"{capacity['new']:.2f} answers/s. Starting the old version, and measuring it …")
+        async with _stack(rehearsal.old, Path(folder, "old"), rehearsal.fault) as (url, model, store):
+            load = RehearsalLoad(url, model)
+            capacity["old"] = await load.measure_capacity()
+            rate = LOAD_SHARE * min(capacity.values())
+            report(f"{capacity['old']:.2f} answers/s. Offering {rate:.2f} requests/s from now on.")
+            stop = asyncio.Event()
+            running = asyncio.create_task(load.run(rate, stop))
+            try:
+                await asyncio.sleep(MARGIN)
+                shifted_at, decided_at, last = await _roll_out(rehearsal, AdminClient(store), model, report)
+                await asyncio.sleep(MARGIN)
+            finally:
+                stop.set()
+                await running
+    return make_report(
+        load,
+        candidate=CANDIDATE,
+        verdict=last.state,
+        reason=last.reason,
+        shifted_at=shifted_at,
+        decided_at=decided_at,
+        rate=rate,
+        capacity=capacity,
+        fault=rehearsal.fault,
+        is_planted=lambda error: PLANTED_ERROR in error,
+    )
+
+
+async def _roll_out(
+    rehearsal: Rehearsal, admin: AdminClient, model: str, report: Callable[[str], None]
+) -> tuple[float, float, RolloutRead]:
+    """Return when the candidate got its first requests, when it was decided, and the end."""
+    body = RolloutCreate(
+        model=model,
+        name=CANDIDATE,
+        engine=str(rehearsal.new.resolve()),
+        percent=rehearsal.percent,
+        auto=True,
+        keep_old=MARGIN,
+        min_requests=rehearsal.min_requests,
+        min_seconds=10,
+    )
+    await asyncio.to_thread(admin.request, "POST", ("rollouts",), RolloutRead, body=body)
+    shifted_at = decided_at = 0.0
+    seen = ""
+    async with asyncio.timeout(ROLLOUT_TIMEOUT):
+        while True:
+            await asyncio.sleep(0.5)
+            query = RolloutQuery(model=model)
+            found = await asyncio.to_thread(admin.request, "GET", ("rollouts",), tuple[RolloutRead, ...], query=query)
+            now, at = found[0], found[0].changed_at.timestamp()
+            if (state := f"{now.state}, {now.percent:g} %") != seen:
+                seen = state
+                report(f"{state}: {now.reason}")
+            if now.state == "shifting":
+                shifted_at = shifted_at or at
+            if now.state in ("keeping", "rolling back"):
+                decided_at = decided_at or at
+            if not now.open:
+                return shifted_at or decided_at, decided_at or at, now
+
+
+@asynccontextmanager
+async def _stack(engine: Path, folder: Path, fault: str) -> AsyncIterator[tuple[str, str, str]]:
+    """Serve an engine. Yield the gateway's URL, the model and the store.
+
+    Raises ServerError with the end of the log if it does not start.
+    """
+    folder.mkdir()
+    store = f"sqlite:///{folder / 'store.db'}"
+    command = [sys.executable, "-m", "llmops.cli.rehearsal_stack", str(engine.resolve()), str(folder), store, fault]
+    with open(folder / "log", "wb") as log:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log
+        )
+    try:
+        assert process.stdout is not None
+        async with asyncio.timeout(START_TIMEOUT):
+            while not (line := (await process.stdout.readline()).decode()).startswith("READY "):
+                if not line:
+                    raise ServerError(f"The rehearsal could not serve {engine}: {_tail(folder / 'log')}")
+        _, url, model = line.split()
+        drain = asyncio.create_task(process.stdout.read())
+        yield url, model, store
+        drain.cancel()
+    except TimeoutError:
+        raise ServerError(f"{engine} was not ready after {START_TIMEOUT:g} s: {_tail(folder / 'log')}") from None
+    finally:
+        if process.returncode is None:
+            process.send_signal(signal.SIGTERM)
+            await process.wait()
+
+
+def _tail(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"

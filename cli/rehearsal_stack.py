@@ -1,0 +1,46 @@
+"""The process that `llmops rollout rehearse` puts under load: `llmops up`, with a planted fault."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from llmops.cli.stack import Stack, make_repository
+from llmops.gateway.interfaces import Engine
+from llmops.gateway.routing.replicas.pool_registry import PoolRegistry
+from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
+from llmops.perf.planted_faults import FaultyEngine
+from llmops.store.rollouts import INITIAL_VERSION
+
+
+def main(engine: str, folder: str, store: str, fault: str) -> None:
+    """Serve an engine until SIGTERM, and print the URL when the gateway is ready.
+
+    The fault is planted into every version that a roll-out adds.
+    """
+
+    def plant(app: FastAPI) -> object:
+        def wrap(pool: ReplicaPool) -> Engine:
+            return FaultyEngine(pool, fault) if fault and pool.version not in ("", INITIAL_VERSION) else pool
+
+        @asynccontextmanager
+        async def nothing() -> AsyncIterator[None]:
+            yield
+
+        pools: PoolRegistry = app.state.pools
+        pools.wrap_engine = wrap
+        return nothing()
+
+    with Stack("127.0.0.1", 0, None, store, True, plugins=[plant]) as stack:  # type: ignore[list-item]
+        repository, models = make_repository(Path(engine), Path(folder))
+        stack.start_tritons(repository, 1)
+        stack.start_versions(models, Path(folder, "versions"))
+        stack.run_gateway(list(models), lambda ready: print(f"READY {ready.url} {ready.models[0]}", flush=True))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

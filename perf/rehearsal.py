@@ -1,0 +1,209 @@
+"""The load and the report of `llmops rollout rehearse`.
+
+A steady load of greedy answers runs through a whole roll-out. Each request names the tokens that it
+receives, so that lost and doubled tokens can be counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+#: Tokens of each answer. Long enough for a time per token, short enough for hundreds of answers.
+ANSWER_TOKENS = 24
+#: Seconds over which completed and offered requests are compared, and between two comparisons.
+WINDOW, WINDOW_STEP = 30.0, 5.0
+#: Users of the closed loop that measures a capacity, and its seconds.
+CAPACITY_USERS, CAPACITY_SECONDS = 8, 15.0
+REQUEST_TIMEOUT = 120.0
+
+_SUBJECTS = (
+    *("the moon", "a bicycle", "the sea", "a library", "bread", "winter", "a bridge", "music", "a garden", "tea"),
+    *("a train", "the sun", "a clock", "rain", "a mountain", "paper", "a horse", "glass", "a city", "sleep"),
+)
+_QUESTIONS = (
+    "Describe {} to a child in one sentence.",
+    "Write two sentences about {}.",
+    "Why do people like {}?",
+    "What is {} made of?",
+    "Tell me a short story about {}.",
+)
+
+
+@dataclass
+class AnswerRecord:
+    """An answer of the load. Times are in seconds of `time.time`."""
+
+    started: float
+    ended: float = 0.0
+    version: str = ""
+    error: str = ""
+    tokens: int = 0
+
+
+@dataclass
+class RehearsalLoad:
+    """A load on a gateway, and the answers that it got."""
+
+    url: str
+    model: str
+    records: list[AnswerRecord] = field(default_factory=list)
+
+    async def measure_capacity(self) -> float:
+        """Return the answers per second of a closed loop."""
+        async with self._client() as client:
+            deadline = time.time() + CAPACITY_SECONDS
+            found: list[AnswerRecord] = []
+
+            async def user(number: int) -> None:
+                while time.time() < deadline:
+                    found.append(await self._ask(client, f"capacity-{number}-{len(found)}", len(found)))
+
+            started = time.time()
+            await asyncio.gather(*map(user, range(CAPACITY_USERS)))
+            good = [record for record in found if not record.error]
+            return len(good) / (max((record.ended for record in good), default=started + 1) - started)
+
+    async def run(self, rate: float, stop: asyncio.Event) -> None:
+        """Offer `rate` requests per second until `stop` is set, and wait for their answers."""
+        tasks: list[asyncio.Task[None]] = []
+        async with self._client() as client:
+            started = time.time()
+            while not stop.is_set():
+                number = len(tasks)
+                await asyncio.sleep(max(0.0, started + number / rate - time.time()))
+                tasks.append(asyncio.create_task(self._record(client, number)))
+            await asyncio.gather(*tasks)
+
+    async def _record(self, client: httpx.AsyncClient, number: int) -> None:
+        self.records.append(await self._ask(client, f"user-{number}", number))
+
+    async def _ask(self, client: httpx.AsyncClient, user: str, number: int) -> AnswerRecord:
+        record = AnswerRecord(time.time())
+        question = _QUESTIONS[number % len(_QUESTIONS)].format(_SUBJECTS[number // len(_QUESTIONS) % len(_SUBJECTS)])
+        body = {
+            "model": self.model,
+            "messages": [{"role": "user", "content": question}],
+            "max_tokens": ANSWER_TOKENS,
+            "temperature": 0,
+            "stream": True,
+            "logprobs": True,
+            "user": user,
+        }
+        is_complete = False
+        try:
+            async with client.stream("POST", f"{self.url}/v1/chat/completions", json=body) as response:
+                record.version = response.headers.get("x-llmops-version", "")
+                if response.status_code != 200:
+                    await response.aread()
+                    record.error = f"HTTP {response.status_code}: {response.text[:200]}"
+                async for line in response.aiter_lines():
+                    if line == "data: [DONE]":
+                        is_complete = True
+                    elif line.startswith("data: "):
+                        _count(json.loads(line[6:]), record)
+        except (httpx.HTTPError, ValueError) as error:
+            record.error = repr(error)
+        if not record.error and not is_complete:
+            record.error = "the stream ended early"
+        record.ended = time.time()
+        return record
+
+    def _client(self) -> httpx.AsyncClient:
+        return httpx.AsyncClient(timeout=REQUEST_TIMEOUT, limits=httpx.Limits(max_connections=None))
+
+
+def _count(event: dict[str, Any], record: AnswerRecord) -> None:
+    if "error" in event:
+        record.error = str(event["error"].get("message", event["error"]))[:200]
+    for choice in event.get("choices") or ():
+        record.tokens += len((choice.get("logprobs") or {}).get("content") or ())
+
+
+@dataclass(frozen=True)
+class RehearsalReport:
+    """The figures of a rehearsal.
+
+    Attributes:
+        requests: Requests of the load.
+        failed: Requests without a complete answer.
+        failed_by_fault: Of these, the ones that the planted fault failed.
+        doubled_tokens: Tokens beyond those that the requests asked for.
+        lowest_throughput_ratio: Completed ÷ offered requests in the worst 30 seconds.
+        verdict: "promoted" or "rolled back".
+        seconds_to_verdict: From the candidate's first requests to its last step, or to the decision
+            against it.
+        canary_requests: Requests that the candidate had answered by then.
+        seconds_to_rollback: From the verdict to the start of the last request on the candidate;
+            None without a rollback.
+        rate: Offered requests per second.
+        capacity: Measured answers per second of both versions alone.
+    """
+
+    requests: int
+    failed: int
+    failed_by_fault: int
+    doubled_tokens: int
+    lowest_throughput_ratio: float
+    verdict: str
+    reason: str
+    seconds_to_verdict: float
+    canary_requests: int
+    seconds_to_rollback: float | None
+    rate: float
+    capacity: dict[str, float]
+    fault: str
+    errors: list[str]
+
+
+def lowest_throughput_ratio(records: Sequence[AnswerRecord]) -> float:
+    """Return completed ÷ offered requests of the worst window between first and last request."""
+    begin, end = min(one.started for one in records), max(one.started for one in records)
+    lowest, at = 1.0, begin + WINDOW_STEP
+    while at + WINDOW <= end:
+        offered = sum(at <= one.started < at + WINDOW for one in records)
+        completed = sum(at <= one.ended < at + WINDOW and not one.error for one in records)
+        lowest = min(lowest, completed / offered) if offered else lowest
+        at += WINDOW_STEP
+    return round(lowest, 3)
+
+
+def make_report(
+    load: RehearsalLoad,
+    *,
+    candidate: str,
+    verdict: str,
+    reason: str,
+    shifted_at: float,
+    decided_at: float,
+    rate: float,
+    capacity: dict[str, float],
+    fault: str,
+    is_planted: Callable[[str], bool],
+) -> RehearsalReport:
+    """Return the report of a roll-out. Times are in seconds of `time.time`."""
+    records = load.records
+    failed = [record for record in records if record.error]
+    late = [one.started - decided_at for one in records if one.version == candidate and one.started > decided_at]
+    return RehearsalReport(
+        requests=len(records),
+        failed=len(failed),
+        failed_by_fault=sum(is_planted(record.error) for record in failed),
+        doubled_tokens=sum(max(0, record.tokens - ANSWER_TOKENS) for record in records),
+        lowest_throughput_ratio=lowest_throughput_ratio(records),
+        verdict=verdict,
+        reason=reason,
+        seconds_to_verdict=round(decided_at - shifted_at, 1),
+        canary_requests=sum(one.version == candidate and one.ended <= decided_at for one in records),
+        seconds_to_rollback=round(max(late, default=0.0), 1) if verdict == "rolled back" else None,
+        rate=round(rate, 2),
+        capacity={name: round(value, 2) for name, value in capacity.items()},
+        fault=fault,
+        errors=sorted({record.error for record in failed})[:5],
+    )
