@@ -150,7 +150,7 @@ class LocalReplicas(CheckedReplicas):
                 self._make_room(manifest, key, old, settings)
                 gpus = self._next_gpus(manifest)
                 repository = self._folder / f"{version.model}-{version.name}-{len(running)}"
-                engines = read_engines((f"{version.model}={engine}",), gpus=gpus and {version.model: gpus})
+                engines = read_engines((f"{version.model}={engine}",), gpus={version.model: gpus} if gpus else None)
                 generate_repository(engines, repository)
                 running.append(self._start_server(repository, round(settings.drain_timeout)))
         except BaseException:

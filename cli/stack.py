@@ -229,7 +229,7 @@ class Stack:
     def _start(self, repository: Path, exit_timeout: int | None = None) -> TritonServer:
         from llmops.model_repository.launch import Ports, start_triton
 
-        options = {} if exit_timeout is None else {"exit_timeout": exit_timeout}
+        options: dict[str, Any] = {} if exit_timeout is None else {"exit_timeout": exit_timeout}
         triton = start_triton(repository, ports=Ports(0, 0, 0), on_log=_print_problems, **options)
         self._tritons[triton] = threading.Event()
         self._exit.callback(self._stop, triton)

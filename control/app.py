@@ -20,6 +20,7 @@ from llmops.control.leader_jobs import LeaderJob, MakeJobs, cancel_tasks, run_jo
 from llmops.control.metrics import ControlMetrics, SpendingCollector
 from llmops.control.reconcile import Reconciler
 from llmops.control.retention import Retention
+from llmops.control.rollouts import routes as rollout_routes
 from llmops.control.rollouts.runner import RolloutRunner
 from llmops.control.rollouts.version_replicas import GivenReplicas, VersionReplicas
 from llmops.control.store_access import SharedStore
@@ -59,7 +60,7 @@ class Control:
         """Add the routes to an application."""
         app.state.store, app.state.gateway = self._store, self._gateway
         add_admin_routes(app, self._store)
-        for module in (usage_api, models_api, openai_usage):
+        for module in (usage_api, models_api, openai_usage, rollout_routes):
             add_routes(app, module.router)
 
     @asynccontextmanager

@@ -15,8 +15,8 @@ from typing import Any
 
 import httpx
 
-#: Tokens of each answer. Long enough for a time per token, short enough for hundreds of answers.
-ANSWER_TOKENS = 24
+#: Tokens of each answer. Long enough to look like words, short enough for hundreds of answers.
+ANSWER_TOKENS = 12
 #: Seconds over which completed and offered requests are compared, and between two comparisons.
 WINDOW, WINDOW_STEP = 30.0, 5.0
 #: Users of the closed loop that measures a capacity, and its seconds.

@@ -12,7 +12,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import uuid4
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import RowMapping, delete, select, update
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.ext.asyncio import AsyncConnection
 
@@ -257,8 +257,8 @@ async def read_outcomes(connection: AsyncConnection, model: str, since: datetime
     return [OutcomeBatch(**row) for row in (await connection.execute(statement)).mappings()]
 
 
-def _rollout(row: Mapping[str, Any]) -> Rollout:
-    values = dict(row)
+def _rollout(row: RowMapping) -> Rollout:
+    values: dict[str, Any] = {str(name): value for name, value in row.items()}
     is_open = values.pop("open_model") is not None
     return Rollout(**values, is_open=is_open)
 

@@ -129,10 +129,14 @@ class AdminClient:
             return
         by = current_audit_context()
         from llmops.control.admin.routes import create_local_app
+        from llmops.control.api_route import add_routes
+        from llmops.control.rollouts.routes import router as rollouts
         from llmops.store.factory import open_store
 
         async with await open_store(self.store or default_store(), pool_size=1) as store:
-            transport = httpx.ASGITransport(create_local_app(store, by.actor))
+            app = create_local_app(store, by.actor)
+            add_routes(app, rollouts)
+            transport = httpx.ASGITransport(app)
             async with httpx.AsyncClient(base_url="http://store", transport=transport) as client:
                 yield client
 

@@ -137,11 +137,7 @@ router = make_router(prefix="/api/admin", tags=["admin"], route_class=AdminRoute
 def add_admin_routes(app: FastAPI, store: _Store, actor: Callable[[Request], str] | None = None) -> None:
     """Add the admin API to an application. By default callers need a key with the scope `admin`."""
     app.state.admin = AdminAccess(store, actor or _admin_key)
-    # the routes of roll-outs use the session of this module
-    from llmops.control.rollouts.routes import router as rollouts
-
     add_routes(app, router)
-    add_routes(app, rollouts)
 
 
 def create_local_app(store: _Store, actor: str) -> FastAPI:

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from llmops.background import PeriodicTask
 from llmops.contract import RECONNECT_GRACE_PERIOD
@@ -32,6 +32,7 @@ from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 #: Seconds between two checks for silent replicas.
 HEALTH_CHECK_INTERVAL = 0.25
@@ -190,9 +191,10 @@ class PoolRegistry:
                 renamed = PoolKey(key.model, version or "")
                 if renamed in bases and renamed not in self._pools:
                     pool.version = renamed.version
-                    for by_key in (self._pools, self._engines, self._replicas, self._problems):
-                        if key in by_key:
-                            by_key[renamed] = by_key.pop(key)  # type: ignore[attr-defined]
+                    _rename(self._pools, key, renamed)
+                    _rename(self._engines, key, renamed)
+                    _rename(self._replicas, key, renamed)
+                    _rename(self._problems, key, renamed)
                     if renamed in self._engines:
                         self._engines[renamed].version = renamed.version
 
@@ -382,6 +384,11 @@ def create_pool_registry(
         versions=versions,
         degradation=degradation,
     )
+
+
+def _rename(by_key: dict[PoolKey, T], old: PoolKey, new: PoolKey) -> None:
+    if old in by_key:
+        by_key[new] = by_key.pop(old)
 
 
 def _reads_same_tokens(one: ModelMetadata, other: ModelMetadata) -> bool:
