@@ -47,6 +47,7 @@ from llmops.gateway.routing.admission.slo_headers import slo_header_checks
 from llmops.gateway.routing.auto_model import AutoModel
 from llmops.gateway.routing.engine_slots import EngineSlots
 from llmops.gateway.routing.model_registry import create_model_registry
+from llmops.gateway.routing.providers import Providers
 from llmops.gateway.routing.quality.quality_watch import QualityWatch, ScoreCallback
 from llmops.gateway.routing.quality.shadow_sample import ShadowSample
 from llmops.gateway.routing.replicas.encoder_registry import create_encoder_registries
@@ -113,6 +114,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     traces, access_log = create_trace_check(settings, metrics), create_access_log_check(settings, metrics)
     exporters: list[ExportingCheck] = [check for check in (traces, access_log) if check is not None]
     safety = create_safety(settings.safety, metrics, text_embedder(models.of(EmbeddingModel)))
+    providers = Providers(settings)
     service = AppState(
         models=models.of(GenerativeModel),
         limits=settings.limits,
@@ -129,6 +131,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
         version_router=VersionRouter(versions, pools) if versions is not None and pools is not None else None,
         degradation=degradation,
         auto_model=_create_auto_model(settings, text_embedder(models.of(EmbeddingModel)), degradation),
+        providers=providers,
     )
     stored_responses = _create_response_store(settings)
     conversations = ConversationRoutes(settings, service, stored_responses, _price_function(billing))
@@ -164,6 +167,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
                 await usage.start()
             for exporter in exporters:
                 exporter.start()
+            stack.push_async_callback(providers.close)
             if safety is not None:
                 stack.push_async_callback(safety.close)
             stack.push_async_callback(responses.close)

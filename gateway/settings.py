@@ -8,6 +8,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
+import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,7 +34,7 @@ from llmops.errors import InputError
 from llmops.gateway.replica_address import parse_replica
 from llmops.objectives import AVAILABILITY, PERCENTILES, Objective, parse_share
 from llmops.units import Seconds
-from llmops.urls import is_secure_url
+from llmops.urls import is_loopback, is_secure_url
 from llmops.validation_errors import explain_first_error
 from llmops.yaml_files import read_yaml
 
@@ -405,7 +406,7 @@ def _check_https(url: str | None) -> str | None:
     if not parts.hostname or parts.scheme not in ("http", "https"):
         raise ValueError("this is not a URL, such as https://login.example/realms/acme")
     if not is_secure_url(url):
-        raise ValueError("anyone on the network can replace keys that are read without https; name an https URL")
+        raise ValueError("anyone on the network can read or change what is sent without https; name an https URL")
     return url
 
 
@@ -509,6 +510,45 @@ class SafetySettings(_Section):
                 near = difflib.get_close_matches(wrong, known, n=1)
                 advice = f"name {near[0]}, or describe it there" if near else "describe it there"
                 raise ValueError(f"a policy names the filter {wrong}, which `filters` does not describe; {advice}")
+        return self
+
+
+#: The name that allows a provider to all tenants, and to callers without a key.
+EVERY_TENANT = "*"
+
+
+class ProviderSettings(_Section):
+    """Another OpenAI-compatible server, to which chats overflow from an alias.
+
+    Attributes:
+        url: The base URL, which ends before `/chat/completions`.
+        key_env: The environment variable with its key.
+        key_file: The file with its key, instead.
+        tenants: Tenants whose chats may be sent there; `*` allows all, also callers without a key.
+        context: The context length of its models, in tokens.
+        concurrent: Requests that it gets at once.
+        timeout: Until the connection counts as lost, when the provider sends nothing.
+    """
+
+    url: _Url
+    key_env: str | None = None
+    key_file: Path | None = None
+    tenants: list[str] = Field(default_factory=list)
+    context: Annotated[int, Field(gt=1)] = 128_000
+    concurrent: Annotated[int, Field(gt=0)] = 64
+    timeout: _PositiveDuration = Seconds(60)
+
+    @field_validator("url")
+    @classmethod
+    def _has_no_secret(cls, url: str) -> str:
+        if "@" in urlsplit(url).netloc or urlsplit(url).query:
+            raise ValueError("a key in a URL ends in logs; name its place with key_env or key_file")
+        return url
+
+    @model_validator(mode="after")
+    def _has_one_key(self) -> ProviderSettings:
+        if self.key_env and self.key_file:
+            raise ValueError("its key is in key_env or in key_file; name one of them")
         return self
 
 
@@ -701,7 +741,9 @@ class GatewaySettings(_Section):
         port: The port to listen on, 0 for any.
         models: Overrides by model.
         aliases: Names that stand for models, by name: the first one that is served and has room
-            answers, or the one that suits the request.
+            answers, or the one that suits the request. PROVIDER/MODEL at the end is a model of a
+            provider.
+        providers: Other servers, by name, that answer chats when an alias has no room left.
         slo: Objectives of models without their own.
         tiers: Tiers of keys, the highest first.
         waiting: Bounds on waiting requests.
@@ -734,6 +776,7 @@ class GatewaySettings(_Section):
     aliases: dict[str, Annotated[_AliasModels | RoutedAlias, BeforeValidator(_listed_models)]] = Field(
         default_factory=dict
     )
+    providers: dict[str, ProviderSettings] = Field(default_factory=dict)
     slo: SloSettings = SloSettings()
     tiers: dict[str, TierSettings] = Field(default_factory=dict, validate_default=True)
     waiting: QueueSettings = QueueSettings()
@@ -793,6 +836,48 @@ class GatewaySettings(_Section):
         if degraded is not None and not cls.model_construct(**parts).queues_requests:
             raise ValueError("it goes by the gateway's queue; set `slo.ttft_p95` or `tiers` too")
         return degraded
+
+    @model_validator(mode="after")
+    def _overflow_ends(self) -> GatewaySettings:
+        for name, provider in self.providers.items():
+            parts = urlsplit(provider.url)
+            host = parts.hostname or ""
+            own = host in (self.host, socket.gethostname()) or is_loopback(host)
+            if own and (parts.port or {"https": 443}.get(parts.scheme, 80)) == self.port:
+                raise ValueError(f"the provider {name} is this gateway itself; name another server")
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", name):
+                raise ValueError(f"{name!r} cannot name a provider; use letters, digits, dots and hyphens")
+        for alias, models in self._alias_models.items():
+            overflows = [bool(self.provider_of(one)) for one in models]
+            if isinstance(self.aliases[alias], RoutedAlias) and any(overflows):
+                raise ValueError(f"the alias {alias} chooses among models of this gateway; only a list may overflow")
+            if all(overflows) or overflows != sorted(overflows):
+                raise ValueError(f"the alias {alias} must name models of this gateway first, and of providers last")
+        return self
+
+    def provider_of(self, model: str) -> str:
+        """Return the provider of a model PROVIDER/MODEL, empty for a model of this gateway."""
+        name, slash, _ = model.partition("/")
+        return name if slash and name in self.providers else ""
+
+    @property
+    def local_aliases(self) -> dict[str, list[str]]:
+        """Return the aliases without the models of providers."""
+        return {
+            alias: [one for one in models if not self.provider_of(one)] for alias, models in self._alias_models.items()
+        }
+
+    @property
+    def provider_aliases(self) -> dict[str, list[str]]:
+        """Return the models of providers, PROVIDER/MODEL, that end each alias."""
+        return {alias: [one for one in models if self.provider_of(one)] for alias, models in self._alias_models.items()}
+
+    @property
+    def _alias_models(self) -> dict[str, list[str]]:
+        return {
+            alias: target.models if isinstance(target, RoutedAlias) else target
+            for alias, target in self.aliases.items()
+        }
 
     @property
     def queues_requests(self) -> bool:

@@ -55,7 +55,7 @@ class ChatCompletionsEndpoint:
         context = context_of(request)
         body = await self._service.intake.load(ChatRequest, request)
         context.mark("parse")
-        model = await self._service.find_model(body.model, context, body)
+        model = await self._service.find_model(body.model, context, body, overflow=True)
         validate_chat(body, model, self._service.limits)
         report_ignored_fields(context, self._service, body, CHAT_IGNORED_FIELDS)
         answer_id, created = "chatcmpl-" + secrets.token_hex(12), int(time.time())

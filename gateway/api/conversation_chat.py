@@ -69,7 +69,7 @@ class ConversationChatEndpoints:
         """Generate an answer, and store it if it belongs to a conversation."""
         context = context_of(request)
         body = await self._service.intake.load(ConversationChatRequest, request)
-        model = await self._service.find_model(body.model, context, body)
+        model = await self._service.find_model(body.model, context, body, overflow=True)
         if (body.n or 1) > 1:
             raise UnsupportedError("A stream that resumes has one answer; leave out n.", param="n")
         if body.logprobs:
@@ -92,7 +92,7 @@ class ConversationChatEndpoints:
             except BaseException:
                 answer.close()
                 raise
-            chunks = ResumableChunks(run_id, body, stored, context.dropped_messages, self._price)
+            chunks = ResumableChunks(run_id, body, model.name, stored, context.dropped_messages, self._price)
             chat_run = ChatRun(run_id, context.caller.owner, answer, chunks, turn.save if turn is not None else None)
             self._runs.add(chat_run)
             context.background_task = chat_run.task
@@ -194,11 +194,17 @@ class ResumableChunks(ChatChunks):
     """
 
     def __init__(
-        self, run_id: str, body: ChatRequest, conversation: dict[str, Any] | None, dropped: int, price: Price
+        self,
+        run_id: str,
+        body: ChatRequest,
+        model: str,
+        conversation: dict[str, Any] | None,
+        dropped: int,
+        price: Price,
     ) -> None:
         # the last event has the usage, whatever `stream_options` say
         super().__init__(run_id, body.model_copy(update={"stream_options": None}), int(time.time()), 1)
-        self._id, self._model, self._price = run_id, body.model, price
+        self._id, self._model, self._served_by, self._price = run_id, body.model, model, price
         self._storage = {"conversation": conversation, "dropped_messages": dropped}
 
     def role(self, index: int) -> bytes:
@@ -220,9 +226,10 @@ class ResumableChunks(ChatChunks):
 
     def _outcome(self, run: ChatRun) -> dict[str, Any]:
         answer: Answer = run.answer
-        micros = self._price(self._model, answer.usage)
+        micros = self._price(self._served_by, answer.usage)
         cost = None if micros is None else micros / 1e6
-        return {"usage": usage_counts(answer), "cost_usd": cost, "status": run.status, "saved": run.saved}
+        outcome = {"served_by": self._served_by, "usage": usage_counts(answer), "cost_usd": cost}
+        return {**outcome, "status": run.status, "saved": run.saved}
 
 
 def _finish_reason(run: ChatRun) -> str | None:

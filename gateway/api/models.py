@@ -14,8 +14,7 @@ from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.http.anthropic_errors import is_anthropic
 from llmops.gateway.http.middleware import GatewayApp
-from llmops.gateway.http.request_context import context_of
-from llmops.gateway.interfaces import Caller
+from llmops.gateway.http.request_context import RequestContext, context_of
 from llmops.gateway.routing.model_registry import ModelRegistry
 from llmops.gateway.routing.replicas.pool_registry import PoolRegistry
 from llmops.gateway.routing.replicas.status import summarize_capacity
@@ -40,7 +39,7 @@ class ModelsEndpoint:
 
     async def list(self, request: Request) -> Response:
         """Return the models that the caller may use."""
-        data = [*self._models(context_of(request).caller).values()]
+        data = [*self._models(context_of(request)).values()]
         if is_anthropic(request.scope):
             return json_response(model_page(data, request.query_params))
         return json_response({"object": "list", "data": data})
@@ -50,12 +49,14 @@ class ModelsEndpoint:
 
         Raises what a request for the model would raise if it is unknown or forbidden.
         """
-        name, caller = request.path_params["model"], context_of(request).caller
-        found = self._models(caller).get(name) or describe_model(self._service.models.get(name, caller), ready=False)
+        name, context = request.path_params["model"], context_of(request)
+        found = self._models(context).get(name)
+        found = found or describe_model(self._service.models.get(name, context.caller), ready=False)
         return json_response(anthropic_model(found) if is_anthropic(request.scope) else found)
 
-    def _models(self, caller: Caller) -> dict[str, dict[str, Any]]:
+    def _models(self, context: RequestContext) -> dict[str, dict[str, Any]]:
         """Return the caller's models by name. Models that cannot be served come last."""
+        caller = context.caller
         served = {found.model.name: self._describe(found.model, found.ready) for found in self._registry.all()}
         broken = {name: describe_broken_model(name, problem) for name, problem in self._registry.problems().items()}
         known = {**served, **broken} | served
@@ -64,6 +65,8 @@ class ModelsEndpoint:
             usable = next((known[name] for name in names if name in served), None)
             if usable is not None and any(caller.may_use(name) for name in (alias, *names)):
                 entries[alias] = {**usable, "id": alias, "alias_of": list(names)}
+            elif (overflow := self._service.providers.find(alias, context)) is not None:
+                entries[alias] = {**describe_model(overflow, ready=True), "id": alias, "alias_of": list(names)}
         return entries
 
     def _describe(self, model: Model, ready: bool) -> dict[str, Any]:

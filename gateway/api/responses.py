@@ -122,7 +122,7 @@ class ResponsesEndpoints:
         context = context_of(request)
         owner = context.caller.owner
         body = await self._service.intake.load(ResponsesRequest, request)
-        model = await self._service.find_model(body.model, context, body)
+        model = await self._service.find_model(body.model, context, body, overflow=True)
         own = [ensure_item_id(item, "input") for item in parse_input_items(body.input)]
         if body.previous_response_id and self._running.find(body.previous_response_id, owner):
             raise InvalidRequestError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from llmops.gateway.errors import OVERLOADED, ApiError, ModelNotFoundError, OverloadedError, UnavailableError
@@ -21,6 +21,7 @@ from llmops.gateway.routing.engine_slots import EngineSlots
 from llmops.gateway.routing.merged_stream import MergedStream
 from llmops.gateway.routing.model_registry import ModelLookup
 from llmops.gateway.routing.placement.prefix_index import tenant_cache_salt
+from llmops.gateway.routing.providers import ProviderModel, Providers
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.routing.versions.version_router import VersionRouter
 from llmops.gateway.safety.policy import Safety
@@ -63,13 +64,22 @@ class AppState:
     degradation: Degradation | None = None
     # aliases that choose a model for each request, if there are any
     auto_model: AutoModel | None = None
+    # other servers, which answer chats when an alias has no room left
+    providers: Providers = field(default_factory=Providers)
 
-    async def find_model(self, name: str, context: RequestContext, body: object) -> GenerativeModel:
+    async def find_model(
+        self, name: str, context: RequestContext, body: object, *, overflow: bool = False
+    ) -> GenerativeModel:
         """Return the model, in the version, that answers a request for `name`.
 
         An alias is answered by the first of its models that is served and has room, in the order
-        that suits the request; the last one is taken as it is. `body` is the request, which stays
-        on the version of its conversation.
+        that suits the request; the last one is taken as it is.
+
+        Args:
+            name: The name of a model or an alias.
+            context: The request.
+            body: The request's body, which stays on the version of its conversation.
+            overflow: True if a ProviderModel may answer.
 
         Raises:
             InvalidRequestError: The request asks for an unknown quality.
@@ -77,7 +87,8 @@ class AppState:
         """
         candidates = self.models.candidates(name, context.caller)
         if self.auto_model is None or name not in self.auto_model.aliases:
-            return self._first_with_room(name, candidates, body, context)
+            provider_model = self.providers.find(name, context) if overflow else None
+            return self._first_with_room(name, candidates, body, context, provider_model)
         decision = await self.auto_model.choose(name, body, context)
         allowed = [model for model in decision.models if model in candidates] or candidates
         model = self._first_with_room(name, allowed, body, context)
@@ -90,17 +101,29 @@ class AppState:
         return model
 
     def _first_with_room(
-        self, name: str, candidates: Sequence[str], body: object, context: RequestContext
+        self,
+        name: str,
+        candidates: Sequence[str],
+        body: object,
+        context: RequestContext,
+        provider_model: ProviderModel | None = None,
     ) -> GenerativeModel:
-        *others, last = candidates
-        for one in others:
+        for one in candidates if provider_model is not None else candidates[:-1]:
             with suppress(UnavailableError, ModelNotFoundError):
+                if not self.models.is_ready(one):
+                    continue
                 model = self._version(self.models.find(one), body, context)
+                if self._sheds(model, context):
+                    continue
                 if model.engine.gated:
                     model.engine.check(context.scheduling)
                 self.engine_slots.enter(model, 1, context.caller.share)()
                 context.alias_of = model.name
                 return model
+        if provider_model is not None:
+            context.alias_of = provider_model.name
+            return provider_model
+        last = candidates[-1]
         model = self._version(self.models.find(last), body, context)
         context.alias_of = model.name if name != model.name and model.name == last else ""
         return model
@@ -111,6 +134,12 @@ class AppState:
         model = self.version_router.route(model, body, context)
         context.version = model.version
         return model
+
+    def _sheds(self, model: GenerativeModel, context: RequestContext) -> bool:
+        """Return True if degraded mode rejects the caller's tier."""
+        degradation = self.degradation
+        level = degradation.level(model.parent or model.name) if degradation is not None else 0
+        return bool(level and degradation and degradation.rules.limits(level, context.caller.tier).is_shed)
 
     def count_degraded(self, model: str, effect: str) -> None:
         """Count a request that degraded mode changed or rejected."""

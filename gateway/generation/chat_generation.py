@@ -16,6 +16,7 @@ from llmops.gateway.generation.parsers.output_processor import OutputProcessor, 
 from llmops.gateway.generation.parsers.reasoning import ReasoningParser, prompt_opens_reasoning, reasoning_markers
 from llmops.gateway.generation.parsers.tool_plan import FirstCallOnly, ToolPlan, plan_tools
 from llmops.gateway.generation.prompt_limits import check_message_limits, check_prompt_text, template_cost
+from llmops.gateway.generation.provider_chat import start_provider_chat
 from llmops.gateway.generation.sampling import (
     check_capabilities,
     check_guide,
@@ -35,6 +36,7 @@ from llmops.gateway.generation.structured.request_guide import (
 from llmops.gateway.generation.structured.schema_validation import SchemaLimits
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import EngineRequest, Guide
+from llmops.gateway.routing.providers import ProviderModel
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
 from llmops.gateway.settings import RequestLimits
@@ -125,6 +127,8 @@ async def start_chat(
     async def start(admission: Admission) -> Answer:
         if state.safety is not None:
             await state.safety.check_prompt(message_texts(body.messages), context.caller)
+        if isinstance(model, ProviderModel):
+            return await start_provider_chat(state, body, model, context, admission, answer_id)
         prepared = await prepare_chat_in_thread(state, body, model, context)
         max_tokens = await _reserve_max_tokens(state, body, model, context, len(prepared.input_ids), fit)
         stop_conditions = resolve_stop_conditions(body, model.card, state.limits)

@@ -28,7 +28,7 @@ from llmops.gateway.routing.discovery import AddressResolver, ServerDiscovery
 from llmops.gateway.routing.model_kinds import ModelKind, create_model_kinds
 from llmops.gateway.routing.served_models import M, Model, ModelReadiness
 from llmops.gateway.routing.triton_server import ModelServer
-from llmops.gateway.settings import GatewaySettings, RoutedAlias
+from llmops.gateway.settings import GatewaySettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,6 +165,10 @@ class ModelRegistry:
         if any(name in entries.chosen for entries in self._entries.values()):
             raise ModelKindError(name)
         raise ModelNotFoundError(name)
+
+    def is_ready(self, name: str, kinds: Sequence[type[Model]]) -> bool:
+        """Return True if a model with this name is served now."""
+        return any((found := self._entries[kind].chosen.get(name)) is not None and found.ready for kind in kinds)
 
     def places(self, name: str, kind: type[M]) -> Sequence[ModelReplica[M]]:
         """Return the replicas of a model in server order; empty if the model is unknown."""
@@ -308,6 +312,10 @@ class ModelLookup(Generic[M]):
         """
         return self._registry.find(name, self._kinds)
 
+    def is_ready(self, name: str) -> bool:
+        """Return True if the model with this name is served now."""
+        return self._registry.is_ready(name, self._kinds)
+
     def get(self, name: str, caller: Caller) -> M:
         """Return the model with this name, or the first model of an alias that is served.
 
@@ -351,8 +359,5 @@ def create_model_registry(
         find=discovery if settings.replicas else None,
         replica_registries=replica_registries,
         on_server=on_server,
-        aliases={
-            name: target.models if isinstance(target, RoutedAlias) else target
-            for name, target in settings.aliases.items()
-        },
+        aliases=settings.local_aliases,
     )

@@ -372,7 +372,7 @@ async def test_tokens_without_a_store(issuer):
     ("oidc", "told"),
     [
         ({"issuer": "login.example", "audience": "a"}, "not a URL"),
-        ({"issuer": "http://login.example", "audience": "a"}, "can replace keys that are read without https"),
+        ({"issuer": "http://login.example", "audience": "a"}, "can read or change what is sent without https"),
         ({"issuer": "https://login.example"}, "`oidc.audience`"),
         ({"issuer": "https://login.example", "audience": "a", "algorithms": ["HS256"]}, "RS256"),
         ({"issuer": "https://login.example", "audience": "a", "algorithms": ["none"]}, "RS256"),

@@ -78,7 +78,7 @@ class MessagesEndpoints:
         with _own_field_names():
             body = await self._service.intake.load(MessagesRequest, request)
         context.mark("parse")
-        model = await self._service.find_model(body.model, context, body)
+        model = await self._service.find_model(body.model, context, body, overflow=True)
         chat = self._as_chat(body, model, context)
         head = _head("msg_" + secrets.token_hex(12), body.model)
 

@@ -1,0 +1,219 @@
+"""The start of a chat that another provider answers, and the choices of its answer.
+
+The answer takes the path of all answers: its text meets the filters, its tokens the quotas, and
+each API renders it. Only the source of its text differs.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, cast, get_args
+
+from llmops.gateway.errors import UnavailableError
+from llmops.gateway.generation.answer import Answer
+from llmops.gateway.generation.app_state import Admission, AppState
+from llmops.gateway.generation.chat_messages import message_texts
+from llmops.gateway.generation.choice import Choice
+from llmops.gateway.generation.parsers.output_processor import (
+    ContentDelta,
+    OutputDelta,
+    OutputProcessor,
+    ReasoningDelta,
+    ToolCallDelta,
+)
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import FinishReason, TokenBatch, Usage
+from llmops.gateway.routing.providers import (
+    BYTES_PER_TOKEN,
+    ProviderBatch,
+    ProviderDelta,
+    ProviderModel,
+    ProviderStream,
+    estimate_tokens,
+)
+from llmops.gateway.safety.stream_guard import StreamGuard
+from llmops.gateway.schemas.chat_request import ChatRequest
+from llmops.gateway.text.detokenizer import Detokenizer
+
+#: Fields that every OpenAI-compatible provider takes.
+_SENT_FIELDS = frozenset(
+    {
+        *("messages", "temperature", "top_p", "n", "seed", "stop", "presence_penalty", "frequency_penalty"),
+        *("tools", "tool_choice", "parallel_tool_calls", "response_format", "reasoning_effort"),
+    }
+)
+#: Fields whose loss would change what a client gets. A request with one of them does not overflow.
+_NEEDED_FIELDS = (
+    *("guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs", "logit_bias"),
+    *("logprobs", "stop_token_ids", "bad_words", "min_tokens", "ignore_eos", "continue_final_message", "documents"),
+    *("chat_template_kwargs", "include_stop_str_in_output"),
+)
+#: Fields that concern this gateway, or are sent in another form.
+_OWN_FIELDS = frozenset(
+    {"model", "stream", "stream_options", "max_tokens", "max_completion_tokens", "user", "metadata"}
+)
+#: Tokens that a chat template adds to each message.
+_TOKENS_PER_MESSAGE = 8
+
+
+async def start_provider_chat(
+    state: AppState,
+    body: ChatRequest,
+    model: ProviderModel,
+    context: RequestContext,
+    admission: Admission,
+    answer_id: str,
+) -> Answer:
+    """Send a chat to a provider and return its answer.
+
+    Raises:
+        UnavailableError: The request needs something that a provider does not offer.
+        RateLimitError: The caller's quota or budget does not allow it at the provider's price.
+    """
+    fields = _translate(body, model, context)
+    prompt_tokens = sum(estimate_tokens(text) for text in message_texts(body.messages))
+    prompt_tokens += _TOKENS_PER_MESSAGE * len(body.messages)
+    requested = body.max_completion_tokens or body.max_tokens
+    most = requested or state.default_tokens or max(model.card.max_seq_len - prompt_tokens, 1)
+    n, max_tokens = body.n or 1, most
+    if context.reservation is not None:
+        reserved = await context.reservation.tokens(model.name, prompt_tokens, n * most, n, requested is not None)
+        max_tokens = reserved // n
+    if requested or state.default_tokens or max_tokens < most:
+        fields["max_completion_tokens" if body.max_completion_tokens else "max_tokens"] = max_tokens
+    choices: list[Choice] = [
+        ProviderChoice(index, state.safety.guard(context.caller) if state.safety is not None else None)
+        for index in range(n)
+    ]
+    admission.meter.submitted(prompt_tokens, n)
+    if context.usage_recorder is not None:
+        context.usage_recorder.begin(model.name, answer_id, prompt_tokens)
+    stream = model.open({**fields, "stream": True, "stream_options": {"include_usage": True}})
+    context.mark("submit")
+    return ProviderAnswer(
+        stream,
+        choices,
+        meter=admission.meter,
+        timeouts=state.timeouts,
+        prompt_tokens=prompt_tokens,
+        release_slots=admission.release_slots,
+        context=context,
+    )
+
+
+def _translate(body: ChatRequest, model: ProviderModel, context: RequestContext) -> dict[str, Any]:
+    """Return the fields of a request that a provider gets, and note those that are left out.
+
+    Raises:
+        UnavailableError: A field is needed and cannot be sent.
+    """
+    for name in _NEEDED_FIELDS:
+        if getattr(body, name) not in (None, False, 0, {}, []):
+            raise UnavailableError(
+                f"The models here are full or away, and {model.name} does not support {name}; try again, or leave it "
+                "out.",
+                code="overloaded",
+            )
+    fields = body.model_dump(exclude_none=True, exclude_unset=True, by_alias=True)
+    sent = {name: value for name, value in fields.items() if name in _SENT_FIELDS}
+    context.ignored_fields += sorted(fields.keys() - _SENT_FIELDS - _OWN_FIELDS - set(context.ignored_fields))
+    return sent
+
+
+class ProviderAnswer(Answer):
+    """An answer whose tokens a provider counts. Its counts are estimates until the last event."""
+
+    @property
+    def usage(self) -> Usage:
+        """Return the provider's counts, or estimates while the answer runs or if it was cut off."""
+        reported = cast(ProviderStream, self._stream).usage
+        return reported if reported is not None else super().usage
+
+
+class ProviderChoice(Choice):
+    """A choice whose text comes from a provider, already split into content, thinking and tool calls."""
+
+    def __init__(self, index: int, guard: StreamGuard | None) -> None:
+        """Create an empty choice; `guard` filters all of its text."""
+        self._segments = SegmentProcessor()
+        # `feed` and `finish` are this class's own, so that nothing is detokenised
+        super().__init__(index, cast(Detokenizer, None), max_tokens=0, processor=self._segments, guard=guard)
+        self._deltas = self._bytes = 0
+
+    def feed(self, batch: TokenBatch) -> str:
+        """Add a delta and return its text, whatever its kind; `sort` splits it again."""
+        if self.done:
+            return ""
+        choice = cast(ProviderBatch, batch).choice
+        text = "".join([self._segments.add(piece) for piece in _pieces(choice.delta)])
+        if text:
+            self._deltas += 1
+            self._bytes += len(text.encode("utf-8", "replace"))
+            self.completion_tokens = max(self._deltas, self._bytes // BYTES_PER_TOKEN)
+        if choice.finish_reason is not None:
+            self.done, self.finish_reason = True, _finish_reason(choice.finish_reason)
+        return self._filter(text)
+
+    def finish(self) -> str:
+        """End a choice for which the provider gave no finish reason."""
+        if self.done:
+            return ""
+        self.done, self.finish_reason = True, "stop"
+        return self._filter("")
+
+
+class SegmentProcessor(OutputProcessor):
+    """A processor that knows the kind of each part of the text, because a provider said it.
+
+    Filters only delay or cut text, so the text that they pass is a prefix of what was added.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: deque[OutputDelta] = deque()
+
+    def add(self, piece: OutputDelta) -> str:
+        """Add a piece and return its text."""
+        self._waiting.append(piece)
+        return _text(piece)
+
+    def feed(self, text: str) -> Iterator[OutputDelta]:
+        left = len(text)
+        while self._waiting and (left or not _text(self._waiting[0])):
+            piece = self._waiting.popleft()
+            whole = _text(piece)
+            if len(whole) > left:
+                yield _with_text(piece, whole[:left])
+                # the head of a tool call goes out once
+                rest = ToolCallDelta(piece.index) if isinstance(piece, ToolCallDelta) else piece
+                self._waiting.appendleft(_with_text(rest, whole[left:]))
+                return
+            left -= len(whole)
+            yield piece
+
+    def finish(self) -> Iterator[OutputDelta]:
+        return self.feed("")
+
+
+def _pieces(delta: ProviderDelta) -> Iterator[OutputDelta]:
+    """Yield the parts of a chunk's delta."""
+    if reasoning := delta.reasoning_content or delta.reasoning:
+        yield ReasoningDelta(reasoning)
+    if content := delta.content or delta.refusal:
+        yield ContentDelta(content)
+    for call in delta.tool_calls or ():
+        function = call.function
+        head = (call.id, function.name) if call.id and function.name else (None, None)
+        yield ToolCallDelta(call.index, *head, arguments=function.arguments or "")
+
+
+def _text(piece: OutputDelta) -> str:
+    return piece.arguments if isinstance(piece, ToolCallDelta) else piece.text
+
+
+def _with_text(piece: OutputDelta, text: str) -> OutputDelta:
+    return piece._replace(arguments=text) if isinstance(piece, ToolCallDelta) else type(piece)(text)
+
+
+def _finish_reason(reason: str) -> FinishReason:
+    return cast(FinishReason, reason) if reason in get_args(FinishReason) else "stop"

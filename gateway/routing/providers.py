@@ -1,0 +1,415 @@
+"""Other OpenAI-compatible providers, to which chats overflow when the models of an alias are full or away.
+
+A provider's model has the name `PROVIDER/MODEL`, under which it has a price, a line in the usage,
+and a place at the end of an alias. Its key is read at the start and is part of no message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, cast, get_args
+
+import httpx
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from llmops.errors import InputError
+from llmops.gateway.errors import ApiError, CancelledStreamError, UnavailableError
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import (
+    Capabilities,
+    Engine,
+    EngineRequest,
+    GuideKind,
+    ModelMetadata,
+    TokenBatch,
+    TokenStream,
+    Usage,
+)
+from llmops.gateway.routing.served_models import GenerativeModel
+from llmops.gateway.settings import EVERY_TENANT, GatewaySettings, ProviderSettings
+from llmops.gateway.text.tokenizer import TextTokenizer
+
+#: A request with this header came from another gateway's overflow and overflows no further.
+OVERFLOW_HEADER = "x-llmops-overflow"
+#: UTF-8 bytes that count as one token until the provider reports its own count. English text has
+#: about four; three reserve a little more than is used.
+BYTES_PER_TOKEN = 3
+#: Bytes of one line of a provider's stream: a delta has a few hundred.
+MAX_LINE_BYTES = 1 << 20
+#: Events that wait for the client. Beyond this the provider's connection is not read.
+MAX_WAITING_EVENTS = 64
+#: The longest wait that a provider's `retry-after` asks of a client, in seconds.
+MAX_RETRY_AFTER = 60.0
+
+
+class ProviderError(ApiError):
+    """502: a provider answered with something that is no usable answer."""
+
+    status = 502
+    type = "server_error"
+    code = "provider_failed"
+    should_retry = True
+
+
+class _Chunk(BaseModel):
+    """A part of a provider's stream. Unknown fields are left out, and wrong types are an error."""
+
+    model_config = ConfigDict(strict=True, extra="ignore")
+
+
+class FunctionPart(_Chunk):
+    """The function of a tool call."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallPart(_Chunk):
+    """A part of a tool call."""
+
+    index: int = Field(default=0, ge=0, lt=1024)
+    id: str | None = None
+    function: FunctionPart = FunctionPart()
+
+
+class ProviderDelta(_Chunk):
+    """What a chunk adds to a message."""
+
+    content: str | None = None
+    refusal: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
+    tool_calls: list[CallPart] | None = None
+
+
+class ChunkChoice(_Chunk):
+    """What a chunk adds to a choice."""
+
+    index: int = Field(default=0, ge=0)
+    delta: ProviderDelta = ProviderDelta()
+    finish_reason: str | None = None
+
+
+class _PromptDetails(_Chunk):
+    cached_tokens: int | None = Field(default=None, ge=0)
+
+
+class _CompletionDetails(_Chunk):
+    reasoning_tokens: int | None = Field(default=None, ge=0)
+
+
+class _Counts(_Chunk):
+    prompt_tokens: int = Field(ge=0, lt=2**31)
+    completion_tokens: int = Field(default=0, ge=0, lt=2**31)
+    prompt_tokens_details: _PromptDetails | None = None
+    completion_tokens_details: _CompletionDetails | None = None
+
+    def usage(self) -> Usage:
+        cached = self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens
+        reasoning = (self.completion_tokens_details and self.completion_tokens_details.reasoning_tokens) or 0
+        return Usage(
+            self.prompt_tokens,
+            self.completion_tokens,
+            min(reasoning, self.completion_tokens),
+            None if cached is None else min(cached, self.prompt_tokens),
+        )
+
+
+class _ProviderChunk(_Chunk):
+    error: Any = None
+    usage: _Counts | None = None
+    choices: list[ChunkChoice] = Field(default_factory=list)
+
+
+class ProviderBatch(TokenBatch):
+    """What one chunk of a provider adds to one choice, in place of tokens."""
+
+    choice: ChunkChoice
+
+    @classmethod
+    def of(cls, choice: ChunkChoice) -> ProviderBatch:
+        """Return the batch of a chunk's choice."""
+        batch = cls(choice.index, ())
+        batch.choice = choice
+        return batch
+
+
+@dataclass(frozen=True, slots=True)
+class ProviderModel(GenerativeModel):
+    """A model of a provider. It has no tokenizer, template or engine here."""
+
+    provider: Provider | None = None
+    upstream_name: str = ""
+
+    def open(self, body: Mapping[str, Any]) -> ProviderStream:
+        """Send a chat request, whose deltas come from the returned stream."""
+        assert self.provider is not None
+        return ProviderStream(self.provider, {**body, "model": self.upstream_name})
+
+
+class Provider:
+    """A provider with its key, and the connections to it."""
+
+    def __init__(self, name: str, settings: ProviderSettings, connect: float) -> None:
+        """Read the key.
+
+        Args:
+            name: The name in the settings.
+            settings: The provider's settings.
+            connect: Seconds for connecting.
+
+        Raises:
+            InputError: The key cannot be read.
+        """
+        self.name, self.settings = name, settings
+        key = _read_key(name, settings)
+        headers = {"accept": "text/event-stream", "accept-encoding": "identity", OVERFLOW_HEADER: "1"}
+        self.client = httpx.AsyncClient(
+            headers={**headers, **({"authorization": f"Bearer {key}"} if key else {})},
+            timeout=httpx.Timeout(float(settings.timeout), connect=connect),
+            limits=httpx.Limits(max_connections=settings.concurrent),
+        )
+
+    @property
+    def url(self) -> str:
+        """Return the URL of chat completions."""
+        return f"{self.settings.url.rstrip('/')}/chat/completions"
+
+    def model(self, name: str) -> ProviderModel:
+        """Return the provider's model `name`."""
+        full_name = f"{self.name}/{name}"
+        card = ModelMetadata(
+            name=full_name,
+            target=f"provider {self.name}",
+            tokenizer_dir="",
+            max_seq_len=self.settings.context,
+            vocab_size=1,
+            end_ids=(),
+            max_batch_size=self.settings.concurrent,
+            # what a provider cannot do is found when the request is translated for it
+            capabilities=Capabilities(
+                logprobs=True,
+                top_logprobs=20,
+                logit_bias=True,
+                n=8,
+                guided=get_args(GuideKind),
+                bad_words=True,
+                min_p=True,
+            ),
+        )
+        tokenizer = cast(TextTokenizer, _EstimatingTokenizer())
+        return ProviderModel(full_name, card, tokenizer, None, _NoEngine(), provider=self, upstream_name=name)
+
+
+class Providers:
+    """The providers of a gateway and the models at the ends of its aliases."""
+
+    def __init__(self, settings: GatewaySettings | None = None) -> None:
+        """Read the providers' keys.
+
+        Raises:
+            InputError: A key cannot be read.
+        """
+        self._providers: dict[str, Provider] = {}
+        self._models: dict[str, list[ProviderModel]] = {}
+        if settings is None:
+            return
+        for name, one in settings.providers.items():
+            self._providers[name] = Provider(name, one, settings.timeouts.connect)
+        for alias, models in settings.provider_aliases.items():
+            named = [one.split("/", 1) for one in models]
+            self._models[alias] = [self._providers[provider].model(model) for provider, model in named]
+
+    def find(self, alias: str, context: RequestContext) -> ProviderModel | None:
+        """Return the first provider's model that may answer a request for `alias`, None if there is none."""
+        if not self._models.get(alias) or OVERFLOW_HEADER.encode() in context.headers:
+            return None
+        caller = context.caller
+        for model in self._models[alias]:
+            assert model.provider is not None
+            tenants = model.provider.settings.tenants
+            if (caller.may_use(alias) or caller.may_use(model.name)) and (
+                EVERY_TENANT in tenants or (caller.tenant_id and caller.tenant_id in tenants)
+            ):
+                return model
+        return None
+
+    async def close(self) -> None:
+        """Close all connections."""
+        for provider in self._providers.values():
+            await provider.client.aclose()
+
+
+class ProviderStream(TokenStream):
+    """The deltas of one answer of a provider.
+
+    Attributes:
+        usage: The tokens that the provider reported, None before its last event.
+    """
+
+    def __init__(self, provider: Provider, body: Mapping[str, Any]) -> None:
+        """Send the request. Errors come from the iteration, also those of the connection."""
+        self.usage: Usage | None = None
+        self._provider, self._body = provider, body
+        self._events: asyncio.Queue[ProviderBatch | ApiError | None] = asyncio.Queue(MAX_WAITING_EVENTS)
+        self._cancelled = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"provider-{provider.name}")
+
+    @property
+    def replica(self) -> str:
+        """Return the provider's name."""
+        return self._provider.name
+
+    async def __anext__(self) -> TokenBatch:
+        if self._cancelled.is_set():
+            raise CancelledStreamError
+        event = await self._events.get()
+        if event is None and self._cancelled.is_set():
+            raise CancelledStreamError
+        if event is None:
+            raise StopAsyncIteration
+        if isinstance(event, ApiError):
+            raise event
+        return event
+
+    def cancel(self) -> None:
+        """Close the connection, on which the provider stops to generate."""
+        if not self._cancelled.is_set():
+            self._cancelled.set()
+            self._task.cancel()
+            while not self._events.empty():
+                self._events.get_nowait()
+            self._events.put_nowait(None)
+
+    async def _run(self) -> None:
+        try:
+            await self._read()
+        except ApiError as error:
+            await self._events.put(error)
+        except httpx.PoolTimeout as error:
+            await self._events.put(self._away(error, "has no free connection"))
+        except httpx.TimeoutException as error:
+            await self._events.put(self._away(error, "sent nothing in time"))
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            await self._events.put(self._away(error, "cannot be reached, or closed the connection"))
+        except (ValidationError, ValueError) as error:
+            what = f"{error.error_count()} wrong fields" if isinstance(error, ValidationError) else str(error)
+            await self._events.put(self._unusable(what))
+
+    async def _read(self) -> None:
+        provider, finished = self._provider, False
+        async with provider.client.stream("POST", provider.url, json=self._body) as response:
+            if response.status_code != 200:
+                raise self._refusal(response)
+            kind = response.headers.get("content-type", "")
+            if not kind.startswith("text/event-stream"):
+                raise self._unusable(f"content type {kind[:60]!r}")
+            async for line in _lines(response):
+                if line == b"data: [DONE]":
+                    finished = True
+                    break
+                if not line.startswith(b"data:"):
+                    continue
+                chunk = _ProviderChunk.model_validate_json(line[5:])
+                if chunk.error is not None:
+                    raise self._unusable("an error event")
+                if chunk.usage is not None:
+                    self.usage = chunk.usage.usage()
+                for choice in chunk.choices:
+                    if choice.index >= self._body.get("n", 1):
+                        raise self._unusable("a choice that was not requested")
+                    finished = finished or choice.finish_reason is not None
+                    await self._events.put(ProviderBatch.of(choice))
+        if not finished:
+            raise self._unusable("the stream ended before the answer")
+        await self._events.put(None)
+
+    def _refusal(self, response: httpx.Response) -> ApiError:
+        """Return the error for a status that is not 200. The body is not read: it may repeat the key."""
+        status, name = response.status_code, self._provider.name
+        if status in (429, 503, 529):
+            wait = _retry_after(response.headers.get("retry-after", ""))
+            return UnavailableError(
+                f"The models here are full or away, and the provider {name} takes no more requests now; try again.",
+                code="provider_busy",
+                retry_after=wait,
+            )
+        if status in _REJECTIONS:
+            message = f"The provider {name}, to which this request overflowed, rejected it with status {status}."
+            return ProviderError(message, should_retry=False)
+        return self._unusable(f"status {status}")
+
+    def _unusable(self, detail: str) -> ApiError:
+        name = self._provider.name
+        message = f"The provider {name}, to which this request overflowed, gave no usable answer; try again."
+        return ProviderError(message, detail=detail)
+
+    def _away(self, error: Exception, what: str) -> ApiError:
+        name = self._provider.name
+        return UnavailableError(
+            f"The provider {name}, to which this request overflowed, {what}; try again.",
+            code="provider_unavailable",
+            detail=type(error).__name__,
+        )
+
+
+#: Statuses with which a provider says that the request is wrong, not the provider or its key.
+_REJECTIONS = frozenset({400, 413, 422})
+
+
+class _NoEngine(Engine):
+    """The engine of a provider's model, which is reached by its `open` only."""
+
+    async def open(self, request: EngineRequest) -> TokenStream:
+        raise UnavailableError("A provider answers chats only.")
+
+
+class _EstimatingTokenizer:
+    """The part of a tokenizer that cuts a long history, with estimated counts."""
+
+    def encode(self, text: str, **_options: Any) -> Sequence[int]:
+        return range(estimate_tokens(text))
+
+
+def estimate_tokens(text: str) -> int:
+    """Return about how many tokens a text has, rounded up."""
+    return -(-len(text.encode("utf-8", "replace")) // BYTES_PER_TOKEN)
+
+
+def _read_key(name: str, settings: ProviderSettings) -> str:
+    """Return the provider's key, empty if the settings name none. Raises InputError."""
+    if settings.key_file is not None:
+        try:
+            key, place = settings.key_file.read_text().strip(), f"the file {settings.key_file}"
+        except (OSError, UnicodeDecodeError) as error:
+            reason = error.strerror if isinstance(error, OSError) else "it is not text"
+            raise InputError(
+                f"The key of the provider {name} cannot be read from {settings.key_file} ({reason})."
+            ) from None
+    elif settings.key_env is not None:
+        key, place = os.environ.get(settings.key_env, "").strip(), f"the environment variable {settings.key_env}"
+    else:
+        return ""
+    if not key or not key.isascii() or not key.isprintable():
+        raise InputError(
+            f"The provider {name} needs its key in {place}, which has none; set it, or correct the setting."
+        )
+    return key
+
+
+async def _lines(response: httpx.Response) -> AsyncIterator[bytes]:
+    """Yield the lines of a response without their ends. Raises ValueError for a line that is too long."""
+    rest = b""
+    async for data in response.aiter_raw():
+        *lines, rest = (rest + data).split(b"\n")
+        if len(rest) > MAX_LINE_BYTES:
+            raise ValueError(f"a line of more than {MAX_LINE_BYTES} bytes")
+        for line in lines:
+            yield line.rstrip(b"\r")
+
+
+def _retry_after(text: str) -> float:
+    return min(float(text), MAX_RETRY_AFTER) if text.isascii() and text.isdecimal() else 2.0

@@ -1,0 +1,362 @@
+"""Overflow to another OpenAI-compatible provider: a second gateway of ours, and a scripted server for its faults."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import re
+from datetime import UTC, datetime, timedelta
+
+import pytest
+from sqlalchemy import select
+
+from llmops.errors import InputError
+from llmops.gateway.routing.providers import Providers
+from llmops.gateway.settings import GatewaySettings, load_settings
+from llmops.store.accounts.keys import KeySpec, create_key
+from llmops.store.accounts.limits import Budget, Limits
+from llmops.store.accounts.tenants import create_tenant
+from llmops.store.accounts.users import ensure_user
+from llmops.store.audit import AuditContext
+from llmops.store.factory import open_store
+from llmops.store.prices import Price, set_price
+from llmops.store.tables import usage_records
+from tests.support.gateway_stack import Stack, running, text_of
+from tests.support.scripted_triton import Step
+from tests.support.waiting import GENEROUS, eventually
+
+SECRET = "sk-do-not-show-me"
+CHAT = "/v1/chat/completions"
+MESSAGES = [{"role": "user", "content": "Hello"}]
+
+
+def settings_for(url: str, tenants: tuple[str, ...] = ("*",), **fields) -> dict:
+    provider = {"url": f"{url}/v1", "key_env": "PROVIDER_KEY", "tenants": list(tenants), "timeout": "2s", **fields}
+    return {"aliases": {"best": ["tiny", "cloud/big"]}, "providers": {"cloud": provider}}
+
+
+@contextlib.asynccontextmanager
+async def overflowing(card, tokenizer, away: bool = True, **settings):
+    """A gateway whose own model is away, and whose alias `best` overflows."""
+    async with running(card, tokenizer, **settings) as stack:
+        stack.say("I am tiny.")
+        if away:
+            stack.triton.engine_ready = False
+            await eventually(lambda: not is_ready(stack), seconds=GENEROUS)
+        stack.chat_body["model"] = "best"
+        yield stack
+
+
+def is_ready(stack: Stack) -> bool:
+    return stack.server.config.app.state.service.models.is_ready("tiny")
+
+
+@pytest.fixture(autouse=True)
+def secret(monkeypatch):
+    monkeypatch.setenv("PROVIDER_KEY", SECRET)
+
+
+@pytest.fixture
+async def provider(card, tokenizer):
+    """A second gateway, which serves `big`."""
+    async with running({**card, "name": "big"}, tokenizer) as stack:
+        stack.say("I am big.")
+        yield stack
+
+
+class ScriptedProvider:
+    """An HTTP server that answers every request with the given bytes, then waits or closes."""
+
+    def __init__(self) -> None:
+        self.answer, self.hangs, self.seen = b"", False, []
+
+    async def serve(self, reader, writer) -> None:
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        size = int(head.lower().split("content-length:")[1].split()[0])
+        self.seen.append((head, json.loads(await reader.readexactly(size))))
+        writer.write(self.answer)
+        await writer.drain()
+        if self.hangs:
+            with contextlib.suppress(ConnectionError):
+                await reader.read()
+        writer.close()
+
+    def says(
+        self, *chunks: dict | str, status: str = "200 OK", kind: str = "text/event-stream", more: str = ""
+    ) -> None:
+        body = "".join(f"data: {one if isinstance(one, str) else json.dumps(one)}\n\n" for one in chunks)
+        self.answer = f"HTTP/1.1 {status}\r\ncontent-type: {kind}\r\n{more}connection: close\r\n\r\n{body}".encode()
+
+
+@pytest.fixture
+async def scripted():
+    made = ScriptedProvider()
+    server = await asyncio.start_server(made.serve, "127.0.0.1", 0)
+    made.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+    yield made
+    server.close()
+
+
+def delta(finish: str | None = None, **fields) -> dict:
+    return {"choices": [{"index": 0, "delta": fields, "finish_reason": finish}]}
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        (CHAT, {"messages": MESSAGES}),
+        (CHAT, {"messages": MESSAGES, "stream": True, "stream_options": {"include_usage": True}}),
+        ("/v1/responses", {"input": "Hello"}),
+        ("/v1/responses", {"input": "Hello", "stream": True}),
+        ("/v1/messages", {"max_tokens": 99, "messages": MESSAGES}),
+        ("/v1/messages", {"max_tokens": 99, "messages": MESSAGES, "stream": True}),
+        ("/api/chat/completions", {"messages": MESSAGES, "stream": True}),
+    ],
+)
+async def test_every_chat_api_overflows_while_the_model_is_away_and_says_who_answered(
+    card, tokenizer, provider, path, body
+):
+    async with overflowing(card, tokenizer, **settings_for(str(provider.client.base_url))) as own:
+        answer = await own.client.post(path, json={"model": "best", **body})
+        assert answer.status_code == 200, answer.text
+        assert answer.headers["x-llmops-model"] == "cloud/big"
+        # the pieces of a stream, or the whole text, whatever the API calls them
+        pieces = re.findall(r'"(?:content|delta|text)": ?"([^"]*)"', answer.text)
+        assert "I am big." in "".join(pieces)
+        assert SECRET not in answer.text
+        if path == CHAT:
+            direct = (await provider.chat(model="big")).json()["usage"]["prompt_tokens"]
+            assert f'"prompt_tokens":{direct}' in answer.text.replace(" ", "")
+
+
+async def test_overflow_needs_a_full_or_missing_model_and_a_chat(card, tokenizer, provider):
+    given = settings_for(str(provider.client.base_url)) | {"limits": {"queued": 0}}
+    async with overflowing({**card, "max_batch_size": 1}, tokenizer, away=False, **given) as own:
+        answer = await own.chat()
+        assert (answer.headers["x-llmops-model"], answer.json()["choices"][0]["message"]["content"]) == (
+            "tiny", "I am tiny.",
+        )  # fmt: skip
+        own.steps(*[Step((own.tokenizer.encode("x")[0],), wait=0.2) for _ in range(300)])
+        body = {"model": "tiny", "stream": True, "messages": MESSAGES}
+        async with own.client.stream("POST", CHAT, json=body):
+            await eventually(lambda: own.triton.active == 1, seconds=GENEROUS)
+            assert (await own.chat(model="tiny")).status_code == 503
+            answer = await own.chat()
+            assert answer.json()["choices"][0]["message"]["content"] == "I am big."
+            text = await own.client.post("/v1/completions", json={"model": "best", "prompt": "Hello"})
+            assert text.status_code == 503
+            # what a provider cannot do is no reason to answer otherwise than asked
+            guided = await own.chat(guided_choice=["a", "b"])
+            assert (guided.status_code, "guided_choice" in guided.text) == (503, True)
+            # a request that came from another gateway's overflow goes no further
+            looped = await own.client.post(CHAT, json=own.chat_body, headers={"x-llmops-overflow": "1"})
+            assert looped.status_code == 503
+        assert (await own.chat(model="cloud/big")).status_code == 404
+
+
+async def test_tool_calls_thinking_and_counts_come_as_the_provider_sent_them(card, tokenizer, scripted):
+    counts = {"prompt_tokens": 11, "completion_tokens": 7}
+    call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "find", "arguments": ""}}
+    scripted.says(
+        delta(role="assistant", content="", reasoning_content="Let me see."),
+        delta(tool_calls=[call]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": '{"a":'}}]),
+        delta(tool_calls=[{"index": 0, "function": {"arguments": "1}"}}]),
+        delta("tool_calls"),
+        {"choices": [], "usage": {**counts, "prompt_tokens_details": {"cached_tokens": 5}}},
+        "[DONE]",
+    )
+    tools = [{"type": "function", "function": {"name": "find", "parameters": {"type": "object"}}}]
+    async with overflowing(card, tokenizer, **settings_for(scripted.url)) as own:
+        for answer in (await own.chat(tools=tools, top_k=5), await own.chat(tools=tools)):
+            choice, usage = answer.json()["choices"][0], answer.json()["usage"]
+            assert choice["finish_reason"] == "tool_calls"
+            assert choice["message"]["reasoning_content"] == "Let me see."
+            assert choice["message"]["tool_calls"][0]["function"] == {"name": "find", "arguments": '{"a":1}'}
+            assert (usage["prompt_tokens"], usage["completion_tokens"]) == (11, 7)
+            assert usage["prompt_tokens_details"]["cached_tokens"] == 5
+        head, sent = scripted.seen[0]
+        assert f"authorization: Bearer {SECRET}" in head
+        assert (sent["model"], sent["stream"], "top_k" in sent, "user" in sent) == ("big", True, False, False)
+
+
+FAULTS = {
+    "html": ({"kind": "text/html", "chunks": ["<html>Sign in</html>"]}, 502, "provider_failed"),
+    "busy": ({"status": "429 Too Many", "more": "retry-after: 7\r\n"}, 503, "provider_busy"),
+    "key": ({"status": "401 Unauthorized", "chunks": [f"Incorrect API key {SECRET}"]}, 502, "provider_failed"),
+    "bad request": ({"status": "400 Bad Request"}, 502, "provider_failed"),
+    "moved": ({"status": "302 Found", "more": "location: http://127.0.0.1:1/\r\n"}, 502, "provider_failed"),
+    "no json": ({"chunks": ["{nonsense"]}, 502, "provider_failed"),
+    "wrong types": ({"chunks": [delta(content=5)]}, 502, "provider_failed"),
+    "unasked choice": ({"chunks": [{"choices": [{"index": 7, "delta": {"content": "x"}}]}]}, 502, "provider_failed"),
+    "error event": ({"chunks": [{"error": {"message": SECRET}}]}, 502, "provider_failed"),
+    "nothing": ({}, 502, "provider_failed"),
+    "endless line": ({"chunks": ["x" * 2_000_000]}, 502, "provider_failed"),
+    "hangs": ({"hangs": True}, 503, "provider_unavailable"),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_provider_that_fails_before_the_first_token_is_one_clear_error(
+    card, tokenizer, scripted, caplog, fault
+):
+    script, status, code = FAULTS[fault]
+    scripted.hangs = script.get("hangs", False)
+    scripted.says(
+        *script.get("chunks", ()), **{name: script[name] for name in ("status", "kind", "more") if name in script}
+    )
+    settings = settings_for(scripted.url, timeout="0.5s")
+    with caplog.at_level(logging.INFO):
+        async with overflowing(card, tokenizer, **settings) as own:
+            for stream in (False, True):
+                answer = await own.chat(stream=stream)
+                assert (answer.status_code, answer.json()["error"]["code"]) == (status, code), answer.text
+                assert "cloud" in answer.json()["error"]["message"]
+                assert SECRET not in answer.text
+                if fault == "busy":
+                    assert answer.headers["retry-after"] == "7"
+    assert SECRET not in caplog.text
+
+
+async def test_a_provider_that_is_cut_off_ends_the_stream_with_an_error(card, tokenizer, scripted):
+    scripted.says(delta(content="Half an "), delta(content="answer"))
+    async with overflowing(card, tokenizer, **settings_for(scripted.url)) as own:
+        events = await own.events()
+        assert text_of([one for one in events if "error" not in one]) == "Half an answer"
+        assert events[-1]["error"]["code"] == "provider_failed"
+        assert (await own.chat()).status_code == 502
+
+
+async def test_a_client_that_leaves_ends_the_provider_s_answer(card, tokenizer, provider):
+    provider.steps(*[Step((provider.tokenizer.encode("x")[0],), wait=0.05) for _ in range(400)])
+    async with overflowing(card, tokenizer, **settings_for(str(provider.client.base_url))) as own:
+        async with own.client.stream("POST", CHAT, json={**own.chat_body, "stream": True}) as answer:
+            await anext(answer.aiter_lines())
+            assert provider.triton.active == 1
+        await provider.idle()
+
+
+@pytest.mark.parametrize("mode", ["hold", "cut"])
+async def test_the_filters_of_a_tenant_hold_for_a_provider(card, tokenizer, scripted, mode):
+    pieces = ["All is well. ", "The word is for", "bid", "den and more follows."]
+    scripted.says(*[delta(content=one) for one in pieces], delta("stop"), "[DONE]")
+    rules = {"kind": "rules", "words": ["forbidden"]}
+    safety = {"filters": {"words": rules}, "policy": {"prompt": ["words"], "answer": {"words": mode}}}
+    async with overflowing(card, tokenizer, safety=safety, **settings_for(scripted.url)) as own:
+        choice = (await own.chat()).json()["choices"][0]
+        assert choice["finish_reason"] == "content_filter"
+        assert "more follows" not in choice["message"]["content"]
+        if mode == "hold":
+            assert choice["message"]["content"].startswith("All is well.")
+            assert "for" not in choice["message"]["content"]
+        asked = len(scripted.seen)
+        refused = await own.chat(messages=[{"role": "user", "content": "a forbidden word"}])
+        assert (refused.status_code, len(scripted.seen)) == (400, asked)
+
+
+async def test_a_tenant_is_allowed_first_and_pays_the_provider_s_price(card, tokenizer, scripted, tmp_path):
+    scripted.says(
+        delta(content="Yes."), delta("stop"), {"choices": [], "usage": {"prompt_tokens": 20, "completion_tokens": 3}}
+    )
+    url = f"sqlite:///{tmp_path}/store.db"
+    by, headers = AuditContext("cli:tester", datetime.now(UTC) - timedelta(seconds=1)), {}
+    async with await open_store(url) as store:
+        async with store.write() as connection:
+            for tenant in ("acme", "other"):
+                await create_tenant(connection, tenant, Limits(), by)
+                user = await ensure_user(connection, tenant, f"ann@{tenant}", by)
+                spec = KeySpec(limits=Limits(budget=Budget(200_000, "month")))
+                key, secret = await create_key(connection, user, spec, by)
+                headers[tenant] = {"authorization": f"Bearer {secret}"}
+                if tenant == "acme":
+                    key_id = key.id
+            # a token of `tiny` costs a tenth of one of the provider
+            await set_price(connection, Price("tiny", by.at, 10**8, 10**8, 10**8), by)
+            await set_price(connection, Price("cloud/big", by.at, 10**9, 10**9, 2 * 10**9), by)
+        settings = settings_for(scripted.url, tenants=("acme",)) | {"store": url, "port": 0}
+        settings["usage"] = {"outbox": tmp_path / "usage"}
+        async with overflowing(card, tokenizer, **settings) as own:
+
+            async def ask(tenant: str, **fields):
+                body = {**own.chat_body, **fields}
+                return await own.client.post(CHAT, json=body, headers=headers[tenant])
+
+            # a tenant without permission gets what its own model says
+            assert (await ask("other")).headers["x-llmops-model"] == "tiny"
+            assert scripted.seen == []
+            answer = await ask("acme", max_tokens=20)
+            assert (answer.status_code, answer.headers["x-llmops-model"]) == (200, "cloud/big"), answer.text
+
+            async def rows():
+                async with store.read() as connection:
+                    found = await connection.execute(select(usage_records).where(usage_records.c.key_id == key_id))
+                    return found.mappings().all()
+
+            async with asyncio.timeout(GENEROUS):
+                while not (found := await rows()):
+                    await asyncio.sleep(0.05)
+            row = found[0]
+            assert (row["model"], row["input_tokens"], row["output_tokens"]) == ("cloud/big", 20, 3)
+            assert (row["cost_micros"], row["replica"]) == (20 * 1000 + 3 * 2000, "cloud")
+            # $0.174 is left: too little for 100 tokens, so that the provider is asked for fewer
+            await ask("acme", max_tokens=100)
+            assert 0 < scripted.seen[-1][1]["max_tokens"] < 100
+            long = "word " * 1000
+            broke = await ask("acme", max_tokens=20, messages=[{"role": "user", "content": long}])
+            assert (broke.status_code, broke.json()["error"]["code"]) == (429, "insufficient_quota")
+        assert SECRET.encode() not in (tmp_path / "store.db").read_bytes()
+
+
+async def test_the_list_of_models_has_an_alias_that_only_a_provider_answers(card, tokenizer, provider):
+    async with overflowing(card, tokenizer, **settings_for(str(provider.client.base_url))) as own:
+        models = {one["id"]: one for one in (await own.client.get("/v1/models")).json()["data"]}
+        assert models["best"]["ready"] is False or models["best"]["target"] == "provider cloud"
+        assert "cloud/big" not in models
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ("aliases: {a: [cloud/big]}", "must name models of this gateway first"),
+        ("aliases: {a: [cloud/big, tiny]}", "must name models of this gateway first"),
+        ("aliases: {a: [b], b: [a]}", "names the alias b"),
+        ("port: 443", "is this gateway itself"),
+        ("host: cloud.example\nport: 443", "is this gateway itself"),
+    ],
+)
+def test_a_loop_is_refused_at_the_start(tmp_path, settings, message):
+    host = "cloud.example" if "cloud.example" in settings else "localhost"
+    (tmp_path / "gateway.yaml").write_text(f"providers: {{cloud: {{url: 'https://{host}/v1'}}}}\n{settings}")
+    with pytest.raises(InputError, match=message):
+        load_settings(tmp_path / "gateway.yaml")
+
+
+@pytest.mark.parametrize(
+    ("provider", "message"),
+    [
+        ({"url": "http://cloud.example/v1"}, "without https"),
+        ({"url": "https://user:pass@cloud.example/v1"}, "a key in a URL ends in logs"),
+        ({"url": "https://cloud.example/v1", "key_env": "A", "key_file": "b"}, "name one of them"),
+        ({"url": "https://cloud.example/v1", "key": SECRET}, "Unknown setting `providers.cloud.key`"),
+    ],
+)
+def test_unusable_providers_are_refused(provider, message):
+    with pytest.raises(InputError, match=message) as caught:
+        load_settings(None, providers={"cloud": provider})
+    assert SECRET not in str(caught.value)
+    assert "pass" not in str(caught.value)
+
+
+async def test_a_key_is_read_from_a_file_and_a_missing_one_is_refused(tmp_path, monkeypatch):
+    file = tmp_path / "key"
+    file.write_text(f"{SECRET}\n")
+    given = {"url": "https://cloud.example/v1"}
+    found = Providers(GatewaySettings(providers={"cloud": {**given, "key_file": file}}))
+    assert SECRET not in repr(vars(found))
+    await found.close()
+    monkeypatch.delenv("PROVIDER_KEY")
+    for key in ({"key_env": "PROVIDER_KEY"}, {"key_file": tmp_path / "absent"}):
+        with pytest.raises(InputError, match=r"key of the provider cloud|provider cloud needs its key"):
+            Providers(GatewaySettings(providers={"cloud": {**given, **key}}))
