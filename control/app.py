@@ -12,7 +12,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from llmops import __version__
-from llmops.control import models_api, openai_usage, usage_api
+from llmops.control import models_api, openai_usage, operations_api, usage_api
 from llmops.control.admin.routes import add_admin_routes
 from llmops.control.api_route import add_routes
 from llmops.control.leader_election import run_while_leading
@@ -30,6 +30,8 @@ from llmops.gateway.http.error_handlers import add_exception_handlers
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.server import DrainingServer, bind, tune_garbage_collector, uvicorn_config
 from llmops.gateway.settings import GatewaySettings
+from llmops.gateway.web.browser_security import OriginCheck, TrustedHostCheck
+from llmops.gateway.web.pages import add_pages
 from llmops.store.store_url import StoreUrl
 
 #: Seconds for an answer of the gateway about its models.
@@ -43,6 +45,7 @@ class Control:
         store: The store.
         make_jobs: Returns the jobs to run when this process becomes the leader.
         gateway: A client of the gateway that knows which models there are, or None.
+        settings: The settings.
         on_leading: Called with True on gaining and with False on losing leadership.
     """
 
@@ -51,16 +54,17 @@ class Control:
         store: SharedStore,
         make_jobs: MakeJobs,
         gateway: httpx.AsyncClient | None,
+        settings: GatewaySettings,
         on_leading: Callable[[bool], None] = lambda _: None,
     ) -> None:
-        self._store, self._gateway = store, gateway
+        self._store, self._gateway, self._settings = store, gateway, settings
         self._make_jobs, self._on_leading = make_jobs, on_leading
 
     def add_to(self, app: FastAPI) -> None:
         """Add the routes to an application."""
-        app.state.store, app.state.gateway = self._store, self._gateway
+        app.state.store, app.state.gateway, app.state.settings = self._store, self._gateway, self._settings
         add_admin_routes(app, self._store)
-        for module in (usage_api, models_api, openai_usage, rollout_routes):
+        for module in (usage_api, models_api, openai_usage, operations_api, rollout_routes):
             add_routes(app, module.router)
 
     @asynccontextmanager
@@ -96,7 +100,7 @@ def create_app(settings: GatewaySettings, make_jobs: MakeJobs, gateway: str | No
     store, authentication = SharedStore(settings.store), create_authentication(settings)
     metrics = ControlMetrics(SpendingCollector(store))
     client = httpx.AsyncClient(base_url=gateway, timeout=GATEWAY_TIMEOUT) if gateway else None
-    control = Control(store, make_jobs, client, metrics.set_leading)
+    control = Control(store, make_jobs, client, settings, metrics.set_leading)
 
     @asynccontextmanager
     async def lifespan(_app: FastAPI) -> AsyncIterator[None]:
@@ -111,10 +115,16 @@ def create_app(settings: GatewaySettings, make_jobs: MakeJobs, gateway: str | No
         description="Administration, usage and costs.",
         lifespan=lifespan,
         redirect_slashes=False,
-        checks=[metrics, *([authentication] if authentication else [])],
+        checks=[
+            metrics,
+            OriginCheck(),
+            *([authentication] if authentication else []),
+            TrustedHostCheck(settings.web.hosts),
+        ],
     )
     add_exception_handlers(app)
     control.add_to(app)
+    add_pages(app, chat=False)
     for path, endpoint, summary in (
         ("/health/live", _live, "Say that control runs"),
         ("/health/ready", control.ready, "Say whether the store answers"),
@@ -136,7 +146,7 @@ def control_plugin(
         # as a client of its own gateway: what a key may see is decided in one place
         gateway = httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://gateway")
         assert settings.store is not None
-        control = Control(SharedStore(settings.store), make_jobs, gateway)
+        control = Control(SharedStore(settings.store), make_jobs, gateway, settings)
         control.add_to(app)
         return control.lifespan()
 

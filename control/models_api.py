@@ -65,11 +65,15 @@ async def describe_models(request: Request, store: StoreOfApp, caller: CurrentCa
     return ModelDescriptionList(data=[_describe(model, prices.get(model["id"])) for model in models])
 
 
+def gateway_headers(request: Request) -> dict[str, str]:
+    """Return the headers with which control asks the gateway on behalf of a request's sender."""
+    return {name: value for name in _KEY_HEADERS if (value := request.headers.get(name))}
+
+
 async def _list_models(gateway: httpx.AsyncClient, request: Request) -> list[dict[str, Any]]:
     """Return the models that the gateway lists for the key of a request."""
-    headers = {name: value for name in _KEY_HEADERS if (value := request.headers.get(name))}
     try:
-        response = await gateway.get("/v1/models", headers=headers)
+        response = await gateway.get("/v1/models", headers=gateway_headers(request))
         response.raise_for_status()
         models: list[dict[str, Any]] = response.json()["data"]
     except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:

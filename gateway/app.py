@@ -65,7 +65,7 @@ from llmops.gateway.telemetry.metrics import GatewayMetrics
 from llmops.gateway.text.text_thread_pool import TextThreadPool
 from llmops.gateway.usage.usage_check import create_billing, create_usage_check
 from llmops.gateway.web.browser_security import OriginCheck, TrustedHostCheck
-from llmops.gateway.web.chat_page import add_chat_page
+from llmops.gateway.web.pages import add_pages
 from llmops.objectives import Objective
 
 if TYPE_CHECKING:
@@ -220,7 +220,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     ]
     for one in endpoints:
         one.add_routes(app)
-    add_chat_page(app)
+    add_pages(app)
     health.add_routes(app, replicas=pools is not None)
     plugin_lifespans = [plugin(app) for plugin in plugins]
     if settings.store is not None and not plugins:

@@ -387,16 +387,24 @@ class ConversationSettings(_Section):
         return tenant not in self.tenants or self.tenants[tenant].store
 
 
+def _check_page_url(url: str | None) -> str | None:
+    if url is not None and (urlsplit(url).scheme not in ("http", "https") or not urlsplit(url).hostname):
+        raise ValueError("this is not the URL of a Prometheus, such as http://127.0.0.1:9090")
+    return url
+
+
 class WebSettings(_Section):
-    """The chat page.
+    """The chat page and the administration page.
 
     Attributes:
         hosts: Host names by which browsers may reach a gateway without API keys, besides
             `localhost` and IP addresses. A page of another site could make any other name resolve
             to the gateway.
+        prometheus: The URL of a Prometheus, whose alerts the administration page shows.
     """
 
     hosts: list[str] = Field(default_factory=list)
+    prometheus: Annotated[str | None, AfterValidator(_check_page_url)] = None
 
 
 def _check_https(url: str | None) -> str | None:

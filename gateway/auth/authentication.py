@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 #: what it serves.
 ANONYMOUS_CALLER = Caller(scopes=frozenset())
 HEALTH_PREFIX = "/health"
-#: The chat page and its files are the same for all; their content comes from routes that ask for a
+#: The pages and their files are the same for all; their content comes from routes that ask for a
 #: key.
-CHAT_PAGE_ROUTES = frozenset({"/", "/assets/{name:path}"})
+PAGE_ROUTES = frozenset({"/", "/admin", "/assets/{name:path}"})
 #: The scopes of which a key needs one, by the beginning of a route's path. All other routes need
 #: `inference`.
 ROUTE_SCOPES = (
@@ -44,6 +44,8 @@ ROUTE_SCOPES = (
     ("/v1/organization", ("usage",)),
     # With `inference` a key sees its own usage, with `usage` that of its tenant.
     ("/api/usage", ("usage", "inference")),
+    # any key may sign in
+    ("/api/session", ()),
 )
 
 
@@ -75,7 +77,7 @@ class Authentication(Check):
             ForbiddenError: The key lacks the scope of the route.
             UnavailableError: The key store cannot be reached.
         """
-        if context.route in api_docs.DOCS_ROUTES or context.route in CHAT_PAGE_ROUTES:
+        if context.route in api_docs.DOCS_ROUTES or context.route in PAGE_ROUTES:
             context.caller = ANONYMOUS_CALLER
             return
         credential = _credential_in(scope)

@@ -203,8 +203,8 @@ def _pieces(delta: ProviderDelta) -> Iterator[OutputDelta]:
         yield ContentDelta(content)
     for call in delta.tool_calls or ():
         function = call.function
-        head = (call.id, function.name) if call.id and function.name else (None, None)
-        yield ToolCallDelta(call.index, *head, arguments=function.arguments or "")
+        call_id, name = (call.id, function.name) if call.id and function.name else (None, None)
+        yield ToolCallDelta(call.index, call_id, name, function.arguments or "")
 
 
 def _text(piece: OutputDelta) -> str:

@@ -108,8 +108,8 @@ class _Counts(_Chunk):
     completion_tokens_details: _CompletionDetails | None = None
 
     def usage(self) -> Usage:
-        cached = self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens
-        reasoning = (self.completion_tokens_details and self.completion_tokens_details.reasoning_tokens) or 0
+        cached = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+        reasoning = (self.completion_tokens_details or _CompletionDetails()).reasoning_tokens or 0
         return Usage(
             self.prompt_tokens,
             self.completion_tokens,

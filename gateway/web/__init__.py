@@ -1,1 +1,1 @@
-"""The chat page: its files, and the protection of requests that a browser sends."""
+"""The pages at `/` and `/admin`: their files, and the protection of requests of browsers."""

@@ -13,14 +13,17 @@ from urllib.parse import urlsplit
 
 from starlette.types import Scope
 
-from llmops.gateway.auth.authentication import CHAT_PAGE_ROUTES
+from llmops.gateway.auth.authentication import PAGE_ROUTES
 from llmops.gateway.errors import ForbiddenError
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
 
 KEY_COOKIE = "llmops_key"
 # The page reads /v1/models if `llmops control` does not run beside the gateway.
-_COOKIE_ROUTES = ("/api/chat", "/api/conversations", "/api/models", "/api/usage", "/api/session", "/v1/models")
+_COOKIE_ROUTES = (
+    *("/api/chat", "/api/conversations", "/api/models", "/api/usage", "/api/session", "/api/admin"),
+    "/v1/models",
+)
 _SAME_ORIGIN = (b"same-origin", b"none")
 
 
@@ -43,8 +46,8 @@ class OriginCheck(Check):
         if origin is not None and urlsplit(origin.decode("latin-1")).netloc.lower().encode() != host.lower():
             raise _other_origin()
         site = headers.get(b"sec-fetch-site", b"none")
-        # a link on another page may lead to the chat page
-        if site not in _SAME_ORIGIN and context.route != "/":
+        # a link on another page may lead to these pages
+        if site not in _SAME_ORIGIN and context.route not in ("/", "/admin"):
             raise _other_origin()
         if b"authorization" in headers or b"x-api-key" in headers or not context.route.startswith(_COOKIE_ROUTES):
             return
@@ -82,8 +85,8 @@ class TrustedHostCheck(Check):
 
 
 def is_browser_route(route: str) -> bool:
-    """Return True for the chat page and the routes that it calls."""
-    return route.startswith("/api/") or route in CHAT_PAGE_ROUTES
+    """Return True for the pages and the routes that they call."""
+    return route.startswith("/api/") or route in PAGE_ROUTES
 
 
 def is_local_host(host: str) -> bool:

@@ -5,14 +5,14 @@ The elements use no scripts, fonts or addresses.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from html import escape
+from pathlib import Path
 
-STYLE = """
-:root{color-scheme:light dark;--bg:#fff;--fg:#1b1f24;--soft:#59636e;--line:#e3e6ea;--a:#1a73e8;--b:#c4600a;--c:#2e8b57;
---d:#8e44ad;--e:#7a869a;--f:#c2185b;--g:#00838f}
-@media(prefers-color-scheme:dark){:root{--bg:#14171b;--fg:#e6e8eb;--soft:#a3adb8;--line:#2c323a;
---a:#6aa9ff;--b:#f0a35e;--c:#6fcf97;--d:#c792ea;--e:#94a1b2;--f:#f48fb1;--g:#4dd0e1}}
+#: The colours, which the gateway's pages share.
+PALETTE = (Path(__file__).parent / "palette.css").read_text()
+_RULES = """
 body{background:var(--bg);color:var(--fg);font:15px/1.5 system-ui,sans-serif}
 body{max-width:70rem;margin:2rem auto;padding:0 1rem}
 h1{font-size:1.4rem;margin:0}h2{font-size:1.05rem;margin:1.8rem 0 .5rem}.soft,figcaption{color:var(--soft)}
@@ -33,10 +33,11 @@ figure{margin:0}svg{width:100%;height:auto;display:block}svg text{font-size:12px
 .note{border-left:3px solid var(--b);padding-left:.7rem;margin:.4rem 0}code{font-size:.9em;overflow-wrap:anywhere}
 .wide{overflow-x:auto}summary{cursor:pointer;color:var(--soft)}
 @media(max-width:36rem){body{font-size:13px}td,th{padding:.25rem .35rem}td{overflow-wrap:anywhere}}
-@media print{:root{--bg:#fff;--fg:#000;--soft:#444;--line:#ccc}body{margin:0;max-width:none;font-size:11px}
+@media print{:root{color-scheme:light}body{margin:0;max-width:none;font-size:11px}
 figure,tr,.key div{break-inside:avoid}h2{break-after:avoid}.tip{display:none}.plots{grid-template-columns:1fr 1fr}
 details::details-content{content-visibility:visible;height:auto}summary{list-style:none}}
 """
+STYLE = re.sub(r"/\*.*?\*/|\n\s*", "", PALETTE) + _RULES
 
 
 def render_page(title: str, body: Iterable[str]) -> str:

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from llmops.gateway.settings import GatewaySettings
-from llmops.gateway.web.chat_page import ASSETS, assets
+from llmops.gateway.web.pages import ASSETS, assets
 from tests.support.gateway_stack import serving
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.waiting import GENEROUS

@@ -1,21 +1,17 @@
 // The chat page: past chats at the side, one conversation in the middle.
 
-import { h, render as mount } from 'preact'
+import { render as mount } from 'preact'
 import { useEffect, useMemo, useRef, useState } from './vendor/hooks.js'
-import htm from './vendor/htm.js'
 import { ApiError, answer, call, json, stop } from './api.js'
+import { Login, applyTheme, copy, html, keep, number, stored } from './common.js'
 import { LiveText, render } from './markdown.js'
 
-const html = htm.bind(h)
 const CHATS = '/api/conversations'
 /** Bytes of an attached file: a larger one would fill the context of most models. */
 const LARGEST_FILE = 256 * 1024
 const SAMPLING = { temperature: ['Temperature', 0, 2, 0.1], top_p: ['Top p', 0, 1, 0.05], max_tokens: ['Longest answer, tokens', 1, 131072, 1] }
 
-const stored = (key, otherwise) => JSON.parse(localStorage.getItem(key) ?? 'null') ?? otherwise
-const keep = (key, value) => localStorage.setItem(key, JSON.stringify(value))
 const idInAddress = () => (/^#(conv_[0-9a-f]{32})$/.exec(location.hash) ?? [])[1] ?? null
-const number = new Intl.NumberFormat('en')
 
 function App() {
   const [session, setSession] = useState(null)
@@ -31,28 +27,8 @@ function App() {
   useEffect(() => { enter() }, [])
   if (problem) return html`<p class="starting" role="alert">${problem}</p>`
   if (!session) return html`<p class="starting" role="status">Loading …</p>`
-  if (session.needsKey) return html`<${Login} onDone=${enter} />`
+  if (session.needsKey) return html`<${Login} title="Chat" onDone=${enter} />`
   return html`<${Chat} session=${session} onSignOut=${async () => { await call('DELETE', '/api/session'); enter() }} />`
-}
-
-function Login({ onDone }) {
-  const [problem, setProblem] = useState(null)
-  const submit = async (event) => {
-    event.preventDefault()
-    try {
-      const key = new FormData(event.target).get('key').trim()
-      await call('POST', '/api/session', undefined, { authorization: `Bearer ${key}` })
-      onDone()
-    } catch (error) {
-      setProblem(error.message)
-    }
-  }
-  return html`<main class="login"><h1>Chat</h1><form class="login" onSubmit=${submit}>
-    <label>API key <input name="key" type="password" autocomplete="current-password" required autofocus /></label>
-    ${problem && html`<p class="notice" role="alert">${problem}</p>`}
-    <button class="primary">Sign in</button>
-    <small>The key stays in a cookie of this browser until you close it or sign out; no script can read it.</small>
-  </form></main>`
 }
 
 function Chat({ session, onSignOut }) {
@@ -72,6 +48,7 @@ function Chat({ session, onSignOut }) {
   const input = useRef(null)
   const opened = useRef(null)
   const log = useRef(null)
+  const settings = useRef(null)
   const atEnd = useRef(true)
 
   const say = (error) => setNotice(error.message)
@@ -119,7 +96,7 @@ function Chat({ session, onSignOut }) {
 
   /** Read an answer to its end, then show what is stored. `begin` opens its stream; without it the run is read. */
   const follow = async (id, begin, run = null, prefix = '') => {
-    const reading = { run, view: null, text: prefix, thinking: '', thinkingView: null }
+    const reading = { run, view: null, text: prefix, thinking: '', calls: [] }
     setLive(reading)
     setStatus('The answer is being written.')
     let end = null
@@ -132,6 +109,11 @@ function Chat({ session, onSignOut }) {
         const delta = chunk.choices?.[0]?.delta ?? {}
         if (delta.content) { reading.text += delta.content; reading.view?.write(delta.content) }
         if (delta.reasoning_content) { reading.thinking += delta.reasoning_content; reading.onThinking?.(delta.reasoning_content) }
+        for (const part of delta.tool_calls ?? []) {
+          const call = (reading.calls[part.index] ??= { name: part.function.name, text: '' })
+          call.text += part.function.arguments
+          reading.onCall?.(part.index, part.function.arguments)
+        }
         if (chunk.status) end = chunk
       }
     } catch (error) {
@@ -142,7 +124,8 @@ function Chat({ session, onSignOut }) {
   }
 
   const settle = async (id, reading, end) => {
-    const unsaved = { id: null, role: 'assistant', content: reading.text, reasoning_content: reading.thinking, model, siblings: [],
+    const calls = reading.calls.map(({ name, text }) => ({ function: { name, arguments: text } }))
+    const unsaved = { id: null, role: 'assistant', content: reading.text, reasoning_content: reading.thinking, model: end?.served_by ?? model, tool_calls: calls, siblings: [],
       usage: end?.usage ?? {}, cost_usd: end?.cost_usd ?? null, status: end?.status ?? 'incomplete', finish_reason: end?.choices[0].finish_reason }
     try {
       const found = id ? await json('GET', `${CHATS}/${id}`) : null
@@ -235,8 +218,7 @@ function Chat({ session, onSignOut }) {
   }, [])
   useEffect(() => {
     keep('llmops-options', options)
-    const dark = options.theme === 'dark' || (options.theme === 'auto' && matchMedia('(prefers-color-scheme: dark)').matches)
-    document.documentElement.dataset.theme = dark ? 'dark' : 'light'
+    applyTheme(options.theme)
   }, [options])
   useEffect(() => { if (atEnd.current && log.current) log.current.scrollTop = log.current.scrollHeight }, [current, live])
 
@@ -264,7 +246,7 @@ function Chat({ session, onSignOut }) {
         <select id="model" value=${model} onChange=${(event) => { setModel(event.target.value); keep('llmops-model', event.target.value) }}>
           ${models.map((one) => html`<option value=${one.id}>${described(one)}</option>`)}
         </select>
-        <button aria-expanded=${drawer} onClick=${() => setDrawer(!drawer)}>Settings</button>
+        <button ref=${settings} aria-expanded=${drawer} onClick=${() => setDrawer(!drawer)}>Settings</button>
       </header>
       <section class="log" role="log" aria-live="off" aria-label="Conversation" tabindex="0" ref=${log} onScroll=${scrolled} onClick=${copyCode}>
         ${!messages.length && !live && html`<p class="empty">Ask ${model || 'the model'} something.</p>`}
@@ -279,7 +261,7 @@ function Chat({ session, onSignOut }) {
         replaces=${replaces} onKeep=${() => { setReplaces(null); setDraft('') }}
         onSend=${async (text) => { const sent = await send(text, replaces ?? {}); if (sent) setReplaces(null); return sent }} />
     </main>
-    ${drawer && html`<${Drawer} options=${options} setOptions=${setOptions} current=${current} onClose=${() => setDrawer(false)}
+    ${drawer && html`<${Drawer} options=${options} setOptions=${setOptions} current=${current} onClose=${() => { setDrawer(false); settings.current.focus() }}
       onSystem=${(text) => current?.id && json('PATCH', `${CHATS}/${current.id}`, { system_prompt: text }).then((found) => setCurrent({ ...current, ...found }), say)} />`}
   </div>`
 }
@@ -304,14 +286,14 @@ function Side({ chats, current, search, onSearch, onOpen, onRename, onRemove, on
           <button class="plain" aria-label=${`Delete ${chat.title ?? 'New chat'}`} onClick=${() => onRemove(chat)}>✕</button>`}
     </li>`)}
     ${chats.has_more && html`<li><button class="plain" onClick=${onMore}>More</button></li>`}</ul>
-    <div class="side-foot"><a class="plain" href=${`${CHATS}/export`} download>Export all</a>
+    <div class="side-foot"><a class="plain" href=${`${CHATS}/export`} download>Export all</a> <a class="plain" href="/admin">Administration</a>
       ${session.signed_in && html`<button class="plain" onClick=${onSignOut}>Sign out</button>`}</div>
   </nav>`
 }
 
 function Message({ message, busy, last, onBranch, onEdit, onRetry, onContinue }) {
   const mine = message.role === 'user'
-  const shown = useMemo(() => (mine ? null : { __html: render(message.content ?? '') }), [message.content])
+  const shown = useMemo(() => (mine ? null : { __html: render(asCode(message.content ?? '')) }), [message.content])
   const place = message.siblings.indexOf(message.id)
   const cut = !mine && message.status === 'incomplete'
   return html`<article class=${`turn ${message.role}`} aria-label=${mine ? 'You' : message.model ?? message.role}>
@@ -343,6 +325,7 @@ const CUTS = {
 function Live({ live, onPaint }) {
   const element = useRef(null)
   const thinking = useRef(null)
+  const calls = useRef(null)
   useEffect(() => {
     const view = new LiveText(element.current)
     const flush = view.flush.bind(view)
@@ -352,11 +335,23 @@ function Live({ live, onPaint }) {
     const node = thinking.current.querySelector('.text').firstChild ?? thinking.current.querySelector('.text').appendChild(document.createTextNode(''))
     live.onThinking = (text) => { thinking.current.hidden = false; node.appendData(text); onPaint() }
     if (live.thinking) live.onThinking(live.thinking)
-    return () => { view.close(); live.view = null; live.onThinking = null }
+    live.onCall = (at, text) => { callText(calls.current, at, live.calls[at].name).appendData(text); onPaint() }
+    live.calls.forEach((call, at) => live.onCall(at, call.text))
+    return () => { view.close(); live.view = live.onThinking = live.onCall = null }
   }, [live])
   return html`<article class="turn assistant" aria-label="Answer, being written" aria-busy="true">
     <details ref=${thinking} hidden><summary>Thinking …</summary><div class="text"></div></details>
-    <div class="body writing" ref=${element}></div></article>`
+    <div class="body writing" ref=${element}></div><div ref=${calls}></div></article>`
+}
+
+/** Return the text node of a tool call's arguments, in a new element for a new call. */
+function callText(parent, at, name) {
+  if (!parent.children[at]) {
+    const box = parent.appendChild(document.createElement('details'))
+    box.appendChild(document.createElement('summary')).textContent = `Calls ${name} …`
+    box.appendChild(document.createElement('pre')).append(document.createTextNode(''))
+  }
+  return parent.children[at].lastChild.firstChild
 }
 
 function Composer({ input, draft, setDraft, busy, ready, onSend, onStop, onProblem, replaces, onKeep }) {
@@ -424,14 +419,17 @@ function figures({ model, usage, cost_usd: cost, latency_ms: ms }) {
   return parts.filter(Boolean).join(' · ')
 }
 
-function pretty(text) {
-  try { return JSON.stringify(JSON.parse(text), null, 2) } catch { return text }
+/** Return markdown that shows a JSON answer as code, and any other answer as it is. */
+function asCode(text) {
+  if (!/^\s*[{[]/.test(text)) return text
+  try { JSON.parse(text) } catch { return text }
+  return `~~~~json\n${pretty(text)}\n~~~~`
 }
 
-async function copy(text, button) {
-  const before = button.textContent
-  try { await navigator.clipboard.writeText(text); button.textContent = 'Copied' } catch { button.textContent = 'Not copied' }
-  setTimeout(() => { button.textContent = before }, 1500)
+/** Indent JSON, but not where a number would lose digits. */
+function pretty(text) {
+  if (/\d{16}/.test(text)) return text
+  try { return JSON.stringify(JSON.parse(text), null, 2) } catch { return text }
 }
 
 mount(html`<${App} />`, document.getElementById('app'))

@@ -1,4 +1,4 @@
-"""The chat page at `/`, its files, and the session of a browser.
+"""The chat page at `/`, the administration page at `/admin`, and the session of a browser.
 
 The files of `assets/` are served as they are, without a build step. Third-party modules are
 unchanged in `assets/vendor/`, with their hashes in `vendor.json`. A content security policy keeps
@@ -18,11 +18,12 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response
 
 from llmops.gateway.errors import InvalidRequestError, NotFoundError
 from llmops.gateway.http.request_context import context_of
 from llmops.gateway.web.browser_security import KEY_COOKIE, bearer_token
+from llmops.html_pages.elements import PALETTE
 
 ASSETS = Path(__file__).parent / "assets"
 _TYPES = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
@@ -53,10 +54,11 @@ class Asset:
         return f'"{hashlib.sha256(self.data).hexdigest()[:16]}"'
 
 
-def add_chat_page(app: FastAPI) -> None:
-    """Add the routes of the page, its files and the session to `app`."""
+def add_pages(app: FastAPI, *, chat: bool = True) -> None:
+    """Add the pages, their files and the session to `app`. Without `chat`, `/` leads to `/admin`."""
     hidden: dict[str, Any] = {"include_in_schema": False, "response_model": None}
-    app.add_api_route("/", root, methods=["GET", "HEAD"], **hidden)
+    app.add_api_route("/", root if chat else to_admin, methods=["GET", "HEAD"], **hidden)
+    app.add_api_route("/admin", admin, methods=["GET", "HEAD"], **hidden)
     app.add_api_route("/assets/{name:path}", asset, methods=["GET", "HEAD"], **hidden)
     app.add_api_route("/api/session", session, methods=["GET"], **hidden)
     app.add_api_route("/api/session", sign_in, methods=["POST"], **hidden)
@@ -71,6 +73,16 @@ async def root(request: Request) -> Response:
     if "text/html" not in request.headers.get("accept", ""):
         return JSONResponse({"service": "llmops gateway", "documentation": "/docs"})
     return _file_response(request, "index.html")
+
+
+async def to_admin(request: Request) -> Response:
+    """Send a browser to the administration page."""
+    return RedirectResponse("/admin", 307)
+
+
+async def admin(request: Request) -> Response:
+    """Return the administration page. Its content comes from routes that need the scope `admin`."""
+    return _file_response(request, "admin.html")
 
 
 async def asset(request: Request) -> Response:
@@ -117,8 +129,13 @@ def assets() -> dict[str, Asset]:
     for file in sorted(ASSETS.rglob("*")):
         if file.suffix in _TYPES:
             data = file.read_bytes()
-            files[file.relative_to(ASSETS).as_posix()] = Asset(data, gzip.compress(data, 9), _TYPES[file.suffix])
+            files[file.relative_to(ASSETS).as_posix()] = _asset(data, file.suffix)
+    files["palette.css"] = _asset(PALETTE.encode(), ".css")
     return files
+
+
+def _asset(data: bytes, suffix: str) -> Asset:
+    return Asset(data, gzip.compress(data, 9), _TYPES[suffix])
 
 
 @lru_cache(maxsize=1)
@@ -127,7 +144,8 @@ def content_security_policy() -> str:
 
     The import map, the only inline script, is allowed by its hash.
     """
-    scripts = _INLINE_SCRIPT.findall(assets()["index.html"].data)
+    pages = (file.data for name, file in assets().items() if name.endswith(".html"))
+    scripts = dict.fromkeys(script for page in pages for script in _INLINE_SCRIPT.findall(page))
     hashes = "".join(f" 'sha256-{base64.b64encode(hashlib.sha256(script).digest()).decode()}'" for script in scripts)
     return (
         f"default-src 'none'; script-src 'self'{hashes}; style-src 'self'; img-src 'self' data:; connect-src 'self'; "

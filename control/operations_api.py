@@ -1,0 +1,114 @@
+"""GET /api/admin/replicas and /api/admin/alerts: the state of the fleet, for the administration page."""
+
+from __future__ import annotations
+
+import json
+from typing import Annotated, Any
+
+import httpx
+from fastapi import Depends
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from llmops.control.admin.routes import AdminRoute
+from llmops.control.api_route import make_router
+from llmops.control.models_api import gateway_headers
+from llmops.gateway.errors import ForbiddenError, UnavailableError
+from llmops.gateway.settings import GatewaySettings
+from llmops.urls import fetch_bounded
+
+#: Bytes of an answer of Prometheus or of a gateway. An alert has about a kilobyte.
+MAX_ANSWER_BYTES = 4 << 20
+#: Seconds for an answer of Prometheus.
+PROMETHEUS_TIMEOUT = 5.0
+
+router = make_router(prefix="/api/admin", tags=["admin"], route_class=AdminRoute)
+
+
+class FleetState(BaseModel):
+    """What the gateway knows of its models and replicas.
+
+    `models` are those of GET /v1/models, `replicas` the rows of GET /replicas by gateway worker,
+    empty for a gateway with one server.
+    """
+
+    models: list[dict[str, Any]]
+    gateways: list[dict[str, Any]]
+
+
+class Alert(BaseModel):
+    """An alert of Prometheus that is pending or firing."""
+
+    name: str
+    state: str
+    priority: str = ""
+    summary: str = ""
+    since: str = ""
+    runbook: str = ""
+    labels: dict[str, str] = {}
+
+
+class AlertList(BaseModel):
+    """The alerts of Prometheus. `configured` is False without the setting `web.prometheus`."""
+
+    configured: bool
+    data: list[Alert] = []
+
+
+async def _settings(request: Request) -> GatewaySettings:
+    settings: GatewaySettings = request.app.state.settings
+    return settings
+
+
+@router.get("/replicas", summary="Show models and replicas as the gateway sees them")
+async def read_replicas(request: Request) -> FleetState:
+    gateway: httpx.AsyncClient | None = request.app.state.gateway
+    if gateway is None:
+        raise UnavailableError("This control does not know its gateway; start it with `llmops control --gateway URL`.")
+    headers = gateway_headers(request)
+    try:
+        models = await gateway.get("/v1/models", headers=headers)
+        if models.status_code == 403:
+            raise ForbiddenError("Models and replicas need a key with the scope 'inference' as well; use another key.")
+        models.raise_for_status()
+        replicas = await gateway.get("/replicas", headers=headers)
+        # a gateway with a single server has no such page
+        gateways = [] if replicas.status_code == 404 else replicas.raise_for_status().json()["gateways"]
+        return FleetState(models=models.json()["data"], gateways=gateways)
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        detail = f"{gateway.base_url} did not describe its replicas ({type(error).__name__})."
+        raise UnavailableError("The gateway cannot be asked for its replicas now.", detail=detail) from error
+
+
+@router.get("/alerts", summary="List the alerts of Prometheus")
+async def read_alerts(settings: Annotated[GatewaySettings, Depends(_settings)]) -> AlertList:
+    if settings.web.prometheus is None:
+        return AlertList(configured=False)
+    url = f"{settings.web.prometheus.rstrip('/')}/api/v1/alerts"
+    try:
+        async with httpx.AsyncClient(timeout=PROMETHEUS_TIMEOUT) as client:
+            found = json.loads(await fetch_bounded(client, url, MAX_ANSWER_BYTES))["data"]["alerts"]
+        return AlertList(configured=True, data=sorted(map(_alert, found), key=_rank))
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError, AttributeError) as error:
+        detail = f"{url} did not list its alerts ({error or type(error).__name__})."
+        message = "Prometheus cannot be asked for its alerts now; check the setting web.prometheus."
+        raise UnavailableError(message, detail=detail) from error
+
+
+def _alert(alert: dict[str, Any]) -> Alert:
+    labels, notes = dict(alert["labels"]), alert.get("annotations") or {}
+    runbook = str(notes.get("runbook_url", ""))
+    return Alert(
+        name=str(labels.pop("alertname", "")),
+        state=str(alert["state"]),
+        priority=str(labels.pop("priority", "")),
+        summary=str(notes.get("summary", "")),
+        since=str(alert.get("activeAt", "")),
+        runbook=runbook if runbook.startswith(("https://", "http://")) else "",
+        labels={str(name): str(value) for name, value in labels.items()},
+    )
+
+
+def _rank(alert: Alert) -> tuple[bool, str, str]:
+    """Return the key that puts firing alerts first, the most urgent before others."""
+    return alert.state != "firing", alert.priority or "P9", alert.since
