@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 import re
-import shutil
 
 import httpx
 import pytest
 
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.web.pages import ASSETS, assets
+from tests.support.browser import accessibility_faults, browser_page
 from tests.support.gateway_stack import serving
 from tests.support.scripted_triton import ScriptedTriton, Step
-from tests.support.waiting import GENEROUS
 
 ANSWER = ".turn.assistant:not([aria-busy])"
 LIVE = ".turn.assistant[aria-busy] .body"
@@ -38,14 +36,6 @@ PAYLOADS = [
     "<div style=background:url(//evil.example/y)>g</div>",
     "<link rel=stylesheet href=//evil.example/z.css>",
 ]
-
-
-def chromium() -> str:
-    """The browser of this machine. Without one the test is skipped; in CI it fails."""
-    found = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
-    if found is None:
-        (pytest.fail if os.environ.get("CI") else pytest.skip)("needs Chromium: apt-get install -y chromium")
-    return found
 
 
 class Chat:
@@ -74,21 +64,10 @@ async def chat(card, tokenizer):
 
 @pytest.fixture
 async def page(chat):
-    """The page in Chromium. `said` are the messages of its console, `asked` the addresses that it asked for."""
-    program = chromium()
-    playwright = pytest.importorskip("playwright.async_api", reason="needs: pip install playwright")
-    async with playwright.async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
-        made = await browser.new_page()
-        made.set_default_timeout(GENEROUS * 1000)
-        made.said, made.asked = [], []
-        made.on("console", lambda message: made.said.append(message.text))
-        made.on("pageerror", lambda error: made.said.append(str(error)))
-        made.on("request", lambda request: made.asked.append(request.url))
+    async with browser_page() as made:
         await made.goto(chat.url)
         await made.locator("#model option").first.wait_for(state="attached")
         yield made
-        await browser.close()
 
 
 async def ask(page, text: str) -> None:
@@ -191,6 +170,66 @@ async def test_keys_a_reader_of_screens_and_a_phone_can_use_it(chat, page):
     await page.keyboard.press("Escape")
     await page.get_by_text("This answer was stopped.").wait_for()
     assert await page.get_by_role("status").inner_text() == "The answer is complete, 1 words."
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
+async def test_axe_finds_no_serious_fault(chat, page, scheme, width):
+    await page.emulate_media(color_scheme=scheme)
+    await page.set_viewport_size({"width": width, "height": 800})
+    chat.say(
+        "# Title\n\nA [link](https://ok.example), `code`, a table:\n\n|a|b|\n|-|-|\n|1|2|\n\n```python\nx = 1 # y\n```"
+    )
+    await ask(page, "Show me")
+    await page.locator(f"{ANSWER} pre").wait_for()
+    assert await accessibility_faults(page) == []
+    await page.get_by_role("button", name="Settings").click()
+    await page.get_by_role("dialog", name="Settings").wait_for()
+    if width < 700:
+        await page.get_by_role("button", name="Done").click()
+        await page.get_by_role("button", name="Chats").click()
+    assert await accessibility_faults(page) == []
+
+
+async def test_an_answer_is_edited_retried_and_branched_by_keyboard(chat, page):
+    chat.say("The first answer.")
+    await ask(page, "One")
+    await page.get_by_text("The first answer.").wait_for()
+    chat.say("The second answer.")
+    await page.get_by_role("button", name="Retry").press("Enter")
+    await page.get_by_text("The second answer.").wait_for()
+    await page.get_by_role("button", name="Previous version").press("Enter")
+    await page.get_by_text("The first answer.").wait_for()
+    await page.get_by_role("button", name="Edit").press("Enter")
+    chat.say("The third answer.")
+    await page.locator("#message").fill("Two")
+    await page.keyboard.press("Enter")
+    await page.get_by_text("The third answer.").wait_for()
+    assert await page.locator(".turn.user .body").inner_text() == "Two"
+    await page.locator(".turn.user").get_by_role("button", name="Previous version").press("Enter")
+    await page.locator(".turn.user .body", has_text="One").wait_for()
+    assert re.match(r"The (first|second) answer\.", await page.locator(f"{ANSWER} .body").inner_text())
+
+
+async def test_a_text_file_the_system_prompt_and_sampling_go_with_the_message(chat, page):
+    await page.get_by_role("button", name="Settings").click()
+    await page.get_by_label("System prompt").fill("Be brief.")
+    await page.get_by_label("Temperature").fill("0.5")
+    await page.get_by_role("button", name="Done").press("Enter")
+    files = [
+        {"name": "notes.txt", "mimeType": "text/plain", "buffer": b"Remember the milk."},
+        {"name": "image.bin", "mimeType": "application/octet-stream", "buffer": b"a\0b"},
+    ]
+    await page.locator("input[type=file]").set_input_files(files)
+    await page.get_by_text("image.bin is not a text file").wait_for()
+    chat.say('{"milk": true}')
+    await ask(page, "Read it")
+    # an answer that is JSON is shown as code
+    await page.locator(f"{ANSWER} .code .hljs-attr").wait_for()
+    request = chat.triton.requests[-1]
+    assert request["temperature"] == [0.5]
+    prompt = chat.tokenizer.decode(request["input_ids"])
+    for part in ("Be brief.", "File notes.txt", "Remember the milk.", "Read it"):
+        assert part in prompt
 
 
 async def test_the_page_is_small_and_its_policy_names_no_other_site(chat):

@@ -79,11 +79,11 @@ def text_of(events: list) -> str:
 
 
 @contextlib.asynccontextmanager
-async def serving(settings: GatewaySettings, checks=()):
+async def serving(settings: GatewaySettings, checks=(), plugins=()):
     """A gateway on a free port, as soon as it is ready: its client and server."""
     listener = bind("127.0.0.1", 0)
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    config = uvicorn_config(create_app(settings, checks=checks), settings)
+    config = uvicorn_config(create_app(settings, checks=checks, plugins=plugins), settings)
     config.timeout_graceful_shutdown = 2
     server = uvicorn.Server(config)
     task = asyncio.create_task(server.serve(sockets=[listener]))

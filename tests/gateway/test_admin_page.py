@@ -1,0 +1,239 @@
+"""The administration page in a real Chromium, over a gateway with control and a store."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from datetime import UTC, datetime, timedelta
+from uuid import uuid4
+
+import httpx
+import pytest
+
+from llmops.control.app import control_plugin, create_app
+from llmops.gateway.settings import GatewaySettings
+from llmops.store.factory import open_store
+from llmops.store.usage_writes import UsageRecord, insert_usage
+from tests.store.control_client import bearer, make_key
+from tests.support.browser import accessibility_faults, browser_page
+from tests.support.gateway_stack import serving
+from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.waiting import GENEROUS
+
+HOSTILE = "<img src=x onerror=window.hacked=1>"
+ALERTS = {
+    "status": "success",
+    "data": {
+        "alerts": [
+            {
+                "labels": {"alertname": "Pending", "priority": "P3", "model": "tiny"},
+                "annotations": {"summary": HOSTILE, "runbook_url": "javascript:window.hacked=1"},
+                "state": "pending",
+                "activeAt": "2026-11-25T10:00:00Z",
+            },
+            {
+                "labels": {"alertname": "LlmTtftSpike", "priority": "P1"},
+                "annotations": {"summary": "Slow.", "runbook_url": "https://runbooks.example/#llmttftspike"},
+                "state": "firing",
+                "activeAt": "2026-11-25T11:00:00Z",
+            },
+        ]
+    },
+}
+
+
+@contextlib.asynccontextmanager
+async def prometheus(answer: bytes):
+    async def serve(reader, writer) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 200 OK\r\nconnection: close\r\ncontent-type: application/json\r\n\r\n" + answer)
+        await writer.drain()
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+
+
+class Deployment:
+    """A gateway with control; `admin` is the secret of a key with all scopes."""
+
+    def __init__(self, client: httpx.AsyncClient, store: str, admin: str, user: str) -> None:
+        self.client, self.store, self.admin, self.user = client, store, admin, user
+        self.url = str(client.base_url).rstrip("/")
+
+
+@pytest.fixture
+async def deployment(card, tmp_path):
+    store = f"sqlite:///{tmp_path}/store.db"
+    admin, _, user = await make_key(store, name="Administrator")
+    now = datetime.now(UTC)
+    used = [("tiny", 0, 1_500_000), ("tiny", 1, 2_000_000), (HOSTILE, 1, 500_000)]
+    records = [
+        UsageRecord(
+            str(uuid4()), "g", at, now - timedelta(days=days), "r", user, model, 100, 50, micros, tenant_id="ops"
+        )
+        for at, (model, days, micros) in enumerate(used)
+    ]
+    async with await open_store(store) as opened, opened.write() as connection:
+        await insert_usage(connection, records)
+    triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
+    await triton.start()
+    async with prometheus(json.dumps(ALERTS).encode()) as alerts:
+        settings = GatewaySettings(
+            replicas=[f"127.0.0.1:{triton.port}"],
+            store=store,
+            usage={"outbox": tmp_path / "usage"},
+            lookups={"fresh": "0.1s"},
+            web={"prometheus": alerts},
+        )
+        try:
+            async with serving(settings, plugins=[control_plugin(settings, tuple)]) as (client, _):
+                yield Deployment(client, store, admin, user)
+        finally:
+            await triton.stop()
+
+
+@contextlib.asynccontextmanager
+async def administration(deployment: Deployment, **options):
+    async with browser_page(**options) as page:
+        await page.goto(f"{deployment.url}/admin")
+        await page.get_by_label("API key").fill(deployment.admin)
+        await page.keyboard.press("Enter")
+        await page.get_by_role("heading", name="Keys").wait_for()
+        yield page
+
+
+async def test_keys_are_made_rotated_and_revoked_behind_a_login(deployment):
+    weak, _, _ = await make_key(deployment.store, scopes=("inference",))
+    async with browser_page() as page:
+        await page.goto(f"{deployment.url}/admin")
+        await page.get_by_label("API key").fill("sk-llmops-nothing")
+        await page.keyboard.press("Enter")
+        await page.get_by_role("alert").wait_for()
+        await page.get_by_label("API key").fill(weak)
+        await page.keyboard.press("Enter")
+        await page.get_by_text("This key lacks the scope admin.").wait_for()
+        await page.get_by_label("API key").fill(deployment.admin)
+        await page.keyboard.press("Enter")
+        await page.get_by_role("rowheader", name="Administrator").wait_for()
+        (cookie,) = await page.context.cookies()
+        assert (cookie["httpOnly"], cookie["sameSite"], cookie["expires"]) == (True, "Strict", -1)
+        assert await page.evaluate("Object.values(localStorage).join() + document.cookie") == ""
+
+        await page.get_by_role("button", name="New key").click()
+        await page.get_by_label("Tenant").fill("acme")
+        await page.get_by_label("User, e-mail").fill("ann@acme.example")
+        await page.get_by_label("Name", exact=True).fill("Ann")
+        await page.get_by_label("Budget, $").fill("5")
+        await page.get_by_role("button", name="Create").click()
+        secret = await page.locator(".notice code").inner_text()
+        row = page.get_by_role("row", name="Ann")
+        assert "$5 a month" in await row.inner_text()
+
+        async def status(key: str) -> int:
+            return (await deployment.client.get("/v1/models", headers=bearer(key))).status_code
+
+        assert await status(secret) == 200
+        page.on("dialog", lambda dialog: asyncio.ensure_future(dialog.accept()))
+        await page.get_by_role("button", name="Rotate Ann").click()
+        await page.locator(".notice code").filter(has_not_text=secret).wait_for()
+        rotated = await page.locator(".notice code").inner_text()
+        assert (await status(rotated), await status(secret)) == (200, 200)
+        await page.get_by_role("button", name="Revoke Ann").click()
+        await row.wait_for(state="detached")
+        async with asyncio.timeout(GENEROUS):
+            while await status(rotated) != 401:
+                await asyncio.sleep(0.05)
+
+        await page.get_by_role("button", name="Sign out").click()
+        await page.get_by_label("API key").wait_for()
+        assert await page.context.cookies() == []
+        assert {url.split("/")[2] for url in page.asked} == {deployment.url.split("/")[2]}
+
+
+async def test_usage_replicas_and_alerts_are_shown_and_run_nothing(deployment):
+    async with administration(deployment) as page:
+        await page.get_by_role("link", name="Usage").click()
+        cells = page.locator("tbody tr").filter(has_text="tiny").locator("td")
+        await cells.first.wait_for()
+        assert await cells.all_inner_texts() == ["2", "200", "0", "100", "$3.5"]
+        assert "$4 in all, at most $2.5 a day" in await page.locator(".plots svg[role=img]").first.get_attribute(
+            "aria-label"
+        )
+        assert await page.locator(".plots figure").first.locator("rect > title").count() == 3
+        await page.get_by_role("link", name="Replicas").click()
+        replica = page.locator("tbody tr").filter(has_text="127.0.0.1:")
+        await replica.wait_for()
+        assert "ready" in await replica.inner_text()
+        await page.get_by_role("link", name="Alerts").click()
+        rows = page.locator("tbody tr")
+        await rows.first.wait_for()
+        assert (await rows.first.inner_text()).split("\t")[:3] == ["LlmTtftSpike", "firing", "P1"]
+        assert HOSTILE in await rows.nth(1).inner_text()
+        assert await page.locator("main a").evaluate_all("all => all.map((one) => one.href)") == [
+            "https://runbooks.example/#llmttftspike"
+        ]
+        assert await page.evaluate("window.hacked ?? null") is None
+        assert [text for text in page.said if "401" not in text and "username" not in text] == []
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
+async def test_axe_finds_no_serious_fault(deployment, scheme, width):
+    async with administration(deployment, color_scheme=scheme, viewport={"width": width, "height": 800}) as page:
+        await page.get_by_role("button", name="New key").click()
+        await page.get_by_label("Tenant").wait_for()
+        for name in ("Keys", "Usage", "Replicas", "Alerts"):
+            await page.get_by_role("link", name=name).click()
+            await page.locator("tbody tr").first.wait_for()
+            assert await accessibility_faults(page) == [], name
+            assert await page.evaluate("document.documentElement.scrollWidth") <= width, name
+
+
+async def test_a_proxy_that_sends_the_user_s_token_needs_no_login(deployment):
+    async with browser_page(extra_http_headers=bearer(deployment.admin)) as page:
+        await page.goto(f"{deployment.url}/admin")
+        await page.get_by_role("rowheader", name="Administrator").wait_for()
+        assert await page.context.cookies() == []
+
+
+@pytest.mark.parametrize("headers", [{"origin": "https://evil.example"}, {"sec-fetch-site": "same-site"}])
+async def test_a_foreign_page_does_not_use_the_cookie(deployment, headers):
+    cookie = {"cookie": f"llmops_key={deployment.admin}"}
+    for path in ("/api/admin/keys", "/api/admin/alerts", "/api/admin/replicas"):
+        assert (await deployment.client.get(path, headers=cookie)).status_code == 200
+        answer = await deployment.client.get(path, headers={**cookie, **headers})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "foreign_origin")
+
+
+@contextlib.asynccontextmanager
+async def control_alone(store: str):
+    app = create_app(GatewaySettings(store=store), tuple)
+    async with (
+        app.router.lifespan_context(app),
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1:9001") as client,
+    ):
+        yield client
+
+
+async def test_control_alone_has_the_page_and_the_same_checks(tmp_path):
+    store = f"sqlite:///{tmp_path}/store.db"
+    async with control_alone(store) as client:
+        moved = await client.get("/", headers={"accept": "text/html"})
+        assert (moved.status_code, moved.headers["location"]) == (307, "/admin")
+        page = await client.get("/admin")
+        assert "script-src 'self' 'sha256-" in page.headers["content-security-policy"]
+        assert (await client.get("/assets/admin.js")).status_code == 200
+        # before there is a key, a name that another site made point here reaches nothing
+        for path in ("/api/usage", "/api/models", "/api/admin/keys", "/api/session"):
+            answer = await client.get(path, headers={"host": "evil.example"})
+            assert (answer.status_code, answer.json()["error"]["code"]) == (403, "unknown_host"), path
+        assert (await client.get("/api/usage")).status_code == 200
+        # administration needs a key on this machine, too
+        assert (await client.get("/api/admin/keys")).status_code == 403
+    admin, _, _ = await make_key(store, scopes=("admin",))
+    async with control_alone(store) as client:
+        assert (await client.post("/api/session", headers=bearer(admin))).json()["admin"] is True
+        assert (await client.get("/api/admin/keys")).status_code == 200
+        assert (await client.get("/api/admin/alerts")).json() == {"configured": False, "data": []}
+        assert (await client.get("/api/admin/replicas")).status_code == 503

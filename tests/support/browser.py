@@ -1,0 +1,67 @@
+"""Pages in the Chromium of this machine; without one a test is skipped, and in CI it fails."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.waiting import GENEROUS
+
+#: axe-core's grades that a user of a screen reader or a keyboard is stopped by.
+GRAVE = ("serious", "critical")
+
+
+def chromium() -> str:
+    """Return the browser's path."""
+    found = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chrome")
+    if found is None:
+        _missing("needs Chromium: apt-get install -y chromium")
+    return str(found)
+
+
+@contextlib.asynccontextmanager
+async def browser_page(**options: Any) -> AsyncIterator[Any]:
+    """A page of a new browser: `said` are the messages of its console, `asked` the addresses that it asked for."""
+    program = chromium()
+    playwright = pytest.importorskip("playwright.async_api", reason="needs: pip install playwright")
+    async with playwright.async_playwright() as driver:
+        browser = await driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        made = await browser.new_page(**options)
+        made.set_default_timeout(GENEROUS * 1000)
+        made.said, made.asked = [], []
+        made.on("console", lambda message: made.said.append(message.text))
+        made.on("pageerror", lambda error: made.said.append(str(error)))
+        made.on("request", lambda request: made.asked.append(request.url))
+        try:
+            yield made
+        finally:
+            await browser.close()
+
+
+async def accessibility_faults(page: Any) -> list[str]:
+    """Return what axe-core finds on a page and grades as serious or critical."""
+    try:
+        import axe_playwright_python
+    except ImportError:
+        _missing("needs: pip install axe-playwright-python")
+    script = (Path(axe_playwright_python.__file__).parent / "axe.min.js").read_text()
+    # a policy that allows no inline script holds for this one, too, unless the driver evaluates it
+    await page.evaluate(f"() => {{ {script}; window.axe = axe }}")
+    found = await page.evaluate("() => axe.run()")
+    assert len(found["passes"]) > 10
+    return [
+        f"{one['id']}: {node['html']} ({node.get('failureSummary')})"
+        for one in found["violations"]
+        if one["impact"] in GRAVE
+        for node in one["nodes"]
+    ]
+
+
+def _missing(text: str) -> None:
+    (pytest.fail if os.environ.get("CI") else pytest.skip)(text)
