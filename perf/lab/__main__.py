@@ -31,6 +31,7 @@ BENCHMARKS = {
     "policies": "Fleet policies",
     "overload": "Overload",
     "plan_accuracy": "Planner",
+    "chat_page": "Chat page",
 }
 PAGE = Path("docs", "performance.md")
 

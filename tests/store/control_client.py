@@ -36,7 +36,7 @@ async def control(url: str, gateway: str | None = None) -> AsyncIterator[httpx.A
     app = create_app(GatewaySettings(store=url), tuple, gateway)
     async with (
         app.router.lifespan_context(app),
-        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://control") as client,
+        httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://127.0.0.1") as client,
     ):
         yield client
 

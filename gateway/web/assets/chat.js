@@ -329,7 +329,7 @@ function Live({ live, onPaint }) {
   useEffect(() => {
     const view = new LiveText(element.current)
     const flush = view.flush.bind(view)
-    view.flush = () => { flush(); onPaint() }
+    view.flush = () => { flush(); onPaint() } // also lays the page out, so that its cost is measured
     view.write(live.text)
     live.view = view
     const node = thinking.current.querySelector('.text').firstChild ?? thinking.current.querySelector('.text').appendChild(document.createTextNode(''))

@@ -28,6 +28,9 @@ for (const [name, language] of Object.entries(languages)) hljs.registerLanguage(
 const LONGEST_HIGHLIGHTED = 30000
 /** Characters of an unfinished paragraph that are rendered again with each frame; a longer one is shown as plain text. */
 const LONGEST_LIVE = 4000
+/** Milliseconds between two paints, at least; a paint that takes longer is followed by REST times its duration. */
+const SHORTEST_PAUSE = 40
+const REST = 5
 
 const escape = (text) =>
   text.replace(/[&<>"']/g, (one) => ({ '&': '&amp;', '<': '&lt;', '>': '&gt;', '"': '&quot;', "'": '&#39;' })[one])
@@ -78,6 +81,7 @@ export class LiveText {
     this.element = element
     this.queue = ''
     this.frame = 0
+    this.pause = 0
     this.reset()
   }
 
@@ -99,7 +103,14 @@ export class LiveText {
 
   write(text) {
     this.queue += text
-    this.frame ||= requestAnimationFrame(() => this.flush())
+    this.frame ||= setTimeout(() => { this.frame = requestAnimationFrame(() => this.timedFlush()) }, this.pause)
+  }
+
+  /** Paint, and measure by how long the next paint has to wait, so that painting takes a bounded share of a core. */
+  timedFlush() {
+    const begun = performance.now()
+    this.flush()
+    this.pause = Math.max(SHORTEST_PAUSE, REST * (performance.now() - begun))
   }
 
   flush() {
@@ -169,6 +180,7 @@ export class LiveText {
   }
 
   close() {
+    clearTimeout(this.frame)
     cancelAnimationFrame(this.frame)
   }
 }
