@@ -70,7 +70,7 @@ def served(url: str) -> Iterator[str]:
     settings = GatewaySettings(store=url)
     app = GatewayApp(checks=[AsAdmin()])
     add_exception_handlers(app)
-    Control(SharedStore(url), tuple, None).add_to(app)
+    Control(SharedStore(url), tuple, None, GatewaySettings(store=url)).add_to(app)
     listener = bind("127.0.0.1", 0)
     server = DrainingServer(uvicorn_config(app, settings), lambda: None)
     thread = threading.Thread(target=server.run, args=([listener],))
