@@ -16,6 +16,8 @@ FOLDERS := build store model_repository gateway control cli perf
 
 # Byte-compiling every installed file costs minutes and saves milliseconds.
 export PIP_NO_COMPILE = 1
+# What is imported is compiled once instead of at every start, also in images that forbid it.
+export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
 .PHONY: help install serve test quick attacks matrix test312 lint fmt bench docs clean
@@ -29,7 +31,7 @@ serve: $(STAMPS)/embedded ## Build SmolLM2, start Triton and the gateway on http
 	$(BIN)/llmops up $(MODEL) $(ARGS)
 
 test: $(STAMPS)/test ## All tests, with the real Triton server
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --max-worker-restart 4 $(ARGS)
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --max-worker-restart 4 $(ARGS)
 
 quick: $(STAMPS)/test ## Tests of the parts that decide without a server (answers, planner, routing, steps): about two minutes
 	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not stack" tests/answers tests/plan tests/fleet tests/steps $(ARGS)

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +15,10 @@ import pytest
 import setuptools  # noqa: F401  before anything else can bring distutils in: torch asks for setuptools' own
 
 from tests.support.engines import smollm2_engine
+
+# Images of Python often forbid bytecode files. A run starts some 500 programs, which would all compile what they import.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 pytest_plugins = ["tests.support.event_loop_lag", "tests.support.worker_restarts"]
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import threading
 import time
 
-import pytest
-
 from tests.attacks.harness import Neighbour, connect, record, scaled
 
 ATTACKERS = 8
@@ -57,23 +55,23 @@ def test_trials_of_a_model_are_shared(start, engine):
     assert trials <= (seconds + 2) * TRIALS_PER_SECOND
 
 
-@pytest.mark.parametrize("path", READS)
-def test_a_flood_of_reads_leaves_room_for_others(start, engine, path):
-    gateway, seconds = start(engine.address), scaled(1.5, 10)
+def test_a_flood_of_reads_leaves_room_for_others(start, engine):
+    gateway, seconds = start(engine.address), scaled(0.7, 10)
     gateway.ready()
-    with Neighbour(gateway) as other:
-        cpu = gateway.cpu()
-        answers = flood(gateway, path, seconds)
-        used = gateway.cpu() - cpu
-    total = sum(answers.values())
-    record(
-        f"{path}: {answers} in {seconds} s, {1e3 * used / total:.2f} ms of CPU each, "
-        f"others' p95 {other.quantile(0.95) * 1e3:.0f} ms"
-    )
-    assert other.failures == 0
-    assert other.quantile(0.95) < OTHERS_P95
-    if path.startswith("/v1/") or path == "/openapi.json":
-        assert answers[429] > 0
+    for path in READS:
+        with Neighbour(gateway) as other:
+            cpu = gateway.cpu()
+            answers = flood(gateway, path, seconds)
+            used = gateway.cpu() - cpu
+        total = sum(answers.values())
+        record(
+            f"{path}: {answers} in {seconds} s, {1e3 * used / total:.2f} ms of CPU each, "
+            f"others' p95 {other.quantile(0.95) * 1e3:.0f} ms"
+        )
+        assert other.failures == 0, path
+        assert other.quantile(0.95) < OTHERS_P95, path
+        if path.startswith("/v1/") or path == "/openapi.json":
+            assert answers[429] > 0, path
 
 
 def test_reads_of_one_caller_are_limited(start, engine):

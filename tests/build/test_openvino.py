@@ -238,17 +238,17 @@ def test_a_quantised_engine_computes_with_its_rounded_weights(quant: str, tiny: 
     assert size < 0.35 * (tiny / "model.safetensors").stat().st_size
 
 
-def test_smollm2_answers_as_transformers_does(smollm2: Path, tmp_path: Path) -> None:
+def test_smollm2_answers_as_transformers_does(engine_dir: Path) -> None:
     """Token for token in float32, through the pipeline that serves it."""
     genai = pytest.importorskip("openvino_genai")
     from tokenizers import Tokenizer
 
-    manifest, _ = build(BuildSpec(checkpoint="smollm2", output=tmp_path / "engine"))
-    tokenizer = Tokenizer.from_file(str(tmp_path / "engine/tokenizer/tokenizer.json"))
+    manifest = EngineManifest.load(engine_dir)
+    tokenizer = Tokenizer.from_file(str(engine_dir / "tokenizer/tokenizer.json"))
     scheduler = genai.SchedulerConfig()
     scheduler.cache_size = 1
     runtime = manifest.extra.openvino.model_dump()
-    model_dir = str(tmp_path / "engine" / manifest.model_dir)
+    model_dir = str(engine_dir / manifest.model_dir)
     pipeline = genai.ContinuousBatchingPipeline(model_dir, scheduler, runtime["device"], runtime["properties"])
     cases = json.loads((Path(__file__).parent / "data/smollm2_greedy.json").read_text())["answers"]
     config = genai.GenerationConfig(max_new_tokens=48, do_sample=False)
@@ -274,13 +274,13 @@ def test_a_deterministic_engine_answers_alone_as_it_does_in_a_batch(smollm2: Pat
 
     manifest, _ = build(BuildSpec(checkpoint="smollm2", output=tmp_path / "engine", quant="int8", deterministic=True))
     tokenizer = Tokenizer.from_file(str(tmp_path / "engine/tokenizer/tokenizer.json"))
-    topics = ["cats", "the sea", "Paris", "bread", "chess", "rain", "maps", "stars", "gold", "bees", "trains", "ice"]
+    topics = ["cats", "the sea", "Paris", "bread", "chess"]
     prompts = [tokenizer.encode(prompt_of(f"Tell me something about {topic}.")).ids for topic in topics]
     runtime, scheduler = manifest.extra.openvino.model_dump(), genai.SchedulerConfig()
     scheduler.cache_size, scheduler.max_num_batched_tokens = 1, manifest.limits.max_num_tokens
     model_dir = str(tmp_path / "engine" / manifest.model_dir)
     pipeline = genai.ContinuousBatchingPipeline(model_dir, scheduler, runtime["device"], runtime["properties"])
-    config = genai.GenerationConfig(max_new_tokens=32, do_sample=False)
+    config = genai.GenerationConfig(max_new_tokens=24, do_sample=False)
 
     def answers(batch: list[list[int]]) -> list[list[int]]:
         results = pipeline.generate([ov.Tensor(np.array([ids])) for ids in batch], [config] * len(batch))

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from transformers import PreTrainedTokenizerFast
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.chat_template import ChatTemplate
@@ -106,6 +105,8 @@ def pair(request, tmp_path_factory):
     tokenizer.save(str(folder / "tokenizer.json"))
     names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
     (folder / "tokenizer_config.json").write_text(json.dumps(names))
+    from transformers import PreTrainedTokenizerFast
+
     ours = TextTokenizer(folder)
     ours.keep_controls_apart()
     return ours, PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), **names)

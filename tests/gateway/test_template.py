@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from transformers.utils.chat_template_utils import render_jinja_template
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.text.chat_template import ChatTemplate
@@ -28,6 +27,8 @@ TOOLS = [{"type": "function", "function": {"name": "f", "description": "<a> & 'b
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_renders_as_transformers_does(name):
+    from transformers.utils.chat_template_utils import render_jinja_template
+
     tokens = {"bos_token": "<s>", "eos_token": "</s>"}
     expected, _ = render_jinja_template(
         conversations=[MESSAGES], tools=TOOLS, chat_template=TEMPLATES[name], add_generation_prompt=True, **tokens

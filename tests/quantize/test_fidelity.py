@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from llmops.build.quality.measures import largest_difference, sketch
 
@@ -12,6 +11,8 @@ FED = [f"model.layers.1.self_attn.{name}_proj.weight" for name in "qkv"]
 
 @pytest.fixture
 def model():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
     torch.manual_seed(0)
     sizes = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2}
     return LlamaForCausalLM(LlamaConfig(vocab_size=128, num_hidden_layers=2, **sizes))

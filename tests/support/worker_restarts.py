@@ -1,7 +1,9 @@
-"""A pytest plugin: a test run goes on when one of its xdist workers dies.
+"""A pytest plugin: xdist's groups stay together, and a test run goes on when one of its workers dies.
 
-xdist 3.8 waits for good after a worker of `--dist loadgroup` died. A native library that crashes
-must cost one test, with the stacks of its threads in the summary, and not the run.
+xdist 3.8 writes the group of a test into its node id in a way that pytest 9.2 does not read: every
+worker would start the servers of every group. It also waits for good after a worker of
+`--dist loadgroup` died. A native library that crashes must cost one test, with the stacks of its
+threads in the summary, and not the run.
 """
 
 from __future__ import annotations
@@ -45,6 +47,18 @@ class RestartingScheduler(LoadGroupScheduling):
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> RestartingScheduler | None:
     return RestartingScheduler(config, log) if config.getoption("dist") == "loadgroup" else None
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Append `@GROUP` to the node ids that a worker reports, by which the scheduler keeps a group together."""
+    if not hasattr(config, "workerinput") or not config.getoption("loadgroup", False):
+        return
+    for item in items:
+        groups = sorted({mark.args[0] for mark in item.iter_markers("xdist_group")})
+        suffix = f"@{'_'.join(groups)}"
+        if groups and not item.nodeid.endswith(suffix):
+            item._id = type(item._id).parse(item.nodeid + suffix)
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
