@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.build.engine_folder.manifest import FILE_NAME
-from llmops.build.target_facts import TARGETS, TargetName
+from llmops.build.target_facts import TargetName
 from llmops.cli.accounts.admin_client import current_audit_context, default_store
 from llmops.errors import InputError, ServerError
 
@@ -44,12 +44,13 @@ def build_engine(
     from llmops.build.spec import BuildSpec
     from llmops.cache import cache_dir
     from llmops.cli.progress import make_progress
+    from llmops.cli.service.command_defaults import default_quant
     from llmops.model_repository.repository.compatibility import check_target
 
     if Path(checkpoint, FILE_NAME).is_file():
         return Path(checkpoint)
     check_target(target)
-    quant = quant or TARGETS[target].quant
+    quant = quant or default_quant(checkpoint, target)
     place = folder or cache_dir() / "up" / f"{_slug(checkpoint)}-{target}-{quant}-tp{tp}"
     made = _make_folder(place)
     spec = BuildSpec(checkpoint=checkpoint, output=place / "engine", target=target, quant=quant, tp=tp, name=name)
@@ -94,17 +95,19 @@ def build_described(loaded: LoadedService) -> tuple[Path, Mapping[str, Path]]:
     """
     from llmops.build.job.build_engine import build
     from llmops.cli.progress import make_progress
-    from llmops.cli.service.command_defaults import repo_defaults, spec_of
+    from llmops.cli.service.command_defaults import name_file_keys, repo_defaults, spec_of
     from llmops.model_repository.generate import generate_repository, read_engines
     from llmops.model_repository.repository.compatibility import check_target
 
-    names = list(loaded.service.models)
-    specs = [spec_of(loaded, name) for name in names]
-    for spec in specs:
-        check_target(spec.target)
-    for spec in specs:
+    names, specs = list(loaded.service.models), {}
+    for name in names:
+        with name_file_keys(loaded, name):
+            specs[name] = spec_of(loaded, name)
+        check_target(specs[name].target)
+    for name, spec in specs.items():
         _make_folder(spec.output.parent)
-        build(spec, make_progress())
+        with name_file_keys(loaded, name):
+            build(spec, make_progress())
     generate_repository(read_engines(repo_defaults(loaded)["engines"], serving=loaded.serving), loaded.repository)
     return loaded.repository, {name: spec.output for name, spec in zip(names, specs, strict=True)}
 

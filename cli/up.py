@@ -30,7 +30,10 @@ FIRST_KEY = "The first key, shown this once (`llmops key` makes others):"
 @click.option(
     "--target", type=click.Choice(NAMES), default="openvino", show_default=True, help="Kind of engine to build."
 )
-@click.option("--quant", help="Weights of the engine: see `llmops build`.  [default: int8 on openvino, fp8 elsewhere]")
+@click.option(
+    "--quant",
+    help="Weights of the engine: see `llmops build`.  [default: int8 on openvino, fp8 elsewhere; encoders: none]",
+)
 @click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Tensor-parallel GPUs.")
 @serving_option
 @click.option("--name", help="Served model name. Default: from the checkpoint.")

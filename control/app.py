@@ -200,9 +200,9 @@ def run(
     Raises:
         InputError: The host opens control to others without keys.
     """
-    keys = keys_required(settings)
     listener = bind(settings.host, settings.port)
     try:
+        keys = keys_required(settings)
         host, port = listener.getsockname()[:2]
         on_listening(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}", keys)
         app = create_app(settings, lambda: make_leader_jobs(settings, replicas), gateway)

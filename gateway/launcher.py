@@ -46,12 +46,13 @@ def run(
             cannot be created.
         ResourceError: The port is taken.
     """
-    requires_keys = keys_required(settings)
     _check_workers(settings)
     check_filters(settings.safety)
     _raise_descriptor_limit()
     with ExitStack() as stack:
+        # before the keys: what is said about a host supposes that it is one
         listener = stack.enter_context(closing(bind(settings.host, settings.port)))
+        requires_keys = keys_required(settings)
         if on_listening is not None:
             on_listening(_url_of(listener), requires_keys)
         if settings.workers == 1:
@@ -62,7 +63,7 @@ def run(
         first = settings.port + 1 if settings.port else 0
         ports = [first and first + index for index in range(settings.workers)]
         own = [stack.enter_context(closing(bind(settings.host, port))) for port in ports]
-        log.info("metrics of each worker: %s", ", ".join(f"{_url_of(one)}/metrics" for one in own))
+        log.info("Metrics of each worker: %s", ", ".join(f"{_url_of(one)}/metrics" for one in own))
         # one worker watches the replicas for all: each of them would ask the same
         others = settings.model_copy(update={"quality": settings.quality.model_copy(update={"interval": None})})
         return supervisor.run(lambda index: _serve(others if index else settings, [listener, own[index]], plugins))

@@ -65,7 +65,7 @@ class Supervisor:
             os.close(descriptor)
             _, status = os.waitpid(pid, 0)
         if not self._stopping:
-            log.error("worker %d ended with code %d; starting it again", index, os.waitstatus_to_exitcode(status))
+            log.error("Worker %d ended with code %d; starting it again", index, os.waitstatus_to_exitcode(status))
             time.sleep(RESTART_DELAY)
             self._start(index)
 
@@ -92,7 +92,7 @@ class Supervisor:
             self._work(index)
             code = 0
         except Exception:
-            log.exception("worker %d", index)
+            log.exception("Worker %d", index)
         finally:
             os._exit(code)
 

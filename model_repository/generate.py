@@ -198,6 +198,7 @@ def _read_engine(argument: str, serving: str | Mapping[str, str]) -> EngineEntry
         raise InputError(f"{directory} is not finished: `llmops build --resume {directory}` does what is left.")
     if not (directory / manifest.tokenizer.directory / "tokenizer.json").is_file():
         raise InputError(f"{directory} is damaged: its tokenizer.json is missing. Build the engine again.")
+    manifest.check_weights(directory)
     target = find_target(manifest.target, serving if isinstance(serving, str) else serving.get(name, ""))
     target.check(directory, manifest)
     return EngineEntry(name, directory.resolve(), manifest, target)
@@ -233,7 +234,7 @@ def _check_adapters(entries: list[EngineEntry]) -> None:
         for adapter in entry.manifest.adapters:
             if adapter.name in taken:
                 raise InputError(
-                    f"adapter {adapter.name} of {entry.directory} has the name of another model: serve one of them "
+                    f"Adapter {adapter.name} of {entry.directory} has the name of another model: serve one of them "
                     "under another name (NAME=FOLDER), or build with another --adapter NAME."
                 )
             taken.add(adapter.name)

@@ -81,7 +81,7 @@ def check_gpu_count(needed: int) -> None:
     present = count_gpus()
     if present is not None and needed > present:
         raise ResourceError(
-            f"the engines of this repository need {needed} GPUs, and this machine has {present}: serve fewer of them, "
+            f"The engines of this repository need {needed} GPUs, and this machine has {present}: serve fewer of them, "
             "or build them with a smaller --tp."
         )
 

@@ -40,11 +40,11 @@ def missing_reason(repository: Path) -> str | None:
             engine_manifest = EngineManifest.load(Path(engine.directory))
             if not engine_manifest.complete:
                 raise InputError(
-                    f"the engine of {name} in {engine.directory} is still being built; wait for `llmops build` to end."
+                    f"The engine of {name} in {engine.directory} is still being built; wait for `llmops build` to end."
                 )
             if engine_manifest.key != engine.key:
                 raise InputError(
-                    f"the engine of {name} in {engine.directory} is another than the repository was made of; "
+                    f"The engine of {name} in {engine.directory} is another than the repository was made of; "
                     "`llmops repo` makes the repository again."
                 )
     except (LlmopsError, OSError) as error:

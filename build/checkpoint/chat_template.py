@@ -50,7 +50,7 @@ def render_messages(folder: Path, texts: Sequence[str]) -> list[str] | None:
     if not (folder / TEMPLATE).is_file():
         return None
     too_much = CheckpointError(
-        f"the chat template takes more than {_MAX_SECONDS} s or {_MAX_MEMORY >> 20} MiB to render a short message; "
+        f"The chat template takes more than {_MAX_SECONDS} s or {_MAX_MEMORY >> 20} MiB to render a short message; "
         "use another template or checkpoint."
     )
     command = [sys.executable, "-m", "llmops.build.checkpoint.chat_template", str(folder)]

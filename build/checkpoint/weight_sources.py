@@ -60,7 +60,7 @@ def _dequantised(data: NDArray[np.uint8], blocks: str) -> NDArray[np.float32]:
         return dequantize(data, GGMLQuantizationType[blocks])
     except NotImplementedError as error:
         raise CheckpointError(
-            f"weights stored as {blocks} cannot be read: the gguf package cannot dequantise them; take another file of "
+            f"Weights stored as {blocks} cannot be read: the gguf package cannot dequantise them; take another file of "
             "this model."
         ) from error
 

@@ -5,9 +5,9 @@ An engine returns vectors, or scores of text pairs.
 Models that generate text belong to `targets/`.
 """
 
-from llmops.build.encoder.encoder_checkpoint import EncoderCheckpoint, open_encoder
+from llmops.build.encoder.encoder_checkpoint import EncoderCheckpoint, is_encoder, open_encoder
 from llmops.build.encoder.encoder_target import EncoderTarget
 
 target = EncoderTarget()
 
-__all__ = ["EncoderCheckpoint", "EncoderTarget", "open_encoder", "target"]
+__all__ = ["EncoderCheckpoint", "EncoderTarget", "is_encoder", "open_encoder", "target"]

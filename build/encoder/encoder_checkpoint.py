@@ -65,6 +65,15 @@ class EncoderCheckpoint(ModelCheckpoint):
         return sum(tensor.numel for tensor in self.tensors.values() if not tensor.dtype.startswith("I"))
 
 
+def is_encoder(ref: str) -> bool:
+    """Return True if `ref` names the bundled encoder, or a folder with an encoder's config.json."""
+    path = Path(ref).expanduser()
+    if not path.exists() and ref in BUNDLED:
+        return True
+    names = _json(path / "config.json").get("architectures")
+    return isinstance(names, list) and bool(names) and names[0] in ENCODERS
+
+
 def open_encoder(ref: str) -> EncoderCheckpoint | None:
     """Return the encoder that `ref` names, or None if `ref` names anything else.
 
@@ -72,13 +81,11 @@ def open_encoder(ref: str) -> EncoderCheckpoint | None:
         CheckpointError: The encoder cannot be served.
         MissingDependencyError: The package of the bundled encoder is not installed.
     """
-    path = Path(ref).expanduser()
-    if not path.exists() and ref in BUNDLED:
-        return _read(bundled_file(ref, BUNDLED[ref], "model.safetensors").parent, ref, ref)
-    config = _json(path / "config.json")
-    names = config.get("architectures")
-    if not isinstance(names, list) or not names or names[0] not in ENCODERS:
+    if not is_encoder(ref):
         return None
+    path = Path(ref).expanduser()
+    if not path.exists():
+        return _read(bundled_file(ref, BUNDLED[ref], "model.safetensors").parent, ref, ref)
     return _read(path, ref, path.resolve().name.lower())
 
 

@@ -28,7 +28,7 @@ def check_space(output: Path, needed: int) -> None:
     free = shutil.disk_usage(parent).free
     if free < needed + _MARGIN:
         raise ResourceError(
-            f"the build needs about {_gib(needed + _MARGIN)} in {parent}, where {_gib(free)} are free; "
+            f"The build needs about {_gib(needed + _MARGIN)} in {parent}, where {_gib(free)} are free; "
             "make room or give -o a folder on another disk."
         )
 
@@ -125,7 +125,7 @@ class StagingFolder:
             if _no_room(error):
                 raise
             raise BuildError(
-                f"the engine could not be moved to {self.output} ({error}); give -o another folder."
+                f"The engine could not be moved to {self.output} ({error}); give -o another folder."
             ) from error
 
 

@@ -14,10 +14,12 @@ from pydantic import (
     ConfigDict,
     Field,
     SerializeAsAny,
+    SerializerFunctionWrapHandler,
     ValidationError,
     ValidationInfo,
     field_serializer,
     field_validator,
+    model_serializer,
 )
 from pydantic_core import PydanticCustomError
 
@@ -33,6 +35,8 @@ _MAX_BYTES = 16 << 20
 #: Largest number of GPUs along one axis, of tokens in one sequence or step, and of vocabulary
 #: entries: ten times the largest in use.
 _MAX_GPUS, _MAX_TOKENS, _MAX_VOCABULARY = 4096, 1 << 27, 1 << 24
+#: Endings of files in a model's folder that users may edit: settings, templates, notes.
+_EDITABLE = frozenset({".json", ".jinja", ".md", ".txt"})
 _Gpus = Annotated[int, Field(ge=1, le=_MAX_GPUS)]
 _Tokens = Annotated[int, Field(ge=1, le=_MAX_TOKENS)]
 _Id = Annotated[int, Field(ge=0, lt=_MAX_VOCABULARY)]
@@ -51,6 +55,12 @@ _Inside = Annotated[str, AfterValidator(_inside)]
 
 class _ManifestModel(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+def measure_weights(model_dir: Path) -> dict[str, int]:
+    """Return the sizes of the files below `model_dir`, by relative path, without texts that a user may edit."""
+    files = (path for path in model_dir.rglob("*") if path.is_file() and path.suffix not in _EDITABLE)
+    return {path.relative_to(model_dir).as_posix(): path.stat().st_size for path in sorted(files)}
 
 
 class SourceFile(_ManifestModel):
@@ -158,7 +168,11 @@ class Golden(_ManifestModel):
 
 
 class EngineManifest(_ManifestModel):
-    """The contents of engine.json. `key` is the SHA-256 of everything that went into the build."""
+    """The contents of engine.json. `key` is the SHA-256 of everything that went into the build.
+
+    `weight_bytes` has the sizes of the files below `model_dir`, without texts that a user may edit.
+    It is empty in engines of earlier builds.
+    """
 
     format: Literal[1] = FORMAT
     key: str
@@ -174,6 +188,7 @@ class EngineManifest(_ManifestModel):
     tokenizer: TokenizerInfo
     sampling: RecommendedSampling = RecommendedSampling()
     complete: bool = True
+    weight_bytes: dict[_Inside, int] = Field(default_factory=dict)
     plan: dict[str, Any] | None = None
     quality: dict[str, Any] | None = None
     golden: Golden | None = None
@@ -193,6 +208,13 @@ class EngineManifest(_ManifestModel):
     @field_serializer("extra")
     def _as_given(self, extra: ManifestExtra) -> dict[str, Any]:
         return extra.model_dump(mode="json", exclude_unset=True)
+
+    @model_serializer(mode="wrap")
+    def _without_unknown_sizes(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        fields: dict[str, Any] = serialize(self)
+        if not self.weight_bytes:
+            del fields["weight_bytes"]
+        return fields
 
     def extra_as(self, kind: type[E]) -> E:
         """Return `extra` as the model `kind`.
@@ -218,6 +240,18 @@ class EngineManifest(_ManifestModel):
     def quality_limits(self) -> dict[str, Any]:
         """Return the limits of the quality gate that the user set."""
         return self.extra.quality_limits if isinstance(self.extra, NvidiaExtra) else {}
+
+    def check_weights(self, directory: Path) -> None:
+        """Raise InputError for the first file of the weights that is missing or has another size.
+
+        Sizes find a copy that broke off or a full disk, and cost no reading of the weights.
+        """
+        for path, size in self.weight_bytes.items():
+            file = directory / self.model_dir / path
+            found = file.stat().st_size if file.is_file() else None
+            if found != size:
+                fault = "is missing" if found is None else f"has {found:,} bytes instead of {size:,}"
+                raise InputError(f"{file} {fault}, so the engine is damaged: copy it again, or build it again.")
 
     def save(self, directory: Path) -> None:
         """Write engine.json into `directory`."""

@@ -25,7 +25,7 @@ from llmops.build.engine_folder.atomic_folder import (
 )
 from llmops.build.engine_folder.build_lock import exclusive_replacement
 from llmops.build.engine_folder.build_stages import remove_stages, remove_unfinished_stages
-from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, Source
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, Source, measure_weights
 from llmops.build.plan.build_plan import BuildPlan
 from llmops.build.progress import Progress, SilentProgress
 from llmops.build.spec import BuildSpec
@@ -153,6 +153,7 @@ def _make(job: TargetJob[Any], source: Source, key: str, workdir: Path, progress
         tokenizer=tokenizer,
         sampling=job.sampling,
         complete=result.complete,
+        weight_bytes=measure_weights(workdir / result.model_dir) if result.complete else {},
         plan=result.plan or spec.plan,
         quality=result.quality,
         golden=result.golden,
@@ -173,4 +174,10 @@ def _up_to_date_manifest(output: Path, key: str) -> EngineManifest | None:
     except InputError:
         return None  # no engine, or one of another version, which is replaced
     complete = (output / manifest.model_dir).is_dir() and (output / manifest.tokenizer.directory).is_dir()
-    return manifest if manifest.key == key and complete else None
+    if manifest.key != key or not complete:
+        return None
+    try:
+        manifest.check_weights(output)
+    except InputError:
+        return None  # damaged, and built again
+    return manifest

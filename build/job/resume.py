@@ -8,7 +8,7 @@ from pathlib import Path
 
 from llmops.build.engine_folder.atomic_folder import report_full_disk, sync_tree
 from llmops.build.engine_folder.build_lock import exclusive_build
-from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest, measure_weights
 from llmops.build.engine_folder.manifest_extras import TensorrtExtra
 from llmops.build.progress import Progress, SilentProgress
 from llmops.build.targets.nvidia import trtllm_build
@@ -49,7 +49,8 @@ def _finish(manifest: EngineManifest, folder: Path, in_container: bool, progress
         trtllm_build.check_version(image)
     _clear(folder / trtllm_build.ENGINE_DIR)
     trtllm_build.run(argv, folder, manifest.parallelism.world_size, folder / trtllm_build.LOG, progress)
-    finished = manifest.model_copy(update={"complete": True})
+    weights = measure_weights(folder / manifest.model_dir)
+    finished = manifest.model_copy(update={"complete": True, "weight_bytes": weights})
     _save(finished, folder)
     return finished
 

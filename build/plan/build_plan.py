@@ -61,7 +61,7 @@ class BuildPlan(BaseModel):
         actual = f"{model.hf_class}, {model.num_layers} layers of {model.hidden_size}"
         if planned != actual:
             raise InputError(
-                f"the plan is for {self.model} ({planned}), not for this checkpoint ({actual}); make a plan for it."
+                f"The plan is for {self.model} ({planned}), not for this checkpoint ({actual}); make a plan for it."
             )
 
     def build_options(self) -> dict[str, Any]:

@@ -157,7 +157,7 @@ class _ExportedWeights(ModelWeights):
         for name, shape in shapes.items():
             if tuple(found.weights[name].shape) != shape:
                 raise BuildError(
-                    f"the exported {name} is {tuple(found.weights[name].shape)}, its architecture has {shape}. {_AGAIN}"
+                    f"The exported {name} is {tuple(found.weights[name].shape)}, its architecture has {shape}. {_AGAIN}"
                 )
         return found
 

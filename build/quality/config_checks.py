@@ -64,7 +64,7 @@ def _check_fields(exported: dict[str, Any], expected: dict[str, Any]) -> None:
         found = _get(exported, name)
         if not _same(found, value):
             raise BuildError(
-                f"the exported config.json has {name} = {found!r}, the source has {value!r}: a fault in the export, no "
+                f"The exported config.json has {name} = {found!r}, the source has {value!r}: a fault in the export, no "
                 "cost of quantising. Build again; if it stays, report it."
             )
 

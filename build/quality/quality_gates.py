@@ -78,7 +78,7 @@ class QualityGates(QualityLimits):
         error = quality.weight_error
         if error is not None and self.max_weight_error is not None and error > self.max_weight_error:
             raise BuildError(
-                f"the exported {quality.weight_error_at} is off by {error:.0%}, where rounding moves it by less than "
+                f"The exported {quality.weight_error_at} is off by {error:.0%}, where rounding moves it by less than "
                 f"{self.max_weight_error:.1%}: an export fault, not a cost of quantising. Build again; if it stays, "
                 "report it."
             )
@@ -86,7 +86,7 @@ class QualityGates(QualityLimits):
         failures = self.failures(quality)
         if failures:
             raise BuildError(
-                f"the quantised model is too far from its source: {'; '.join(failures)}. Try another --quant, more "
+                f"The quantised model is too far from its source: {'; '.join(failures)}. Try another --quant, more "
                 "or other --calib-data, a smaller --group-size, or set the limit yourself."
             )
 
@@ -102,13 +102,13 @@ class QualityGates(QualityLimits):
         if quality.narrowest is not None and quality.narrowest[0] < self.min_range:
             part, layer = quality.narrowest
             raise BuildError(
-                f"the calibrated range of {layer} covers only {part:.0%} of what it meets in the evaluation texts, so "
+                f"The calibrated range of {layer} covers only {part:.0%} of what it meets in the evaluation texts, so "
                 "its inputs are clipped; give more --calib-data, like the texts the model will see."
             )
         if quality.widest is not None and quality.widest[0] > WIDEST:
             times, layer = quality.widest
             raise BuildError(
-                f"the calibrated range of {layer} is {times:.0f} times what it meets in the evaluation texts: a wrong "
+                f"The calibrated range of {layer} is {times:.0f} times what it meets in the evaluation texts: a wrong "
                 "scale, or --calib-data that no user would send. Calibrate with other texts."
             )
 

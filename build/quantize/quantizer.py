@@ -120,7 +120,7 @@ def _check_finite(model: Any) -> None:
     for name, value in model.named_buffers():
         if name.endswith("_amax") and not torch.isfinite(value).all():
             raise BuildError(
-                f"calibration gave a scale that is not finite at {name}; the checkpoint holds infinities or NaN, or "
+                f"Calibration gave a scale that is not finite at {name}; the checkpoint holds infinities or NaN, or "
                 "overflows in its dtype: check it, or calibrate in float32 on the CPU."
             )
 

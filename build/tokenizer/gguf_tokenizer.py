@@ -48,7 +48,7 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     kind = metadata.get("tokenizer.ggml.model")
     if kind not in (_GPT2, _SPM):
         raise CheckpointError(
-            f"the GGUF's tokenizer is of kind {kind!r}; {_GPT2} and {_SPM} can be read. "
+            f"The GGUF's tokenizer is of kind {kind!r}; {_GPT2} and {_SPM} can be read. "
             "Use the Hugging Face checkpoint."
         )
     try:
@@ -58,14 +58,14 @@ def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
     except CheckpointError:
         raise
     except Exception as error:  # tokenizers raises bare Exception
-        raise CheckpointError(f"the GGUF's tokenizer is damaged ({error}); download the file again.") from error
+        raise CheckpointError(f"The GGUF's tokenizer is damaged ({error}); download the file again.") from error
     return tokenizer
 
 
 def _require(metadata: Mapping[str, Any], *keys: str) -> None:
     missing = next((key for key in keys if f"tokenizer.ggml.{key}" not in metadata), None)
     if missing:
-        raise CheckpointError(f"the GGUF has no tokenizer.ggml.{missing}; use the Hugging Face checkpoint.")
+        raise CheckpointError(f"The GGUF has no tokenizer.ggml.{missing}; use the Hugging Face checkpoint.")
 
 
 def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -74,7 +74,7 @@ def _byte_level(metadata: Mapping[str, Any]) -> Tokenizer:
     pre = metadata.get("tokenizer.ggml.pre", "")
     if pre not in _PRE_TOKENIZERS:
         raise CheckpointError(
-            f"the GGUF's pre-tokenizer {pre!r} is not known; known are {', '.join(_PRE_TOKENIZERS)}. "
+            f"The GGUF's pre-tokenizer {pre!r} is not known; known are {', '.join(_PRE_TOKENIZERS)}. "
             "Use the Hugging Face checkpoint."
         )
     _require(metadata, "tokens", "merges")
@@ -117,7 +117,7 @@ def _merges_by_score(vocabulary: Mapping[str, int], scores: list[float]) -> list
     if sum(len(token) ** 2 for token in vocabulary) > _MAX_WORK:
         longest = max(map(len, vocabulary))
         raise CheckpointError(
-            f"the GGUF's tokens are too long for a tokenizer (up to {longest:,} characters); download the file again."
+            f"The GGUF's tokens are too long for a tokenizer (up to {longest:,} characters); download the file again."
         )
     ranked: list[tuple[float, int, int, tuple[str, str]]] = []
     for token, index in vocabulary.items():

@@ -63,7 +63,7 @@ def _from_gguf(checkpoint: Checkpoint, directory: Path) -> None:
         tokenizer = tokenizer_from_gguf(checkpoint.metadata)
     except (KeyError, ValueError, IndexError, TypeError) as error:
         raise CheckpointError(
-            f"the tokenizer inside {checkpoint.ref} is damaged or incomplete ({error!r}); download it again."
+            f"The tokenizer inside {checkpoint.ref} is damaged or incomplete ({error!r}); download it again."
         ) from error
     tokenizer.save(str(directory / TOKENIZER), pretty=False)
     (directory / CONFIG).write_text(json.dumps(_config_of_gguf(checkpoint), indent=2, ensure_ascii=False) + "\n")
@@ -103,11 +103,11 @@ def _convert_slow(checkpoint: Checkpoint, directory: Path) -> None:
         AutoTokenizer.from_pretrained(checkpoint.path).save_pretrained(directory)
     except Exception as error:  # transformers raises errors of many kinds
         raise CheckpointError(
-            f"the tokenizer of {checkpoint.ref} cannot be converted ({error}); add a {TOKENIZER} to the checkpoint."
+            f"The tokenizer of {checkpoint.ref} cannot be converted ({error}); add a {TOKENIZER} to the checkpoint."
         ) from error
     if not (directory / TOKENIZER).is_file():
         raise CheckpointError(
-            f"the tokenizer of {checkpoint.ref} has no fast form; add a {TOKENIZER} to the checkpoint."
+            f"The tokenizer of {checkpoint.ref} has no fast form; add a {TOKENIZER} to the checkpoint."
         )
 
 
@@ -118,12 +118,12 @@ def _check_written(checkpoint: Checkpoint, directory: Path, warn: Callable[[str]
         tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
         json.loads((directory / CONFIG).read_text())
     except Exception as error:  # tokenizers raises bare Exception
-        raise CheckpointError(f"the tokenizer of {checkpoint.ref} is damaged ({error}); download it again.") from error
+        raise CheckpointError(f"The tokenizer of {checkpoint.ref} is damaged ({error}); download it again.") from error
     limit = checkpoint.architecture.vocab_size
     highest = max(tokenizer.get_vocab(with_added_tokens=False).values(), default=-1)
     if highest >= limit:
         raise CheckpointError(
-            f"the tokenizer of {checkpoint.ref} has ids up to {highest}, the model's vocabulary ends at {limit - 1}; "
+            f"The tokenizer of {checkpoint.ref} has ids up to {highest}, the model's vocabulary ends at {limit - 1}; "
             "they belong to different checkpoints."
         )
     beyond = {index: token.content for index, token in tokenizer.get_added_tokens_decoder().items() if index >= limit}

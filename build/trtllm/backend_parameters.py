@@ -95,7 +95,7 @@ def checked_parameters(parameters: Mapping[str, Any]) -> dict[str, str]:
 def _check(name: str, value: str) -> None:
     parameter = PARAMETERS.get(name)
     if parameter is None:
-        raise InputError(f"the tensorrtllm backend has no parameter serve.{name}; it has {', '.join(PARAMETERS)}.")
+        raise InputError(f"The tensorrtllm backend has no parameter serve.{name}; it has {', '.join(PARAMETERS)}.")
     if not value:
         return
     pattern, expected = _PATTERNS[parameter.kind]

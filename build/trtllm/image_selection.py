@@ -35,7 +35,7 @@ def image_of(tag: str) -> TrtllmImage:
     short = tag.rpartition(":")[2].removesuffix("-trtllm-python-py3")
     if short not in IMAGES:
         raise VersionMismatchError(
-            f"no Triton image {tag!r} with TensorRT-LLM is known; known tags are {', '.join(IMAGES)}."
+            f"No Triton image {tag!r} with TensorRT-LLM is known; known tags are {', '.join(IMAGES)}."
         )
     return IMAGES[short]
 
@@ -52,7 +52,7 @@ def image_for(target: str, tensorrt_llm: str) -> TrtllmImage:
     if not fits:
         available = ", ".join(sorted({image.tensorrt_llm for image in IMAGES.values() if target in image.targets}))
         raise VersionMismatchError(
-            f"no Triton image serves target {target} of TensorRT-LLM {tensorrt_llm}; there are images for {available}."
+            f"No Triton image serves target {target} of TensorRT-LLM {tensorrt_llm}; there are images for {available}."
         )
     return fits[0]
 
@@ -74,7 +74,7 @@ def check_image(target: str, tensorrt_llm: str, tag: str) -> TrtllmImage:
         return image
     right = image_for(target, tensorrt_llm)
     raise VersionMismatchError(
-        f"image {image.tag} has TensorRT-LLM {image.tensorrt_llm}, but this engine (target {target}) needs "
+        f"Image {image.tag} has TensorRT-LLM {image.tensorrt_llm}, but this engine (target {target}) needs "
         f"{tensorrt_llm}: use {right.serving(target)}."
     )
 
@@ -91,6 +91,6 @@ def check_trtllm_installed(target: str, tensorrt_llm: str, installed: str) -> No
         return
     why = "which no longer has TensorRT engines" if removed else "which cannot load it"
     raise VersionMismatchError(
-        f"the engine (target {target}) was built for TensorRT-LLM {tensorrt_llm}, but {installed} is installed, {why}: "
+        f"The engine (target {target}) was built for TensorRT-LLM {tensorrt_llm}, but {installed} is installed, {why}: "
         f"use {image_for(target, tensorrt_llm).serving(target)}."
     )

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING, Any
 
 from llmops.build.plan.speed.workload import TARGET_LATENCIES
-from llmops.build.target_facts import TARGETS
+from llmops.build.target_facts import TARGETS, TargetName
+from llmops.errors import InputError
 
 if TYPE_CHECKING:
     from llmops.build.spec import BuildSpec
@@ -13,6 +17,41 @@ if TYPE_CHECKING:
 
 # the flag of `llmops build` for each field of `build`; two have other names
 _BUILD = ("target", "kv_cache", "gpu", "tp", "pp", "ep", "max_batch_size", "max_seq_len", "max_num_tokens")
+_BUILD_FLAG = re.compile(r"--(" + "|".join(("quant", "deterministic", *_BUILD)).replace("_", "-") + r")(?![\w-])")
+_SETTING = re.compile(r"(?:setting )?--set (\w+)")
+
+
+def default_quant(checkpoint: str, target: TargetName) -> str:
+    """Return the format of weights that is built where the user names none. Encoders stay in float32."""
+    from llmops.build.encoder import is_encoder
+
+    return "none" if is_encoder(checkpoint) else TARGETS[target].quant
+
+
+@contextlib.contextmanager
+def name_file_keys(loaded: LoadedService, model: str, typed: Collection[str] = ()) -> Iterator[None]:
+    """Let errors about a build name the keys of llmops.yaml instead of flags.
+
+    Args:
+        loaded: The service that the values come from.
+        model: The model that is built.
+        typed: Parameters from the command line, whose flags stay in the message.
+    """
+    section = f"models.{model}.build"
+
+    def key(flag: re.Match[str]) -> str:
+        name = flag[1].replace("-", "_")
+        return flag[0] if name in typed else f"{section}.{name}"
+
+    try:
+        yield
+    except InputError as error:
+        message = _BUILD_FLAG.sub(key, error.message)
+        if "options" not in typed:
+            message = _SETTING.sub(rf"{section}.set.\1", message)
+        if message == error.message:
+            raise
+        raise type(error)(f"{loaded.file}: {message}") from error
 
 
 def build_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
@@ -25,7 +64,7 @@ def build_defaults(loaded: LoadedService, name: str) -> dict[str, Any]:
         checkpoint=model.checkpoint,
         output=loaded.engine(name),
         name=name,
-        quant=build.quant or TARGETS[build.target].quant,
+        quant=build.quant or default_quant(model.checkpoint, build.target),
         deterministic=build.deterministic,
         options=[f"{key}={value}" for key, value in build.set.items()],
     )

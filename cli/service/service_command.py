@@ -8,6 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import click
+from click.core import ParameterSource
+
+from llmops.cli.service.command_defaults import name_file_keys
 
 if TYPE_CHECKING:
     from llmops.cli.service.service_file import LoadedService
@@ -48,13 +51,21 @@ class ServiceFileCommand(click.Command):
 
     def invoke(self, ctx: click.Context) -> Any:
         """Run the command, and then once more for each other model."""
-        result = super().invoke(ctx)
+        result = self._invoke_once(ctx)
         selection = ctx.obj
         for name in selection.others if isinstance(selection, ServiceSelection) else ():
             other = replace(selection, model=name, others=())
             with self.make_context(ctx.info_name, list(selection.arguments), parent=ctx.parent, obj=other) as again:
-                result = super().invoke(again)
+                result = self._invoke_once(again)
         return result
+
+    def _invoke_once(self, ctx: click.Context) -> Any:
+        """Run the command. An error about a value of the file names its key there."""
+        if not isinstance(ctx.obj, ServiceSelection) or not ctx.obj.model:
+            return super().invoke(ctx)
+        typed = [name for name in ctx.params if ctx.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+        with name_file_keys(ctx.obj.loaded, ctx.obj.model, typed):
+            return super().invoke(ctx)
 
     def _select(self, ctx: click.Context, args: list[str]) -> ServiceSelection | None:
         options, _, _ = self.make_parser(ctx).parse_args(list(args))

@@ -84,7 +84,7 @@ def _warn_of_unknown(context: RequestContext, unknown: Sequence[str], fields: Se
         if shown not in _logged and len(_logged) < MAX_LOGGED_FIELDS:
             _logged.add(shown)
             log.warning(
-                "request %s on %s: the field %s is unknown and was ignored%s Further requests with it are not logged; "
+                "Request %s on %s: the field %s is unknown and was ignored%s Further requests with it are not logged; "
                 "the setting strict_fields refuses them.", context.request_id, context.route, shown, suggestion,
             )  # fmt: skip
 

@@ -108,7 +108,7 @@ class RejectionAudit:
         except Exception as error:  # noqa: BLE001  no error may end the audit
             self._keep(counted)
             reason = error.message if isinstance(error, LlmopsError) else type(error).__name__
-            log.error("refusals cannot be written to the audit log, and are kept for later. %s", reason)
+            log.error("Refusals cannot be written to the audit log, and are kept for later. %s", reason)
 
     def _keep(self, counted: dict[tuple[str, str, int], RejectionCount]) -> None:
         """Put back what could not be written, and add what was counted meanwhile."""

@@ -172,7 +172,7 @@ class CachedDirectory(Directory):
         self, digest: bytes, found: _KnownCredential | _RejectedCredential
     ) -> _KnownCredential | _RejectedCredential:
         if self._away_since is not None:
-            log.warning("keys can be looked up again, after %.0f s", self._clock() - self._away_since)
+            log.warning("Keys can be looked up again, after %.0f s", self._clock() - self._away_since)
             self._away_since = None
         self._known.pop(digest, None)
         self._refused.pop(digest, None)
@@ -187,7 +187,7 @@ class CachedDirectory(Directory):
         if self._away_since is None:
             self._away_since = self._tried
             log.error(
-                "keys cannot be looked up; those in use stay valid for %.0f s. %s", self._stale, error.full_message
+                "Keys cannot be looked up; those in use stay valid for %.0f s. %s", self._stale, error.full_message
             )
 
 

@@ -198,7 +198,7 @@ class ResponseRun(AnswerEvents):
         except ApiError as error:
             self._give_up(error)
         except Exception:
-            log.exception("response %s failed", self.id)
+            log.exception("Response %s failed", self.id)
             self._give_up(InternalError("The gateway failed in the middle of the response."))
         finally:
             if reports is not None:
@@ -226,7 +226,7 @@ class ResponseRun(AnswerEvents):
 
     def _give_up(self, error: ApiError) -> None:
         log_detail(error)
-        log.info("response %s ended early: %s", self.id, error.message)
+        log.info("Response %s ended early: %s", self.id, error.message)
         if not self._closed:
             self._publish(self._fail(error))
 
@@ -318,17 +318,17 @@ class ResponseRun(AnswerEvents):
         try:
             await add(entry)
         except ApiError as error:
-            log.warning("response %s was not added to its conversation: %s", self.id, error.full_message)
+            log.warning("Response %s was not added to its conversation: %s", self.id, error.full_message)
 
     async def _stored(self, running: RunningResponses, entry: StoredResponse) -> bool:
         row, limit = entry.to_row(), running.store.limits.item_bytes
         try:
             if row.size > limit:
-                log.warning("response %s was not stored: it has %d bytes, and at most %d are", row.id, row.size, limit)
+                log.warning("Response %s was not stored: it has %d bytes, and at most %d are", row.id, row.size, limit)
                 return False
             await running.store.put(row, new=not self._announced)
         except ApiError as error:
-            log.warning("response %s was not stored: %s", row.id, error.full_message)
+            log.warning("Response %s was not stored: %s", row.id, error.full_message)
             return False
         finally:
             running.remove(self)

@@ -53,7 +53,7 @@ class AnswerEvents(EventSource):
             return self.failed(error)
         except Exception:
             # status 200 is already sent, so a bug can only be reported inside the stream
-            log.exception("request %s: the stream failed", current_request.get())
+            log.exception("Request %s: the stream failed", current_request.get())
             self._over = True
             self._answer.error_finish = "error"
             return self.failed(InternalError("The gateway failed in the middle of the stream."))

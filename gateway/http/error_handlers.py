@@ -130,6 +130,6 @@ def _handle_unexpected_error(request: Request, error: Exception) -> Response:
     """Log the traceback, which the client does not get."""
     context = context_of(request)
     context.finish_reason = "error"
-    log.exception("request %s failed", context.request_id, exc_info=error)
+    log.exception("Request %s failed", context.request_id, exc_info=error)
     message = f"The gateway failed on this request; its log has request {context.request_id}."
     return error_response(InternalError(message), request.scope)

@@ -138,7 +138,7 @@ class RequestMiddleware:
             try:
                 after(context, outcome)
             except Exception:
-                log.exception("request %s: a check failed after the request had ended", context.request_id)
+                log.exception("Request %s: a check failed after the request had ended", context.request_id)
 
 
 class GatewayApp(FastAPI):

@@ -41,12 +41,14 @@ def bind(host: str, port: int) -> socket.socket:
         listener.bind((host, port))
     except OSError as error:
         listener.close()
-        advice = "choose another with --port, or 0 for any"
+        reason, advice = error.strerror, "choose another with --port, or 0 for any"
         if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            named = isinstance(error, socket.gaierror)
+            reason = "that is neither an IP address nor a known name" if named else "that is not this machine's address"
             advice = "give --host an address of this machine, such as 127.0.0.1"
         elif error.errno == errno.EACCES:
             advice = "ports below 1024 need rights; choose a higher one with --port"
-        raise ResourceError(f"llmops cannot listen on {host}:{port} ({error.strerror}); {advice}.") from error
+        raise ResourceError(f"llmops cannot listen on {host}:{port} ({reason}); {advice}.") from error
     # accepted connections inherit the size
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
     listener.listen(2048)

@@ -266,7 +266,7 @@ class _ErrorSource(EventSource):
 
     def start_failed(self, error: Exception) -> None:
         if not isinstance(error, ApiError):
-            log.error("the stream failed before its first event", exc_info=error)
+            log.error("The stream failed before its first event", exc_info=error)
             error = InternalError("The gateway failed before the stream began.")
         log_detail(error)
         self._data = self._error_event(error)

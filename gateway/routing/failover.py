@@ -326,10 +326,10 @@ class FailoverStream(TokenStream):
         try:
             self._replacement = await self._open_replacement(reason)
         except ApiError as error:
-            log.info("failover cancelled, the answer continues on its replica: %s", error.full_message)
+            log.info("Failover cancelled, the answer continues on its replica: %s", error.full_message)
         except Exception:
             # a bug must not hold back tokens
-            log.exception("failover cancelled, the answer continues on its replica")
+            log.exception("Failover cancelled, the answer continues on its replica")
         if self._replacement is not None:
             self._attempt.stream.cancel()
             return
@@ -369,7 +369,7 @@ class FailoverStream(TokenStream):
         except CancelledStreamError:
             raise
         except ApiError as failure:
-            log.warning("an answer could not be continued on another replica: %s", failure.full_message)
+            log.warning("An answer could not be continued on another replica: %s", failure.full_message)
             raise error from None
         if attempt is None:
             self._held.clear()

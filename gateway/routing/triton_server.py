@@ -173,7 +173,7 @@ class ModelServer:
         model = await asyncio.to_thread(offer.kind.make, card, self._triton, offer.triton_name)
         self._retire({offer})
         self.models = {**self.models, offer: model}
-        log.info("serving model %s (target %s, %d tokens of context)", offer.name, card.target, card.max_seq_len)
+        log.info("Serving model %s (target %s, %d tokens of context)", offer.name, card.target, card.max_seq_len)
 
     def _retire(self, offers: set[OfferedModel]) -> None:
         """Forget models that went, changed or broke.

@@ -106,7 +106,7 @@ class Safety:
             return await one.judge(text)
         except FilterUnavailableError as error:
             self._failures.labels(one.name).inc()
-            log.warning("the safety filter %s could not judge a text: %s", one.name, error)
+            log.warning("The safety filter %s could not judge a text: %s", one.name, error)
             raise
         finally:
             self._seconds.labels(one.name).observe(time.perf_counter() - started)
@@ -115,7 +115,7 @@ class Safety:
         self._findings.labels(finding.filter, side, action).inc()
         digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16] if text else "-"
         log.warning(
-            "safety: filter %s found %s in the %s (%s, tenant %s, sha256 %s)",
+            "Safety: filter %s found %s in the %s (%s, tenant %s, sha256 %s)",
             finding.filter, finding.category, side, action, caller.tenant_id or "-", digest,
         )  # fmt: skip
 

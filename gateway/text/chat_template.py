@@ -192,7 +192,7 @@ class ChatTemplate:
             except InvalidRequestError:
                 continue
             if prompt.text != plain:
-                log.warning("the chat template changes its control tokens: messages that contain one are refused")
+                log.warning("The chat template changes its control tokens: messages that contain one are refused")
                 self._marked = None
                 return
             own = {at for at, _ in prompt.own or ()}
@@ -200,7 +200,7 @@ class ChatTemplate:
         self._composed = frozenset(composed)
         if composed:
             log.warning(
-                "the chat template writes %s in parts: in clients' messages these texts stay control tokens",
+                "The chat template writes %s in parts: in clients' messages these texts stay control tokens",
                 sorted(composed),
             )
 
@@ -242,12 +242,12 @@ def _compile(
     Raise InputError if it is broken.
     """
     if len(source) > MAX_CHARACTERS:
-        raise InputError(f"the chat template has more than {MAX_CHARACTERS} characters")
+        raise InputError(f"The chat template has more than {MAX_CHARACTERS} characters")
     try:
         # compiling evaluates constants, which can take as long as rendering
         template = within_budget(seconds, _environment(controls, special_tokens).from_string, source)
     except (*_FAILURES, SyntaxError) as error:
-        raise InputError(f"the chat template cannot be compiled: {type(error).__name__}: {error}") from error
+        raise InputError(f"The chat template cannot be compiled: {type(error).__name__}: {error}") from error
     # Jinja's own is a chain of mappings, which each rendering would copy entry by entry
     template.globals = dict(template.globals)
     return template

@@ -138,5 +138,5 @@ def _join_responses(responses: Sequence[Any], dimensions: int) -> NDArray[np.flo
 
     raw = b"".join(content for response in responses for content in response.raw_output_contents)
     if len(raw) % (4 * dimensions):
-        raise EngineError("the encoder's answer does not have the size it announced.")
+        raise EngineError("The encoder's answer does not have the size it announced.")
     return np.frombuffer(raw, dtype=np.float32).reshape(-1, dimensions)

@@ -50,7 +50,7 @@ def parse_model_metadata(text: str, overrides: Mapping[str, Any] | None = None) 
         metadata = _MODEL_ADAPTER.validate_python({**raw, "extra": extra})
     if contract != CONTRACT_VERSION:
         raise InputError(
-            f"the model speaks contract {contract}, this gateway {CONTRACT_VERSION}; use the same llmops version "
+            f"The model speaks contract {contract}, this gateway {CONTRACT_VERSION}; use the same llmops version "
             "for both"
         )
     return metadata
@@ -71,7 +71,7 @@ def _as_input_error() -> Iterator[None]:
         yield
     except ValidationError as error:
         raise InputError(
-            f"the model's {METADATA_PARAMETER} cannot be used ({first_validation_error(error)})"
+            f"The model's {METADATA_PARAMETER} cannot be used ({first_validation_error(error)})"
         ) from error
     except (ValueError, TypeError) as error:
-        raise InputError(f"the model's {METADATA_PARAMETER} is not a JSON object: {error}") from error
+        raise InputError(f"The model's {METADATA_PARAMETER} is not a JSON object: {error}") from error

@@ -97,7 +97,7 @@ class RequestStream(TokenStream):
             raise
         if response is aio.EOF:
             self._done = True
-            raise EngineError("the engine ended the stream without its final response.")
+            raise EngineError("The engine ended the stream without its final response.")
         return response
 
     def cancel(self) -> None:

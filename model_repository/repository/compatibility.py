@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.environment import installed_version
 from llmops.build.target_facts import TARGETS
 from llmops.build.trtllm.container_images import DEFAULT_TAG, IMAGES, TrtllmImage
@@ -38,10 +39,13 @@ def check_library(target: str, version: str) -> None:
 
 
 def check_engines(manifest: RepositoryManifest) -> None:
-    """Raise InputError for the first engine that is no longer in its folder."""
+    """Raise InputError for the first engine that is no longer in its folder, or has damaged weights."""
     for name, engine in manifest.engines.items():
-        if not Path(engine.directory).is_dir():
-            raise InputError(f"the engine of {name} is no longer in {engine.directory}; make the repository again.")
+        directory = Path(engine.directory)
+        if not directory.is_dir():
+            raise InputError(f"The engine of {name} is no longer in {directory}; make the repository again.")
+        if (directory / FILE_NAME).is_file():
+            EngineManifest.load(directory).check_weights(directory)
 
 
 def check_server(manifest: RepositoryManifest, models: dict[str, Any], backends: Path) -> None:
@@ -92,7 +96,7 @@ def check_target(target: str) -> None:
     library = next((facts.library for name, facts in TARGETS.items() if name == target), "")
     if library == "tensorrt_llm" and not installed_version(library):
         raise MissingDependencyError(
-            f"engines of the target {target} need TensorRT-LLM, which is not installed here: run this in the image "
+            f"Engines of the target {target} need TensorRT-LLM, which is not installed here: run this in the image "
             f"{IMAGES[DEFAULT_TAG].serving(target)}, or `llmops build` here and `llmops repo` and `llmops serve` there."
         )
 

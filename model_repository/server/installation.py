@@ -112,7 +112,7 @@ def find_binary(root: Path) -> Path:
     binary = root / "bin" / "tritonserver"
     if not _is_file(binary):
         raise MissingDependencyError(
-            f"the Triton binary {binary} is missing: reinstall it with `pip install --force-reinstall nvidia-pytriton`"
+            f"The Triton binary {binary} is missing: reinstall it with `pip install --force-reinstall nvidia-pytriton`"
         )
     return binary
 

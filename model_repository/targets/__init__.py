@@ -23,7 +23,7 @@ def find_target(name: str, serving: str = "") -> RepositoryTarget:
     """
     if name not in NAMES:
         raise InputError(
-            f"engines of target {name} cannot be put into a repository by this version of llmops "
+            f"Engines of target {name} cannot be put into a repository by this version of llmops "
             f"(it knows {', '.join(NAMES)})."
         )
     if serving == "llmops" and name == "tensorrt":

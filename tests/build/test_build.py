@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -24,6 +25,9 @@ from llmops.build.progress import SilentProgress
 from llmops.build.spec import BuildSpec
 from llmops.cli.build import command
 from llmops.errors import InputError, LlmopsError, ResourceError
+from llmops.model_repository.generate import generate_repository, read_engines
+from llmops.model_repository.repository.compatibility import check_engines
+from llmops.model_repository.repository.manifest import RepositoryManifest
 
 
 def contents(folder: Path) -> dict[str, bytes]:
@@ -76,6 +80,28 @@ def test_the_same_build_again_touches_nothing(spec: BuildSpec) -> None:
     assert {path: path.stat().st_mtime_ns for path in spec.output.rglob("*")} == before
 
 
+def test_an_engine_whose_copy_broke_off_is_refused_and_built_again(spec: BuildSpec, tmp_path: Path) -> None:
+    manifest, _ = build(spec)
+    generate_repository(read_engines([str(spec.output)]), tmp_path / "repository")
+    weights = spec.output / "model" / "openvino_model.bin"
+    size = weights.stat().st_size
+    os.truncate(weights, size - 5)
+    fault = (
+        f"{weights} has {size - 5:,} bytes instead of {size:,}, so the engine is damaged: copy it again, or "
+    )
+    for refused in (
+        lambda: read_engines([str(spec.output)]),
+        lambda: check_engines(RepositoryManifest.load(tmp_path / "repository")),
+    ):
+        with pytest.raises(InputError, match=f"^{re.escape(fault)}build it again.$"):
+            refused()
+    weights.unlink()
+    with pytest.raises(InputError, match=r"openvino_model\.bin is missing, so the engine is damaged"):
+        manifest.check_weights(spec.output)
+    assert build(spec)[1] is False
+    manifest.check_weights(spec.output)
+
+
 @pytest.mark.parametrize("change", ["flag", "weights", "damage"])
 def test_another_build_replaces_the_engine(change: str, copy_of_tiny: Path, tmp_path: Path) -> None:
     output = tmp_path / "engine"
@@ -118,7 +144,7 @@ def test_a_full_disk_is_noticed_before_the_work(spec: BuildSpec, monkeypatch: py
     usage = type("usage", (), {"free": 70 << 20})
     monkeypatch.setattr(atomic_folder.shutil, "disk_usage", lambda path: usage)
     monkeypatch.setattr(build_engine, "_make", lambda *args: pytest.fail("the work was begun"))
-    with pytest.raises(ResourceError, match=r"the build needs about \d+ MiB in .*, where 70 MiB are free; make room"):
+    with pytest.raises(ResourceError, match=r"The build needs about \d+ MiB in .*, where 70 MiB are free; make room"):
         build(spec)
     assert not spec.output.exists()
 

@@ -118,7 +118,7 @@ def test_a_missing_tokenizer_is_refused(copy_of_tiny: Path, tmp_path: Path) -> N
 
 def test_a_corrupt_tokenizer_is_refused(copy_of_tiny: Path, tmp_path: Path) -> None:
     (copy_of_tiny / "tokenizer.json").write_text('{"version": "1.0", "model": {}}')
-    with pytest.raises(CheckpointError, match=r"the tokenizer of .* is damaged"):
+    with pytest.raises(CheckpointError, match=r"The tokenizer of .* is damaged"):
         write(copy_of_tiny, tmp_path)
 
 

@@ -136,7 +136,7 @@ async def test_an_encoder_that_is_broken_says_why_once(card, encoder_card, tmp_p
                 catalogue.of(EmbeddingModel).get("vectors", UNKNOWN_CALLER)
             del broken["dimensions"]
             broken["tokenizer_dir"] = encoder_card["tokenizer_dir"]
-            fault = "the model's llmops_model_metadata cannot be used (dimensions: it is required)."
+            fault = "The model's llmops_model_metadata cannot be used (dimensions: it is required)."
             assert (await catalogue.check_readiness()).broken == {
                 "vectors": f"The model vectors cannot be served: {fault}"
             }

@@ -120,11 +120,11 @@ async def test_what_a_dead_server_was_to_have_goes_to_another(card, caplog) -> N
             await dead.stop()
             for one in await asyncio.gather(*waiting):
                 assert vectors(one)[0][2] == 1
-        assert f"a batch goes from 127.0.0.1:{port} to 127.0.0.1:{good.port}: Triton cannot be reached" in caplog.text
+        assert f"A batch goes from 127.0.0.1:{port} to 127.0.0.1:{good.port}: Triton cannot be reached" in caplog.text
         caplog.clear()
         for _ in range(6):
             assert vectors(await embed(client, "Hello"))[0][2] == 1
-        assert "a batch goes" not in caplog.text, "it is passed over for a while"
+        assert "A batch goes" not in caplog.text, "it is passed over for a while"
         await good.stop()
         assert (await embed(client, "Hello")).status_code == 503
 
@@ -152,7 +152,7 @@ async def test_what_a_hanging_server_keeps_another_gets_too(card, caplog, monkey
         assert await states(client) == ["ready", "ready"]
         with caplog.at_level(logging.WARNING):
             assert vectors(await (await held_batch(client, hanging)))[0][2] == 1
-        said = f"a batch goes from 127.0.0.1:{hanging.port} to 127.0.0.1:{good.port}: it does not answer"
+        said = f"A batch goes from 127.0.0.1:{hanging.port} to 127.0.0.1:{good.port}: it does not answer"
         assert said in caplog.text
         assert await states(client) == ["suspect", "ready"]
         # it has a batch that it does not answer, and gets no other
@@ -226,7 +226,7 @@ async def test_encoders_that_differ_are_not_mixed(card, caplog) -> None:
             assert await states(client) == ["ready", "gone"]
     said = [record.getMessage() for record in caplog.records if "is excluded from" in record.getMessage()]
     assert said == [
-        f"replica 127.0.0.1:{second.port} is excluded from model vectors: it has another context length, other "
+        f"Replica 127.0.0.1:{second.port} is excluded from model vectors: it has another context length, other "
         "dimensions, "
         f"so it is no replica of vectors on 127.0.0.1:{first.port}"
     ]

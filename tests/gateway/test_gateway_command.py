@@ -145,6 +145,19 @@ async def test_a_taken_port_is_one_sentence():
     assert len(err.strip().splitlines()) == 1
 
 
+@pytest.mark.parametrize(
+    ("host", "reason"),
+    [
+        ("300.1.1.1", "that is neither an IP address nor a known name"),
+        ("192.0.2.1", "that is not this machine's address"),
+    ],
+)
+async def test_a_host_of_another_machine_is_one_sentence(host, reason):
+    code, _, err = await outcome("gateway", "--host", host)
+    advice = "give --host an address of this machine, such as 127.0.0.1."
+    assert (code, err) == (1, f"Error: llmops cannot listen on {host}:9000 ({reason}); {advice}\n")
+
+
 async def test_a_wrong_configuration_is_one_sentence(tmp_path):
     config = tmp_path / "gateway.yaml"
     config.write_text("limits: {bodybytes: 5}\n")

@@ -682,7 +682,7 @@ async def test_the_watchdog_names_what_held_the_loop(stack, caplog, monkeypatch,
         return [line for line in lines if "api/chat_completions.py" in line["stage"] and line["held"] > 0.25]
 
     await eventually(told)
-    assert "the event loop was blocked for" in caplog.text
+    assert "The event loop was blocked for" in caplog.text
     assert held_by((await stack.client.get("/metrics")).text) > 0.25
 
 

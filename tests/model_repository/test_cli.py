@@ -87,7 +87,7 @@ def test_doctor_names_what_is_missing_and_the_fix(monkeypatch: pytest.MonkeyPatc
     result = run("doctor")
     assert result.exit_code == 1
     assert re.search(r"not ok +Triton", result.output)
-    assert "→ the Triton binary" in result.output
+    assert "→ The Triton binary" in result.output
 
 
 FAKE_SMI = """#!/bin/sh

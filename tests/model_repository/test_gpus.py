@@ -57,7 +57,7 @@ def test_more_gpus_than_there_are_is_one_sentence(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(gpu_assignment, "count_gpus", lambda: 2)
     with pytest.raises(InputError, match=r"^b would run on GPU 3, and this machine has 2; .* take 4: serve fewer"):
         assign_gpus([GpuRequirement("a", 2), GpuRequirement("b", 2)], {})
-    with pytest.raises(ResourceError, match=r"^the engines of this repository need 8 GPUs, and this machine has 2"):
+    with pytest.raises(ResourceError, match=r"^The engines of this repository need 8 GPUs, and this machine has 2"):
         check_gpu_count(8)
 
 

@@ -234,7 +234,7 @@ def test_metrics_that_fail_cost_one_line_and_no_request(runtime: ScriptedRuntime
         assert len(finish(submit(loop, 3))) == 3
     finally:
         loop.close()
-    assert said == ["the engine's metrics could not be reported: no shared memory"]
+    assert said == ["The engine's metrics could not be reported: no shared memory"]
 
 
 def test_the_lengths_of_ended_requests_are_reported_once(loop: EngineLoop, reports: list[EngineStats]) -> None:

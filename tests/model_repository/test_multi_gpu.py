@@ -148,7 +148,7 @@ def test_the_embedded_server_names_the_image_that_can(tmp_path: Path) -> None:
 def test_an_engine_that_was_moved_is_named_before_anything_starts(tmp_path: Path) -> None:
     repository, gone = parking_repository(tmp_path), tmp_path / "gone"
     marker(tiny=engine(1, "python", directory=str(gone))).save(repository)
-    with pytest.raises(InputError, match=f"the engine of tiny is no longer in {gone}"):
+    with pytest.raises(InputError, match=f"The engine of tiny is no longer in {gone}"):
         start_triton(repository, ports=Ports(0, 0, 0))
 
 

@@ -110,7 +110,7 @@ def test_a_flag_that_contradicts_the_plan(tmp_path):
 
 def test_a_plan_for_another_model(tmp_path):
     path = plan_file(tmp_path, model="meta-llama/Llama-3.1-8B", hidden_size=4096, num_layers=32)
-    with pytest.raises(InputError, match=r"the plan is for meta-llama/Llama-3\.1-8B .*not for this checkpoint"):
+    with pytest.raises(InputError, match=r"The plan is for meta-llama/Llama-3\.1-8B .*not for this checkpoint"):
         build("smollm2", "-o", tmp_path / "engine", "--plan", path)
     assert not (tmp_path / "engine").exists()
 

@@ -41,7 +41,7 @@ def test_a_70b_engine_is_planned_on_a_laptop(checkpoint: Path, monkeypatch: pyte
     text = dry_run(checkpoint, "--target", "tensorrt", "--quant", "fp8", "--kv-cache", "fp8", "--gpu", "h100-sxm")
     assert "70.55 billion parameters" in text
     assert re.search(
-        r"not on this machine: the stage 'quantise and export' needs about \d+\.\d GiB of memory, 16.0", text
+        r"not on this machine: The stage 'quantise and export' needs about \d+\.\d GiB of memory, 16.0", text
     )
     rows = {line[:28].strip(): line[28:].split() for line in text.splitlines() if "GiB" in line and line[:1] != "n"}
     assert list(rows)[-4:] == ["quantise and export", "quality gate", "trtllm-build, 8 ranks", "serving, weights only"]
@@ -87,7 +87,7 @@ def test_gpus_that_cannot_run_or_hold_it(checkpoint: Path) -> None:
         )
     # 141.1 GB in bfloat16 and 81,559 MiB each
     assert refused(checkpoint, *words, "none", "--gpu", "h100-sxm") == (
-        "the weights take 131 GiB, and 1 x h100-sxm have 80 GiB; raise --tp or --pp, name a larger --gpu, or choose a "
+        "The weights take 131 GiB, and 1 x h100-sxm have 80 GiB; raise --tp or --pp, name a larger --gpu, or choose a "
         "--quant of fewer bits."
     )
 

@@ -25,7 +25,7 @@ def test_engines_want_their_exact_version():
     assert check_image("tensorrt", "1.2.1", "26.05").triton == "2.69.0"
     with pytest.raises(VersionMismatchError, match=r"has TensorRT-LLM 1.2.0.*needs 1.2.1: use .*26\.07-trtllm"):
         check_image("tensorrt", "1.2.1", "26.03")
-    with pytest.raises(VersionMismatchError, match=r"no Triton image serves target tensorrt of TensorRT-LLM 1.3.0"):
+    with pytest.raises(VersionMismatchError, match=r"No Triton image serves target tensorrt of TensorRT-LLM 1.3.0"):
         image_for("tensorrt", "1.3.0")
 
 

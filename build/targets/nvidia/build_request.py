@@ -233,7 +233,7 @@ def _image(spec: BuildSpec) -> TrtllmImage:
     if spec.target not in image.targets or (version and image.tensorrt_llm != version):
         right = image_for(spec.target, str(version or "1.2.1"))
         raise VersionMismatchError(
-            f"image {image.tag} has TensorRT-LLM {image.tensorrt_llm}, which is not for this build (target "
+            f"Image {image.tag} has TensorRT-LLM {image.tensorrt_llm}, which is not for this build (target "
             f"{spec.target}): use --set image={right.tag}."
         )
     return image

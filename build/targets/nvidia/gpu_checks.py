@@ -29,7 +29,7 @@ def check_gpu(request: BuildRequest) -> None:
     stored = stored_bytes(request)
     if stored > count * gpu.memory:
         raise InputError(
-            f"the weights take {stored / _GIB:.0f} GiB, and {count} x {gpu.name} have {count * gpu.memory / _GIB:.0f} "
+            f"The weights take {stored / _GIB:.0f} GiB, and {count} x {gpu.name} have {count * gpu.memory / _GIB:.0f} "
             "GiB; raise --tp or --pp, name a larger --gpu, or choose a --quant of fewer bits."
         )
 

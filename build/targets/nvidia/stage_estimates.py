@@ -127,12 +127,12 @@ def check_memory(stages: list[StageRequirements], gpu: bool) -> None:
     for need in (stage for stage in stages if stage.here):
         if available is not None and need.ram > available:
             raise ResourceError(
-                f"the stage {need.stage!r} needs about {need.ram / _GIB:.1f} GiB of memory, {available / _GIB:.1f} GiB "
+                f"The stage {need.stage!r} needs about {need.ram / _GIB:.1f} GiB of memory, {available / _GIB:.1f} GiB "
                 "are available; use a machine with more, or one with GPUs."
             )
         if gpu and need.gpu > gpu_memory():
             raise ResourceError(
-                f"the stage {need.stage!r} needs about {need.gpu / _GIB:.1f} GiB of GPU memory, the GPUs here have "
+                f"The stage {need.stage!r} needs about {need.gpu / _GIB:.1f} GiB of GPU memory, the GPUs here have "
                 f"{gpu_memory() / _GIB:.1f} GiB; use more GPUs."
             )
 

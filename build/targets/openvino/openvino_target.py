@@ -123,7 +123,7 @@ def _check_model(spec: BuildSpec, checkpoint: Checkpoint) -> None:
     architecture = checkpoint.architecture
     if "openvino" not in architecture.targets:
         raise CheckpointError(
-            f"architecture {architecture.hf_class} is not supported by --target openvino; supported are "
+            f"Architecture {architecture.hf_class} is not supported by --target openvino; supported are "
             f"{', '.join(_supported())}."
         )
     if checkpoint.quantisation is not None and checkpoint.format != "gguf":

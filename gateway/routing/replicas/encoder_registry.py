@@ -134,7 +134,7 @@ class EncoderLoadBalancer:
             elif self._hangs(first) and second is not None and not self._is_avoided(second):
                 problem = "it does not answer"
             if second is not None and problem:
-                log.warning("a batch goes from %s to %s: %s", first.replica, second.replica, problem)
+                log.warning("A batch goes from %s to %s: %s", first.replica, second.replica, problem)
             if problem:
                 return second
 

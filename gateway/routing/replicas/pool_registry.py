@@ -258,7 +258,7 @@ class PoolRegistry:
             if current.get(name) is not replica:
                 replica.stop()
                 pool.policy.forget(name)
-                log.warning("replica %s of %s: gone", name, pool.name)
+                log.warning("Replica %s of %s: gone", name, pool.name)
         self._replicas[key] = current
         problems |= _duplicate_addresses(current.values())
         pool.replicas = {name: replica for name, replica in current.items() if name not in problems}

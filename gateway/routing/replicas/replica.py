@@ -263,7 +263,7 @@ class Replica:
         """
         if error.full_message != self._logged_error:
             self._logged_error = error.full_message
-            log.info("the stream from replica %s of %s ended: %s", self.replica_id, self.model.name, error.full_message)
+            log.info("The stream from replica %s of %s ended: %s", self.replica_id, self.model.name, error.full_message)
         self.health.record_disconnect()
         self._policy.forget(self.replica_id)
         self._in_flight.clear()

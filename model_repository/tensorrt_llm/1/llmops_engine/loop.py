@@ -123,7 +123,7 @@ class EngineLoop:
         try:
             self._runtime.close()
         except Exception as error:  # noqa: BLE001 - a library that is dead may be unable to end
-            self._log_error(f"the engine did not close: {error}")
+            self._log_error(f"The engine did not close: {error}")
 
     def post(self, action: Callable[[], None]) -> None:
         """Call `action` on the engine thread before its next step."""
@@ -179,13 +179,13 @@ class EngineLoop:
         try:
             action()
         except Exception as error:  # noqa: BLE001 - the other requests must be notified as well
-            self._log_error(f"a request could not be notified that the engine has ended: {error}")
+            self._log_error(f"A request could not be notified that the engine has ended: {error}")
 
     def _run_idle_work(self) -> None:
         try:
             self._runtime.on_idle()
         except Exception as error:  # noqa: BLE001 - each request gets the error when it is submitted
-            self._log_error(f"the engine failed while it had nothing to do: {error}")
+            self._log_error(f"The engine failed while it had nothing to do: {error}")
 
     def _longest_pause(self) -> float | None:
         if not self._preparing:
@@ -213,7 +213,7 @@ class EngineLoop:
             active.sink.fail(str(rejection))
         except Exception as error:  # noqa: BLE001 - a request that the runtime chokes on must not end the server
             self._forget(active)
-            self._log_error(f"a request could not be {what}: {error}")
+            self._log_error(f"A request could not be {what}: {error}")
             active.sink.fail(f"the engine failed: {error}")
         else:
             return True
@@ -335,7 +335,7 @@ class EngineLoop:
         try:
             self._runtime.recover()
         except Exception as error:  # noqa: BLE001 - the next step and its requests fail then
-            self._log_error(f"the engine did not recover: {error}")
+            self._log_error(f"The engine did not recover: {error}")
 
     def _report_stats(self, force: bool = False) -> None:
         now = time.monotonic()
@@ -345,7 +345,7 @@ class EngineLoop:
                 self._report(self._stats())
             except Exception as error:  # noqa: BLE001 - metrics must not end the engine
                 if not self._report_failed:
-                    self._log_error(f"the engine's metrics could not be reported: {error}")
+                    self._log_error(f"The engine's metrics could not be reported: {error}")
                 self._report_failed = True
 
     def state(self) -> EngineState:
