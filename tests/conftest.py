@@ -16,7 +16,8 @@ import setuptools  # noqa: F401  before anything else can bring distutils in: to
 
 from tests.support.engines import smollm2_engine
 
-# Images of Python often forbid bytecode files. A run starts some 500 programs, which would all compile what they import.
+# Images of Python often forbid bytecode files. Each of the programs that a run starts would then
+# compile all that it imports, and each worker all tests.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
 

@@ -277,7 +277,7 @@ def test_diff_compares_with_what_the_gateway_serves(tmp_path, engine_dir):
 def test_what_is_described_and_built_becomes_a_repository(tmp_path, engine_dir):
     from llmops.cli.stack import build_described
 
-    repository, names = build_described(read(described(tmp_path, engine_dir)))
+    repository, names = build_described(read(described(tmp_path, engine_dir, max_num_tokens=256)))
     assert list(names) == ["smollm2"]
     assert sorted(path.name for path in repository.glob("smollm2*")) == [
         "smollm2", "smollm2-postprocessing", "smollm2-preprocessing", "smollm2-tensorrt_llm",
