@@ -58,7 +58,10 @@ class _ManifestModel(BaseModel):
 
 
 def measure_weights(model_dir: Path) -> dict[str, int]:
-    """Return the sizes of the files below `model_dir`, by relative path, without texts that a user may edit."""
+    """Return the sizes of the files below `model_dir` by relative path.
+
+    Texts that a user may edit are left out.
+    """
     files = (path for path in model_dir.rglob("*") if path.is_file() and path.suffix not in _EDITABLE)
     return {path.relative_to(model_dir).as_posix(): path.stat().st_size for path in sorted(files)}
 

@@ -86,9 +86,7 @@ def test_an_engine_whose_copy_broke_off_is_refused_and_built_again(spec: BuildSp
     weights = spec.output / "model" / "openvino_model.bin"
     size = weights.stat().st_size
     os.truncate(weights, size - 5)
-    fault = (
-        f"{weights} has {size - 5:,} bytes instead of {size:,}, so the engine is damaged: copy it again, or "
-    )
+    fault = f"{weights} has {size - 5:,} bytes instead of {size:,}, so the engine is damaged: copy it again, or "
     for refused in (
         lambda: read_engines([str(spec.output)]),
         lambda: check_engines(RepositoryManifest.load(tmp_path / "repository")),
