@@ -63,7 +63,7 @@ class CheckedReplicas:
     async def start(self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings) -> StartedReplicas:
         if not candidate.replicas:
             raise InputError(
-                "this control starts no replicas. Start them, and name them: `llmops rollout start "
+                "This control starts no replicas. Start them, and name them: `llmops rollout start "
                 f"{candidate.model} --replica HOST:PORT`; or use `llmops up` with this store"
             )
         for replica in candidate.replicas:
@@ -105,7 +105,7 @@ class LocalReplicas(CheckedReplicas):
         key, old = (candidate.model, candidate.name), (stable.model, stable.name)
         if old not in self.servers:
             served = ", ".join(sorted({model for model, _ in self.servers})) or "none"
-            raise InputError(f"this `llmops up` has no replicas of {stable.model}; its models are {served}")
+            raise InputError(f"This `llmops up` has no replicas of {stable.model}; its models are {served}")
         await self._in_thread(self.start_version, candidate, len(self.servers[old]), settings, old)
         servers, engine = self.servers[key], self.engines[key]
         for server in servers:
@@ -170,7 +170,7 @@ class LocalReplicas(CheckedReplicas):
         if not settings.allow_capacity_loss or not servers:
             left = f"{len(servers) - 1} of {len(servers)}" if servers else "none"
             raise InputError(
-                f"no GPU is free beside the replicas of {key[0]}: a replica needs {need}, and {self._used_gpus()} of "
+                f"No GPU is free beside the replicas of {key[0]}: a replica needs {need}, and {self._used_gpus()} of "
                 f"{present} are in use. One by one, {left} replicas would serve meanwhile; to accept that, start the "
                 "roll-out with --allow-capacity-loss"
             )

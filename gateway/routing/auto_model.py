@@ -123,7 +123,7 @@ class AutoModel:
                     vectors = await self._embed(head.model, list(missing.values()))
             except (ApiError, TimeoutError) as error:
                 if self._problems.is_new(head.model, type(error).__name__):
-                    log.warning("the embedding model %s of the router does not answer: %s", head.model, error)
+                    log.warning("The embedding model %s of the router does not answer: %s", head.model, error)
                 return None
             self._problems.is_new(head.model, None)
             for key, vector in zip(missing, vectors, strict=True):

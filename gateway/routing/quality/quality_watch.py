@@ -118,7 +118,7 @@ class QualityWatch:
         problem = None if again.agreed or again.outliers else names
         if self._log_once.is_new((model, version), problem) and problem:
             log.error(
-                "the replicas %s of %s have the same version %s and answer differently, and none of them is in a "
+                "The replicas %s of %s have the same version %s and answer differently, and none of them is in a "
                 "majority. Restart the one that you trust less; with a third replica the watch can decide.",
                 *(names, model, version),
             )
@@ -173,7 +173,7 @@ class QualityWatch:
 
     def _take_out(self, model: str, version: str, replica: Replica, count: int) -> None:
         log.error(
-            "replica %s of %s is CORRUPTED: its greedy answers differ from those of the other replicas of version %s "
+            "Replica %s of %s is CORRUPTED: its greedy answers differ from those of the other replicas of version %s "
             "(%d compared, twice). It is drained and gets no more requests; restart it, and check its weights and its "
             "GPU.",
             *(replica.replica_id, model, version, count),
