@@ -99,8 +99,8 @@ def build_described(loaded: LoadedService) -> tuple[Path, Mapping[str, Path]]:
     from llmops.model_repository.generate import generate_repository, read_engines
     from llmops.model_repository.repository.compatibility import check_target
 
-    names, specs = list(loaded.service.models), {}
-    for name in names:
+    specs = {}
+    for name in loaded.service.models:
         with name_file_keys(loaded, name):
             specs[name] = spec_of(loaded, name)
         check_target(specs[name].target)
@@ -109,7 +109,7 @@ def build_described(loaded: LoadedService) -> tuple[Path, Mapping[str, Path]]:
         with name_file_keys(loaded, name):
             build(spec, make_progress())
     generate_repository(read_engines(repo_defaults(loaded)["engines"], serving=loaded.serving), loaded.repository)
-    return loaded.repository, {name: spec.output for name, spec in zip(names, specs, strict=True)}
+    return loaded.repository, {name: spec.output for name, spec in specs.items()}
 
 
 def make_repository(engine: Path, folder: Path | None, serving: str = "") -> tuple[Path, Mapping[str, Path]]:
