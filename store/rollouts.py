@@ -245,8 +245,13 @@ class OutcomeBatch:
     outcomes: Sequence[Any]
 
 
-async def read_outcomes(connection: AsyncConnection, model: str, since: datetime) -> Sequence[OutcomeBatch]:
-    """Return up to OUTCOME_BATCHES batches that were written at `since` or later, oldest first."""
+async def read_outcomes(
+    connection: AsyncConnection, model: str, since: datetime, until: datetime | None = None
+) -> Sequence[OutcomeBatch]:
+    """Return up to OUTCOME_BATCHES batches that were written at `since` or later, oldest first.
+
+    With `until`, only earlier batches are read.
+    """
     columns = rollout_outcomes.c
     statement = (
         select(columns.id, columns.written_at, columns.outcomes)
@@ -254,6 +259,8 @@ async def read_outcomes(connection: AsyncConnection, model: str, since: datetime
         .order_by(columns.written_at, columns.id)
         .limit(OUTCOME_BATCHES)
     )
+    if until is not None:
+        statement = statement.where(columns.written_at < until)
     return [OutcomeBatch(**row) for row in (await connection.execute(statement)).mappings()]
 
 

@@ -45,6 +45,9 @@ TICK = 0.5
 WEIGHTS_DELAY = 3.0
 #: Seconds by which a batch of outcomes may be written later than a newer one.
 LATE_BATCH = 5.0
+#: Outcomes before the current step that a new process reads, for the judge's picture of the stable
+#: version.
+RESUMED_TIME = timedelta(minutes=10)
 #: Seconds for the receiver of a webhook to answer.
 WEBHOOK_TIMEOUT = 5.0
 ACTOR = "control"
@@ -226,7 +229,7 @@ class RolloutRunner(LeaderJob):
         settings = RolloutSettings.of(rollout)
         canary = self._canaries.get(rollout.id)
         if canary is None:
-            canary = self._canaries[rollout.id] = _Canary(_make_judge(rollout), rollout.started_at, rollout.revision)
+            canary = self._canaries[rollout.id] = await self._resume_judge(rollout)
         elif canary.revision != rollout.revision:
             canary.revision = rollout.revision
             canary.judge.begin_step()
@@ -235,11 +238,20 @@ class RolloutRunner(LeaderJob):
         verdict = canary.judge.verdict()
         async with self._store.write() as connection:
             await save_verdict(connection, rollout, _verdict_data(verdict))
-        if settings.auto and rollout.state == RolloutState.SHIFTING:
+        if (settings.auto or settings.approve) and rollout.state == RolloutState.SHIFTING:
             if verdict.decision == "rollback":
                 await self._apply(rollout, RolloutEvent.FAILED, verdict.reason)
             elif verdict.decision == "promote":
                 await self._apply(rollout, RolloutEvent.PASSED, verdict.reason)
+
+    async def _resume_judge(self, rollout: Rollout) -> _Canary:
+        """Return a judge that has seen the outcomes before the current step, as another may have."""
+        since = max(rollout.started_at, rollout.changed_at - RESUMED_TIME)
+        canary = _Canary(_make_judge(rollout), since, rollout.revision)
+        async with self._store.read() as connection:
+            canary.observe(list(await read_outcomes(connection, rollout.model, since, rollout.changed_at)))
+        canary.judge.begin_step()
+        return canary
 
     async def _apply(self, rollout: Rollout, event: RolloutEvent, reason: str) -> None:
         by = AuditContext(ACTOR, self._now())
