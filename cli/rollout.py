@@ -205,7 +205,7 @@ def pin(model: str, key: str, version: str | None, admin: AdminClient, as_json: 
 def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path | None) -> None:
     """Carry a whole roll-out out on this machine, under load, and report what happened.
 
-    Without folders: SmolLM2 in INT8 as the old version and in float32 as the new one. Takes some
+    Without folders: SmolLM2 in float32 as the old version and in INT8 as the new one. Takes some
     minutes. Exit code 1 if a request failed, a token was doubled, or a planted fault was promoted.
     """
     import asyncio
@@ -216,8 +216,8 @@ def rehearse(old: Path | None, new: Path | None, fault: str | None, output: Path
     from llmops.cli.rehearsal import rehearse as run
     from llmops.cli.stack import build_engine
 
-    old = old or build_engine("smollm2", "openvino", "int8", 1, None, None)
-    new = new or build_engine("smollm2", "openvino", "none", 1, None, None)
+    old = old or build_engine("smollm2", "openvino", "none", 1, None, None)
+    new = new or build_engine("smollm2", "openvino", "int8", 1, None, None)
     report = asyncio.run(run(Rehearsal(old, new, fault or ""), lambda line: click.echo(line, err=True)))
     data = asdict(report)
     if output is not None:

@@ -281,7 +281,7 @@ async def start_answer(
     choices = [make_choice(index) for index in range(len(requests) * requests[0].n)]
     stream = await _open_streams(model.engine, requests)
     context.version = stream.version
-    if state.version_router is not None and state.version_router.is_split(model.name):
+    if state.version_router is not None and state.version_router.is_judged(model.parent or model.name):
         context.describe_answer = partial(_describe_answer, model.tokenizer, requests[0].input_ids, stream)
     context.mark("submit")
     admission.meter.submitted(prompt_tokens, len(choices))

@@ -65,6 +65,12 @@ def test_the_version_of_a_replica_is_the_one_that_lists_it():
     assert table.version_of("mistral", "a:1") == ""
 
 
+def test_outcomes_are_compared_from_the_start_of_the_replicas_to_the_last_step():
+    assert [split(percent).is_judged("llama") for percent in (0, 5, 100)] == [True, True, False]
+    assert not split(100, is_retired=True).is_judged("llama")
+    assert not split(5).is_judged("mistral")
+
+
 def message(role: str, content: str) -> SimpleNamespace:
     return SimpleNamespace(role=role, content=content)
 

@@ -1,4 +1,4 @@
-"""The check that records how requests of a split model end, for the judge of the roll-out."""
+"""The check that records how requests end, for the judge of a roll-out."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ MIN_TPOT_TOKENS = 4
 
 
 class OutcomeCheck(Check):
-    """Records the outcomes of requests while several versions of their model get requests."""
+    """Records the outcomes of requests while a roll-out of their model compares versions."""
 
     def __init__(self, directory: VersionDirectory) -> None:
         self._directory = directory
 
     def after(self, context: RequestContext, outcome: Outcome) -> None:
-        if context.version and self._directory.table.is_split(context.model):
+        if context.version and self._directory.table.is_judged(context.model):
             values = _outcome_values(context, outcome)
             if values is not None:
                 self._directory.record(context.model, values)

@@ -36,6 +36,6 @@ class VersionRouter:
             found = next(older, found)
         return found.model if found is not None else model
 
-    def is_split(self, model: str) -> bool:
-        """Return True if several versions of a model get requests."""
-        return self._directory.table.is_split(model)
+    def is_judged(self, model: str) -> bool:
+        """Return True while a roll-out compares versions of a model."""
+        return self._directory.table.is_judged(model)

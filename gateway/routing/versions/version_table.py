@@ -68,6 +68,11 @@ class VersionTable:
         """Return True if several versions of a model get requests."""
         return sum(version.weight > 0 for version in self.models.get(model, ())) > 1
 
+    def is_judged(self, model: str) -> bool:
+        """Return True while a roll-out compares versions, from the start of the new replicas on."""
+        active = [version for version in self.models.get(model, ()) if not version.is_retired]
+        return len(active) > 1 and active[-1].weight < 100
+
     def choose(self, model: str, conversation: str, key_id: str = "") -> str:
         """Return the version for a request; empty for a model without versions.
 

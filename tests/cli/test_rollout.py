@@ -1,0 +1,58 @@
+"""`llmops rollout` on a local store, without replicas."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner, Result
+
+from llmops.cli.rollout import command
+
+
+@pytest.fixture
+def run(tmp_path: Path):
+    def call(*arguments: str) -> Result:
+        return CliRunner().invoke(command, [*arguments, "--store", f"sqlite:///{tmp_path / 'store.db'}"])
+
+    return call
+
+
+def test_a_rollout_is_started_watched_pinned_and_rolled_back(run):
+    assert "Start one" in run("status").stderr
+    started = run("start", "llama", "--replica", "dns:llama-v2:8001", "--name", "v2", "--percent", "10")
+    assert "llama: v2 starts beside initial" in started.output, started.output
+    (found,) = json.loads(run("status", "llama", "--json").stdout)
+    assert (found["state"], found["settings"]["steps"]) == ("starting", [10, 25, 50, 100])
+    assert [(one["name"], one["weight"]) for one in found["versions"]] == [("initial", 100), ("v2", 0)]
+    assert "key-7 gets v2 of llama" in run("pin", "llama", "key-7", "v2").output
+    assert "rolling back, 0 %" in run("rollback", "llama", "--reason", "a bad feeling").output
+    shown = run("status", "llama").output
+    assert "a bad feeling" in shown
+    assert "dns:llama-v2:8001" in shown
+    assert "rolling back" in run("history", "llama").output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("start", "llama"), "Give the new version: --to ENGINE, or --replica HOST:PORT"),
+        (("start", "llama", "--replica", "nowhere"), "'nowhere' is not the address of a replica"),
+        (("start", "llama", "--replica", "a:1", "--name", "v" * 65), "cannot name a version"),
+        (("promote", "llama"), "The model llama has no roll-out in progress"),
+        (("pin", "llama", "key-7", "v2"), "llama has no version v2; it has had no roll-out yet"),
+    ],
+)
+def test_bad_input_is_one_sentence(run, arguments, message):
+    result = run(*arguments)
+    assert result.exit_code
+    assert message in result.output + str(result.exception)
+
+
+def test_a_second_rollout_and_an_early_promotion_say_what_to_do(run):
+    run("start", "llama", "--replica", "a:1", "--name", "v2")
+    assert "A roll-out of llama is in progress. Finish it first" in str(
+        run("start", "llama", "--replica", "b:1", "--name", "v3").exception
+    )
+    assert "wait until its replicas are ready" in str(run("promote", "llama", "--full").exception)

@@ -1,0 +1,92 @@
+"""The report of a rehearsal, and the faults that it plants."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+from llmops.gateway.errors import EngineError
+from llmops.gateway.interfaces import Engine, EngineRequest, TokenBatch, TokenStream
+from llmops.perf.planted_faults import ERROR_PERIOD, FaultyEngine
+from llmops.perf.rehearsal import AnswerRecord, RehearsalLoad, lowest_throughput_ratio, make_report
+
+
+def steady(seconds: int, without: range = range(0)) -> list[AnswerRecord]:
+    """One request a second, answered in a second, with errors in some."""
+    return [
+        AnswerRecord(float(at), at + 1.0, "initial", "broken" if at in without else "", 12) for at in range(seconds)
+    ]
+
+
+def test_the_worst_window_is_the_one_without_answers():
+    assert lowest_throughput_ratio(steady(120)) == 1.0
+    assert lowest_throughput_ratio(steady(120, range(60, 75))) == 0.5
+
+
+def test_the_report_counts_what_a_rollout_must_not_do():
+    load = RehearsalLoad("http://gateway", "llama", steady(100))
+    load.records[3].error = "HTTP 503"
+    load.records[4].tokens = 14
+    load.records[60] = AnswerRecord(60.0, 61.0, "candidate", "planted", 3)
+    load.records[72] = AnswerRecord(72.0, 73.0, "candidate", "", 12)
+    report = make_report(
+        load,
+        candidate="candidate",
+        verdict="rolled back",
+        reason="errors",
+        shifted_at=50.0,
+        decided_at=70.5,
+        rate=1.0,
+        capacity={"old": 2.5, "new": 3.0},
+        fault="errors",
+        is_planted=lambda error: error == "planted",
+    )
+    assert (report.requests, report.failed, report.failed_by_fault, report.doubled_tokens) == (100, 2, 1, 2)
+    assert (report.seconds_to_verdict, report.canary_requests, report.seconds_to_rollback) == (20.5, 1, 1.5)
+
+
+class Stream(TokenStream):
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    async def __anext__(self) -> TokenBatch:
+        if not self._tokens:
+            raise StopAsyncIteration
+        return TokenBatch(0, [self._tokens.pop(0)])
+
+    def cancel(self) -> None: ...
+
+
+class Pool(Engine):
+    """A pool with one replica, whose tokenizer knows three Thai tokens."""
+
+    def __init__(self) -> None:
+        tokenizer = SimpleNamespace(encode=lambda text, add_special_tokens: [7, 8, 9])
+        model = SimpleNamespace(card=SimpleNamespace(vocab_size=1000), tokenizer=tokenizer)
+        self.replicas = {"a": SimpleNamespace(model=model)}
+
+    async def open(self, request: EngineRequest) -> TokenStream:
+        return Stream([500, 501, 502, 2])
+
+
+async def answer(fault: str) -> list[int]:
+    stream = await FaultyEngine(Pool(), fault).open(EngineRequest("1", [1], 4, end_ids=(2,)))
+    return [token async for batch in stream for token in batch.tokens]
+
+
+async def test_faults_change_tokens_and_no_lengths():
+    assert await answer("slow") == [500, 501, 502, 2]
+    assert await answer("language") == [7, 8, 9, 2]
+    scrambled = await answer("scrambled")
+    assert len(scrambled) == 4
+    assert scrambled[-1] == 2
+    assert set(scrambled).isdisjoint({500, 501, 502})
+
+
+async def test_one_request_of_twenty_fails():
+    engine, failed = FaultyEngine(Pool(), "errors"), 0
+    for _ in range(5 * ERROR_PERIOD):
+        try:
+            await engine.open(EngineRequest("1", [1], 4))
+        except EngineError:
+            failed += 1
+    assert failed == 5
