@@ -8,7 +8,7 @@ than `TIMEOUT`, this gateway decides alone, with its part of each limit, until R
 
 Redis may come back empty: restarted, flushed, or replaced. So each call carries the spending that
 this gateway knows of the budgets in the call, and the script never goes below it. `generation`
-makes budgets.py ask the ledger again.
+makes budgets.py ask the ledger again. A record that cannot be read counts as lost, too.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
+import time
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic_core import from_json, to_json
+from pydantic import Field, FiniteFloat, TypeAdapter, ValidationError
+from pydantic_core import to_json
 from redis.asyncio import Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
@@ -30,6 +32,7 @@ from redis.exceptions import RedisError
 from llmops.gateway.ratelimit.backend import LEASE_TIMEOUT, Limiter, ReserveResult, make_reserve_result
 from llmops.gateway.ratelimit.buckets import (
     MAX_CLOCK_STEP,
+    MINUTE,
     NO_WAIT_HELPS,
     SLOT_RETRY_DELAY,
     TOLERANCE,
@@ -62,6 +65,8 @@ SETTLE_INTERVAL = 0.5
 RELEASE_INTERVAL = 0.05
 # Reservations in one call, which holds up Redis for less than a millisecond.
 MAX_BATCH = 64
+# Seconds between two log lines about failures, and about lost data: a Redis may fail at each call.
+LOG_INTERVAL = 60.0
 # Levels and budgets that are remembered for the time when Redis is away.
 MAX_REMEMBERED = 10_000
 
@@ -69,6 +74,25 @@ _SCRIPT = Path(__file__).with_name("reserve.lua")
 _FAILURES = (RedisError, OSError, asyncio.TimeoutError, ValueError, EOFError)
 
 _Call = tuple[Sequence[Limit], Sequence[LimitRequest], "asyncio.Future[ReserveResult | None]"]
+
+#: A decision as the script writes it: lacking (0: granted), of, wait, money, and what each limit has left.
+_Answer = tuple[
+    Annotated[int, Field(ge=0)],
+    str,
+    FiniteFloat,
+    FiniteFloat,
+    list[tuple[FiniteFloat, FiniteFloat, FiniteFloat, FiniteFloat]] | dict[str, Any],
+]
+#: The script's reply: gateways, epoch, what was spent of each budget, and the decisions. Lua writes
+#: an empty list as an empty object.
+_REPLY: TypeAdapter[tuple[int, str, list[Any], list[Any]]] = TypeAdapter(
+    tuple[
+        Annotated[int, Field(ge=1)],
+        str,
+        list[tuple[str, tuple[int, FiniteFloat]]] | dict[str, Any],
+        list[_Answer] | dict[str, Any],
+    ]
+)
 
 
 class RedisLimiter(Limiter):
@@ -108,6 +132,8 @@ class RedisLimiter(Limiter):
         self._connecting: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[Any]] = set()
         self._trouble = ""
+        self._now = time.monotonic
+        self._up_since = self._loss_logged_at = self._failure_logged_at = float("-inf")
 
     async def start(self) -> None:
         """Connect, for at most `CONNECT_TIMEOUT` seconds; afterwards the limiter goes on trying."""
@@ -180,7 +206,6 @@ class RedisLimiter(Limiter):
                 decided.set_result(None)
             return
         lacking, of, wait, money, left = reply
-        money = int(money)
         for bound, ask, (requests, tokens, _, _) in zip(bounds, asks, left, strict=True):
             if len(self._levels) > MAX_REMEMBERED:
                 self._levels.clear()
@@ -207,7 +232,7 @@ class RedisLimiter(Limiter):
             settled = {name: (bound, one._replace(places=0, money=0)) for name, (bound, one) in settled.items()}
         try:
             reply = await self._script(keys=[self._prefix], args=[self._asked(calls, settled, restore)])
-            self.gateways, epoch, spent, replies = from_json(reply)
+            self.gateways, epoch, spent, replies = _read_reply(reply, calls)
         except _FAILURES as error:
             # the script may have applied the settlements: they count as known, and are not sent
             # again
@@ -220,15 +245,15 @@ class RedisLimiter(Limiter):
             for bound, change in settled.values():
                 add_settlement(self._settled, bound, change)
             raise
-        for name, (period, micros) in dict(spent).items():
+        for name, (period, micros) in spent:
             self._note_spent(name, period, int(micros))
         known, self._epoch = self._epoch, epoch
         if known not in ("", epoch):
-            log.warning("The limits' Redis at %s has lost its data; budgets are read from the ledger.", self._place)
+            self._report_loss()
             self.generation += 1
             if not restore:
                 self._later(self._call([], restore=True))
-        return list(replies)
+        return replies
 
     def _asked(self, calls: Sequence[_Call], settled: PendingSettlements, restore: bool) -> bytes:
         budgets = [bound for bounds, *_ in calls for bound in bounds] + [bound for bound, _ in settled.values()]
@@ -263,8 +288,7 @@ class RedisLimiter(Limiter):
             log.warning("The limits' Redis at %s answers again.", self._place)
             self._trouble = ""
         self.generation += 1
-        self._alone.reset_rates()
-        self._parts.clear()
+        self._up_since = self._now()
         self.up.set()
 
     def _lose(self, trouble: str) -> None:
@@ -272,14 +296,27 @@ class RedisLimiter(Limiter):
 
         The log has one line per outage, however many requests notice it.
         """
+        now = self._now()
         if self.up.is_set():
             self.up.clear()
             self.generation += 1
             self._connect()
-        if not self._trouble:
+            # a Redis that fails again and again must not give each limit anew at each failure
+            if now - self._up_since >= MINUTE:
+                self._alone.reset_rates()
+                self._parts.clear()
+        if not self._trouble and now - self._failure_logged_at >= LOG_INTERVAL:
+            self._failure_logged_at = now
             share = "this gateway's share of each limit holds until it answers"
             log.error("The limits' Redis at %s is not usable (%s); %s.", self._place, trouble, share)
             self._trouble = trouble
+
+    def _report_loss(self) -> None:
+        """Log that Redis lost its data, at most once per `LOG_INTERVAL`: it may evict each record."""
+        now = self._now()
+        if now - self._loss_logged_at >= LOG_INTERVAL:
+            self._loss_logged_at = now
+            log.warning("The limits' Redis at %s has lost its data; budgets are read from the ledger.", self._place)
 
     @property
     def _place(self) -> str:
@@ -373,6 +410,25 @@ class _FallbackLimiter(InMemoryLimiter):
         super().settle(bounds, change)
         if change.spent:
             self._carry(bounds, change.spent)
+
+
+def _read_reply(reply: Any, calls: Sequence[_Call]) -> tuple[int, str, list[Any], list[Any]]:
+    """Return gateways, epoch, spending and decisions of the script's reply, in the order of `calls`.
+
+    Raises:
+        ValueError: The reply is not the script's: another program answers, or a proxy between.
+    """
+    try:
+        gateways, epoch, spent, answers = _REPLY.validate_json(reply)
+    except ValidationError:
+        raise ValueError("its reply is not that of the limits' script") from None
+    asked = [len(bounds) for bounds, *_ in calls]
+    if [len(left) for *_, left in answers] != asked or any(
+        lacking > count for (lacking, *_), count in zip(answers, asked, strict=True)
+    ):
+        raise ValueError("its reply does not fit the reservations")
+    decisions = [(lacking, of, wait, int(money), left) for lacking, of, wait, money, left in answers]
+    return gateways, epoch, list(spent), decisions
 
 
 def _limit_values(bound: Limit) -> tuple[str, float, float, float, float, int]:

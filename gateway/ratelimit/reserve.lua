@@ -47,12 +47,31 @@ local records, changed = {}, {}
 
 local function refilled(level, elapsed, limit) return math.min(limit, level + elapsed * limit / minute) end
 
+local function is_number(value) return type(value) == 'number' and math.abs(value) <= asked.nolimit end
+
+-- the record that was kept under a name, or nil for none. A damaged record is a loss of data.
+local function kept_record(name)
+  local kept = redis.pcall('GET', prefix .. ':' .. name)
+  if not kept then return nil end
+  local readable, record = pcall(cmsgpack.unpack, kept)
+  if readable and type(record) == 'table' and type(record.held) == 'table' then
+    local whole = is_number(record.stamp) and is_number(record.requests) and is_number(record.tokens)
+    whole = whole and is_number(record.spent) and record.spent >= 0 and is_number(record.period)
+    for _, held in pairs(record.held) do
+      whole = whole and type(held) == 'table' and is_number(held[1]) and is_number(held[2])
+    end
+    if whole then return record end
+  end
+  epoch = asked.process .. '/' .. clock[1] .. clock[2]
+  redis.call('SET', prefix .. ':epoch', epoch)
+  return nil
+end
+
 local function record_of(bound)
   local name = bound[NAME]
   local record = records[name]
   if not record then
-    local kept = redis.call('GET', prefix .. ':' .. name)
-    record = kept and cmsgpack.unpack(kept) or {
+    record = kept_record(name) or {
       stamp = now, requests = bound[REQUESTS], tokens = bound[TOKENS], spent = 0, period = bound[PERIOD], held = {}
     }
     records[name] = record

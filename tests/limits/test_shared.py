@@ -80,7 +80,7 @@ async def test_a_limit_that_was_lowered_holds_at_once_in_valkey_too(redis_url, p
         requests, tokens, _, _ = (await limiter.reserve(lowered, [LimitRequest()])).decision.left[0]
         assert (requests, tokens) == (10, 20)
         limiter.settle(lowered, Settlement(-50, -50))
-        assert (await limiter.reserve(lowered, [LimitRequest()])).decision.left[0][:2] == [10, 20]
+        assert (await limiter.reserve(lowered, [LimitRequest()])).decision.left[0][:2] == (10, 20)
 
 
 async def test_who_leaves_while_it_is_asked_has_nothing(redis_url, prefix):
