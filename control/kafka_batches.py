@@ -4,18 +4,20 @@ Compressed and damaged batches are rejected before the client library unpacks th
 
 A batch of a few hundred kilobytes can unpack to gigabytes, and the library unpacks it whole, on the
 event loop, before its records can be checked. Gateways do not compress, so a compressed batch is
-skipped. A batch with a wrong checksum is skipped too, because the library would fetch it again
-forever. Gateways resend what was not confirmed.
+skipped. A batch with a wrong checksum or records that cannot be read, and one in a format before
+Kafka 0.11, is skipped too, because the library would fetch it again forever. Gateways resend what
+was not confirmed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from importlib.metadata import version
+from struct import Struct
 from typing import Any
 
 from aiokafka.consumer import fetcher
-from aiokafka.errors import CorruptRecordException
+from aiokafka.errors import KafkaError
 from aiokafka.record.default_records import DefaultRecordBatch
 from aiokafka.record.memory_records import MemoryRecords
 
@@ -25,6 +27,16 @@ from llmops.errors import ResourceError
 #: Reasons for rejecting a batch, as dead letters have them.
 COMPRESSED = "compressed batch"
 DAMAGED = "damaged batch"
+OLD_FORMAT = "batch in an old format"
+
+#: The first fields of a batch in each format: its offset, and the number of bytes that follow.
+_HEADER = Struct(">qi")
+
+#: Bytes of the smallest batch: offset, length, checksum, and the byte with the format.
+_MIN_BATCH_BYTES = 17
+
+#: Offsets that one batch may cover. A batch of `max.message.bytes` has fewer records.
+MAX_RECORDS = 2**20
 
 
 class RejectedBatch:
@@ -33,9 +45,8 @@ class RejectedBatch:
     producer_id = -1
     is_control_batch = is_transactional = False
 
-    def __init__(self, batch: DefaultRecordBatch, reason: str) -> None:
-        self.reason = reason
-        self.base_offset, self.next_offset = batch.base_offset, batch.next_offset
+    def __init__(self, base_offset: int, next_offset: int) -> None:
+        self.base_offset, self.next_offset = base_offset, next_offset
 
     def validate_crc(self) -> bool:
         """Return True: the checksum was checked already."""
@@ -45,6 +56,18 @@ class RejectedBatch:
         return iter(())
 
 
+class ReadBatch(RejectedBatch):
+    """A batch whose records were all read without an error."""
+
+    def __init__(self, batch: DefaultRecordBatch, records: list[Any]) -> None:
+        super().__init__(batch.base_offset, batch.next_offset)
+        self.is_control_batch = batch.is_control_batch
+        self._records = records
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._records)
+
+
 class SafeRecords:
     """The batches of one partition in the response to a fetch.
 
@@ -52,27 +75,51 @@ class SafeRecords:
     """
 
     def __init__(self, data: bytes) -> None:
-        self._records = MemoryRecords(data)
+        self._data, self._position = data, 0
 
     def has_next(self) -> bool:
         """Return True if there is another whole batch."""
-        return bool(self._records.has_next())
+        return self._batch_bytes() > 0
 
     def next_batch(self) -> Any:
         """Return the next batch, or a RejectedBatch in its place."""
-        batch = self._records.next_batch()
+        end_of_batch = self._position + self._batch_bytes()
+        data = self._data[self._position : end_of_batch]
+        (base, _), self._position = _HEADER.unpack_from(data), end_of_batch
+        # the library's reader of several batches fails where formats are mixed
+        batch = MemoryRecords(data).next_batch()
         if not isinstance(batch, DefaultRecordBatch):
-            # formats before Kafka 0.11, which gateways do not write
-            raise CorruptRecordException("a batch in a format before version 2")
-        reason = COMPRESSED if batch.compression_type else "" if batch.validate_crc() else DAMAGED
-        if not reason:
-            return batch
-        REJECTED.append((reason, batch.base_offset))
-        return RejectedBatch(batch, reason)
+            return _reject(OLD_FORMAT, base, base + 1)
+        end = batch.next_offset
+        if not 0 < end - base <= MAX_RECORDS:
+            # the consumer would go on reading at `end`, wherever that is
+            return _reject(DAMAGED, base, base + 1)
+        if batch.compression_type:
+            return _reject(COMPRESSED, base, end)
+        try:
+            if batch.validate_crc():
+                return ReadBatch(batch, list(batch))
+        except (KafkaError, ValueError, LookupError, ArithmeticError, MemoryError):
+            pass
+        return _reject(DAMAGED, base, end)
 
     def size_in_bytes(self) -> int:
         """Return the bytes of the partition in the response, including an incomplete last batch."""
-        return int(self._records.size_in_bytes())
+        return len(self._data)
+
+    def _batch_bytes(self) -> int:
+        """Return the bytes of the next batch, or 0 if it is not whole."""
+        left = len(self._data) - self._position
+        if left <= _MIN_BATCH_BYTES:
+            return 0
+        _, length = _HEADER.unpack_from(self._data, self._position)
+        size = _HEADER.size + length
+        return size if _MIN_BATCH_BYTES < size <= left else 0
+
+
+def _reject(reason: str, offset: int, next_offset: int) -> RejectedBatch:
+    REJECTED.append((reason, offset))
+    return RejectedBatch(offset, next_offset)
 
 
 #: Reason and offset of the batches that were rejected since the ledger last emptied this list.

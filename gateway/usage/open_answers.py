@@ -12,8 +12,11 @@ holds its event until the outbox has that. A slot that is not free after a crash
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
+import stat
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 from struct import Struct
@@ -25,6 +28,8 @@ from llmops.gateway.usage.event_formats import EncodedEvent, decode_event, forma
 #: that has ended.
 SLOT_BYTES, NUMBERS_BYTES, TEXT_BYTES = 2048, 64, 960
 SLOTS_PER_CHUNK = 256
+#: Slots that are read of a dead process. No process has so many open answers.
+MAX_SLOTS = 2**16
 STATE, HIGH, LOW, STARTED, PROMPT, CACHED, TOKENS, LENGTH = range(8)
 FREE, OPEN, ENDED = range(3)
 _AFTER_STATE_OFFSET, _FIELDS_AFTER_STATE = 8, Struct("=7q")
@@ -153,13 +158,17 @@ class OpenAnswers:
 
 
 def read_slots(path: Path) -> OpenSlots:
-    """Return the slots in the file of a dead process that are not free."""
-    data = path.read_bytes() if path.exists() else b""
-    slots = OpenSlots([], [], int(len(data) % SLOT_BYTES > 0))
-    damaged = slots.damaged
-    for start in range(0, len(data) - SLOT_BYTES + 1, SLOT_BYTES):
-        numbers = memoryview(data)[start : start + NUMBERS_BYTES].cast("q")
-        text = data[start + NUMBERS_BYTES : start + SLOT_BYTES]
+    """Return the slots in the file of a dead process that are not free.
+
+    Raises:
+        OSError: The file cannot be read, or is not a file.
+    """
+    slots, damaged = OpenSlots([], [], 0), 0
+    for data in _slot_bytes(path):
+        if len(data) < SLOT_BYTES:
+            damaged += 1
+            continue
+        numbers, text = memoryview(data)[:NUMBERS_BYTES].cast("q"), data[NUMBERS_BYTES:]
         try:
             if numbers[STATE] == ENDED:
                 slots.ended.append(_read_event(text))
@@ -168,6 +177,23 @@ def read_slots(path: Path) -> OpenSlots:
         except ValueError:
             damaged += 1
     return slots._replace(damaged=damaged)
+
+
+def _slot_bytes(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of the slots, of which a damaged file may have too many for the memory."""
+    try:
+        # a pipe in its place would wait for a writer
+        file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return
+    with open(file, "rb") as slots:
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            raise OSError(errno.EINVAL, "it is not a file")
+        for _ in range(MAX_SLOTS):
+            data = slots.read(SLOT_BYTES)
+            if not data:
+                return
+            yield data
 
 
 def _read_event(text: bytes) -> EncodedEvent:

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from llmops.gateway.interfaces import UsageEvent
 from llmops.gateway.usage.event_formats import EncodedEvent, decode_event
+from llmops.gateway.usage.outbox_folders import keep_damaged
 
 log = logging.getLogger(__name__)
 
@@ -42,6 +43,8 @@ MAX_BYTES = 2**30
 MAX_LOG_BYTES = 16 * 2**20
 #: Bytes of an empty file that is made small again: a long outage may have left up to `MAX_BYTES`.
 SHRINK_BYTES = 4 * 2**20
+#: Damaged events of one outbox that have a line in the log.
+MAX_DAMAGE_LINES = 10
 #: Pages that the file may have at least; SQLite does not open a smaller one.
 _MIN_PAGES = 16
 #: Seconds that a statement waits for a lock. Nothing but the end of a checkpoint takes the lock of
@@ -241,10 +244,12 @@ class UsageOutbox:
             written, deleted = last, 0
         missing = written - max(last, deleted)
         if missing > 0:
+            # SQLite deletes the log when the file is closed
+            kept = f" Its log is kept in {keep_damaged(self._log_path)}." if self._log_path.is_file() else ""
             log.error(
                 "The end of the outbox %s is lost: up to %d events of usage are missing. If the machine did not crash, "
-                "its disk is damaged.",
-                self._path, missing,
+                "its disk is damaged.%s",
+                self._path, missing, kept,
             )  # fmt: skip
         self.last_place = max(written, last)
         self._position[_LAST], self._position[_DELETED] = self.last_place, min(deleted, self.last_place)
@@ -266,7 +271,10 @@ class UsageOutbox:
     def _report_damage(self, place: int, error: Exception) -> None:
         if place not in self.damaged:
             self.damaged.add(place)
-            log.error("Event %d of the outbox %s is damaged (%s) and cannot be billed.", place, self._path, error)
+            if len(self.damaged) <= MAX_DAMAGE_LINES:
+                log.error("Event %d of the outbox %s is damaged (%s) and cannot be billed.", place, self._path, error)
+            if len(self.damaged) == MAX_DAMAGE_LINES:
+                log.error("More damaged events of this outbox are only counted.")
 
 
 def is_machine_error(error: Exception) -> bool:

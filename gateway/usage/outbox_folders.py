@@ -9,12 +9,15 @@ the process ends.
 from __future__ import annotations
 
 import fcntl
+import logging
 import os
 import secrets
 import shutil
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+
+log = logging.getLogger(__name__)
 
 _PREFIX, _LOCK, _DAMAGED = "gw-", "lock", "damaged-"
 
@@ -28,8 +31,8 @@ class FolderLock:
 
     @property
     def size(self) -> int:
-        """The bytes of the files in the folder."""
-        return sum(file.stat().st_size for file in self.folder.iterdir())
+        """The bytes that the files in the folder take on the disk."""
+        return sum(file.lstat().st_blocks * 512 for file in self.folder.iterdir())
 
     def release(self) -> None:
         """Leave the folder for another process."""
@@ -89,11 +92,20 @@ def lock_new_folder(root: Path) -> FolderLock:
 
 
 def lock_abandoned_folders(root: Path) -> Iterator[FolderLock]:
-    """Lock and yield each folder in `root` that no process works in."""
+    """Lock and yield each folder in `root` that no process works in.
+
+    A folder that cannot be locked is reported, and does not keep the others from being delivered.
+    """
     for folder in sorted(root.glob(f"{_PREFIX}*")):
-        with suppress(FileNotFoundError):
-            if (lock := _lock_folder(folder)) is not None:
-                yield lock
+        try:
+            lock = _lock_folder(folder)
+        except FileNotFoundError:
+            continue
+        except OSError as error:
+            log.error("%s is no outbox that can be opened (%s); move it away.", folder, error.strerror)
+            continue
+        if lock is not None:
+            yield lock
 
 
 def _lock_folder(folder: Path) -> FolderLock | None:

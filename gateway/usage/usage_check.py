@@ -188,11 +188,21 @@ class UsageCheck(Check):
             abandoned: list[FolderLock] = []
             try:
                 for found in lock_abandoned_folders(self._root):
-                    if (lock := await asyncio.to_thread(self._prepare, found)) is not None:
+                    try:
+                        lock = await asyncio.to_thread(self._prepare, found)
+                    except Exception:
+                        # one outbox must not keep the others from being delivered
+                        log.exception("The outbox in %s cannot be opened now.", found.folder)
+                        continue
+                    if lock is not None:
                         abandoned.append(lock)
                 while abandoned:
                     self._limit_own_outbox(sum(lock.size for lock in abandoned))
-                    await self._deliver_abandoned(abandoned.pop(0))
+                    lock = abandoned.pop(0)
+                    try:
+                        await self._deliver_abandoned(lock)
+                    except Exception:
+                        log.exception("The outbox in %s cannot be delivered now.", lock.folder)
                 self._limit_own_outbox(0)
             except Exception:
                 log.exception("The outboxes of other gateways cannot be delivered.")

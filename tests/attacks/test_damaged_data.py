@@ -15,6 +15,8 @@ from uuid import UUID, uuid4
 import asyncpg
 import pytest
 from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.record.legacy_records import LegacyRecordBatchBuilder
+from aiokafka.record.util import calc_crc32c
 
 from llmops.control import kafka_batches
 from llmops.control.ledger import write_until_accepted
@@ -66,6 +68,39 @@ def test_a_damaged_batch_is_passed_over_and_the_next_is_read(damage):
     assert offsets == [*([10, 11, 12] if damage is None else []), 13, 14, 15]
     reason = {None: [], "compressed": ["compressed batch"]}.get(damage, ["damaged batch"])
     assert [one for one, _ in kafka_batches.REJECTED] == reason
+    kafka_batches.REJECTED.clear()
+
+
+def _unreadable(offset: int, kind: str) -> bytes:
+    """Return a batch that the library cannot read, or that would send it to another offset."""
+    if kind == "old format":
+        old = LegacyRecordBatchBuilder(1, 0, 1 << 20)
+        old.append(offset, 1, b"key", b"value")
+        return struct.pack(">q", offset) + bytes(old.build())[8:]
+    made = _batch(offset)
+    at, layout, value = {
+        "more records": (57, ">i", 2**31 - 1),
+        "no records": (57, ">i", -1),
+        "back": (23, ">i", -5),
+        "far ahead": (23, ">i", 2**31 - 1),
+        "garbage": (61, ">i", -1),
+    }[kind]
+    struct.pack_into(layout, made, at, value)
+    struct.pack_into(">I", made, 17, calc_crc32c(bytes(made[21:])))
+    return bytes(made)
+
+
+@pytest.mark.parametrize("kind", ["old format", "more records", "no records", "back", "far ahead", "garbage"])
+def test_a_batch_that_cannot_be_read_is_passed_over(kind):
+    """Before the fix, the ledger read such a batch again without end, or went on at another offset."""
+    kafka_batches.REJECTED.clear()
+    records = kafka_batches.SafeRecords(_unreadable(10, kind) + bytes(_batch(13)))
+    rejected = records.next_batch()
+    assert list(rejected) == []
+    assert 10 < rejected.next_offset <= 13
+    assert [one.offset for one in records.next_batch()] == [13, 14, 15]
+    assert not records.has_next()
+    assert len(kafka_batches.REJECTED) == 1
     kafka_batches.REJECTED.clear()
 
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
+import os
 import random
+import sqlite3
 import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -136,14 +139,70 @@ def test_a_damaged_file(file: str, damage: str, seed: int) -> None:
             assert any("damaged" in text for text in said), said
 
 
-async def test_a_file_that_is_no_file(tmp_path: Path) -> None:
-    """A folder in the place of a file is set aside with all others, and the events beside it are billed."""
+def a_pipe(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def a_loop(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(path)
+
+
+def a_terabyte(path: Path) -> None:
+    os.truncate(path, 2**40)
+
+
+@pytest.mark.parametrize("put", [a_pipe, a_loop, a_terabyte, Path.mkdir])
+async def test_a_file_that_is_no_file(tmp_path: Path, put: Callable[[Path], None]) -> None:
+    """What stands in the place of a file is set aside with all others, and the events beside it are billed.
+
+    Before the fix, a pipe held the delivery of all outboxes for ever, without a line in the log.
+    """
     root = tmp_path / "usage"
     folder = await asyncio.to_thread(a_dead_gateway, root)
-    (folder / "open-answers").unlink()
-    (folder / "open-answers").mkdir()
-    ledger = await taken_up(root)
-    assert len(ledger.events) == EVENTS
-    (aside,) = root.glob("damaged-*")
-    assert (aside / "outbox.db").stat().st_size > 0
+    if put is not a_terabyte:
+        (folder / "open-answers").unlink()
+    put(folder / "open-answers")
+    ledger = await asyncio.wait_for(taken_up(root), 60)
+    assert len([one for one in ledger.events.values() if one.seq < EVENTS and one.gateway_id == "gw-1"]) == EVENTS
+    if put is not a_terabyte:
+        (aside,) = root.glob("damaged-*")
+        assert (aside / "outbox.db").stat().st_size > 0
     record("the gateway starts beside every damaged file; before, a torn slot stopped each start")
+
+
+@pytest.mark.parametrize("put", [Path.touch, os.mkfifo, lambda path: (path / "lock").mkdir(parents=True)])
+async def test_a_folder_that_is_no_outbox_keeps_no_other_from_being_billed(tmp_path: Path, put, caplog) -> None:
+    """Before the fix, one stray file in the folder of outboxes kept all dead gateways' events from being billed."""
+    root = tmp_path / "usage"
+    folder = await asyncio.to_thread(a_dead_gateway, root)
+    put(root / "gw-000")
+    sink = Ledger()
+    check = UsageCheck(root, UsageSettings(), sink, NoPrices())
+    await check.start()
+    async with asyncio.timeout(60):
+        while folder.exists():
+            await asyncio.sleep(0.01)
+    await check.close()
+    assert len(sink.events) == EVENTS + SLOTS
+    assert "gw-000 is no outbox that can be opened" in caplog.text
+
+
+async def test_damage_writes_few_lines_and_keeps_the_log(tmp_path: Path, caplog) -> None:
+    """Before the fix, 99,901 damaged rows wrote as many lines, and a damaged log of SQLite was deleted."""
+    root = tmp_path / "usage"
+    folder = await asyncio.to_thread(a_dead_gateway, root)
+    with contextlib.closing(sqlite3.connect(folder / "outbox.db")) as outbox:
+        outbox.execute("UPDATE events SET body = x'00' WHERE place % 2")
+        outbox.commit()
+    await taken_up(root)
+    assert len([one for one in caplog.records if one.levelname == "ERROR"]) < 15
+    folder = await asyncio.to_thread(a_dead_gateway, tmp_path / "second")
+    log = folder / "outbox.db-wal"
+    os.truncate(log, whole := log.stat().st_size // 2)
+    caplog.clear()
+    await taken_up(tmp_path / "second")
+    assert "Its log is kept in" in caplog.text
+    (kept,) = (tmp_path / "second").glob("damaged-*-outbox.db-wal-*")
+    assert kept.stat().st_size == whole
