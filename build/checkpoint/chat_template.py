@@ -75,7 +75,7 @@ def _render(folder: Path, texts: list[str]) -> list[str] | dict[str, str]:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[loopcontrols])
     environment.filters["tojson"] = lambda value, **options: json.dumps(value, ensure_ascii=False, **options)
     names = {**_special_tokens(folder), **fixed_date()}
-    _limit_process()
+    limit_process(_MAX_SECONDS, _MAX_MEMORY)
     found = []
     try:
         template = environment.from_string((folder / TEMPLATE).read_text(encoding="utf-8"))
@@ -100,10 +100,10 @@ def _special_tokens(folder: Path) -> dict[str, str]:
     return {name: text for name, text in texts.items() if isinstance(text, str)}
 
 
-def _limit_process() -> None:
-    """Limit CPU time and memory of this process, and write no core dump."""
-    resource.setrlimit(resource.RLIMIT_CPU, (_MAX_SECONDS, _MAX_SECONDS))
-    resource.setrlimit(resource.RLIMIT_AS, (_MAX_MEMORY, _MAX_MEMORY))
+def limit_process(seconds: int, memory: int) -> None:
+    """Limit CPU seconds and bytes of memory of this process, and write no core dump."""
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 

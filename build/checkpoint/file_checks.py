@@ -16,28 +16,45 @@ from llmops.build.checkpoint.description import TensorInfo
 from llmops.errors import CheckpointError
 
 
-def read_json(path: Path) -> dict[str, Any]:
+#: Bytes of a configuration file. The largest known, a tokenizer_config.json, has 2 MB.
+MAX_CONFIG_BYTES = 8 * 2**20
+
+#: Bytes of tokenizer.json and of the index of weight files. The largest known have 35 MB.
+MAX_TABLE_BYTES = 64 * 2**20
+
+
+def read_json(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises:
-        CheckpointError: The file cannot be read or holds another kind of value.
+        CheckpointError: The file cannot be read, is too large or holds another kind of value.
     """
-    content = read_value(path)
+    content = read_value(path, max_bytes)
     if not isinstance(content, dict):
         raise CheckpointError(f"{path} does not hold a JSON object; download it again.")
     return content
 
 
-def read_value(path: Path) -> Any:
+def read_value(path: Path, max_bytes: int = MAX_CONFIG_BYTES) -> Any:
     """Return the JSON value in a file.
 
     Raises:
-        CheckpointError: The file cannot be read.
+        CheckpointError: The file cannot be read, or is too large.
     """
+    check_file_size(path, max_bytes)
     try:
         return parse_json(path.read_bytes())
     except (ValueError, OSError) as error:
         raise CheckpointError(f"{path} cannot be read as JSON ({error}); download it again.") from error
+
+
+def check_file_size(path: Path, max_bytes: int) -> None:
+    """Raise CheckpointError if a file is larger: one with a hole takes no disk, and much memory."""
+    size = path.stat().st_size if path.exists() else 0
+    if size > max_bytes:
+        raise CheckpointError(
+            f"{path} has {size:,} bytes, and {max_bytes:,} are the most that such a file has; download it again."
+        )
 
 
 def parse_json(raw: bytes) -> Any:
@@ -49,13 +66,13 @@ def parse_json(raw: bytes) -> Any:
 
 
 def reject_outside_symlinks(folder: Path) -> None:
-    """Check that no link in `folder` leads out of it, except to the blobs of the hub's cache.
+    """Check that `folder` has only files, and no link out of it except to the hub's blobs.
 
-    A build would copy the files that a link leads to into the engine.
+    A build would copy the files that a link leads to into the engine, and wait for ever for a pipe.
 
     Raises:
-        CheckpointError: A link leads out of the folder. The message names the link and not its
-            target.
+        CheckpointError: A link leads out of the folder, or a pipe or a device is in it. The message
+            names the link and not its target.
     """
     real = folder.resolve()
     allowed = [real]
@@ -70,6 +87,10 @@ def reject_outside_symlinks(folder: Path) -> None:
                 raise CheckpointError(
                     f"{folder} has a link {path.relative_to(real)} that leads out of the folder, so a build would read "
                     "another file of this machine. Copy the file there if it belongs to the checkpoint."
+                )
+            if path.exists() and not (path.is_file() or path.is_dir()):
+                raise CheckpointError(
+                    f"{folder} has {path.relative_to(real)}, which is a pipe or a device and not a file; remove it."
                 )
 
 

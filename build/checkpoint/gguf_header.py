@@ -32,10 +32,11 @@ _MAX_DIMS = 4
 _LISTS_READ = frozenset(f"tokenizer.ggml.{name}" for name in ("tokens", "token_type", "scores", "merges"))
 #: Largest numbers of metadata entries, of tensors, and of entries in a list. The largest
 #: vocabularies have 262,144 tokens.
-_MAX_PAIRS, _MAX_TENSORS, _MAX_ENTRIES = 1 << 14, 1 << 20, 1 << 22
+_MAX_PAIRS, _MAX_TENSORS, _MAX_ENTRIES = 1 << 14, 1 << 16, 1 << 22
 #: Largest size in bytes of one text (chat templates have up to 30,000), and of all texts read or
-#: skipped.
-_MAX_TEXT, _MAX_TEXTS = 1 << 24, 1 << 27
+#: skipped (the largest vocabularies have 9 MB). One wide character makes a text four times as large
+#: in memory.
+_MAX_TEXT, _MAX_TEXTS = 1 << 22, 1 << 24
 
 
 @dataclass(frozen=True)

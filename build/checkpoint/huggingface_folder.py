@@ -13,7 +13,12 @@ from llmops.build.checkpoint.description import (
     SpecialTokens,
     TensorInfo,
 )
-from llmops.build.checkpoint.file_checks import read_json, reject_outside_symlinks
+from llmops.build.checkpoint.file_checks import (
+    MAX_TABLE_BYTES,
+    check_file_size,
+    read_json,
+    reject_outside_symlinks,
+)
 from llmops.build.model.architecture import Architecture
 from llmops.errors import CheckpointError
 
@@ -22,6 +27,8 @@ TOKENIZER_FILES = (
     "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "tokenizer.model",
     "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json",
 )  # fmt: skip
+#: Bytes of a chat template. Published ones have up to 30,000.
+MAX_TEMPLATE_BYTES = 2**20
 _CONFIG_FILES = ("config.json", "generation_config.json", safetensors_header.INDEX_NAME, MODELOPT_FILE)
 
 
@@ -32,6 +39,8 @@ def open_folder(folder: Path, ref: str, weights: bool = True) -> Checkpoint:
         CheckpointError: A file is missing or damaged, or a link leads out of the folder.
     """
     reject_outside_symlinks(folder)
+    for name in TOKENIZER_FILES:
+        check_file_size(folder / name, MAX_TABLE_BYTES)
     config = read_json(folder / "config.json")
     architecture = Architecture.from_hf_config(config)
     shards = safetensors_header.shard_files(folder)
@@ -92,6 +101,7 @@ def _chat_template(folder: Path, tokenizer: dict[str, Any]) -> str | None:
 
 
 def _text(path: Path) -> str:
+    check_file_size(path, MAX_TEMPLATE_BYTES)
     try:
         return path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -146,7 +156,8 @@ class _TokenIds:
         return [self.table[text]] if text in self.table else []
 
     def _read(self) -> dict[str, int]:
-        added = _optional_json(self.folder / "tokenizer.json").get("added_tokens")
+        path = self.folder / "tokenizer.json"
+        added = read_json(path, MAX_TABLE_BYTES).get("added_tokens") if path.is_file() else None
         entries = added if isinstance(added, list) else []
         return {
             item["content"]: item["id"] for item in entries if isinstance(item, dict) and {"content", "id"} <= set(item)

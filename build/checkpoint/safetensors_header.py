@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from llmops.build.checkpoint.description import TensorInfo
-from llmops.build.checkpoint.file_checks import check_tensor_ranges, parse_json, read_json
+from llmops.build.checkpoint.file_checks import MAX_TABLE_BYTES, check_tensor_ranges, parse_json, read_json
 from llmops.errors import CheckpointError
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -31,7 +31,7 @@ def shard_files(folder: Path) -> list[str]:
 
 
 def _indexed_shards(folder: Path, index: Path) -> list[str]:
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json(index, MAX_TABLE_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not all(map(_is_file_name, weight_map.values())):
         raise CheckpointError(f"{index} has no `weight_map` of tensors to file names; download it again.")
     names = sorted(set(weight_map.values()))

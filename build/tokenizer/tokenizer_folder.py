@@ -12,6 +12,7 @@ from typing import Any
 from llmops.build.checkpoint import Checkpoint
 from llmops.build.checkpoint.chat_template import TEMPLATE, render_messages
 from llmops.build.engine_folder.manifest import TokenizerInfo
+from llmops.build.tokenizer.tokenizer_trial import try_tokenizer
 from llmops.distribution import missing_extra
 from llmops.errors import CheckpointError
 
@@ -114,6 +115,7 @@ def _convert_slow(checkpoint: Checkpoint, directory: Path) -> None:
 def _check_written(checkpoint: Checkpoint, directory: Path, warn: Callable[[str], None]) -> None:
     from tokenizers import Tokenizer
 
+    try_tokenizer(directory / TOKENIZER, checkpoint.ref)
     try:
         tokenizer = Tokenizer.from_file(str(directory / TOKENIZER))
         json.loads((directory / CONFIG).read_text())
