@@ -95,7 +95,7 @@ class Chat:
             click.secho(" [stopped]", dim=True, nl=False)
         except LlmopsError as error:
             self.messages.pop()
-            click.secho(error.message, fg="red", err=True)
+            click.secho(escape_unsafe(error.message, 4096, lines=True), fg="red", err=True)
             return
         click.echo()
         if said:
@@ -110,9 +110,9 @@ class Chat:
             elif not delta.reasoning:
                 if said is not None:
                     said.append(delta.text)
-                click.echo(escape_unsafe(delta.text, lines=True), nl=False)
+                click.echo(escape_unsafe(delta.text, len(delta.text), lines=True), nl=False)
             elif not self.hide_reasoning and said is not None:
-                click.secho(escape_unsafe(delta.text, lines=True), dim=True, nl=False)
+                click.secho(escape_unsafe(delta.text, len(delta.text), lines=True), dim=True, nl=False)
             sys.stdout.flush()
 
     def _deltas(self) -> Iterator[ChatDelta]:
@@ -145,7 +145,7 @@ def _converse(chat: Chat) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401 - gives input() line editing and history
 
-    click.secho(f"{chat.model} at {chat.client.url}. {HELP}", dim=True)
+    click.secho(f"{escape_unsafe(chat.model)} at {chat.client.url}. {HELP}", dim=True)
     while True:
         try:
             line = input("> ").strip()

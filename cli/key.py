@@ -16,6 +16,7 @@ from llmops.cli.output import (
     format_timestamp,
     print_fields,
     print_json,
+    print_line,
     print_table,
 )
 from llmops.units import format_usd
@@ -117,7 +118,7 @@ def update(key: str, admin: AdminClient, as_json: bool, **settings: Any) -> None
     if as_json:
         print_json(updated.data())
     else:
-        click.echo(f"{updated.id}: {_summary(updated)}.")
+        print_line(f"{updated.id}: {_summary(updated)}.")
 
 
 @command.command("rotate")
@@ -157,7 +158,7 @@ def revoke(key: str, now: bool, admin: AdminClient, as_json: bool) -> None:
     if as_json:
         print_json(revoked.data())
     else:
-        click.echo(f"{revoked.id} of {revoked.user} is revoked; its usage stays on the bill.")
+        print_line(f"{revoked.id} of {revoked.user} is revoked; its usage stays on the bill.")
 
 
 def _print_secret(key: schemas.KeyWithSecret, as_json: bool, message: str) -> None:
@@ -165,8 +166,8 @@ def _print_secret(key: schemas.KeyWithSecret, as_json: bool, message: str) -> No
         print_json(key.data())
         return
     # only the key on standard output, so that a script can use it
-    click.echo(f"{message} The key is shown only once:", err=True)
-    click.echo(key.key)
+    print_line(f"{message} The key is shown only once:", err=True)
+    print_line(key.key)
 
 
 def _summary(key: schemas.KeyRead) -> str:

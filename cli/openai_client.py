@@ -11,6 +11,10 @@ import httpx
 
 from llmops.connection_errors import check_url, http_connection_error, http_status_error
 from llmops.errors import InputError, ServerError
+from llmops.response_limits import UNCOMPRESSED, bound_response
+
+#: Exceptions of reading JSON that has another form than expected, or is nested too deeply.
+MALFORMED = (ValueError, KeyError, TypeError, AttributeError, RecursionError)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -49,9 +53,14 @@ class ChatClient:
         base = url.rstrip("/")
         self.url = base if base.endswith("/v1") else base + "/v1"
         key = api_key()
-        headers = {"authorization": f"Bearer {key}"} if key else {}
+        headers = {**UNCOMPRESSED, **({"authorization": f"Bearer {key}"} if key else {})}
         try:
-            self._http = httpx.Client(base_url=self.url, headers=headers, timeout=httpx.Timeout(timeout, connect=10))
+            self._http = httpx.Client(
+                base_url=self.url,
+                headers=headers,
+                timeout=httpx.Timeout(timeout, connect=10),
+                event_hooks={"response": [bound_response]},
+            )
         except (httpx.InvalidURL, UnicodeError) as error:
             raise InputError(f"--url {url} is not a URL of HTTP ({error}); write http://HOST:PORT/v1.") from error
 
@@ -64,8 +73,8 @@ class ChatClient:
         self._raise_for(response)
         try:
             return [str(model["id"]) for model in response.json()["data"]]
-        except (ValueError, KeyError, TypeError) as error:
-            raise ServerError(f"{self.url} does not answer like an OpenAI endpoint; check the URL.") from error
+        except MALFORMED as error:
+            raise self._malformed() from error
 
     def chat(self, model: str, messages: list[dict[str, str]], options: dict[str, Any]) -> Iterator[ChatDelta]:
         """Stream one answer.
@@ -82,7 +91,11 @@ class ChatClient:
                     response.read()
                     self._raise_for(response)
                 for line in response.iter_lines():
-                    yield from _deltas(line)
+                    try:
+                        deltas = list(_deltas(line))
+                    except MALFORMED as error:
+                        raise self._malformed() from error
+                    yield from deltas
         except httpx.HTTPError as error:
             raise http_connection_error(self.url, error) from error
 
@@ -105,11 +118,14 @@ class ChatClient:
             self._raise_for(response)
         try:
             return response.json()
-        except ValueError as error:
-            raise ServerError(f"{self.url} does not answer like an OpenAI endpoint; check the URL.") from error
+        except MALFORMED as error:
+            raise self._malformed() from error
 
     def close(self) -> None:
         self._http.close()
+
+    def _malformed(self) -> ServerError:
+        return ServerError(f"{self.url} does not answer like an OpenAI endpoint; check the URL.")
 
     def _raise_for(self, response: httpx.Response) -> None:
         if response.is_success:
@@ -117,7 +133,7 @@ class ChatClient:
         try:
             body = response.json()
             message = _message_of(body)
-        except ValueError:
+        except MALFORMED:
             body, message = None, ""
         error = body.get("error") if isinstance(body, dict) else None
         if isinstance(error, dict) and error.get("code") == "context_length_exceeded":
@@ -140,9 +156,9 @@ def _deltas(line: str) -> Iterator[ChatDelta]:
         if isinstance(thought, str) and thought:
             yield ChatDelta(thought, reasoning=True)
         if delta.get("content"):
-            yield ChatDelta(delta["content"])
+            yield ChatDelta(str(delta["content"]))
         if choice.get("finish_reason"):
-            yield ChatDelta("", finish=choice["finish_reason"])
+            yield ChatDelta("", finish=str(choice["finish_reason"]))
 
 
 def _message_of(body: Any) -> str:

@@ -13,6 +13,9 @@ import click
 from llmops.units import format_usd
 from llmops.untrusted_text import escape_unsafe, json_escape_unsafe
 
+#: Characters that `print_line` shows. The settings of a key take some hundreds.
+MAX_LINE_LENGTH = 4096
+
 if TYPE_CHECKING:
     from llmops.control.admin.schemas import KeyRead, LimitFields, TenantRead
 
@@ -100,6 +103,11 @@ def print_fields(pairs: Iterable[tuple[str, str]]) -> None:
     """Print the fields of one object, a line each."""
     for name, value in pairs:
         click.echo(f"{name:12}{escape_unsafe(value)}")
+
+
+def print_line(text: str, *, err: bool = False) -> None:
+    """Print a line that may hold a server's text, with unsafe characters escaped."""
+    click.echo(escape_unsafe(text, MAX_LINE_LENGTH), err=err)
 
 
 def print_json(data: Any) -> None:

@@ -42,6 +42,10 @@ def http_connection_error(url: str, error: Exception, advice: str = START_GATEWA
     """
     import httpx
 
+    from llmops.response_limits import UnboundedResponseError
+
+    if isinstance(error, UnboundedResponseError):
+        return ServerError(f"{url} {error}; is it the server that you mean?")
     causes = _causes(error)
     if any(isinstance(cause, socket.gaierror) or "Name or service not known" in str(cause) for cause in causes):
         return ServerError(f"The host of {url} is not known to DNS; check its name.")

@@ -418,6 +418,8 @@ def _begin(plan: LaunchPlan, installation: Installation, options: ServerOptions,
     command, environment = launch_command(options, plan)
     inherited = without_slurm_variables(os.environ) if plan.mode == "single" else dict(os.environ)
     environment = {**inherited, **installation.environment, **environment}
+    # byte code in a repository, which Python would run in place of the source, is then an edit
+    environment["PYTHONDONTWRITEBYTECODE"] = "1"
     _check_program(command[0], environment["PATH"])
     return subprocess.Popen(
         with_parent_death_signal(command),

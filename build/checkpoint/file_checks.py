@@ -15,7 +15,6 @@ from typing import Any
 from llmops.build.checkpoint.description import TensorInfo
 from llmops.errors import CheckpointError
 
-
 #: Bytes of a configuration file. The largest known, a tokenizer_config.json, has 2 MB.
 MAX_CONFIG_BYTES = 8 * 2**20
 

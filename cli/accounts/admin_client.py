@@ -31,6 +31,9 @@ ResponseT = TypeVar("ResponseT")
 TIMEOUT = 30.0
 CONNECT_TIMEOUT = 10.0
 
+#: Seconds for a whole call, of which a server may send a byte now and then.
+TOTAL_TIMEOUT = 40.0
+
 _STORE_MODULES = ("sqlalchemy", "alembic", "aiosqlite", "asyncpg")
 
 
@@ -97,11 +100,13 @@ class AdminClient:
 
         location = "/".join(("/api/admin", *(quote(name, safe="") for name in path)))
         try:
-            async with self._connect() as client:
+            async with self._connect() as client, asyncio.timeout(TOTAL_TIMEOUT):
                 response = await client.request(method, location, params=_set_fields(query), json=_set_fields(body))
         except (httpx.UnsupportedProtocol, httpx.InvalidURL) as error:
             raise InputError(f"{self._base_url} is not a URL; write http://HOST:PORT.") from error
-        except httpx.HTTPError as error:
+        except (httpx.HTTPError, TimeoutError) as error:
+            if isinstance(error, TimeoutError):
+                error = httpx.ReadTimeout("")
             advice = "start `llmops control` or `llmops up --store`, or name another with --url"
             raise http_connection_error(self._base_url, error, advice) from error
         if not response.is_success:
@@ -116,11 +121,17 @@ class AdminClient:
         import httpx
 
         if self.url:
-            headers = {"authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+            from llmops.response_limits import UNCOMPRESSED, bound_async_response
+
+            headers = {**UNCOMPRESSED, **({"authorization": f"Bearer {self.api_key}"} if self.api_key else {})}
             timeout = httpx.Timeout(TIMEOUT, connect=CONNECT_TIMEOUT)
             try:
                 client = httpx.AsyncClient(
-                    base_url=self._base_url, headers=headers, timeout=timeout, transport=self.transport
+                    base_url=self._base_url,
+                    headers=headers,
+                    timeout=timeout,
+                    transport=self.transport,
+                    event_hooks={"response": [bound_async_response]},
                 )
             except (UnicodeError, ValueError) as error:
                 raise httpx.InvalidURL(str(error)) from error
@@ -143,8 +154,8 @@ class AdminClient:
     def _error(self, response: httpx.Response) -> InputError | ServerError:
         """Return the error of a response that is not a success."""
         try:
-            message = response.json()["error"]["message"]
-        except (ValueError, KeyError, TypeError):
+            message = str(response.json()["error"]["message"])
+        except (ValueError, KeyError, TypeError, RecursionError):
             return self._no_admin_api_error()
         # a gateway without control has no such route
         if message.startswith(f"There is no {response.request.method} {response.request.url.path}."):

@@ -14,6 +14,8 @@ from llmops.untrusted_text import escape_unsafe
 MAX_LABEL_LENGTH = 100
 #: The largest plausible value of a count. Larger numbers and NaN are ignored.
 MAX_VALUE = 1e18
+#: Samples of a page. A gateway with a hundred models has 20,000.
+MAX_SAMPLES = 50_000
 Labels = Mapping[str, str]
 _Series = dict[frozenset[tuple[str, str]], float]
 
@@ -25,6 +27,8 @@ class MetricsPage:
         """Parse a page. Raises ValueError if it is not in Prometheus' text format."""
         self.at = at
         self._series: dict[str, _Series] = defaultdict(dict)
+        if text.count("\n") > MAX_SAMPLES:
+            raise ValueError("too many samples")
         try:
             for family in text_string_to_metric_families(text):
                 for sample in family.samples:

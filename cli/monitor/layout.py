@@ -68,10 +68,10 @@ def _replicas(rows: Sequence[ReplicaRow], width: int, room: int | None) -> list[
     rows = sorted(
         rows, key=lambda row: (row.state in ("ready", ""), not row.doubts, descending(row.kv_use), row.replica)
     )
-    escape_unsafe = rows if room is None or len(rows) <= room else rows[: max(room - 1, 0)]
-    more = len(rows) - len(escape_unsafe)
+    shown = rows if room is None or len(rows) <= room else rows[: max(room - 1, 0)]
+    more = len(rows) - len(shown)
     return [
-        *([table(REPLICAS, escape_unsafe, width)] if escape_unsafe else []),
+        *([table(REPLICAS, shown, width)] if shown else []),
         *([Text(f"… and {more} more replicas", "dim")] if more else []),
     ]
 

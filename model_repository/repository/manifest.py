@@ -111,8 +111,7 @@ def _digests(repository: Path) -> dict[str, str]:
 
 def _files(folder: Path) -> Iterator[Path]:
     for path in sorted(folder.iterdir()):
-        # files that Python compiles, and the manifest itself
-        if path.name in ("__pycache__", REPOSITORY_FILE):
+        if path.name == REPOSITORY_FILE:
             continue
         if path.is_dir() and not path.is_symlink():
             yield from _files(path)
@@ -125,5 +124,10 @@ def _digest(path: Path) -> str:
 
     The target of a link belongs to another program.
     """
-    content = str(path.readlink()).encode() if path.is_symlink() else path.read_bytes()
-    return hashlib.sha256(content).hexdigest()
+    if path.is_symlink():
+        return hashlib.sha256(str(path.readlink()).encode()).hexdigest()
+    if not path.is_file():
+        # a pipe would wait for a writer
+        return "not a file"
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -16,6 +16,7 @@ from llmops.perf.clients.base import RequestOptions
 from llmops.perf.clients.http1 import Connection, HttpClient, render
 from llmops.perf.clients.response_recorder import ResponseRecorder
 from llmops.perf.records import Record, Request
+from llmops.untrusted_text import is_safe_text
 
 
 @dataclass
@@ -92,21 +93,30 @@ async def first_model(url: str, headers: dict[str, str]) -> str:
     """Return the first id of `GET /models`. Raises ServerError, InputError."""
     import httpx
 
+    from llmops.response_limits import UNCOMPRESSED, bound_async_response
+
     base = url.rstrip("/")
     try:
-        async with httpx.AsyncClient(verify=ssl.create_default_context(), timeout=10, trust_env=False) as client:
-            response = await client.get(base + "/models", headers=headers)
+        async with httpx.AsyncClient(
+            verify=ssl.create_default_context(),
+            timeout=10,
+            trust_env=False,
+            event_hooks={"response": [bound_async_response]},
+        ) as client:
+            response = await client.get(base + "/models", headers={**headers, **UNCOMPRESSED})
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise http_connection_error(url, error) from error
     if not response.is_success:
         raise http_status_error(base, response.status_code, "")
     try:
         models = [str(model["id"]) for model in response.json()["data"]]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         hint = (
             "is it an OpenAI endpoint? --model NAME skips this" if base.endswith("/v1") else f"did you mean {base}/v1?"
         )
         raise ServerError(f"{base}/models is not a list of models; {hint}") from error
     if not models:
         raise InputError(f"{url} lists no models; name one with --model.")
+    if not is_safe_text(models[0]):
+        raise ServerError(f"{base}/models lists a model whose name has control characters; name one with --model.")
     return models[0]

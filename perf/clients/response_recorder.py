@@ -11,7 +11,13 @@ from typing import Any
 from llmops.perf.clients.event_template import EventTemplate
 from llmops.perf.records import Record, Request
 from llmops.perf.workloads.base import is_valid_call
+from llmops.untrusted_text import escape_unsafe
 
+#: Bytes of a line of server-sent events, or of a response without them.
+MAX_REST_BYTES = 4 * 2**20
+#: A number of tokens that no request reaches.
+MAX_TOKENS = 2**31
+_MALFORMED = (ValueError, TypeError, AttributeError, LookupError, ArithmeticError, RecursionError)
 TEXT_KEYS = ("content", "reasoning_content", "reasoning", "refusal")
 
 
@@ -42,6 +48,10 @@ class ResponseRecorder:
 
     def body(self, data: bytes, now: float) -> None:
         self._rest += data
+        if len(self._rest) > MAX_REST_BYTES:
+            self._abort()
+            self._finish("too_large")
+            return
         if not self._stream:
             return
         *lines, self._rest = self._rest.split(b"\n")
@@ -64,11 +74,12 @@ class ResponseRecorder:
                 self._finish(f"stream_error {_code(event['error'])}")
                 return
             carried = self._choices(event.get("choices") or [])
-        except (ValueError, TypeError, AttributeError, KeyError):
+        except _MALFORMED:
             self._finish("protocol")
             return
-        if event.get("usage"):
-            self._usage(event["usage"])
+        if event.get("usage") and not self._usage(event["usage"]):
+            self._finish("protocol")
+            return
         if carried:
             self._learn(payload)
             self._token(now)
@@ -82,7 +93,7 @@ class ResponseRecorder:
         carried = False
         for choice in choices:
             if choice.get("finish_reason"):
-                self._record.finish = choice["finish_reason"]
+                self._record.finish = str(choice["finish_reason"])
             delta = choice.get("delta") or choice
             carried |= self._delta(delta)
         return carried
@@ -112,11 +123,18 @@ class ResponseRecorder:
             self._abort()
             self._finish(None)
 
-    def _usage(self, usage: dict[str, Any]) -> None:
-        self._record.tokens_in = usage.get("prompt_tokens")
-        if usage.get("completion_tokens") is not None:
-            self._record.tokens_out = int(usage["completion_tokens"])
+    def _usage(self, usage: Any) -> bool:
+        """Take the counts of tokens. Return False if they are no counts."""
+        counts = (
+            [usage.get(name) for name in ("prompt_tokens", "completion_tokens")] if isinstance(usage, dict) else [-1]
+        )
+        if not all(count is None or (type(count) is int and 0 <= count <= MAX_TOKENS) for count in counts):
+            return False
+        self._record.tokens_in, output = counts
+        if output is not None:
+            self._record.tokens_out = output
             self._record.counted = False
+        return True
 
     def complete(self) -> None:
         if self._status != 200:
@@ -132,8 +150,9 @@ class ResponseRecorder:
             for choice in body["choices"]:
                 self._record.finish = choice.get("finish_reason")
                 self._delta(choice.get("message") or choice)
-            self._usage(body.get("usage") or {})
-        except (ValueError, TypeError, AttributeError, KeyError):
+            if not self._usage(body.get("usage") or {}):
+                raise ValueError("its usage is no count of tokens")
+        except _MALFORMED:
             self._finish("protocol")
             return
         self._finish(None)
@@ -168,11 +187,11 @@ class ResponseRecorder:
 def _code(error: Any) -> str:
     if not isinstance(error, dict):
         return "error"
-    return str(error.get("code") or error.get("type") or "error")
+    return escape_unsafe(str(error.get("code") or error.get("type") or "error"), 60)
 
 
 def _body_code(body: bytes) -> str:
     try:
         return _code(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
+    except _MALFORMED:
         return ""

@@ -6,7 +6,7 @@ import contextlib
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -32,6 +32,11 @@ from llmops.perf.verify.findings import CheckOutcome, Finding, VerifyCheck, Wron
 from llmops.perf.verify.host import TritonGauges, device_name
 from llmops.perf.verify.probe import Probe
 from llmops.perf.verify.report import VerifyReport
+from llmops.response_limits import UNCOMPRESSED, bound_async_response
+from llmops.untrusted_text import escape_unsafe
+
+#: Characters of a finding.
+MAX_DETAIL_LENGTH = 2000
 
 READY_SECONDS = 3600.0
 _ENGINE_PARTS: dict[str, list[VerifyCheck]] = {
@@ -267,7 +272,10 @@ async def _gateway(options: VerifyOptions, manifest: EngineManifest | None, prog
     headers = {"authorization": f"Bearer {options.api_key}"} if options.api_key else {}
     folder = options.engine / manifest.tokenizer.directory if options.engine and manifest else None
     check_url(options.url)
-    async with httpx.AsyncClient(base_url=base, headers=headers, timeout=120) as http:
+    hooks = {"response": [bound_async_response]}
+    async with httpx.AsyncClient(
+        base_url=base, headers={**UNCOMPRESSED, **headers}, timeout=120, event_hooks=hooks
+    ) as http:
         context = ApiContext(http, options.model or "", manifest, TextTokenizer(folder) if folder else None)
         report = VerifyReport(options.model or "", base, "gateway", "", manifest is not None)
         try:
@@ -278,7 +286,7 @@ async def _gateway(options: VerifyOptions, manifest: EngineManifest | None, prog
             raise http_status_error(base, listed.status_code, "")
         with contextlib.suppress(_EndedError):
             await _carry_out("gateway", api_checks.CHECKS, context, report, progress, lambda: _answers(http))
-        report.model = context.model or report.model
+        report.model = escape_unsafe(context.model or report.model)
         return report
 
 
@@ -304,6 +312,8 @@ async def _carry_out(
         ended = finding.verdict == "wrong" and not await alive()
         if ended:
             finding = wrong(_ended(report, finding))
+        # it may repeat what a server said
+        finding = replace(finding, detail=escape_unsafe(finding.detail, MAX_DETAIL_LENGTH))
         result = CheckOutcome(part, check.name, finding, time.monotonic() - begun)
         report.results.append(result)
         progress.result(result)
@@ -329,7 +339,7 @@ async def _finding(check: VerifyCheck, subject: Any) -> Finding:
         return wrong(error.message.rstrip("."))
     except aio.AioRpcError as error:
         return wrong(f"Triton broke off: {error.details() or error.code().name}")
-    except (*WRITE_ERRORS, httpx.HTTPError) as error:
+    except (*WRITE_ERRORS, httpx.HTTPError, httpx.InvalidURL) as error:
         return wrong(f"the connection broke: {error or type(error).__name__}")
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
         return wrong(f"the answer is not of the form that the contract says ({type(error).__name__}: {error})")

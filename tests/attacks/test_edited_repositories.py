@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
+import os
+import py_compile
 import shutil
+import struct
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -37,6 +43,25 @@ def add_module(folder: Path) -> None:
     (folder / ENGINE / "1" / "sitecustomize.py").write_text("print('not ours')\n")
 
 
+def plant_byte_code(folder: Path) -> None:
+    """Put byte code beside the model that Python takes for the model's own, and runs in its place."""
+    source = folder / ENGINE / "1" / "model.py"
+    other = folder.parent / "other.py"
+    other.write_text("print('not ours')\n")
+    compiled = bytearray(Path(py_compile.compile(str(other), str(folder.parent / "other.pyc"))).read_bytes())
+    status = source.stat()
+    compiled[8:16] = struct.pack("<II", int(status.st_mtime), status.st_size)
+    target = Path(importlib.util.cache_from_source(str(source)))
+    target.parent.mkdir(exist_ok=True)
+    target.write_bytes(compiled)
+    ran = subprocess.run([sys.executable, "-c", "import model"], cwd=source.parent, capture_output=True, text=True)
+    assert ran.stdout == "not ours\n"
+
+
+def put_pipe(folder: Path) -> None:
+    os.mkfifo(folder / ENGINE / "1" / "pipe.py")
+
+
 def link_model(folder: Path) -> None:
     path = folder / ENGINE / "1" / "model.py"
     path.rename(folder.parent / "elsewhere.py")
@@ -48,6 +73,8 @@ EDITS: dict[str, Callable[[Path], None]] = {
     f"{ENGINE}/config.pbtxt": name_environment,
     f"{ENGINE}/1/sitecustomize.py": add_module,
     f"{ENGINE}/1/model.py (link)": link_model,
+    f"{ENGINE}/1/__pycache__": plant_byte_code,
+    f"{ENGINE}/1/pipe.py": put_pipe,
 }
 
 

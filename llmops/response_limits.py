@@ -1,0 +1,83 @@
+"""Limits of what a server may send to a command line.
+
+`llmops key`, `chat`, `verify` and others talk to any server that their user names. Its responses
+are not compressed, and are bounded in size and time. Server-sent events have no end, so each line
+of them is bounded instead.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Iterator, Mapping
+from typing import Any, cast
+
+import httpx
+
+#: Bytes of a response. Ten thousand keys take 5 MB.
+MAX_RESPONSE_BYTES = 32 * 2**20
+
+#: Bytes of one line of server-sent events.
+MAX_LINE_BYTES = 4 * 2**20
+
+#: Seconds from the headers of a response to its end. Embeddings of many texts take their time
+#: before the headers.
+MAX_RESPONSE_SECONDS = 60.0
+
+#: Headers of requests whose responses are bounded: a few kilobytes can unpack to gigabytes.
+UNCOMPRESSED: Mapping[str, str] = {"accept-encoding": "identity"}
+
+
+class UnboundedResponseError(httpx.ReadError):
+    """A server sends more than a client reads. The message is a clause without its subject."""
+
+
+def bound_response(response: httpx.Response) -> None:
+    """Bound a response before its body is read, as a hook of `httpx.Client`.
+
+    Raises:
+        UnboundedResponseError: The response is compressed.
+    """
+    if response.headers.get("content-encoding", "identity") != "identity":
+        raise UnboundedResponseError("sends a compressed response, although the request excludes compression")
+    is_stream = response.headers.get("content-type", "").startswith("text/event-stream")
+    response.stream = _BoundedStream(response.stream, is_stream)
+
+
+async def bound_async_response(response: httpx.Response) -> None:
+    """Bound a response before its body is read, as a hook of `httpx.AsyncClient`."""
+    bound_response(response)
+
+
+class _BoundedStream(httpx.SyncByteStream, httpx.AsyncByteStream):
+    def __init__(self, inner: Any, is_stream: bool) -> None:
+        self._inner, self._is_stream = inner, is_stream
+        self._bytes, self._begun = 0, time.monotonic()
+
+    def __iter__(self) -> Iterator[bytes]:
+        for chunk in cast(Iterator[bytes], self._inner):
+            self._count(chunk)
+            yield chunk
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        async for chunk in self._inner:
+            self._count(chunk)
+            yield chunk
+
+    def close(self) -> None:
+        self._inner.close()
+
+    async def aclose(self) -> None:
+        await self._inner.aclose()
+
+    def _count(self, chunk: bytes) -> None:
+        if self._is_stream:
+            end = chunk.rfind(b"\n")
+            self._bytes = self._bytes + len(chunk) if end < 0 else len(chunk) - end - 1
+        else:
+            self._bytes += len(chunk)
+            if time.monotonic() - self._begun > MAX_RESPONSE_SECONDS:
+                raise UnboundedResponseError(f"sends a response for more than {MAX_RESPONSE_SECONDS:.0f} s")
+        limit = MAX_LINE_BYTES if self._is_stream else MAX_RESPONSE_BYTES
+        if self._bytes > limit:
+            what = "one line" if self._is_stream else "one response"
+            raise UnboundedResponseError(f"sends more than {limit >> 20} MiB in {what}")

@@ -1,0 +1,138 @@
+"""Servers that attack whoever asks them: `llmops key`, `chat`, `bench`, `verify` and `top` against hostile answers."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import resource
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from llmops.cli.monitor.exposition import MetricsPage
+from llmops.untrusted_text import UNSAFE_CHARACTERS
+from tests.attacks.harness import MIB
+from tests.support.live_process import LLMOPS
+
+#: What a terminal obeys, in the place of each text.
+ESCAPE = "\x1b]0;owned\x07\x1b[2J\u202e"
+#: Memory of a command, which takes 55 to 95 MiB by itself. On the tree before, it grew without end.
+BOUND_MIB = 200
+
+Answer = Callable[[BaseHTTPRequestHandler], None]
+
+
+def reply(handler: BaseHTTPRequestHandler, body: bytes, kind: str = "application/json", status: int = 200) -> None:
+    handler.send_response(status)
+    handler.send_header("content-type", kind)
+    handler.end_headers()
+    handler.wfile.write(body)
+
+
+def endless(handler: BaseHTTPRequestHandler, kind: str = "application/json", start: bytes = b"") -> None:
+    reply(handler, start, kind)
+    for _ in range(3000):
+        handler.wfile.write(b"x" * MIB)
+
+
+def with_models(answer: Answer) -> Answer:
+    """Answer `/models` well, and all other paths with `answer`."""
+
+    def served(handler: BaseHTTPRequestHandler) -> None:
+        if handler.path.endswith("/models"):
+            reply(handler, b'{"data": [{"id": "m"}]}')
+        else:
+            answer(handler)
+
+    return served
+
+
+def events(*data: object) -> bytes:
+    return b"".join(f"data: {json.dumps(one)}\n\n".encode() for one in data) + b"data: [DONE]\n\n"
+
+
+@contextmanager
+def server(answer: Answer) -> Iterator[str]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.rfile.read(int(self.headers.get("content-length") or 0))
+            with contextlib.suppress(OSError):
+                answer(self)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as made:
+        made.daemon_threads = True
+        threading.Thread(target=made.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{made.server_port}"
+        made.shutdown()
+
+
+def run(command: str, url: str) -> str:
+    """Run a command with a bounded memory, and return all that it prints."""
+    limited = (
+        "import os, resource, sys\n"
+        f"resource.setrlimit(resource.RLIMIT_DATA, ({4 * BOUND_MIB * MIB},) * 2)\n"
+        "os.execv(sys.argv[1], sys.argv[1:])"
+    )
+    words = [word.replace("URL", url) for word in command.split()]
+    done = subprocess.run([sys.executable, "-c", limited, *LLMOPS, *words], capture_output=True, timeout=90)
+    said = (done.stdout + done.stderr).decode()
+    assert "Traceback" not in said, said[-2000:]
+    assert UNSAFE_CHARACTERS.search(said.replace("\n", "")) is None
+    return said
+
+
+KEY, CHAT = "key list --url URL", "chat --url URL --once hi"
+TYPES = [
+    {"choices": [None]},
+    {"choices": [{"delta": {"content": 5}}]},
+    [],
+    5,
+    {"usage": {"completion_tokens": 10**400}},
+]
+
+
+@pytest.mark.parametrize(
+    ("command", "answer", "message"),
+    [
+        (KEY, endless, "sends more than 32 MiB in one response"),
+        (CHAT, endless, "sends more than 32 MiB in one response"),
+        (CHAT, with_models(lambda one: endless(one, "text/event-stream", b"data: ")), "more than 4 MiB in one line"),
+        (CHAT, with_models(lambda one: reply(one, events(*TYPES), "text/event-stream")), "like an OpenAI endpoint"),
+        (CHAT, with_models(lambda one: reply(one, b"data: " + b'{"a":' * 100_000, "text/event-stream")), "OpenAI"),
+        (CHAT, lambda one: reply(one, b"[" * 100_000), "does not answer like an OpenAI endpoint"),
+    ],
+)
+def test_a_command_ends_with_one_sentence(command: str, answer: Answer, message: str) -> None:
+    """Before the fix, an endless answer took all memory (9.6 GB in 45 s), and odd ones ended with a traceback."""
+    with server(answer) as url:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+        assert message in run(command, url)
+        assert max(before, resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss) / 1024 < max(
+            BOUND_MIB, before / 1024 + 1
+        )
+
+
+def test_a_new_key_prints_nothing_that_a_terminal_obeys() -> None:
+    fields = dict.fromkeys(("id", "prefix", "tenant", "user", "state", "name", "tier"), ESCAPE)
+    times = {"created_at": "2026-01-01T00:00:00Z", "expires_at": None, "revoked_at": None, "previous_until": None}
+    limits = {"rpm": 1, "tpm": None, "concurrent": None, "budget": None}
+    key = fields | times | limits | {"scopes": [ESCAPE], "models": [ESCAPE], "key": f"sk-llmops-{ESCAPE}"}
+    with server(lambda one: reply(one, json.dumps(key).encode())) as url:
+        assert "owned" in run("key create --tenant a --user a@b.example --url URL", url)
+
+
+def test_a_page_of_a_hundred_thousand_models_is_refused() -> None:
+    """Before the fix, `llmops top` took 709 MiB and more than 45 s for 4 MiB of metrics."""
+    page = "".join(f'llmops_active_streams{{model="m{at}"}} 1\n' for at in range(100_000))
+    with pytest.raises(ValueError, match="too many samples"):
+        MetricsPage(page, 0.0)
