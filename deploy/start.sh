@@ -21,7 +21,12 @@ made() { # FILE: write standard input to FILE unless FILE exists
   fi
 }
 password() { # FILE
-  od -An -N24 -tx1 /dev/urandom | tr -d ' \n' | made "$1"
+  value=$(od -An -N24 -tx1 /dev/urandom | tr -d ' \n')
+  if [ ${#value} -ne 48 ]; then
+    echo "No password could be made for $1: od does not read 24 bytes from /dev/urandom." >&2
+    exit 1
+  fi
+  printf %s "$value" | made "$1"
 }
 
 for name in postgres valkey_password kafka_broker kafka_gateway kafka_control signing_key grafana; do
@@ -61,7 +66,14 @@ if [ ! -s compose.digests.yaml ]; then
       [ "$image" = "*" ] && image=$last
       last=$image
       docker pull --quiet "$image" >/dev/null
-      printf '  %s: {image: "%s"}\n' "$name" "$(docker image inspect --format '{{index .RepoDigests 0}}' "$image")"
+      found=$(docker image inspect --format '{{index .RepoDigests 0}}' "$image")
+      case $found in
+        *@sha256:?*) printf '  %s: {image: "%s"}\n' "$name" "$found" ;;
+        *)
+          echo "docker names no digest of $image; pull it from a registry." >&2
+          exit 1
+          ;;
+      esac
     done
   } >.compose.digests.part
   mv .compose.digests.part compose.digests.yaml

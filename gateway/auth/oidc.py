@@ -37,7 +37,7 @@ _REJECTION_MESSAGES: tuple[tuple[type[Exception], str], ...] = (
     (jwt.MissingRequiredClaimError, "This token lacks one of the claims exp, iss, aud and sub."),
 )
 #: The exceptions that parsing any token can raise. The token is rejected after each of them.
-_UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
+_UNREADABLE = (jwt.PyJWTError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RuntimeError)
 #: Characters of the longest name of a tenant, user or subject (OpenID Connect Core 1.0, section 2).
 _MAX_NAME_LENGTH = 255
 #: The latest end of a token, in seconds since 1970: the year 2200.

@@ -221,6 +221,24 @@ def test_the_first_start_makes_every_password_and_the_second_none(tmp_path):
     assert {path.name: path.read_text() for path in secrets.iterdir()} == files
 
 
+@pytest.mark.parametrize(
+    ("program", "script"), [("od", "exit 1"), ("od", "echo ' ab'"), ("docker", 'echo ""'), ("docker", "exit 1")]
+)
+def test_a_start_without_passwords_or_digests_is_none(tmp_path, program, script):
+    """Before the fix, an od that fails left Valkey without a password, and an image could have no name."""
+    started(tmp_path)
+    deploy, fake = tmp_path / "deploy", tmp_path / "bin" / program
+    shutil.rmtree(deploy / "secrets")
+    (deploy / "compose.digests.yaml").unlink()
+    fake.write_text(f"#!/bin/sh\n{script}\n")
+    fake.chmod(0o755)
+    with pytest.raises(subprocess.CalledProcessError):
+        started(tmp_path)
+    assert not (deploy / "compose.digests.yaml").exists()
+    if program == "od":
+        assert not (deploy / "secrets" / "valkey.conf").exists()
+
+
 def test_the_first_start_records_the_images_by_digest(tmp_path):
     deploy = started(tmp_path)
     images = yaml.safe_load((deploy / "compose.digests.yaml").read_text())["services"]
