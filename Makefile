@@ -20,7 +20,7 @@ export PIP_NO_COMPILE = 1
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test quick attacks matrix test312 lint fmt bench docs clean
+.PHONY: help install serve test quick attacks matrix test312 lint fmt bench pictures docs clean
 
 help: ## This list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -75,6 +75,9 @@ fmt: $(STAMPS)/lint ## Format and fix what can be fixed
 docs: $(STAMPS)/lint ## Rewrite the parts of docs/, and the schema of the chart's values, that come from the code
 	$(BIN)/cog -r -I .ci -p '$(COG)' docs/*.md README.md
 	$(BIN)/llmops chart --schema-only -o $(SCHEMA)
+
+pictures: $(STAMPS)/test ## Take the pictures of the chat and administration pages in docs/pictures again
+	LLMOPS_PICTURES=docs/pictures $(BIN)/python -m pytest -n 0 -q tests/gateway/test_page.py tests/gateway/test_admin_page.py -k picture
 
 bench: $(STAMPS)/test ## All benchmarks with their goals, into docs/performance.md; ARGS="hot_path usage" runs these
 	$(BIN)/python -m llmops.perf.lab $(ARGS)

@@ -26,7 +26,7 @@ router = make_router(prefix="/api/admin", tags=["admin"], route_class=AdminRoute
 
 
 class FleetState(BaseModel):
-    """What the gateway knows of its models and replicas.
+    """The state of models and replicas as the gateway knows it.
 
     `models` are those of GET /v1/models, `replicas` the rows of GET /replicas by gateway worker,
     empty for a gateway with one server.

@@ -1,4 +1,4 @@
-"""Other OpenAI-compatible providers, to which chats overflow when the models of an alias are full or away.
+"""Other OpenAI-compatible providers, to which chats overflow when an alias has no room left.
 
 A provider's model has the name `PROVIDER/MODEL`, under which it has a price, a line in the usage,
 and a place at the end of an alias. Its key is read at the start and is part of no message.
@@ -76,7 +76,7 @@ class CallPart(_Chunk):
 
 
 class ProviderDelta(_Chunk):
-    """What a chunk adds to a message."""
+    """The part of a message that a chunk adds."""
 
     content: str | None = None
     refusal: str | None = None
@@ -86,7 +86,7 @@ class ProviderDelta(_Chunk):
 
 
 class ChunkChoice(_Chunk):
-    """What a chunk adds to a choice."""
+    """The part of a choice that a chunk adds."""
 
     index: int = Field(default=0, ge=0)
     delta: ProviderDelta = ProviderDelta()
@@ -125,7 +125,7 @@ class _ProviderChunk(_Chunk):
 
 
 class ProviderBatch(TokenBatch):
-    """What one chunk of a provider adds to one choice, in place of tokens."""
+    """The addition of one chunk of a provider to one choice, in place of tokens."""
 
     choice: ChunkChoice
 

@@ -16,7 +16,7 @@ from llmops.gateway.settings import GatewaySettings
 from llmops.store.factory import open_store
 from llmops.store.usage_writes import UsageRecord, insert_usage
 from tests.store.control_client import bearer, make_key
-from tests.support.browser import accessibility_faults, browser_page
+from tests.support.browser import accessibility_faults, browser_page, take_picture
 from tests.support.gateway_stack import serving
 from tests.support.scripted_triton import ScriptedTriton, Step
 from tests.support.waiting import GENEROUS
@@ -62,21 +62,24 @@ class Deployment:
         self.client, self.store, self.admin, self.user = client, store, admin, user
         self.url = str(client.base_url).rstrip("/")
 
+    async def use(self, *rows: tuple[str, int, int, int]) -> None:
+        """Record requests: model, days ago, tokens of prompt and answer together, cost in micro-dollars."""
+        now = datetime.now(UTC)
+        records = [
+            UsageRecord(
+                str(uuid4()), "g", at, now - timedelta(days=days), "r", self.user, model,
+                2 * tokens // 3, tokens - 2 * tokens // 3, micros, tenant_id="ops",
+            )
+            for at, (model, days, tokens, micros) in enumerate(rows)
+        ]  # fmt: skip
+        async with await open_store(self.store) as opened, opened.write() as connection:
+            await insert_usage(connection, records)
+
 
 @pytest.fixture
 async def deployment(card, tmp_path):
     store = f"sqlite:///{tmp_path}/store.db"
     admin, _, user = await make_key(store, name="Administrator")
-    now = datetime.now(UTC)
-    used = [("tiny", 0, 1_500_000), ("tiny", 1, 2_000_000), (HOSTILE, 1, 500_000)]
-    records = [
-        UsageRecord(
-            str(uuid4()), "g", at, now - timedelta(days=days), "r", user, model, 100, 50, micros, tenant_id="ops"
-        )
-        for at, (model, days, micros) in enumerate(used)
-    ]
-    async with await open_store(store) as opened, opened.write() as connection:
-        await insert_usage(connection, records)
     triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
     await triton.start()
     async with prometheus(json.dumps(ALERTS).encode()) as alerts:
@@ -152,7 +155,23 @@ async def test_keys_are_made_rotated_and_revoked_behind_a_login(deployment):
         assert {url.split("/")[2] for url in page.asked} == {deployment.url.split("/")[2]}
 
 
+async def test_a_picture_of_usage_for_the_docs(deployment, tmp_path):
+    rows = [
+        (model, day, 5500 * size, 700_000 * size * (3 + (day * (place + 5)) % 7))
+        for place, (model, size) in enumerate({"llama70": 9, "smollm2": 5, "cloud/gpt-4o-mini": 3}.items())
+        for day in range(28)
+    ]
+    await deployment.use(*rows)
+    async with administration(deployment, viewport={"width": 1000, "height": 560}) as page:
+        await page.goto(f"{deployment.url}/admin#usage")
+        await page.get_by_label("by").select_option("model")
+        await page.locator("tbody tr").nth(2).wait_for()
+        await take_picture(page, "admin.png", tmp_path)
+
+
 async def test_usage_replicas_and_alerts_are_shown_and_run_nothing(deployment):
+    used = [("tiny", 0, 150, 1_500_000), ("tiny", 1, 150, 2_000_000), (HOSTILE, 1, 150, 500_000)]
+    await deployment.use(*used)
     async with administration(deployment) as page:
         await page.get_by_role("link", name="Usage").click()
         cells = page.locator("tbody tr").filter(has_text="tiny").locator("td")
@@ -180,6 +199,7 @@ async def test_usage_replicas_and_alerts_are_shown_and_run_nothing(deployment):
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1200), ("dark", 390)])
 async def test_axe_finds_no_serious_fault(deployment, scheme, width):
+    await deployment.use(("tiny", 0, 150, 1_500_000))
     async with administration(deployment, color_scheme=scheme, viewport={"width": width, "height": 800}) as page:
         await page.get_by_role("button", name="New key").click()
         await page.get_by_label("Tenant").wait_for()

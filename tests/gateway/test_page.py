@@ -12,7 +12,7 @@ import pytest
 
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.web.pages import ASSETS, assets
-from tests.support.browser import accessibility_faults, browser_page
+from tests.support.browser import accessibility_faults, browser_page, take_picture
 from tests.support.gateway_stack import serving
 from tests.support.scripted_triton import ScriptedTriton, Step
 
@@ -230,6 +230,45 @@ async def test_a_text_file_the_system_prompt_and_sampling_go_with_the_message(ch
     prompt = chat.tokenizer.decode(request["input_ids"])
     for part in ("Be brief.", "File notes.txt", "Remember the milk.", "Read it"):
         assert part in prompt
+
+
+async def test_pictures_of_a_chat_for_the_docs(chat, page, tmp_path):
+    await page.set_viewport_size({"width": 1000, "height": 640})
+    for title, answer in (("Plan a weekend in Berlin", "Gladly."), ("Why is the sky blue?", "Because of scattering.")):
+        chat.say(answer)
+        await ask(page, title)
+        await page.get_by_text(answer).wait_for()
+        await page.get_by_role("button", name="New chat").click()
+    code = (
+        "def median(values):\n    ordered = sorted(values)\n    middle = len(ordered) // 2\n    if len(ordered) % 2:\n"
+    )
+    code += "        return ordered[middle]\n    return (ordered[middle - 1] + ordered[middle]) / 2"
+    chat.say(f"Sort the values and take the **middle** one:\n\n```python\n{code}\n```\n\nAn empty list has no median.")
+    await ask(page, "Write a median function in Python")
+    await page.locator(f"{ANSWER} pre").wait_for()
+    await page.mouse.move(0, 0)
+    await take_picture(page, "chat.png", tmp_path)
+    await page.emulate_media(color_scheme="dark")
+    await page.set_viewport_size({"width": 390, "height": 640})
+    await take_picture(page, "chat-phone.png", tmp_path)
+
+
+async def test_a_name_that_another_site_made_point_here_reaches_nothing(chat):
+    """DNS rebinding, as a browser sees it: the same name, and another address behind it."""
+    port = chat.url.rpartition(":")[2]
+    async with browser_page(["--host-resolver-rules=MAP evil.example 127.0.0.1"]) as page:
+        answer = await page.goto(f"http://evil.example:{port}/")
+        assert answer.status == 403
+        reached = await page.evaluate(
+            """async () => Promise.all(['/api/session', '/api/conversations', '/api/chat/completions'].map(
+                 async (path) => (await fetch(path, path.endsWith('s') ? {} : { method: 'POST' })).status))"""
+        )
+        assert reached == [403, 403, 403]
+        # nor does a foreign page by the right name, with a request that needs no permission from here
+        body = json.dumps({"model": "tiny", "messages": [{"role": "user", "content": "Hello"}]})
+        send = "([url, body]) => fetch(url, { method: 'POST', mode: 'no-cors', body }).then((answer) => answer.type)"
+        assert await page.evaluate(send, [f"{chat.url}/api/chat/completions", body]) == "opaque"
+    assert chat.triton.requests == []
 
 
 async def test_the_page_is_small_and_its_policy_names_no_other_site(chat):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,12 @@ def chromium() -> str:
 
 
 @contextlib.asynccontextmanager
-async def browser_page(**options: Any) -> AsyncIterator[Any]:
+async def browser_page(arguments: Sequence[str] = (), **options: Any) -> AsyncIterator[Any]:
     """A page of a new browser: `said` are the messages of its console, `asked` the addresses that it asked for."""
     program = chromium()
     playwright = pytest.importorskip("playwright.async_api", reason="needs: pip install playwright")
     async with playwright.async_playwright() as driver:
-        browser = await driver.chromium.launch(executable_path=program, args=["--no-sandbox"])
+        browser = await driver.chromium.launch(executable_path=program, args=["--no-sandbox", *arguments])
         made = await browser.new_page(**options)
         made.set_default_timeout(GENEROUS * 1000)
         made.said, made.asked = [], []
@@ -42,6 +42,13 @@ async def browser_page(**options: Any) -> AsyncIterator[Any]:
             yield made
         finally:
             await browser.close()
+
+
+async def take_picture(page: Any, name: str, folder: Path) -> None:
+    """Save what a page shows as `name`: in $LLMOPS_PICTURES (`make pictures`), otherwise in `folder`."""
+    file = Path(os.environ.get("LLMOPS_PICTURES", folder), name)
+    await page.screenshot(path=file, animations="disabled", caret="hide")
+    assert file.stat().st_size > 10_000, "the picture is empty"
 
 
 async def accessibility_faults(page: Any) -> list[str]:
