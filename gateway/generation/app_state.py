@@ -138,8 +138,10 @@ class AppState:
     def _sheds(self, model: GenerativeModel, context: RequestContext) -> bool:
         """Return True if degraded mode rejects the caller's tier."""
         degradation = self.degradation
-        level = degradation.level(model.parent or model.name) if degradation is not None else 0
-        return bool(level and degradation and degradation.rules.limits(level, context.caller.tier).is_shed)
+        level = degradation.level(model.parent or model.name) if degradation is not None else None
+        if not level or degradation is None:
+            return False
+        return degradation.rules.limits(level, context.caller.tier).is_shed
 
     def count_degraded(self, model: str, effect: str) -> None:
         """Count a request that degraded mode changed or rejected."""

@@ -162,7 +162,7 @@ async def test_a_picture_of_usage_for_the_docs(deployment, tmp_path):
         for day in range(28)
     ]
     await deployment.use(*rows)
-    async with administration(deployment, viewport={"width": 1000, "height": 560}) as page:
+    async with administration(deployment, viewport={"width": 1100, "height": 520}) as page:
         await page.goto(f"{deployment.url}/admin#usage")
         await page.get_by_label("by").select_option("model")
         await page.locator("tbody tr").nth(2).wait_for()

@@ -15,6 +15,7 @@ from llmops.gateway.web.pages import ASSETS, assets
 from tests.support.browser import accessibility_faults, browser_page, take_picture
 from tests.support.gateway_stack import serving
 from tests.support.scripted_triton import ScriptedTriton, Step
+from tests.support.waiting import GENEROUS
 
 ANSWER = ".turn.assistant:not([aria-busy])"
 LIVE = ".turn.assistant[aria-busy] .body"
@@ -99,6 +100,21 @@ async def test_a_page_that_is_loaded_again_shows_each_word_once(chat, page):
     await page.context.set_offline(False)
     await page.locator(ANSWER).wait_for()
     assert (await page.locator(f"{ANSWER} .body").inner_text()).split() == text.split()
+
+
+async def test_a_message_that_was_not_answered_before_a_reload_is_there_to_be_sent_again(chat, page):
+    chat.triton.script = lambda tensors: [Step(hang=True)]
+    await ask(page, "Are you there?")
+    await page.locator(".turn.assistant[aria-busy]").wait_for()
+    await page.wait_for_url("**/#conv_*")
+    await page.reload()
+    async with asyncio.timeout(GENEROUS):
+        while await page.locator("#message").input_value() != "Are you there?":
+            await asyncio.sleep(0.05)
+    chat.say("Yes.")
+    await page.press("#message", "Enter")
+    await page.locator(ANSWER).wait_for()
+    assert await page.locator("#message").input_value() == ""
 
 
 async def test_what_a_model_writes_runs_nothing_and_fetches_nothing(chat, page):

@@ -7,6 +7,8 @@ import { Login, applyTheme, copy, html, keep, number, stored } from './common.js
 import { LiveText, render } from './markdown.js'
 
 const CHATS = '/api/conversations'
+/** Where a message is kept that has no answer yet, so that a reload gives it back. */
+const UNANSWERED = 'llmops-unanswered'
 /** Bytes of an attached file: a larger one would fill the context of most models. */
 const LARGEST_FILE = 256 * 1024
 const SAMPLING = { temperature: ['Temperature', 0, 2, 0.1], top_p: ['Top p', 0, 1, 0.05], max_tokens: ['Longest answer, tokens', 1, 131072, 1] }
@@ -84,6 +86,9 @@ function Chat({ session, onSignOut }) {
       setCurrent(found)
       if (found.model && models.some((one) => one.id === found.model)) setModel(found.model)
       const last = found.messages[found.messages.length - 1]
+      const unanswered = JSON.parse(sessionStorage.getItem(UNANSWERED) ?? '{}')
+      if (unanswered.id === id && !last?.run_id) setDraft(unanswered.text)
+      sessionStorage.removeItem(UNANSWERED)
       if (last?.run_id) {
         setCurrent({ ...found, messages: found.messages.slice(0, -1) })
         await follow(id, null, last.run_id)
@@ -104,7 +109,7 @@ function Chat({ session, onSignOut }) {
       for await (const chunk of answer(begin, run)) {
         if (opened.current !== id) return
         if (chunk.error) throw new ApiError(500, chunk)
-        if (!reading.run) { reading.run = chunk.id; if (reading.stopped) stop(chunk.id).catch(say) }
+        if (!reading.run) { reading.run = chunk.id; sessionStorage.removeItem(UNANSWERED); if (reading.stopped) stop(chunk.id).catch(say) }
         if (chunk.dropped_messages) setNotice(`${chunk.dropped_messages} older messages did not fit into the model's context.`)
         const delta = chunk.choices?.[0]?.delta ?? {}
         if (delta.content) { reading.text += delta.content; reading.view?.write(delta.content) }
@@ -168,6 +173,8 @@ function Chat({ session, onSignOut }) {
     else body.messages = [...(options.system_prompt ? [{ role: 'system', content: options.system_prompt }] : []),
       ...kept.map(({ role, content }) => ({ role, content })), ...asked]
     if (continues) body.continue_final_message = true
+    // until its first event, an answer and its message are stored nowhere else
+    if (text && conversation.id) sessionStorage.setItem(UNANSWERED, JSON.stringify({ id: conversation.id, text }))
     follow(conversation.id, () => call('POST', '/api/chat/completions', body), null, prefix)
     return true
   }
