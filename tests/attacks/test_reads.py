@@ -56,7 +56,7 @@ def test_trials_of_a_model_are_shared(start, engine):
 
 
 def test_a_flood_of_reads_leaves_room_for_others(start, engine):
-    gateway, seconds = start(engine.address), scaled(0.7, 10)
+    gateway, seconds = start(engine.address), scaled(1, 10)
     gateway.ready()
     for path in READS:
         with Neighbour(gateway) as other:
