@@ -155,7 +155,7 @@ def test_an_engine_that_was_moved_is_named_before_anything_starts(tmp_path: Path
 @pytest.mark.parametrize(
     ("tag", "installed", "says"),
     [
-        ("26.03", "", r"image 26.03 has TensorRT-LLM 1.2.0.*needs 1.2.1: use .*26\.07"),
+        ("26.03", "", r"Image 26.03 has TensorRT-LLM 1.2.0.*needs 1.2.1: use .*26\.07"),
         ("26.07", "1.2.0", r"built for TensorRT-LLM 1.2.1, but 1.2.0 is installed.*use .*26\.07"),
         ("", "1.3.0", "no longer has TensorRT engines"),
     ],
