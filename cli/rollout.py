@@ -66,7 +66,8 @@ def command() -> None:
 @click.option("--webhook", metavar="URL", help="Gets each transition as JSON.")
 @click.option("--min-requests", type=click.IntRange(1), help="Requests of the new version in a step.  [default: 300]")
 @click.option("--min-time", type=DurationType(), help="Least time of a step.  [default: 1m]")
-@click.option("--analysis", multiple=True, metavar="PROMQL", help="Must be true in Prometheus too; repeatable.")
+@click.option("--analysis", multiple=True, metavar="PROMQL", help="Must hold too, as 'QUERY < 0.1'; repeatable.")
+@click.option("--prometheus", metavar="URL", help="Prometheus that answers --analysis.")
 @admin_options
 def start(
     model: str,

@@ -20,6 +20,7 @@ from llmops.control.leader_jobs import LeaderJob, MakeJobs, cancel_tasks, run_jo
 from llmops.control.metrics import ControlMetrics, SpendingCollector
 from llmops.control.reconcile import Reconciler
 from llmops.control.retention import Retention
+from llmops.control.rollouts import gates
 from llmops.control.rollouts import routes as rollout_routes
 from llmops.control.rollouts.runner import RolloutRunner
 from llmops.control.rollouts.version_replicas import GivenReplicas, VersionReplicas
@@ -64,7 +65,7 @@ class Control:
         """Add the routes to an application."""
         app.state.store, app.state.gateway, app.state.settings = self._store, self._gateway, self._settings
         add_admin_routes(app, self._store)
-        for module in (usage_api, models_api, openai_usage, operations_api, rollout_routes):
+        for module in (usage_api, models_api, openai_usage, operations_api, rollout_routes, gates):
             add_routes(app, module.router)
 
     @asynccontextmanager

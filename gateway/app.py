@@ -76,7 +76,10 @@ if TYPE_CHECKING:
 #: and left at shutdown.
 Plugin = Callable[[FastAPI], AbstractAsyncContextManager[None]]
 #: Routes of `llmops control`. A gateway with a store and without control says where they are.
-CONTROL_PATHS = ("/api/usage", "/api/models", "/api/admin/{rest:path}", "/v1/organization/{rest:path}")
+CONTROL_PATHS = (
+    *("/api/usage", "/api/models", "/api/admin/{rest:path}", "/api/rollouts/{rest:path}"),
+    "/v1/organization/{rest:path}",
+)
 
 
 def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins: Sequence[Plugin] = ()) -> GatewayApp:

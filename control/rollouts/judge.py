@@ -15,8 +15,8 @@ read.
 - Errors, refusals and the like: if both versions fail alike, each failure is the canary's with the
   probability of its part of the requests. An incident that hits the stable version is no evidence.
 - Latencies: a request of the canary exceeds 1.25 × the 95th percentile of the stable version with
-  a probability of 0.05 at most. Every latency is divided by the level of the requests before, so
-  that a load that swings is no evidence either.
+  a probability of 0.05 at most. Every latency is divided by the level of the requests around it,
+  so that a load that swings is no evidence either.
 
 A canary at 5 % has a cold prefix cache. Its times are compared with a baseline twin, which gets as
 many requests, where there is one. Otherwise the TTFT is compared only with requests of the stable
@@ -59,6 +59,10 @@ MAX_SHARE = 0.9
 #: Weight of the newest request in the level of a latency, which follows the load.
 LEVEL_SMOOTHING = 1 / 8
 
+#: Requests of the stable version that must follow a request of the canary before it is compared. The
+#: level before and after it are then known, and a load that rises within seconds is no evidence.
+LEVEL_DELAY = 16
+
 #: An incident: among the latest requests of the stable version (weight of the newest), bad events are
 #: this much more frequent than before. Failures during an incident are not compared.
 RECENT_SMOOTHING, INCIDENT_SHARE = 1 / 16, 0.05
@@ -66,8 +70,12 @@ RECENT_SMOOTHING, INCIDENT_SHARE = 1 / 16, 0.05
 #: Output length that differs by this factor in the median is a change for the worse.
 LENGTH_TOLERANCE = 1.5
 
-#: Prompts from which a comparison of scores can stop a roll-out, and scores of a pair of sweeps.
+#: Prompts from which a comparison of scores can stop a roll-out.
 MIN_GOLDEN = 20
+
+#: Loss of the mean score of golden prompts, relative to the stable version's, from which a canary is
+#: not promoted, even if chance may explain it.
+HOLDING_LOSS = 0.05
 
 #: Parts of `false_rollback` for errors and golden prompts; the other criteria share the rest.
 ERRORS_PART, GOLDEN_PART = 0.4, 0.3
@@ -199,8 +207,10 @@ class CanaryJudge:
             for rate in _RATES
         ]
         beside = "the twin" if twin else "with as many uncached tokens"
-        self._ttft = _ValueCriterion("TTFT", "ms", tolerance, _QUANTILES, rest, beside, _milliseconds)
-        self._tpot = _ValueCriterion("TPOT", "ms", tolerance, _QUANTILES, rest, beside if twin else "", _milliseconds)
+        self._ttft = _ValueCriterion("TTFT", "ms", tolerance, _QUANTILES, rest, beside, _milliseconds, True)
+        self._tpot = _ValueCriterion(
+            "TPOT", "ms", tolerance, _QUANTILES, rest, beside if twin else "", _milliseconds, True
+        )
         median = _QUANTILES[:1]
         self._longer = _ValueCriterion("answer length", "tokens", LENGTH_TOLERANCE, median, rest, "longer")
         self._shorter = _ValueCriterion("answer length", "tokens", LENGTH_TOLERANCE, median, rest, "shorter", _inverse)
@@ -417,6 +427,7 @@ class _ValueCriterion(_Criterion):
         alpha: float,
         note: str,
         show: Callable[[float], float] = lambda value: value,
+        follows_load: bool = False,
     ) -> None:
         self.name, self._unit, self._tolerance, self._note, self._show = name, unit, tolerance, note, show
         self._tests = {share: BettingTest(alpha) for share, _ in quantiles}
@@ -426,7 +437,9 @@ class _ValueCriterion(_Criterion):
         self._classes: Counter[int] = Counter()
         # logarithm of the level that values are divided by
         self._level = 0.0
-        self._is_followed = False
+        # requests that the level has followed, and requests of the canary that wait for more of them
+        self._follows_load, self._followed = follows_load, 0
+        self._waiting: deque[tuple[int, float, int, float]] = deque()
         self.restart_ok()
 
     def restart_ok(self) -> None:
@@ -434,15 +447,22 @@ class _ValueCriterion(_Criterion):
 
     def follow(self, value: float) -> None:
         """Update the level with a request of the stable version or its twin."""
-        self._level += (LEVEL_SMOOTHING if self._is_followed else 1.0) * (math.log(value) - self._level)
-        self._is_followed = True
+        self._level += (LEVEL_SMOOTHING if self._followed else 1.0) * (math.log(value) - self._level)
+        self._followed += 1
+        while self._waiting and self._waiting[0][0] <= self._followed:
+            _, waiting, size_class, level = self._waiting.popleft()
+            self._compare(waiting / math.exp(max(level, self._level)), size_class)
 
     def observe(self, value: float, canary: bool, size_class: int = 0) -> None:
         """Count a value, which is compared with the stable version's of the same class."""
-        relative = value / math.exp(self._level)
         if not canary:
-            self._stable[size_class].add(relative)
-            return
+            self._stable[size_class].add(value / math.exp(self._level))
+        elif self._follows_load:
+            self._waiting.append((self._followed + LEVEL_DELAY, value, size_class, self._level))
+        else:
+            self._compare(value, size_class)
+
+    def _compare(self, relative: float, size_class: int) -> None:
         self._canary.add(relative)
         self._classes[size_class] += 1
         if len(window := self._stable[size_class]) >= MIN_STABLE:
@@ -477,7 +497,9 @@ class _ValueCriterion(_Criterion):
         ]
 
     def has_no_data(self) -> bool:
-        return bool(len(self._canary)) and not all(self._no_worse[share].count for share in self._required)
+        return bool(len(self._canary) or self._waiting) and not all(
+            self._no_worse[share].count for share in self._required
+        )
 
     def unclear(self) -> Sequence[str]:
         if not len(self._canary):
@@ -549,9 +571,17 @@ class _GoldenCriterion(_Criterion):
     def restart_ok(self) -> None:
         pass
 
+    def unclear(self) -> Sequence[str]:
+        if self._means is None:
+            return []
+        before, after = self._means
+        return [self.name] if before - after - self._tolerance > HOLDING_LOSS * abs(before) else []
+
     def rows(self) -> Sequence[JudgeRow]:
         before, after = self._means or (None, None)
-        state: RowState = "worse" if self._breach else "ok" if self._means else "shown"
+        state: RowState = "shown"
+        if self._means is not None:
+            state = "worse" if self._breach else "unclear" if self.unclear() else "ok"
         return [JudgeRow("golden prompts", "", before, after, state, f"{self._prompts} prompts")]
 
 

@@ -26,7 +26,7 @@ from llmops.store.audit import list_audit_entries
 from llmops.store.rollouts import ModelVersion, Rollout
 
 _OPTIONS = (
-    *("auto", "approve", "drain_timeout", "keep_old", "allow_capacity_loss", "webhook", "analysis"),
+    *("auto", "approve", "drain_timeout", "keep_old", "allow_capacity_loss", "webhook", "analysis", "prometheus"),
     *("min_requests", "min_seconds", "quality_tolerance"),
 )
 

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Coroutine
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -19,6 +19,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from llmops.clocks import utc_now
 from llmops.control.leader_jobs import LeaderJob, cancel_tasks
+from llmops.control.rollouts.analysis import Analysis, AnalysisResult
 from llmops.control.rollouts.judge import CanaryJudge, JudgeSettings, RequestOutcome, Verdict
 from llmops.control.rollouts.state_machine import RolloutEvent, RolloutSettings, RolloutState, transition
 from llmops.control.rollouts.version_replicas import VersionReplicas
@@ -84,9 +85,10 @@ async def apply_event(
 
 @dataclass
 class _Canary:
-    """The judge of one roll-out and the outcomes that it has read."""
+    """The judge and the conditions of one roll-out, and the outcomes that were read."""
 
     judge: CanaryJudge
+    analysis: Analysis
     since: datetime
     # revision at which the current step began
     revision: int
@@ -235,7 +237,7 @@ class RolloutRunner(LeaderJob):
             canary.judge.begin_step()
         async with self._store.read() as connection:
             canary.observe(list(await read_outcomes(connection, rollout.model, canary.since)))
-        verdict = canary.judge.verdict()
+        verdict = _combine(canary.judge.verdict(), await canary.analysis.check())
         async with self._store.write() as connection:
             await save_verdict(connection, rollout, _verdict_data(verdict))
         if (settings.auto or settings.approve) and rollout.state == RolloutState.SHIFTING:
@@ -247,7 +249,9 @@ class RolloutRunner(LeaderJob):
     async def _resume_judge(self, rollout: Rollout) -> _Canary:
         """Return a judge that has seen the outcomes before the current step, as another may have."""
         since = max(rollout.started_at, rollout.changed_at - RESUMED_TIME)
-        canary = _Canary(_make_judge(rollout), since, rollout.revision)
+        settings = RolloutSettings.of(rollout)
+        analysis = Analysis(settings.prometheus, settings.analysis, time.monotonic)
+        canary = _Canary(_make_judge(rollout), analysis, since, rollout.revision)
         async with self._store.read() as connection:
             canary.observe(list(await read_outcomes(connection, rollout.model, since, rollout.changed_at)))
         canary.judge.begin_step()
@@ -277,6 +281,15 @@ def _make_judge(rollout: Rollout) -> CanaryJudge:
         ),
         time.monotonic,
     )
+
+
+def _combine(verdict: Verdict, analysis: AnalysisResult) -> Verdict:
+    """Return the judge's verdict after the roll-out's own conditions in Prometheus."""
+    if analysis.state == "failed" and verdict.decision != "rollback":
+        return replace(verdict, decision="rollback", reason=analysis.reason)
+    if analysis.state == "no data" and verdict.decision == "promote":
+        return replace(verdict, decision="continue", reason=analysis.reason)
+    return verdict
 
 
 def _verdict_data(verdict: Verdict) -> dict[str, Any]:

@@ -27,6 +27,7 @@ class RolloutCreate(AdminRequest):
     allow_capacity_loss: bool = False
     webhook: str = ""
     analysis: tuple[str, ...] = ()
+    prometheus: str = ""
     min_requests: int | None = Field(default=None, ge=1)
     min_seconds: float | None = Field(default=None, ge=0)
     quality_tolerance: float | None = Field(default=None, ge=0)

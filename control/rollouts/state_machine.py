@@ -24,6 +24,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any
 
+from llmops.control.rollouts.analysis import Condition
 from llmops.errors import InputError
 from llmops.store.rollouts import Rollout
 
@@ -81,7 +82,8 @@ class RolloutSettings:
         keep_old: Seconds for which the old replicas are kept after the last step.
         allow_capacity_loss: Stop old replicas first where there is no room beside them.
         webhook: A URL that gets every transition, or an empty string.
-        analysis: PromQL expressions that must be true, besides the judge.
+        analysis: PromQL conditions, such as `EXPRESSION < 0.1`, that must hold besides the judge.
+        prometheus: The URL of the Prometheus that knows them.
         min_requests: Requests of the candidate in a step before the judge can pass it.
         min_seconds: Seconds of a step before the judge can pass it.
         quality_tolerance: Mean score that the candidate may lose on golden prompts.
@@ -95,6 +97,7 @@ class RolloutSettings:
     allow_capacity_loss: bool = False
     webhook: str = ""
     analysis: Sequence[str] = ()
+    prometheus: str = ""
     min_requests: int = 300
     min_seconds: float = 60.0
     quality_tolerance: float = 0.0
@@ -104,6 +107,11 @@ class RolloutSettings:
         if not steps or steps[-1] != 100 or steps[0] <= 0 or any(a >= b for a, b in pairwise(steps)):
             text = ", ".join(f"{step:g}" for step in steps)
             raise InputError(f"The steps {text} do not increase from above 0 to 100 percent; write 5,25,50,100.")
+
+        for text in self.analysis:
+            Condition.parse(text)
+        if self.analysis and not self.prometheus:
+            raise InputError("An analysis needs the URL of Prometheus; add `--prometheus http://HOST:9090`.")
 
     @classmethod
     def of(cls, rollout: Rollout) -> RolloutSettings:

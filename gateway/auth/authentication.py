@@ -6,6 +6,7 @@ Also the check before the port is opened: a gateway without keys may not listen 
 from __future__ import annotations
 
 import asyncio
+import base64
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,7 @@ ROUTE_SCOPES = (
     ("/metrics", ("metrics",)),
     ("/replicas", ("metrics", "inference")),
     ("/api/admin", ("admin",)),
+    ("/api/rollouts", ("metrics", "admin")),
     ("/v1/organization", ("usage",)),
     # With `inference` a key sees its own usage, with `usage` that of its tenant.
     ("/api/usage", ("usage", "inference")),
@@ -219,8 +221,9 @@ def _oidc_directory(settings: OidcSettings, members: KeyDirectory | None) -> Dir
 def _credential_in(scope: Scope) -> str | None:
     """Return the client's credential: the Bearer token, or else `x-api-key`.
 
-    OpenAI's clients send the first, Anthropic's the second. For another kind of authorization, the
-    kind is returned: it is then refused as not being a key.
+    OpenAI's clients send the first, Anthropic's the second. The password of basic authentication
+    counts as a Bearer token: a webhook such as Flagger's has only its URL to carry a key. For
+    another kind of authorization, the kind is returned: it is then refused as not being a key.
     """
     other, key = "", ""
     for name, value in scope["headers"]:
@@ -228,7 +231,17 @@ def _credential_in(scope: Scope) -> str | None:
             kind, _, token = value.decode("latin-1").partition(" ")
             if kind.lower() == "bearer" and token.strip():
                 return str(token.strip())
+            if kind.lower() == "basic" and (password := _basic_password(token)):
+                return password
             other = other or kind
         elif name == b"x-api-key" and not key:
             key = value.decode("latin-1").strip()
     return key or other or None
+
+
+def _basic_password(token: str) -> str:
+    """Return the password of basic authentication, empty if `token` is malformed."""
+    try:
+        return base64.b64decode(token.strip(), validate=True).decode().partition(":")[2]
+    except ValueError:
+        return ""

@@ -1,0 +1,135 @@
+"""Further conditions of a roll-out: PromQL expressions that must hold, such as `EXPRESSION < 0.01`.
+
+The comparison is made here and not in PromQL, whose result is empty both if the comparison is false
+and if there are no series. A condition without data holds a roll-out and never ends it.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import re
+from collections.abc import Callable, Sequence
+from typing import Literal, NamedTuple
+
+import httpx
+
+from llmops.errors import InputError
+
+#: Seconds for an answer of Prometheus: other roll-outs wait meanwhile.
+TIMEOUT = 2.0
+
+#: Seconds between two questions to Prometheus, which scrapes no more often.
+INTERVAL = 15.0
+
+_OPERATORS: dict[str, Callable[[float, float], bool]] = {
+    "<=": operator.le,
+    ">=": operator.ge,
+    "==": operator.eq,
+    "!=": operator.ne,
+    "<": operator.lt,
+    ">": operator.gt,
+}
+_CONDITION = re.compile(
+    r"(?P<query>.*[^<>=!\s])\s*(?P<operator><=|>=|==|!=|<|>)\s*(?:bool\s+)?(?P<limit>[-+]?(\d+\.?\d*|\.\d+)(e[-+]?\d+)?)\s*",
+    re.DOTALL | re.IGNORECASE,
+)
+
+
+class Condition(NamedTuple):
+    """A PromQL query, and the comparison that each of its values must pass."""
+
+    query: str
+    operator: str
+    limit: float
+
+    @classmethod
+    def parse(cls, text: str) -> Condition:
+        """Return the condition. Raises InputError if `text` does not end in a comparison."""
+        found = _CONDITION.fullmatch(text.strip())
+        if found is None:
+            raise InputError(
+                f"The analysis {text!r} has no comparison with a number at its end; write for example "
+                "'sum(rate(errors_total[5m])) < 0.1'."
+            )
+        return cls(found["query"].strip(), found["operator"], float(found["limit"]))
+
+    def __str__(self) -> str:
+        return f"{self.query} {self.operator} {self.limit:g}"
+
+
+class AnalysisResult(NamedTuple):
+    """The state of all conditions and, unless they passed, the reason."""
+
+    state: Literal["passed", "failed", "no data"]
+    reason: str = ""
+
+
+class Analysis:
+    """The conditions of one roll-out, asked again every INTERVAL seconds.
+
+    Args:
+        prometheus: The URL of Prometheus.
+        conditions: The conditions, as `Condition.parse` reads them.
+        clock: Returns the time in seconds.
+    """
+
+    def __init__(self, prometheus: str, conditions: Sequence[str], clock: Callable[[], float]) -> None:
+        self._url, self._clock = prometheus, clock
+        self._conditions = [Condition.parse(text) for text in conditions]
+        self._asked_at: float | None = None
+        self._result = AnalysisResult("passed")
+
+    async def check(self) -> AnalysisResult:
+        """Return whether all conditions hold."""
+        now = self._clock()
+        if self._conditions and (self._asked_at is None or not 0 <= now - self._asked_at < INTERVAL):
+            self._asked_at = now
+            async with httpx.AsyncClient(base_url=self._url, timeout=TIMEOUT) as client:
+                self._result = await check_conditions(client, self._conditions)
+        return self._result
+
+
+async def check_conditions(client: httpx.AsyncClient, conditions: Sequence[Condition]) -> AnalysisResult:
+    """Return whether all conditions hold now.
+
+    Args:
+        client: A client whose base URL is Prometheus.
+        conditions: The conditions. One that fails outweighs others without data.
+    """
+    results = [await _check(client, condition) for condition in conditions]
+    for state in ("failed", "no data"):
+        for result in results:
+            if result.state == state:
+                return result
+    return AnalysisResult("passed")
+
+
+async def _check(client: httpx.AsyncClient, condition: Condition) -> AnalysisResult:
+    try:
+        response = await client.get("/api/v1/query", params={"query": condition.query})
+        body = response.json()
+        if body["status"] != "success":
+            return AnalysisResult(
+                "no data", f"Prometheus rejects '{condition.query}': {body.get('error', 'no reason')}"
+            )
+        values = _values(body["data"])
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return AnalysisResult("no data", f"Prometheus at {client.base_url} does not answer ({type(error).__name__}).")
+    except (ValueError, KeyError, TypeError, IndexError):
+        return AnalysisResult("no data", f"{client.base_url} does not answer like Prometheus; check its URL.")
+    values = [value for value in values if not math.isnan(value)]
+    if not values:
+        return AnalysisResult("no data", f"Prometheus has no value of '{condition.query}'.")
+    compare = _OPERATORS[condition.operator]
+    for value in values:
+        if not compare(value, condition.limit):
+            return AnalysisResult("failed", f"The analysis '{condition}' does not hold: the value is {value:g}.")
+    return AnalysisResult("passed")
+
+
+def _values(data: dict) -> list[float]:
+    """Return the values of a result of type scalar or vector."""
+    if data["resultType"] == "scalar":
+        return [float(data["result"][1])]
+    return [float(series["value"][1]) for series in data["result"]]

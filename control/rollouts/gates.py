@@ -1,0 +1,101 @@
+"""The verdict of a roll-out for other controllers: Argo Rollouts reads it, Flagger asks its hooks.
+
+Both of them exchange pods by themselves and ask here whether they may go on. A roll-out that
+is not `--auto` is judged without its weights being moved by control.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Annotated, Literal
+
+from fastapi import Query
+from pydantic import BaseModel, Field
+
+from llmops.control.api_route import make_router
+from llmops.control.rollouts.judge import Decision
+from llmops.control.rollouts.state_machine import RolloutState
+from llmops.control.store_access import ConflictError, StoreOfApp
+from llmops.gateway.errors import NotFoundError
+from llmops.store import rollouts
+from llmops.untrusted_text import escape_unsafe
+
+log = logging.getLogger(__name__)
+
+#: The types of Flagger's hooks that confirm a step, and so wait for a verdict.
+CONFIRMATIONS = ("confirm-traffic-increase", "confirm-promotion")
+
+HookType = Literal[
+    "confirm-rollout",
+    "pre-rollout",
+    "rollout",
+    "confirm-traffic-increase",
+    "confirm-promotion",
+    "post-rollout",
+    "rollback",
+    "event",
+]
+
+router = make_router(prefix="/api/rollouts", tags=["admin"])
+
+
+class RolloutVerdict(BaseModel):
+    """The decision about a model's latest roll-out.
+
+    `decision` is `continue` as long as the judge has no verdict.
+    """
+
+    model: str
+    state: str
+    percent: float
+    decision: Decision
+    reason: str
+
+
+class FlaggerPayload(BaseModel):
+    """The body of Flagger's webhooks. Fields of newer versions are ignored."""
+
+    name: str = Field(max_length=253)
+    namespace: str = Field("", max_length=63)
+    phase: str = Field("", max_length=63)
+    checksum: str = Field("", max_length=253)
+    metadata: dict[str, str] = Field(default_factory=dict)
+
+
+ModelName = Annotated[str, Query(description="The model of the roll-out.")]
+
+
+@router.get("/verdict", summary="Show the verdict of a model's latest roll-out")
+async def read_verdict(store: StoreOfApp, model: ModelName) -> RolloutVerdict:
+    async with store.read() as connection:
+        found = await rollouts.list_rollouts(connection, model, limit=1)
+    if not found:
+        raise NotFoundError(f"{model} has had no roll-out; start one with `llmops rollout start {model}`.")
+    rollout = found[0]
+    decision: Decision = "continue"
+    reason = "The judge has no verdict yet."
+    match RolloutState(rollout.state):
+        case RolloutState.ROLLING_BACK | RolloutState.ROLLED_BACK:
+            decision, reason = "rollback", rollout.reason
+        case RolloutState.KEEPING | RolloutState.RETIRING | RolloutState.PROMOTED:
+            decision, reason = "promote", rollout.reason
+        case _ if rollout.verdict is not None:
+            decision, reason = rollout.verdict["decision"], rollout.verdict["reason"]
+    return RolloutVerdict(model=model, state=rollout.state, percent=rollout.percent, decision=decision, reason=reason)
+
+
+@router.post("/flagger/{hook}", summary="Answer a webhook of Flagger")
+async def answer_flagger(store: StoreOfApp, hook: HookType, model: ModelName, body: FlaggerPayload) -> RolloutVerdict:
+    """Answer 200 if Flagger may go on, or for a rollback hook if it must roll back, else 409."""
+    log.info("Flagger: %s of %s (%s)", hook, escape_unsafe(body.name), escape_unsafe(body.phase))
+    verdict = await read_verdict(store, model)
+    if hook in CONFIRMATIONS:
+        passes = verdict.decision == "promote"
+    elif hook == "rollback":
+        passes = verdict.decision == "rollback"
+    else:
+        # notifications pass; the other hooks hold a roll-out only if it has failed
+        passes = hook in ("post-rollout", "event") or verdict.decision != "rollback"
+    if not passes:
+        raise ConflictError(f"The roll-out of {model}: {verdict.decision}. {verdict.reason}", code=verdict.decision)
+    return verdict

@@ -1,0 +1,242 @@
+"""The judge of a canary. `python -m llmops.perf.lab canary_judge` measures it over thousands of roll-outs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmops.control.rollouts.judge import CanaryJudge, JudgeSettings, RequestOutcome
+from llmops.control.rollouts.sequential import BettingTest, NoWorseTest, QuantileWindow
+from llmops.perf.lab.canary_judge import CAUGHT_WITHIN, FAULTS, STEPS, golden_verdict, simulate
+
+SETTINGS = JudgeSettings(stable="v1", canary="v2", min_requests=100, min_seconds=10)
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def outcomes(seed: int = 1, share: float = 0.2, **canary) -> Iterator[RequestOutcome]:
+    """Requests of both versions without end; `canary` changes those of the canary."""
+    dice = random.Random(seed)
+    while True:
+        usual = RequestOutcome(
+            "v1",
+            ok=True,
+            ttft_s=0.2 * dice.lognormvariate(0, 0.2),
+            tpot_s=0.03 * dice.lognormvariate(0, 0.1),
+            prompt_tokens=100,
+            uncached_tokens=100,
+            output_tokens=dice.randint(50, 150),
+        )
+        yield replace(usual, version="v2", **canary) if dice.random() < share else usual
+
+
+def feed(judge: CanaryJudge, count: int, stream: Iterator[RequestOutcome]) -> None:
+    """Hand over outcomes until there were `count` of the canary."""
+    while count:
+        outcome = next(stream)
+        judge.observe(outcome)
+        count -= outcome.version == "v2"
+
+
+def judged(count: int = 250, clock: Clock | None = None, **canary) -> CanaryJudge:
+    clock = clock or Clock()
+    judge = CanaryJudge(SETTINGS, clock)
+    feed(judge, count, outcomes(**canary))
+    clock.now += 11
+    return judge
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("twin", [False, True])
+def test_each_fault_is_found(fault: str, twin: bool):
+    for seed in range(3):
+        end = simulate(seed, fault, twin, STEPS[:1], CAUGHT_WITHIN)
+        assert end.decision == "rollback", end
+
+
+def test_a_healthy_version_is_promoted_although_its_cache_is_cold_and_the_load_swings():
+    end = simulate(5, steps=(0.1, 0.5))
+    assert end.decision == "promote", end
+    assert max(end.requests) <= 800
+
+
+@pytest.mark.parametrize("by_probability", [False, True])
+def test_golden_prompts_find_a_loss_of_three_points(by_probability: bool):
+    found = [golden_verdict(seed, 0.03, by_probability) for seed in range(20)]
+    assert found.count("rollback") >= 18
+    assert [golden_verdict(seed, 0.0, by_probability) for seed in range(20)].count("rollback") <= 1
+
+
+def test_promotion_needs_requests_time_and_every_criterion():
+    clock = Clock()
+    judge = CanaryJudge(SETTINGS, clock)
+    stream = outcomes()
+    feed(judge, 50, stream)
+    assert judge.decide() == ("continue", "50 of 100 requests of this step have ended.")
+    feed(judge, 200, stream)
+    assert judge.decide() == ("continue", "This step has run for 0 of 10 s.")
+    clock.now = 11
+    decision, reason = judge.decide()
+    assert (decision, reason) == ("promote", "v2 is as good as v1 after 250 requests.")
+    judge.begin_step()
+    assert judge.decide() == ("continue", "0 of 100 requests of this step have ended.")
+
+
+def test_a_clock_that_jumps_makes_no_step_longer():
+    clock = Clock()
+    judge = judged(clock=clock)
+    judge.begin_step()
+    feed(judge, 150, outcomes())
+    for jump in (-1e9, 5, -1e6):
+        clock.now += jump
+        assert judge.decide()[0] == "continue"
+    longer = CanaryJudge(replace(SETTINGS, min_seconds=3600), clock)
+    feed(longer, 150, outcomes())
+    clock.now += 1e9
+    assert "of 3600 s" in longer.decide()[1]
+
+
+def test_without_requests_of_the_stable_version_there_is_no_verdict():
+    judge = CanaryJudge(SETTINGS, Clock())
+    assert judge.decide()[0] == "continue"
+    assert {row.state for row in judge.verdict().rows} <= {"no data", "shown"}
+    for outcome in outcomes(ok=False, share=1.0):
+        judge.observe(outcome)
+        if judge.verdict().rows[0].canary == 300:
+            break
+    decision, reason = judge.decide()
+    assert decision == "continue"
+    assert reason.startswith("No comparable requests of v1 yet for: errors")
+
+
+def test_a_rollback_is_final_and_says_why():
+    judge = judged(ok=False)
+    decision, reason = judge.decide()
+    assert decision == "rollback"
+    assert reason.startswith("errors: 100.0% of 250 requests of the canary failed, of the stable version 0.0% of ")
+    feed(judge, 2000, outcomes(seed=2))
+    judge.begin_step()
+    assert judge.decide() == ("rollback", reason)
+    assert [row.state for row in judge.verdict().rows if row.metric == "errors"] == ["worse"]
+
+
+def test_an_incident_of_all_versions_is_not_the_canarys_fault():
+    clock = Clock()
+    judge = judged(clock=clock)
+    dice = random.Random(3)
+    for outcome, _ in zip(outcomes(share=0.5), range(300), strict=False):
+        judge.observe(replace(outcome, ok=dice.random() > 0.5))
+    assert judge.decide()[0] != "rollback"
+
+
+def test_a_slower_load_is_no_slower_version():
+    judge = judged()
+    for outcome, _ in zip(outcomes(share=0.5), range(2000), strict=False):
+        judge.observe(replace(outcome, ttft_s=outcome.ttft_s * 3, tpot_s=outcome.tpot_s * 3))
+    assert judge.decide()[0] == "promote"
+
+
+def test_first_tokens_are_compared_with_prompts_of_the_same_uncached_length():
+    dice = random.Random(4)
+    cold = {"uncached_tokens": 4000, "ttft_s": 1.0}
+    judge = CanaryJudge(SETTINGS, Clock())
+    for outcome, _ in zip(outcomes(**cold), range(3000), strict=False):
+        # one in four prompts of the stable version is as cold as all of the canary's
+        is_cold = outcome.version == "v1" and dice.random() < 0.25
+        judge.observe(replace(outcome, **cold) if is_cold else outcome)
+    assert judge.decide()[0] == "continue"
+    rows = {row.metric: row for row in judge.verdict().rows}
+    assert rows["TTFT p95"].state == "ok"
+    assert rows["TTFT p95"].note == "with as many uncached tokens"
+    assert rows["TTFT p50"].stable == pytest.approx(rows["TTFT p50"].canary, rel=0.3)
+
+    for outcome, _ in zip(outcomes(uncached_tokens=4000, ttft_s=2.0), range(1500), strict=False):
+        is_cold = outcome.version == "v1" and dice.random() < 0.25
+        judge.observe(replace(outcome, **cold) if is_cold else outcome)
+    decision, reason = judge.decide()
+    assert (decision, reason[:4]) == ("rollback", "TTFT")
+
+
+def test_a_twin_replaces_the_stable_version_for_latencies():
+    judge = CanaryJudge(replace(SETTINGS, twin="v1-twin"), Clock())
+    for at, outcome in zip(range(1500), outcomes(share=0.4, ttft_s=0.6), strict=False):
+        # the cold twin is as slow as the canary, the warm version is not
+        judge.observe(replace(outcome, version="v1-twin", ttft_s=0.6) if at % 3 == 0 else outcome)
+    assert judge.decide()[0] == "continue"
+    assert [row.note for row in judge.verdict().rows if row.metric == "TTFT p95"] == ["the twin"]
+
+
+def test_sweeps_of_golden_prompts_are_paired_by_prompt():
+    judge = judged()
+    right = {str(at): 1.0 for at in range(40)}
+    judge.observe(RequestOutcome("v1", True, golden=right | {"only v1": 0.0}))
+    judge.observe(RequestOutcome("v2", True, golden=right))
+    assert judge.decide()[0] == "promote"
+    # two of 40 can be chance, but hold the roll-out
+    judge.observe(RequestOutcome("v2", True, golden=right | {"0": 0.0, "1": 0.0, "2": 0.0}))
+    judge.observe(RequestOutcome("v1", True, golden=right))
+    assert judge.decide() == ("continue", "Not yet shown to be as good as v1: golden prompts.")
+    judge.observe(RequestOutcome("v1", True, golden=right))
+    judge.observe(RequestOutcome("v2", True, golden=dict.fromkeys(right, 0.0)))
+    decision, reason = judge.decide()
+    assert decision == "rollback"
+    assert reason.startswith("golden prompts: the mean score of 40 prompts is 0.000, of the stable version 1.000")
+
+
+def test_outcomes_of_other_versions_are_ignored():
+    judge = judged()
+    before = judge.verdict()
+    judge.observe(RequestOutcome("v0", ok=False))
+    assert judge.verdict() == before
+
+
+def test_a_test_by_betting_keeps_its_probability_of_a_false_alarm():
+    dice, alarms = random.Random(6), 0
+    for _ in range(400):
+        test = BettingTest(0.05)
+        for _ in range(300):
+            test.observe(dice.random() < 0.05, 0.05)
+        alarms += test.is_worse
+    assert alarms <= 20 + 13, "5 % of 400, and three standard deviations"
+
+
+def test_a_fault_after_a_long_time_is_found():
+    test, dice = BettingTest(0.001), random.Random(7)
+    for _ in range(5000):
+        test.observe(dice.random() < 0.05, 0.05)
+    assert not test.is_worse
+    for _ in range(100):
+        test.observe(dice.random() < 0.5, 0.05)
+    assert test.is_worse
+
+
+def test_no_worse_needs_evidence():
+    test = NoWorseTest(0.02)
+    for _ in range(100):
+        test.observe(False, 0.001)
+    assert not test.is_ok
+    for _ in range(100):
+        test.observe(False, 0.001)
+    assert test.is_ok
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(0.001, 1000), min_size=1, max_size=300))
+def test_a_window_keeps_its_newest_values_in_order(values: list[float]):
+    window = QuantileWindow(100)
+    for value in values:
+        window.add(value)
+    assert list(window) == sorted(values[-100:])
+    bound = window.upper_bound(0.5)
+    assert bound is None or bound >= window.quantile(0.5)

@@ -1,0 +1,185 @@
+"""The verdict of a roll-out as Argo Rollouts and Flagger get it: Flagger's documented payloads, Argo's template."""
+
+from __future__ import annotations
+
+import base64
+from datetime import UTC, datetime
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from llmops.control.rollouts.state_machine import RolloutEvent, RolloutSettings, RolloutState, transition
+from llmops.store.factory import open_store
+from llmops.store.rollouts import ModelVersion, create_rollout, require_open_rollout, save_rollout, save_verdict
+from tests.store.control_client import BY, bearer, control, make_key
+
+ONLY_SQLITE = pytest.mark.parametrize("kind", ["sqlite"])
+NOW = datetime(2026, 11, 25, tzinfo=UTC)
+# https://docs.flagger.app/usage/webhooks
+PAYLOAD = {
+    "name": "podinfo",
+    "namespace": "test",
+    "phase": "Progressing",
+    "checksum": "85d557f47b",
+    "metadata": {"test": "all", "token": "16688eb5e9f289f1991c"},
+}
+EVENT = {
+    "name": "podinfo",
+    "namespace": "test",
+    "phase": "Progressing",
+    "checksum": "85d557f47b",
+    "metadata": {"eventMessage": "Advance podinfo.test", "eventType": "Normal", "timestamp": "1578607635167"},
+}
+NOTIFICATIONS = {"confirm-rollout", "pre-rollout", "rollout", "post-rollout", "event"}
+HOOKS = NOTIFICATIONS | {"confirm-traffic-increase", "confirm-promotion", "rollback"}
+
+
+async def start(url: str) -> None:
+    async with await open_store(url) as store, store.write() as connection:
+        version = ModelVersion("llama", "v2", engine="/engine")
+        await create_rollout(connection, version, RolloutState.STARTING, RolloutSettings().data(), BY)
+
+
+async def write(url: str, decision: str | None = None, *events: RolloutEvent) -> None:
+    async with await open_store(url) as store, store.write() as connection:
+        rollout = await require_open_rollout(connection, "llama")
+        for event in events:
+            rollout = transition(rollout, event, NOW, f"it was {event}")
+            await save_rollout(connection, rollout, BY)
+        if decision is not None:
+            await save_verdict(connection, rollout, {"decision": decision, "reason": f"A {decision}.", "rows": []})
+
+
+@ONLY_SQLITE
+async def test_flagger_goes_on_as_the_judge_decides(url: str) -> None:
+    secret, _, _ = await make_key(url, scopes=("metrics",))
+    await start(url)
+    async with control(url) as client:
+
+        async def passing() -> set[str]:
+            found = set()
+            for hook in HOOKS:
+                # Flagger sends no headers of its own: Go puts the key of http://flagger:KEY@HOST into this one
+                basic = base64.b64encode(f"flagger:{secret}".encode()).decode()
+                answer = await client.post(
+                    f"/api/rollouts/flagger/{hook}?model=llama",
+                    json=EVENT if hook == "event" else PAYLOAD,
+                    headers={"authorization": f"Basic {basic}"},
+                )
+                # another status than 409 would be repeated or hidden
+                assert answer.status_code in (200, 409), answer.text
+                found |= {hook} if answer.status_code == 200 else set()
+            return found
+
+        assert await passing() == NOTIFICATIONS
+        await write(url, "continue", RolloutEvent.READY)
+        assert await passing() == NOTIFICATIONS
+        await write(url, "promote")
+        assert await passing() == HOOKS - {"rollback"}
+        await write(url, "rollback")
+        assert await passing() == {"post-rollout", "event", "rollback"}
+        await write(url, None, RolloutEvent.ROLLBACK)
+        assert await passing() == {"post-rollout", "event", "rollback"}
+
+        answer = await client.post(
+            "/api/rollouts/flagger/confirm-promotion?model=llama", json=PAYLOAD, headers=bearer(secret)
+        )
+        assert answer.json()["error"]["message"] == "The roll-out of llama: rollback. it was rollback"
+
+
+@ONLY_SQLITE
+async def test_a_verdict_needs_a_key_and_a_roll_out(url: str) -> None:
+    secret, _, _ = await make_key(url, scopes=("metrics",))
+    other, _, _ = await make_key(url, scopes=("inference",))
+    async with control(url) as client:
+        path = "/api/rollouts/verdict?model=llama"
+        assert (await client.get(path)).status_code == 401
+        for wrong in ("Basic", "Basic !", "Basic " + base64.b64encode(b"key:wrong").decode()):
+            assert (await client.get(path, headers={"authorization": wrong})).status_code == 401
+        assert (await client.get(path, headers=bearer(other))).status_code == 403
+        answer = await client.get(path, headers=bearer(secret))
+        assert answer.status_code == 404
+        assert "llmops rollout start llama" in answer.json()["error"]["message"]
+        await start(url)
+        await write(url, "promote", RolloutEvent.READY)
+        answer = await client.get(path, headers=bearer(secret))
+        expected = {
+            "model": "llama",
+            "state": "shifting",
+            "percent": 5.0,
+            "decision": "promote",
+            "reason": "A promote.",
+        }
+        assert answer.json() == expected
+        for body in ({}, {"name": 5}, {**PAYLOAD, "metadata": "all"}):
+            answer = await client.post("/api/rollouts/flagger/rollout?model=llama", json=body, headers=bearer(secret))
+            assert answer.status_code == 400
+        unknown = await client.post("/api/rollouts/flagger/other?model=llama", json=PAYLOAD, headers=bearer(secret))
+        assert unknown.status_code == 400
+
+
+TEXT, COUNT = {"type": "string"}, {"type": "integer"}
+
+
+def fields(required: tuple[str, ...] = (), **properties) -> dict:
+    return {"type": "object", "additionalProperties": False, "required": list(required), "properties": properties}
+
+
+def items(kind: dict) -> dict:
+    return {"type": "array", "items": kind}
+
+
+# the fields of manifests/crds/analysis-template-crd.yaml of Argo Rollouts (9f8d111d, August 2026) that are used here
+ANALYSIS_TEMPLATE = fields(
+    ("apiVersion", "kind", "metadata", "spec"),
+    apiVersion={"const": "argoproj.io/v1alpha1"},
+    kind={"const": "AnalysisTemplate"},
+    metadata=fields(("name",), name=TEXT),
+    spec=fields(
+        ("metrics",),
+        args=items(
+            fields(
+                ("name",),
+                name=TEXT,
+                value=TEXT,
+                valueFrom=fields(secretKeyRef=fields(("name", "key"), name=TEXT, key=TEXT)),
+            )
+        ),
+        metrics=items(
+            fields(
+                ("name", "provider"),
+                name=TEXT,
+                interval=TEXT,
+                initialDelay=TEXT,
+                successCondition=TEXT,
+                failureCondition=TEXT,
+                **dict.fromkeys(
+                    ("count", "failureLimit", "inconclusiveLimit", "consecutiveErrorLimit", "consecutiveSuccessLimit"),
+                    COUNT,
+                ),
+                provider=fields(
+                    web=fields(
+                        ("url",),
+                        url=TEXT,
+                        method=TEXT,
+                        jsonPath=TEXT,
+                        timeoutSeconds=COUNT,
+                        headers=items(fields(("key", "value"), key=TEXT, value=TEXT)),
+                    ),
+                    prometheus=fields(address=TEXT, query=TEXT, timeout=COUNT),
+                ),
+            )
+        ),
+    ),
+)
+
+
+def test_the_analysis_template_has_only_fields_of_argo() -> None:
+    file = Path(__file__).parents[2] / "deploy" / "argo-analysis.yaml"
+    template = yaml.safe_load(file.read_text())
+    jsonschema.validate(template, ANALYSIS_TEMPLATE)
+    arguments = {argument["name"] for argument in template["spec"]["args"]}
+    used = {part.partition("}}")[0] for part in file.read_text().split("{{args.")[1:]}
+    assert used == arguments
