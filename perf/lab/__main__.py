@@ -30,6 +30,7 @@ BENCHMARKS = {
     "start_up": "Start-up and build",
     "policies": "Fleet policies",
     "overload": "Overload",
+    "canary_judge": "Canary judge",
     "plan_accuracy": "Planner",
     "chat_page": "Chat page",
 }

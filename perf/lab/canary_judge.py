@@ -23,7 +23,7 @@ STEPS = (0.05, 0.25, 0.5)
 #: Requests per second of all versions.
 RATE = 20.0
 #: Requests of the canary in one step within which a healthy version has to be promoted.
-PROMOTED_WITHIN = 600
+PROMOTED_WITHIN = 800
 #: Requests of the canary within which a fault has to be found.
 CAUGHT_WITHIN = 200
 FAULTS = ("slow", "errors", "scrambled", "language")
