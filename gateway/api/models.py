@@ -62,11 +62,12 @@ class ModelsEndpoint:
         known = {**served, **broken} | served
         entries = {name: entry for name, entry in known.items() if caller.may_use(name)}
         for alias, names in self._registry.aliases.items():
-            usable = next((known[name] for name in names if name in served), None)
-            if usable is not None and any(caller.may_use(name) for name in (alias, *names)):
-                entries[alias] = {**usable, "id": alias, "alias_of": list(names)}
-            elif (overflow := self._service.providers.find(alias, context)) is not None:
-                entries[alias] = {**describe_model(overflow, ready=True), "id": alias, "alias_of": list(names)}
+            usable = [served[name] for name in names if name in served]
+            overflow = self._service.providers.find(alias, context)
+            if overflow is not None and not any(model["ready"] for model in usable):
+                usable = [describe_model(overflow, ready=True)]
+            if usable and (overflow is not None or any(caller.may_use(name) for name in (alias, *names))):
+                entries[alias] = {**usable[0], "id": alias, "alias_of": list(names)}
         return entries
 
     def _describe(self, model: Model, ready: bool) -> dict[str, Any]:

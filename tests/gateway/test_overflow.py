@@ -23,6 +23,7 @@ from llmops.store.audit import AuditContext
 from llmops.store.factory import open_store
 from llmops.store.prices import Price, set_price
 from llmops.store.tables import usage_records
+from tests.support.browser import browser_page
 from tests.support.gateway_stack import Stack, running, text_of
 from tests.support.scripted_triton import Step
 from tests.support.waiting import GENEROUS, eventually
@@ -312,7 +313,7 @@ async def test_a_tenant_is_allowed_first_and_pays_the_provider_s_price(card, tok
 async def test_the_list_of_models_has_an_alias_that_only_a_provider_answers(card, tokenizer, provider):
     async with overflowing(card, tokenizer, **settings_for(str(provider.client.base_url))) as own:
         models = {one["id"]: one for one in (await own.client.get("/v1/models")).json()["data"]}
-        assert models["best"]["ready"] is False or models["best"]["target"] == "provider cloud"
+        assert (models["best"]["ready"], models["best"]["target"]) == (True, "provider cloud")
         assert "cloud/big" not in models
 
 
@@ -360,3 +361,25 @@ async def test_a_key_is_read_from_a_file_and_a_missing_one_is_refused(tmp_path, 
     for key in ({"key_env": "PROVIDER_KEY"}, {"key_file": tmp_path / "absent"}):
         with pytest.raises(InputError, match=r"key of the provider cloud|provider cloud needs its key"):
             Providers(GatewaySettings(providers={"cloud": {**given, **key}}))
+
+
+async def test_the_page_shows_a_tool_call_as_it_arrives_and_who_answered(card, tokenizer, scripted):
+    call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "find", "arguments": '{"a": 1'}}
+    scripted.says(delta(content="Let me look."), delta(tool_calls=[call]))
+    scripted.hangs = True
+    async with (
+        overflowing(card, tokenizer, **settings_for(scripted.url, timeout="60s")) as own,
+        browser_page() as page,
+    ):
+        await page.goto(str(own.client.base_url))
+        await page.locator("#model").select_option("best")
+        await page.fill("#message", "Find it")
+        await page.press("#message", "Enter")
+        live = page.locator(".turn.assistant[aria-busy]")
+        await live.get_by_text("Calls find …").click()
+        assert await live.locator("pre").inner_text() == '{"a": 1'
+        await page.locator("#message").press("Escape")
+        done = page.locator(".turn.assistant:not([aria-busy])")
+        await done.get_by_text("This answer was stopped.").wait_for()
+        assert (await done.locator(".figures").inner_text()).startswith("cloud/big · ")
+        await done.get_by_text("Calls find").wait_for()
