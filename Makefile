@@ -20,7 +20,7 @@ export PIP_NO_COMPILE = 1
 export PYTHONDONTWRITEBYTECODE =
 
 .DEFAULT_GOAL := help
-.PHONY: help install serve test quick attacks matrix test312 lint fmt bench pictures docs clean
+.PHONY: help install serve test quick attacks faults matrix test312 lint fmt bench pictures docs clean
 
 help: ## This list
 	@grep -E '^[a-z0-9]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 10
@@ -38,6 +38,9 @@ quick: $(STAMPS)/test ## Tests of the parts that decide without a server (answer
 
 attacks: $(STAMPS)/test ## The attacks of tests/attacks at full size, with the figures that they measure
 	LLMOPS_ATTACKS=full $(BIN)/python -m pytest -n 0 -rP --show-capture=stderr tests/attacks $(ARGS)
+
+faults: $(STAMPS)/test ## 100 rounds of kill -9 of a gateway under 32 streams; ARGS="--rounds 20"
+	$(BIN)/python -m tests.faults.gateway_kills $(ARGS)
 
 matrix: $(STAMPS)/test ## Every family, format, KV cache and target against TensorRT-LLM's loader rules; writes the tables of docs/tensorrt-llm.md
 	LLMOPS_EVERY_CELL=1 LLMOPS_WRITE_MATRIX=1 $(BIN)/python -m pytest -n 0 -x tests/trtllm/test_loader_matrix.py $(ARGS)

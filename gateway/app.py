@@ -69,6 +69,7 @@ from llmops.gateway.web.pages import add_pages
 from llmops.objectives import Objective
 
 if TYPE_CHECKING:
+    from llmops.gateway.conversations.checkpoints import CheckpointStore
     from llmops.gateway.routing.versions.version_directory import VersionDirectory
     from llmops.gateway.usage.billing import Billing
 
@@ -137,7 +138,13 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
         providers=providers,
     )
     stored_responses = _create_response_store(settings)
-    conversations = ConversationRoutes(settings, service, stored_responses, _price_function(billing))
+    checkpoints = _create_checkpoints(settings)
+    if usage is not None and checkpoints is not None:
+        usage.find_owners = checkpoints.usage_owners
+    adopting = [check for check in (limits, usage) if check is not None]
+    conversations = ConversationRoutes(
+        settings, service, stored_responses, _price_function(billing), checkpoints, adopting
+    )
     responses = ResponsesEndpoints(
         service, RunningResponses(stored_responses), conversations.store, settings.conversations.stores
     )
@@ -210,7 +217,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
     app.state.health, app.state.metrics, app.state.service, app.state.pools = health, metrics, service, pools
     endpoints: list[Any] = [
         conversations,
-        ChatCompletionsEndpoint(service),
+        ChatCompletionsEndpoint(service, conversations.chats),
         CompletionsEndpoint(service),
         responses,
         EmbeddingsEndpoint(service, models.of(EmbeddingModel)),
@@ -278,6 +285,16 @@ def _score_recorder(versions: VersionDirectory) -> ScoreCallback:
             versions.record(model, {"version": version, "ok": True, "golden": dict(scores)})
 
     return record
+
+
+def _create_checkpoints(settings: GatewaySettings) -> CheckpointStore | None:
+    """Return what other gateways know of this one's answers, None without Redis."""
+    if settings.redis is None:
+        return None
+    # Redis's client is an extra
+    from llmops.gateway.conversations.checkpoints import CheckpointStore
+
+    return CheckpointStore(settings.redis, settings.resume.lease)
 
 
 def _price_function(billing: Billing | None) -> Callable[[str, Usage], int | None]:

@@ -17,6 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from enum import Enum
 from typing import Annotated, Any, Literal, NamedTuple, Protocol
 
 from pydantic import Field
@@ -215,9 +216,24 @@ class UsageRecorder(ABC):
 
     __slots__ = ()
 
+    @property
     @abstractmethod
-    def begin(self, model: str, answer_id: str, prompt_tokens: int) -> None:
-        """Record that an engine starts to work on the request."""
+    def event_id(self) -> str:
+        """Return the id of the usage event, empty before `begin`. The ledger counts an id once."""
+
+    @abstractmethod
+    def begin(
+        self, model: str, answer_id: str, prompt_tokens: int, *, event_id: str = "", known_tokens: int = 0
+    ) -> None:
+        """Record that an engine starts to work on the request.
+
+        Args:
+            model: The model's name.
+            answer_id: The id of the answer.
+            prompt_tokens: Tokens of all prompts.
+            event_id: The id of the usage event of an answer that another gateway began.
+            known_tokens: Tokens that the other gateway generated. `count` does not include them.
+        """
 
     @abstractmethod
     def cached(self, tokens: int) -> None:
@@ -239,6 +255,27 @@ class UsageRecorder(ABC):
             replica: The id of its last replica.
             moves: How often it moved to another replica.
         """
+
+    @abstractmethod
+    def hold(self) -> None:
+        """Keep the end back until `settle`: another gateway may have taken the answer over."""
+
+    @abstractmethod
+    def settle(self, owner: UsageOwner) -> None:
+        """Write the end that was kept back, or leave the bill to another gateway."""
+
+
+class UsageOwner(Enum):
+    """The gateway that bills an answer which several gateways generated.
+
+    HERE: this gateway bills all of it. ELSEWHERE: another gateway has taken the answer over and
+    bills all of it. OFFERED: any gateway may take it over, and until one does, what this gateway
+    recorded on its disk is the only record.
+    """
+
+    HERE = 1
+    ELSEWHERE = 2
+    OFFERED = 3
 
 
 class QuotaReservation(ABC):

@@ -372,6 +372,10 @@ class ConversationSettings(_Section):
         conversation_bytes: Bytes of a single conversation.
         days: Days without a write after which a conversation is deleted, None for never.
         purge_days: Days after which a deleted conversation is purged.
+        title_model: The model that writes titles after first answers, billed to the caller. None
+            for the first words of a conversation.
+        archive: The folder that gets conversations as JSON lines before `days` deletes them. None
+            keeps nothing of them.
         tenants: Overrides by tenant.
     """
 
@@ -380,11 +384,23 @@ class ConversationSettings(_Section):
     conversation_bytes: Annotated[int, Field(gt=0)] = 8_000_000
     days: Annotated[int, Field(gt=0)] | None = None
     purge_days: Annotated[int, Field(ge=0)] = 30
+    title_model: str | None = None
+    archive: Path | None = None
     tenants: dict[str, TenantConversations] = Field(default_factory=dict)
 
     def stores(self, tenant: str) -> bool:
         """Return True if requests of this tenant may be stored."""
         return tenant not in self.tenants or self.tenants[tenant].store
+
+
+class ResumeSettings(_Section):
+    """Streams that outlive their gateway, where `redis` is set.
+
+    Attributes:
+        lease: How long a gateway may be silent before others continue its answers.
+    """
+
+    lease: Annotated[_PositiveDuration, Field(ge=0.5)] = Seconds(5)
 
 
 def _check_page_url(url: str | None) -> str | None:
@@ -756,7 +772,7 @@ class GatewaySettings(_Section):
         tiers: Tiers of keys, the highest first.
         waiting: Bounds on waiting requests.
         degraded: Degraded mode, None for none.
-        redis: The URL of a Redis or Valkey with which gateways share limits.
+        redis: The URL of a Redis or Valkey with which gateways share limits and running answers.
         store: The URL of a store. Its API keys are required as soon as there are any, and usage is
             recorded there.
         open: True to require no API keys.
@@ -797,6 +813,7 @@ class GatewaySettings(_Section):
     sampling: SamplingSettings = SamplingSettings()
     responses: ResponseStoreSettings = ResponseStoreSettings()
     conversations: ConversationSettings = ConversationSettings()
+    resume: ResumeSettings = ResumeSettings()
     web: WebSettings = WebSettings()
     safety: SafetySettings = SafetySettings()
     # it can hold a password

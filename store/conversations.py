@@ -45,6 +45,7 @@ class Conversation:
     size: int = 0
     created_at: datetime
     updated_at: datetime
+    deleted_at: datetime | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,22 +242,29 @@ async def purge_deleted(connection: AsyncConnection, before: datetime) -> int:
 
     Return their number.
     """
-    return await _purge(connection, conversations.c.deleted_at < before)
+    due = select(conversations.c.id).where(conversations.c.deleted_at < before).limit(PURGE_BATCH_SIZE)
+    return await _deleted(connection, conversations.c.id.in_(due))
 
 
-async def purge_inactive(connection: AsyncConnection, before: datetime, tenants: Sequence[str], others: bool) -> int:
-    """Purge up to PURGE_BATCH_SIZE conversations without a change since `before`.
-
-    Return their number.
+async def list_inactive(
+    connection: AsyncConnection, before: datetime, tenants: Sequence[str], others: bool
+) -> Sequence[Conversation]:
+    """Return up to PURGE_BATCH_SIZE conversations without a change since `before`.
 
     Args:
-        connection: The transaction.
+        connection: The connection.
         before: The time of the last change.
-        tenants: The tenants whose conversations are purged.
-        others: Purge the conversations of all other tenants instead.
+        tenants: The tenants whose conversations are returned.
+        others: Return the conversations of all other tenants instead.
     """
     named = conversations.c.tenant_id.in_(tenants)
-    return await _purge(connection, conversations.c.updated_at < before, ~named if others else named)
+    due = select(*_CONVERSATION).where(conversations.c.updated_at < before, ~named if others else named)
+    return [Conversation(**row) for row in (await connection.execute(due.limit(PURGE_BATCH_SIZE))).mappings()]
+
+
+async def purge_inactive(connection: AsyncConnection, ids: Sequence[str], before: datetime) -> int:
+    """Purge those of `ids` that have not changed since `before`. Return their number."""
+    return await _deleted(connection, and_(conversations.c.id.in_(ids), conversations.c.updated_at < before))
 
 
 async def purge_user(connection: AsyncConnection, user_id: str) -> int:
@@ -282,11 +290,6 @@ async def iterate_conversations(
     statement = select(*_CONVERSATION).where(owned, conversations.c.deleted_at.is_(None))
     for row in (await connection.execute(statement.order_by(conversations.c.created_at))).mappings().all():
         yield Conversation(**row)
-
-
-async def _purge(connection: AsyncConnection, *conditions: ColumnElement[bool]) -> int:
-    due = select(conversations.c.id).where(*conditions).limit(PURGE_BATCH_SIZE)
-    return await _deleted(connection, conversations.c.id.in_(due))
 
 
 async def _deleted(connection: AsyncConnection, condition: ColumnElement[bool]) -> int:

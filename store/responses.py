@@ -9,10 +9,10 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from sqlalchemy import ColumnElement, and_, delete, func, insert, literal, select, update
+from sqlalchemy import ColumnElement, String, and_, cast, delete, func, insert, literal, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
-from llmops.store.tables import response_items, responses
+from llmops.store.tables import response_items, responses, users
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,14 @@ async def response_chain(
     chain = chain.union_all(step.where(columns.owner == owner, columns.written_at >= since, chain.c.place < limit - 1))
     wanted = select(chain.c.id, chain.c.size, chain.c.previous_id).order_by(chain.c.place)
     return [(row.id, row.size, row.previous_id) for row in await connection.execute(wanted)]
+
+
+async def list_responses(connection: AsyncConnection, owner: str, tenant_id: str = "") -> Sequence[tuple[str, str]]:
+    """Return (id, owner) of all responses of an owner, or of a tenant's users, the oldest first."""
+    members = select(cast(users.c.id, String)).where(users.c.tenant_id == tenant_id)
+    owned = responses.c.owner.in_(members) if tenant_id else responses.c.owner == owner
+    wanted = select(responses.c.id, responses.c.owner).where(owned).order_by(responses.c.written_at, responses.c.id)
+    return [(row.id, row.owner) for row in await connection.execute(wanted)]
 
 
 async def delete_response(connection: AsyncConnection, response_id: str, owner: str) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections import defaultdict
-from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -17,19 +17,21 @@ from llmops.gateway.api.openai_chunks import (
     ChatChunks,
     chat_logprob_entry,
     chat_logprobs,
-    tool_call_chunk,
+    message_of,
     usage_counts,
 )
+from llmops.gateway.api.resumable_chats import ResumableChats, check_resumable
 from llmops.gateway.generation.answer import Answer, ChoiceDelta
 from llmops.gateway.generation.answer_events import AnswerEvents
 from llmops.gateway.generation.app_state import AppState
 from llmops.gateway.generation.chat_generation import start_chat, validate_chat
 from llmops.gateway.generation.choice import Choice
-from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta, ToolCallDelta
+from llmops.gateway.generation.parsers.output_processor import OutputDelta
 from llmops.gateway.http.middleware import GatewayApp
 from llmops.gateway.http.request_context import context_of
+from llmops.gateway.http.sse import DisconnectWatcher
 from llmops.gateway.schemas.chat_request import ChatRequest
-from llmops.gateway.schemas.response_schemas import ChatCompletion
+from llmops.gateway.schemas.response_schemas import ChatCompletion, StoppedRunResponse
 
 #: Fields that are accepted and change nothing.
 CHAT_IGNORED_FIELDS = COMMON_IGNORED_FIELDS | {
@@ -37,17 +39,33 @@ CHAT_IGNORED_FIELDS = COMMON_IGNORED_FIELDS | {
     *("safety_identifier", "verbosity", "moderation", "include_reasoning"),
 }
 
+#: The request header that asks for a stream which can be resumed: `true`.
+RESUME_HEADER = b"x-llmops-resume"
+
 
 class ChatCompletionsEndpoint:
     """The endpoint of chat completions."""
 
-    def __init__(self, service: AppState) -> None:
-        self._service = service
+    def __init__(self, service: AppState, chats: ResumableChats) -> None:
+        self._service, self._chats = service, chats
 
     def add_routes(self, app: GatewayApp) -> None:
-        """Add the route to `app`."""
+        """Add the routes to `app`."""
         app.add_endpoint(
             "POST", "/v1/chat/completions", self.create, "Create a chat completion", ChatCompletion, body=ChatRequest
+        )
+        one, path = "/v1/chat/completions/{run_id}", {"run_id": "The id of an answer that can be resumed."}
+        app.add_endpoint(
+            "GET",
+            one,
+            self._chats.resume,
+            "Read the rest of a chat completion",
+            ChatCompletion,
+            path_parameters=path,
+            streams=True,
+        )
+        app.add_endpoint(
+            "DELETE", one, self._chats.stop, "Stop a chat completion", StoppedRunResponse, path_parameters=path
         )
 
     async def create(self, request: Request) -> Response:
@@ -59,6 +77,11 @@ class ChatCompletionsEndpoint:
         validate_chat(body, model, self._service.limits)
         report_ignored_fields(context, self._service, body, CHAT_IGNORED_FIELDS)
         answer_id, created = "chatcmpl-" + secrets.token_hex(12), int(time.time())
+        if body.stream and context.headers.get(RESUME_HEADER) == b"true":
+            check_resumable(body)
+            watcher = DisconnectWatcher(request.receive)
+            start = partial(self._chats.start, answer_id, body, model, context, watcher, openai=True)
+            return self._chats.respond(start, watcher)
 
         def events(answer: Answer) -> AnswerEvents:
             return ChatEvents(answer, ChatChunks(answer_id, body, created, len(answer.choices)))
@@ -145,30 +168,3 @@ async def collect_choices(answer: Answer) -> list[dict[str, Any]]:
         }
         for choice in answer.choices
     ]
-
-
-def message_of(pieces: Sequence[OutputDelta]) -> dict[str, Any]:
-    """Return the assistant message that streamed pieces add up to."""
-    calls: dict[int, ToolCallDelta] = {}
-    for piece in pieces:
-        if isinstance(piece, ToolCallDelta):
-            begun = calls.get(piece.index)
-            calls[piece.index] = begun._replace(arguments=begun.arguments + piece.arguments) if begun else piece
-    content = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
-    reasoning = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningDelta))
-    message: dict[str, Any] = {
-        "role": "assistant",
-        "content": content if content or not calls else None,
-        "refusal": None,
-    }
-    if reasoning:
-        message["reasoning_content"] = reasoning
-    if calls:
-        message["tool_calls"] = [_complete_call(calls[index]) for index in sorted(calls)]
-    return message
-
-
-def _complete_call(call: ToolCallDelta) -> dict[str, Any]:
-    complete = tool_call_chunk(call)
-    del complete["index"]
-    return complete

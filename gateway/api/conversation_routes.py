@@ -7,7 +7,7 @@ memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -17,13 +17,14 @@ from starlette.responses import Response, StreamingResponse
 
 from llmops.cache import cache_dir
 from llmops.distribution import install_command
-from llmops.gateway.api.conversation_chat import ConversationChatEndpoints, Price
+from llmops.gateway.api.conversation_chat import ConversationChatEndpoints
+from llmops.gateway.api.resumable_chats import Price, ResumableChats
 from llmops.gateway.conversations.chat_run import ChatRunRegistry
 from llmops.gateway.conversations.purge import PurgeTask
 from llmops.gateway.conversations.response_store import ResponseStore
 from llmops.gateway.errors import NotFoundError
 from llmops.gateway.generation.app_state import AppState
-from llmops.gateway.http.middleware import Endpoint, GatewayApp
+from llmops.gateway.http.middleware import Check, Endpoint, GatewayApp
 from llmops.gateway.http.openapi import ErrorResponse, ResponseModel, route_docs
 from llmops.gateway.schemas.conversation_requests import (
     BranchRequest,
@@ -44,7 +45,9 @@ from llmops.gateway.settings import GatewaySettings
 
 if TYPE_CHECKING:
     from llmops.gateway.api.conversations import ConversationEndpoints
+    from llmops.gateway.conversations.checkpoints import CheckpointStore
     from llmops.gateway.conversations.conversation_store import ConversationStore
+    from llmops.gateway.conversations.title_writer import TitleWriter
 
 _PATHS = {
     "conversation_id": "The conversation's id.",
@@ -55,20 +58,46 @@ _TEXT: dict[str, Any] = {"type": "string"}
 _LIMIT: dict[str, Any] = {"type": "integer", "minimum": 1}
 _PAGE = {"limit": (_LIMIT, "Entries of the page."), "after": (_TEXT, "The last id of the page before.")}
 _SEARCH = {**_PAGE, "q": (_TEXT, "Text that titles or messages contain.")}
-_TENANT = {"tenant": (_TEXT, "Of all users of this tenant; needs the scope admin.")}
+_SUBJECT = {
+    "tenant": (_TEXT, "Of all users of this tenant; needs the scope admin."),
+    "user": (_TEXT, "Of the user with this id; needs the scope admin."),
+}
 
 
 class ConversationRoutes:
     """The conversations of one gateway: their routes, their store, and the answers in progress."""
 
-    def __init__(self, settings: GatewaySettings, service: AppState, responses: ResponseStore, price: Price) -> None:
-        self.runs = ChatRunRegistry()
-        self._settings, self._service, self._responses = settings, service, responses
-        self._chat = ConversationChatEndpoints(service, self.runs, self.store, price)
+    def __init__(
+        self,
+        settings: GatewaySettings,
+        service: AppState,
+        responses: ResponseStore,
+        price: Price,
+        checkpoints: CheckpointStore | None = None,
+        checks: Sequence[Check] = (),
+    ) -> None:
+        """Create the routes.
+
+        Args:
+            settings: The gateway's settings.
+            service: The gateway's shared state.
+            responses: The store of responses.
+            price: Returns the price of what a model used.
+            checkpoints: What other gateways know of answers; None without Redis.
+            checks: The checks that adopt a request of a gateway that is gone.
+        """
+        self._settings, self._service, self._responses, self._checkpoints = settings, service, responses, checkpoints
+        self.chats = ResumableChats(
+            service, ChatRunRegistry(), self.store, price, checkpoints, settings.conversations.stores, checks
+        )
+        self._checks = checks
+        self._titles: TitleWriter | None = None
+        titles = self._title_writer if settings.conversations.title_model else None
+        self._chat = ConversationChatEndpoints(service, self.chats, self.store, titles)
         self._lock = asyncio.Lock()
         self._store: ConversationStore | None = None
         self._endpoints: ConversationEndpoints | None = None
-        self._purging = PurgeTask(self.store)
+        self._purging = PurgeTask(self.store, settings.conversations.archive)
 
     async def store(self) -> ConversationStore:
         """Return the store of conversations.
@@ -87,17 +116,30 @@ class ConversationRoutes:
                     ) from error
             return self._store
 
+    def _title_writer(self) -> TitleWriter:
+        if self._titles is None:
+            from llmops.gateway.conversations.title_writer import TitleWriter
+
+            self._titles = TitleWriter(self._service, self._settings.conversations.title_model or "", self._checks)
+        return self._titles
+
     @asynccontextmanager
     async def lifespan(self) -> AsyncIterator[None]:
-        """Purge deleted conversations while the gateway runs.
+        """Purge deleted conversations and continue answers of lost gateways while this one runs.
 
-        When the gateway ends, unfinished answers are stored.
+        When the gateway ends, its unfinished answers are left to other gateways, or stored.
         """
         if self._settings.store is not None or (cache_dir() / "store.db").exists():
             self._purging.start()
+        if self._checkpoints is not None:
+            await self._checkpoints.start(self.chats.adopt)
         yield
         await self._purging.close()
-        await self.runs.close()
+        await self.chats.close()
+        if self._titles is not None:
+            await self._titles.close()
+        if self._checkpoints is not None:
+            await self._checkpoints.close()
         if self._store is not None:
             await self._store.close()
 
@@ -107,8 +149,8 @@ class ConversationRoutes:
         one = "/api/chat/completions/{run_id}"
         add("POST", "/api/chat/completions", self._chat.create, "Answer in a conversation", ChatCompletion,
             body=ConversationChatRequest)  # fmt: skip
-        add("GET", one, self._chat.resume, "Read the rest of an answer", ChatCompletion, streams=True)
-        add("DELETE", one, self._chat.stop, "Stop an answer", StoppedRunResponse)
+        add("GET", one, self.chats.resume, "Read the rest of an answer", ChatCompletion, streams=True)
+        add("DELETE", one, self.chats.stop, "Stop an answer", StoppedRunResponse)
         self._add_page_routes(add)
         self._add_openai_routes(partial(add, tag="openai"))
 
@@ -123,7 +165,7 @@ class ConversationRoutes:
             lazy("purge"),
             "Delete all conversations for good",
             DeletedConversations,
-            query_parameters=_TENANT,
+            query_parameters=_SUBJECT,
         )
         add(
             "GET",
@@ -131,7 +173,7 @@ class ConversationRoutes:
             lazy("export"),
             "Export all conversations as JSON lines",
             None,
-            query_parameters=_TENANT,
+            query_parameters=_SUBJECT,
         )
         add("GET", one, lazy("get"), "Get a conversation", ConversationObject)
         add("PATCH", one, lazy("change"), "Rename or change a conversation", ConversationObject, **change)

@@ -10,13 +10,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator, Sequence
-from datetime import datetime
 from typing import Any
+from uuid import UUID
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
 
 from llmops.gateway.api.generation_response import json_response
+from llmops.gateway.conversations.conversation_json import (
+    conversation_object,
+    conversation_summary,
+    export_line,
+    unix_seconds,
+)
 from llmops.gateway.conversations.conversation_store import (
     Branch,
     ConversationStore,
@@ -24,15 +30,14 @@ from llmops.gateway.conversations.conversation_store import (
     message_items,
     public_id,
 )
-from llmops.gateway.conversations.conversation_turn import answer_run_id
 from llmops.gateway.conversations.items import parse_input_items, to_messages
-from llmops.gateway.conversations.response_store import ResponseStore, ensure_item_id
+from llmops.gateway.conversations.response_store import ResponseStore, StoredResponse, ensure_item_id
 from llmops.gateway.errors import ForbiddenError, InvalidRequestError
 from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import context_of
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.schemas.conversation_requests import BranchRequest, ConversationRequest, ItemsRequest
-from llmops.store.conversations import Conversation, NewMessage, StoredMessage
+from llmops.store.conversations import Conversation, NewMessage
 
 #: Conversations on a page of the list, and items on a page: by default and at most.
 DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE = 50, 1000
@@ -49,7 +54,7 @@ class ConversationEndpoints:
 
     async def create(self, request: Request) -> Response:
         """Create a conversation."""
-        return json_response(_summary(await self._created(request)))
+        return json_response(conversation_summary(await self._created(request)))
 
     async def list(self, request: Request) -> Response:
         """Return a page of the caller's conversations, the last changed first.
@@ -60,17 +65,17 @@ class ConversationEndpoints:
         limit = _page_limit(query.get("limit"), DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
         text = (query.get("q") or "")[:MAX_SEARCH_CHARACTERS]
         found, more = await self._store.list(_caller(request), limit=limit, after=query.get("after"), text=text)
-        return json_response({"object": "list", "data": [_summary(one) for one in found], "has_more": more})
+        return json_response({"object": "list", "data": [conversation_summary(one) for one in found], "has_more": more})
 
     async def get(self, request: Request) -> Response:
         """Return a conversation with its messages."""
         branch = await self._store.read(_caller(request), _id(request))
         self._intake.hold(branch.conversation.size, context_of(request))
-        return json_response(_conversation(branch))
+        return json_response(conversation_object(branch))
 
     async def change(self, request: Request) -> Response:
         """Change the title, model, system prompt or metadata of a conversation."""
-        return json_response(_summary(await self._changed(request)))
+        return json_response(conversation_summary(await self._changed(request)))
 
     async def delete(self, request: Request) -> Response:
         """Delete a conversation."""
@@ -84,25 +89,27 @@ class ConversationEndpoints:
         return await self.get(request)
 
     async def export(self, request: Request) -> Response:
-        """Return one conversation or all of them as JSON lines.
+        """Return one conversation, or all that is stored of the caller, as JSON lines.
 
-        A caller with the scope admin may export the conversations of a `tenant`.
+        A caller with the scope admin may export what is stored of a `tenant` or a `user`.
         """
         if "conversation_id" in request.path_params:
             branch = await self._store.read(_caller(request), _id(request))
             return _lines(_once(branch), _id(request))
-        tenant = _tenant(request)
-        return _lines(self._store.everything(_caller(request), tenant), tenant or "conversations")
+        tenant, user = _subject(request)
+        branches = self._store.everything(_caller(request), tenant, user)
+        responses = self._stored_responses(user or _caller(request).owner, tenant or "")
+        return _lines(branches, tenant or user or "conversations", responses)
 
     async def purge(self, request: Request) -> Response:
         """Delete all data of the caller for good.
 
-        With the scope admin and the parameter `tenant`, delete the data of that tenant.
+        With the scope admin and the parameter `tenant` or `user`, delete the data of that one.
         """
-        caller, tenant = _caller(request), _tenant(request)
-        purged = await self._store.purge(caller, tenant)
+        caller, (tenant, user) = _caller(request), _subject(request)
+        purged = await self._store.purge(caller, tenant, user)
         if tenant is None:
-            await self._responses.delete_all(caller.owner)
+            await self._responses.delete_all(user or caller.owner)
         return json_response({"object": "conversations.deleted", "deleted": purged})
 
     async def openai_create(self, request: Request) -> Response:
@@ -152,6 +159,12 @@ class ConversationEndpoints:
         kept = await self._store.remove(_caller(request), _id(request), request.path_params["item_id"])
         return json_response(_openai(kept))
 
+    async def _stored_responses(self, owner: str, tenant: str) -> AsyncIterator[StoredResponse]:
+        for response_id, one in await self._responses.list(owner, tenant):
+            row = await self._responses.find(response_id, one)
+            if row is not None:
+                yield row.decoded()
+
     async def _created(self, request: Request) -> Conversation:
         body = await self._intake.load(ConversationRequest, request)
         return await self._store.create(
@@ -182,60 +195,11 @@ class ConversationEndpoints:
         return [item for message in branch.messages for item in message_items(message)]
 
 
-def _summary(conversation: Conversation) -> dict[str, Any]:
-    return {
-        "id": public_id(conversation),
-        "object": "conversation",
-        "title": conversation.title,
-        "model": conversation.model,
-        "system_prompt": conversation.system_prompt,
-        "metadata": json.loads(conversation.metadata),
-        "created_at": _seconds(conversation.created_at),
-        "updated_at": _seconds(conversation.updated_at),
-    }
-
-
-def _conversation(branch: Branch) -> dict[str, Any]:
-    """Return a conversation with the messages of the branch that is shown."""
-    siblings: dict[str | None, list[str]] = {}
-    for message in branch.every:
-        siblings.setdefault(message.parent_id, []).append(message.item_id)
-    messages = [{**_message(one), "siblings": siblings[one.parent_id]} for one in branch.messages]
-    tokens = sum((one.token_count or 0) + (one.prompt_tokens or 0) for one in branch.messages)
-    return {**_summary(branch.conversation), "messages": messages, "total_tokens": tokens}
-
-
-def _message(message: StoredMessage) -> dict[str, Any]:
-    shown: dict[str, Any] = {
-        "id": message.item_id,
-        "role": message.role,
-        "content": message.content,
-        "status": message.status,
-        "created_at": _seconds(message.created_at),
-    }
-    if message.role != "assistant":
-        return shown
-    if message.items is not None:
-        merged = to_messages(json.loads(message.items))
-        shown["reasoning_content"] = "".join(one.get("reasoning_content") or "" for one in merged) or None
-        shown["tool_calls"] = [call for one in merged for call in one.get("tool_calls") or ()]
-    cost = message.cost_micros
-    return {
-        **shown,
-        "model": message.model,
-        "finish_reason": message.finish_reason,
-        "usage": {"prompt_tokens": message.prompt_tokens, "completion_tokens": message.token_count},
-        "cost_usd": None if cost is None else cost / 1e6,
-        "latency_ms": message.latency_ms,
-        "run_id": answer_run_id(message) if message.status == "in_progress" else None,
-    }
-
-
 def _openai(conversation: Conversation) -> dict[str, Any]:
     return {
         "id": public_id(conversation),
         "object": "conversation",
-        "created_at": int(_seconds(conversation.created_at)),
+        "created_at": int(unix_seconds(conversation.created_at)),
         "metadata": json.loads(conversation.metadata),
     }
 
@@ -265,16 +229,18 @@ def _new_messages(client_items: Sequence[dict[str, Any]]) -> list[NewMessage]:
     return [message_from_item(item) for item in items]
 
 
-def _lines(branches: AsyncIterator[Branch], name: str) -> Response:
-    """Stream conversations as JSON lines, each with the messages of all its branches."""
+def _lines(
+    branches: AsyncIterator[Branch], name: str, responses: AsyncIterator[StoredResponse] | None = None
+) -> Response:
+    """Stream conversations as JSON lines, then stored responses with their input."""
 
     async def lines() -> AsyncIterator[bytes]:
         async for branch in branches:
-            parents = {one.id: one.item_id for one in branch.every}
-            messages = [{**_message(one), "parent_id": parents.get(one.parent_id or "")} for one in branch.every]
-            head = branch.messages[-1].item_id if branch.messages else None
-            line = {**_summary(branch.conversation), "head_id": head, "messages": messages}
-            yield (json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+            yield export_line(branch)
+        if responses is not None:
+            async for stored in responses:
+                line = {**stored.response, "input": stored.items}
+                yield (json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace")
 
     headers = {"content-disposition": f'attachment; filename="{name}.jsonl"'}
     return StreamingResponse(lines(), media_type="application/x-ndjson", headers=headers)
@@ -284,17 +250,30 @@ async def _once(branch: Branch) -> AsyncIterator[Branch]:
     yield branch
 
 
-def _tenant(request: Request) -> str | None:
-    """Return the requested tenant, None for the caller's own data.
+def _subject(request: Request) -> tuple[str | None, str | None]:
+    """Return the requested tenant and user, at most one of them; neither for the caller's own data.
 
-    Raises ForbiddenError without the scope admin.
+    Raises:
+        ForbiddenError: The caller lacks the scope admin.
+        InvalidRequestError: A name is malformed, or both are given.
     """
-    tenant = request.query_params.get("tenant")
-    if tenant is not None and "admin" not in _caller(request).scopes:
-        raise ForbiddenError("A tenant's conversations need a key with the scope 'admin'.")
+    tenant, user = request.query_params.get("tenant"), request.query_params.get("user")
+    if tenant is None and user is None:
+        return None, None
+    if "admin" not in _caller(request).scopes:
+        raise ForbiddenError("The data of a tenant or another user needs a key with the scope 'admin'.")
+    if tenant is not None and user is not None:
+        raise InvalidRequestError("Name a tenant or a user, not both.", param="user")
     if tenant is not None and not tenant.replace("-", "").replace("_", "").replace(".", "").isalnum():
         raise InvalidRequestError("tenant must be the name of a tenant.", param="tenant")
-    return tenant
+    if user is not None:
+        try:
+            user = str(UUID(user))
+        except ValueError:
+            raise InvalidRequestError(
+                "user must be the id of a user, as `llmops user list` shows it.", param="user"
+            ) from None
+    return tenant, user
 
 
 def _page_limit(text: str | None, default: int, maximum: int) -> int:
@@ -303,10 +282,6 @@ def _page_limit(text: str | None, default: int, maximum: int) -> int:
     if not text.isdecimal() or len(text) > 6 or not 1 <= int(text) <= maximum:
         raise InvalidRequestError(f"limit must be a number from 1 to {maximum}.", param="limit")
     return int(text)
-
-
-def _seconds(time: datetime) -> float:
-    return round(time.timestamp(), 3)
 
 
 def _caller(request: Request) -> Caller:

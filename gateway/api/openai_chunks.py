@@ -8,17 +8,24 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from json.encoder import encode_basestring
-from typing import Any
+from typing import Any, Protocol
 
-from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.choice import Choice, TokenLogprob
 from llmops.gateway.generation.parsers.output_processor import ContentDelta, OutputDelta, ReasoningDelta, ToolCallDelta
+from llmops.gateway.interfaces import Usage
 from llmops.gateway.schemas.request_fields import SamplingFields
 
 DONE_EVENT = b"data: [DONE]\n\n"
 
 
-def usage_counts(answer: Answer) -> dict[str, Any]:
+class HasUsage(Protocol):
+    """Anything that knows the tokens that it used."""
+
+    @property
+    def usage(self) -> Usage: ...
+
+
+def usage_counts(answer: HasUsage) -> dict[str, Any]:
     """Return the `usage` of an answer, without cached tokens if the engine does not report them."""
     usage = answer.usage
     cached = usage.cached_tokens
@@ -96,9 +103,11 @@ class ChatChunks(ChunkWriter):
 
     def finish(self, choice: Choice) -> bytes:
         """Return the last chunk of a choice."""
-        return (
-            f'{self._openings[choice.index]}}},"logprobs":null,"finish_reason":"{choice.finish_reason}"{self._end}'
-        ).encode()
+        return self.finished(choice.index, choice.finish_reason)
+
+    def finished(self, index: int, reason: str) -> bytes:
+        """Return the last chunk of the choice `index`."""
+        return f'{self._openings[index]}}},"logprobs":null,"finish_reason":"{reason}"{self._end}'.encode()
 
 
 class CompletionChunks(ChunkWriter):
@@ -121,6 +130,33 @@ class CompletionChunks(ChunkWriter):
         return (
             f'{self._openings[choice.index]}"","logprobs":null,"finish_reason":"{choice.finish_reason}"{self._end}'
         ).encode()
+
+
+def message_of(pieces: Sequence[OutputDelta]) -> dict[str, Any]:
+    """Return the assistant message that streamed pieces add up to."""
+    calls: dict[int, ToolCallDelta] = {}
+    for piece in pieces:
+        if isinstance(piece, ToolCallDelta):
+            begun = calls.get(piece.index)
+            calls[piece.index] = begun._replace(arguments=begun.arguments + piece.arguments) if begun else piece
+    content = "".join(piece.text for piece in pieces if isinstance(piece, ContentDelta))
+    reasoning = "".join(piece.text for piece in pieces if isinstance(piece, ReasoningDelta))
+    message: dict[str, Any] = {
+        "role": "assistant",
+        "content": content if content or not calls else None,
+        "refusal": None,
+    }
+    if reasoning:
+        message["reasoning_content"] = reasoning
+    if calls:
+        message["tool_calls"] = [_complete_call(calls[index]) for index in sorted(calls)]
+    return message
+
+
+def _complete_call(call: ToolCallDelta) -> dict[str, Any]:
+    complete = tool_call_chunk(call)
+    del complete["index"]
+    return complete
 
 
 def tool_call_chunk(piece: ToolCallDelta) -> dict[str, Any]:

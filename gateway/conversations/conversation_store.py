@@ -251,50 +251,61 @@ class ConversationStore:
 
     # -- everything of an owner
 
-    async def everything(self, caller: Caller, tenant: str | None = None) -> AsyncIterator[Branch]:
-        """Yield all conversations of the caller, or of a tenant, with the branch that is shown."""
-        owned = {"tenant_id": tenant} if tenant is not None else {"user_id": owner_id(caller)}
+    async def everything(
+        self, caller: Caller, tenant: str | None = None, user: str | None = None
+    ) -> AsyncIterator[Branch]:
+        """Yield all conversations of the caller, of a tenant or of a user.
+
+        Each comes with the branch that is shown.
+        """
+        owned = {"tenant_id": tenant} if tenant is not None else {"user_id": user or owner_id(caller)}
 
         async def ids(connection: AsyncConnection) -> list[Conversation]:
             return [one async for one in table.iterate_conversations(connection, **owned)]
 
         for conversation in await self._database.read(ids):
-            every = await self._database.read(partial(table.read_messages, conversation_id=conversation.id))
-            settled = [self._settled(one) for one in every]
-            yield Branch(conversation, branch_path(settled, conversation.head_id), settled)
+            yield await self._whole(conversation)
 
-    async def purge(self, caller: Caller, tenant: str | None = None) -> int:
-        """Delete all conversations of the caller, or all that is stored of a tenant, for good.
+    async def purge(self, caller: Caller, tenant: str | None = None, user: str | None = None) -> int:
+        """Delete all conversations of the caller or a user, or all data of a tenant, for good.
 
         Returns how many.
         """
         if tenant is not None:
             return await self._database.write(lambda connection: table.purge_tenant(connection, tenant))
-        user = owner_id(caller)
-        return await self._database.write(lambda connection: table.purge_user(connection, user))
+        owner = user or owner_id(caller)
+        return await self._database.write(lambda connection: table.purge_user(connection, owner))
 
-    async def prune(self) -> int:
+    async def prune(self, archive: Callable[[Branch], None] | None = None) -> int:
         """Purge what was deleted long ago, or unchanged for longer than it is kept.
 
-        Returns how many.
+        Return the number of conversations. `archive` gets those that no user deleted, before they
+        are purged; what it raises ends the purge.
         """
         now, settings, purged = self._now(), self.settings, 0
-
-        async def until_done(work: Callable[[AsyncConnection], Any]) -> None:
-            nonlocal purged
-            while found := await self._database.write(work):
-                purged += found
-
         deleted = now - timedelta(days=settings.purge_days)
-        await until_done(partial(table.purge_deleted, before=deleted))
+        while found := await self._database.write(partial(table.purge_deleted, before=deleted)):
+            purged += found
         own = {name: one.days for name, one in settings.tenants.items() if one.days is not None}
-        for name, days in own.items():
-            before = now - timedelta(days=days)
-            await until_done(partial(table.purge_inactive, before=before, tenants=[name], others=False))
+        due = [(days, [name], False) for name, days in own.items()]
         if settings.days is not None:
-            before = now - timedelta(days=settings.days)
-            await until_done(partial(table.purge_inactive, before=before, tenants=list(own), others=True))
+            due.append((settings.days, list(own), True))
+        for days, tenants, others in due:
+            before = now - timedelta(days=days)
+            inactive = partial(table.list_inactive, before=before, tenants=tenants, others=others)
+            while rows := await self._database.read(inactive):
+                for row in rows:
+                    if archive is not None and row.deleted_at is None:
+                        archive(await self._whole(row))
+                ids = [row.id for row in rows]
+                purged += await self._database.write(partial(table.purge_inactive, ids=ids, before=before))
         return purged
+
+    async def _whole(self, conversation: Conversation) -> Branch:
+        """Return a conversation with all its messages."""
+        every = await self._database.read(partial(table.read_messages, conversation_id=conversation.id))
+        settled = [self._settled(one) for one in every]
+        return Branch(conversation, branch_path(settled, conversation.head_id), settled)
 
 
 def owner_id(caller: Caller) -> str:

@@ -10,6 +10,8 @@ from dataclasses import replace
 from time import perf_counter
 from typing import Any
 
+from pydantic import BaseModel
+
 from llmops.gateway.conversations.chat_run import AnswerState
 from llmops.gateway.conversations.conversation_store import (
     Branch,
@@ -21,10 +23,11 @@ from llmops.gateway.conversations.conversation_store import (
 )
 from llmops.gateway.conversations.items import to_messages
 from llmops.gateway.conversations.response_store import StoredResponse
-from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.errors import InvalidRequestError, NotFoundError
 from llmops.gateway.interfaces import Caller, Usage
 from llmops.store.conversations import NewMessage, StoredMessage
 
+Price = Callable[[str, Usage], int | None]
 _ANSWER_ITEM_ID = re.compile(r"msg_([0-9a-f]{24})")
 
 
@@ -41,7 +44,7 @@ class ConversationTurn:
         caller: Caller,
         branch: Branch,
         new: Sequence[dict[str, Any]],
-        price: Callable[[str, Usage], int | None],
+        price: Price,
         continues: bool = False,
     ) -> None:
         """Prepare a turn.
@@ -58,8 +61,7 @@ class ConversationTurn:
         Raises:
             InvalidRequestError: There is nothing to answer, or to continue.
         """
-        self._store, self._caller, self._branch, self._price = store, caller, branch, price
-        self._begun = perf_counter()
+        self.store, self._caller, self._branch, self._price = store, caller, branch, price
         settled = _finished_messages(branch.messages)
         last = settled[-1] if settled else None
         self._continued = last if continues else None
@@ -87,6 +89,13 @@ class ConversationTurn:
         return public_id(self._branch.conversation)
 
     @property
+    def first_question(self) -> str:
+        """Return the text of the first message of a conversation without a title, else nothing."""
+        if self._branch.every or self._branch.conversation.title is not None:
+            return ""
+        return next((_text(message) for message in self._new if message["role"] == "user"), "")
+
+    @property
     def run_id(self) -> str:
         """Return the id of the answer: of the message that is continued, else a new one."""
         found = _ANSWER_ITEM_ID.fullmatch(self._continued.item_id) if self._continued is not None else None
@@ -103,7 +112,7 @@ class ConversationTurn:
             after: The message that the turn follows; None for the newest one, which another tab may
                 have written since the history was read.
         """
-        store, key = self._store, self.conversation_id
+        store, key = self.store, self.conversation_id
         if self._continued is not None:
             self._row = replace(self._continued, status="in_progress", finish_reason=None)
             await store.save(key, self._row)
@@ -123,28 +132,89 @@ class ConversationTurn:
             await store.change(self._caller, key, **changes)
         return {"id": key, "message_id": self._row.item_id, "messages": [row.item_id for row in stored[:-1]]}
 
+    def stored_answer(self) -> StoredAnswer:
+        """Return the answer as it is stored, after `begin`."""
+        assert self._row is not None
+        return StoredAnswer(self.store, self.conversation_id, self._row, self._price, self._continued)
+
+
+class AnswerReference(BaseModel):
+    """The place of an answer in a conversation, for the gateway that continues it.
+
+    Attributes:
+        conversation_id: The public id of the conversation.
+        item_id: The id of the message.
+        content: The text of the message before this answer continued it.
+        token_count: The tokens of that text.
+        cost_micros: Their price.
+    """
+
+    conversation_id: str
+    item_id: str
+    content: str = ""
+    token_count: int = 0
+    cost_micros: int = 0
+
+
+class StoredAnswer:
+    """The message of a conversation that an answer fills."""
+
+    def __init__(
+        self,
+        store: ConversationStore,
+        conversation_id: str,
+        row: StoredMessage,
+        price: Price,
+        before: StoredMessage | None = None,
+    ) -> None:
+        """Fill a message.
+
+        Args:
+            store: Where the message is stored.
+            conversation_id: The public id of its conversation.
+            row: The message.
+            price: Returns the price in micro-dollars of what a model used, None if it has no price.
+            before: The message as it was before this answer continued it.
+        """
+        self._store, self._row, self._price = store, row, price
+        self._begun = perf_counter()
+        self.reference = AnswerReference(conversation_id=conversation_id, item_id=row.item_id)
+        if before is not None:
+            self.reference.content, self.reference.token_count = before.content, before.token_count or 0
+            self.reference.cost_micros = before.cost_micros or 0
+
+    @classmethod
+    async def find(
+        cls, store: ConversationStore, caller: Caller, reference: AnswerReference, price: Price
+    ) -> StoredAnswer | None:
+        """Return the message that another gateway began to fill, None if it was deleted meanwhile."""
+        try:
+            branch = await store.read(caller, reference.conversation_id)
+        except NotFoundError:
+            return None
+        row = next((one for one in branch.every if one.item_id == reference.item_id), None)
+        if row is None:
+            return None
+        found = cls(store, reference.conversation_id, row, price)
+        found.reference = reference
+        return found
+
     async def save(self, state: AnswerState) -> bool:
         """Store the answer's present state. Returns False if the conversation was purged meanwhile."""
-        row, before = self._row, self._continued
-        assert row is not None
-        tokens, cost = state.usage.completion_tokens, self._price(row.model or "", state.usage)
-        content = state.content
-        if before is not None:
-            content = before.content + content
-            tokens += before.token_count or 0
-            cost = cost + (before.cost_micros or 0) if cost is not None else None
+        row, before = self._row, self.reference
+        cost = self._price(row.model or "", state.usage)
         self._row = replace(
             row,
-            content=content,
+            content=before.content + state.content,
             items=json.dumps(state.items) if state.items else None,
             status=state.status,
             finish_reason=state.finish,
-            token_count=tokens,
+            token_count=before.token_count + state.usage.completion_tokens,
             prompt_tokens=state.usage.prompt_tokens,
-            cost_micros=cost,
+            cost_micros=None if cost is None else cost + before.cost_micros,
             latency_ms=round((perf_counter() - self._begun) * 1000),
         )
-        return await self._store.save(self.conversation_id, self._row)
+        return await self._store.save(before.conversation_id, self._row)
 
 
 class ResponseTurn:

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
+import secrets
 from collections.abc import Awaitable, Callable
-from typing import TYPE_CHECKING
+from contextlib import ExitStack
+from pathlib import Path
+from typing import IO, TYPE_CHECKING
 
+from llmops.clocks import utc_now
 from llmops.gateway.errors import ApiError
 
 if TYPE_CHECKING:
-    from llmops.gateway.conversations.conversation_store import ConversationStore
+    from llmops.gateway.conversations.conversation_store import Branch, ConversationStore
 
 log = logging.getLogger(__name__)
 
@@ -24,8 +29,9 @@ START_DELAY = 60.0
 class PurgeTask:
     """A background task that purges conversations."""
 
-    def __init__(self, store: Callable[[], Awaitable[ConversationStore]]) -> None:
-        self._store = store
+    def __init__(self, store: Callable[[], Awaitable[ConversationStore]], archive: Path | None) -> None:
+        """Create the task. Conversations that are purged for their age go to the folder `archive`."""
+        self._store, self._archive = store, archive
         self._task: asyncio.Task[None] | None = None
 
     def start(self) -> None:
@@ -40,9 +46,42 @@ class PurgeTask:
         await asyncio.sleep(START_DELAY)
         while True:
             try:
-                purged = await (await self._store()).prune()
+                purged = await self.purge()
                 if purged:
                     log.info("Purged %d conversations.", purged)
             except ApiError as error:
                 log.warning("Conversations were not purged: %s", error.full_message)
+            except OSError as error:
+                log.error(
+                    "Conversations are not purged, because %s cannot be written (%s); correct conversations.archive.",
+                    self._archive,
+                    error.strerror or error,
+                )
             await asyncio.sleep(PURGE_INTERVAL)
+
+    async def purge(self) -> int:
+        """Purge what is due, and return the number of conversations.
+
+        Raises:
+            ApiError: The store is away.
+            OSError: The archive cannot be written; nothing that belongs into it is purged.
+        """
+        store = await self._store()
+        if self._archive is None:
+            return await store.prune()
+        from llmops.gateway.conversations.conversation_json import export_line
+
+        self._archive.mkdir(parents=True, exist_ok=True)
+        # a file of its own for each purge: several gateways may purge at once
+        path = self._archive / f"{utc_now():%Y-%m-%dT%H%M%SZ}-{secrets.token_hex(4)}.jsonl"
+        with ExitStack() as stack:
+            file: list[IO[bytes]] = []
+
+            def archive(branch: Branch) -> None:
+                if not file:
+                    file.append(stack.enter_context(path.open("xb")))
+                    os.fchmod(file[0].fileno(), 0o600)
+                file[0].write(export_line(branch))
+                file[0].flush()
+
+            return await store.prune(archive)

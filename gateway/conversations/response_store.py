@@ -140,6 +140,10 @@ class ResponseStore(ABC):
         """
 
     @abstractmethod
+    async def list(self, owner: str, tenant: str = "") -> Sequence[tuple[str, str]]:
+        """Return (id, owner) of all responses of this owner, or of the users of a tenant."""
+
+    @abstractmethod
     async def delete(self, response_id: str, owner: str) -> bool:
         """Delete the response. Returns False if the owner has no response of this id."""
 
@@ -218,11 +222,16 @@ class MemoryResponses(ResponseStore):
             wanted = row.previous
         return links, None
 
+    async def list(self, owner: str, tenant: str = "") -> Sequence[tuple[str, str]]:
+        # tenants need a store
+        self._expire()
+        return [] if tenant else [(one, owner) for one in self._owners.get(owner, ())]
+
     async def delete(self, response_id: str, owner: str) -> bool:
         return self._remove(owner, response_id)
 
     async def delete_all(self, owner: str) -> None:
-        for response_id in list(self._owners.get(owner, ())):
+        for response_id in tuple(self._owners.get(owner, ())):
             self._remove(owner, response_id)
 
     def __len__(self) -> int:

@@ -80,6 +80,9 @@ class SqlResponses(ResponseStore):
         missing = found[-1][2] if found else response_id
         return [ResponseReference(one, size) for one, size, _ in found], missing
 
+    async def list(self, owner: str, tenant: str = "") -> Sequence[tuple[str, str]]:
+        return await self._database.read(lambda connection: table.list_responses(connection, owner, tenant))
+
     async def delete(self, response_id: str, owner: str) -> bool:
         return await self._database.write(lambda connection: table.delete_response(connection, response_id, owner))
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import random
+from array import array
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -18,6 +20,7 @@ from llmops.gateway.routing.admission.admission_controller import RETRY_AFTER_JI
 from llmops.gateway.routing.admission.degradation import FALL_SECONDS, Degradation
 from llmops.gateway.routing.auto_model import AutoModel
 from llmops.gateway.routing.engine_slots import EngineSlots
+from llmops.gateway.routing.failover import FailoverEngine
 from llmops.gateway.routing.merged_stream import MergedStream
 from llmops.gateway.routing.model_registry import ModelLookup
 from llmops.gateway.routing.placement.prefix_index import tenant_cache_salt
@@ -156,6 +159,28 @@ class AppState:
 
 
 @dataclass(frozen=True, slots=True)
+class BegunAnswer:
+    """The known part of an answer that another gateway began.
+
+    Attributes:
+        batches: Its tokens, as they arrived.
+        max_tokens: The most tokens of all of it.
+        cached_tokens: Tokens of the prompt that were in the cache of its first replica.
+        event_id: The id of its usage event, empty if it is not billed.
+    """
+
+    batches: Sequence[Sequence[int]]
+    max_tokens: int
+    cached_tokens: int | None = None
+    event_id: str = ""
+
+    @property
+    def tokens(self) -> list[int]:
+        """Return the tokens in one list."""
+        return [token for batch in self.batches for token in batch]
+
+
+@dataclass(frozen=True, slots=True)
 class Admission:
     """An admitted request: its metrics, and the function that releases the slots of its sequences."""
 
@@ -274,10 +299,12 @@ async def start_answer(
     answer_id: str,
     requests: Sequence[EngineRequest],
     make_choice: Callable[[int], Choice],
+    record: Callable[[TokenStream], TokenStream] | None = None,
 ) -> Answer:
     """Submit engine requests and return their answer.
 
-    `make_choice` is called for each sequence of each request.
+    `make_choice` is called for each sequence of each request. `record` returns a stream that notes
+    each token that is read from the given one.
     """
     prompt_tokens = sum(len(request.input_ids) for request in requests)
     choices = [make_choice(index) for index in range(len(requests) * requests[0].n)]
@@ -289,6 +316,8 @@ async def start_answer(
     admission.meter.submitted(prompt_tokens, len(choices))
     if context.usage_recorder is not None:
         context.usage_recorder.begin(model.name, answer_id, prompt_tokens)
+    if record is not None:
+        stream = record(stream)
     return Answer(
         stream,
         choices,
@@ -307,6 +336,51 @@ def _describe_answer(tokenizer: TextTokenizer, prompt: Sequence[int], stream: To
     if not ids:
         return {}
     return describe_answer(tokenizer.decode(list(prompt[-DESCRIBED_TOKENS:])), tokenizer.decode(ids))._asdict()
+
+
+async def continue_answer(
+    state: AppState,
+    model: GenerativeModel,
+    context: RequestContext,
+    admission: Admission,
+    *,
+    request: EngineRequest,
+    choice: Choice,
+    begun: BegunAnswer,
+    record: Callable[[TokenStream], TokenStream],
+) -> Answer:
+    """Return the rest of an answer that a gateway which is gone began.
+
+    `choice` has the tokens that are known.
+    """
+    engine = model.engine
+    if not isinstance(engine, FailoverEngine):
+        count = state.metrics.numbers(metric_definitions.FAILOVERS)
+        # a single server has no streams that leave their replica, so the silence bounds nothing
+        engine = FailoverEngine(
+            engine, lambda reason: count.labels(reason).inc(), exact=model.card.batch_invariant, silence=math.inf
+        )
+    prompt_tokens = len(request.input_ids)
+    stream = engine.continue_stream(request, array("i", begun.tokens), begun.cached_tokens)
+    context.version = stream.version
+    admission.meter.submitted(0, 1)
+    if context.usage_recorder is not None:
+        context.usage_recorder.begin(
+            model.name,
+            request.request_id,
+            prompt_tokens,
+            event_id=begun.event_id,
+            known_tokens=choice.completion_tokens,
+        )
+    return Answer(
+        record(stream),
+        [choice],
+        meter=admission.meter,
+        timeouts=state.timeouts,
+        prompt_tokens=prompt_tokens,
+        release_slots=admission.release_slots,
+        context=context,
+    )
 
 
 async def _open_streams(engine: Engine, requests: Sequence[EngineRequest]) -> TokenStream:

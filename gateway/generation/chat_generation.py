@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 from llmops.gateway.errors import InvalidRequestError, UnsupportedError
 from llmops.gateway.generation.answer import Answer
-from llmops.gateway.generation.app_state import Admission, AppState, admit, limit_degraded, start_answer
+from llmops.gateway.generation.app_state import (
+    Admission,
+    AppState,
+    BegunAnswer,
+    admit,
+    continue_answer,
+    limit_degraded,
+    start_answer,
+)
 from llmops.gateway.generation.chat_messages import message_texts, render_chat
 from llmops.gateway.generation.choice import Choice, LogprobBuffer, TokenOffsets
 from llmops.gateway.generation.parsers.harmony import FINAL_CHANNEL, HarmonyParser, is_harmony
@@ -35,7 +44,7 @@ from llmops.gateway.generation.structured.request_guide import (
 )
 from llmops.gateway.generation.structured.schema_validation import SchemaLimits
 from llmops.gateway.http.request_context import RequestContext
-from llmops.gateway.interfaces import EngineRequest, Guide
+from llmops.gateway.interfaces import EngineRequest, Guide, TokenStream
 from llmops.gateway.routing.providers import ProviderModel
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.schemas.chat_request import ChatRequest
@@ -106,6 +115,7 @@ async def start_chat(
     *,
     whole: bool,
     fit: bool = False,
+    record: Callable[[TokenStream, int], TokenStream] | None = None,
 ) -> Answer:
     """Submit a chat request and return its answer.
 
@@ -118,6 +128,8 @@ async def start_chat(
         whole: The client sees nothing before the end.
         fit: Shorten an answer for which the context window has no room, instead of refusing the
             request.
+        record: Returns a stream that notes each token of the given one, and the most tokens that
+            the answer may have.
 
     Raises:
         InvalidRequestError: The prompt or the tools cannot be used.
@@ -131,46 +143,122 @@ async def start_chat(
             return await start_provider_chat(state, body, model, context, admission, answer_id)
         prepared = await prepare_chat_in_thread(state, body, model, context)
         max_tokens = await _reserve_max_tokens(state, body, model, context, len(prepared.input_ids), fit)
-        stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
-        request = EngineRequest(
-            request_id=answer_id,
-            input_ids=prepared.input_ids,
-            max_tokens=max_tokens,
-            sampling=resolve_sampling(body, model.card),
-            n=body.n or 1,
-            min_tokens=body.min_tokens or 0,
-            end_ids=stop_conditions.end_ids,
-            logprobs=bool(body.logprobs),
-            top_logprobs=body.top_logprobs or 0,
-            bad_words=prepared.bad_words,
-            guide=prepared.guide,
-            caller=context.caller.share,
-            cache_salt=state.cache_salt(context.caller.share),
-            extras=model.extras,
-            turn=context.scheduling,
-            whole=whole,
-            trace=context.traceparent,
-        )
-        end_ids = frozenset(stop_conditions.end_ids)
-
-        def make_choice(index: int) -> Choice:
-            return Choice(
-                index,
-                model.tokenizer.detokenizer(skip_special_tokens=prepared.skip_special_tokens),
-                max_tokens=max_tokens,
-                end_ids=end_ids,
-                stops=stop_conditions.stops,
-                processor=prepared.processor() if prepared.processor else None,
-                logprobs=LogprobBuffer(model.tokenizer.token_bytes) if body.logprobs else None,
-                starts=TokenOffsets(prepared.marker_ids) if prepared.marker_ids is not None else None,
-                guard=state.safety.guard(context.caller) if state.safety is not None else None,
-            )
-
+        request = _engine_request(state, body, model, context, prepared, answer_id, max_tokens, whole)
         return await start_answer(
-            state, model, context, admission, answer_id=answer_id, requests=[request], make_choice=make_choice
+            state,
+            model,
+            context,
+            admission,
+            answer_id=answer_id,
+            requests=[request],
+            make_choice=partial(_make_choice, state, body, model, context, prepared, max_tokens),
+            record=None if record is None else lambda stream: record(stream, max_tokens),
         )
 
     return await admit(state, model, body.n or 1, context, start)
+
+
+async def continue_chat(
+    state: AppState,
+    body: ChatRequest,
+    model: GenerativeModel,
+    answer_id: str,
+    context: RequestContext,
+    begun: BegunAnswer,
+    replay: Callable[[Choice], Awaitable[None]],
+    record: Callable[[TokenStream], TokenStream],
+) -> Answer:
+    """Return the rest of an answer that a gateway which is gone began.
+
+    Args:
+        state: The gateway's state.
+        body: The request.
+        model: Its model.
+        answer_id: The id of the answer.
+        context: The context of the request, with the caller of the first gateway.
+        begun: What is known of the answer.
+        replay: Feeds the known tokens to an empty choice.
+        record: Returns a stream that notes each token of the given one.
+
+    Raises:
+        ApiError: As `start_chat`.
+    """
+
+    async def start(admission: Admission) -> Answer:
+        prepared = await prepare_chat_in_thread(state, body, model, context)
+        choice = _make_choice(state, body, model, context, prepared, begun.max_tokens, 0)
+        await replay(choice)
+        request = _engine_request(state, body, model, context, prepared, answer_id, begun.max_tokens, whole=False)
+        return await continue_answer(
+            state, model, context, admission, request=request, choice=choice, begun=begun, record=record
+        )
+
+    return await admit(state, model, 1, context, start)
+
+
+async def replayed_choice(
+    state: AppState, body: ChatRequest, model: GenerativeModel, context: RequestContext, max_tokens: int
+) -> Choice:
+    """Return an empty choice that turns the tokens of an answer to `body` into text.
+
+    Another gateway generates the tokens. Raises ApiError if the request cannot be prepared.
+    """
+    prepared = await prepare_chat_in_thread(state, body, model, context)
+    return _make_choice(state, body, model, context, prepared, max_tokens, 0)
+
+
+def _engine_request(
+    state: AppState,
+    body: ChatRequest,
+    model: GenerativeModel,
+    context: RequestContext,
+    prepared: PreparedChat,
+    answer_id: str,
+    max_tokens: int,
+    whole: bool,
+) -> EngineRequest:
+    return EngineRequest(
+        request_id=answer_id,
+        input_ids=prepared.input_ids,
+        max_tokens=max_tokens,
+        sampling=resolve_sampling(body, model.card),
+        n=body.n or 1,
+        min_tokens=body.min_tokens or 0,
+        end_ids=resolve_stop_conditions(body, model.card, state.limits).end_ids,
+        logprobs=bool(body.logprobs),
+        top_logprobs=body.top_logprobs or 0,
+        bad_words=prepared.bad_words,
+        guide=prepared.guide,
+        caller=context.caller.share,
+        cache_salt=state.cache_salt(context.caller.share),
+        extras=model.extras,
+        turn=context.scheduling,
+        whole=whole,
+        trace=context.traceparent,
+    )
+
+
+def _make_choice(
+    state: AppState,
+    body: ChatRequest,
+    model: GenerativeModel,
+    context: RequestContext,
+    prepared: PreparedChat,
+    max_tokens: int,
+    index: int,
+) -> Choice:
+    stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
+    return Choice(
+        index,
+        model.tokenizer.detokenizer(skip_special_tokens=prepared.skip_special_tokens),
+        max_tokens=max_tokens,
+        end_ids=frozenset(stop_conditions.end_ids),
+        stops=stop_conditions.stops,
+        processor=prepared.processor() if prepared.processor else None,
+        logprobs=LogprobBuffer(model.tokenizer.token_bytes) if body.logprobs else None,
+        starts=TokenOffsets(prepared.marker_ids) if prepared.marker_ids is not None else None,
+        guard=state.safety.guard(context.caller) if state.safety is not None else None,
+    )
 
 
 async def _reserve_max_tokens(

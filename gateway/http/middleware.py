@@ -52,6 +52,9 @@ class Check:
             ApiError: Rejects the request with the error's status and message.
         """
 
+    def adopt(self, context: RequestContext) -> None:
+        """Prepare a request that another gateway began and this one ends. Must not reject it."""
+
     def after(self, context: RequestContext, outcome: Outcome) -> None:
         """Record how a request ended.
 

@@ -43,6 +43,12 @@ class RateLimitCheck(Check):
             context.reservation = reservation = self.rate_limits.new_reservation(limits, scope)
             await reservation.enter()
 
+    def adopt(self, context: RequestContext) -> None:
+        # the request was counted where it began; what it spends is settled where it ends
+        limits = self._limits_of(context.caller)
+        if limits is not None:
+            context.reservation = self.rate_limits.new_reservation(limits)
+
     def after(self, context: RequestContext, outcome: Outcome) -> None:
         if context.reservation is not None:
             context.reservation.close(outcome)

@@ -92,6 +92,7 @@ class FailoverReason(StrEnum):
     DRAINING = "drain"
     NO_PROGRESS = "suspect"  # no token for the silence timeout
     PREEMPTED = "preempted"  # made room for a request of a higher tier
+    GATEWAY_LOST = "gateway"  # the gateway that read the stream died or ended
 
 
 class StreamState(Enum):
@@ -133,7 +134,8 @@ class FailoverStream(TokenStream):
     ) -> None:
         """Create a stream that starts with `attempt`.
 
-        The last three arguments describe a sequence that is split from a request.
+        The last three arguments describe a sequence that is split from a request, or that another
+        gateway began.
 
         Args:
             engine: The engine that opens replacements.
@@ -580,6 +582,13 @@ class FailoverEngine(Engine):
                 raise
         return await fallback.open(request)
 
+    def continue_stream(self, request: EngineRequest, known: array[int], cached: int | None) -> TokenStream:
+        """Return the rest of an answer whose tokens `known` were read by a gateway that is gone.
+
+        `cached` are the tokens of the prompt that its first replica found in its cache.
+        """
+        return FailoverStream(self, request, Attempt(_LostStream(cached, self.version)), known=[known])
+
     async def close(self) -> None:
         if self._stall_check is not None:
             self._stall_check.cancel()
@@ -608,7 +617,30 @@ class FailoverEngine(Engine):
             self._schedule_stall_check()
 
 
+class _GatewayLostError(UnavailableError):
+    """The error of a stream whose gateway is gone."""
+
+
+class _LostStream(TokenStream):
+    """The stream of a gateway that is gone."""
+
+    def __init__(self, cached: int | None, version: str) -> None:
+        self.cached_tokens, self._version = cached, version
+
+    @property
+    def version(self) -> str:
+        return self._version
+
+    async def __anext__(self) -> TokenBatch:
+        raise _GatewayLostError("The gateway that generated this answer is gone; send the request again.")
+
+    def cancel(self) -> None:
+        return
+
+
 def _failover_reason(error: ApiError) -> FailoverReason:
+    if isinstance(error, _GatewayLostError):
+        return FailoverReason.GATEWAY_LOST
     if isinstance(error, DrainingError):
         return FailoverReason.DRAINING
     if isinstance(error, PreemptedError):

@@ -107,7 +107,8 @@ STAGES = _g.histogram(
 )
 FAILOVERS = _g.counter(
     "llmops_failovers_total",
-    "Answers that moved to another replica: lost, failed, refused, drain, suspect, preempted.",
+    "Answers that moved to another replica: lost, failed, refused, drain, suspect, preempted; or to another gateway: "
+    "gateway.",
     "reason",
 )
 IGNORED_FIELDS = _g.counter("llmops_ignored_fields_total", "Request fields accepted and ignored.", "field")

@@ -104,6 +104,16 @@ def format_event_id(high: int, low: int) -> str:
     return f"{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
+def parse_event_id(text: str) -> tuple[int, int]:
+    """Return the two numbers of an id that `format_event_id` wrote.
+
+    Raises:
+        ValueError: The text is no UUID.
+    """
+    number = UUID(text).int
+    return number >> 64, number & (1 << 62) - 1
+
+
 class EncodedEvent(NamedTuple):
     """An event as the outbox stores it: a JSON list of its values, and the list's CRC-32."""
 

@@ -15,11 +15,18 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 from llmops.clocks import utc_now
 from llmops.gateway.http.request_context import RequestContext
-from llmops.gateway.interfaces import Outcome, Usage, UsageEvent, UsageRecorder
-from llmops.gateway.usage.event_formats import EncodedEvent, encode_event, format_event_id, new_event_id
+from llmops.gateway.interfaces import Outcome, Usage, UsageEvent, UsageOwner, UsageRecorder
+from llmops.gateway.usage.event_formats import (
+    EncodedEvent,
+    encode_event,
+    format_event_id,
+    new_event_id,
+    parse_event_id,
+)
 from llmops.gateway.usage.open_answers import (
     CACHED,
     NUMBERS_BYTES,
@@ -61,6 +68,8 @@ class OutboxWriter:
             OSError: The disk has no room for the slots.
         """
         self.gateway_id, self.next_seq = folder.name, 0
+        # answers that stay in their slots after this process, as other gateways may continue them
+        self.offered = 0
         self.prices, self.now, self.trouble = prices, now, ""
         self._outbox = outbox
         self._slots = OpenAnswers(folder / _SLOTS_FILE)
@@ -124,10 +133,17 @@ class OutboxWriter:
         return len(self._pending)
 
 
-def recover_open_answers(folder: Path, outbox: UsageOutbox, prices: Prices) -> None:
+def unfinished_answer_ids(folder: Path) -> list[str]:
+    """Return the ids of the answers that a dead process left unfinished in `folder`."""
+    return [answer.texts[1] for answer in read_slots(folder / _SLOTS_FILE).unfinished if len(answer.texts) > 1]
+
+
+def recover_open_answers(
+    folder: Path, outbox: UsageOutbox, prices: Prices, elsewhere: frozenset[str] = frozenset()
+) -> None:
     """Add the events in the slots that a dead process left in `folder` to `outbox`.
 
-    The slots are deleted.
+    The slots are deleted. Answers in `elsewhere` are billed by gateways that took them over.
 
     Running answers are events of a new gateway id: the numbers of the dead gateway may have been
     given to events that its outbox has lost.
@@ -147,7 +163,11 @@ def recover_open_answers(folder: Path, outbox: UsageOutbox, prices: Prices) -> N
         )
     # A process may die after it has added events and before it has made their slots free.
     known = outbox.known([event.id for event in slots.ended] + [answer.id for answer in slots.unfinished])
-    lost = [answer for answer in slots.unfinished if answer.id not in known and answer.tokens]
+    lost = [
+        answer
+        for answer in slots.unfinished
+        if answer.id not in known and answer.tokens and elsewhere.isdisjoint(answer.texts[1:2])
+    ]
     gateway_id = new_gateway_id()
     events = [event for event in slots.ended if event.id not in known]
     events += [encode_event(_lost_event(answer, gateway_id, seq, prices)) for seq, answer in enumerate(lost)]
@@ -186,27 +206,56 @@ def _lost_event(answer: UnfinishedAnswer, gateway_id: str, seq: int, prices: Pri
 class _RequestUsage(UsageRecorder):
     """The usage of one request."""
 
-    __slots__ = ("_answer_id", "_context", "_id", "_model", "_numbers", "_open", "_slot", "_writer")
+    __slots__ = ("_answer_id", "_context", "_held", "_id", "_known", "_model", "_numbers", "_open", "_slot", "_writer")
 
     def __init__(self, writer: OutboxWriter, context: RequestContext) -> None:
         self._writer, self._context = writer, context
-        self._open = False
+        self._open, self._known = False, 0
+        # None: the end is written at once; else the arguments of `end`, empty before it
+        self._held: tuple[Any, ...] | None = None
 
-    def begin(self, model: str, answer_id: str, prompt_tokens: int) -> None:
-        self._open, self._model, self._answer_id = True, model, answer_id
-        self._id = new_event_id()
+    @property
+    def event_id(self) -> str:
+        return format_event_id(*self._id) if self._open else ""
+
+    def begin(
+        self, model: str, answer_id: str, prompt_tokens: int, *, event_id: str = "", known_tokens: int = 0
+    ) -> None:
+        self._open, self._model, self._answer_id, self._known = True, model, answer_id, known_tokens
+        self._id = parse_event_id(event_id) if event_id else new_event_id()
         self._slot = self._writer.open(self._id, self._context, model, answer_id, prompt_tokens)
         # Without a slot the counts go to memory that nothing reads.
         self._numbers = memoryview(bytearray(NUMBERS_BYTES)).cast("q") if self._slot is None else self._slot.numbers
+        self._numbers[TOKENS] = known_tokens
 
     def cached(self, tokens: int) -> None:
         self._numbers[CACHED] = tokens
 
     def count(self, tokens: int) -> None:
-        self._numbers[TOKENS] = tokens
+        self._numbers[TOKENS] = tokens + self._known
+
+    def hold(self) -> None:
+        self._held = ()
+
+    def settle(self, owner: UsageOwner) -> None:
+        held, self._held = self._held, None
+        if not self._open:
+            return
+        if owner is UsageOwner.HERE:
+            if held:
+                self.end(*held)
+            return
+        self._open = False
+        if owner is UsageOwner.OFFERED:
+            self._writer.offered += 1
+        else:
+            self._writer.release(self._slot)
 
     def end(self, outcome: Outcome, first: float = 0.0, replica: str = "", moves: int = 0) -> None:
         if not self._open:
+            return
+        if self._held is not None:
+            self._held = self._held or (outcome, first, replica, moves)
             return
         self._open = False
         usage, writer, context = outcome.usage, self._writer, self._context

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import logging
 import sqlite3
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
@@ -20,12 +21,12 @@ from llmops.errors import InputError, ResourceError
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.http.middleware import Check
 from llmops.gateway.http.request_context import RequestContext
-from llmops.gateway.interfaces import Outcome
+from llmops.gateway.interfaces import Outcome, UsageOwner
 from llmops.gateway.settings import GatewaySettings, UsageSettings
 from llmops.gateway.usage.delivery import UsageDelivery
 from llmops.gateway.usage.outbox import UsageOutbox, is_machine_error, salvage_events
 from llmops.gateway.usage.outbox_folders import FolderLock, lock_abandoned_folders, lock_new_folder
-from llmops.gateway.usage.outbox_writer import OutboxWriter, recover_open_answers
+from llmops.gateway.usage.outbox_writer import OutboxWriter, recover_open_answers, unfinished_answer_ids
 from llmops.gateway.usage.sink import NoPrices, Prices, UsageSink
 
 if TYPE_CHECKING:
@@ -47,6 +48,8 @@ _SALVAGE_BATCH = 1000
 _MACHINE_ERRNOS = frozenset(
     {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EACCES, errno.EPERM, errno.EMFILE, errno.ENFILE, errno.ENOMEM}
 )
+
+FindOwners = Callable[[Sequence[str]], Awaitable[Mapping[str, UsageOwner] | None]]
 
 
 class OutboxWorker:
@@ -86,7 +89,7 @@ class OutboxWorker:
         waiting = self.delivery.behind
         if self.writer is not None:
             self.writer.close()
-            waiting = self.delivery.behind + self.writer.pending
+            waiting = self.delivery.behind + self.writer.pending + self.writer.offered
         self.outbox.close()
         if waiting:
             self.lock.release()
@@ -121,6 +124,9 @@ class UsageCheck(Check):
         self.worker: OutboxWorker | None = None
         self._adopted: OutboxWorker | None = None
         self._adoption: asyncio.Task[None] | None = None
+        #: Returns where the answers with these ids are billed; None if no answer outlives its
+        #: gateway.
+        self.find_owners: FindOwners | None = None
 
     async def start(self) -> None:
         """Open a new outbox under a new gateway id, and begin to deliver those of dead gateways.
@@ -174,6 +180,10 @@ class UsageCheck(Check):
                 )
         context.usage_recorder = writer.recorder(context)
 
+    def adopt(self, context: RequestContext) -> None:
+        if self.worker is not None and self.worker.writer is not None:
+            context.usage_recorder = self.worker.writer.recorder(context)
+
     def after(self, context: RequestContext, outcome: Outcome) -> None:
         if context.usage_recorder is not None:
             # For requests whose endpoint began an answer and did not end it.
@@ -189,7 +199,11 @@ class UsageCheck(Check):
             try:
                 for found in lock_abandoned_folders(self._root):
                     try:
-                        lock = await asyncio.to_thread(self._prepare, found)
+                        elsewhere = await self._billed_elsewhere(found)
+                        if elsewhere is None:
+                            found.release()
+                            continue
+                        lock = await asyncio.to_thread(self._prepare, found, elsewhere)
                     except Exception:
                         # one outbox must not keep the others from being delivered
                         log.exception("The outbox in %s cannot be opened now.", found.folder)
@@ -229,7 +243,25 @@ class UsageCheck(Check):
             self._adopted = None
             await worker.close()
 
-    def _prepare(self, lock: FolderLock) -> FolderLock | None:
+    async def _billed_elsewhere(self, lock: FolderLock) -> frozenset[str] | None:
+        """Return the answers of a dead gateway that others billed.
+
+        Return None as long as one of its answers may still be continued: who bills it is open.
+        """
+        if self.find_owners is None:
+            return frozenset()
+        try:
+            unfinished = await asyncio.to_thread(unfinished_answer_ids, lock.folder)
+        except OSError:
+            return frozenset()  # `_prepare` reports it
+        if not unfinished:
+            return frozenset()
+        owners = await self.find_owners(unfinished)
+        if owners is None or UsageOwner.OFFERED in owners.values():
+            return None
+        return frozenset(one for one, owner in owners.items() if owner is UsageOwner.ELSEWHERE)
+
+    def _prepare(self, lock: FolderLock, elsewhere: frozenset[str]) -> FolderLock | None:
         """Make the outbox of a dead gateway complete.
 
         Return the folder that holds its events now, None without events.
@@ -239,13 +271,13 @@ class UsageCheck(Check):
         outbox = None
         try:
             outbox = UsageOutbox(lock.folder)
-            recover_open_answers(lock.folder, outbox, self._prices)
+            recover_open_answers(lock.folder, outbox, self._prices, elsewhere)
         except Exception as error:  # noqa: BLE001  any error is damage
             if is_machine_error(error) or (isinstance(error, OSError) and error.errno in _MACHINE_ERRNOS):
                 log.error("The outbox in %s cannot be opened now (%s).", lock.folder, error)
                 lock.release()
                 return None
-            return self._salvage(lock, error)
+            return self._salvage(lock, error, elsewhere)
         finally:
             if outbox is not None:
                 outbox.close()
@@ -254,7 +286,7 @@ class UsageCheck(Check):
         lock.remove()
         return None
 
-    def _salvage(self, damaged: FolderLock, error: Exception) -> FolderLock:
+    def _salvage(self, damaged: FolderLock, error: Exception, elsewhere: frozenset[str]) -> FolderLock:
         """Copy what can be read of a damaged outbox to a new one, and set the damaged one aside."""
         lock = lock_new_folder(self._root)
         outbox = UsageOutbox(lock.folder)
@@ -264,7 +296,7 @@ class UsageCheck(Check):
                 outbox.add(batch)
             count = outbox.count
             try:
-                recover_open_answers(damaged.folder, outbox, self._prices)
+                recover_open_answers(damaged.folder, outbox, self._prices, elsewhere)
             except OSError as unreadable:
                 log.error("The requests that ran when a gateway died cannot be billed (%s).", unreadable)
         except BaseException:

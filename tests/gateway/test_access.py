@@ -184,6 +184,8 @@ async def test_conversations_belong_to_the_user_of_a_key(accounts):
         everything = "/api/conversations/export?tenant=acme"
         assert (await client.get(everything, headers=bearer(bob))).status_code == 403
         assert "Private" in (await client.get(everything, headers=bearer(admin))).text
+        assert (await client.get("/api/conversations/export?user=x", headers=bearer(admin))).status_code == 400
+        assert (await client.delete("/api/conversations?user=x", headers=bearer(bob))).status_code == 403
         purged = await client.delete("/api/conversations?tenant=acme", headers=bearer(admin))
         assert purged.json()["deleted"] == 1
 

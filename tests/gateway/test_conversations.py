@@ -122,6 +122,38 @@ async def test_a_retry_and_an_edit_are_branches_and_nothing_is_lost(chats):
     ]  # fmt: skip
 
 
+async def test_a_model_writes_the_title_unless_somebody_has(card, tokenizer, tmp_path):
+    triton = ScriptedTriton(card, lambda tensors: [Step(final=True)])
+    await triton.start()
+    settings = GatewaySettings(
+        triton=f"127.0.0.1:{triton.port}",
+        store=f"sqlite:///{tmp_path}/store.db",
+        open=True,
+        conversations={"title_model": "tiny"},
+    )
+    async with serving(settings) as (client, _):
+        chats = Chats(client, triton, tokenizer)
+
+        def script(tensors):
+            titles = "Write a title" in tokenizer.decode(tensors["input_ids"])
+            answer = '"Capital of\nFrance"' if titles else "Paris."
+            return [*(Step((token,)) for token in tokenizer.encode(answer)), Step((0,)), Step(final=True)]
+
+        triton.script = script
+        untitled, named = await chats.new(), await chats.new(title="Mine")
+        for talk in (untitled, named):
+            await chats.ask(talk, "What is it?")
+            await chats.ask(talk, "Sure?")
+
+        async def titled():
+            return (await chats.get(untitled))["title"] == "Capital of France"
+
+        await eventually(titled)
+        assert (await chats.get(named))["title"] == "Mine"
+        assert len(triton.requests) == 5
+    await triton.stop()
+
+
 async def test_two_tabs_keep_both_turns_in_order(chats):
     talk = await chats.new()
     chats.say("Slow answer here.", wait=0.02)
@@ -322,6 +354,11 @@ async def test_openais_client_uses_conversations_unmodified(chats):
         assert one.content[0].text == "Bye."
         await client.conversations.items.delete(one.id, conversation_id=made.id)
         assert (await client.conversations.items.list(made.id)).first_id == listed[-1].id
+        # an export has the responses too
+        lines = (await chats.client.get(f"{CHATS}/export", headers={"authorization": "Bearer sk-mine"})).text
+        objects = [json.loads(line) for line in lines.splitlines()]
+        assert [one["object"] for one in objects] == ["conversation", "response", "response"]
+        assert objects[1]["output"][0]["content"][0]["text"] == "You are Ann."
         # the chat page sees the same rows
         shown = await chats.client.get(f"{CHATS}/{made.id}", headers={"authorization": "Bearer sk-mine"})
         assert said(shown.json())[0] == ("user", "My name is Ann.")

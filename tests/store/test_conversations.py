@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from datetime import timedelta
 from time import perf_counter
@@ -11,6 +12,7 @@ import pytest
 from sqlalchemy import func, insert, select
 
 from llmops.gateway.conversations.conversation_store import ConversationStore, public_id
+from llmops.gateway.conversations.purge import PurgeTask
 from llmops.gateway.errors import NotFoundError, RateLimitError
 from llmops.gateway.interfaces import Caller
 from llmops.gateway.settings import ConversationSettings
@@ -111,12 +113,37 @@ async def test_each_tenant_keeps_conversations_for_its_own_time(url, clock, stor
     await chats.close()
 
 
+async def test_what_is_deleted_for_its_age_is_archived_first(url, clock, tmp_path):
+    chats = ConversationStore(url, ConversationSettings(days=10), clock)
+    old, gone = [public_id(await chats.create(ANN, PAIR)) for _ in range(2)]
+    await chats.delete(ANN, gone)
+    clock.pass_days(11)
+    (tmp_path / "file").write_text("")
+
+    async def opened():
+        return chats
+
+    with pytest.raises(OSError, match="file"):
+        await PurgeTask(opened, tmp_path / "file" / "archive").purge()
+    assert await ids(chats, ANN) == [old]
+    purge = PurgeTask(opened, tmp_path / "archive")
+    # what its user deleted is purged too, and is not kept anywhere
+    assert await purge.purge() == 2
+    (file,) = (tmp_path / "archive").iterdir()
+    (line,) = map(json.loads, file.read_text().splitlines())
+    assert (line["id"], [one["content"] for one in line["messages"]]) == (old, ["Hello?", "Hé 👋"])
+    assert file.stat().st_mode & 0o777 == 0o600
+    assert await purge.purge() == 0
+    await chats.close()
+
+
 async def test_everything_of_a_user_or_of_a_tenant_is_exported_and_deleted(chats, store):
     for caller in (ANN, ANN, BOB, EVE):
         await chats.create(caller, PAIR)
     assert [len(one.messages) async for one in chats.everything(ANN)] == [2, 2]
     assert len([one async for one in chats.everything(EVE, "acme")]) == 3
-    assert await chats.purge(ANN) == 2
+    assert len([one async for one in chats.everything(EVE, user=ANN.user_id)]) == 2
+    assert await chats.purge(EVE, user=ANN.user_id) == 2
     assert await chats.purge(EVE, "acme") == 1
     assert await counted(store) == [1, 2]
 

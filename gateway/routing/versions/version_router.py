@@ -39,3 +39,8 @@ class VersionRouter:
     def is_judged(self, model: str) -> bool:
         """Return True while a roll-out compares versions of a model."""
         return self._directory.table.is_judged(model)
+
+    def find(self, model: GenerativeModel, version: str) -> GenerativeModel | None:
+        """Return a version of `model`, None if it has no replica."""
+        found = self._pools.versions.get(model.name, {}).get(version)
+        return found.model if found is not None else None

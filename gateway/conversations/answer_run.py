@@ -1,0 +1,266 @@
+"""An answer that outlives its connection, and is read by any number of readers.
+
+An answer keeps its text and the sizes of its deltas, from which a reader makes the events again. So
+a reader who comes back with the id of the last event that it saw gets the rest, and two readers get
+the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from abc import ABC, abstractmethod
+from array import array
+from bisect import bisect_right
+from collections.abc import Sequence
+from typing import Protocol
+
+from llmops.gateway.errors import InvalidRequestError
+from llmops.gateway.generation.choice import Choice
+from llmops.gateway.generation.parsers.output_processor import OutputDelta, ToolCallDelta
+from llmops.gateway.http.sse import EventSource
+from llmops.gateway.interfaces import TokenBatch, Usage
+
+#: Bytes after which a reader sends what it has rendered.
+FLUSH_BYTES = 32 * 1024
+#: Batches of tokens that are turned into text again between two turns for other requests: a few
+#: milliseconds.
+REPLAY_TURN = 256
+#: Bytes of the largest delta: an AnswerLog stores the size of a delta in two bytes.
+_MAX_DELTA_BYTES = 0xFFFF
+_EVENT_ID = re.compile(r"([0-9a-f]{6})-(\d{1,9})")
+
+
+class AnswerLog:
+    """The deltas of an answer: one text in UTF-8, and two bytes for the size of each delta.
+
+    Delta `n` is event `n + 1` of the stream; event 0 opens it.
+    """
+
+    def __init__(self) -> None:
+        self._text = bytearray()
+        self._sizes = array("H")
+        # the first delta of each stretch of one kind, and an empty piece of that kind
+        self._starts: list[int] = []
+        self._kinds: list[OutputDelta] = []
+
+    def __len__(self) -> int:
+        return len(self._sizes)
+
+    @property
+    def nbytes(self) -> int:
+        """The memory that the deltas take."""
+        return len(self._text) + 2 * len(self._sizes)
+
+    def append(self, piece: OutputDelta) -> None:
+        """Add a delta; a very long one becomes several."""
+        text = piece.arguments if isinstance(piece, ToolCallDelta) else piece.text
+        if self._is_new_kind(piece):
+            self._starts.append(len(self._sizes))
+            self._kinds.append(piece._replace(arguments="") if isinstance(piece, ToolCallDelta) else type(piece)(""))
+        step = _MAX_DELTA_BYTES // 4  # of UTF-8's longest characters
+        for start in range(0, max(len(text), 1), step):
+            data = text[start : start + step].encode("utf-8", "replace")
+            self._text += data
+            self._sizes.append(len(data))
+
+    def offset(self, delta: int) -> int:
+        """Return where the text of a delta begins."""
+        return sum(self._sizes[:delta])
+
+    def piece(self, delta: int, offset: int) -> tuple[OutputDelta, int]:
+        """Return a delta, whose text begins at `offset`, and where the next one begins."""
+        end = offset + self._sizes[delta]
+        text = self._text[offset:end].decode()
+        at = bisect_right(self._starts, delta) - 1
+        kind = self._kinds[at]
+        if isinstance(kind, ToolCallDelta):
+            # the name goes out with the first delta of a call
+            first = self._starts[at] == delta
+            return (kind._replace(arguments=text) if first else ToolCallDelta(kind.index, arguments=text)), end
+        return type(kind)(text), end
+
+    def pieces(self) -> list[OutputDelta]:
+        """Return the stretches of one kind, whole."""
+        found: list[OutputDelta] = []
+        for at, start in enumerate(self._starts):
+            end = self._starts[at + 1] if at + 1 < len(self._starts) else len(self._sizes)
+            begins = self.offset(start)
+            text = self._text[begins : begins + sum(self._sizes[start:end])].decode()
+            kind = self._kinds[at]
+            found.append(kind._replace(arguments=text) if isinstance(kind, ToolCallDelta) else type(kind)(text))
+        return found
+
+    def _is_new_kind(self, piece: OutputDelta) -> bool:
+        if not self._kinds or type(self._kinds[-1]) is not type(piece):
+            return True
+        return isinstance(piece, ToolCallDelta) and piece.id is not None
+
+
+class ChunkRenderer(Protocol):
+    """A renderer of one answer's events."""
+
+    def role(self, index: int) -> bytes: ...
+
+    def piece(self, index: int, piece: OutputDelta) -> bytes: ...
+
+    def end(self, run: AnswerRun) -> bytes:
+        """Return the reason of the end, the usage, and the events that close the stream."""
+        ...
+
+
+class AnswerRun(ABC):
+    """An answer that grows, and the readers of its events.
+
+    Attributes:
+        id: The id of the answer.
+        owner: The owner, who alone may read it.
+        log: The deltas.
+        visible: The number of deltas that readers may have; -1 before they may know of the answer.
+        finish: How the answer ended, None before.
+        error_event: The event that tells of a failure, empty without one.
+        saved: True once the answer is stored, False if it is not to be or could not be.
+        over: True after the end.
+        moved: True if this process does not have the rest, and another gateway may.
+    """
+
+    def __init__(self, run_id: str, owner: str, chunks: ChunkRenderer) -> None:
+        self.id, self.owner, self.chunks = run_id, owner, chunks
+        self.tag = run_id[-6:]
+        self.log = AnswerLog()
+        self.visible = -1
+        self.finish: str | None = None
+        self.error_event = b""
+        self.saved = self.over = self.moved = False
+        self._waiting: list[asyncio.Future[None]] = []
+
+    @property
+    @abstractmethod
+    def usage(self) -> Usage:
+        """Return the tokens used so far."""
+
+    @property
+    def status(self) -> str:
+        """Return the status of the stored message."""
+        if self.finish is None:
+            return "in_progress"
+        return "completed" if self.finish in ("stop", "tool_calls") else "incomplete"
+
+    @abstractmethod
+    async def stop(self) -> None:
+        """End the answer now, and wait until what there is of it is stored."""
+
+    @abstractmethod
+    def enter(self) -> None:
+        """Count a reader."""
+
+    @abstractmethod
+    def leave(self) -> None:
+        """Stop counting a reader."""
+
+    def read(self, after: int = -1) -> AnswerReader:
+        """Return a reader of the events after number `after`."""
+        return AnswerReader(self, after)
+
+    async def more(self) -> None:
+        """Wait until there is another delta, or the end."""
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
+        await waiter
+
+    def wake(self) -> None:
+        """Wake all readers."""
+        waiting, self._waiting = self._waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
+
+
+class AnswerReader(EventSource):
+    """The events of an answer from some number on. A reader who leaves stops nothing at once."""
+
+    def __init__(self, run: AnswerRun, after: int) -> None:
+        self._run, self._event = run, after + 1
+        self._offset = run.log.offset(max(after, 0))
+        self._over = self._left = False
+        run.enter()
+
+    async def next(self) -> bytes | None:
+        run = self._run
+        while not self._over:
+            if data := self._rendered():
+                return data
+            if run.moved:
+                self._over = True  # without a last event: the reader comes back, and asks any gateway
+            elif run.over:
+                self._over = True
+                if self._event > len(run.log) + 1:
+                    return None  # the reader has seen the end
+                return self._id(len(run.log) + 1) + self._last()
+            else:
+                await run.more()
+        return None
+
+    def cancel(self) -> None:
+        self._over = True
+        self.close()
+        # `next` may wait for an answer that this process does not follow any longer
+        self._run.wake()
+
+    def close(self) -> None:
+        if not self._left:
+            self._left = True
+            self._run.leave()
+
+    def _rendered(self) -> bytes:
+        run, parts, size = self._run, [], 0
+        if self._event == 0 and run.visible >= 0:
+            parts.append(self._id(0) + run.chunks.role(0))
+            self._event = 1
+        while 0 < self._event <= run.visible and size < FLUSH_BYTES:
+            piece, self._offset = run.log.piece(self._event - 1, self._offset)
+            parts.append(self._id(self._event) + run.chunks.piece(0, piece))
+            size += len(parts[-1])
+            self._event += 1
+        return b"".join(parts)
+
+    def _id(self, number: int) -> bytes:
+        return f"id: {self._run.tag}-{number}\n".encode()
+
+    def _last(self) -> bytes:
+        run = self._run
+        return run.error_event + run.chunks.end(run)
+
+
+def parse_last_event_id(text: str | None, run: AnswerRun) -> int:
+    """Return the number of the last event that a client says it saw, or -1 if it names none.
+
+    Raises:
+        InvalidRequestError: The text is no id of an event, or the id of another stream or of an
+            event yet to come.
+    """
+    if not text:
+        return -1
+    found = _EVENT_ID.fullmatch(text)
+    if found is None:
+        problem = "is not the id of an event"
+    elif found[1] != run.tag:
+        problem = "is the id of an event of another stream"
+    elif int(found[2]) > run.visible + int(run.over):
+        problem = "is the id of an event that was not sent yet"
+    else:
+        return int(found[2])
+    raise InvalidRequestError(
+        f"Last-Event-ID '{text[:40]}' {problem}; leave it out to read the stream from its beginning.",
+        param="Last-Event-ID",
+        code="invalid_event_id",
+    )
+
+
+async def replay_batches(choice: Choice, batches: Sequence[Sequence[int]], log: AnswerLog) -> None:
+    """Turn tokens into the deltas that they were before. `choice` is that of the whole answer."""
+    for at, tokens in enumerate(batches):
+        for piece in choice.sort(choice.feed(TokenBatch(0, tokens))):
+            log.append(piece)
+        if at % REPLAY_TURN == REPLAY_TURN - 1:
+            await asyncio.sleep(0)

@@ -1,0 +1,440 @@
+"""Checkpoints of running answers in Redis or Valkey, which any gateway can replay or continue.
+
+For each answer Redis has a record of its request, its tokens at four bytes each, and at last its
+end. Text is rendered again from the tokens. Every gateway has a lease; the answers of a gateway
+whose lease has expired are taken over by the others. A gateway that finds its answer taken over
+leaves it alone: it sends and bills nothing more of it.
+
+        RUNNING on A ──A ends──▶ OVER, kept for a minute
+             │  ▲
+    lease of A expires  │ B continues it, as after the loss of a replica
+             ▼  │
+           TAKEN by B
+
+A reader gets an event only once Redis has its tokens, so that whatever a client saw is known to
+the gateway that takes the answer over. The tokens of all answers travel together, in one call per
+`FLUSH_INTERVAL`. While Redis is away, nothing is held back and nothing can be taken over.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+import struct
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
+from redis.exceptions import RedisError
+
+from llmops.gateway.errors import UnavailableError
+from llmops.gateway.interfaces import Failover, TokenBatch, TokenStream, UsageOwner
+
+log = logging.getLogger(__name__)
+
+#: The prefix of all keys, with the version of the stored data: gateways of two versions do not
+#: continue each other's answers.
+PREFIX = "{llmops:answers:1}"
+#: Seconds between two writes of a gateway. Half of it is added to a token, on average.
+FLUSH_INTERVAL = 0.02
+#: Seconds between two reads of the answers that other gateways generate.
+POLL_INTERVAL = 0.05
+#: Seconds after which Redis counts as away.
+TIMEOUT = 0.5
+#: Seconds between two attempts to reach a Redis that is away.
+RETRY_INTERVAL = 0.5
+#: Seconds for which an answer counts as read after another gateway has read it.
+READING_SECONDS = 3.0
+#: Answers in one call, which holds up Redis for a few milliseconds at most.
+MAX_BATCH = 256
+#: Answers that a gateway takes over at once. The others are left to other gateways for a while.
+MAX_CLAIMED = 64
+#: Bytes of the largest record of a request. An answer to a larger one ends with its gateway.
+MAX_RECORD_BYTES = 1_000_000
+#: The bit of the last token of a batch. Batches are kept, as they decide where events begin.
+_LAST, _TOKEN_MASK = 1 << 31, (1 << 31) - 1
+_ONE_TOKEN = struct.Struct("<I")
+_FAILURES = (RedisError, OSError, asyncio.TimeoutError, EOFError)
+
+
+class ClaimedAnswer(NamedTuple):
+    """An answer that this gateway has taken over.
+
+    `times` is how often it was taken over.
+    """
+
+    id: str
+    record: bytes
+    cached_tokens: int | None
+    tokens: bytes
+    times: int
+
+
+def encode_batch(tokens: Sequence[int]) -> bytes:
+    """Return the stored form of tokens that arrived together."""
+    if len(tokens) == 1:
+        return _ONE_TOKEN.pack(tokens[0] | _LAST)
+    return struct.pack(f"<{len(tokens)}I", *tokens[:-1], tokens[-1] | _LAST)
+
+
+def decode_batches(data: bytes) -> Iterator[list[int]]:
+    """Yield the batches that `encode_batch` encoded, one after the other."""
+    batch: list[int] = []
+    for (token,) in _ONE_TOKEN.iter_unpack(data):
+        batch.append(token & _TOKEN_MASK)
+        if token & _LAST:
+            yield batch
+            batch = []
+
+
+class AnswerCheckpoint:
+    """The checkpoint of one answer that this gateway generates.
+
+    Attributes:
+        size: Bytes of all tokens so far.
+        known: Bytes that Redis has.
+        on_change: Called when `known`, `holds`, `lost` or a flag has changed.
+        lost: True if another gateway has taken the answer over.
+        stop: True if a client at another gateway stopped the answer.
+        is_read_elsewhere: True if a client reads the answer at another gateway.
+    """
+
+    def __init__(self, store: CheckpointStore, answer_id: str, size: int = 0) -> None:
+        self.id = answer_id
+        self.size = self.known = size
+        self.on_change: Callable[[], None] = lambda: None
+        self.lost = self.stop = self.is_read_elsewhere = False
+        self.max_tokens = 0
+        self._store = store
+        self._unsent = bytearray()
+        self._record = b""
+        self._end: bytes | None = None
+        self._registered = False
+        self._cached: int | None = None
+        self._reply: asyncio.Future[None] | None = None
+
+    @property
+    def holds(self) -> bool:
+        """Return True if readers wait until Redis has the tokens."""
+        return self._registered and self._store.up
+
+    def stream(self, stream: TokenStream, max_tokens: int = 0) -> TokenStream:
+        """Return a stream whose tokens are noted here."""
+        self.max_tokens = max_tokens or self.max_tokens
+        return _RecordedStream(stream, self)
+
+    def add(self, tokens: Sequence[int], cached: int | None) -> None:
+        """Add tokens that arrived together."""
+        data = encode_batch(tokens)
+        self._unsent += data
+        self.size += len(data)
+        self._cached = cached
+        if self._registered:
+            self._store.changed(self)
+
+    def register(self, record: bytes) -> None:
+        """Let other gateways find the answer. An empty record is that of an answer taken over."""
+        if len(record) <= MAX_RECORD_BYTES and self._store.up:
+            self._record, self._registered = record, True
+            self._store.add(self)
+
+    async def is_owned(self) -> bool:
+        """Ask Redis whether this gateway still has the answer. True if Redis does not say."""
+        if self._registered and self._store.up:
+            self._reply = asyncio.get_running_loop().create_future()
+            self._store.changed(self)
+            await asyncio.wait({self._reply}, timeout=TIMEOUT)
+        return not self.lost
+
+    async def finish(self, end: bytes) -> bool:
+        """Write the end. Return False if another gateway has taken the answer over.
+
+        If Redis takes longer than `TIMEOUT`, this returns True, and the end is written later.
+        """
+        if not self._registered:
+            return not self.lost
+        self._end = end
+        return await self.is_owned()
+
+    # -- for the store
+
+    def pending(self) -> list[Any]:
+        """Return the arguments of the script that writes."""
+        cached = "" if self._cached is None else self._cached
+        return [self.id, self._record, cached, self.known, bytes(self._unsent), self._end or b""]
+
+    def acknowledge(self, sent: list[Any], reply: int) -> None:
+        """Note the reply to what `pending` returned."""
+        if reply < 0:
+            # unknown: Redis came back without its data, or the answer took longer than it is kept
+            self.lost, self._registered = reply == -1, False
+        else:
+            self._record = b""
+            del self._unsent[: len(sent[4])]
+            self.known += len(sent[4])
+            self.stop, self.is_read_elsewhere = bool(reply & 1), bool(reply & 2)
+        if not self._registered or sent[5]:
+            self._store.remove(self)
+        answers_end = self._end is None or sent[5] or not self._registered
+        if self._reply is not None and answers_end and not self._reply.done():
+            self._reply.set_result(None)
+        self.on_change()
+
+
+class _RecordedStream(TokenStream):
+    """A stream whose tokens are noted in a checkpoint."""
+
+    def __init__(self, stream: TokenStream, checkpoint: AnswerCheckpoint) -> None:
+        self._stream, self._checkpoint = stream, checkpoint
+
+    @property
+    def cached_tokens(self) -> int | None:  # type: ignore[override]
+        return self._stream.cached_tokens
+
+    @property
+    def moves(self) -> Sequence[Failover]:
+        return self._stream.moves
+
+    @property
+    def replica(self) -> str:
+        return self._stream.replica
+
+    @property
+    def version(self) -> str:
+        return self._stream.version
+
+    def beginning(self) -> Sequence[int]:
+        return self._stream.beginning()
+
+    @property
+    def splices(self) -> Mapping[str, int]:
+        return self._stream.splices
+
+    @property
+    def is_failing_over(self) -> bool:
+        return self._stream.is_failing_over
+
+    async def __anext__(self) -> TokenBatch:
+        batch = await self._stream.__anext__()
+        self._checkpoint.add(batch.tokens, self._stream.cached_tokens)
+        return batch
+
+    def cancel(self) -> None:
+        self._stream.cancel()
+
+
+class FollowedTokens:
+    """The tokens of an answer that another gateway generates, as Redis gets them.
+
+    `deliver` is called with new tokens and the end, and with None if the answer is not known any
+    longer or Redis is away.
+    """
+
+    def __init__(self, answer_id: str, deliver: Callable[[tuple[bytes, bytes] | None], None]) -> None:
+        self.id, self.deliver, self.offset = answer_id, deliver, 0
+
+
+class CheckpointStore:
+    """The checkpoints of all gateways that use the Redis at `url`."""
+
+    def __init__(self, url: str, lease: float, prefix: str = PREFIX) -> None:
+        """Create the store. Nothing is connected before `start`.
+
+        Args:
+            url: The URL of the Redis.
+            lease: Seconds after which the answers of a silent gateway are taken over.
+            prefix: The prefix of all keys.
+        """
+        self.up = False
+        self.lease = lease
+        self._url, self._prefix, self._gateway = url, prefix, secrets.token_hex(8)
+        self._client = Redis.from_url(
+            url, protocol=2, socket_timeout=TIMEOUT, socket_connect_timeout=TIMEOUT, retry=Retry(NoBackoff(), 0)
+        )
+        scripts = (
+            Path(__file__).with_name(f"checkpoint_{name}.lua").read_text() for name in ("write", "claim", "read")
+        )
+        self._write_script, self._claim_script, self._read_script = map(self._client.register_script, scripts)
+        self._answers: dict[str, AnswerCheckpoint] = {}
+        self._changed: dict[str, AnswerCheckpoint] = {}
+        self._followed: set[FollowedTokens] = set()
+        self._wake, self._follow = asyncio.Event(), asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._trouble = False
+        self._up_since = 0.0
+
+    async def start(self, adopt: Callable[[ClaimedAnswer], None]) -> None:
+        """Connect, and hand the answers of lost gateways to `adopt` from now on."""
+        await self._try(self._write, [])
+        self._tasks = [
+            asyncio.create_task(self._write_forever(), name="checkpoints"),
+            asyncio.create_task(self._poll_forever(), name="followed-answers"),
+            asyncio.create_task(self._claim_forever(adopt), name="claim-answers"),
+        ]
+
+    async def close(self) -> None:
+        """Write what is left, and offer the answers that still run to other gateways."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        with suppress(*_FAILURES):
+            await self._write(list(self._answers.values()), lease=-1.0)
+        with suppress(*_FAILURES):
+            await self._client.aclose()
+
+    def checkpoint(self, answer_id: str, size: int = 0) -> AnswerCheckpoint:
+        """Return the checkpoint of an answer of which Redis has `size` bytes of tokens."""
+        return AnswerCheckpoint(self, answer_id, size)
+
+    def add(self, one: AnswerCheckpoint) -> None:
+        self._answers[one.id] = one
+        self.changed(one)
+
+    def remove(self, one: AnswerCheckpoint) -> None:
+        self._answers.pop(one.id, None)
+
+    def changed(self, one: AnswerCheckpoint) -> None:
+        """Write an answer at the next call."""
+        self._changed[one.id] = one
+        self._wake.set()
+
+    # -- answers of other gateways
+
+    async def record(self, answer_id: str) -> bytes | None:
+        """Return the record of an answer, None if there is none. Raises UnavailableError."""
+        found: bytes | None = await self._asked(self._client.hget(f"{self._prefix}:answer:{answer_id}", "record"))
+        return found
+
+    async def request_stop(self, answer_id: str) -> None:
+        """Ask the gateway that generates an answer to end it. Raises UnavailableError."""
+        await self._asked(self._client.hset(f"{self._prefix}:answer:{answer_id}", "stop", "1"))
+
+    def follow(self, tokens: FollowedTokens) -> None:
+        """Deliver the tokens of an answer from now on."""
+        self._followed.add(tokens)
+        self._follow.set()
+
+    def unfollow(self, tokens: FollowedTokens) -> None:
+        self._followed.discard(tokens)
+
+    async def usage_owners(self, answer_ids: Sequence[str]) -> Mapping[str, UsageOwner] | None:
+        """Return which gateway bills answers of a gateway that died, None if Redis is away."""
+        keys = [f"{self._prefix}:{kind}:{one}" for one in answer_ids for kind in ("answer", "billed")]
+        try:
+            pipe = self._client.pipeline(transaction=False)
+            for answer, billed in zip(keys[::2], keys[1::2], strict=True):
+                pipe.hmget(answer, "record", "end")
+                pipe.exists(billed)
+            replies = await pipe.execute()
+        except _FAILURES:
+            return None
+        owners = {}
+        for one, (record, end), billed in zip(answer_ids, replies[::2], replies[1::2], strict=True):
+            runs = record is not None and end is None
+            owners[one] = UsageOwner.ELSEWHERE if billed else UsageOwner.OFFERED if runs else UsageOwner.HERE
+        return owners
+
+    async def _asked(self, asked: Any) -> Any:
+        try:
+            return await asked
+        except _FAILURES as error:
+            raise UnavailableError(
+                "Answers of other gateways cannot be read now, because their Redis is away; try again.",
+                code="streams_unavailable",
+                detail=str(error),
+            ) from error
+
+    # -- the three tasks
+
+    async def _write_forever(self) -> None:
+        loop, heartbeat = asyncio.get_running_loop(), self.lease / 4
+        next_beat = loop.time() + heartbeat
+        while True:
+            with suppress(asyncio.TimeoutError):
+                async with asyncio.timeout_at(next_beat):
+                    await self._wake.wait()
+            self._wake.clear()
+            began = loop.time()
+            if began >= next_beat:
+                self._changed.update(self._answers)
+                next_beat = began + heartbeat
+            changed, self._changed = list(self._changed.values()), {}
+            if await self._try(self._write, changed):
+                await asyncio.sleep(max(0.0, began + FLUSH_INTERVAL - loop.time()))
+            else:
+                self._changed = {one.id: one for one in changed} | self._changed
+                await asyncio.sleep(RETRY_INTERVAL)
+
+    async def _write(self, changed: Sequence[AnswerCheckpoint], lease: float | None = None) -> None:
+        milliseconds = round((lease or self.lease) * 1000)
+        for start in range(0, max(len(changed), 1), MAX_BATCH):
+            batch = changed[start : start + MAX_BATCH]
+            sent = [one.pending() for one in batch]
+            args: list[Any] = [self._gateway, milliseconds, *(value for one in sent for value in one)]
+            replies = await self._write_script(keys=[self._prefix], args=args)
+            for one, values, reply in zip(batch, sent, replies, strict=True):
+                one.acknowledge(values, reply)
+
+    async def _claim_forever(self, adopt: Callable[[ClaimedAnswer], None]) -> None:
+        while True:
+            await asyncio.sleep(self.lease / 4)
+            # after an outage of Redis every lease has expired: the others come back first
+            if not self.up or asyncio.get_running_loop().time() - self._up_since < self.lease:
+                continue
+            with suppress(*_FAILURES):
+                args: list[Any] = [self._gateway, round(self.lease * 1000), MAX_CLAIMED]
+                for one, record, cached, tokens, times in await self._claim_script(keys=[self._prefix], args=args):
+                    known = int(cached) if cached else None
+                    adopt(ClaimedAnswer(one.decode(), record, known, tokens, times))
+
+    async def _poll_forever(self) -> None:
+        while True:
+            await self._follow.wait()
+            followed = list(self._followed)
+            if not followed:
+                self._follow.clear()
+                continue
+            for start in range(0, len(followed), MAX_BATCH):
+                await self._poll(followed[start : start + MAX_BATCH])
+            await asyncio.sleep(POLL_INTERVAL)
+
+    async def _poll(self, followed: Sequence[FollowedTokens]) -> None:
+        places = [value for one in followed for value in (one.id, one.offset)]
+        args: list[Any] = [round(READING_SECONDS * 1000), *places]
+        try:
+            replies = await self._read_script(keys=[self._prefix], args=args)
+        except _FAILURES:
+            replies = [None] * len(followed)
+        for one, reply in zip(followed, replies, strict=True):
+            if reply:
+                one.offset += len(reply[0])
+            one.deliver((reply[0], reply[1]) if reply else None)
+
+    async def _try(self, work: Callable[..., Awaitable[None]], *args: Any) -> bool:
+        """Call Redis. The log has one line per outage."""
+        try:
+            await work(*args)
+        except _FAILURES as error:
+            if not self._trouble:
+                place = self._url.rpartition("@")[2].removeprefix("redis://").removeprefix("rediss://")
+                log.error(
+                    "The Redis of running answers at %s is not usable (%s); until it answers, an answer ends with its "
+                    "gateway.",
+                    place,
+                    str(error) or type(error).__name__,
+                )
+            self._trouble, self.up = True, False
+            for one in list(self._answers.values()):
+                one.on_change()
+            return False
+        if not self.up:
+            self.up, self._up_since = True, asyncio.get_running_loop().time()
+            if self._trouble:
+                log.warning("The Redis of running answers answers again.")
+            self._trouble = False
+        return True

@@ -1,0 +1,118 @@
+"""An answer that another gateway generates, for readers at this one.
+
+Its tokens come from Redis (`checkpoints.py`), and become the same events here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from llmops.gateway.conversations.answer_run import AnswerRun, ChunkRenderer, replay_batches
+from llmops.gateway.conversations.chat_run import EndedAnswer
+from llmops.gateway.conversations.checkpoints import CheckpointStore, FollowedTokens, decode_batches
+from llmops.gateway.errors import UnavailableError
+from llmops.gateway.generation.choice import Choice
+from llmops.gateway.interfaces import Usage
+
+#: Seconds without news from Redis after which a reader is sent away, to come back.
+SILENCE_TIMEOUT = 10.0
+#: The ends after which an answer has all of its text. Another end leaves the rest out.
+_WHOLE = frozenset({"stop", "length", "tool_calls", "content_filter"})
+
+
+class FollowedRun(AnswerRun):
+    """An answer that another gateway generates. It is followed while it has readers."""
+
+    def __init__(
+        self,
+        run_id: str,
+        owner: str,
+        chunks: ChunkRenderer,
+        choice: Choice,
+        store: CheckpointStore,
+        on_idle: Callable[[], None],
+    ) -> None:
+        """Prepare to follow an answer.
+
+        Args:
+            run_id: The id of the answer.
+            owner: Its owner.
+            chunks: Renders its events.
+            choice: An empty choice that turns its tokens into text.
+            store: The store of checkpoints.
+            on_idle: Called when the last reader has left.
+        """
+        super().__init__(run_id, owner, chunks)
+        self._choice, self._store, self._on_idle = choice, store, on_idle
+        self._usage = Usage(0)
+        self._readers = 0
+        self._tokens = FollowedTokens(run_id, self._deliver)
+        self._news: asyncio.Queue[tuple[bytes, bytes]] = asyncio.Queue()
+        self._heard = asyncio.get_running_loop().time()
+        #: Set once everything that Redis had at first is in the log.
+        self.caught_up = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def usage(self) -> Usage:
+        return self._usage
+
+    def enter(self) -> None:
+        self._readers += 1
+        if self._task is None:
+            self._task = asyncio.create_task(self._run(), name=f"follow-{self.id}")
+            self._store.follow(self._tokens)
+
+    def leave(self) -> None:
+        self._readers -= 1
+        if not self._readers:
+            self._close()
+            if self._task is not None:
+                self._task.cancel()
+            self._on_idle()
+
+    async def stop(self) -> None:
+        self.enter()
+        try:
+            await self._store.request_stop(self.id)
+            while not (self.over or self.moved):
+                await self.more()
+        finally:
+            self.leave()
+        if self.moved:
+            raise UnavailableError("It is not known whether the answer has stopped; try again.")
+
+    def _deliver(self, news: tuple[bytes, bytes] | None) -> None:
+        now = asyncio.get_running_loop().time()
+        if news is not None:
+            self._heard = now
+            if news[0] or news[1] or not self.caught_up.is_set():
+                self._news.put_nowait(news)
+        elif now - self._heard > SILENCE_TIMEOUT:
+            self.moved = True
+            self.caught_up.set()
+            self._close()
+            self.wake()
+
+    def _close(self) -> None:
+        self._store.unfollow(self._tokens)
+
+    async def _run(self) -> None:
+        while not self.over:
+            tokens, end = await self._news.get()
+            await replay_batches(self._choice, list(decode_batches(tokens)), self.log)
+            if end:
+                self._close()
+                self._finish(EndedAnswer.model_validate_json(end))
+            self.visible = len(self.log)
+            self.caught_up.set()
+            self.wake()
+
+    def _finish(self, ended: EndedAnswer) -> None:
+        if ended.finish in _WHOLE and not self._choice.done:
+            for piece in self._choice.sort(self._choice.finish()):
+                self.log.append(piece)
+        self.finish, self.saved, self._usage = ended.finish, ended.saved, ended.usage
+        self.error_event = ended.error_event.encode()
+        self.over = True

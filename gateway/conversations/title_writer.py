@@ -1,0 +1,88 @@
+"""Titles that a model writes for conversations after their first answer, in place of their first words."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import secrets
+from collections.abc import Sequence
+from contextlib import closing
+
+from llmops.gateway.conversations.conversation_store import ConversationStore
+from llmops.gateway.errors import ApiError
+from llmops.gateway.generation.app_state import AppState
+from llmops.gateway.generation.chat_generation import start_chat
+from llmops.gateway.generation.parsers.output_processor import ContentDelta
+from llmops.gateway.http.middleware import Check
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Caller, Outcome
+from llmops.gateway.schemas.chat_request import ChatRequest
+
+log = logging.getLogger(__name__)
+
+#: Tokens of a title, and characters of the question and of the answer that the model reads for it.
+MAX_TITLE_TOKENS, MAX_READ_CHARACTERS = 24, 1000
+_INSTRUCTION = (
+    "Write a title of at most six words for this conversation, in its language. Answer with the title alone.\n\n"
+    "User: {question}\n\nAssistant: {answer}"
+)
+
+
+class TitleWriter:
+    """A background writer of titles. They are billed to the owner of the conversation."""
+
+    def __init__(self, service: AppState, model: str, checks: Sequence[Check]) -> None:
+        """Create the writer. `checks` bill its requests, and do not refuse them."""
+        self._service, self._model, self._checks = service, model, checks
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def schedule(
+        self, store: ConversationStore, caller: Caller, conversation_id: str, question: str, text: str
+    ) -> None:
+        """Write a title soon. A conversation that has another one than its first words keeps it."""
+        work = self._retitle(store, caller, conversation_id, question, text)
+        task = asyncio.create_task(work, name="title")
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def close(self) -> None:
+        """Give up titles that are not written yet."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _retitle(
+        self, store: ConversationStore, caller: Caller, conversation_id: str, question: str, text: str
+    ) -> None:
+        try:
+            automatic = (await store.find(caller, conversation_id)).title
+            title = await self._title(caller, question, text)
+            if title and (await store.find(caller, conversation_id)).title == automatic:
+                await store.change(caller, conversation_id, title=title)
+        except ApiError as error:
+            log.info("The conversation %s keeps its first words as its title: %s", conversation_id, error.full_message)
+
+    async def _title(self, caller: Caller, question: str, text: str) -> str:
+        """Return the model's title, without quotes and on one line. Raises ApiError."""
+        content = _INSTRUCTION.format(question=question[:MAX_READ_CHARACTERS], answer=text[:MAX_READ_CHARACTERS])
+        message = {"role": "user", "content": content}
+        body = ChatRequest.model_validate(
+            {"model": self._model, "messages": [message], "max_completion_tokens": MAX_TITLE_TOKENS, "temperature": 0}
+        )
+        context = RequestContext(f"req_{secrets.token_hex(16)}", caller=caller, work_bytes=len(content))
+        for check in self._checks:
+            check.adopt(context)
+        try:
+            model = self._service.models.find(self._model)
+            answer_id = f"chatcmpl-{secrets.token_hex(12)}"
+            answer = await start_chat(self._service, body, model, answer_id, context, whole=True, fit=True)
+            with closing(answer):
+                await answer.start()
+                parts = []
+                while (delta := await answer.next()) is not None:
+                    pieces = delta.choice.sort(delta.text)
+                    parts += [piece.text for piece in pieces if isinstance(piece, ContentDelta)]
+        finally:
+            for check in self._checks:
+                check.after(context, Outcome(200, context.finish_reason, context.usage))
+        return " ".join("".join(parts).split()).strip("\"'*# ")

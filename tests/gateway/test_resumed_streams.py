@@ -1,0 +1,177 @@
+"""Streams that are read, stopped and continued at another gateway, through a real Valkey."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from contextlib import AsyncExitStack
+
+import pytest
+from sqlalchemy import select
+
+from llmops.gateway.settings import GatewaySettings
+from llmops.store.factory import open_store
+from llmops.store.tables import usage_records
+from tests.support.gateway_stack import serving
+from tests.support.resuming_reader import CHAT, OPENAI, ResumingReader
+from tests.support.servers import Valkey
+from tests.support.told_answers import ToldAnswers
+from tests.support.waiting import GENEROUS, eventually
+
+CHATS = "/api/conversations"
+
+
+@pytest.fixture(scope="module")
+def valkey():
+    with Valkey() as one:
+        yield one
+
+
+@pytest.fixture(autouse=True)
+def patient_with_valkey(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A machine that stands still is no Valkey that is away, and no gateway that is gone."""
+    monkeypatch.setattr("llmops.gateway.conversations.checkpoints.TIMEOUT", GENEROUS)
+
+
+@pytest.fixture
+async def told(card, tokenizer):
+    answers = ToldAnswers(card, tokenizer)
+    await answers.triton.start()
+    yield answers
+    await answers.triton.stop()
+
+
+@pytest.fixture
+async def gateways(told, valkey, tmp_path):
+    """Two gateways with one store and one Valkey."""
+    settings = GatewaySettings(
+        triton=f"127.0.0.1:{told.triton.port}",
+        store=f"sqlite:///{tmp_path}/store.db",
+        open=True,
+        redis=valkey.url,
+        usage={"outbox": tmp_path / "usage"},
+        resume={"lease": "60s"},
+    )
+    async with AsyncExitStack() as stack:
+        yield [(await stack.enter_async_context(serving(settings)))[0] for _ in range(2)]
+
+
+@pytest.mark.parametrize("path", [CHAT, OPENAI])
+async def test_a_stream_goes_on_at_another_gateway(gateways, told, path):
+    one, other = gateways
+    reader, again = ResumingReader("Where is it?", path), ResumingReader("Where is it?", path)
+    await reader.read(one, 4)
+    again.run = reader.run
+    await asyncio.gather(reader.whole(other), again.whole(other))
+    assert reader.text == again.text == told.text("Where is it?")
+    # the events are the same bytes, wherever they are made
+    assert reader.raw == again.raw
+    whole = ResumingReader("Where is it?", path)
+    whole.run = reader.run
+    await whole.whole(one)
+    assert whole.raw == reader.raw
+
+
+async def test_only_its_owner_reads_or_stops_a_stream_and_a_wrong_event_id_is_refused(gateways):
+    one, other = gateways
+    reader = ResumingReader("Where?")
+    await reader.read(one, 3)
+    url, theirs = f"{CHAT}/{reader.run}", {"authorization": "Bearer somebody-else"}
+    for method in ("GET", "DELETE"):
+        assert (await other.request(method, url, headers=theirs)).status_code == 404
+    assert (await other.get(f"{CHAT}/chatcmpl-{'0' * 24}")).json()["error"]["code"] == "stream_gone"
+    for event, problem in (("x", "not the id"), ("000000-1", "another stream"), (f"{reader.run[-6:]}-99", "not sent")):
+        refused = await other.get(url, headers={"last-event-id": event})
+        assert (refused.status_code, refused.json()["error"]["code"]) == (400, "invalid_event_id")
+        assert problem in refused.json()["error"]["message"]
+
+
+async def test_a_stream_is_stopped_at_another_gateway_and_stored(gateways, told):
+    one, other = gateways
+    told.wait = 0.05
+    talk = (await one.post(CHATS, json={})).json()["id"]
+    reader = ResumingReader("Where?", conversation_id=talk)
+    await reader.read(one, 3)
+    # within a second the lease is far from over: the next tokens carry the wish
+    stopped = (await other.delete(f"{CHAT}/{reader.run}", timeout=GENEROUS)).json()
+    assert (stopped["status"], stopped["saved"]) == ("incomplete", True)
+    message = (await other.get(f"{CHATS}/{talk}")).json()["messages"][-1]
+    assert (message["status"], message["finish_reason"]) == ("incomplete", "cancelled")
+    assert told.text("Where?").startswith(message["content"])
+
+
+async def test_a_reader_at_another_gateway_keeps_an_answer_alive_and_none_ends_it(gateways, told, monkeypatch):
+    monkeypatch.setattr("llmops.gateway.conversations.chat_run.UNREAD_TIMEOUT", 0.5)
+    monkeypatch.setattr("llmops.gateway.conversations.checkpoints.READING_SECONDS", 0.5)
+    one, other = gateways
+    told.wait = 0.1
+    reader = ResumingReader("Where is it?")
+    await reader.read(one, 2)
+    await reader.whole(other)
+    assert reader.text == told.text("Where is it?")
+    alone = ResumingReader("And now?")
+    await alone.read(one, 2)
+    await eventually(lambda: told.triton.active == 0)
+    await alone.read(one)
+    assert alone.ended is None
+    assert told.text("And now?").startswith(alone.text)
+
+
+async def test_a_valkey_that_goes_away_in_the_middle_ends_nothing(told, tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("llmops.gateway.conversations.checkpoints.TIMEOUT", 0.5)
+    told.wait = 0.05
+    with Valkey() as own:
+        settings = GatewaySettings(triton=f"127.0.0.1:{told.triton.port}", redis=own.url)
+        async with serving(settings) as (one, _), serving(settings) as (other, _):
+            reader = ResumingReader("Where is it?")
+            await reader.read(one, 3)
+            own.kill()
+            assert await reader.whole(one) == told.text("Where is it?")
+            away = await other.get(f"{CHAT}/{reader.run}", timeout=GENEROUS)
+            assert (away.status_code, away.json()["error"]["code"]) == (503, "streams_unavailable")
+            own.start()
+            await eventually(lambda: "answers again" in caplog.text)
+            after = ResumingReader("And after?")
+            await after.read(one, 3)
+            assert await after.whole(other) == told.text("And after?")
+
+
+async def test_an_answer_of_a_gateway_that_ends_goes_on_at_another(told, valkey, tmp_path):
+    told.wait = 0.03
+    settings = GatewaySettings(
+        triton=f"127.0.0.1:{told.triton.port}",
+        store=(url := f"sqlite:///{tmp_path}/store.db"),
+        open=True,
+        redis=valkey.url,
+        usage={"outbox": tmp_path / "usage"},
+        resume={"lease": "0.5s"},
+    )
+    async with serving(settings) as (other, _):
+        async with serving(settings) as (one, _):
+            talk = (await one.post(CHATS, json={})).json()["id"]
+            readers = [ResumingReader("Where is it?", conversation_id=talk), ResumingReader("Who?", OPENAI)]
+            for reader in readers:
+                await reader.read(one, 4)
+        for reader, question in zip(readers, ("Where is it?", "Who?"), strict=True):
+            assert await reader.whole(other) == told.text(question)
+        message = (await other.get(f"{CHATS}/{talk}")).json()["messages"][-1]
+        assert (message["content"], message["status"]) == (told.text("Where is it?"), "completed")
+    async with await open_store(url) as store, store.read() as connection:
+        rows = (await connection.execute(select(usage_records))).mappings().all()
+    assert sorted((row["request_id"], row["output_tokens"], row["finish_reason"]) for row in rows) == sorted(
+        (reader.run, 40, "stop") for reader in readers
+    )
+
+
+async def test_random_cuts_on_two_gateways(gateways, told):
+    """Each of these streams is cut a few times, at any place."""
+    chance = random.Random(27)
+
+    async def cut(at: int) -> None:
+        question = f"Number {at}?"
+        reader = ResumingReader(question, chance.choice((CHAT, OPENAI)))
+        while reader.ended is None:
+            await reader.read(chance.choice(gateways), len(reader.raw) + chance.randint(1, 30))
+        assert reader.text == told.text(question)
+
+    await asyncio.gather(*map(cut, range(40)))
