@@ -3,10 +3,12 @@
 They outlive a process that is killed.
 
     FREE ──open──▶ OPEN ──end──▶ ENDED ──release──▶ FREE
+                     └──▶ SHARED ──┘
 
 OPEN: the answer is running. Its slot holds what it has used so far; a count is written with each
 message of the engine, at the price of one store to memory. ENDED: the answer is over, and its slot
-holds its event until the outbox has that. A slot that is not free after a crash is billed: as
+holds its event until the outbox has that. SHARED: as OPEN, and another gateway may continue the
+answer and bill all of it. A slot that is not free after a crash is billed: as
 `gateway_lost`, or by its event.
 """
 
@@ -31,7 +33,7 @@ SLOTS_PER_CHUNK = 256
 #: Slots that are read of a dead process. No process has so many open answers.
 MAX_SLOTS = 2**16
 STATE, HIGH, LOW, STARTED, PROMPT, CACHED, TOKENS, LENGTH = range(8)
-FREE, OPEN, ENDED = range(3)
+FREE, OPEN, ENDED, SHARED = range(4)
 _AFTER_STATE_OFFSET, _FIELDS_AFTER_STATE = 8, Struct("=7q")
 #: The header of an event: the lengths of its id and its body, and its checksum.
 _EVENT_HEADER = Struct("=HHI")
@@ -48,7 +50,8 @@ _SEPARATOR = "\x1f"
 class UnfinishedAnswer(NamedTuple):
     """The usage of an answer whose process died while it ran.
 
-    `texts` are the texts that `open` was called with.
+    `texts` are the texts that `open` was called with. `is_shared` is True if another gateway may have
+    continued the answer.
     """
 
     id: str
@@ -57,6 +60,7 @@ class UnfinishedAnswer(NamedTuple):
     cached: int
     tokens: int
     texts: list[str]
+    is_shared: bool = False
 
 
 class OpenSlots(NamedTuple):
@@ -217,7 +221,7 @@ def _read_answer(numbers: memoryview[int], text: bytes) -> UnfinishedAnswer:
         ValueError: `AnswerSlot.open` and an engine do not write such numbers.
     """
     if not (
-        numbers[STATE] == OPEN
+        numbers[STATE] in (OPEN, SHARED)
         and numbers[HIGH] >= 0
         and 0 <= numbers[LOW] < 1 << 62
         and EARLIEST <= numbers[STARTED] <= LATEST
@@ -233,4 +237,5 @@ def _read_answer(numbers: memoryview[int], text: bytes) -> UnfinishedAnswer:
         cached=numbers[CACHED],
         tokens=numbers[TOKENS],
         texts=text[: numbers[LENGTH]].decode("utf-8", "ignore").split(_SEPARATOR),
+        is_shared=numbers[STATE] == SHARED,
     )

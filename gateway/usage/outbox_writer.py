@@ -30,6 +30,8 @@ from llmops.gateway.usage.event_formats import (
 from llmops.gateway.usage.open_answers import (
     CACHED,
     NUMBERS_BYTES,
+    SHARED,
+    STATE,
     TOKENS,
     AnswerSlot,
     OpenAnswers,
@@ -133,9 +135,9 @@ class OutboxWriter:
         return len(self._pending)
 
 
-def unfinished_answer_ids(folder: Path) -> list[str]:
-    """Return the ids of the answers that a dead process left unfinished in `folder`."""
-    return [answer.texts[1] for answer in read_slots(folder / _SLOTS_FILE).unfinished if len(answer.texts) > 1]
+def shared_answer_ids(folder: Path) -> list[str]:
+    """Return the ids of the answers in `folder` that other gateways may have continued."""
+    return [answer.texts[1] for answer in read_slots(folder / _SLOTS_FILE).unfinished if answer.is_shared]
 
 
 def recover_open_answers(
@@ -236,6 +238,7 @@ class _RequestUsage(UsageRecorder):
 
     def hold(self) -> None:
         self._held = ()
+        self._numbers[STATE] = SHARED
 
     def settle(self, owner: UsageOwner) -> None:
         held, self._held = self._held, None

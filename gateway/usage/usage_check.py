@@ -26,7 +26,7 @@ from llmops.gateway.settings import GatewaySettings, UsageSettings
 from llmops.gateway.usage.delivery import UsageDelivery
 from llmops.gateway.usage.outbox import UsageOutbox, is_machine_error, salvage_events
 from llmops.gateway.usage.outbox_folders import FolderLock, lock_abandoned_folders, lock_new_folder
-from llmops.gateway.usage.outbox_writer import OutboxWriter, recover_open_answers, unfinished_answer_ids
+from llmops.gateway.usage.outbox_writer import OutboxWriter, recover_open_answers, shared_answer_ids
 from llmops.gateway.usage.sink import NoPrices, Prices, UsageSink
 
 if TYPE_CHECKING:
@@ -251,12 +251,12 @@ class UsageCheck(Check):
         if self.find_owners is None:
             return frozenset()
         try:
-            unfinished = await asyncio.to_thread(unfinished_answer_ids, lock.folder)
+            shared = await asyncio.to_thread(shared_answer_ids, lock.folder)
         except OSError:
             return frozenset()  # `_prepare` reports it
-        if not unfinished:
+        if not shared:
             return frozenset()
-        owners = await self.find_owners(unfinished)
+        owners = await self.find_owners(shared)
         if owners is None or UsageOwner.OFFERED in owners.values():
             return None
         return frozenset(one for one, owner in owners.items() if owner is UsageOwner.ELSEWHERE)
