@@ -50,8 +50,8 @@ _SEPARATOR = "\x1f"
 class UnfinishedAnswer(NamedTuple):
     """The usage of an answer whose process died while it ran.
 
-    `texts` are the texts that `open` was called with. `is_shared` is True if another gateway may have
-    continued the answer.
+    `texts` are the texts that `open` was called with. `is_shared` is True if another gateway may
+    have continued the answer.
     """
 
     id: str
