@@ -33,6 +33,8 @@ PIPED_WIDTH = 120
 PEAK_TO_MEAN = 2.88
 #: Seconds that network, gateway and Triton add to a first token (docs/decisions/0020).
 GATEWAY_LATENCY = 0.008
+#: Seconds until the replicas are back before a herd.
+HERD_START = 1.0
 #: Tokens of a cache block. An engine's have 32; fewer and larger ones take less time to simulate.
 CACHE_BLOCK_TOKENS = 128
 
@@ -40,7 +42,7 @@ CACHE_BLOCK_TOKENS = 128
 @option_groups(
     {
         "Fleet": ("plan_path", "replicas", "config", "policies", "scale", "fail"),
-        "Load": ("rate", "day", "trace", "bench", "duration", "skip"),
+        "Load": ("rate", "day", "herd", "trace", "bench", "duration", "skip"),
         "Conversations": ("turns", "input_", "output", "think_time", "seed"),
         "Report": ("slo", "json_path", "html_path", "jobs"),
     }
@@ -79,6 +81,12 @@ CACHE_BLOCK_TOKENS = 128
     type=click.FloatRange(1),
     metavar="USERS",
     help=f"One day of USERS users with {TURNS_A_DAY} turns each; the evening's peak is {PEAK_TO_MEAN} times the mean.",
+)
+@click.option(
+    "--herd",
+    type=click.IntRange(1),
+    metavar="CLIENTS",
+    help="After an outage: CLIENTS arrive within 5 s in the tiers of --config, and retry as Retry-After says.",
 )
 @click.option("--trace", type=click.Path(path_type=Path), help="Replay a JSONL trace (timestamp, input_length, …).")
 @click.option("--bench", type=click.Path(path_type=Path), help="Replay the requests of a `llmops bench --json` file.")
@@ -124,12 +132,15 @@ def command(json_path: Path | None, html_path: Path | None, policies: str, **par
 
     Replicas generate at the planner's pace.
 
-    The load is made-up conversations (--rate, --day), a trace in Mooncake's format (--trace) or
-    what a benchmark sent (--bench). The report is that of `llmops bench`, whose --compare takes
-    these files too. Lengths are distributions; see `llmops bench --help`.
+    The load is made-up conversations (--rate, --day), clients that waited for the end of an outage
+    (--herd), a trace in Mooncake's format (--trace) or what a benchmark sent (--bench). The report
+    is that of `llmops bench`, whose --compare takes these files too. Lengths are distributions; see
+    `llmops bench --help`.
     """
-    if sum(parameters[name] is not None for name in ("rate", "day", "trace", "bench")) != 1:
-        raise click.UsageError("The load is not given, or given twice; give one of --rate, --day, --trace and --bench.")
+    if sum(parameters[name] is not None for name in ("rate", "day", "herd", "trace", "bench")) != 1:
+        raise click.UsageError(
+            "The load is not given, or given twice; give one of --rate, --day, --herd, --trace and --bench."
+        )
     from llmops.perf.simulate.report import show, show_comparison
 
     console = table_console(PIPED_WIDTH)
@@ -189,7 +200,7 @@ def _document(parameters: dict[str, Any], name: str, console: Any) -> Document:
         done = _simulated(parameters, spec, tell)
     if done.simulated and not done.run.records:
         raise InputError(f"--skip {parameters['skip']:g}: all requests came before that; leave out fewer seconds.")
-    load = ("rate", "day", "duration", "turns", "input_", "output", "think_time", "skip")
+    load = ("rate", "day", "herd", "duration", "turns", "input_", "output", "think_time", "skip")
     options = {one: parameters[one] for one in (*load, *(("scale",) if parameters["scale"] else ()))}
     options["slos"] = [str(slo) for slo in slos]
     options |= {"model": plan.model, "trace": str(parameters["trace"] or parameters["bench"] or "") or None}
@@ -241,20 +252,41 @@ def _simulated(
 ) -> SimulationResult:
     from llmops.perf.report.document import read_document
     from llmops.perf.simulate.arrivals import arrivals_from_bench, arrivals_from_trace
-    from llmops.perf.simulate.run import cell_sizes, make_cells, simulate
+    from llmops.perf.simulate.fleet import ReplicaFailure
+    from llmops.perf.simulate.run import HERD_CELL_SIZE, cell_sizes, make_cells, simulate
 
     def arrivals(share: float, number: int) -> Arrivals:
         if parameters["trace"]:
             return arrivals_from_trace(parameters["trace"])
         if parameters["bench"]:
             return arrivals_from_bench(read_document(parameters["bench"]))
+        if parameters["herd"]:
+            return _herd(parameters, spec, share, number)
         return _conversations(parameters, share, number)
 
-    # a replay goes to all replicas as one cell
-    sizes = [spec.replicas] if parameters["trace"] or parameters["bench"] else cell_sizes(spec.replicas)
+    if parameters["herd"]:
+        spec = replace(spec, failures=[ReplicaFailure(number, 0.0, HERD_START) for number in range(spec.replicas)])
+        sizes = cell_sizes(spec.replicas, HERD_CELL_SIZE)
+    else:
+        # a replay goes to all replicas as one cell
+        sizes = [spec.replicas] if parameters["trace"] or parameters["bench"] else cell_sizes(spec.replicas)
     return simulate(
         make_cells(spec, sizes, arrivals, parameters["skip"], GATEWAY_LATENCY), parameters["jobs"], on_progress
     )
+
+
+def _herd(parameters: dict[str, Any], spec: FleetSpec, share: float, number: int) -> Arrivals:
+    from llmops.perf.simulate.herd import HerdArrivals
+    from llmops.perf.workloads.lengths import parse_lengths
+
+    return HerdArrivals(
+        round(parameters["herd"] * share),
+        [(tier.name, 1.0) for tier in spec.tiers] or [("", 1.0)],
+        message=parse_lengths(parameters["input_"]),
+        answer=parse_lengths(parameters["output"]),
+        start=HERD_START,
+        seed=parameters["seed"] * 1009 + number,
+    ).arrivals()
 
 
 def _conversations(parameters: dict[str, Any], share: float, number: int) -> Arrivals:

@@ -16,8 +16,8 @@ from llmops.gateway.generation.choice import Choice
 from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Engine, EngineRequest, TokenStream
-from llmops.gateway.routing.admission.admission_controller import RETRY_AFTER_JITTER
 from llmops.gateway.routing.admission.degradation import FALL_SECONDS, Degradation
+from llmops.gateway.routing.admission.rejected_clients import RETRY_AFTER_JITTER
 from llmops.gateway.routing.auto_model import AutoModel
 from llmops.gateway.routing.engine_slots import EngineSlots
 from llmops.gateway.routing.failover import FailoverEngine

@@ -31,6 +31,7 @@ BENCHMARKS = {
     "policies": "Fleet policies",
     "overload": "Overload",
     "canary_judge": "Canary judge",
+    "herd": "Herd",
     "plan_accuracy": "Planner",
     "chat_page": "Chat page",
 }

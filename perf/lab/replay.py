@@ -99,7 +99,7 @@ async def replay(
         body: Function that returns the fields of a request's body which are not the same for all.
         keys: The API key of each tier.
     """
-    result, client = ReplayResult(), _HttpClient(url)
+    result, client = ReplayResult(), HttpClient(url)
     requests = [client.request({**_same(one), **body(one)}, keys[one.tier] if keys else "") for one in trace]
     begun = time.perf_counter()
     tasks = []
@@ -124,7 +124,7 @@ def _same(asked: TraceRequest) -> dict[str, Any]:
     }
 
 
-class _HttpClient:
+class HttpClient:
     """An HTTP/1.1 client of one server with kept connections."""
 
     def __init__(self, url: str) -> None:
@@ -145,6 +145,19 @@ class _HttpClient:
         writer.write(request)
         return reader, writer
 
+    async def exchange(self, request: bytes) -> tuple[int, float]:
+        """Send a request, read its answer, and return its status and its Retry-After in seconds."""
+        reader, writer = await self.send(request)
+        status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower().splitlines()
+        headers = dict(line.split(": ", 1) for line in lines if line)
+        async for _ in _pieces(reader, headers):
+            pass
+        if headers.get("connection") == "close":
+            writer.close()
+        else:
+            self.keep(reader, writer)
+        return int(status.split()[1]), float(headers.get("retry-after-ms", 0)) / 1000
+
     def keep(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Keep a connection whose answer was read to the end."""
         self._idle.append((reader, writer))
@@ -154,7 +167,7 @@ class _HttpClient:
             writer.close()
 
 
-async def _ask(client: _HttpClient, request: bytes, seen: ReplayedRequest, begun: float) -> None:
+async def _ask(client: HttpClient, request: bytes, seen: ReplayedRequest, begun: float) -> None:
     data, times = bytearray(), []
     try:
         reader, writer = await client.send(request)

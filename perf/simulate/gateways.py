@@ -144,5 +144,7 @@ class SimulatedGateway:
             self._refuse(job, self.controller.queue_wait(job.queued_request, self.views))
 
     def _refuse(self, job: SimulatedRequest, wait: float) -> None:
+        if self.controller is not None:
+            wait = self.controller.retry_after(job.queued_request, max(wait, 0.0), self.views, self.clock.now)
         job.refused, job.end = max(wait, 0.0), self.clock.now
         self._done(job)

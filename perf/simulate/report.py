@@ -65,6 +65,10 @@ def fleet_rows(document: Document) -> list[tuple[str, str]]:
         rows.append(("$ per million tokens", f"{both:.3f}, of answers alone {answers:.3f}"))
     if known.get("scaled"):
         rows.insert(1, ("Replicas over time", _over_time(known["scaled"])))
+    if document.options.get("herd"):
+        ends = sorted(known["drained"].items(), key=lambda tier: tier[1])
+        rows.append(("Drained after", ", ".join(f"{tier} {end:,.0f} s" for tier, end in ends)))
+        rows.append(("Tries per client", f"{document.summary.requests / document.options['herd']:.2f}"))
     if known.get("degraded"):
         rows.append(("Degraded mode over time", _over_time(known["degraded"])))
     if known["moved"]:
@@ -104,6 +108,7 @@ def _cells(document: Document) -> list[tuple[str, str]]:
         ("TPOT p95, ms", _percentile(summary.tpot, "p95")),
         ("Refused", f"{known['refused']:,}"),
         ("Longest queue in an engine", f"{known['longest_queue']:,}"),
+        ("Drained after, s", f"{max(known['drained'].values(), default=0.0):,.1f}"),
     ]
 
 

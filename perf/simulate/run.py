@@ -17,6 +17,9 @@ from llmops.perf.simulate.totals import SimulationTotals, records, sum_up
 #: Replicas of one set of gateways. Larger fleets are several such cells.
 CELL_SIZE = 64
 
+#: The same for a herd, for which a gateway has fewer replicas: it mostly rejects.
+HERD_CELL_SIZE = 8
+
 
 @dataclass
 class SimulationResult:
@@ -41,9 +44,9 @@ class FleetCell:
     added: float = 0.0
 
 
-def cell_sizes(replicas: int) -> list[int]:
-    """Return the numbers of replicas of cells of about equal size, near CELL_SIZE."""
-    count = -(-replicas // CELL_SIZE)
+def cell_sizes(replicas: int, size: int = CELL_SIZE) -> list[int]:
+    """Return the numbers of replicas of cells of about equal size, near `size`."""
+    count = -(-replicas // size)
     return [replicas // count + (number < replicas % count) for number in range(count)]
 
 

@@ -23,7 +23,7 @@ class SimulationTotals:
     """Sums over requests and replicas. Those of several cells can be added.
 
     `busiest`: share of the time in which the busiest replica worked. `served`: cost by tenant, as
-    fairness counts it.
+    fairness counts it. `drained`: the last end of an answer by tier, in seconds.
     """
 
     replicas: int = 0
@@ -45,11 +45,15 @@ class SimulationTotals:
     scaled: list[tuple[float, int]] = field(default_factory=list)
     degraded: list[tuple[float, int]] = field(default_factory=list)
     served: Counter[str] = field(default_factory=Counter)
+    drained: Counter[str] = field(default_factory=Counter)
 
     def add(self, other: SimulationTotals) -> None:
         for one in fields(self):
             mine, more = getattr(self, one.name), getattr(other, one.name)
-            setattr(self, one.name, max(mine, more) if one.name in ("longest_queue", "busiest") else mine + more)
+            if one.name == "drained":
+                self.drained |= more
+            else:
+                setattr(self, one.name, max(mine, more) if one.name in ("longest_queue", "busiest") else mine + more)
 
     @property
     def hit_rate(self) -> float:
@@ -100,6 +104,7 @@ class SimulationTotals:
             "failed": self.failed,
             "moved": self.moved,
             "longest_queue": self.longest_queue,
+            "drained": {tier or "all": round(end, 1) for tier, end in self.drained.items()},
             **({"scaled": self.scaled} if self.scaled else {}),
             **({"degraded": self.degraded} if self.degraded else {}),
         }
@@ -135,6 +140,7 @@ def sum_up(outcome: SimulationOutcome, skipped: float = 0.0) -> SimulationTotals
         found.seen_tokens += min(seen, job.tokens - 1)
         found.served[job.tenant] += int(service_cost(job.tokens, job.answer))
         counts[job.replica] += 1
+        found.drained[job.tier] = max(found.drained[job.tier], job.end)  # type: ignore[assignment]
     found.requests = [counts[name] for name in outcome.busy]
     return found
 

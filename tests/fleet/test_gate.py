@@ -209,7 +209,7 @@ def test_who_finds_a_place_is_not_refused_for_those_who_leave_it() -> None:
 
 
 def test_those_who_are_refused_do_not_all_come_back_at_once() -> None:
-    waits = [gate(seed=seed).retry_after(10.0) for seed in range(200)]
+    waits = [gate(seed=seed).retry_after(ticket("a"), 10.0, [view("a")], 0.0) for seed in range(200)]
     assert 8.0 <= min(waits) < 8.2
     assert 11.8 < max(waits) <= 12.0
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 from llmops.gateway.interfaces import QueuedRequest, ReplicaCapacity, ReplicaView, RoutingPolicy
 from llmops.gateway.routing.admission.fair_queue import expected_service_cost
+from llmops.gateway.routing.admission.rejected_clients import RejectedClients, spread_retry_after
 from llmops.gateway.routing.admission.slow_start import SlowStart
 from llmops.gateway.routing.admission.tenant_shares import TenantShares
 from llmops.gateway.routing.admission.tiered_queue import TieredQueue
@@ -30,9 +31,6 @@ from llmops.gateway.routing.cost_model import (
     uncached_tokens,
 )
 
-#: Range of the factor by which Retry-After is multiplied: rejected clients must not return at the
-#: same moment.
-RETRY_AFTER_JITTER = (0.8, 1.2)
 #: Time constant, in seconds, of the mean of a replica's step time.
 STEP_TIME_WINDOW = 4.0
 #: Seconds of a step that count at most. Steps with much prefill are long and would admit even more
@@ -95,6 +93,8 @@ class AdmissionController:
         self._rng = rng or random.Random()
         self._throughput, self._slow_start = QueueThroughput(), SlowStart()
         self._tenants = TenantShares(queue.rank)
+        # by the rank of their tier
+        self._rejected = [RejectedClients() for _ in queue.waiting()]
         # for replicas shared with other gateways: the last step drawn for, and whether this gateway
         # may dispatch in it
         self._turns: dict[str, tuple[int, bool]] = {}
@@ -177,12 +177,19 @@ class AdmissionController:
         waits = ((tier.max_wait, cost / rate) for tier, cost in self.queue.backlogs())
         return max((wait / longest for longest, wait in waits if longest <= MAX_ATTENDED_WAIT), default=0.0)
 
-    def retry_after(self, wait: float) -> float:
-        """Return the Retry-After of a rejected request, in seconds with jitter.
+    def retry_after(self, request: QueuedRequest, wait: float, views: Sequence[ReplicaView], now: float) -> float:
+        """Return the Retry-After of a rejected request, in seconds, and count its client as away.
 
-        `wait` is the predicted wait in seconds.
+        `wait` is the predicted wait in seconds. While replicas start slowly, more requests will
+        leave the queue than the measured throughput says.
         """
-        return wait * self._rng.uniform(*RETRY_AFTER_JITTER)
+        growth = self._slow_start.growth(now)
+        departures = growth * self._throughput.rate(views) / max(self.queue.mean_cost, 1.0)
+        rank = self.queue.rank(request)
+        away = sum(clients.update(now) for clients in self._rejected[: rank + 1])
+        seconds = spread_retry_after(wait / growth, away, departures, self._rng)
+        self._rejected[rank].add(seconds)
+        return seconds
 
     def push(self, request: QueuedRequest, views: Sequence[ReplicaView], now: float) -> list[QueuedRequest]:
         """Queue a request.

@@ -59,7 +59,7 @@ class RequestQueue:
         if self.controller.queue:
             wait = self.controller.queue_wait(request, self._views())
             if wait > self.controller.max_wait(request, self._clock()):
-                raise self._overloaded(wait)
+                raise self._overloaded(request, wait)
 
     async def enter(self, request: QueuedRequest) -> ReplicaView:
         """Wait until a replica has room and return it; the request counts as dispatched there.
@@ -76,7 +76,7 @@ class RequestQueue:
             raise UnavailableError("No replica of the model can take this request now.")
         wait = self.controller.excessive_wait(request, views, now)
         if wait is not None:
-            raise self._overloaded(wait)
+            raise self._overloaded(request, wait)
         return await self._wait(request, views, now)
 
     def update(self) -> None:
@@ -112,7 +112,7 @@ class RequestQueue:
         timer = None if request.moved else loop.call_later(max(limit, 0), self._reject_late, request)
         try:
             for evicted in self.controller.push(request, views, now):
-                self._reject(evicted, self._overloaded(self.controller.predicted_wait(evicted, views)))
+                self._reject(evicted, self._overloaded(evicted, self.controller.predicted_wait(evicted, views)))
             self.update()
             view: ReplicaView = await future
             return view
@@ -133,7 +133,7 @@ class RequestQueue:
 
     def _reject_late(self, request: QueuedRequest) -> None:
         wait = self.controller.queue_wait(request, self._views()) or DEFAULT_MAX_WAIT / 60
-        self._reject(request, self._overloaded(wait))
+        self._reject(request, self._overloaded(request, wait))
 
     def _reject(self, request: QueuedRequest, error: ApiError) -> None:
         self.controller.remove(request, self._clock())
@@ -141,8 +141,8 @@ class RequestQueue:
         if future is not None and not future.done():
             future.set_exception(error)
 
-    def _overloaded(self, wait: float) -> OverloadedError:
-        retry_after = self.controller.retry_after(wait)
+    def _overloaded(self, request: QueuedRequest, wait: float) -> OverloadedError:
+        retry_after = self.controller.retry_after(request, wait, self._views(), self._clock())
         message = f"The model is overloaded: the predicted wait exceeds its limit. Retry in {retry_after:.1f} s."
         return OverloadedError(message, retry_after=retry_after)
 

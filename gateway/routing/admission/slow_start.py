@@ -9,6 +9,7 @@ import math
 from collections.abc import Sequence
 
 from llmops.gateway.interfaces import ReplicaView
+from llmops.gateway.routing.admission.wait_prediction import THROUGHPUT_TIME_CONSTANT
 from llmops.gateway.routing.cost_model import DEFAULT_PREFILL_RATE
 
 #: Share of its prefill rate that a replica gets first.
@@ -24,6 +25,8 @@ class SlowStart:
 
     def __init__(self) -> None:
         self._started: dict[str, float] = {}
+        # the latest start of each ready replica, also after its slow start
+        self._started_last: dict[str, float] = {}
         self._sent_tokens: dict[str, float] = {}
         self._ready: set[str] | None = None
 
@@ -36,7 +39,28 @@ class SlowStart:
         if self._ready is not None:
             for name in ready - self._ready:
                 self._started[name], self._sent_tokens[name] = now, 0.0
+                self._started_last[name] = now
+            self._started_last = {name: at for name, at in self._started_last.items() if name in ready}
         self._ready = ready
+
+    def growth(self, now: float) -> float:
+        """Return the full share of the replicas divided by their mean share in the measured past.
+
+        The past is that of QueueThroughput. The result is 1 unless all replicas became ready lately.
+        """
+        ready = self._ready or ()
+        elapsed = now - max((self._started_last.get(name, -math.inf) for name in ready), default=-math.inf)
+        if not 0 <= elapsed < SLOW_START_SECONDS + 4 * THROUGHPUT_TIME_CONSTANT or any(
+            name not in self._started_last for name in ready
+        ):
+            return 1.0
+        constant, ramp = THROUGHPUT_TIME_CONSTANT, min(elapsed, SLOW_START_SECONDS)
+        # ∫ share(t) · e^((t - elapsed) / constant) dt, of the ramp and of the time after it
+        exponent = math.log(GROWTH_PER_SECOND) + 1 / constant
+        served = INITIAL_SHARE * math.expm1(exponent * ramp) / exponent * math.exp(-elapsed / constant)
+        served -= constant * math.expm1((ramp - elapsed) / constant)
+        possible = -constant * math.expm1(-max(elapsed, 0.1) / constant)
+        return max(possible / max(served, INITIAL_SHARE * possible), 1.0)
 
     def allows(self, view: ReplicaView, now: float) -> bool:
         """Return True if the replica was sent fewer tokens than its growing share allows until now."""

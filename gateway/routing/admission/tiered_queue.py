@@ -131,6 +131,11 @@ class TieredQueue:
             before += tier.queue.cost
         return before
 
+    @property
+    def mean_cost(self) -> float:
+        """Return the mean cost of a waiting request, 0 if none waits."""
+        return sum(tier.queue.cost for tier in self._tiers) / self.size if self.size else 0.0
+
     def backlogs(self) -> Iterator[tuple[PriorityTier, float]]:
         """Yield each tier with the cost that is served before a new request of the tier, if any waits."""
         before = 0.0

@@ -1,0 +1,133 @@
+"""A herd of 5,000 clients on real sockets, which all send a request within five seconds.
+
+Goals: the engines' queues stay empty but for what they read next, all clients are answered within
+1.15 times the time that a full service needs, the first tier first, and the gateway's memory is
+bounded.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from llmops.perf.lab.figures import Section
+from llmops.perf.lab.overload import SIZE, _memory, _watched
+from llmops.perf.lab.replay import HttpClient
+from llmops.perf.lab.trace import words_of
+from llmops.perf.records import percentile
+from tests.support.mock_engine.planned import constant
+from tests.support.mock_engine.replicas import NAME, Engines, engines, front, keys_of
+
+CLIENTS, ARRIVING, ANSWER = 5000, 5.0, 8
+REPLICAS, PLACES, BLOCKS, CHUNK = 2, 16, 2048, 1024
+STEP, SEQUENCE, TOKEN = 0.04, 0.001, 0.0001
+TIERS = (("paid", 0.1), ("standard", 0.6), ("batch", 0.3))
+SETTINGS: dict[str, Any] = {
+    "slo": {"ttft_p95": "500ms"},
+    "tiers": {name: {} for name, _ in TIERS},
+    "limits": {"connections": 2 * CLIENTS, "connections_per_client": 0},
+}
+
+
+@dataclass
+class HerdClient:
+    """A client: its tier, its number of tries, and when it had its answer."""
+
+    tier: str
+    tries: int = 0
+    ended: float = 0.0
+    errors: list[str] = field(default_factory=list)
+
+
+def measure(engine: Path) -> Section:
+    text = (
+        f"{CLIENTS:,} clients on connections of their own send a request within {ARRIVING:g} s to one gateway with "
+        f"{REPLICAS} mock engines of {PLACES} sequences on the real Triton, and return as Retry-After says."
+    )
+    section = Section("Herd", text)
+    with section, tempfile.TemporaryDirectory() as folder:
+        paged = constant(STEP, TOKEN, BLOCKS, SEQUENCE, max_batch_size=PLACES, max_num_tokens=CHUNK)
+        store = f"sqlite:///{folder}/store.db"
+        keys = keys_of(store, [name for name, _ in TIERS])
+        settings = {**SETTINGS, "store": store, "usage": {"outbox": f"{folder}/usage"}}
+        with engines(engine, replace(paged, tokens_per_block=SIZE), REPLICAS) as stage:
+            _measure(stage, settings, words_of(engine), keys, section)
+    return section
+
+
+def _measure(
+    stage: Engines, settings: dict[str, Any], words: Sequence[int], keys: dict[str, str], section: Section
+) -> None:
+    with front(stage.replicas, settings) as gateway:
+        rate = asyncio.run(_capacity(gateway.address, words, keys["paid"]))
+        with _watched(stage) as queue:
+            before, begun = _memory(gateway), time.perf_counter()
+            clients = asyncio.run(_herd(gateway.address, words, keys))
+            seconds = time.perf_counter() - begun
+            memory = _memory(gateway) - before
+    ideal = CLIENTS / rate
+    section.add("requests/s of a full service", rate, "/s")
+    section.add("drained, relative to a full service", seconds / ideal, "", 1.15)
+    section.add("longest prefill backlog of an engine, in steps", queue.steps, "", 2)
+    section.add("most sequences waiting in an engine", queue.waiting, "")
+    section.add("clients without an answer", sum(not one.ended or bool(one.errors) for one in clients), "", 0)
+    for tier, _ in TIERS:
+        ends = sorted(one.ended for one in clients if one.tier == tier)
+        section.add(f"{tier}: answered, median", percentile(ends, 50), "s")
+        section.add(f"{tier}: answered, last", ends[-1], "s")
+    section.add("tries per client", sum(one.tries for one in clients) / CLIENTS, "")
+    section.add("growth of the gateway's peak memory", memory, "MiB", 256)
+
+
+def _request(client: HttpClient, words: Sequence[int], key: str, rng: random.Random) -> bytes:
+    body = {"prompt": [rng.choice(words) for _ in range(32)], "max_tokens": ANSWER, "ignore_eos": True}
+    return client.request({"model": NAME, "temperature": 0, **body}, key)
+
+
+async def _capacity(url: str, words: Sequence[int], key: str, seconds: float = 15.0) -> float:
+    """Return the requests per second of as many clients as keep the engines full."""
+    client, rng, done = HttpClient(url), random.Random(1), 0
+    until = time.perf_counter() + seconds
+
+    async def user() -> None:
+        nonlocal done
+        while time.perf_counter() < until:
+            status, _ = await client.exchange(_request(client, words, key, rng))
+            done += status == 200
+
+    await asyncio.gather(*(user() for _ in range(REPLICAS * PLACES + 8)))
+    client.close()
+    return done / seconds
+
+
+async def _herd(url: str, words: Sequence[int], keys: dict[str, str]) -> list[HerdClient]:
+    rng = random.Random(0)
+    names, shares = zip(*TIERS, strict=True)
+    clients = [HerdClient(tier) for tier in rng.choices(names, shares, k=CLIENTS)]
+    begun = time.perf_counter()
+
+    async def run(one: HerdClient, start: float) -> None:
+        connection = HttpClient(url)
+        request = _request(connection, words, keys[one.tier], rng)
+        await asyncio.sleep(start)
+        while not one.ended:
+            one.tries += 1
+            try:
+                status, retry_after = await connection.exchange(request)
+            except (OSError, EOFError) as error:
+                one.errors.append(repr(error))
+                status, retry_after = 0, 1.0
+            if status == 200:
+                one.ended = time.perf_counter() - begun
+            else:
+                await asyncio.sleep(retry_after or 1.0)
+        connection.close()
+
+    await asyncio.gather(*(run(one, rng.uniform(0, ARRIVING)) for one in clients))
+    return clients

@@ -1,0 +1,52 @@
+"""A herd: clients that all wait when a service comes back, and retry when the gateway says so."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+
+from llmops.perf.simulate.fleet import Arrivals
+from llmops.perf.simulate.replica import SimulatedRequest
+from llmops.perf.workloads.lengths import Lengths, parse_lengths
+
+#: Seconds within which the clients notice that the service is back.
+NOTICE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class HerdArrivals:
+    """Clients with one request each, which they send again after the Retry-After of a rejection.
+
+    Attributes:
+        clients: Number of clients.
+        tiers: Tiers of the clients, with their shares.
+        message: Tokens of a prompt.
+        answer: Tokens of an answer.
+        start: Time at which the service is back, in seconds.
+        seed: Seed of the random numbers.
+    """
+
+    clients: int
+    tiers: Sequence[tuple[str, float]] = (("", 1.0),)
+    message: Lengths = field(default_factory=lambda: parse_lengths("lognormal:250,0.6"))
+    answer: Lengths = field(default_factory=lambda: parse_lengths("lognormal:334,0.6"))
+    start: float = 1.0
+    seed: int = 0
+
+    def arrivals(self) -> Arrivals:
+        return Arrivals(self._first(), self._again)
+
+    def _first(self) -> Iterator[SimulatedRequest]:
+        rng = random.Random(f"herd {self.seed}")
+        names, shares = [name for name, _ in self.tiers], list(accumulate(share for _, share in self.tiers))
+        for at in sorted(rng.uniform(self.start, self.start + NOTICE_SECONDS) for _ in range(self.clients)):
+            tier = rng.choices(names, cum_weights=shares)[0]
+            yield SimulatedRequest(at, self.message.draw(rng), self.answer.draw(rng), tier=tier)
+
+    def _again(self, last: SimulatedRequest) -> tuple[float, SimulatedRequest] | None:
+        """Return the next try of a client that was rejected, and the seconds until it."""
+        if last.refused < 0:
+            return None
+        return last.refused, SimulatedRequest(0.0, last.tokens, last.answer, tier=last.tier, turn=last.turn + 1)
