@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
+import time
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -12,9 +14,11 @@ import click
 from click.core import ParameterSource
 
 from llmops.cli.options import Duration, serving_option
+from llmops.errors import InputError, ServerError
 
 if TYPE_CHECKING:
     from llmops.model_repository.launch import TritonServer
+    from llmops.model_repository.server.fault_watch import FaultSources
 
 PORT = click.IntRange(0, 65535)
 
@@ -43,6 +47,27 @@ PORT = click.IntRange(0, 65535)
     default="30m",
     show_default=True,
     help="Time that all models may take to load.",
+)
+@click.option(
+    "--hang-timeout",
+    type=Duration(zero=True, whole=True),
+    default="2m",
+    show_default=True,
+    help="Kill a server whose engine has requests and makes no step for this long; 0 for never.",
+)
+@click.option(
+    "--gpu-faults",
+    multiple=True,
+    metavar="SOURCE",
+    help="Drain and stop on GPU errors found in SOURCE: a kernel log such as /dev/kmsg, or the URL of DCGM's exporter "
+    "or of node-problem-detector's metrics. Repeatable.",
+)
+@click.option(
+    "--restarts",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Start a server that ended or hangs again, at most this often in 10 minutes.",
 )
 @click.option(
     "--launch",
@@ -79,6 +104,9 @@ def command(
     traces: str | None,
     exit_timeout: int,
     ready_timeout: int,
+    hang_timeout: int,
+    gpu_faults: tuple[str, ...],
+    restarts: int,
     launch: str,
     serving: str | None,
     dry_run: bool,
@@ -98,6 +126,7 @@ def command(
     """
     from llmops.model_repository.launch import start_triton
     from llmops.model_repository.server.command import LaunchOptions, Ports
+    from llmops.model_repository.server.fault_watch import MachineFaultError, RestartBudget
 
     if not http and click.get_current_context().get_parameter_source("http_port") != ParameterSource.DEFAULT:
         raise click.UsageError("--http-port is for Triton's HTTP server, which is off: add --http")
@@ -121,20 +150,49 @@ def command(
 
         text = export_launch(export, repository, options, gpus_per_node=gpus_per_node, image=image, claim=claim)
         click.echo(text, nl=False)
-        return
+        return None
     if dry_run:
         from llmops.model_repository.dry_run import describe_launch
 
         click.echo(describe_launch(repository, options))
-        return
-    stop = _stop_event()
-    with start_triton(repository, options, strict=strict) as server:
-        server.wait_ready(ready_timeout, cancelled=stop)
-        if not stop.is_set():
-            _announce(server)
-        server.wait(stop)
-        if stop.is_set():
-            click.echo("Stopping: finishing the running requests.")
+        return None
+    stop, sources, budget = _stop_event(), _fault_sources(gpu_faults, hang_timeout), RestartBudget(restarts)
+
+    def run() -> None:
+        with start_triton(repository, options, strict=strict) as server:
+            server.wait_ready(ready_timeout, cancelled=stop)
+            if not stop.is_set():
+                _announce(server)
+            server.wait(stop, sources)
+            if stop.is_set():
+                click.echo("Stopping: finishing the running requests.")
+
+    while True:
+        try:
+            return run()
+        except MachineFaultError:
+            raise
+        except ServerError as error:
+            if not restarts or stop.is_set():
+                raise
+            if not budget.take(time.monotonic()):
+                raise ServerError(
+                    f"{error} It was started {restarts + 1} times within 10 minutes, so it is not started again: see "
+                    "the log above for the cause that the ends have in common."
+                ) from error
+            click.echo(f"{error} Starting it again.", err=True)
+
+
+def _fault_sources(names: tuple[str, ...], hang_timeout: int) -> FaultSources:
+    from llmops.model_repository.server.fault_watch import FaultSources
+
+    pages = [name for name in names if name.startswith(("http://", "https://"))]
+    logs = [Path(name) for name in names if name not in pages]
+    if len(logs) > 1:
+        raise InputError(f"--gpu-faults names two logs, {logs[0]} and {logs[1]}; leave one out.")
+    if logs and not os.access(logs[0], os.R_OK):
+        raise InputError(f"--gpu-faults {logs[0]} cannot be read; name a kernel log that this user may read.")
+    return FaultSources(logs[0] if logs else None, pages, hang_timeout)
 
 
 def _announce(server: TritonServer) -> None:

@@ -39,6 +39,12 @@ from llmops.model_repository.server.command import LaunchOptions, ServerOptions
 from llmops.model_repository.server.command import Ports as Ports
 from llmops.model_repository.server.drain import drain_engines, is_ready
 from llmops.model_repository.server.exposure import EMBEDDED_HTTP_WARNING, describe_exposure
+from llmops.model_repository.server.fault_watch import (
+    WATCH_INTERVAL,
+    FaultSources,
+    FaultWatch,
+    MachineFaultError,
+)
 from llmops.model_repository.server.installation import Installation, find_installation
 from llmops.model_repository.server.model_processes import model_processes, rank_zero
 from llmops.model_repository.server.shared_memory import SharedMemory, remove_stale_segments
@@ -174,13 +180,30 @@ class TritonServer:
             time.sleep(0.05)
         self._models = model_processes(self.process.pid)
 
-    def wait(self, stop: threading.Event) -> None:
+    def wait(self, stop: threading.Event, sources: FaultSources | None = None) -> None:
         """Block until `stop` is set.
 
+        Args:
+            stop: Ends the wait.
+            sources: Where faults of the machine and hangs are looked for.
+
         Raises:
-            ServerError: The server, a model's process or an engine ended by itself.
+            MachineFaultError: The machine has a fault; `stop()` lets running requests end or move.
+            ServerError: The server, a model's process or an engine ended by itself, or hangs.
         """
+        watch = FaultWatch(sources, self.metrics_url) if sources is not None else None
+        try:
+            self._wait(stop, watch)
+        finally:
+            if watch is not None:
+                watch.close()
+
+    def _wait(self, stop: threading.Event, watch: FaultWatch | None) -> None:
+        looked = time.monotonic()
         while not stop.wait(0.2):
+            if watch is not None and time.monotonic() - looked > WATCH_INTERVAL:
+                looked = time.monotonic()
+                self._look(watch, looked)
             if self._dead_engine is not None:
                 raise ServerError(_engine_ended(*self._dead_engine))
             dead = next(
@@ -193,6 +216,19 @@ class TritonServer:
             if dead is not None:
                 self._is_broken = True
                 raise ServerError(_model_died(dead))
+
+    def _look(self, watch: FaultWatch, now: float) -> None:
+        if fault := watch.find_fault(now):
+            raise MachineFaultError(
+                f"The machine has a fault: {fault}. The server drains, so that its answers move to other replicas; "
+                "repair or replace the GPU before you start it here again (runbook GpuNodeFailure)."
+            )
+        if hanging := watch.find_hang(now):
+            self._is_broken = True
+            raise ServerError(
+                f"The engine of model {hanging} has requests and made no step for longer than --hang-timeout, although "
+                "it is reported ready, so the server is killed. Gateways continue its answers on other replicas."
+            )
 
     def stop(self, at_once: bool = False) -> int:
         """Let running requests end, then stop the server and remove what is left.

@@ -172,6 +172,9 @@ REPLICAS = _g.gauge(
     "model",
     "state",
 )
+REPLICA_RESTARTS = _g.counter(
+    "llmops_replica_restarts_total", "Restarts of engines that this gateway noticed.", "model", "replica"
+)
 REPLICA_INFO = _g.gauge(
     "llmops_replica_info",
     "1 for each replica; source: reported by it, or measured by this gateway (NVIDIA's C++ backend).",

@@ -71,6 +71,7 @@ FAULTS = [
     ("GpuKvCacheNearOom", "for", "1m"),
     ("GpuNodeFailure", "for", "10s"),
     ("GpuNodeFailure", "expr", "llmops_server_reachable == 0"),
+    ("LlmReplicaCrashLoop", "expr", "sum by (model) (increase(llmops_replica_restarts_total[15m])) > 2"),
     ("LlmPrefixCacheHitRateDrop", "for", "5m"),
     ("LlmPrefixCacheHitRateDrop", "expr", "llm_prefix_cache_hit_rate < 0.19"),
     ("LlmRequestAbortRateSpike", "expr", "llm_request_abort_rate > 0.21"),

@@ -46,7 +46,8 @@ class SlowStart:
     def growth(self, now: float) -> float:
         """Return the full share of the replicas divided by their mean share in the measured past.
 
-        The past is that of QueueThroughput. The result is 1 unless all replicas became ready lately.
+        The past is that of QueueThroughput. The result is 1 unless all replicas became ready
+        lately.
         """
         ready = self._ready or ()
         elapsed = now - max((self._started_last.get(name, -math.inf) for name in ready), default=-math.inf)

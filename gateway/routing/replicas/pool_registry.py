@@ -85,6 +85,7 @@ class PoolRegistry:
         create_engine: Callable[[Engine, str, ModelMetadata, Callable[[], Engine | None]], FailoverEngine]
         | None = None,
         on_misrouted: Callable[[str], None] = lambda model: None,
+        restart_counter: Callable[[str, str], Callable[[], None]] = lambda model, replica: lambda: None,
         scraper: GaugeScraper | None = None,
         reconnect_timeout: float = RECONNECT_TIMEOUT,
         versions: VersionSource | None = None,
@@ -96,6 +97,7 @@ class PoolRegistry:
             create_pool: Returns a new pool for a version of the model of this name.
             create_engine: Wraps the engine of a version in one with failover. The function returns
                 the engine to fall back to. Without `create_engine` answers end with their replica.
+            restart_counter: Returns a function that counts the restarts of a model's replica.
             on_misrouted: Called with a model of which another engine answers than its metadata
                 announces.
             scraper: Reads the gauges of replicas that do not report their state.
@@ -110,6 +112,7 @@ class PoolRegistry:
         # models by name and version, the oldest version first
         self.versions: dict[str, dict[str, ModelReplica[GenerativeModel]]] = {}
         self._create_pool, self._create_engine, self._on_misrouted = create_pool, create_engine, on_misrouted
+        self._restart_counter = restart_counter
         # pools by model and version
         self._pools: dict[PoolKey, ReplicaPool] = {}
         self._engines: dict[PoolKey, FailoverEngine] = {}
@@ -284,6 +287,7 @@ class PoolRegistry:
             pool.policy,
             on_change,
             on_misrouted=lambda: self._on_misrouted(pool.name),
+            on_restart=self._restart_counter(pool.name, place.replica),
             has_alternative=has_alternative,
         )
         replica.start(self._reconnect_timeout)
@@ -344,6 +348,7 @@ def create_pool_registry(
     if not settings.replicas and not settings.queues_requests and settings.quality.interval is None:
         return None
     misrouted, failovers = metrics.numbers(metric_definitions.MISROUTED), metrics.numbers(metric_definitions.FAILOVERS)
+    restarts = metrics.numbers(metric_definitions.REPLICA_RESTARTS)
     cache_scope = settings.cache_scope or ("tenant" if settings.store else "")
 
     def salt(request: EngineRequest) -> int:
@@ -379,6 +384,7 @@ def create_pool_registry(
         create_pool,
         create_engine,
         on_misrouted=lambda model: misrouted.labels(model).inc(),
+        restart_counter=lambda model, replica: restarts.labels(model, replica).inc,
         scraper=GaugeScraper(settings.metrics_port),
         reconnect_timeout=RECONNECT_TIMEOUT if settings.replicas else RECONNECT_GRACE_PERIOD,
         versions=versions,

@@ -47,6 +47,7 @@ class Replica:
         policy: RoutingPolicy,
         on_change: Callable[[], None],
         on_misrouted: Callable[[], None] = lambda: None,
+        on_restart: Callable[[], None] = lambda: None,
         has_alternative: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = perf_counter,
     ) -> None:
@@ -58,6 +59,7 @@ class Replica:
             policy: The policy that routes to this replica; it learns what the replica caches.
             on_change: Called when the view has changed.
             on_misrouted: Called when another engine answers than the model's metadata announces.
+            on_restart: Called when the engine's process is another one than before.
             has_alternative: Returns True if another replica of the model is ready.
             clock: Monotonic clock in seconds.
         """
@@ -75,6 +77,7 @@ class Replica:
         self.open_streams = 0
         self._policy, self._clock = policy, clock
         self._on_change, self._on_misrouted, self._has_alternative = on_change, on_misrouted, has_alternative
+        self._on_restart = on_restart
         self._in_flight = InFlightTracker(self.view)
         self._prefill_rate = PrefillRate()
         # None for a replica that reports its state
@@ -239,6 +242,8 @@ class Replica:
     def on_identity(self, identity: EngineIdentity) -> None:
         """Exclude the replica if another engine answers than its metadata announces."""
         announced = self.model.card.engine
+        if self.instance and identity.instance != self.instance:
+            self._on_restart()
         if identity.instance != self.instance:
             # another process: what was wrong with the one before says nothing about it
             self.problem = ""

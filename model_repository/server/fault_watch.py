@@ -1,0 +1,271 @@
+"""Faults of a machine, and hangs of an engine, while Triton still reports itself ready.
+
+The detectors are pure: callers pass what they read and the time. `FaultWatch` reads the kernel's
+log, metrics pages and Triton's own gauges.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmops.errors import ServerError
+
+#: Xid errors after which a GPU does not serve for long, or gives wrong results:
+#: https://docs.nvidia.com/deploy/xid-errors
+FATAL_XIDS = {
+    48: "double-bit ECC error",
+    63: "ECC row remapping",
+    64: "failed ECC row remapping",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    92: "high rate of single-bit ECC errors",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    119: "GSP timeout",
+    120: "GSP error",
+    140: "unrecovered ECC error",
+}
+#: Counters of DCGM that must not rise, with what a rise means.
+_DCGM_COUNTERS = {
+    "DCGM_FI_DEV_ECC_DBE_VOL_TOTAL": "double-bit ECC errors",
+    "DCGM_FI_DEV_UNCORRECTABLE_REMAPPED_ROWS": "rows remapped after uncorrectable errors",
+    "DCGM_FI_DEV_ROW_REMAP_FAILURE": "failed row remapping",
+    "DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL": "NVLink recovery errors",
+}
+_DCGM_XID, _DCGM_THERMAL = "DCGM_FI_DEV_XID_ERRORS", "DCGM_FI_DEV_THERMAL_VIOLATION"
+#: Share of the time in which a GPU may be throttled by its temperature.
+MAX_THROTTLED = 0.5
+#: Microseconds in a second: the unit of DCGM's throttling time.
+_MICROSECONDS = 1e6
+#: node-problem-detector's metric of a condition that is true.
+_NODE_PROBLEM = "problem_gauge"
+_GPU_PROBLEM = re.compile(r"gpu|xid|nvlink|nvrm|nvidia", re.I)
+_XID = re.compile(r"NVRM: Xid \(PCI:([0-9A-Fa-f:.]+)\): (\d+)")
+_SAMPLE = re.compile(r"^(\w+)\{(.*)\}\s+([0-9.eE+-]+)", re.M)
+#: Seconds between two looks.
+WATCH_INTERVAL = 2.0
+#: Seconds that a metrics page may take, and its most bytes.
+_PAGE_TIMEOUT, _PAGE_BYTES = 2.0, 8 << 20
+
+#: Values of a metrics page, by name and labels.
+Samples = Mapping[tuple[str, str], float]
+
+
+class MachineFaultError(ServerError):
+    """A fault of the machine: a restart there would not help."""
+
+
+def parse_samples(page: str) -> Samples:
+    """Return the samples with labels of a page in Prometheus' text format."""
+    return {(name, labels): float(value) for name, labels, value in _SAMPLE.findall(page)}
+
+
+def find_xid(lines: Iterable[str], gpus: Sequence[str] = ()) -> str | None:
+    """Return the first fatal Xid in lines of a kernel log, in words, or None.
+
+    `gpus` are the PCI addresses of the GPUs that count; all count without any.
+    """
+    for line in lines:
+        match = _XID.search(line)
+        if match is None or int(match[2]) not in FATAL_XIDS:
+            continue
+        # the log has 0000:3b:00, nvidia-smi 00000000:3B:00.0
+        address = match[1].lower().split(".")[0][-7:]
+        if not gpus or any(address in gpu.lower() for gpu in gpus):
+            return f"Xid {match[2]} on GPU {match[1]} ({FATAL_XIDS[int(match[2])]})"
+    return None
+
+
+class GpuFaultDetector:
+    """Finds faults in successive pages of DCGM's exporter and of node-problem-detector.
+
+    A fault is a change: what the first page shows may be of last week.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[str, str], float] = {}
+        self._read = 0.0
+
+    def update(self, samples: Samples, now: float) -> str | None:
+        """Return a fault in words, or None."""
+        elapsed, self._read = now - self._read, now
+        for key, value in samples.items():
+            before, self._known[key] = self._known.get(key), value
+            if before is None or value == before:
+                continue
+            fault = self._judge(*key, before, value, elapsed)
+            if fault is not None:
+                return fault
+        return None
+
+    def _judge(self, name: str, labels: str, before: float, value: float, elapsed: float) -> str | None:
+        gpu = match[1] if (match := re.search(r'\bgpu="([^"]*)"', labels)) else "?"
+        if name == _DCGM_XID and int(value) in FATAL_XIDS:
+            return f"Xid {value:.0f} on GPU {gpu} ({FATAL_XIDS[int(value)]})"
+        if name in _DCGM_COUNTERS and value > before:
+            return f"{_DCGM_COUNTERS[name]} on GPU {gpu}"
+        if name == _DCGM_THERMAL and elapsed > 0 and (value - before) / _MICROSECONDS / elapsed > MAX_THROTTLED:
+            return f"GPU {gpu} is throttled by its temperature"
+        if name == _NODE_PROBLEM and value and _GPU_PROBLEM.search(labels):
+            return f"node-problem-detector reports {labels}"
+        return None
+
+
+class ProgressDetector:
+    """Finds engines that have requests and do not step, whatever their health says."""
+
+    def __init__(self, timeout: float) -> None:
+        """Create a detector. `timeout` is the longest time in seconds that a step may take."""
+        self._timeout = timeout
+        # the counter of steps by model, and since when it has that value with requests
+        self._steps: dict[str, tuple[float, float]] = {}
+
+    def update(self, samples: Samples, now: float) -> str | None:
+        """Return the model that hangs, or None."""
+        busy = {}
+        for (name, labels), value in samples.items():
+            model = match[1] if (match := re.search(r'\bmodel="([^"]*)"', labels)) else ""
+            if name == "nv_trt_llm_request_metrics" and re.search(r'request_type="(active|waiting)"', labels):
+                busy[model] = busy.get(model, 0.0) + value
+        for (name, labels), steps in samples.items():
+            if name != "nv_trt_llm_general_metrics" or 'general_type="iteration_counter"' not in labels:
+                continue
+            model = match[1] if (match := re.search(r'\bmodel="([^"]*)"', labels)) else ""
+            known, since = self._steps.get(model, (-1.0, now))
+            if not busy.get(model) or steps != known:
+                self._steps[model] = (steps, now)
+            elif now - since > self._timeout:
+                return model
+        return None
+
+
+class RestartBudget:
+    """The restarts that a server has left: more than `limit` within `window` seconds are a loop."""
+
+    def __init__(self, limit: int, window: float = 600.0) -> None:
+        self.limit, self.window = limit, window
+        self._restarts: list[float] = []
+
+    def take(self, now: float) -> bool:
+        """Return True if the server may be started again now."""
+        self._restarts = [at for at in self._restarts if now - at < self.window]
+        if len(self._restarts) >= self.limit:
+            return False
+        self._restarts.append(now)
+        return True
+
+
+class KernelLog:
+    """A log file, or /dev/kmsg, of which lines are read that come after the start."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the log. Raises OSError."""
+        self._path = path
+        self._open(os.SEEK_END)
+        self._rest = b""
+
+    def lines(self) -> list[str]:
+        """Return the new lines. A file that was rotated or cut is read from its beginning."""
+        data = self._read()
+        if not data:
+            with contextlib.suppress(OSError):
+                stat, own = os.stat(self._path), os.fstat(self._file)
+                if stat.st_ino != own.st_ino or (own.st_size and os.lseek(self._file, 0, os.SEEK_CUR) > own.st_size):
+                    self.close()
+                    self._open(os.SEEK_SET)
+                    data = self._read()
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        return [line.decode(errors="replace") for line in lines]
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def _open(self, whence: int) -> None:
+        self._file = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK)
+        os.lseek(self._file, 0, whence)
+
+    def _read(self) -> bytes:
+        found = []
+        # a read of /dev/kmsg returns one record, and fails at the end
+        with contextlib.suppress(BlockingIOError):
+            while len(found) < 4096 and (some := os.read(self._file, 65536)):
+                found.append(some)
+        return b"".join(found)
+
+
+@dataclass(frozen=True)
+class FaultSources:
+    """The sources of faults.
+
+    Attributes:
+        kernel_log: A file with the kernel's log, or /dev/kmsg.
+        pages: URLs of DCGM's exporter and of node-problem-detector.
+        hang_timeout: Seconds without a step after which a busy engine hangs; 0 for never.
+    """
+
+    kernel_log: Path | None = None
+    pages: Sequence[str] = ()
+    hang_timeout: float = 0.0
+
+
+class FaultWatch:
+    """Reads the sources of faults."""
+
+    def __init__(self, sources: FaultSources, own_page: str | None) -> None:
+        """Open the kernel log. `own_page` is the URL of Triton's metrics.
+
+        Raises:
+            OSError: The log cannot be read.
+        """
+        self._sources, self._own_page = sources, own_page
+        self._log = KernelLog(sources.kernel_log) if sources.kernel_log is not None else None
+        self._gpus = _visible_gpus() if self._log is not None else ()
+        self._detectors = {url: GpuFaultDetector() for url in sources.pages}
+        self._progress = ProgressDetector(sources.hang_timeout) if sources.hang_timeout and own_page else None
+
+    def find_fault(self, now: float) -> str | None:
+        """Return a new fault of the machine in words, or None."""
+        if self._log is not None and (fault := find_xid(self._log.lines(), self._gpus)):
+            return fault
+        for url, detector in self._detectors.items():
+            if (page := _read_page(url)) is not None and (fault := detector.update(parse_samples(page), now)):
+                return fault
+        return None
+
+    def find_hang(self, now: float) -> str | None:
+        """Return the model whose engine hangs, or None."""
+        if self._progress is None or self._own_page is None:
+            return None
+        page = _read_page(self._own_page)
+        return None if page is None else self._progress.update(parse_samples(page), now)
+
+    def close(self) -> None:
+        if self._log is not None:
+            self._log.close()
+
+
+def _read_page(url: str) -> str | None:
+    try:
+        with urllib.request.urlopen(url, timeout=_PAGE_TIMEOUT) as answer:
+            page: bytes = answer.read(_PAGE_BYTES)
+    except (urllib.error.URLError, OSError, ValueError):
+        return None
+    return page.decode(errors="replace")
+
+
+def _visible_gpus() -> Sequence[str]:
+    """Return the PCI addresses of the GPUs that this container sees; empty if they are unknown."""
+    command = ["nvidia-smi", "--query-gpu=pci.bus_id", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return ()
+    return [line.strip() for line in done.stdout.splitlines() if line.strip()]

@@ -1,0 +1,117 @@
+"""Faults of a machine and hangs of an engine: what counts, what does not, and what `serve` does."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from llmops.model_repository.server.fault_watch import (
+    GpuFaultDetector,
+    KernelLog,
+    ProgressDetector,
+    RestartBudget,
+    find_xid,
+    parse_samples,
+)
+
+XID = "[ 96.1] NVRM: Xid (PCI:0000:3b:00): {}, pid='<unknown>', name=<unknown>, Ch 00000008"
+
+
+@pytest.mark.parametrize(
+    ("line", "gpus", "found"),
+    [
+        (XID.format(79), (), "Xid 79 on GPU 0000:3b:00 (GPU has fallen off the bus)"),
+        (XID.format(79), ("00000000:3B:00.0",), "Xid 79 on GPU 0000:3b:00 (GPU has fallen off the bus)"),
+        # the GPU of another replica on this node
+        (XID.format(79), ("00000000:5E:00.0",), None),
+        # faults of a program
+        (XID.format(13), (), None),
+        (XID.format(31), (), None),
+        ("NVRM: GPU at PCI:0000:3b:00: GPU-aaaa", (), None),
+    ],
+)
+def test_an_xid_of_hardware_is_a_fault(line, gpus, found):
+    assert find_xid(["usb 1-1: new device", line], gpus) == found
+
+
+def test_a_kernel_log_is_followed_from_its_end_and_over_a_rotation(tmp_path):
+    path = tmp_path / "kern.log"
+    path.write_text(XID.format(79) + "\n")
+    log = KernelLog(path)
+    assert log.lines() == []
+    with path.open("a") as file:
+        file.write("one\ntw")
+    assert log.lines() == ["one"]
+    with path.open("a") as file:
+        file.write("o\n")
+    assert log.lines() == ["two"]
+    os.rename(path, tmp_path / "kern.log.1")
+    path.write_text("three\n")
+    assert log.lines() == ["three"]
+    log.close()
+
+
+def page(**values: float) -> dict:
+    labels = '{gpu="0",UUID="GPU-a",modelName="NVIDIA H100 80GB HBM3"}'
+    lines = [f"{name}{labels} {value}" for name, value in values.items()]
+    return parse_samples("# TYPE x counter\n" + "\n".join(lines))
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "after", "found"),
+    [
+        ("DCGM_FI_DEV_XID_ERRORS", 0, 79, "Xid 79 on GPU 0"),
+        ("DCGM_FI_DEV_XID_ERRORS", 0, 31, None),
+        # an old fault is still shown when the server starts
+        ("DCGM_FI_DEV_XID_ERRORS", 79, 79, None),
+        ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 2, 3, "double-bit ECC errors on GPU 0"),
+        ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", 3, 0, None),
+        ("DCGM_FI_DEV_NVLINK_RECOVERY_ERROR_COUNT_TOTAL", 0, 1, "NVLink recovery errors on GPU 0"),
+        # 12 of 10 s, 1 of 10 s
+        ("DCGM_FI_DEV_THERMAL_VIOLATION", 0, 9e6, "GPU 0 is throttled by its temperature"),
+        ("DCGM_FI_DEV_THERMAL_VIOLATION", 0, 1e6, None),
+        ("DCGM_FI_DEV_GPU_TEMP", 40, 80, None),
+    ],
+)
+def test_dcgm_counts_a_fault_when_it_rises(name, before, after, found):
+    detector = GpuFaultDetector()
+    assert detector.update(page(**{name: before}), 100.0) is None
+    fault = detector.update(page(**{name: after}), 110.0)
+    assert (fault is None) if found is None else fault.startswith(found)
+    assert detector.update(page(**{name: after}), 120.0) is None
+
+
+def test_a_condition_of_the_node_is_a_fault_if_it_concerns_gpus():
+    detector = GpuFaultDetector()
+    form = 'problem_gauge{{reason="{}",type="{}"}} {}\n'
+    clear = form.format("XidError", "GPUProblem", 0) + form.format("DockerHung", "KernelDeadlock", 0)
+    assert detector.update(parse_samples(clear), 0.0) is None
+    other = form.format("XidError", "GPUProblem", 0) + form.format("DockerHung", "KernelDeadlock", 1)
+    assert detector.update(parse_samples(other), 1.0) is None
+    fault = detector.update(parse_samples(form.format("XidError", "GPUProblem", 1)), 2.0)
+    assert fault is not None
+    assert "XidError" in fault
+
+
+def gauges(active: float, steps: float) -> dict:
+    return parse_samples(
+        f'nv_trt_llm_request_metrics{{model="m",request_type="active",version="1"}} {active}\n'
+        f'nv_trt_llm_general_metrics{{general_type="iteration_counter",model="m",version="1"}} {steps}\n'
+    )
+
+
+def test_an_engine_hangs_when_it_has_requests_and_makes_no_step():
+    detector = ProgressDetector(60.0)
+    # idle for long, then slow, then busy
+    for now, active, steps in ((0, 0, 7), (500, 0, 7), (501, 1, 7), (550, 1, 7), (555, 1, 8), (600, 1, 8), (610, 1, 9)):
+        assert detector.update(gauges(active, steps), now) is None
+    assert detector.update(gauges(1, 9), 669.0) is None
+    assert detector.update(gauges(1, 9), 671.0) == "m"
+
+
+def test_restarts_are_limited_within_ten_minutes():
+    budget = RestartBudget(3)
+    assert [budget.take(now) for now in (0.0, 10.0, 20.0, 30.0)] == [True, True, True, False]
+    assert budget.take(601.0)
+    assert not RestartBudget(0).take(0.0)
