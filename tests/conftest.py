@@ -53,7 +53,8 @@ def repository(engine_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def triton(repository: Path) -> Iterator[object]:
     """The real Triton server, ready, on free ports: `.grpc_address`, `.http_url`, `.metrics_url`, `.ports`, `.pid`.
 
-    Shared by the tests of one process: put them into one group with `pytest.mark.xdist_group("stack")`.
+    Shared by the tests of one process: put them into one group with `pytest.mark.xdist_group("stack")`. Tests that
+    start other Tritons are a group of their own, `own-triton`, which another worker runs meanwhile.
     """
     from llmops.model_repository.launch import Ports, start_triton
 
@@ -72,9 +73,9 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark every test of the group `stack`, so that `-m "not stack"` starts no Triton (`make quick`)."""
+    """Mark the tests of both groups, so that `-m "not stack"` starts no Triton (`make quick`)."""
     for item in items:
-        if any(mark.args == ("stack",) for mark in item.iter_markers("xdist_group")):
+        if any(mark.args[0] in ("stack", "own-triton") for mark in item.iter_markers("xdist_group")):
             item.add_marker("stack")
 
 

@@ -18,7 +18,7 @@ import pytest
 from tests.support.live_process import LLMOPS, LiveProcess
 from tests.support.waiting import GENEROUS, wait_until
 
-pytestmark = pytest.mark.xdist_group("stack")
+pytestmark = pytest.mark.xdist_group("own-triton")
 
 
 class Up(LiveProcess):

@@ -19,7 +19,7 @@ from tests.steps.test_drain import Serve
 from tests.support.gateway_stack import serving
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
 
 TEXTS = [f"Sentence number {at}, of {at % 7} things" + " and more" * (at % 11) for at in range(96)]
 

@@ -22,7 +22,7 @@ from tests.support.mock_engine.planned import constant
 from tests.support.mock_engine.replicas import Engines, engines
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
 
 STEP, PLACES, BLOCKS = 0.01, 4, 24
 TIERS = {"interactive": {"weight": 4}, "batch": {"max_wait": "10m"}}

@@ -82,7 +82,7 @@ def replicas(engine_dir: Path, count: int, faults: Path) -> Iterator[Engines]:
 
 
 @pytest.mark.stack
-@pytest.mark.xdist_group("stack")
+@pytest.mark.xdist_group("own-triton")
 async def test_a_replica_that_turns_bad_is_drained(engine_dir: Path, tmp_path: Path, caplog) -> None:
     faults = tmp_path / "faults.json"
     with replicas(engine_dir, 3, faults) as stage:

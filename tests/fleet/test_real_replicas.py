@@ -21,7 +21,7 @@ from tests.support.mock_engine.repository import make_mock_engine
 from tests.support.processes import descendants
 from tests.support.waiting import eventually
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
 
 STEP = 0.01
 

@@ -114,7 +114,7 @@ async def ask(client: httpx.AsyncClient, user: str = "me") -> str:
 
 
 @pytest.mark.stack
-@pytest.mark.xdist_group("stack")
+@pytest.mark.xdist_group("own-triton")
 async def test_versions_in_front_of_triton(two: Engines, store: Store, tmp_path: Path):
     """From no version to two, a canary that is gone, and a retired version, without a failed request."""
     first, second = two.replicas

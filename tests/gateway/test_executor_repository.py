@@ -24,7 +24,7 @@ from tests.support.gateway_stack import serving
 from tests.support.processes import commands, descendants
 from tests.trtllm.test_executor_runtime import MPIRUN
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
 
 TESTS = Path(__file__).parents[1]
 

@@ -35,7 +35,7 @@ from tests.support.processes import commands, descendants
 from tests.support.tiny_models import write_checkpoint
 from tests.trtllm.test_adapters import write_adapter
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
 
 TESTS = Path(__file__).parents[1]
 

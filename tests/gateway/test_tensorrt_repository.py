@@ -24,7 +24,7 @@ from llmops.model_repository.launch import Ports, start_triton
 from tests.support.gateway_stack import serving
 from tests.support.tiny_models import write_checkpoint
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
 
 ROOT = Path(__file__).parents[2]
 ENGINE = "tiny-tensorrt_llm"

@@ -13,7 +13,7 @@ from tests.support.load import options
 from tests.support.mock_engine.repository import make_mock_engine
 from tests.support.stack import triton
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
 
 PERIOD = 0.03
 

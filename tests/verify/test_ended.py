@@ -14,7 +14,7 @@ import pytest
 from tests.support.mock_engine.repository import make_mock_engine
 from tests.verify.conftest import pointing_at, triton_on
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton")]
 FIRST = "input and output tensors"
 
 

@@ -12,7 +12,7 @@ from llmops.build.engine_folder.manifest import FILE_NAME, EngineManifest
 from llmops.build.plan.speed.measured_steps import MeasuredSteps
 from tests.support.mock_engine.repository import make_mock_engine
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton"), pytest.mark.timeout(600)]
 
 # of a mock engine that gives a token each 4 ms: a plan that any machine keeps, and one that none does
 SLOW = {"concurrency": 3.0, "rate": 8.0, "ttft": 60.0, "tpot": 10.0, "tokens_per_second": 0.01}

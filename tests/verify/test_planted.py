@@ -20,7 +20,7 @@ from llmops.perf.verify.run import verify as verified
 from tests.support import tiny_models as models
 from tests.support.mock_engine.repository import make_mock_engine
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton"), pytest.mark.timeout(600)]
 
 TESTS = Path(__file__).parents[1]
 TEMPLATE = "{{ bos_token }}{% for message in messages %}[{{ message.role }}] {{ message.content }}\n{% endfor %}> "

@@ -15,7 +15,7 @@ from tests.support.mock_engine.repository import make_mock_engine
 from tests.support.tiny_models import write_checkpoint
 from tests.trtllm.test_adapters import write_adapter
 
-pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("own-triton"), pytest.mark.timeout(600)]
 
 TESTS = Path(__file__).parents[1]
 GUIDES = {f"guided: {kind}" for kind in ("json", "json_schema", "regex", "ebnf_grammar")}
