@@ -10,6 +10,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import click
+
 from llmops.build.engine_folder.manifest import EngineManifest
 from llmops.build.target_facts import TARGETS
 from llmops.control.rollouts.state_machine import RolloutSettings
@@ -241,6 +243,11 @@ async def restore_versions(
                 if version.engine and version.state != RETIRED and version.name not in starting:
                     # in this thread, with which the servers end
                     replicas.start_version(version, len(base))
+            serving = max(own, key=lambda version: version.weight, default=None)
+            if serving is not None and serving.name != oldest:
+                click.echo(
+                    f"{model} is served by its version {serving.name} ({serving.engine}), not {engine}.", err=True
+                )
             if own and own[0].state == RETIRED and len(models) == 1:
                 await replicas.stop(own[0], 0)
             async with store.write() as connection:

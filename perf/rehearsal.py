@@ -17,8 +17,10 @@ import httpx
 
 #: Tokens of each answer. Long enough to look like words, short enough for hundreds of answers.
 ANSWER_TOKENS = 12
-#: Seconds over which completed and offered requests are compared, and between two comparisons.
+#: Seconds over which completed and offered requests are compared, and between two comparisons. With
+#: a low rate the time is longer: a few requests more or less in progress are no loss.
 WINDOW, WINDOW_STEP = 30.0, 5.0
+WINDOW_REQUESTS = 40
 #: Users of the closed loop that measures a capacity, and its seconds.
 CAPACITY_USERS, CAPACITY_SECONDS = 8, 15.0
 REQUEST_TIMEOUT = 120.0
@@ -135,7 +137,8 @@ class RehearsalReport:
         failed: Requests without a complete answer.
         failed_by_fault: Of these, the ones that the planted fault failed.
         doubled_tokens: Tokens beyond those that the requests asked for.
-        lowest_throughput_ratio: Completed ÷ offered requests in the worst 30 seconds.
+        lowest_throughput_ratio: Completed ÷ offered requests in the worst 30 seconds, or in the
+            worst time of 40 requests where that is longer.
         verdict: "promoted" or "rolled back".
         seconds_to_verdict: From the candidate's first requests to its last step, or to the decision
             against it.
@@ -165,10 +168,11 @@ class RehearsalReport:
 def lowest_throughput_ratio(records: Sequence[AnswerRecord]) -> float:
     """Return completed ÷ offered requests of the worst window between first and last request."""
     begin, end = min(one.started for one in records), max(one.started for one in records)
+    window = max(WINDOW, WINDOW_REQUESTS * (end - begin) / len(records))
     lowest, at = 1.0, begin + WINDOW_STEP
-    while at + WINDOW <= end:
-        offered = sum(at <= one.started < at + WINDOW for one in records)
-        completed = sum(at <= one.ended < at + WINDOW and not one.error for one in records)
+    while at + window <= end:
+        offered = sum(at <= one.started < at + window for one in records)
+        completed = sum(at <= one.ended < at + window and not one.error for one in records)
         lowest = min(lowest, completed / offered) if offered else lowest
         at += WINDOW_STEP
     return round(lowest, 3)
