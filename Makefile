@@ -34,7 +34,8 @@ test: $(STAMPS)/test ## All tests, with the real Triton server
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --max-worker-restart 4 $(ARGS)
 
 quick: $(STAMPS)/test ## Tests of the parts that decide without a server (answers, planner, routing, steps): about two minutes
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not stack" tests/answers tests/plan tests/fleet tests/steps $(ARGS)
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m "not stack" --ignore tests/plan/test_every_model.py \
+	  tests/answers tests/plan tests/fleet tests/steps $(ARGS)
 
 attacks: $(STAMPS)/test ## The attacks of tests/attacks at full size, with the figures that they measure
 	LLMOPS_ATTACKS=full $(BIN)/python -m pytest -n 0 -rP --show-capture=stderr tests/attacks $(ARGS)
