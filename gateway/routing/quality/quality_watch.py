@@ -21,12 +21,14 @@ from collections.abc import Callable, Mapping, Sequence
 
 from llmops.background import LogOnce, PeriodicTask
 from llmops.gateway.errors import ApiError
-from llmops.gateway.interfaces import EngineRequest, SamplingParams
+from llmops.gateway.interfaces import Engine, EngineRequest, SamplingParams
 from llmops.gateway.routing.quality.agreement import Answers, Comparison, compare_replicas
 from llmops.gateway.routing.quality.golden_prompts import GoldenPrompt, load_golden_prompts
 from llmops.gateway.routing.quality.shadow_sample import ShadowSample
 from llmops.gateway.routing.replicas.pool_registry import PoolRegistry
 from llmops.gateway.routing.replicas.replica import Replica
+from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
+from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.settings import QualitySettings
 from llmops.gateway.telemetry import metric_definitions
 from llmops.gateway.telemetry.metrics import GatewayMetrics
@@ -97,11 +99,11 @@ class QualityWatch:
                     by_version[pool.version or _fingerprint(replica)].append(replica)
             for version, replicas in by_version.items():
                 await self._compare(pool.name, version, replicas)
-                await self._score(pool.name, version, [one for one in replicas if one.view.state == "ready"])
+                await self._score(pool, version, [one for one in replicas if one.view.state == "ready"])
 
     async def _compare(self, model: str, version: str, replicas: Sequence[Replica]) -> None:
         """Compare the replicas of a version, and take out one that differs twice."""
-        prompts = [tuple(_input_ids(replicas[0], prompt)) for prompt in self.prompts[:COMPARED_PROMPTS]]
+        prompts = [tuple(_input_ids(replicas[0].model, prompt)) for prompt in self.prompts[:COMPARED_PROMPTS]]
         prompts += self._shadow.take(model)
         found = await self._ask_all(model, version, replicas, prompts)
         if found.agreed or len(replicas) < 2:
@@ -135,27 +137,34 @@ class QualityWatch:
             self._references[model, version] = {prompt: answer for prompt, answer in given if answer is not None}
         return compared
 
-    async def _score(self, model: str, version: str, replicas: Sequence[Replica]) -> None:
+    async def _score(self, pool: ReplicaPool, version: str, replicas: Sequence[Replica]) -> None:
         """Score a version by the golden prompts, which its replicas share."""
         if not replicas:
             return
-        shares = [self.prompts[at :: len(replicas)] for at in range(len(replicas))]
+        # a version is asked as users ask it; replicas without one may differ, and are asked one by one
+        engines = [self._pools.engine_of(pool)] if pool.version else [replica.engine for replica in replicas]
+        shares = [self.prompts[at :: len(engines)] for at in range(len(engines))]
         found = await asyncio.gather(
-            *(self._prompt_scores(replica, share) for replica, share in zip(replicas, shares, strict=True))
+            *(
+                self._prompt_scores(engine, replicas[0].model, share)
+                for engine, share in zip(engines, shares, strict=True)
+            )
         )
         scores = {name: score for some in found for name, score in some.items()}
         if scores:
-            self._scores.labels(model, version).value = sum(scores.values()) / len(scores)
+            self._scores.labels(pool.name, version).value = sum(scores.values()) / len(scores)
             if self._on_scores is not None:
-                self._on_scores(model, version, scores)
+                self._on_scores(pool.name, version, scores)
 
-    async def _prompt_scores(self, replica: Replica, prompts: Sequence[GoldenPrompt]) -> Mapping[str, float]:
+    async def _prompt_scores(
+        self, engine: Engine, model: GenerativeModel, prompts: Sequence[GoldenPrompt]
+    ) -> Mapping[str, float]:
         limit, scores = asyncio.Semaphore(CONCURRENCY), {}
 
         async def ask(prompt: GoldenPrompt) -> None:
             async with limit:
-                ids = await _generate(replica, _input_ids(replica, prompt), prompt.max_tokens)
-            score = None if ids is None else prompt.score(replica.model.tokenizer.decode(list(ids)))
+                ids = await _generate(engine, model, _input_ids(model, prompt), prompt.max_tokens)
+            score = None if ids is None else prompt.score(model.tokenizer.decode(list(ids)))
             if score is not None:
                 scores[prompt.name] = score
 
@@ -167,7 +176,7 @@ class QualityWatch:
 
         async def ask(ids: Sequence[int]) -> Sequence[int] | None:
             async with limit:
-                return await _generate(replica, ids, COMPARED_TOKENS)
+                return await _generate(replica.engine, replica.model, ids, COMPARED_TOKENS)
 
         return await asyncio.gather(*map(ask, prompts))
 
@@ -186,27 +195,26 @@ def _fingerprint(replica: Replica) -> str:
     return replica.model.card.engine[:VERSION_CHARACTERS] or "initial"
 
 
-def _input_ids(replica: Replica, prompt: GoldenPrompt) -> Sequence[int]:
-    model = replica.model
+def _input_ids(model: GenerativeModel, prompt: GoldenPrompt) -> Sequence[int]:
     if model.template is None:
         return model.tokenizer.encode(prompt.prompt)
     return model.tokenizer.encode_prompt(model.template.render([{"role": "user", "content": prompt.prompt}]))
 
 
-async def _generate(replica: Replica, ids: Sequence[int], tokens: int) -> Sequence[int] | None:
-    """Return a replica's greedy answer as token ids, or None if it cannot answer now."""
+async def _generate(engine: Engine, model: GenerativeModel, ids: Sequence[int], tokens: int) -> Sequence[int] | None:
+    """Return a greedy answer as token ids, or None if the engine cannot answer now."""
     request = EngineRequest(
         f"quality-{secrets.token_hex(8)}",
         ids,
         tokens,
         SamplingParams(temperature=0),
-        end_ids=replica.model.card.end_ids,
-        extras=replica.model.extras,
+        end_ids=model.card.end_ids,
+        extras=model.extras,
     )
     answer: list[int] = []
     try:
         async with asyncio.timeout(ANSWER_TIMEOUT):
-            stream = await replica.engine.open(request)
+            stream = await engine.open(request)
             try:
                 async for batch in stream:
                     answer.extend(batch.tokens)

@@ -144,6 +144,10 @@ class PoolRegistry:
         """Return the pools of all versions of all models."""
         return list(self._pools.values())
 
+    def engine_of(self, pool: ReplicaPool) -> Engine:
+        """Return the engine through which requests reach a pool."""
+        return self._engines.get(PoolKey(pool.name, pool.version), pool)
+
     def pools_of(self, model: str) -> Sequence[ReplicaPool]:
         """Return the pools of all versions of a model."""
         return [pool for (name, _), pool in self._pools.items() if name == model]
