@@ -130,7 +130,7 @@ class ProgressDetector:
 
     def update(self, samples: Samples, now: float) -> str | None:
         """Return the model that hangs, or None."""
-        busy = {}
+        busy: dict[str, float] = {}
         for (name, labels), value in samples.items():
             model = match[1] if (match := re.search(r'\bmodel="([^"]*)"', labels)) else ""
             if name == "nv_trt_llm_request_metrics" and re.search(r'request_type="(active|waiting)"', labels):
@@ -193,7 +193,7 @@ class KernelLog:
         os.lseek(self._file, 0, whence)
 
     def _read(self) -> bytes:
-        found = []
+        found: list[bytes] = []
         # a read of /dev/kmsg returns one record, and fails at the end
         with contextlib.suppress(BlockingIOError):
             while len(found) < 4096 and (some := os.read(self._file, 65536)):

@@ -108,7 +108,7 @@ async def _capacity(url: str, words: Sequence[int], key: str, seconds: float = 1
 
 async def _herd(url: str, words: Sequence[int], keys: dict[str, str]) -> list[HerdClient]:
     rng = random.Random(0)
-    names, shares = zip(*TIERS, strict=True)
+    names, shares = [name for name, _ in TIERS], [share for _, share in TIERS]
     clients = [HerdClient(tier) for tier in rng.choices(names, shares, k=CLIENTS)]
     begun = time.perf_counter()
 
