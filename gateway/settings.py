@@ -369,7 +369,8 @@ class ConversationSettings(_Section):
     Attributes:
         entries: Conversations of each owner, 0 to store none.
         bytes: Bytes of each owner's conversations.
-        conversation_bytes: Bytes of a single conversation.
+        conversation_bytes: Bytes of a single conversation, with its system prompt.
+        conversation_messages: Messages of a single conversation, with all its branches.
         days: Days without a write after which a conversation is deleted, None for never.
         purge_days: Days after which a deleted conversation is purged.
         title_model: The model that writes titles after first answers, billed to the caller. None
@@ -382,6 +383,7 @@ class ConversationSettings(_Section):
     entries: Annotated[int, Field(ge=0)] = 20_000
     bytes: Annotated[int, Field(gt=0)] = 512_000_000
     conversation_bytes: Annotated[int, Field(gt=0)] = 8_000_000
+    conversation_messages: Annotated[int, Field(gt=0)] = 4096
     days: Annotated[int, Field(gt=0)] | None = None
     purge_days: Annotated[int, Field(ge=0)] = 30
     title_model: str | None = None

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import Connection, DateTime, Dialect, Table
+from sqlalchemy import Connection, DateTime, Dialect, String, Table, Text
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.ext.asyncio import AsyncConnection
 from sqlalchemy.types import TypeDecorator
@@ -35,6 +35,23 @@ class UtcDateTime(TypeDecorator[datetime]):
         if value is None:
             return None
         return value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+
+
+class ClientText(TypeDecorator[str]):
+    """Text from a client, or a model. U+0000, which PostgreSQL does not store, becomes U+FFFD."""
+
+    impl: type[String] = Text
+    cache_ok = True
+
+    def process_bind_param(self, value: str | None, dialect: Dialect) -> str | None:
+        return value and value.replace("\0", "\ufffd")
+
+
+class ClientString(ClientText):
+    """A text with a greatest length."""
+
+    impl = String
+    cache_ok = True
 
 
 def sqlite_timestamp(moment: datetime) -> str:

@@ -9,7 +9,7 @@ nothing is overwritten.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import Any
@@ -23,15 +23,17 @@ from llmops.store.tables import conversations, messages, responses, users
 MAX_TITLE_LENGTH = 500
 MAX_MODEL_LENGTH = 50
 #: Conversations that one statement of a purge deletes. Few enough that waiting writers are not held
-#: up for long.
-PURGE_BATCH_SIZE = 500
+#: up for long, with the largest conversations too.
+PURGE_BATCH_SIZE = 50
+#: Characters of messages that a search reads, which takes SQLite about half a second.
+SEARCH_SIZE = 64_000_000
 
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
     """A conversation without its messages.
 
-    `metadata` is JSON, `size` the characters of its messages.
+    `metadata` is JSON, `size` the characters of its messages and its system prompt.
     """
 
     id: str
@@ -120,25 +122,34 @@ async def list_conversations(
     before: Conversation | None = None,
     text: str | None = None,
 ) -> Sequence[Conversation]:
-    """Return the user's conversations, the most recently changed first.
+    """Return the user's conversations without system prompts, the most recently changed first.
 
     Args:
         connection: The connection.
         user_id: The owner.
         limit: Maximum number of conversations.
         before: The last conversation of the previous page, or None for the first page.
-        text: Only conversations whose title or messages contain this text, in any case.
+        text: Only conversations whose title or messages contain this text, in any case. Of the
+            messages, those of the newest conversations are searched, up to SEARCH_SIZE characters.
     """
     table = conversations.c
-    statement = select(*_CONVERSATION).where(table.user_id == user_id, table.deleted_at.is_(None))
+    listed = [column for column in _CONVERSATION if column.name != "system_prompt"]
+    statement = select(*listed).where(table.user_id == user_id, table.deleted_at.is_(None))
     if before is not None:
         earlier = and_(table.updated_at == before.updated_at, table.id > before.id)
         statement = statement.where(or_(table.updated_at < before.updated_at, earlier))
     if text:
-        said = select(messages.c.conversation_id).where(
-            messages.c.conversation_id == table.id, messages.c.content.icontains(text, autoescape=True)
+        # LIKE compares every character with every character of the text
+        position = func.instr if connection.dialect.name == "sqlite" else func.strpos
+        newer = func.sum(table.size).over(order_by=(table.updated_at.desc(), table.id)) - table.size
+        own = select(table.id, newer.label("newer")).where(table.user_id == user_id, table.deleted_at.is_(None))
+        searched = own.subquery()
+        said = (
+            select(messages.c.conversation_id)
+            .join(searched, searched.c.id == messages.c.conversation_id)
+            .where(searched.c.newer < SEARCH_SIZE, position(func.lower(messages.c.content), func.lower(text)) > 0)
         )
-        statement = statement.where(or_(table.title.icontains(text, autoescape=True), said.exists()))
+        statement = statement.where(or_(table.title.icontains(text, autoescape=True), table.id.in_(said)))
     rows = await connection.execute(statement.order_by(table.updated_at.desc(), table.id).limit(limit))
     return [Conversation(**row) for row in rows.mappings()]
 
@@ -230,6 +241,12 @@ async def delete_conversation(connection: AsyncConnection, user_id: str, convers
     return (await connection.execute(statement)).rowcount > 0
 
 
+async def count_messages(connection: AsyncConnection, conversation_id: str) -> int:
+    """Return the number of messages of a conversation, of all branches."""
+    counted = select(func.count()).where(messages.c.conversation_id == conversation_id)
+    return int((await connection.execute(counted)).scalar_one())
+
+
 async def count_conversations(connection: AsyncConnection, user_id: str) -> tuple[int, int]:
     """Return the number of the user's conversations, and the characters of their messages."""
     counted = select(func.count(), func.coalesce(func.sum(conversations.c.size), 0))
@@ -268,28 +285,37 @@ async def purge_inactive(connection: AsyncConnection, ids: Sequence[str], before
 
 
 async def purge_user(connection: AsyncConnection, user_id: str) -> int:
-    """Delete all conversations of a user permanently. Return their number."""
-    return await _deleted(connection, conversations.c.user_id == user_id)
+    """Delete up to PURGE_BATCH_SIZE conversations of a user permanently. Return their number."""
+    return await _purge(connection, conversations.c.user_id == user_id)
 
 
 async def purge_tenant(connection: AsyncConnection, tenant_id: str) -> int:
-    """Delete all conversations and stored responses of a tenant permanently.
+    """Delete up to PURGE_BATCH_SIZE conversations of a tenant permanently. Return their number."""
+    return await _purge(connection, conversations.c.tenant_id == tenant_id)
 
-    Return the number of conversations.
-    """
+
+async def delete_responses(connection: AsyncConnection, tenant_id: str) -> None:
+    """Delete all stored responses of a tenant permanently."""
     members = select(cast(users.c.id, String)).where(users.c.tenant_id == tenant_id)
     await connection.execute(delete(responses).where(responses.c.owner.in_(members)))
-    return await _deleted(connection, conversations.c.tenant_id == tenant_id)
 
 
-async def iterate_conversations(
+async def conversation_ids(
     connection: AsyncConnection, *, user_id: str | None = None, tenant_id: str | None = None
-) -> AsyncIterator[Conversation]:
-    """Yield all conversations of a user or a tenant that are not deleted, the oldest first."""
+) -> Sequence[tuple[str, str]]:
+    """Return owner and id of each conversation of a user or a tenant that is not deleted.
+
+    The oldest comes first.
+    """
     owned = conversations.c.user_id == user_id if user_id is not None else conversations.c.tenant_id == tenant_id
-    statement = select(*_CONVERSATION).where(owned, conversations.c.deleted_at.is_(None))
-    for row in (await connection.execute(statement.order_by(conversations.c.created_at))).mappings().all():
-        yield Conversation(**row)
+    statement = select(conversations.c.user_id, conversations.c.id).where(owned, conversations.c.deleted_at.is_(None))
+    rows = await connection.execute(statement.order_by(conversations.c.created_at))
+    return [(row[0], row[1]) for row in rows]
+
+
+async def _purge(connection: AsyncConnection, *conditions: ColumnElement[bool]) -> int:
+    due = select(conversations.c.id).where(*conditions).limit(PURGE_BATCH_SIZE)
+    return await _deleted(connection, conversations.c.id.in_(due))
 
 
 async def _deleted(connection: AsyncConnection, condition: ColumnElement[bool]) -> int:

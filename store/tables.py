@@ -27,7 +27,7 @@ from sqlalchemy import (
     text,
 )
 
-from llmops.store.columns import UtcDateTime
+from llmops.store.columns import ClientString, ClientText, UtcDateTime
 
 # SQLite has no UUIDs. As text, they look as on a bill.
 UUID = Uuid(as_uuid=False).with_variant(String(36), "sqlite")
@@ -128,14 +128,14 @@ conversations = Table(
     Column("user_id", UUID, nullable=False),
     # '' without accounts; a copy, so that retention and deletion of a tenant need no join
     Column("tenant_id", String(63), nullable=False, index=True),
-    Column("title", String(500)),
-    Column("model", String(50), nullable=False),
-    Column("system_prompt", Text),
+    Column("title", ClientString(500)),
+    Column("model", ClientString(50), nullable=False),
+    Column("system_prompt", ClientText),
     # JSON as the client wrote it
     Column("metadata", Text, nullable=False),
     # the last message of the branch that is shown
     Column("head_id", UUID),
-    # characters of all messages
+    # characters of all messages and the system prompt
     Column("size", BigInteger, nullable=False),
     _created_at(),
     Column("updated_at", UtcDateTime, nullable=False, server_default=func.current_timestamp()),
@@ -155,7 +155,7 @@ messages = Table(
     # the id by which clients know the message
     Column("item_id", String(128), nullable=False),
     Column("role", String(20), nullable=False),
-    Column("content", Text, nullable=False),
+    Column("content", ClientText, nullable=False),
     # JSON of the items of the Responses API that this row represents, unless it is a plain
     # message
     Column("items", Text),
@@ -163,7 +163,7 @@ messages = Table(
     Column("token_count", Integer),
     Column("prompt_tokens", Integer),
     Column("cost_micros", BigInteger),
-    Column("model", String(50)),
+    Column("model", ClientString(50)),
     Column("finish_reason", String(20)),
     Column("latency_ms", Integer),
     _created_at(),
@@ -175,9 +175,9 @@ Index("idx_messages_position", messages.c.conversation_id, messages.c.position, 
 responses = Table(
     "responses",
     metadata,
-    Column("id", String(64), primary_key=True),
+    Column("id", ClientString(64), primary_key=True),
     Column("owner", String(255), nullable=False),
-    Column("previous_id", String(64)),
+    Column("previous_id", ClientString(64)),
     Column("running", Boolean, nullable=False),
     Column("cancelled", Boolean, nullable=False),
     Column("written_at", UtcDateTime, nullable=False),

@@ -92,10 +92,11 @@ class ConversationChatEndpoints:
         from llmops.gateway.conversations.conversation_turn import ConversationTurn
 
         store = await self._conversations()
-        branch = await store.read(context.caller, str(body.conversation_id), body.after)
+        intake = self._service.intake
+        branch = await store.read(
+            context.caller, str(body.conversation_id), body.after, hold=lambda size: intake.hold(size, context)
+        )
         new = [message.model_dump(exclude_none=True) for message in body.messages]
-        size = sum(message.size for message in branch.messages)
-        self._service.intake.hold(size, context)
         return ConversationTurn(
             store, context.caller, branch, new, self._chats.price, continues=bool(body.continue_final_message)
         )

@@ -63,15 +63,13 @@ class ConversationEndpoints:
         """
         query = request.query_params
         limit = _page_limit(query.get("limit"), DEFAULT_PAGE_SIZE, MAX_PAGE_SIZE)
-        text = (query.get("q") or "")[:MAX_SEARCH_CHARACTERS]
+        text = (query.get("q") or "").replace("\0", "")[:MAX_SEARCH_CHARACTERS]
         found, more = await self._store.list(_caller(request), limit=limit, after=query.get("after"), text=text)
-        return json_response({"object": "list", "data": [conversation_summary(one) for one in found], "has_more": more})
+        return json_response({"object": "list", "data": [_listed(one) for one in found], "has_more": more})
 
     async def get(self, request: Request) -> Response:
         """Return a conversation with its messages."""
-        branch = await self._store.read(_caller(request), _id(request))
-        self._intake.hold(branch.conversation.size, context_of(request))
-        return json_response(conversation_object(branch))
+        return json_response(conversation_object(await self._read(request)))
 
     async def change(self, request: Request) -> Response:
         """Change the title, model, system prompt or metadata of a conversation."""
@@ -94,8 +92,7 @@ class ConversationEndpoints:
         A caller with the scope admin may export what is stored of a `tenant` or a `user`.
         """
         if "conversation_id" in request.path_params:
-            branch = await self._store.read(_caller(request), _id(request))
-            return _lines(_once(branch), _id(request))
+            return _lines(_once(await self._read(request)), _id(request))
         tenant, user = _subject(request)
         branches = self._store.everything(_caller(request), tenant, user)
         responses = self._stored_responses(user or _caller(request).owner, tenant or "")
@@ -143,7 +140,7 @@ class ConversationEndpoints:
     async def openai_item(self, request: Request) -> Response:
         """Return an item."""
         item_id = request.path_params["item_id"]
-        branch = await self._store.read(_caller(request), _id(request), item_id)
+        branch = await self._read(request, item_id)
         found = [item for item in message_items(branch.messages[-1]) if item["id"] == item_id]
         return json_response(_clean(found[0]))
 
@@ -190,9 +187,25 @@ class ConversationEndpoints:
         return await self._store.change(_caller(request), _id(request), **values)
 
     async def _items(self, request: Request) -> Sequence[dict[str, Any]]:
-        branch = await self._store.read(_caller(request), _id(request))
-        self._intake.hold(branch.conversation.size, context_of(request))
+        branch = await self._read(request)
         return [item for message in branch.messages for item in message_items(message)]
+
+    async def _read(self, request: Request, after: str | None = None) -> Branch:
+        """Return the conversation that a request names.
+
+        Raises UnavailableError if requests hold too much in memory already.
+        """
+        context = context_of(request)
+        return await self._store.read(
+            context.caller, _id(request), after, hold=lambda size: self._intake.hold(size, context)
+        )
+
+
+def _listed(conversation: Conversation) -> dict[str, Any]:
+    """Return an entry of the list, which has no system prompt: a page of long ones would be gigabytes."""
+    summary = conversation_summary(conversation)
+    del summary["system_prompt"]
+    return summary
 
 
 def _openai(conversation: Conversation) -> dict[str, Any]:

@@ -299,13 +299,13 @@ class ResponsesEndpoints:
 
         store = await self._conversations()
         try:
-            conversation = await store.read(context.caller, conversation_id)
+            conversation = await store.read(
+                context.caller, conversation_id, hold=lambda size: self._service.intake.hold(size, context)
+            )
         except NotFoundError as error:
             error.param = "conversation"
             raise
-        turn = ResponseTurn(store, context.caller, conversation)
-        self._service.intake.hold(turn.size, context)
-        return turn
+        return ResponseTurn(store, context.caller, conversation)
 
     def _is_to_be_stored(
         self, body: ResponsesRequest, own: list[Item], builder: ResponseBuilder, context: RequestContext

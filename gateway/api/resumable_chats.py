@@ -274,7 +274,7 @@ class ResumableChats:
         run_id, owner = request.path_params["run_id"], context_of(request).caller.owner
         if not _RUN_ID.fullmatch(run_id):
             raise _no_answer(run_id)
-        run: AnswerRun | None = self.runs.find(run_id)
+        run: AnswerRun | None = self.runs.find(run_id, owner)
         followed = None
         if run is None and self._checkpoints is not None:
             async with self._lock:

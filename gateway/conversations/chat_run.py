@@ -257,17 +257,21 @@ class ChatRun(AnswerRun):
 
 
 class ChatRunRegistry:
-    """The runs of this process, by id: those in progress, and those that ended a moment ago."""
+    """The runs of this process: those in progress, and those that ended a moment ago.
+
+    They are kept by owner and id: the id of a continued answer is that of its message, which a
+    client may have chosen.
+    """
 
     def __init__(self) -> None:
-        self._runs: OrderedDict[str, ChatRun] = OrderedDict()
+        self._runs: OrderedDict[tuple[str, str], ChatRun] = OrderedDict()
 
     def add(self, run: ChatRun) -> None:
-        self._runs[run.id] = run
+        self._runs[run.owner, run.id] = run
         run.task.add_done_callback(lambda _: self._ended(run))
 
-    def find(self, run_id: str) -> ChatRun | None:
-        return self._runs.get(run_id)
+    def find(self, run_id: str, owner: str) -> ChatRun | None:
+        return self._runs.get((owner, run_id))
 
     async def close(self) -> None:
         """Offer all runs to other gateways, or stop them, and wait until they are stored."""
@@ -281,13 +285,14 @@ class ChatRunRegistry:
             self._forget(run)
             return
         asyncio.get_running_loop().call_later(RETENTION_SECONDS, self._forget, run)
-        ended = [one.id for one in self._runs.values() if one.over] if len(self._runs) > MAX_RETAINED_RUNS else []
-        for run_id in ended[: len(self._runs) - MAX_RETAINED_RUNS]:
-            del self._runs[run_id]
+        excess = len(self._runs) - MAX_RETAINED_RUNS
+        if excess > 0:
+            for key in [key for key, one in self._runs.items() if one.over][:excess]:
+                del self._runs[key]
 
     def _forget(self, run: ChatRun) -> None:
-        if self._runs.get(run.id) is run:
-            del self._runs[run.id]
+        if self._runs.get((run.owner, run.id)) is run:
+            del self._runs[run.owner, run.id]
 
 
 def _items(run_id: str, pieces: list[OutputDelta], status: str) -> list[dict[str, Any]]:

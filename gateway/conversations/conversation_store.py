@@ -30,6 +30,8 @@ log = logging.getLogger(__name__)
 
 #: Seconds without a report after which the gateway that generates a message counts as gone.
 LOST_AFTER = 10.0
+#: Copies of a conversation that a request holds: as rows, as messages, and as text to be sent.
+COPIES = 3
 #: Characters of a title that is made from the first message: one line of a list.
 TITLE_LENGTH = 60
 _ID = re.compile(r"conv_[0-9a-f]{32}")
@@ -86,6 +88,7 @@ class ConversationStore:
             model=model,
             system_prompt=system_prompt,
             metadata=json.dumps(metadata or {}),
+            size=len(system_prompt or ""),
             created_at=now,
             updated_at=now,
         )
@@ -99,6 +102,7 @@ class ConversationStore:
                     code="conversations_full",
                     should_retry=False,
                 )
+            self._check_size(made.size)
             await table.create_conversation(connection, made)
             if messages:
                 await self._append(connection, made, None, messages)
@@ -106,7 +110,7 @@ class ConversationStore:
             assert found is not None
             return found
 
-        return await self._database.write(work)
+        return await self._database.write(work, made.user_id)
 
     async def find(self, caller: Caller, conversation_id: str) -> Conversation:
         """Return a conversation. Raises NotFoundError."""
@@ -124,11 +128,18 @@ class ConversationStore:
         before = await self.find(caller, after) if after else None
         user = owner_id(caller)
         found = await self._database.read(
-            lambda connection: table.list_conversations(connection, user, limit=limit + 1, before=before, text=text)
+            lambda connection: table.list_conversations(connection, user, limit=limit + 1, before=before, text=text),
+            user,
         )
         return found[:limit], len(found) > limit
 
-    async def read(self, caller: Caller, conversation_id: str, after: str | None = None) -> Branch:
+    async def read(
+        self,
+        caller: Caller,
+        conversation_id: str,
+        after: str | None = None,
+        hold: Callable[[int], None] = lambda size: None,
+    ) -> Branch:
         """Return a conversation and one branch of it.
 
         The branch is the one that ends with the message `after`, or the one shown.
@@ -138,6 +149,8 @@ class ConversationStore:
             conversation_id: The id of the conversation.
             after: The public id of a message; empty for the beginning, None for the branch that is
                 shown.
+            hold: Counts the bytes that the conversation takes in memory, before it is read. Its
+                errors pass.
 
         Raises:
             NotFoundError: The caller has no such conversation, or the conversation has no such
@@ -147,18 +160,24 @@ class ConversationStore:
 
         async def work(connection: AsyncConnection) -> Branch:
             conversation = _require_found(await table.find_conversation(connection, user, key), conversation_id)
+            hold(COPIES * conversation.size)
             every = [self._settled(one) for one in await table.read_messages(connection, key)]
             head = _head(conversation, every, after)
             return Branch(conversation, branch_path(every, head), every)
 
-        return await self._database.read(work)
+        return await self._database.read(work, user)
 
     async def change(self, caller: Caller, conversation_id: str, **values: Any) -> Conversation:
         """Set columns of a conversation. Raises NotFoundError."""
         key, user = row_id(conversation_id), owner_id(caller)
 
         async def work(connection: AsyncConnection) -> Conversation:
-            _require_found(await table.lock_conversation(connection, user, key), conversation_id)
+            before = _require_found(await table.lock_conversation(connection, user, key), conversation_id)
+            if "system_prompt" in values:
+                grown = len(values["system_prompt"] or "") - len(before.system_prompt or "")
+                values["size"] = before.size + grown
+                if grown > 0:
+                    self._check_size(values["size"])
             await table.update_conversation(connection, key, **values)
             return _require_found(await table.find_conversation(connection, user, key), conversation_id)
 
@@ -208,7 +227,7 @@ class ConversationStore:
                 await table.update_conversation(connection, key, title=title)
             return await self._append(connection, conversation, head, messages)
 
-        return await self._database.write(work)
+        return await self._database.write(work, user)
 
     async def save(self, conversation_id: str, message: StoredMessage) -> bool:
         """Store the present state of a message. Returns False if it was deleted meanwhile."""
@@ -230,19 +249,28 @@ class ConversationStore:
                 await table.delete_message(connection, conversation, message)
             return conversation
 
-        return await self._database.write(work)
+        return await self._database.write(work, user)
 
     async def _append(
         self, connection: AsyncConnection, conversation: Conversation, head: str | None, new: Sequence[NewMessage]
     ) -> Sequence[StoredMessage]:
-        size = conversation.size + sum(message.size for message in new)
+        self._check_size(conversation.size + sum(message.size for message in new))
+        count = await table.count_messages(connection, conversation.id) + len(new)
+        if count > self.settings.conversation_messages:
+            raise InvalidRequestError(
+                f"The conversation would have {count:,} messages with all its branches, and at most "
+                f"{self.settings.conversation_messages:,} are stored; begin another one.",
+                code="conversation_full",
+            )
+        return await table.append_messages(connection, conversation, head, new, self._now())
+
+    def _check_size(self, size: int) -> None:
         if size > self.settings.conversation_bytes:
             raise InvalidRequestError(
                 f"The conversation would have {size:,} characters, and at most "
                 f"{self.settings.conversation_bytes:,} are stored; begin another one.",
                 code="conversation_full",
             )
-        return await table.append_messages(connection, conversation, head, new, self._now())
 
     def _settled(self, message: StoredMessage) -> StoredMessage:
         """Return the message as incomplete if the gateway that generated it is gone."""
@@ -258,23 +286,36 @@ class ConversationStore:
 
         Each comes with the branch that is shown.
         """
-        owned = {"tenant_id": tenant} if tenant is not None else {"user_id": user or owner_id(caller)}
+        turn = owner_id(caller)
+        owned = partial(table.conversation_ids, user_id=user or turn)
+        ids = owned if tenant is None else partial(table.conversation_ids, tenant_id=tenant)
 
-        async def ids(connection: AsyncConnection) -> list[Conversation]:
-            return [one async for one in table.iterate_conversations(connection, **owned)]
+        async def read(connection: AsyncConnection, owner: str, key: str) -> Branch | None:
+            conversation = await table.find_conversation(connection, owner, key)
+            if conversation is None:
+                return None
+            every = [self._settled(one) for one in await table.read_messages(connection, key)]
+            return Branch(conversation, branch_path(every, conversation.head_id), every)
 
-        for conversation in await self._database.read(ids):
-            yield await self._whole(conversation)
+        for owner, key in await self._database.read(ids, turn):
+            branch = await self._database.read(partial(read, owner=owner, key=key), turn)
+            if branch is not None:
+                yield branch
 
     async def purge(self, caller: Caller, tenant: str | None = None, user: str | None = None) -> int:
         """Delete all conversations of the caller or a user, or all data of a tenant, for good.
 
         Returns how many.
         """
+        work = partial(table.purge_user, user_id=user or owner_id(caller))
         if tenant is not None:
-            return await self._database.write(lambda connection: table.purge_tenant(connection, tenant))
-        owner = user or owner_id(caller)
-        return await self._database.write(lambda connection: table.purge_user(connection, owner))
+            await self._database.write(partial(table.delete_responses, tenant_id=tenant))
+            work = partial(table.purge_tenant, tenant_id=tenant)
+        purged = 0
+        # in pieces: the store must answer within its time limit, however much there is
+        while found := await self._database.write(work, owner_id(caller)):
+            purged += found
+        return purged
 
     async def prune(self, archive: Callable[[Branch], None] | None = None) -> int:
         """Purge what was deleted long ago, or unchanged for longer than it is kept.

@@ -225,7 +225,6 @@ class ResponseTurn:
 
     def __init__(self, store: ConversationStore, caller: Caller, branch: Branch) -> None:
         self._store, self._caller, self._branch = store, caller, branch
-        self.size = branch.conversation.size
         self.items = [item for message in _finished_messages(branch.messages) for item in message_items(message)]
 
     async def add(self, entry: StoredResponse) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
+from weakref import WeakValueDictionary
 
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.ext.asyncio import AsyncConnection
@@ -33,17 +35,34 @@ class Database:
         """
         self._store = LazyStore(url, pool_size=2)
         self._subject, self._advice = subject, advice
+        self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
-    async def read(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        """Run `work` on a connection. Raises UnavailableError."""
-        return await self._answered(_within(self._store.read, work))
+    async def read(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str | None = None) -> T:
+        """Run `work` on a connection.
 
-    async def write(self, work: Callable[[AsyncConnection], Awaitable[T]]) -> T:
-        """Run `work` in a transaction. Raises UnavailableError."""
-        return await self._answered(_within(self._store.write, work))
+        Work of the same `owner` runs one after the other, so that no owner takes all connections.
+
+        Raises:
+            UnavailableError: The store is away, or was busy for too long.
+        """
+        return await self._answered(self._in_turn(owner, self._store.read, work))
+
+    async def write(self, work: Callable[[AsyncConnection], Awaitable[T]], owner: str | None = None) -> T:
+        """Run `work` in a transaction; otherwise as `read`."""
+        return await self._answered(self._in_turn(owner, self._store.write, work))
 
     async def close(self) -> None:
         await self._store.close()
+
+    async def _in_turn(
+        self,
+        owner: str | None,
+        connect: Callable[[], AbstractAsyncContextManager[AsyncConnection]],
+        work: Callable[[AsyncConnection], Awaitable[T]],
+    ) -> T:
+        turn = asyncio.Lock() if owner is None else self._turns.setdefault(owner, asyncio.Lock())
+        async with turn, connect() as connection:
+            return await work(connection)
 
     async def _answered(self, work: Awaitable[T]) -> T:
         """Await `work`, and turn every failure of the store into an UnavailableError.
@@ -61,11 +80,3 @@ class Database:
                 code=f"{self._subject.split()[-1].lower()}_unavailable",
                 detail=detail,
             ) from error
-
-
-async def _within(
-    connect: Callable[[], AbstractAsyncContextManager[AsyncConnection]],
-    work: Callable[[AsyncConnection], Awaitable[T]],
-) -> T:
-    async with connect() as connection:
-        return await work(connection)

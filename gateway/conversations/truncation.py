@@ -41,15 +41,24 @@ def truncate_history(messages: Sequence[dict[str, Any]], model: GenerativeModel,
     # a token stands for at least one byte
     if sum(len(text.encode()) + MESSAGE_OVERHEAD for text in texts) <= limit:
         return TruncatedHistory(list(messages), 0)
-    sizes = [len(model.tokenizer.encode(text, add_special_tokens=False)) + MESSAGE_OVERHEAD for text in texts]
+
+    def size(at: int) -> int:
+        # a text that is longer than the context need not be read to its end
+        ids = model.tokenizer.encode_beginning(texts[at], max(limit, 0), add_special_tokens=False)
+        return len(ids) + MESSAGE_OVERHEAD
+
     first = next((at for at, one in enumerate(messages) if one["role"] not in ("system", "developer")), len(messages))
     starts = [at for at in range(first, len(messages)) if messages[at]["role"] == "user"] or [first]
-    left = limit - sum(sizes[:first])
-    keep = starts[-1]
+    left = limit - sum(map(size, range(first)))
+    keep, end = starts[-1], len(messages)
     for start in reversed(starts):
-        if sum(sizes[start:]) > left:
+        for at in range(start, end):
+            left -= size(at)
+            if left < 0:
+                break
+        if left < 0:
             break
-        keep = start
+        keep = end = start
     if keep == starts[0]:
         keep = first  # an answer before the first question belongs to it
     return TruncatedHistory([*messages[:first], *messages[keep:]], keep - first)

@@ -164,6 +164,7 @@ class Answer:
     def close(self) -> None:
         """End the answer, whatever happened, and release all that it holds."""
         self._over = True
+        self._make_choice = None  # it holds the request
         self._watchdog.stop()
         self._stream.cancel()
         self._release_slots()

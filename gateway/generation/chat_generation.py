@@ -18,7 +18,7 @@ from llmops.gateway.generation.app_state import (
     limit_degraded,
     start_answer,
 )
-from llmops.gateway.generation.chat_messages import message_texts, render_chat
+from llmops.gateway.generation.chat_messages import render_chat, request_texts
 from llmops.gateway.generation.choice import Choice, LogprobBuffer, TokenOffsets
 from llmops.gateway.generation.parsers.harmony import FINAL_CHANNEL, HarmonyParser, is_harmony
 from llmops.gateway.generation.parsers.output_processor import OutputProcessor, ProcessorChain
@@ -57,7 +57,8 @@ class PreparedChat:
     """A rendered and tokenized request.
 
     Attributes:
-        input_ids: The prompt.
+        prompt: The text of the prompt.
+        input_ids: The tokens of the prompt.
         guide: The guide of the engine.
         processor: Makes the processor of one choice. None if all text is content.
         skip_special_tokens: Remove special tokens from the text.
@@ -66,6 +67,7 @@ class PreparedChat:
             without thinking.
     """
 
+    prompt: str
     input_ids: list[int]
     guide: Guide | None
     processor: Callable[[], OutputProcessor] | None
@@ -137,11 +139,14 @@ async def start_chat(
     """
 
     async def start(admission: Admission) -> Answer:
-        if state.safety is not None:
-            await state.safety.check_prompt(message_texts(body.messages), context.caller)
         if isinstance(model, ProviderModel):
+            if state.safety is not None:
+                await state.safety.check_prompt(request_texts(body), context.caller)
             return await start_provider_chat(state, body, model, context, admission, answer_id)
         prepared = await prepare_chat_in_thread(state, body, model, context)
+        if state.safety is not None:
+            # after the prompt was found to fit the context, which bounds the work of the filters
+            await state.safety.check_prompt(request_texts(body), context.caller, prepared.prompt)
         max_tokens = await _reserve_max_tokens(state, body, model, context, len(prepared.input_ids), fit)
         request = _engine_request(state, body, model, context, prepared, answer_id, max_tokens, whole)
         return await start_answer(
@@ -248,6 +253,7 @@ def _make_choice(
     index: int,
 ) -> Choice:
     stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
+    continued = prepared.prompt if body.continue_final_message else ""
     return Choice(
         index,
         model.tokenizer.detokenizer(skip_special_tokens=prepared.skip_special_tokens),
@@ -257,7 +263,7 @@ def _make_choice(
         processor=prepared.processor() if prepared.processor else None,
         logprobs=LogprobBuffer(model.tokenizer.token_bytes) if body.logprobs else None,
         starts=TokenOffsets(prepared.marker_ids) if prepared.marker_ids is not None else None,
-        guard=state.safety.guard(context.caller) if state.safety is not None else None,
+        guard=state.safety.guard(context.caller, continued) if state.safety is not None else None,
     )
 
 
@@ -315,6 +321,7 @@ def prepare_chat(
     parsing = _output_parsing(tools, template, prompt.text)
     visible = (*tools.special_tokens, *parsing.markers)
     return PreparedChat(
+        prompt=prompt.text,
         input_ids=input_ids,
         guide=guide,
         processor=parsing.processor,

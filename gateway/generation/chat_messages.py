@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,18 +55,23 @@ def render_chat(
     return _without_turn_end(prompt, messages[-1]) if body.continue_final_message else prompt
 
 
-def message_texts(messages: Sequence[RequestMessage]) -> list[str]:
-    """Return every text of the messages that a model would read.
-
-    These are the contents, the thinking, and the arguments of calls.
-    """
-    texts: list[str] = []
-    for message in messages:
-        parts = [message.content] if isinstance(message.content, str) else message.content or ()
-        texts.extend(part if isinstance(part, str) else part.text or "" for part in parts)
-        texts.extend(call.function.arguments or "" for call in message.tool_calls or ())
-        texts.append(message.reasoning_content or "")
-    return [text for text in texts if text]
+def request_texts(body: ChatRequest) -> list[str]:
+    """Return every text of a chat request that a template may show to a model."""
+    texts: list[object] = []
+    for message in body.messages:
+        if isinstance(message.content, str):
+            texts.append(message.content)
+        else:
+            for part in message.content or ():
+                texts += [part.text, (part.model_extra or {}).get("refusal")]
+        for call in message.tool_calls or ():
+            texts += [call.function.name, call.function.arguments]
+        texts += [message.name, message.refusal, message.reasoning_content, message.reasoning]
+    definitions = [tool.function.model_dump(exclude_none=True) for tool in body.tools or () if tool.function]
+    for values in (definitions, body.documents, body.chat_template_kwargs):
+        if values:
+            texts.append(json.dumps(values, ensure_ascii=False, default=str))
+    return [text for text in texts if isinstance(text, str) and text]
 
 
 def _without_turn_end(prompt: RenderedPrompt, last: dict[str, Any]) -> RenderedPrompt:

@@ -134,7 +134,10 @@ class Choice:
         if self.logprobs is None:
             return None
         return self.logprobs.take(
-            text, ended=self.done, cut=isinstance(self.stop_reason, str) or self.finish_reason == "content_filter"
+            text,
+            ended=self.done,
+            cut=isinstance(self.stop_reason, str) or self.finish_reason == "content_filter",
+            whole=self.guard is not None and self.guard.holds,
         )
 
     def sort(self, text: str) -> list[OutputDelta]:
@@ -192,7 +195,7 @@ class Choice:
         if self.logprobs is not None:
             value = logprobs[at] if logprobs is not None and at < len(logprobs) else 0.0
             ranked = tops[at] if tops is not None and at < len(tops) else ()
-            self.logprobs.note(token, value, self._decoded, ranked)
+            self.logprobs.note(token, value, self._decoded, ranked, size=len(text))
         if self._starts is not None:
             self._starts.note(token, self._decoded, len(text))
         self._decoded += len(text)
@@ -239,24 +242,35 @@ class LogprobBuffer:
         self._token_bytes = token_bytes
         self._sent = 0
         self._waiting: list[TokenLogprob] = []
+        # where the text of each waiting token ends
+        self._ends: list[int] = []
 
-    def note(self, token: int, logprob: float, offset: int, tops: TopLogprobs = ()) -> None:
-        """Add a token with its log-probability and the offset of its text."""
+    def note(self, token: int, logprob: float, offset: int, tops: TopLogprobs = (), size: int = 1) -> None:
+        """Add a token with its log-probability, the offset of its text and the text's characters."""
+        # a token without a character of its own is a part of the next character
+        self._ends.append(offset + max(size, 1))
         ranked = [(self._token_bytes(one), value) for one, value in tops]
         self._waiting.append(TokenLogprob(self._token_bytes(token), logprob, offset, ranked))
 
-    def take(self, text: str, *, ended: bool, cut: bool) -> list[TokenLogprob]:
+    def take(self, text: str, *, ended: bool, cut: bool, whole: bool = False) -> list[TokenLogprob]:
         """Return the log-probabilities of `text`, the next piece that is sent.
 
         Args:
             text: The piece.
             ended: The choice has ended, so that all remaining ones are returned.
             cut: The text was cut at its end, so that tokens behind the cut are dropped.
+            whole: Return only tokens of which all text was sent, because the rest may be held by a
+                filter.
         """
         self._sent += len(text)
         if ended and not cut:
             taken, self._waiting = self._waiting, []
+            self._ends.clear()
             return taken
-        count = sum(1 for one in self._waiting if one.offset < self._sent)
+        if whole:
+            count = sum(1 for end in self._ends if end <= self._sent)
+        else:
+            count = sum(1 for one in self._waiting if one.offset < self._sent)
         taken, self._waiting = self._waiting[:count], self._waiting[count:]
+        del self._ends[:count]
         return taken

@@ -98,15 +98,16 @@ async def start_completion(
     prompts = parse_prompts(body, state.limits)
 
     async def start(admission: Admission) -> Answer:
-        if state.safety is not None:
-            await state.safety.check_prompt([_prompt_text(model, one) for one in prompts], context.caller)
-
         def prepare() -> tuple[list[list[int]], Guide | None]:
             return [tokenize_prompt(model, one, body) for one in prompts], _completion_guide(body, model, state)
 
         size = context.work_bytes + guide_cost(body)
         encoded, guide = await state.text_threads.run(prepare, size, context.caller.share)
         context.mark("tokenise")
+        texts: list[str] = []
+        if state.safety is not None:
+            texts = [_prompt_text(model, one) for one in prompts]
+            await state.safety.check_prompt(texts, context.caller)
         stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
         requests = [
             _engine_request(
@@ -125,7 +126,8 @@ async def start_completion(
             requests = await _reserve_tokens(context.reservation, requests, model.name)
 
         def make_choice(index: int) -> Choice:
-            request = requests[index // requests[0].n]
+            at = index // requests[0].n
+            request = requests[at]
             return Choice(
                 index,
                 model.tokenizer.detokenizer(skip_special_tokens=body.skip_special_tokens is not False),
@@ -133,7 +135,7 @@ async def start_completion(
                 end_ids=frozenset(stop_conditions.end_ids),
                 stops=stop_conditions.stops,
                 logprobs=LogprobBuffer(model.tokenizer.token_bytes) if request.logprobs else None,
-                guard=state.safety.guard(context.caller) if state.safety is not None else None,
+                guard=state.safety.guard(context.caller, texts[at]) if state.safety is not None else None,
             )
 
         return await start_answer(

@@ -13,7 +13,7 @@ from typing import Any, cast, get_args
 from llmops.gateway.errors import UnavailableError
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.app_state import Admission, AppState
-from llmops.gateway.generation.chat_messages import message_texts
+from llmops.gateway.generation.chat_messages import request_texts
 from llmops.gateway.generation.choice import Choice
 from llmops.gateway.generation.parsers.output_processor import (
     ContentDelta,
@@ -72,7 +72,7 @@ async def start_provider_chat(
         RateLimitError: The caller's quota or budget does not allow it at the provider's price.
     """
     fields = _translate(body, model, context)
-    prompt_tokens = sum(estimate_tokens(text) for text in message_texts(body.messages))
+    prompt_tokens = sum(estimate_tokens(text) for text in request_texts(body))
     prompt_tokens += _TOKENS_PER_MESSAGE * len(body.messages)
     requested = body.max_completion_tokens or body.max_tokens
     most = requested or state.default_tokens or max(model.card.max_seq_len - prompt_tokens, 1)
@@ -82,8 +82,11 @@ async def start_provider_chat(
         max_tokens = reserved // n
     if requested or state.default_tokens or max_tokens < most:
         fields["max_completion_tokens" if body.max_completion_tokens else "max_tokens"] = max_tokens
+    last = body.messages[-1]
+    # providers continue a last message of the assistant
+    before = last.content if last.role == "assistant" and isinstance(last.content, str) else ""
     choices: list[Choice] = [
-        ProviderChoice(index, state.safety.guard(context.caller) if state.safety is not None else None)
+        ProviderChoice(index, state.safety.guard(context.caller, before) if state.safety is not None else None)
         for index in range(n)
     ]
     admission.meter.submitted(prompt_tokens, n)

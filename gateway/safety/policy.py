@@ -25,18 +25,26 @@ from llmops.gateway.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
 
+#: Texts of `/v1/moderations` that are judged at once. A filter's service has 100 connections, and
+#: most must be left for prompts and answers.
+MAX_MODERATIONS = 16
+
 
 class Safety:
     """The filters of a gateway and the policies of its tenants."""
 
     def __init__(self, settings: SafetySettings, filters: Mapping[str, TextFilter], metrics: GatewayMetrics) -> None:
         self._settings, self.filters = settings, dict(filters)
+        self._moderating = asyncio.Semaphore(MAX_MODERATIONS)
         self._findings = metrics.numbers(metric_definitions.SAFETY_FINDINGS)
         self._failures = metrics.numbers(metric_definitions.SAFETY_FAILURES)
         self._seconds = metrics.histogram(metric_definitions.SAFETY_SECONDS)
 
-    async def check_prompt(self, texts: Sequence[str], caller: Caller) -> None:
+    async def check_prompt(self, texts: Sequence[str], caller: Caller, rendered: str = "") -> None:
         """Judge the texts of a request.
+
+        Rules also read the `rendered` prompt, which has what a template makes of other fields.
+        Models and services do not: the words of the template would change their scores.
 
         Raises:
             ContentPolicyError: A filter found something.
@@ -44,22 +52,22 @@ class Safety:
         """
         policy = self._policy(caller)
         text = "\n".join(texts)
-        if not policy.prompt or not text:
+        if not policy.prompt:
             return
-        finding = await self._first(text, [self.filters[name] for name in policy.prompt], policy)
+        finding = await self._first(text, rendered, [self.filters[name] for name in policy.prompt], policy)
         if finding is not None:
             self._record(finding, "prompt", "refused", caller, text)
             raise ContentPolicyError(finding.category)
 
-    def guard(self, caller: Caller) -> StreamGuard | None:
-        """Return the guard of one choice of an answer.
+    def guard(self, caller: Caller, before: str = "") -> StreamGuard | None:
+        """Return the guard of one choice of an answer that continues the text `before`.
 
         Return None for callers whose answers are not filtered.
         """
         policy = self._policy(caller)
         if not policy.answer:
             return None
-        stages = [self._stage(self.filters[name], mode, policy) for name, mode in policy.answer.items()]
+        stages = [self._stage(self.filters[name], mode, policy, before) for name, mode in policy.answer.items()]
         return StreamGuard(stages, lambda found, mode: self._record(found, "answer", mode, caller))
 
     async def moderate(self, text: str) -> list[Finding]:
@@ -67,9 +75,10 @@ class Safety:
 
         Raises SafetyUnavailableError.
         """
-        verdicts = await asyncio.gather(
-            *(self._judge(one, text) for one in self.filters.values()), return_exceptions=True
-        )
+        async with self._moderating:
+            verdicts = await asyncio.gather(
+                *(self._judge(one, text) for one in self.filters.values()), return_exceptions=True
+            )
         for one in verdicts:
             if isinstance(one, FilterUnavailableError):
                 raise SafetyUnavailableError from one
@@ -83,15 +92,20 @@ class Safety:
     def _policy(self, caller: Caller) -> SafetyPolicy:
         return self._settings.tenants.get(caller.tenant_id, self._settings.policy)
 
-    def _stage(self, one: TextFilter, mode: StreamMode, policy: SafetyPolicy) -> RuleStage | WindowStage:
+    def _stage(self, one: TextFilter, mode: StreamMode, policy: SafetyPolicy, before: str) -> RuleStage | WindowStage:
         if isinstance(one, RuleFilter):
-            return RuleStage(one, mode)
-        return WindowStage(one, mode, self._settings.window, fail_open=policy.fail == "open")
+            return RuleStage(one, mode, before)
+        return WindowStage(one, mode, self._settings.window, fail_open=policy.fail == "open", before=before)
 
-    async def _first(self, text: str, filters: Iterable[TextFilter], policy: SafetyPolicy) -> Finding | None:
+    async def _first(
+        self, text: str, rendered: str, filters: Iterable[TextFilter], policy: SafetyPolicy
+    ) -> Finding | None:
         for one in filters:
+            read = f"{text}\n{rendered}" if isinstance(one, RuleFilter) else text
+            if not read.strip():
+                continue
             try:
-                finding = await self._judge(one, text)
+                finding = await self._judge(one, read)
             except FilterUnavailableError:
                 if policy.fail == "closed":
                     raise SafetyUnavailableError from None

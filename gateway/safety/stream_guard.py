@@ -30,12 +30,15 @@ SEARCH_STEP = 32
 class RuleStage:
     """A rule on a stream of text."""
 
-    def __init__(self, rule: RuleFilter, mode: StreamMode) -> None:
+    def __init__(self, rule: RuleFilter, mode: StreamMode, before: str = "") -> None:
+        """Match `rule` on an answer that continues the text `before`."""
         self._rule, self.mode = rule, mode
-        # text that may still be part of a match, after `_context` characters that have left (for
-        # \b)
-        self._text, self._context = "", 0
-        self._searched = 0
+        # `_text` is the end of `before`, then text of the answer that may be part of a match. The
+        # answer begins at `_answer`, a match can begin at `_start` (one character is kept before
+        # it, for \b), and the text up to `_context` has left.
+        self._text = before[-(rule.width + 1) :]
+        self._start = int(len(before) > rule.width)
+        self._answer = self._context = self._searched = len(self._text)
 
     def feed(self, text: str, final: bool) -> tuple[str, Finding | None]:
         """Return the text that may leave, and what was found behind it."""
@@ -43,15 +46,19 @@ class RuleStage:
         holds = self.mode == "hold"
         if not final and len(self._text) - self._searched < SEARCH_STEP:
             return "" if holds else text, None
-        found = self._rule.search(self._text, self._context)
+        found = self._rule.search(self._text, self._start)
+        while found is not None and found.end <= self._answer:  # a match of the client's own text
+            found = self._rule.search(self._text, found.start + 1)
         # a match at the very end may go on, and what follows decides whether a word ends there
         if found is not None and (final or found.end < len(self._text)):
             released = self._text[self._context : found.start] if holds else text if self.mode == "observe" else ""
             return released, self._rule.finding
-        boundary = max(self._context, len(self._text) - (0 if final else self._rule.width + 1))
+        safe = len(self._text) - (0 if final else self._rule.width + 1)
+        boundary, self._start = max(self._context, safe), max(self._start, safe)
         released = self._text[self._context : boundary] if holds else text
-        start = max(0, boundary - 1)
-        self._text, self._context = self._text[start:], boundary - start
+        cut = max(0, self._start - 1)
+        self._text, self._start, self._context = self._text[cut:], self._start - cut, boundary - cut
+        self._answer = max(0, self._answer - cut)
         self._searched = len(self._text)
         return released, None
 
@@ -59,13 +66,13 @@ class RuleStage:
 class WindowStage:
     """A filter that has to be awaited, on a stream of text. Windows overlap by a quarter."""
 
-    def __init__(self, judge: TextFilter, mode: StreamMode, window: int, *, fail_open: bool) -> None:
-        """Judge `window` characters at a time.
+    def __init__(self, judge: TextFilter, mode: StreamMode, window: int, *, fail_open: bool, before: str = "") -> None:
+        """Judge `window` characters at a time of an answer that continues the text `before`.
 
         A filter that cannot judge ends the answer unless it may `fail_open`.
         """
         self._filter, self.mode, self._window, self._fail_open = judge, mode, window, fail_open
-        self._pending = self._overlap = ""
+        self._pending, self._overlap = "", before[-(window // 4) :]
         self._verdict: asyncio.Task[Finding | None] | None = None
         self._tokens = 0
 
@@ -81,7 +88,7 @@ class WindowStage:
             return ("", finding) if finding is not None else (window, None)
         self._tokens += 1
         finding = None
-        if self._verdict is not None and (full or self._verdict.done() or self._tokens > TOKENS_IN_FLIGHT):
+        if self._verdict is not None and (full or final or self._verdict.done() or self._tokens > TOKENS_IN_FLIGHT):
             finding, self._verdict = await self._verdict, None
         if finding is None and full:
             self._verdict, self._tokens = asyncio.create_task(self._judge()), 0

@@ -10,6 +10,8 @@ from llmops.gateway.schemas.chat_request import ChatRequest, RequestMessage
 from llmops.gateway.schemas.request_fields import Metadata, RequestModel
 
 Items = Annotated[list[dict[str, Any]], Field(max_length=20)]
+#: Characters of a system prompt. Those of coding agents have about 100,000.
+MAX_SYSTEM_PROMPT = 400_000
 Title = Annotated[str, Field(max_length=500)]
 
 
@@ -20,7 +22,9 @@ class ConversationRequest(RequestModel):
     metadata: Metadata | None = None
     title: Title | None = Field(default=None, description="By default the beginning of the first message.")
     model: Annotated[str, Field(max_length=50)] | None = None
-    system_prompt: str | None = Field(default=None, description="Stands before every request of the conversation.")
+    system_prompt: Annotated[str, Field(max_length=MAX_SYSTEM_PROMPT)] | None = Field(
+        default=None, description="Stands before every request of the conversation."
+    )
 
 
 class ItemsRequest(RequestModel):

@@ -261,12 +261,12 @@ async def test_a_wrong_last_event_id_is_refused(chats, event, problem):
     assert problem in refused.json()["error"]["message"]
 
 
-async def test_a_stream_that_is_gone_is_410_and_anothers_is_404(chats):
+async def test_a_stream_that_is_gone_is_410_as_is_anothers(chats):
     chats.say("Hi.")
     async with chats.stream(None, "Hi") as response:
         run = (await events_of(response))[0][1]["id"]
     anothers = await chats.client.get(f"{CHAT}/{run}", headers={"authorization": "Bearer somebody-else"})
-    assert anothers.status_code == 404
+    assert anothers.status_code == 410  # as if it did not exist
     gone = await chats.client.get(f"{CHAT}/chatcmpl-{'0' * 24}")
     assert (gone.status_code, gone.json()["error"]["code"]) == (410, "stream_gone")
     assert (await chats.client.get(f"{CHAT}/garbage")).status_code == 404

@@ -71,7 +71,7 @@ async def test_what_was_said_comes_back_in_order(chats):
     branch = await chats.read(ANN, public_id(made))
     assert (branch.conversation.title, branch.conversation.model) == ("t" * 500, "m" * 50)
     assert branch.conversation.system_prompt == "Be brief."
-    assert branch.conversation.size == 2 * len("Hello?Hé 👋")
+    assert branch.conversation.size == 2 * len("Hello?Hé 👋") + len("Be brief.")
     assert [(one.role, one.content) for one in branch.messages] == [("user", "Hello?"), ("assistant", "Hé 👋")] * 2
     assert (branch.messages[1].token_count, branch.messages[1].model) == (4, "smollm2")
 

@@ -1,0 +1,104 @@
+"""Small requests that make the gateway read, search or hold large conversations, and ids that belong to others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import httpx
+import pytest
+
+from tests.attacks.harness import MIB, Engine, Gateway, Neighbour, record, scaled
+
+CHATS, ITEMS = "/api/conversations", "/v1/conversations/{}/items"
+#: Bytes that the gateway may grow by: `limits.held_bytes`, and as much again as is parsed at the moment.
+GROWTH = 300 * MIB
+#: Seconds within which 95 of 100 requests of a neighbour are answered meanwhile, and of one CPU per search.
+NEIGHBOUR_P95, SEARCH_CPU = 1.0, 2.0
+
+
+@pytest.fixture
+def gateway(engine: Engine, start: Callable[..., Gateway], tmp_path: Any) -> Gateway:
+    made = start(engine.address, log_level="error", store=f"sqlite:///{tmp_path}/store.db", open=True)
+    made.ready()
+    return made
+
+
+@pytest.fixture
+def client(gateway: Gateway) -> httpx.Client:
+    return caller(gateway, "attacker")
+
+
+def caller(gateway: Gateway, key: str) -> httpx.Client:
+    return httpx.Client(base_url=gateway.url, headers={"authorization": f"Bearer {key}"}, timeout=60)
+
+
+def large_conversation(client: httpx.Client, megabytes: int) -> str:
+    conversation: str = client.post(CHATS, json={}).json()["id"]
+    for _ in range(megabytes):
+        item = {"type": "message", "role": "user", "content": "a" * 1_000_000}
+        assert client.post(ITEMS.format(conversation), json={"items": [item]}).status_code == 200
+    return conversation
+
+
+def ask(client: httpx.Client, conversation: str | None, **fields: Any) -> httpx.Response:
+    body = {"model": "tiny", "max_tokens": 1, "stream": False, "messages": [{"role": "user", "content": "hi"}]}
+    return client.post("/api/chat/completions", json={**body, "conversation_id": conversation, **fields})
+
+
+def test_many_empty_messages_and_long_system_prompts(gateway: Gateway, client: httpx.Client) -> None:
+    conversation = client.post(CHATS, json={}).json()["id"]
+    empty = [{"role": "user", "content": ""}] * 4000
+    assert [ask(client, conversation, messages=empty).status_code for _ in range(2)] == [200, 400]
+    for _ in range(scaled(20, 200)):
+        assert client.post(CHATS, json={"system_prompt": "x" * 400_000}).status_code == 200
+    assert client.post(CHATS, json={"system_prompt": "x" * 400_001}).status_code == 400
+    before = gateway.memory()
+    with Neighbour(gateway) as neighbour, ThreadPoolExecutor(4) as pool:
+        pages = list(pool.map(lambda _: caller(gateway, "attacker").get(f"{CHATS}?limit=1000"), range(8)))
+        read = [client.get(f"{CHATS}/{conversation}").status_code for _ in range(5)]
+    growth = gateway.peak() - before
+    record(f"{growth / MIB:.0f} MB more, p95 {neighbour.quantile(0.95) * 1000:.0f} ms")
+    assert read == [200] * 5
+    assert all(page.status_code == 200 and len(page.content) < MIB for page in pages)
+    assert growth < GROWTH
+    assert neighbour.quantile(0.95) < NEIGHBOUR_P95
+
+
+def test_a_search_that_nearly_matches_everywhere(gateway: Gateway, client: httpx.Client) -> None:
+    large_conversation(client, scaled(4, 60))
+    before = gateway.cpu()
+    answer = client.get(CHATS, params={"q": "a" * 199 + "b"})
+    used = gateway.cpu() - before
+    record(f"{used:.2f} s of CPU for a search")
+    assert answer.json()["data"] == []
+    assert used < SEARCH_CPU
+
+
+def test_small_requests_on_a_large_conversation(gateway: Gateway, client: httpx.Client) -> None:
+    conversation = large_conversation(client, 7)
+    before, used = gateway.memory(), gateway.cpu()
+    with Neighbour(gateway) as neighbour, ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(lambda _: ask(caller(gateway, "attacker"), conversation), range(scaled(8, 60))))
+    growth, used = gateway.peak() - before, gateway.cpu() - used
+    p95 = neighbour.quantile(0.95)
+    record(f"{growth / MIB:.0f} MB more, {used / len(answers):.2f} s of CPU each, p95 {p95 * 1000:.0f} ms")
+    assert {answer.status_code for answer in answers} <= {200, 503}
+    assert growth < GROWTH
+    assert used / len(answers) < 0.5  # 2.9 s when every message was tokenized
+    assert p95 < NEIGHBOUR_P95
+
+
+def test_nobody_takes_the_place_of_an_answer(gateway: Gateway, client: httpx.Client) -> None:
+    """The id of a continued answer is made of its message's id, which a client may choose."""
+    victim = caller(gateway, "victim")
+    run = ask(victim, None).json()["id"]
+    message = {"type": "message", "role": "assistant", "id": f"msg_{run.removeprefix('chatcmpl-')}", "content": "mine"}
+    items = [{"type": "message", "role": "user", "content": "hi"}, message]
+    conversation = client.post("/v1/conversations", json={"items": items}).json()["id"]
+    assert ask(client, conversation, messages=[], continue_final_message=True).json()["id"] == run
+    seen = {name: one.get(f"/api/chat/completions/{run}") for name, one in (("victim", victim), ("attacker", client))}
+    assert {name: answer.status_code for name, answer in seen.items()} == {"victim": 200, "attacker": 200}
+    assert '"continues": true' not in seen["victim"].text
+    assert '"continues": true' in seen["attacker"].text

@@ -1,0 +1,101 @@
+"""Attacks on safety filters: a text reaches the model, or the client, where no filter looks."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from llmops.gateway.safety.filters import Finding, TextFilter
+from llmops.gateway.safety.stream_guard import StreamGuard, WindowStage
+from tests.attacks.harness import record
+from tests.support.gateway_stack import Stack, running
+
+pytest.importorskip("re2")
+
+SECRET = "sk-0123456789abcdef"
+SAFETY = {
+    "filters": {"keys": {"kind": "rules", "patterns": ["sk-[0-9a-f]{16,32}"], "words": ["is"]}},
+    "policy": {"prompt": ["keys"], "answer": {"keys": "hold"}},
+}
+USER = {"role": "user", "content": "Hello"}
+CALL = {"name": "f", "arguments": "{}"}
+
+
+def said(**fields: Any) -> dict[str, Any]:
+    """A request with a message of the assistant that has these fields."""
+    return {"messages": [USER, {"role": "assistant", **fields}, USER]}
+
+
+def called(**function: str) -> dict[str, Any]:
+    call = {"id": "c", "type": "function", "function": {**CALL, **function}}
+    messages = said(content=None, tool_calls=[call])["messages"]
+    return {"messages": [*messages[:2], {"role": "tool", "tool_call_id": "c", "content": "x"}, USER]}
+
+
+#: Requests whose secret the template of the test shows, or another template might.
+HIDDEN = {
+    "refusal": said(content=None, refusal=SECRET),
+    "refusal as a part": said(content=[{"type": "refusal", "refusal": SECRET}]),
+    "reasoning": said(content="x", reasoning=SECRET),
+    "name of a call": called(name=SECRET),
+    # templates show what the JSON says
+    "escapes in a call": called(arguments=json.dumps({"a": SECRET}).replace("sk-", "\\u0073k-")),
+    "tool": {"tools": [{"type": "function", "function": {"name": "f", "description": SECRET}}]},
+    "document": {"documents": [{"text": SECRET}]},
+    "variable of the template": {"chat_template_kwargs": {"x": SECRET}},
+}
+
+
+async def test_no_field_of_a_request_is_hidden_from_filters_of_prompts(card, tokenizer):
+    async with running({**card, "max_seq_len": 4096}, tokenizer, safety=SAFETY) as stack:
+        stack.say("fine")
+        answered = {name: (await stack.chat(**fields)).status_code for name, fields in HIDDEN.items()}
+        record(f"answered {sum(status == 200 for status in answered.values())} of {len(HIDDEN)} hidden texts")
+        assert answered == dict.fromkeys(HIDDEN, 400)
+        assert not stack.triton.requests
+
+
+async def choice_of(stack: Stack, path: str, **body: Any) -> dict[str, Any]:
+    answer = await stack.client.post(path, json={"model": "tiny", "max_tokens": 60, **body})
+    found: dict[str, Any] = answer.json()["choices"][0]
+    return found
+
+
+async def test_an_answer_that_completes_the_clients_text_is_a_match(card, tokenizer):
+    begun, rest = f"the key {SECRET[:9]}", f"{SECRET[9:]} and more text behind it"
+    async with running(card, tokenizer, safety=SAFETY) as stack:
+        stack.say(rest)
+        messages = [USER, {"role": "assistant", "content": begun}]
+        chat = await choice_of(stack, "/v1/chat/completions", messages=messages, continue_final_message=True)
+        assert (chat["message"]["content"], chat["finish_reason"]) == ("", "content_filter")
+        text = await choice_of(stack, "/v1/completions", prompt=begun)
+        assert (text["text"], text["finish_reason"]) == ("", "content_filter")
+
+
+async def test_log_probabilities_show_no_token_that_is_held(card, tokenizer):
+    # the token " is" begins with a space, which leaves before the match
+    assert " is" in [tokenizer.decode([token]) for token in tokenizer.encode("the capital is")]
+    async with running(card, tokenizer, safety=SAFETY) as stack:
+        stack.say("the capital is here, and this is a long answer")
+        choice = await choice_of(stack, "/v1/chat/completions", messages=[USER], logprobs=True)
+        assert (choice["message"]["content"], choice["finish_reason"]) == ("the capital ", "content_filter")
+        assert "is" not in "".join(one["token"] for one in choice["logprobs"]["content"])
+
+
+class Slow(TextFilter):
+    """A filter whose verdict comes after the answer's last token."""
+
+    name, categories = "slow", ("bad",)
+
+    async def judge(self, text: str) -> Finding | None:
+        return Finding("slow", "bad") if "bad" in text else None
+
+
+async def test_the_last_window_is_judged_although_no_text_follows_it():
+    found: list[Finding] = []
+    guard = StreamGuard([WindowStage(Slow(), "observe", 16, fail_open=False)], lambda one, mode: found.append(one))
+    await guard.judge("a text with bad in it", final=False)
+    await guard.judge("", final=True)
+    assert [one.category for one in found] == ["bad"]
