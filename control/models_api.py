@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import UTC, datetime
 from typing import Any
 
@@ -14,10 +15,17 @@ from llmops.control.api_route import CurrentCaller, make_router
 from llmops.control.store_access import StoreOfApp
 from llmops.gateway.errors import UnavailableError
 from llmops.store.prices import Price, prices_at
+from llmops.urls import fetch_bounded
 
 #: Headers in which a client sends its key, passed on to the gateway: it decides what the caller may
 #: see.
 _KEY_HEADERS = ("authorization", "x-api-key")
+
+#: Bytes of the gateway's list. A model takes about 500.
+MAX_LISTING_BYTES = 4 * 2**20
+
+#: Seconds for the whole list.
+LISTING_TIMEOUT = 10.0
 
 router = make_router(tags=["usage"])
 
@@ -53,6 +61,20 @@ class ModelDescriptionList(BaseModel):
     data: list[ModelDescription]
 
 
+class _ListedModel(BaseModel):
+    """A model as the gateway lists it. The gateway is another process, perhaps of another version."""
+
+    id: str
+    max_model_len: int | None = None
+    ready: bool | None = None
+    parent: str | None = None
+    capabilities: dict[str, Any] | None = None
+
+
+class _Listing(BaseModel):
+    data: list[_ListedModel]
+
+
 @router.get("/api/models", summary="Describe models and their prices")
 async def describe_models(request: Request, store: StoreOfApp, caller: CurrentCaller) -> ModelDescriptionList:
     gateway: httpx.AsyncClient | None = request.app.state.gateway
@@ -73,10 +95,10 @@ def gateway_headers(request: Request) -> dict[str, str]:
 async def _list_models(gateway: httpx.AsyncClient, request: Request) -> list[dict[str, Any]]:
     """Return the models that the gateway lists for the key of a request."""
     try:
-        response = await gateway.get("/v1/models", headers=gateway_headers(request))
-        response.raise_for_status()
-        models: list[dict[str, Any]] = response.json()["data"]
-    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError) as error:
+        async with asyncio.timeout(LISTING_TIMEOUT):
+            body = await fetch_bounded(gateway, "/v1/models", MAX_LISTING_BYTES, gateway_headers(request))
+        models = [model.model_dump() for model in _Listing.model_validate_json(body).data]
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, TimeoutError) as error:
         detail = f"{gateway.base_url} did not list its models ({type(error).__name__})."
         raise UnavailableError("The gateway cannot be asked for its models now.", detail=detail) from error
     return models

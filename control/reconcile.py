@@ -37,6 +37,9 @@ SERVED_TOKENS_METRIC = "nv_llm_output_token_len"
 #: Bytes of a metrics page. A longer page is rejected before it is parsed.
 MAX_PAGE_BYTES = 8 * 2**20
 
+#: Exceptions of the parser, and of counts that are no numbers.
+_NO_METRICS = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError)
+
 #: Seconds for one metrics page, from the connection to its last byte.
 PAGE_TIMEOUT = 10.0
 
@@ -56,13 +59,13 @@ async def served_tokens(pages: Sequence[str]) -> dict[str, int]:
             try:
                 async with asyncio.timeout(PAGE_TIMEOUT):
                     body = await fetch_bounded(client, page, MAX_PAGE_BYTES)
-                families = list(text_string_to_metric_families(body.decode()))
-            except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:
+                families = text_string_to_metric_families(body.decode())
+                for sample in (sample for family in families for sample in family.samples):
+                    if sample.name == f"{SERVED_TOKENS_METRIC}_sum":
+                        model = sample.labels.get("model", "").removesuffix(ENGINE_SUFFIX)
+                        tokens[model] = tokens.get(model, 0) + round(sample.value)
+            except (TimeoutError, httpx.HTTPError, httpx.InvalidURL, *_NO_METRICS) as error:
                 raise ResourceError(f"The metrics page {page} cannot be read ({type(error).__name__}).") from error
-            for sample in (sample for family in families for sample in family.samples):
-                if sample.name == f"{SERVED_TOKENS_METRIC}_sum":
-                    model = sample.labels.get("model", "").removesuffix(ENGINE_SUFFIX)
-                    tokens[model] = tokens.get(model, 0) + round(sample.value)
     return tokens
 
 

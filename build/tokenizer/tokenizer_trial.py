@@ -40,7 +40,7 @@ def try_tokenizer(path: Path, ref: str) -> None:
     if said == "ok":
         return
     reason = said or f"it takes more than {_MAX_SECONDS} s or {_MAX_MEMORY >> 20} MiB, or ends its process"
-    raise CheckpointError(f"the tokenizer of {ref} is damaged ({reason}); download it again.")
+    raise CheckpointError(f"The tokenizer of {ref} is damaged ({reason}); download it again.")
 
 
 def _problem(path: Path) -> str:

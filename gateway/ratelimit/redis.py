@@ -301,7 +301,7 @@ class RedisLimiter(Limiter):
             self.up.clear()
             self.generation += 1
             self._connect()
-            # a Redis that fails again and again must not give each limit anew at each failure
+            # a Redis that fails again and again must not refill each limit at each failure
             if now - self._up_since >= MINUTE:
                 self._alone.reset_rates()
                 self._parts.clear()

@@ -12,9 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import httpx
 import pytest
+from starlette.requests import Request
 
 from llmops.cli.monitor.exposition import MetricsPage
+from llmops.control import models_api
+from llmops.control.reconcile import SERVED_TOKENS_METRIC, served_tokens
+from llmops.errors import ResourceError
+from llmops.gateway.errors import UnavailableError
 from llmops.untrusted_text import UNSAFE_CHARACTERS
 from tests.attacks.harness import MIB
 from tests.support.live_process import LLMOPS
@@ -136,3 +142,27 @@ def test_a_page_of_a_hundred_thousand_models_is_refused() -> None:
     page = "".join(f'llmops_active_streams{{model="m{at}"}} 1\n' for at in range(100_000))
     with pytest.raises(ValueError, match="too many samples"):
         MetricsPage(page, 0.0)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        endless,
+        lambda one: reply(one, b"[" * 100_000),
+        lambda one: reply(one, b'{"data": [{"id": 5}]}'),
+        lambda one: reply(one, b'{"data": [{"id": "m", "ready": {"a": 1}}]}'),
+    ],
+)
+async def test_a_gateway_that_answers_control_with_anything_is_unavailable(answer: Answer) -> None:
+    """Before the fix, such a list of models was a 500 of control, which took all of a limit of 1 GiB."""
+    with server(answer) as url:
+        async with httpx.AsyncClient(base_url=url) as client:
+            with pytest.raises(UnavailableError):
+                await models_api._list_models(client, Request({"type": "http", "headers": []}))
+
+
+@pytest.mark.parametrize("value", ["NaN", "+Inf", "1e999", "x"])
+async def test_an_engine_that_serves_no_number_of_tokens_is_unreadable(value: str) -> None:
+    page = f'{SERVED_TOKENS_METRIC}_sum{{model="m"}} {value}\n'
+    with server(lambda one: reply(one, page.encode(), "text/plain")) as url, pytest.raises(ResourceError):
+        await served_tokens([f"{url}/metrics"])
