@@ -85,7 +85,7 @@ _Answer = tuple[
 ]
 #: The script's reply: gateways, epoch, what was spent of each budget, and the decisions. Lua writes
 #: an empty list as an empty object.
-_REPLY: TypeAdapter[tuple[int, str, list[Any], list[Any]]] = TypeAdapter(
+_REPLY: TypeAdapter[Any] = TypeAdapter(
     tuple[
         Annotated[int, Field(ge=1)],
         str,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections import Counter
 from datetime import UTC, date, datetime, timedelta
@@ -170,7 +171,8 @@ async def test_models_are_those_of_the_gateway_with_their_prices(url, by):
             {"id": "priced", "object": "model", "max_model_len": 4096, "ready": True, "capabilities": {"n": 4}},
             {"id": "free", "object": "model", "max_model_len": 256, "ready": False},
         ]
-        return httpx.Response(200, json={"object": "list", "data": listed})
+        listing = json.dumps({"object": "list", "data": listed}).encode()
+        return httpx.Response(200, stream=httpx.ByteStream(listing))
 
     async with control(url, "http://gateway") as client:
         app = client._transport.app
