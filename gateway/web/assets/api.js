@@ -67,7 +67,8 @@ export async function* answer(open, run = null) {
         if (data.status || data.error) return
       }
     } catch (error) {
-      if (error instanceof ApiError || !run) throw error
+      // 5xx: the gateway or a balancer before it is starting, or the answer is being taken over
+      if (!run || (error instanceof ApiError && error.status < 500)) throw error
     }
     // the stream ended without its last event: the connection broke
     if (!run || ++failures > 6) throw new Error('The connection to the gateway is lost.')
