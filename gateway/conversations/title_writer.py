@@ -1,4 +1,4 @@
-"""Titles that a model writes for conversations after their first answer, in place of their first words."""
+"""Titles that a model writes for conversations after their first answer."""
 
 from __future__ import annotations
 
