@@ -165,6 +165,12 @@ def outcomes(version: str, count: int, ok: bool = True) -> list[dict]:
     return [{"version": version, "ok": ok, "good": ok, **one} for _ in range(count)]
 
 
+def interleaved(stable: str, candidate: str) -> list[dict]:
+    """200 requests of each version at the same time: the judge compares a request with those around it."""
+    pairs = zip(outcomes(stable, 200), outcomes(candidate, 200), strict=True)
+    return [one for pair in pairs for one in pair]
+
+
 async def begin(url: str, **settings) -> None:
     by = AuditContext("cli:tester", datetime.now(UTC))
     async with await open_store(url) as store, store.write() as connection:
@@ -202,7 +208,7 @@ async def carry_out(url: str, until: Callable[[Rollout], bool], rows: Sequence[d
 
 async def test_the_job_promotes_a_healthy_canary_and_forgets_its_outcomes(url):
     await begin(url, min_requests=30, steps=(50, 100))
-    healthy = outcomes("stable", 200) + outcomes("candidate", 200)
+    healthy = interleaved("stable", "candidate")
     found = await carry_out(url, lambda one: not one.is_open, healthy)
     assert (found.state, found.percent) == ("promoted", 100)
     async with await open_store(url) as store, store.read() as connection:
@@ -260,7 +266,7 @@ def read_file(path: Path) -> tuple[str, str, str, bool]:
 
 async def feed(url: str, stable: str, candidate: str) -> None:
     async with await open_store(url, pool_size=1) as store, store.write() as connection:
-        rows = outcomes(stable, 200) + outcomes(candidate, 200)
+        rows = interleaved(stable, candidate)
         await add_outcomes(connection, "llama", rows, datetime.now(UTC))
 
 
