@@ -136,7 +136,7 @@ class LevelFile:
             )
 
 
-def _parse_levels(content: object) -> dict[str, DegradedLevel]:
+def _parse_levels(content: Any) -> dict[str, DegradedLevel]:
     named = content if isinstance(content, dict) else {} if content is None else {"": content}
     return {str(name): DegradedLevel(level) for name, level in named.items()}
 
