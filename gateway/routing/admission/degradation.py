@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from pathlib import Path
 from time import perf_counter
+from typing import Any
 
 from llmops.errors import InputError
 from llmops.gateway.interfaces import DegradedLimits
