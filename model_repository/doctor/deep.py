@@ -23,8 +23,9 @@ from typing import Literal
 from llmops.build.environment import installed_version
 from llmops.build.trtllm.container_images import IMAGES, TrtllmImage
 from llmops.errors import LlmopsError
-from llmops.model_repository.doctor import library_probe, probe_cases, sample_models
+from llmops.model_repository.doctor import launch_commands, library_probe, probe_cases, sample_models
 from llmops.model_repository.generate import copy_model_code
+from llmops.model_repository.server.installation import find_installation
 
 DeepCheckOutcome = Literal["seen", "failed", "needs a GPU"]
 #: Variable with the image's tag in the table of facts. Dockerfile.trtllm sets it.
@@ -157,7 +158,7 @@ def parse_ldd_output(name: str, output: str, image: TrtllmImage) -> DeepCheckRes
 
 
 def _triton(image: TrtllmImage | None) -> Iterator[DeepCheckResult]:
-    """Check the models' configurations, and two models in a running tritonserver.
+    """Check the models' configurations, the command lines of `serve`, and two models in a server.
 
     The two models are a tokenizer and a detokenizer.
     """
@@ -170,6 +171,13 @@ def _triton(image: TrtllmImage | None) -> Iterator[DeepCheckResult]:
                 yield DeepCheckResult(name, "seen", ", ".join(found))
             except (LlmopsError, ValueError) as error:
                 yield DeepCheckResult(name, "failed", str(error))
+        for plan in launch_commands.PLANS:
+            name = f"command line: {plan.mode}"
+            try:
+                accepted = launch_commands.parse_launch_commands(find_installation(), plan)
+                yield DeepCheckResult(name, "seen", f"{accepted} options")
+            except (LlmopsError, ValueError) as error:
+                yield DeepCheckResult(name, classify_error(str(error), image), str(error))
         try:
             yield DeepCheckResult("tritonserver", "seen", sample_models.tokenizer_round_trip(folder / "served"))
         except (LlmopsError, ValueError) as error:

@@ -17,7 +17,9 @@ from click.testing import CliRunner
 from llmops.build.environment import TRTLLM_PYTHON
 from llmops.build.trtllm.container_images import DEFAULT_TAG, IMAGES, OWN_TAG
 from llmops.cli.main import cli
-from llmops.model_repository.doctor import deep
+from llmops.model_repository.doctor import deep, launch_commands
+from llmops.model_repository.multi_gpu import launch_plan
+from llmops.model_repository.server.installation import find_installation
 from tests.trtllm.image_folder import BuildFailedError, ImageFolder, interpreter_of
 
 pytestmark = [pytest.mark.stack, pytest.mark.xdist_group("stack")]
@@ -190,8 +192,22 @@ def test_the_embedded_triton_reads_the_models_and_answers() -> None:
     assert result.exit_code == 0, result.output
     found = {one["name"]: one["outcome"] for one in json.loads(result.output)["found"]}
     pairs = ("tensorrt, served by nvidia", "tensorrt, served by llmops", "pytorch")
-    wanted = (*(f"config.pbtxt: {one}" for one in pairs), "tritonserver")
+    modes = ("single", "leader", "orchestrator")
+    wanted = (*(f"config.pbtxt: {one}" for one in pairs), *(f"command line: {one}" for one in modes), "tritonserver")
     assert found == dict.fromkeys(wanted, "seen")
+
+
+@pytest.mark.parametrize(
+    ("option", "complaint"), [("--no-such-option=1", "unrecognized option"), ("--log-verbose=high", "Got high")]
+)
+def test_an_option_that_triton_does_not_have(option: str, complaint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The option is in the middle of a follower's command, which mpirun would start last."""
+    pytest.importorskip("pytriton")
+    (leader,) = [plan for plan in launch_commands.PLANS if plan.mode == "leader"]
+    follower = launch_plan.follower_command
+    monkeypatch.setattr(launch_plan, "follower_command", lambda *given: [*follower(*given), option, "--log-verbose=0"])
+    with pytest.raises(ValueError, match=complaint):
+        launch_commands.parse_launch_commands(find_installation(), leader)
 
 
 def stages() -> dict[str, str]:

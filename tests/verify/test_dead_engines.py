@@ -1,0 +1,115 @@
+"""Engines that answer every request and are broken all the same: `verify` must name the fault.
+
+The engines are scripted, as no real one has these faults any longer. tests/trtllm/faults.py makes
+each check blind again, and a test here must notice.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from typing import Any
+
+import pytest
+from tritonclient.grpc import service_pb2
+
+from llmops.gateway.interfaces import Capabilities
+from llmops.perf.verify.contract import kv_cache_reports, outputs, sampling, stopping
+from llmops.perf.verify.engine_context import EngineContext
+from llmops.perf.verify.findings import Finding, VerifyCheck, WrongError
+from tests.verify.test_other_backends import desk, response
+
+
+def _given(request: service_pb2.ModelInferRequest, name: str, kind: str) -> list[Any] | None:
+    inputs = dict(zip((one.name for one in request.inputs), request.raw_input_contents, strict=True))
+    raw = inputs.get(name)
+    return None if raw is None else list(struct.unpack(f"<{len(raw) // 4}{kind}", raw))
+
+
+def _tokens(request: service_pb2.ModelInferRequest, count: int, score: float) -> list[Any]:
+    return [response(0, [100 + at], [score]) for at in range(count)]
+
+
+def _greedy(request: service_pb2.ModelInferRequest) -> list[Any]:
+    """Answer as NVIDIA's C++ backend does when every draw is greedy: the score is that of the one candidate."""
+    (new,) = _given(request, "request_output_len", "i") or [0]
+    return _tokens(request, new, -1.5)
+
+
+def _run(checks: list[VerifyCheck], name: str, engine: EngineContext) -> Finding:
+    (check,) = [one for one in checks if one.name == name]
+    return asyncio.run(check.run(engine))
+
+
+def _scored(answer: Any) -> EngineContext:
+    engine = desk(answer)
+    engine.card.capabilities = Capabilities(n=1, seed=True, logprobs=True)
+    engine.card.vocab_size = 512
+    return engine
+
+
+def test_scores_that_are_zero_are_no_fault_of_a_greedy_answer() -> None:
+    """The C++ backend normalises the scores of one candidate to 0 for engines that ask for it."""
+    healthy = _scored(lambda request: _tokens(request, (_given(request, "request_output_len", "i") or [0])[0], 0.0))
+    healthy.probe.inputs["return_log_probs"] = "BOOL"
+    assert _run(outputs.CHECKS, "log-probabilities", healthy).verdict == "works"
+
+
+def test_an_engine_that_never_draws() -> None:
+    engine = _scored(_greedy)
+    engine.probe.inputs.update(dict.fromkeys(("temperature", "runtime_top_p"), "FP32"), seed="UINT64")
+    with pytest.raises(WrongError, match="ignores the temperature"):
+        _run(sampling.CHECKS, "drawing", engine)
+
+
+class FrozenGauges:
+    """Gauges whose reader has stopped."""
+
+    async def read(self) -> dict[tuple[str, str], float]:
+        return {("nv_trt_llm_kv_cache_block_metrics", "used"): 7.0}
+
+
+def test_gauges_that_stand_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache_reports, "_PATIENCE", 0.2)
+    engine = _scored(_greedy)
+    engine.card.max_seq_len = 4096
+    engine.gauges = FrozenGauges()  # type: ignore[assignment]
+    with pytest.raises(WrongError, match="its reader has stopped"):
+        _run(kv_cache_reports.CHECKS, "KV gauges", engine)
+
+
+class EndedEvents:
+    """A subscription whose engine reports the first prompt's blocks and none after."""
+
+    def __init__(self, engine: EngineContext, watch: bool) -> None:
+        self._found = [0, 3]
+
+    async def __aenter__(self) -> EndedEvents:
+        return self
+
+    async def __aexit__(self, *error: object) -> None: ...
+
+    async def stored(self, patience: float) -> int:
+        return self._found.pop(0) if self._found else 0
+
+
+def test_events_that_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kv_cache_reports, "Subscriber", EndedEvents)
+    engine = _scored(_greedy)
+    engine.card.kv_events, engine.card.max_seq_len, engine.card.target = True, 4096, "pytorch"
+    with pytest.raises(WrongError, match="none came for the new prompt number 2"):
+        _run(kv_cache_reports.CHECKS, "KV events", engine)
+
+
+def test_min_tokens_of_the_first_end_token_only() -> None:
+    """The answer ends at a second end token, which the C++ backend gets as a bad word."""
+
+    def drops(request: service_pb2.ModelInferRequest) -> list[Any]:
+        (new,) = _given(request, "request_output_len", "i") or [0]
+        ends = _given(request, "bad_words_list", "i")
+        return _tokens(request, ends[0] - 100 + 1 if ends else new, -1.5)
+
+    engine = _scored(drops)
+    engine.probe.inputs.update(bad_words_list="INT32", min_tokens="INT32")
+    with pytest.raises(WrongError, match="holds for the first end token only"):
+        _run(stopping.CHECKS, "min_tokens", engine)
