@@ -129,6 +129,7 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
         engine_slots=EngineSlots(settings.limits.queued),
         default_tokens=settings.sampling.max_tokens,
         strict_fields=settings.strict_fields,
+        tiers=tuple(settings.tiers),
         drop_session_blocks=settings.drop_session_blocks,
         cache_scope=settings.cache_scope or ("tenant" if settings.store else ""),
         safety=safety,

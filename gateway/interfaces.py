@@ -371,6 +371,7 @@ class EngineRequest:
         guide: The grammar of the output.
         caller: `Caller.share`, for fair turns among requests whose grammars are new to the engine.
         cache_salt: Requests share cached prefixes only with requests that have the same salt.
+        cache_key: The client's name for requests that share a prefix; empty for none.
         extras: Values of the contract's inputs without a field here. Engine models of others do not
             get all of them.
         turn: The attributes by which the request is queued.
@@ -395,6 +396,7 @@ class EngineRequest:
     guide: Guide | None = None
     caller: str = ""
     cache_salt: int = 0
+    cache_key: str = ""
     extras: Mapping[Tensor, float] = field(default_factory=dict)
     streaming: bool = True
     turn: SchedulingParams = DEFAULT_SCHEDULING
@@ -698,6 +700,8 @@ class RoutingRequest:
         adapter: Name of the LoRA adapter, empty for none.
         without: Replicas that failed on this request.
         hashes: Hashes of the prompt's blocks where they are known already.
+        affinity: Hash of the client's cache key, None without one. Requests with equal hashes
+            prefer the same replica.
     """
 
     tokens: int
@@ -707,6 +711,7 @@ class RoutingRequest:
     adapter: str = ""
     without: frozenset[str] = frozenset()
     hashes: Sequence[int] | None = None
+    affinity: int | None = None
 
 
 class RoutingPolicy(Protocol):

@@ -35,8 +35,7 @@ from llmops.gateway.schemas.response_schemas import ChatCompletion, StoppedRunRe
 
 #: Fields that are accepted and change nothing.
 CHAT_IGNORED_FIELDS = COMMON_IGNORED_FIELDS | {
-    *("store", "service_tier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention"),
-    *("safety_identifier", "verbosity", "moderation", "include_reasoning"),
+    *("store", "prompt_cache_options", "prompt_cache_retention", "verbosity", "moderation", "include_reasoning"),
 }
 
 #: The request header that asks for a stream which can be resumed: `true`.
@@ -95,7 +94,7 @@ class ChatCompletionsEndpoint:
                 "model": body.model,
                 "choices": choices,
                 "usage": usage_counts(answer),
-                "service_tier": "default" if body.service_tier else None,
+                "service_tier": context.service_tier if body.service_tier else None,
                 "system_fingerprint": None,
             }
 

@@ -63,7 +63,7 @@ def report_ignored_fields(
     unknown = sorted(name for name, value in extras.items() if value is not None) if extras else []
     if not ignored and not unknown:
         return
-    context.ignored_fields = ignored + [_printable(name) for name in unknown[:MAX_UNKNOWN_FIELDS]]
+    context.ignored_fields += ignored + [_printable(name) for name in unknown[:MAX_UNKNOWN_FIELDS]]
     for name in ignored:
         service.metrics.ignored.labels(name).inc()
     if unknown:

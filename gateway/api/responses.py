@@ -50,8 +50,8 @@ if TYPE_CHECKING:
 #: Fields that are accepted and change nothing.
 RESPONSES_IGNORED_FIELDS = frozenset(
     {
-        *("client_metadata", "include", "max_tool_calls", "prompt_cache_key", "prompt_cache_retention"),
-        *("safety_identifier", "service_tier", "stream_options", "reasoning.summary", "text.verbosity"),
+        *("client_metadata", "include", "max_tool_calls", "prompt_cache_retention", "stream_options"),
+        *("reasoning.summary", "text.verbosity"),
     }
 )
 #: Seconds without a report after which the gateway that generated a response counts as gone.
@@ -138,7 +138,7 @@ class ResponsesEndpoints:
         chat = self._as_chat(body, items, tools, model, context)
         # earlier messages are not part of this body, but of its work
         context.work_bytes = max(context.work_bytes, max_rendered_characters(chat.messages))
-        builder = ResponseBuilder(new_response(body, model), tools.origins)
+        builder = ResponseBuilder(new_response(body, model, context.service_tier), tools.origins)
         if turn is not None:
             builder.response["conversation"] = {"id": _conversation_of(body)}
         running = self._running if self._is_to_be_stored(body, own, builder, context) else None

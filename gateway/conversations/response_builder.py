@@ -262,7 +262,7 @@ def _usage(tokens: TokenCounts) -> dict[str, Any]:
     }
 
 
-def new_response(request: ResponsesRequest, model: GenerativeModel) -> dict[str, Any]:
+def new_response(request: ResponsesRequest, model: GenerativeModel, service_tier: str = "default") -> dict[str, Any]:
     """Return a response without any output."""
     own = model.card.sampling
     return {
@@ -281,7 +281,9 @@ def new_response(request: ResponsesRequest, model: GenerativeModel) -> dict[str,
         "parallel_tool_calls": request.parallel_tool_calls is not False,
         "previous_response_id": request.previous_response_id,
         "reasoning": {"effort": request.reasoning.effort if request.reasoning else None, "summary": None},
-        "service_tier": "default",
+        "prompt_cache_key": request.prompt_cache_key,
+        "safety_identifier": request.safety_identifier,
+        "service_tier": service_tier,
         "store": request.store is not False,
         "temperature": first_not_none(request.temperature, own.temperature, 1.0),
         "text": {"format": _format(request)},

@@ -13,6 +13,7 @@ from functools import partial
 from llmops.gateway.errors import OVERLOADED, ApiError, ModelNotFoundError, OverloadedError, UnavailableError
 from llmops.gateway.generation.answer import Answer
 from llmops.gateway.generation.choice import Choice
+from llmops.gateway.generation.request_hints import apply_request_hints
 from llmops.gateway.http.request_body import BodyReader
 from llmops.gateway.http.request_context import RequestContext
 from llmops.gateway.interfaces import Engine, EngineRequest, TokenStream
@@ -59,6 +60,8 @@ class AppState:
     # leave out listed blocks of agents that differ in each session, so that the rest of a prompt is
     # found in the cache
     drop_session_blocks: bool = True
+    # tiers of requests, the highest first
+    tiers: tuple[str, ...] = ()
     # chooses among the versions of a model, if there can be several
     version_router: VersionRouter | None = None
     # filters of prompts and answers, if there are any
@@ -75,6 +78,8 @@ class AppState:
     ) -> GenerativeModel:
         """Return the model, in the version, that answers a request for `name`.
 
+        The tier, cache key and end user that the body names are set first.
+
         An alias is answered by the first of its models that is served and has room, in the order
         that suits the request; the last one is taken as it is.
 
@@ -88,6 +93,9 @@ class AppState:
             InvalidRequestError: The request asks for an unknown quality.
             ModelNotAllowedError, ModelNotFoundError, UnavailableError: As `ModelLookup.get`.
         """
+        if not apply_request_hints(body, context, self.tiers):
+            context.ignored_fields.append("service_tier")
+            self.metrics.ignored.labels("service_tier").inc()
         candidates = self.models.candidates(name, context.caller)
         if self.auto_model is None or name not in self.auto_model.aliases:
             provider_model = self.providers.find(name, context) if overflow else None

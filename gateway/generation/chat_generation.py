@@ -236,6 +236,7 @@ def _engine_request(
         guide=prepared.guide,
         caller=context.caller.share,
         cache_salt=state.cache_salt(context.caller.share),
+        cache_key=context.prompt_cache_key,
         extras=model.extras,
         turn=context.scheduling,
         whole=whole,

@@ -64,6 +64,10 @@ class RequestContext:
             0 before.
         fairness_id: The end user for whom the caller sends this request, from a header; empty if
             none.
+        end_user: The caller's user for whom the request was sent, from its body; empty if it names
+            none.
+        prompt_cache_key: The body's name for requests that share a prefix; empty if it has none.
+        service_tier: The tier that the body asked for and got, else `default`.
         ttft_target: Seconds from arrival within which the first token is due, from a header.
         reservation: The quota reserved for this request, None if the caller has no quotas.
         usage_recorder: Records this request's usage for the bill, None if usage is not recorded.
@@ -101,6 +105,9 @@ class RequestContext:
     buffered_bytes: int = 0
     overhead_seconds: float = 0.0
     fairness_id: str = ""
+    end_user: str = ""
+    prompt_cache_key: str = ""
+    service_tier: str = "default"
     ttft_target: float = math.inf
     reservation: QuotaReservation | None = None
     usage_recorder: UsageRecorder | None = None

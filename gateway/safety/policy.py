@@ -152,8 +152,13 @@ async def _embed_nothing(_model: str, _texts: Sequence[str]) -> list[list[float]
 
 def check_filters(settings: SafetySettings) -> None:
     """Raise InputError if a filter cannot be created, before the gateway listens."""
-    for name, one in settings.filters.items():
-        create_filter(name, one, _embed_nothing)
+
+    async def create_and_close() -> None:
+        for name, one in settings.filters.items():
+            await create_filter(name, one, _embed_nothing).close()
+
+    if settings.filters:
+        asyncio.run(create_and_close())
 
 
 def create_filter(name: str, settings: FilterSettings, embed: Embed) -> TextFilter:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from re import _parser as sre_parser  # type: ignore[attr-defined]
 from typing import NamedTuple
 
@@ -181,6 +182,9 @@ def _width(name: str, pattern: str) -> int:
     return int(widest)
 
 
+# a gateway creates its filters once to check them and once in each worker; compiling is the slow part,
+# and workers are forked after the check
+@lru_cache(maxsize=256)
 def _compile(name: str, pattern: str, ignore_case: bool):  # type: ignore[no-untyped-def]  # noqa: ANN202 re2 has no types
     try:
         import re2

@@ -134,10 +134,14 @@ class ChatRequest(SamplingFields):
     web_search_options: dict[str, Any] | None = Field(default=None, description="Refused.")
     prediction: dict[str, Any] | None = Field(default=None, description="Refused: no engine here takes a draft text.")
     moderation: dict[str, Any] | None = Field(default=None, description="Ignored.")
-    prompt_cache_key: str | None = Field(default=None, description="Ignored.")
+    prompt_cache_key: str | None = Field(default=None, description="Requests with equal keys prefer the same replica.")
     prompt_cache_options: dict[str, Any] | None = Field(default=None, description="Ignored.")
     prompt_cache_retention: str | None = Field(default=None, description="Ignored.")
-    safety_identifier: str | None = Field(default=None, description="Ignored.")
-    service_tier: str | None = Field(default=None, description="Ignored.")
+    safety_identifier: Annotated[str, Field(max_length=64)] | None = Field(
+        default=None, description="The caller's user, for the audit log; with the scope fairness, a share of its own."
+    )
+    service_tier: str | None = Field(
+        default=None, description="A tier of the settings that is not above the key's; else the key's tier."
+    )
     store: bool | None = Field(default=None, description="Ignored.")
     verbosity: str | None = Field(default=None, description="Ignored.")

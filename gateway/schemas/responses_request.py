@@ -71,8 +71,8 @@ class ResponsesRequest(RequestModel):
     client_metadata: dict[str, Any] | None = Field(default=None, description="Ignored.")
     include: list[str] | None = Field(default=None, description="Ignored.")
     max_tool_calls: int | None = Field(default=None, description="Ignored: it is about built-in tools.")
-    service_tier: str | None = Field(default=None, description="Ignored.")
-    safety_identifier: str | None = Field(default=None, description="Ignored.")
-    prompt_cache_key: str | None = Field(default=None, description="Ignored.")
+    service_tier: str | None = Field(default=None, description="As in chat completions.")
+    safety_identifier: Annotated[str, Field(max_length=64)] | None = None
+    prompt_cache_key: str | None = Field(default=None, description="As in chat completions.")
     prompt_cache_retention: str | None = Field(default=None, description="Ignored.")
     stream_options: dict[str, Any] | None = Field(default=None, description="Ignored.")

@@ -98,7 +98,7 @@ def test_codex_edits_a_file(played):
         assert one.headers["x-llmops-warnings"] == (
             "The tool 'web_search' was left out: the gateway runs no tools itself."
         )
-        assert one.headers["x-llmops-ignored"] == "client_metadata, include, prompt_cache_key, reasoning.summary"
+        assert one.headers["x-llmops-ignored"] == "client_metadata, include, reasoning.summary"
     kinds = {tool.get("name", tool["type"]): tool["type"] for tool in bodies[0]["tools"]}
     assert kinds["exec_command"] == "function"
     assert kinds["multi_agent_v1"] == "namespace"

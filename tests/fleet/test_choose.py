@@ -197,3 +197,25 @@ def test_one_that_failed_is_left_out_and_one_that_drains_is_not_taken_for_it() -
     views = [view("drains", state="draining"), view("serves"), view("failed")]
     without = frozenset({"failed"})
     assert {policy(seed).choose(wanted(PROMPT, without=without), views) for seed in range(20)} == {1}
+
+
+def test_a_cache_key_decides_among_equal_replicas_and_yields_to_a_prefix_and_a_queue() -> None:
+    views = [view(name) for name in "abcd"]
+    shared, own = PROMPT, [*PROMPT, *range(500, 540)]
+    chosen = policy()
+    for one in views:
+        chosen.sent(wanted(shared), one)
+    by_key = {key: {chosen.choose(wanted(own, affinity=key), views) for _ in range(5)} for key in range(20)}
+    assert all(len(places) == 1 for places in by_key.values())
+    assert len(set.union(*by_key.values())) > 1
+    # another gateway, which knows none of the prefixes, chooses the same replicas
+    assert {key: {policy().choose(wanted(own, affinity=key), views)} for key in by_key} == by_key
+    place = by_key[1].pop()
+    assert place is not None
+    views[place].waiting_tokens = 5000
+    other = chosen.choose(wanted(own, affinity=1), views)
+    assert other is not None
+    assert other != place
+    views[place].waiting_tokens = 0
+    chosen.sent(wanted(own), views[other])
+    assert chosen.choose(wanted(own, affinity=1), views) == other

@@ -144,7 +144,7 @@ async def test_ignored_fields_are_named_and_counted_everywhere(stack):
     assert text.headers["x-llmops-ignored"] == "priority, stream_options.include_obfuscation, what"
     fields = {"what": 1, "reasoning": {"summary": "auto"}, "text": {"verbosity": "low"}, "service_tier": "flex"}
     response = await stack.client.post("/v1/responses", json={"model": "tiny", "input": "x", **fields})
-    assert response.headers["x-llmops-ignored"] == "reasoning.summary, service_tier, text.verbosity, what"
+    assert response.headers["x-llmops-ignored"] == "service_tier, reasoning.summary, text.verbosity, what"
     metrics = (await stack.client.get("/metrics")).text
     assert 'llmops_ignored_fields_total{field="priority"} 2.0' in metrics
     assert 'llmops_ignored_fields_total{field="unknown"} 3.0' in metrics

@@ -352,7 +352,7 @@ async def test_what_changes_nothing_is_said(plain):
         service_tier="auto",
         extra_body={"what": 1, "seed": 3},
     )
-    assert raw.headers["x-llmops-ignored"] == "cache_control, service_tier, thinking, thinking.display, what"
+    assert raw.headers["x-llmops-ignored"] == "thinking, thinking.display, what"
 
 
 async def test_tools_that_a_server_would_run_are_left_out(agent):

@@ -13,6 +13,9 @@ from starlette.responses import JSONResponse
 from starlette.routing import Route
 
 from llmops.gateway.http.server import bind
+from llmops.gateway.safety.policy import check_filters, create_filter
+from llmops.gateway.safety.services import ModerationFilter
+from llmops.gateway.settings import SafetySettings
 from tests.support.gateway_stack import running, text_of
 
 pytest.importorskip("re2")
@@ -234,3 +237,26 @@ async def test_moderations_speak_openais_api(card, tokenizer):
 
 async def test_without_filters_there_is_no_such_route(stack):
     assert (await stack.client.post("/v1/moderations", json={"input": "x"})).status_code == 404
+
+
+def test_the_check_before_the_start_compiles_a_filter_once_and_closes_its_client(monkeypatch):
+    import re2
+
+    compiled, closed = [], []
+    compile_pattern, close = re2.compile, ModerationFilter.close
+    monkeypatch.setattr(
+        re2, "compile", lambda pattern, **kw: compiled.append(pattern) or compile_pattern(pattern, **kw)
+    )
+
+    async def note_close(self):
+        await close(self)
+        closed.append(self._client.is_closed)
+
+    monkeypatch.setattr(ModerationFilter, "close", note_close)
+    rule = {**RULE, "patterns": ["only-here-[0-9]"]}
+    vendor = {"kind": "http", "url": "http://127.0.0.1:1/v1/moderations"}
+    settings = SafetySettings.model_validate({"filters": {"keys": rule, "vendor": vendor}})
+    check_filters(settings)
+    assert closed == [True]
+    create_filter("keys", settings.filters["keys"], embed=None)
+    assert compiled == ["(?:only-here-[0-9])"]

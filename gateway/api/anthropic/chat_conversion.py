@@ -31,8 +31,7 @@ _TOOL_FIELDS = ((".function.parameters", ".input_schema"), (".function.", "."))
 #: Fields that are accepted and change nothing.
 MESSAGE_IGNORED_FIELDS = frozenset(
     {
-        *("cache_control", "container", "context_management", "diagnostics", "inference_geo", "service_tier"),
-        *("speed", "thinking.display"),
+        *("container", "context_management", "diagnostics", "inference_geo", "speed", "thinking.display"),
     }
 )
 # Thinking budgets, in tokens, up to which the effort is low and medium.

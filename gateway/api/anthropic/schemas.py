@@ -1,6 +1,7 @@
 """The bodies of POST /v1/messages and /v1/messages/count_tokens.
 
-`cache_control` is accepted anywhere, and changes nothing.
+`cache_control` is accepted anywhere. Every prefix is cached without it, and writing costs nothing:
+`usage` counts what was read from the cache, and nothing as written.
 """
 
 from __future__ import annotations
@@ -107,7 +108,7 @@ class CountTokensRequest(RequestModel):
     mcp_servers: list[dict[str, Any]] | None = Field(default=None, description="Refused unless empty.")
     compaction: dict[str, Any] | None = Field(default=None, description="Refused.")
     thread: dict[str, Any] | None = Field(default=None, description="Refused: send the whole conversation.")
-    cache_control: dict[str, Any] | None = Field(default=None, description="Ignored.")
+    cache_control: dict[str, Any] | None = Field(default=None, description="Every prefix is cached without it.")
     context_management: dict[str, Any] | None = Field(default=None, description="Ignored.")
     speed: str | None = Field(default=None, description="Ignored.")
 
@@ -125,7 +126,7 @@ class MessagesRequest(CountTokensRequest):
     stop_sequences: list[str] | None = None
     stream: bool | None = None
     metadata: RequestMetadata | None = None
-    service_tier: str | None = Field(default=None, description="Ignored.")
+    service_tier: str | None = Field(default=None, description="As in chat completions.")
     container: str | dict[str, Any] | None = Field(default=None, description="Ignored.")
     diagnostics: dict[str, Any] | None = Field(default=None, description="Ignored.")
     inference_geo: str | None = Field(default=None, description="Ignored.")

@@ -48,7 +48,7 @@ class LeastCostPolicy:
             held = self.index.held(hashes)
             self._found = (request, held)
             known = {name: blocks for blocks, bits in held for name in self.index.names(bits)}
-            first = _prefix_candidates(hashes, known, places, views)
+            first = _prefix_candidates(hashes, known, places, views, request.affinity)
         candidates = [*dict.fromkeys((*first, *self._sample(places)))]
         best = self._cheapest(request, views, candidates, known)
         if best is None and len(places) > len(candidates):
@@ -139,12 +139,21 @@ def _in_state(state: ReplicaState, request: RoutingRequest, views: Sequence[Repl
 
 
 def _prefix_candidates(
-    hashes: Sequence[int], known: Mapping[str, int], places: Sequence[int], views: Sequence[ReplicaView]
+    hashes: Sequence[int],
+    known: Mapping[str, int],
+    places: Sequence[int],
+    views: Sequence[ReplicaView],
+    affinity: int | None = None,
 ) -> list[int]:
     """Return the replicas to consider for a prompt: holders of its prefix, the longest first.
 
-    The last candidate is the replica that all gateways choose for the new part of the prompt.
+    The last candidate is the replica that all gateways choose for the new part of the prompt. With
+    an `affinity`, the replica that all gateways choose for it comes first instead: it wins every
+    tie, such as one among the holders of a system prompt, and loses to a longer prefix or a shorter
+    queue.
     """
+    if affinity is not None:
+        return [_rendezvous_choice(affinity, places, views), *_prefix_holders(known, places, views)]
     if not hashes:
         return []
     new = next(iter(known.values()), 0)

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from time import perf_counter
 
+from xxhash import xxh3_64_intdigest
+
 from llmops.contract import LORA_TASK_ID
 from llmops.gateway.errors import OVERLOADED, CancelledStreamError, PreemptedError, UnavailableError
 from llmops.gateway.interfaces import (
@@ -198,13 +200,15 @@ class ReplicaPool(Engine):
 
     def _routing_request(self, request: EngineRequest) -> RoutingRequest:
         adapter = int(request.extras.get(LORA_TASK_ID, 0))
+        salt = adapter_salt(request.cache_salt, adapter)
         return RoutingRequest(
             tokens=len(request.input_ids),
             ids=encode_input_ids(request),
             answer=request.n * min(request.max_tokens, round(self._output_length)),
-            salt=adapter_salt(request.cache_salt, adapter),
+            salt=salt,
             adapter=self._adapter_name(adapter),
             without=request.without,
+            affinity=_affinity(request.cache_key, salt) if request.cache_key else None,
         )
 
     def _adapter_name(self, adapter_id: int) -> str:
@@ -219,6 +223,11 @@ class ReplicaPool(Engine):
         states = Counter("failed" if view.replica_id in routing.without else view.state for view in self.views)
         counts = ", ".join(f"{count} {state}" for state, count in states.items())
         return f"No replica of the model {self.name} can take the request now ({counts}); send it again."
+
+
+def _affinity(cache_key: str, salt: int) -> int:
+    # JSON can hold half of a surrogate pair
+    return xxh3_64_intdigest(cache_key.encode("utf-8", "surrogatepass"), salt)
 
 
 class ReplicaStream(TokenStream):

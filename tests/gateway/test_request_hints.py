@@ -1,0 +1,72 @@
+"""Fields of a body that schedule, place and record its request."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+
+from llmops.gateway.generation.request_hints import apply_request_hints
+from llmops.gateway.http.request_context import RequestContext
+from llmops.gateway.interfaces import Caller
+from tests.support.gateway_stack import running
+
+TIERS = ("priority", "standard", "flex")
+
+
+def hinted(caller: Caller, tiers: tuple[str, ...] = TIERS, **fields: object) -> tuple[bool, RequestContext]:
+    context = RequestContext("r", caller=caller)
+    return apply_request_hints(SimpleNamespace(**fields), context, tiers), context
+
+
+@pytest.mark.parametrize(
+    ("own", "wanted", "served"),
+    [
+        ("priority", "flex", "flex"),
+        ("priority", "priority", "priority"),
+        ("", "flex", "flex"),
+        ("", "auto", ""),
+        ("flex", "standard_only", "flex"),
+    ],
+)
+def test_a_request_is_served_in_a_tier_that_its_key_may_use(own, wanted, served):
+    applied, context = hinted(Caller(tier=own), service_tier=wanted)
+    assert applied
+    assert context.scheduling.tier == context.caller.tier == served
+    assert not context.warnings
+
+
+@pytest.mark.parametrize(("own", "wanted"), [("standard", "priority"), ("", "priority"), ("unknown", "priority")])
+def test_a_tier_above_the_keys_is_not_served_and_the_client_is_told(own, wanted):
+    applied, context = hinted(Caller(tier=own), service_tier=wanted)
+    assert not applied
+    assert (context.caller.tier, context.service_tier) == (own, "default")
+    assert context.warnings == ["The tier of this key is standard; service_tier cannot ask for a higher one."]
+
+
+def test_a_tier_that_the_gateway_does_not_have_changes_nothing():
+    applied, context = hinted(Caller(tier="gold"), (), service_tier="flex")
+    assert (applied, context.caller.tier, context.warnings) == (False, "gold", [])
+
+
+def test_the_end_user_gets_turns_of_its_own_only_where_the_key_may_say_so():
+    fields = {"safety_identifier": "u-1", "user": "old"}
+    assert hinted(Caller(share="acme/key"), **fields)[1].scheduling.tenant == "acme"
+    reseller = Caller(share="acme/key", scopes=frozenset({"inference", "fairness"}))
+    assert hinted(reseller, **fields)[1].scheduling.tenant == "acme/u-1"
+    assert hinted(reseller, metadata=SimpleNamespace(user_id="u\n2"))[1].end_user == "u?2"
+    assert hinted(reseller, metadata={"user_id": "not Anthropic's"})[1].end_user == ""
+
+
+async def test_apis_name_the_tier_that_served_and_refuse_a_long_identifier(card, tokenizer):
+    async with running(card, tokenizer, tiers={"standard": {}, "flex": {}}) as stack:
+        stack.say("Hello")
+        chat = await stack.chat(service_tier="flex", safety_identifier="u-1", prompt_cache_key="session-1")
+        assert chat.json()["service_tier"] == "flex"
+        assert "x-llmops-ignored" not in chat.headers
+        stack.say("Hello")
+        body = {"model": "tiny", "input": "Hi", "service_tier": "flex", "prompt_cache_key": "session-1"}
+        answer = (await stack.client.post("/v1/responses", json=body)).json()
+        assert (answer["service_tier"], answer["prompt_cache_key"]) == ("flex", "session-1")
+        refused = await stack.chat(safety_identifier="u" * 65)
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "safety_identifier")
