@@ -72,7 +72,9 @@ def _times(section: Section) -> None:
         cost = 1e6 * _choice(size)
         section.add(f"choice of {REPLICAS} replicas, {TOKENS} tokens in blocks of {size}", cost, "µs", 40.0)
     section.add("admission when nothing waits, with its end", 1e6 * _admission(), "µs", 15.0)
-    section.add("state of a replica that reports none, batch of 64", 1e6 * _state_estimate(), "µs/token", 1.0)
+    for batch in (2, 64):
+        cost = 1e6 * _state_estimate(batch)
+        section.add(f"state of a replica that reports none, batch of {batch}", cost, "µs/token", 1.0)
     section.add("requests simulated per second of CPU", max(_simulated() for _ in range(3)), "", 10_000.0, "least")
 
 
@@ -127,7 +129,7 @@ class _First:
     def sent(self, *_: object) -> None: ...
 
 
-def _state_estimate(batch: int = 64) -> float:
+def _state_estimate(batch: int) -> float:
     """Return the seconds per token that a gateway takes to measure a replica without step messages."""
     view = ReplicaView("a", state="ready", max_batch_size=batch)
     in_flight = InFlightTracker(view)

@@ -449,8 +449,8 @@ def test_policies_are_compared_on_the_same_conversations(plan: Path, tmp_path: P
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ((), "one of --rate, --day, --trace and --bench"),
-        (("--rate", "1", "--day", "5"), "one of --rate, --day, --trace and --bench"),
+        ((), "one of --rate, --day, --herd, --trace and --bench"),
+        (("--rate", "1", "--day", "5"), "one of --rate, --day, --herd, --trace and --bench"),
         (("--rate", "1", "--policy", "best"), "--policy best names no policy; choose from cheapest, least-loaded"),
         (("--rate", "1", "--policy", "cheapest+fast"), "only no-queue can follow the +; write cheapest+no-queue."),
         (

@@ -29,6 +29,10 @@ PROMPT_TOKENS_SMOOTHING = 0.1
 #: Tokens that one slow reader finds at once are no steps.
 STEP_MAJORITY = 0.5
 
+#: Tokens of such steps that make one observation at least: it bounds the cost per token of a small
+#: batch.
+DECODE_TOKENS_PER_OBSERVATION = 32
+
 #: Seconds after the end of a step in which a request that is sent still takes part in the next
 #: step.
 SAME_STEP_TOLERANCE = 1e-4
@@ -205,7 +209,25 @@ class LoadEstimator:
 
     def _end_step(self, now: float) -> None:
         """Record that a step ended now."""
-        middle, last = (self._step_ended + now) / 2, self._last_step
+        last = self._last_step
+        if (
+            0.0 < last.batches < DECODE_TOKENS_PER_OBSERVATION
+            and not (last.reading or last.prompt_tokens)
+            and not (self._waiting_before or self._first_tokens or self._in_flight)
+        ):
+            # a small batch without prompts: nothing changes from step to step but the context
+            last.count += 1
+            last.seconds += now - self._step_ended
+            last.batches += self._decoding + self._others
+            last.contexts += self._context
+        else:
+            self._begin_totals(last, now)
+        self._step += 1
+        self._step_ended, self._advanced = now, 0
+
+    def _begin_totals(self, last: _StepTotals, now: float) -> None:
+        """Add `last` to its group, and begin new totals with the step that ended now."""
+        middle = (self._step_ended + now) / 2
         step, waited = _StepTotals(), self._waiting_before
         for when, tokens in self._first_tokens:
             if when < middle:
@@ -224,8 +246,6 @@ class LoadEstimator:
         if waited > 0 and (not size or step.batches <= size):
             step.reading = step.seconds
         self._last_step = step
-        self._step += 1
-        self._step_ended, self._advanced = now, 0
         self._publish()
 
     def _join(self, step: _StepTotals) -> None:
@@ -238,8 +258,10 @@ class LoadEstimator:
             self._observe_group()
             group = self._group
         group.add(step)
-        self._prompt_tokens_mean += PROMPT_TOKENS_SMOOTHING * (step.prompt_tokens - self._prompt_tokens_mean)
-        if step.prompt_tokens or (not group.reading and group.count >= DECODE_STEPS_PER_OBSERVATION):
+        share = 1 - (1 - PROMPT_TOKENS_SMOOTHING) ** step.count
+        self._prompt_tokens_mean += share * (step.prompt_tokens / step.count - self._prompt_tokens_mean)
+        enough = group.count >= DECODE_STEPS_PER_OBSERVATION and group.batches >= DECODE_TOKENS_PER_OBSERVATION
+        if step.prompt_tokens or (enough and not group.reading):
             self._observe_group()
         elif group.count >= MAX_STEPS_PER_OBSERVATION:
             self._group = _StepTotals()
