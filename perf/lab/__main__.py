@@ -26,6 +26,7 @@ BENCHMARKS = {
     "hot_path": "Hot path",
     "streams": "Many streams, long prompts",
     "engine_path": "Engine path",
+    "engine_reports": "Engine reports",
     "usage": "Usage",
     "start_up": "Start-up and build",
     "policies": "Fleet policies",
