@@ -48,6 +48,7 @@ SECTIONS = {
         "chat": "Chat in the terminal with any OpenAI endpoint.",
         "verify": "Check that a deployment does what it promised.",
         "bench": "Load-test an OpenAI endpoint or Triton itself.",
+        "prefix": "Explain why prompts miss the prefix cache.",
         "top": "Watch gateways, models and replicas live.",
     },
     "Models": {

@@ -1,8 +1,8 @@
 """Fields of a body that say how its request is scheduled, placed and recorded.
 
 They are the same in all APIs: `service_tier`, `prompt_cache_key`, and the end user, which is
-`safety_identifier`, its predecessor `user`, or Anthropic's `metadata.user_id`. They are read before the model is
-chosen, because tiers decide what a saturated model takes.
+`safety_identifier`, its predecessor `user`, or Anthropic's `metadata.user_id`. They are read before
+the model is chosen, because tiers decide what a saturated model takes.
 """
 
 from __future__ import annotations

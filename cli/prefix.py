@@ -1,0 +1,210 @@
+"""`llmops prefix`: why a prompt is not found in the prefix cache."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from llmops.errors import InputError
+from llmops.untrusted_text import escape_unsafe
+
+if TYPE_CHECKING:
+    from llmops.cli.openai_client import ChatClient
+    from llmops.gateway.routing.placement.prefix_comparison import PromptDifference
+
+#: Differences that are shown for each prompt. Those after the first ones rarely matter.
+MAX_DIFFERENCES = 5
+#: Tokens that are shown before and inside a difference.
+SHOWN_BEFORE, SHOWN_INSIDE = 12, 24
+#: Fields of bodies that are named as different.
+MAX_FIELDS = 8
+
+
+@dataclass
+class Prompt:
+    """A request body and the prompt that the gateway makes of it."""
+
+    name: str
+    body: dict[str, Any]
+    model: str
+    ids: list[int]
+    left_out: list[str]
+
+
+@click.group("prefix")
+def command() -> None:
+    """Explain why prompts are not found in the prefix cache."""
+
+
+@command.command("explain")
+@click.argument(
+    "files",
+    metavar="FILE…",
+    nargs=-1,
+    required=True,
+    type=click.Path(path_type=Path, exists=True, dir_okay=False),
+)
+@click.option("--url", metavar="URL", default="http://127.0.0.1:9000", show_default=True, help="A gateway.")
+@click.option("--model", metavar="NAME", help="The model whose tokens count.  [default: the body's, or the first one]")
+@click.option(
+    "--tokens-per-block",
+    type=click.IntRange(1),
+    default=32,
+    show_default=True,
+    help="Tokens in a block of the engine's KV cache. Only whole blocks are found.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+def explain(files: tuple[Path, ...], url: str, model: str | None, tokens_per_block: int, as_json: bool) -> None:
+    """Show where prompts part, and what would be cached without that.
+
+    Each FILE has request bodies of chat completions, responses or Anthropic's messages: one JSON
+    object, or one a line. Each prompt is compared with the earlier prompt that has most in common
+    with it. The gateway renders the prompts and runs no model. The key is read from LLMOPS_API_KEY.
+    """
+    from llmops.cli.openai_client import ChatClient
+
+    bodies = [body for file in files for body in _read_bodies(file)]
+    if len(bodies) < 2:
+        raise InputError("One prompt has nothing to be compared with; name a second request body.")
+    with closing(ChatClient(url)) as client:
+        served = client.models()
+        prompts = [_tokenize(client, name, body, model, served) for name, body in bodies]
+        reports = [_compare(client, prompts[:at], prompt, tokens_per_block) for at, prompt in enumerate(prompts) if at]
+    if as_json:
+        click.echo(json.dumps(reports, indent=2, ensure_ascii=False))
+        return
+    for report in reports:
+        _print(report)
+
+
+def _read_bodies(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    try:
+        text = file.read_text()
+        try:
+            parsed = [json.loads(text)]
+        except ValueError:
+            parsed = [json.loads(line) for line in text.splitlines() if line.strip()]
+    except OSError as error:
+        raise InputError(f"{file} cannot be read ({error.strerror or error}).") from None
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"{file} is not JSON ({error}); save the body of a request in it.") from None
+    for line, body in enumerate(parsed, start=1):
+        name = str(file) if len(parsed) == 1 else f"{file}:{line}"
+        if not isinstance(body, dict):
+            raise InputError(f"{name} is not a request body, which is a JSON object.")
+        yield name, body
+
+
+def _tokenize(client: ChatClient, name: str, body: dict[str, Any], model: str | None, served: list[str]) -> Prompt:
+    from llmops.gateway.api.prompt_bodies import prompt_fields
+    from llmops.gateway.errors import ApiError
+
+    try:
+        fields, left_out = prompt_fields(body)
+    except ApiError as error:
+        raise InputError(f"{name} is not a request body: {error.message}") from None
+    if "messages" not in fields:
+        raise InputError(f"{name} is not a request body: it has neither `messages` nor `input`.")
+    own = body.get("model")
+    chosen = model or (own if own in served else next(iter(served), None))
+    if chosen is None:
+        raise InputError(f"{client.url} serves no model; start one, or name another gateway with --url.")
+    ids = client.post(_beside(client, "tokenize"), {"model": chosen, **fields})["tokens"]
+    return Prompt(name, body, chosen, ids, left_out)
+
+
+def _beside(client: ChatClient, path: str) -> str:
+    """Return the URL of a path that is not below /v1."""
+    return f"{client.url.removesuffix('/v1')}/{path}"
+
+
+def _compare(client: ChatClient, earlier: list[Prompt], prompt: Prompt, tokens_per_block: int) -> dict[str, Any]:
+    from llmops.gateway.routing.placement.prefix_comparison import compare_prompts
+
+    def cached(equal: int) -> int:
+        # the last token of a prompt is always computed
+        return min(equal, len(prompt.ids) - 1) // tokens_per_block * tokens_per_block
+
+    def equal_beginning(differences: list[PromptDifference], other: Prompt) -> int:
+        return differences[0].equal_before if differences else min(len(other.ids), len(prompt.ids))
+
+    compared = [(compare_prompts(other.ids, prompt.ids), other) for other in earlier]
+    differences, nearest = max(compared, key=lambda one: equal_beginning(*one))
+    return {
+        "prompt": prompt.name,
+        "earlier": nearest.name,
+        "model": prompt.model,
+        "tokens": len(prompt.ids),
+        "cached": cached(equal_beginning(differences, nearest)),
+        "left_out": prompt.left_out,
+        "fields": list(_different_fields(nearest.body, prompt.body))[:MAX_FIELDS],
+        "more_differences": max(0, len(differences) - MAX_DIFFERENCES),
+        "differences": [
+            {
+                "token": one.start,
+                "agrees_from": one.end if one.end < len(prompt.ids) else None,
+                "before": _text(client, prompt, max(0, one.start - SHOWN_BEFORE), one.start),
+                "earlier_text": _text(client, nearest, one.earlier_start, one.earlier_end, SHOWN_INSIDE),
+                "text": _text(client, prompt, one.start, one.end, SHOWN_INSIDE),
+                "cached_without": cached(one.equal_after),
+            }
+            for one in differences[:MAX_DIFFERENCES]
+        ],
+    }
+
+
+def _text(client: ChatClient, prompt: Prompt, start: int, end: int, most: int | None = None) -> str:
+    """Return the text of tokens, of which at most `most` are shown."""
+    shown = end if most is None else min(end, start + most)
+    ids = prompt.ids[start:shown]
+    text = client.post(_beside(client, "detokenize"), {"model": prompt.model, "tokens": ids})["prompt"] if ids else ""
+    return f"{text}…" if shown < end else str(text)
+
+
+def _different_fields(one: Any, other: Any, path: str = "") -> Iterator[str]:
+    """Yield the paths of the values in which two bodies differ, such as `messages[0].content`."""
+    if isinstance(one, dict) and isinstance(other, dict):
+        for name in [*one, *(name for name in other if name not in one)]:
+            yield from _different_fields(one.get(name), other.get(name), f"{path}.{name}" if path else name)
+    elif isinstance(one, list) and isinstance(other, list):
+        for at, (left, right) in enumerate(zip(one, other, strict=False)):
+            yield from _different_fields(left, right, f"{path}[{at}]")
+        if len(one) != len(other):
+            yield f"{path}[{min(len(one), len(other))}…]"
+    elif one != other:
+        yield path
+
+
+def _print(report: dict[str, Any]) -> None:
+    tokens = report["tokens"]
+
+    def share(cached: int) -> str:
+        return f"{cached:,} of {tokens:,} tokens ({cached / max(tokens, 1):.0%})"
+
+    click.echo(f"{report['prompt']}: {share(report['cached'])} can come from the cache after {report['earlier']}.")
+    if report["left_out"]:
+        click.echo(f"  Left out of the prompt: {', '.join(report['left_out'])}.")
+    for number, one in enumerate(report["differences"], start=1):
+        again = one["agrees_from"]
+        until = "do not agree again" if again is None else f"agree again from token {again:,} on"
+        click.echo(f"  {number}. The prompts part at token {one['token']:,} and {until}.")
+        click.echo(f"     both     {_line(one['before'])}")
+        click.echo(f"     earlier  {_line(one['earlier_text'])}")
+        click.echo(f"     now      {_line(one['text'])}")
+        if again is not None:
+            also = "this difference" if number == 1 else "the differences so far"
+            click.echo(f"     Without {also}: {share(one['cached_without'])}.")
+    if report["more_differences"]:
+        click.echo(f"  {report['more_differences']} more differences follow.")
+    if report["fields"]:
+        click.echo(f"  Fields that differ: {escape_unsafe(', '.join(report['fields']))}")
+
+
+def _line(text: str) -> str:
+    return escape_unsafe(json.dumps(text, ensure_ascii=False)) if text else "nothing"

@@ -1,0 +1,52 @@
+"""Request bodies of any API as the chat whose prompt the gateway renders, for `llmops prefix`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from llmops.gateway.api.anthropic import chat_conversion
+from llmops.gateway.api.anthropic.schemas import CountTokensRequest
+from llmops.gateway.api.anthropic.session_blocks import without_session_blocks
+from llmops.gateway.conversations import chat_translation
+from llmops.gateway.conversations.items import parse_input_items
+from llmops.gateway.conversations.response_tools import offered_tools
+from llmops.gateway.http.request_body import validate_body
+from llmops.gateway.schemas.responses_request import ResponsesRequest
+
+#: Fields of a chat that decide its prompt.
+_PROMPT_FIELDS = ("messages", "tools", "add_generation_prompt", "chat_template_kwargs")
+_MESSAGES_PARTS = frozenset({"tool_use", "tool_result", "thinking", "redacted_thinking"})
+
+
+def prompt_fields(body: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return the fields of POST /tokenize for a request body, and the parts that were left out.
+
+    Bodies of chat completions, responses and Anthropic's messages are told apart by their fields.
+
+    Raises:
+        InvalidRequestError: The body is none of these.
+    """
+    dropped: list[str] = []
+    chat: Mapping[str, Any] = body
+    if "input" in body:
+        request = validate_body(ResponsesRequest, dict(body))
+        tools = offered_tools(request.tools or [])
+        chat = chat_translation.to_chat_request(request, parse_input_items(request.input), tools)
+    elif _is_messages(body):
+        message = validate_body(CountTokensRequest, dict(body))
+        message.system, dropped = without_session_blocks(message.system)
+        chat = chat_conversion.to_chat_request(message, "")
+    fields = {name: chat[name] for name in _PROMPT_FIELDS if chat.get(name) is not None}
+    if chat.get("tool_choice") == "none":
+        fields.pop("tools", None)
+    return fields, dropped
+
+
+def _is_messages(body: Mapping[str, Any]) -> bool:
+    """Return True for a body of Anthropic's messages that is not also one of chat completions."""
+    if "system" in body or any(isinstance(tool, dict) and "input_schema" in tool for tool in body.get("tools") or []):
+        return True
+    contents = [one.get("content") for one in body.get("messages") or [] if isinstance(one, dict)]
+    parts = [part for content in contents if isinstance(content, list) for part in content if isinstance(part, dict)]
+    return any(part.get("type") in _MESSAGES_PARTS for part in parts)

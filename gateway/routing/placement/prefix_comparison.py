@@ -1,0 +1,70 @@
+"""Comparison of two prompts: where they part, and what the prefix cache loses by it."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Sequence
+from typing import NamedTuple
+
+#: Equal tokens in a row from which two prompts agree again. Shorter runs are chance.
+AGREEING_TOKENS = 16
+
+
+class PromptDifference(NamedTuple):
+    """A part in which a prompt differs from an earlier one.
+
+    Attributes:
+        start: The token of the prompt at which the part begins.
+        end: The token from which on the prompts agree again.
+        earlier_start: The same token as `start`, counted in the earlier prompt.
+        earlier_end: The same token as `end`, counted in the earlier prompt.
+        equal_before: Tokens that are equal before this part. Earlier differences do not count.
+        equal_after: Tokens that would be equal without this part and those before it.
+    """
+
+    start: int
+    end: int
+    earlier_start: int
+    earlier_end: int
+    equal_before: int
+    equal_after: int
+
+
+def compare_prompts(earlier: Sequence[int], prompt: Sequence[int]) -> list[PromptDifference]:
+    """Return the parts of a prompt that differ from an earlier one, in order.
+
+    The part after the end of the shorter prompt is no difference. A prompt that never agrees again
+    has one last difference, which reaches to both ends.
+    """
+    places: defaultdict[tuple[int, ...], list[int]] = defaultdict(list)
+    for at in range(len(earlier) - AGREEING_TOKENS + 1):
+        places[tuple(earlier[at : at + AGREEING_TOKENS])].append(at)
+    found: list[PromptDifference] = []
+    one = two = equal = 0
+    while True:
+        run = _equal_tokens(earlier, one, prompt, two)
+        one, two, equal = one + run, two + run, equal + run
+        if found:
+            found[-1] = found[-1]._replace(equal_after=equal)
+        if one == len(earlier) or two == len(prompt):
+            return found
+        later_one, later_two = _next_agreement(places, one, prompt, two) or (len(earlier), len(prompt))
+        found.append(PromptDifference(two, later_two, one, later_one, equal, equal))
+        one, two = later_one, later_two
+
+
+def _equal_tokens(earlier: Sequence[int], one: int, prompt: Sequence[int], two: int) -> int:
+    most = min(len(earlier) - one, len(prompt) - two)
+    return next((at for at in range(most) if earlier[one + at] != prompt[two + at]), most)
+
+
+def _next_agreement(
+    places: dict[tuple[int, ...], list[int]], one: int, prompt: Sequence[int], two: int
+) -> tuple[int, int] | None:
+    for at in range(two, len(prompt) - AGREEING_TOKENS + 1):
+        known = places.get(tuple(prompt[at : at + AGREEING_TOKENS]), [])
+        later = bisect_left(known, one)
+        if later < len(known):
+            return known[later], at
+    return None

@@ -1,0 +1,96 @@
+"""`llmops prefix explain`: where request bodies part, through a gateway."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+
+import pytest
+from click.testing import CliRunner
+
+from llmops.cli.main import cli
+from llmops.gateway.routing.placement.prefix_comparison import PromptDifference, compare_prompts
+
+RULES = " ".join(f"Rule {number} says nothing of any kind." for number in range(12))
+
+
+def test_prompts_part_and_agree_again():
+    common, rest = list(range(100)), list(range(200, 300))
+    assert compare_prompts(common, [*common, *rest]) == []
+    replaced = compare_prompts([*common, 1, 2, *rest], [*common, 3, *rest])
+    assert replaced == [PromptDifference(100, 101, 100, 102, 100, 200)]
+    inserted = compare_prompts([*common, *rest], [*common, 7, 8, *rest])
+    assert inserted == [PromptDifference(100, 102, 100, 100, 100, 200)]
+    twice = compare_prompts([1, *common, 2, *rest], [3, *common, 4, *rest])
+    assert [one.equal_after for one in twice] == [100, 200]
+    assert compare_prompts(common, rest) == [PromptDifference(0, 100, 0, 100, 0, 0)]
+    assert compare_prompts([], [1]) == compare_prompts([1], []) == []
+
+
+async def explain(stack, folder, *bodies, options=("--json",)):
+    files = []
+    for number, body in enumerate(bodies):
+        files.append(folder / f"{number}.json")
+        files[-1].write_text(body if isinstance(body, str) else json.dumps(body))
+    words = ["prefix", "explain", *map(str, files), "--url", str(stack.client.base_url), *options]
+    return await asyncio.to_thread(CliRunner().invoke, cli, words)
+
+
+def chat(system: str) -> dict:
+    return {"model": "other", "messages": [{"role": "system", "content": system}, {"role": "user", "content": "Hi"}]}
+
+
+async def test_a_time_at_the_top_is_named_with_what_it_costs(stack, tmp_path):
+    run = await explain(stack, tmp_path, chat(f"It is 10:31. {RULES}"), chat(f"It is 11:58. {RULES}"))
+    assert run.exit_code == 0, run.output
+    (report,) = json.loads(run.stdout)
+    first, *_ = report["differences"]
+    assert report["cached"] == 0
+    assert "1:58" in first["text"] or "11" in first["text"]
+    last = report["differences"][-1]
+    assert last["cached_without"] >= 0.9 * report["tokens"] - 32
+    assert report["fields"] == ["messages[0].content"]
+    shown = (
+        await explain(stack, tmp_path, chat(f"It is 10:31. {RULES}"), chat(f"It is 11:58. {RULES}"), options=())
+    ).output
+    assert "1. The prompts part at token" in shown
+    assert "Fields that differ: messages[0].content" in shown
+
+
+async def test_bodies_of_every_api_and_what_the_gateway_leaves_out(stack, tmp_path):
+    def session(header: str) -> dict:
+        blocks = [f"x-anthropic-billing-header: {header}", RULES]
+        return {
+            "model": "claude",
+            "max_tokens": 5,
+            "system": [{"type": "text", "text": text} for text in blocks],
+            "messages": [{"role": "user", "content": "Hi"}],
+        }
+
+    run = await explain(stack, tmp_path, session("a"), session("b"))
+    assert run.exit_code == 0, run.exception
+    (report,) = json.loads(run.stdout)
+    assert report["left_out"] == ["system.x-anthropic-billing-header"]
+    assert report["differences"] == []
+    assert report["cached"] >= report["tokens"] - 32
+    responses = {"model": "x", "instructions": RULES, "input": "Hi"}
+    lines = "\n".join(json.dumps(one) for one in (responses, chat(RULES)))
+    (report,) = json.loads((await explain(stack, tmp_path, lines)).stdout)
+    assert report["prompt"].endswith("0.json:2")
+    assert report["differences"] == []
+
+
+@pytest.mark.parametrize(
+    ("bodies", "said"),
+    [
+        ([chat("a")], "name a second request body"),
+        (["{", chat("a")], "is not JSON"),
+        (["[1]", chat("a")], "which is a JSON object"),
+        ([{"model": "x"}, chat("a")], "it has neither `messages` nor `input`"),
+        ([{"input": 5, "model": "x"}, chat("a")], "is not a request body: "),
+    ],
+)
+async def test_what_is_no_request_body_is_said(stack, tmp_path, bodies, said):
+    run = await explain(stack, tmp_path, *bodies)
+    assert run.exit_code != 0
+    assert said in f"{run.output} {run.exception}"
