@@ -1,4 +1,4 @@
-"""`llmops audit`: the log of administrative changes and rejected requests."""
+"""`llmops audit`: the log of administrative changes, rejected requests and safety findings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 @click.command("audit")
 @click.option("--tenant", help="Only entries of this tenant.")
-@click.option("--action", help="Only actions with this prefix: key., tenant.delete, access.")
+@click.option("--action", help="Only actions with this prefix: key., tenant.delete, access., safety.")
 @click.option("--last", type=DurationType(), help="Only entries of the last 12h or 7d.")
 @click.option(
     "--limit", type=click.IntRange(1, 10_000), default=100, show_default=True, help="At most this many entries."
@@ -31,7 +31,8 @@ def command(
 ) -> None:
     """Show who changed what, and who was refused, newest first.
 
-    Refusals are counted per minute, so that a flood of them takes only a few lines.
+    Refusals and findings of safety filters are counted per minute, so that a flood of them takes
+    only a few lines. Findings do not contain the text.
     """
     from llmops.control.admin.schemas import AuditEntryRead, AuditQuery
 

@@ -23,7 +23,7 @@ from llmops.gateway.api.moderations import ModerationsEndpoint, text_embedder
 from llmops.gateway.api.rerank import RerankEndpoint
 from llmops.gateway.api.responses import ResponsesEndpoints
 from llmops.gateway.api.tokenize import TokenizeEndpoints
-from llmops.gateway.auth.authentication import create_authentication
+from llmops.gateway.auth.authentication import create_audit, create_authentication
 from llmops.gateway.conversations.response_run import RunningResponses
 from llmops.gateway.conversations.response_store import MemoryResponses, ResponseStore
 from llmops.gateway.errors import NotFoundError
@@ -117,7 +117,8 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
         metrics.numbers(metric_definitions.USAGE_LAG).labels().read = usage.lag
     traces, access_log = create_trace_check(settings, metrics), create_access_log_check(settings, metrics)
     exporters: list[ExportingCheck] = [check for check in (traces, access_log) if check is not None]
-    safety = create_safety(settings.safety, metrics, text_embedder(models.of(EmbeddingModel)))
+    findings = create_audit(settings.store) if settings.store is not None and settings.safety.filters else None
+    safety = create_safety(settings.safety, metrics, text_embedder(models.of(EmbeddingModel)), findings)
     providers = Providers(settings)
     service = AppState(
         models=models.of(GenerativeModel),
@@ -181,6 +182,8 @@ def create_app(settings: GatewaySettings, checks: Sequence[Check] = (), plugins:
             stack.push_async_callback(providers.close)
             if safety is not None:
                 stack.push_async_callback(safety.close)
+            if findings is not None:
+                stack.push_async_callback(findings.close)
             stack.push_async_callback(responses.close)
             stack.callback(EventLoopMonitor(metrics).close)
             await stack.enter_async_context(conversations.lifespan())

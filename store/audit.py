@@ -1,4 +1,4 @@
-"""The audit log: administrative changes, and requests that the gateway rejected.
+"""The audit log: administrative changes, rejected requests and findings of safety filters.
 
 Rows are inserted, deleted when they are old (`control/retention.py`) and never changed. They
 contain no secret.

@@ -1,4 +1,7 @@
-"""The audit of rejected requests, counted per minute so that a storm becomes a few entries."""
+"""The audit of rejected requests and of safety findings.
+
+Equal ones are counted per minute, so that a storm becomes a few entries.
+"""
 
 from __future__ import annotations
 
@@ -16,36 +19,52 @@ from llmops.gateway.interfaces import Caller, Outcome
 
 log = logging.getLogger(__name__)
 
-#: Seconds for which rejections are counted before they are written.
+#: Seconds for which equal entries are counted before they are written.
 WINDOW = 60.0
-#: Combinations of actor, route and status that are counted apart in one window. All others count as
-#: `OTHERS`.
+#: Combinations of actor, subject and details that are counted apart in one window. All others count
+#: as `OTHERS`.
 MAX_GROUPS = 200
 OTHERS = "others"
 AUDITED_STATUSES = frozenset({401, 403})
+REJECTED, FOUND = "access.refused", "safety.found"
 
 
 @dataclass(frozen=True, slots=True)
-class RejectionCount:
-    """Equal rejections from `first` to `last`. `actor` is `key:ID`, `user:ID` or `address:IP`."""
+class AuditCount:
+    """Equal rejections or findings from `first` to `last`.
+
+    Attributes:
+        actor: `key:ID`, `user:ID` or `address:IP`.
+        tenant_id: The tenant, empty if there is none.
+        action: REJECTED or FOUND.
+        subject: The route of a rejected request, or the filter that found something.
+        details: Names and values that are equal too.
+        count: How often it happened.
+        first: The time of the first.
+        last: The time of the last.
+    """
 
     actor: str
     tenant_id: str
-    route: str
-    status: int
+    action: str
+    subject: str
+    details: tuple[tuple[str, str | int], ...]
     count: int
     first: datetime
     last: datetime
 
-    def plus(self, count: int, last: datetime) -> RejectionCount:
+    def plus(self, count: int, last: datetime) -> AuditCount:
         return replace(self, count=self.count + count, last=last)
 
 
+_Group = tuple[str, str, str, tuple[tuple[str, str | int], ...]]
+
+
 class AuditLog(ABC):
-    """An interface to the place where rejections are written."""
+    """An interface to the place where counted entries are written."""
 
     @abstractmethod
-    async def write(self, rejections: Sequence[RejectionCount]) -> None:
+    async def write(self, entries: Sequence[AuditCount]) -> None:
         """Write all of the counts or none.
 
         Raises:
@@ -57,20 +76,27 @@ class AuditLog(ABC):
         return
 
 
-class RejectionAudit:
-    """The rejections since the last write. No task runs while there are none."""
+class CountingAudit:
+    """The rejections and findings since the last write. No task runs while there are none."""
 
     def __init__(self, audit: AuditLog, window: float = WINDOW, now: Callable[[], datetime] = utc_now) -> None:
         self._audit, self._window, self._now = audit, window, now
-        self._counted: dict[tuple[str, str, int], RejectionCount] = {}
+        self._counted: dict[_Group, AuditCount] = {}
         self._writing: asyncio.Task[None] | None = None
 
     def note(self, context: RequestContext, outcome: Outcome) -> None:
         """Count the request if it was rejected for its credential."""
         if outcome.status not in AUDITED_STATUSES:
             return
-        now, caller = self._now(), context.caller
-        self._count(RejectionCount(_actor(caller), caller.tenant_id, context.route, outcome.status, 1, now, now))
+        self._note(context.caller, REJECTED, context.route, ("status", outcome.status))
+
+    def note_finding(self, caller: Caller, filter_name: str, **details: str) -> None:
+        """Count what a safety filter found. The details must not contain the text."""
+        self._note(caller, FOUND, filter_name, *((name, value) for name, value in details.items() if value))
+
+    def _note(self, caller: Caller, action: str, subject: str, *details: tuple[str, str | int]) -> None:
+        now = self._now()
+        self._count(AuditCount(_actor(caller), caller.tenant_id, action, subject, details, 1, now, now))
         if self._writing is None:
             self._writing = asyncio.get_running_loop().create_task(self._write_soon(), name="write-refusals")
 
@@ -82,11 +108,13 @@ class RejectionAudit:
         await self._write()
         await self._audit.close()
 
-    def _count(self, new: RejectionCount) -> None:
-        group = (new.actor, new.route, new.status)
+    def _count(self, new: AuditCount) -> None:
+        group = _group(new)
         if group not in self._counted and len(self._counted) >= MAX_GROUPS:
-            new = replace(new, actor=OTHERS, tenant_id="", route="")
-            group = (new.actor, new.route, new.status)
+            # a refusal keeps its status, of which there are few; a finding may name any end user
+            kept = new.details if new.action == REJECTED else ()
+            new = replace(new, actor=OTHERS, tenant_id="", subject="", details=kept)
+            group = _group(new)
         known = self._counted.get(group)
         self._counted[group] = new if known is None else known.plus(new.count, new.last)
 
@@ -108,13 +136,17 @@ class RejectionAudit:
         except Exception as error:  # noqa: BLE001  no error may end the audit
             self._keep(counted)
             reason = error.message if isinstance(error, LlmopsError) else type(error).__name__
-            log.error("Refusals cannot be written to the audit log, and are kept for later. %s", reason)
+            log.error("Refusals and findings cannot be written to the audit log, and are kept for later. %s", reason)
 
-    def _keep(self, counted: dict[tuple[str, str, int], RejectionCount]) -> None:
+    def _keep(self, counted: dict[_Group, AuditCount]) -> None:
         """Put back what could not be written, and add what was counted meanwhile."""
         newer, self._counted = self._counted, counted
-        for rejection in newer.values():
-            self._count(rejection)
+        for entry in newer.values():
+            self._count(entry)
+
+
+def _group(entry: AuditCount) -> _Group:
+    return entry.actor, entry.action, entry.subject, entry.details
 
 
 def _actor(caller: Caller) -> str:

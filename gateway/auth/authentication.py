@@ -14,7 +14,7 @@ from starlette.types import Scope
 
 from llmops.distribution import missing_extra
 from llmops.errors import InputError
-from llmops.gateway.auth.audit import RejectionAudit
+from llmops.gateway.auth.audit import CountingAudit
 from llmops.gateway.auth.credential_cache import CachedDirectory
 from llmops.gateway.auth.directory import CombinedDirectory, Directory
 from llmops.gateway.auth.revocation import REVOCATION_INTERVAL, RevocationWatch
@@ -59,7 +59,7 @@ class Authentication(Check):
     """
 
     def __init__(
-        self, directory: Directory, rejections: RejectionAudit | None = None, interval: float = REVOCATION_INTERVAL
+        self, directory: Directory, rejections: CountingAudit | None = None, interval: float = REVOCATION_INTERVAL
     ) -> None:
         """Create the check.
 
@@ -156,7 +156,7 @@ def create_authentication(settings: GatewaySettings) -> Authentication | None:
         directories.append(_oidc_directory(settings.oidc, keys))
     lookups = settings.lookups
     cached = [CachedDirectory(directory, lookups.fresh, lookups.stale) for directory in directories]
-    rejections = None if settings.store is None else _rejection_audit(settings.store)
+    rejections = None if settings.store is None else create_audit(settings.store)
     directory = cached[0] if len(cached) == 1 else CombinedDirectory(cached)
     return Authentication(directory, rejections, min(lookups.fresh / 3, REVOCATION_INTERVAL))
 
@@ -204,10 +204,11 @@ def _key_directory(url: str) -> KeyDirectory:
     return KeyDirectory(url)
 
 
-def _rejection_audit(url: str) -> RejectionAudit:
+def create_audit(url: str) -> CountingAudit:
+    """Return what counts rejections or findings for the audit log of a store."""
     from llmops.gateway.auth.keys import StoreAuditLog
 
-    return RejectionAudit(StoreAuditLog(url))
+    return CountingAudit(StoreAuditLog(url))
 
 
 def _oidc_directory(settings: OidcSettings, members: KeyDirectory | None) -> Directory:

@@ -12,7 +12,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from llmops.clocks import wait_with_timeout
 from llmops.errors import InputError, LlmopsError
-from llmops.gateway.auth.audit import AuditLog, RejectionCount
+from llmops.gateway.auth.audit import AuditCount, AuditLog
 from llmops.gateway.auth.credential_cache import EXPIRED_KEY_MESSAGE
 from llmops.gateway.auth.directory import CredentialUnavailableError, Directory, Identity
 from llmops.gateway.errors import InvalidKeyError, UnavailableError
@@ -183,16 +183,12 @@ class StoreAuditLog(AuditLog):
     def __init__(self, url: str) -> None:
         self._store = LazyStore(url, pool_size=1)
 
-    async def write(self, rejections: Sequence[RejectionCount]) -> None:
+    async def write(self, entries: Sequence[AuditCount]) -> None:
         async with self._store.write() as connection:
-            for rejection in rejections:
-                details = {
-                    "status": rejection.status,
-                    "count": rejection.count,
-                    "first": rejection.first.isoformat(),
-                }
-                by, tenant = AuditContext(rejection.actor, rejection.last), rejection.tenant_id or None
-                await record_action(connection, by, "access.refused", rejection.route, tenant, details)
+            for entry in entries:
+                details = {**dict(entry.details), "count": entry.count, "first": entry.first.isoformat()}
+                by, tenant = AuditContext(entry.actor, entry.last), entry.tenant_id or None
+                await record_action(connection, by, entry.action, entry.subject, tenant, details)
 
     async def close(self) -> None:
         await self._store.close()

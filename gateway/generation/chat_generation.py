@@ -141,12 +141,14 @@ async def start_chat(
     async def start(admission: Admission) -> Answer:
         if isinstance(model, ProviderModel):
             if state.safety is not None:
-                await state.safety.check_prompt(request_texts(body), context.caller)
+                await state.safety.check_prompt(request_texts(body), context.caller, end_user=context.end_user)
             return await start_provider_chat(state, body, model, context, admission, answer_id)
         prepared = await prepare_chat_in_thread(state, body, model, context)
         if state.safety is not None:
             # after the prompt was found to fit the context, which bounds the work of the filters
-            await state.safety.check_prompt(request_texts(body), context.caller, prepared.prompt)
+            await state.safety.check_prompt(
+                request_texts(body), context.caller, prepared.prompt, end_user=context.end_user
+            )
         max_tokens = await _reserve_max_tokens(state, body, model, context, len(prepared.input_ids), fit)
         request = _engine_request(state, body, model, context, prepared, answer_id, max_tokens, whole)
         return await start_answer(
@@ -264,7 +266,9 @@ def _make_choice(
         processor=prepared.processor() if prepared.processor else None,
         logprobs=LogprobBuffer(model.tokenizer.token_bytes) if body.logprobs else None,
         starts=TokenOffsets(prepared.marker_ids) if prepared.marker_ids is not None else None,
-        guard=state.safety.guard(context.caller, continued) if state.safety is not None else None,
+        guard=state.safety.guard(context.caller, continued, end_user=context.end_user)
+        if state.safety is not None
+        else None,
     )
 
 

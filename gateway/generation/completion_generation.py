@@ -107,7 +107,7 @@ async def start_completion(
         texts: list[str] = []
         if state.safety is not None:
             texts = [_prompt_text(model, one) for one in prompts]
-            await state.safety.check_prompt(texts, context.caller)
+            await state.safety.check_prompt(texts, context.caller, end_user=context.end_user)
         stop_conditions = resolve_stop_conditions(body, model.card, state.limits)
         requests = [
             _engine_request(
@@ -135,7 +135,9 @@ async def start_completion(
                 end_ids=frozenset(stop_conditions.end_ids),
                 stops=stop_conditions.stops,
                 logprobs=LogprobBuffer(model.tokenizer.token_bytes) if request.logprobs else None,
-                guard=state.safety.guard(context.caller, texts[at]) if state.safety is not None else None,
+                guard=state.safety.guard(context.caller, texts[at], end_user=context.end_user)
+                if state.safety is not None
+                else None,
             )
 
         return await start_answer(

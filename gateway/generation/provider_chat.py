@@ -86,7 +86,10 @@ async def start_provider_chat(
     # providers continue a last message of the assistant
     before = last.content if last.role == "assistant" and isinstance(last.content, str) else ""
     choices: list[Choice] = [
-        ProviderChoice(index, state.safety.guard(context.caller, before) if state.safety is not None else None)
+        ProviderChoice(
+            index,
+            state.safety.guard(context.caller, before, end_user=context.end_user) if state.safety is not None else None,
+        )
         for index in range(n)
     ]
     admission.meter.submitted(prompt_tokens, n)

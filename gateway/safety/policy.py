@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol
 
 from llmops.errors import InputError
 from llmops.gateway.errors import ContentPolicyError, SafetyUnavailableError
@@ -30,17 +31,30 @@ log = logging.getLogger(__name__)
 MAX_MODERATIONS = 16
 
 
+class FindingAudit(Protocol):
+    """The audit log of findings, which gets everything but the text."""
+
+    def note_finding(self, caller: Caller, filter_name: str, **details: str) -> None: ...
+
+
 class Safety:
     """The filters of a gateway and the policies of its tenants."""
 
-    def __init__(self, settings: SafetySettings, filters: Mapping[str, TextFilter], metrics: GatewayMetrics) -> None:
+    def __init__(
+        self,
+        settings: SafetySettings,
+        filters: Mapping[str, TextFilter],
+        metrics: GatewayMetrics,
+        audit: FindingAudit | None = None,
+    ) -> None:
+        self._audit = audit
         self._settings, self.filters = settings, dict(filters)
         self._moderating = asyncio.Semaphore(MAX_MODERATIONS)
         self._findings = metrics.numbers(metric_definitions.SAFETY_FINDINGS)
         self._failures = metrics.numbers(metric_definitions.SAFETY_FAILURES)
         self._seconds = metrics.histogram(metric_definitions.SAFETY_SECONDS)
 
-    async def check_prompt(self, texts: Sequence[str], caller: Caller, rendered: str = "") -> None:
+    async def check_prompt(self, texts: Sequence[str], caller: Caller, rendered: str = "", end_user: str = "") -> None:
         """Judge the texts of a request.
 
         Rules also read the `rendered` prompt, which has what a template makes of other fields.
@@ -56,10 +70,10 @@ class Safety:
             return
         finding = await self._first(text, rendered, [self.filters[name] for name in policy.prompt], policy)
         if finding is not None:
-            self._record(finding, "prompt", "refused", caller, text)
+            self._record(finding, "prompt", "refused", caller, end_user, text)
             raise ContentPolicyError(finding.category)
 
-    def guard(self, caller: Caller, before: str = "") -> StreamGuard | None:
+    def guard(self, caller: Caller, before: str = "", end_user: str = "") -> StreamGuard | None:
         """Return the guard of one choice of an answer that continues the text `before`.
 
         Return None for callers whose answers are not filtered.
@@ -68,7 +82,7 @@ class Safety:
         if not policy.answer:
             return None
         stages = [self._stage(self.filters[name], mode, policy, before) for name, mode in policy.answer.items()]
-        return StreamGuard(stages, lambda found, mode: self._record(found, "answer", mode, caller))
+        return StreamGuard(stages, lambda found, mode: self._record(found, "answer", mode, caller, end_user))
 
     async def moderate(self, text: str) -> list[Finding]:
         """Return what each filter finds in a text, for `/v1/moderations`.
@@ -125,7 +139,11 @@ class Safety:
         finally:
             self._seconds.labels(one.name).observe(time.perf_counter() - started)
 
-    def _record(self, finding: Finding, side: str, action: str, caller: Caller, text: str = "") -> None:
+    def _record(self, finding: Finding, side: str, action: str, caller: Caller, end_user: str, text: str = "") -> None:
+        if self._audit is not None:
+            self._audit.note_finding(
+                caller, finding.filter, category=finding.category, side=side, action=action, end_user=end_user
+            )
         self._findings.labels(finding.filter, side, action).inc()
         digest = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16] if text else "-"
         log.warning(
@@ -134,8 +152,16 @@ class Safety:
         )  # fmt: skip
 
 
-def create_safety(settings: SafetySettings, metrics: GatewayMetrics, embed: Embed) -> Safety | None:
+def create_safety(
+    settings: SafetySettings, metrics: GatewayMetrics, embed: Embed, audit: FindingAudit | None = None
+) -> Safety | None:
     """Return the filters that the settings describe, or None if they describe none.
+
+    Args:
+        settings: The filters and policies.
+        metrics: Counts findings.
+        embed: Turns texts into vectors for classifiers.
+        audit: Records findings in the audit log, if there is one.
 
     Raises:
         InputError: A filter cannot be created.
@@ -143,7 +169,7 @@ def create_safety(settings: SafetySettings, metrics: GatewayMetrics, embed: Embe
     if not settings.filters:
         return None
     filters = {name: create_filter(name, one, embed) for name, one in settings.filters.items()}
-    return Safety(settings, filters, metrics)
+    return Safety(settings, filters, metrics, audit)
 
 
 async def _embed_nothing(_model: str, _texts: Sequence[str]) -> list[list[float]]:

@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from llmops.errors import ResourceError
-from llmops.gateway.auth.audit import MAX_GROUPS, OTHERS, AuditLog, RejectionAudit
+from llmops.gateway.auth.audit import MAX_GROUPS, OTHERS, AuditLog, CountingAudit
 from llmops.gateway.http.request_context import RequestContext, anonymous_caller
 from llmops.gateway.interfaces import Caller, Outcome
 
@@ -35,12 +35,12 @@ def asked_by(caller: Caller, route: str = "/v1/models") -> RequestContext:
 
 
 def counted(audit: Written) -> list[tuple]:
-    return sorted((row.actor, row.route, row.status, row.count) for row in audit.rows)
+    return sorted((row.actor, row.subject, dict(row.details).get("status"), row.count) for row in audit.rows)
 
 
 async def test_refusals_are_counted_by_who_where_and_what():
     audit, moments = Written(), iter(NOON + timedelta(seconds=at) for at in range(100))
-    refusals = RejectionAudit(audit, now=lambda: next(moments))
+    refusals = CountingAudit(audit, now=lambda: next(moments))
     stranger, colleague = anonymous_caller("10.0.0.7", b"Bearer sk-x"), Caller("acme", "u", "key-a", "acme/key-a")
     for _ in range(3):
         refusals.note(asked_by(stranger), Outcome(401, "error"))
@@ -61,7 +61,7 @@ async def test_refusals_are_counted_by_who_where_and_what():
 
 async def test_a_storm_from_everywhere_is_a_bounded_number_of_lines():
     audit = Written()
-    refusals = RejectionAudit(audit)
+    refusals = CountingAudit(audit)
     for at in range(10_000):
         refusals.note(asked_by(anonymous_caller(f"10.1.{at // 256}.{at % 256}", b"")), Outcome(401, "error"))
     await refusals.close()
@@ -73,7 +73,7 @@ async def test_a_storm_from_everywhere_is_a_bounded_number_of_lines():
 async def test_what_cannot_be_written_is_counted_on(caplog):
     audit = Written()
     audit.away = True
-    refusals = RejectionAudit(audit, window=0.001)
+    refusals = CountingAudit(audit, window=0.001)
     refusals.note(asked_by(anonymous_caller("10.0.0.7", b"")), Outcome(401, "error"))
     await asyncio.wait_for(audit.asked.wait(), 60)
     refusals.note(asked_by(anonymous_caller("10.0.0.7", b"")), Outcome(401, "error"))
@@ -87,7 +87,7 @@ async def test_what_cannot_be_written_is_counted_on(caplog):
 
 
 async def test_nothing_runs_while_nothing_is_refused():
-    refusals = RejectionAudit(Written(), window=0.001)
+    refusals = CountingAudit(Written(), window=0.001)
     refusals.note(asked_by(anonymous_caller("10.0.0.7", b"")), Outcome(200))
     assert not [task for task in asyncio.all_tasks() if task.get_name() == "write-refusals"]
     refusals.note(asked_by(anonymous_caller("10.0.0.7", b"")), Outcome(401))
@@ -99,7 +99,7 @@ async def test_nothing_runs_while_nothing_is_refused():
 @pytest.mark.parametrize("route", ["/v1/models", ""])
 async def test_a_route_that_is_none_is_no_refusal_of_a_key(route):
     audit = Written()
-    refusals = RejectionAudit(audit)
+    refusals = CountingAudit(audit)
     refusals.note(asked_by(anonymous_caller("10.0.0.7", b""), route), Outcome(404))
     await refusals.close()
     assert not audit.rows

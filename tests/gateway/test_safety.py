@@ -16,6 +16,8 @@ from llmops.gateway.http.server import bind
 from llmops.gateway.safety.policy import check_filters, create_filter
 from llmops.gateway.safety.services import ModerationFilter
 from llmops.gateway.settings import SafetySettings
+from llmops.store.audit import list_audit_entries
+from llmops.store.factory import open_store
 from tests.support.gateway_stack import running, text_of
 
 pytest.importorskip("re2")
@@ -260,3 +262,31 @@ def test_the_check_before_the_start_compiles_a_filter_once_and_closes_its_client
     assert closed == [True]
     create_filter("keys", settings.filters["keys"], embed=None)
     assert compiled == ["(?:only-here-[0-9])"]
+
+
+async def test_findings_are_on_record_without_the_text(card, tokenizer, tmp_path):
+    store = f"sqlite:///{tmp_path / 'store.db'}"
+    settings = safety(prompt=["keys"])
+    async with running(card, tokenizer, store=store, safety=settings) as stack:
+        for _ in range(2):
+            asked = await stack.chat(messages=[{"role": "user", "content": SECRET}], safety_identifier="u-1")
+            assert asked.status_code == 400
+        stack.say(SECRET)
+        await stack.chat()
+    async with await open_store(store) as opened, opened.read() as connection:
+        entries = await list_audit_entries(connection, action="safety.")
+    details = sorted(({**entry.detail, "first": None} for entry in entries), key=str)
+    assert {(entry.actor, entry.action, entry.subject) for entry in entries} == {
+        ("address:127.0.0.1", "safety.found", "keys")
+    }
+    answer = {"category": "secrets", "side": "answer", "action": "hold", "count": 1, "first": None}
+    prompt = {
+        "category": "secrets",
+        "side": "prompt",
+        "action": "refused",
+        "end_user": "u-1",
+        "count": 2,
+        "first": None,
+    }
+    assert details == sorted([answer, prompt], key=str)
+    assert "sk-0011" not in str(entries)
