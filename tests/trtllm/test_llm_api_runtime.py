@@ -7,6 +7,7 @@ import gc
 import importlib
 import importlib.util
 import os
+import struct
 import sys
 import time
 from pathlib import Path
@@ -15,8 +16,9 @@ import numpy as np
 import pytest
 
 from llmops.build.trtllm.release_profiles import profiles_per_release
+from llmops.kv_blocks import block_hashes
 from tests.support.model_code import version_folder
-from tests.trtllm import standin
+from tests.trtllm import standin, standin_v2
 
 ENGINE = version_folder("tensorrt_llm")
 
@@ -282,6 +284,37 @@ def test_events_are_read_as_long_as_the_runtime_lives(engine, quick, version):
             assert [change.kind for change in found] == [kv("STORED")]
             names.update(found[0].names)
         assert len(names) == 3
+    finally:
+        runtime.close()
+
+
+def test_events_of_kv_cache_manager_v2_have_the_names_that_gateways_know(engine, quick):
+    """Three groups of layers report each block. A tenant's salt must be used once, and a window that
+    gives up a block leaves it in the cache.
+    """
+    profiles_ = [one.as_json() for one in profiles_per_release(REUSE)]
+    runtime = engine.TrtllmRuntime(
+        engine.TrtllmOptions("model", "tokenizer", profiles_, 4, end_ids=(99,)), library=standin_v2.api()
+    )
+    try:
+        library, prompt, found = standin.LLM.made[-1], list(range(1, 11)), []
+
+        def names(ids, salt):
+            return block_hashes(struct.pack(f"<{len(ids)}i", *ids), 4, salt)
+
+        for key, salt in enumerate((11, 22)):
+            runtime.submit(key, ask(engine, prompt, 2, cache_salt=salt), 0)
+        collect(runtime)
+        until(lambda: found.extend(runtime.take_kv_events()) or len(found) >= 4)
+        assert [one.kind for one in found] == [kv("CLEARED"), kv("CLEARED"), kv("STORED"), kv("STORED")]
+        # the last two tokens fill no block
+        assert [one.names for one in found[2:]] == [names(prompt[:8], salt) for salt in (11, 22)]
+        keys = [block for block, _ in library.chain(prompt, "22")]
+        library.remove(0, keys[0])
+        library.remove(1, keys[1])
+        found.clear()
+        until(lambda: found.extend(runtime.take_kv_events()) or found)
+        assert found == [(kv("REMOVED"), names(prompt[:8], 22)[1:])]
     finally:
         runtime.close()
 

@@ -33,7 +33,8 @@ class KvEventTranslator:
         self._known_hashes: set[int] = set()
         # salts of requests whose first block has not been stored yet, by the block's tokens
         self._salts: OrderedDict[bytes, deque[int]] = OrderedDict()
-        self._window: int | None = None
+        # window and negated layer group whose events count
+        self._followed: tuple[int, int] | None = None
 
     def expect_request(self, ids: np.ndarray, cache_salt: int, adapter: int) -> None:
         """Note the salt of a new request.
@@ -53,14 +54,20 @@ class KvEventTranslator:
             self._salts.popitem(last=False)
 
     def translate(self, events: Iterable[Mapping[str, Any]]) -> list[KvCacheEvent]:
-        """Return the changes of the cache, in order."""
+        """Return the changes of the cache, in order.
+
+        Each group of layers with an attention window of its own reports the same blocks again (1.4
+        numbers the groups, earlier releases tell them apart by the window). The events of the
+        largest window count, and of equal ones those of the first group: upstream chooses the same
+        for its own event stream (`runtime/kv_cache_manager_v2`, `set_layer_group_window_sizes`).
+        """
         changes: list[KvCacheEvent] = []
         for event in events:
-            # layers with an attention window of their own report the same changes again
-            window = event.get("window_size")
-            self._window = window if self._window is None else self._window
             data = event["data"]
-            if window != self._window:
+            group = (event.get("window_size") or 0, -(event.get("layer_group_id") or 0))
+            if self._followed is None or (data["type"] == "created" and group > self._followed):
+                self._followed = group
+            if group != self._followed:
                 continue
             if data["type"] == "created":
                 self._hashes.clear()
