@@ -4,6 +4,7 @@ step that fails takes nobody along who comes later."""
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import os
 import signal
@@ -118,8 +119,10 @@ def start(engine_dir: Path, tokenizer: Tokenizer) -> Iterator[Callable[..., Engi
         return engines[-1]
 
     yield start
-    for engine in engines:
-        engine.loop.close()
+    while engines:
+        engines.pop().loop.close()
+    # each engine maps its weights; the cycles in which it hangs would keep them until some later collection
+    gc.collect()
 
 
 def test_others_go_on_while_a_slow_grammar_is_prepared(
