@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -207,7 +208,9 @@ def test_the_commands_of_a_page_run(page, scratch, full_triton, base_url):
 def stop(pids):
     """End the servers that a page has started, the last one first."""
     for pid in reversed(pids.read_text().split() if pids.is_file() else []):
-        os.kill(int(pid), signal.SIGTERM)
+        # one that failed at its start is gone
+        with suppress(ProcessLookupError):
+            os.kill(int(pid), signal.SIGTERM)
         deadline = time.monotonic() + 60
         while runs(pid) and time.monotonic() < deadline:
             time.sleep(0.05)
