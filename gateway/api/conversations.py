@@ -283,9 +283,7 @@ def _subject(request: Request) -> tuple[str | None, str | None]:
         try:
             user = str(UUID(user))
         except ValueError:
-            raise InvalidRequestError(
-                "user must be the id of a user, as `llmops user list` shows it.", param="user"
-            ) from None
+            raise InvalidRequestError("user must be a user's id, which is a UUID.", param="user") from None
     return tenant, user
 
 

@@ -86,6 +86,10 @@ BEFORE = {
         'done > examples.jsonl; echo \'{"text": "Hello"}\' > clean.jsonl\n'
         "echo 'safety: {filters: {abuse: {kind: model, head: abuse.json}}}' > gateway.yaml\n"
     ),
+    "gateway.md": (
+        """for n in $(seq 24); do echo '{"text": "Prove theorem '$n'", "category": "large"}'; """
+        """echo '{"text": "Say hello '$n'"}'; done > examples.jsonl\n"""
+    ),
     "tensorrt-llm.md": "echo 'kv_cache_config: {free_gpu_memory_fractoin: 0.9}' > options.yaml\n",
     "scale.md": (
         "llmops plan meta-llama/Llama-3.1-8B --gpu h100-sxm --quant fp8 --isl 1000 --osl 200 --qps 1 --save plan.json\n"
