@@ -24,7 +24,7 @@ TOKENS_IN_FLIGHT = 2
 
 #: New characters after which the text is searched again: a search costs microseconds however short
 #: the text is.
-SEARCH_STEP = 32
+SEARCH_STEP = 64
 
 
 class RuleStage:

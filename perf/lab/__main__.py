@@ -33,6 +33,7 @@ BENCHMARKS = {
     "overload": "Overload",
     "canary_judge": "Canary judge",
     "herd": "Herd",
+    "safety_rules": "Safety rules",
     "plan_accuracy": "Planner",
     "chat_page": "Chat page",
 }
