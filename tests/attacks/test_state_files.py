@@ -155,7 +155,7 @@ def a_terabyte(path: Path) -> None:
 
 @pytest.mark.parametrize("put", [a_pipe, a_loop, a_terabyte, Path.mkdir])
 async def test_a_file_that_is_no_file(tmp_path: Path, put: Callable[[Path], None]) -> None:
-    """What stands in the place of a file is set aside with all others, and the events beside it are billed.
+    """Set aside whatever stands in the place of a file, and bill the events beside it.
 
     Before the fix, a pipe held the delivery of all outboxes for ever, without a line in the log.
     """

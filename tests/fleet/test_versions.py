@@ -116,7 +116,7 @@ async def ask(client: httpx.AsyncClient, user: str = "me") -> str:
 @pytest.mark.stack
 @pytest.mark.xdist_group("own-triton")
 async def test_versions_in_front_of_triton(two: Engines, store: Store, tmp_path: Path):
-    """From no version to two, a canary that is gone, and a retired version, without a failed request."""
+    """Go from no version to two, lose the canary and retire a version, without a failed request."""
     first, second = two.replicas
     old = ModelVersion("mock", "v1", weight=100, created_at=datetime(2026, 1, 1, tzinfo=UTC))
     new = ModelVersion("mock", "v2", replicas=[second], created_at=datetime(2026, 1, 2, tzinfo=UTC))
