@@ -106,7 +106,8 @@ def test_the_text_before_a_match_still_passes_the_other_filters():
     guard = StreamGuard(
         [RuleStage(RULE, "hold"), RuleStage(names, "hold")], lambda one, mode: found.append(one.category)
     )
-    assert guard.feed("ask alice for sk-12ab now, or somebody else who knows" + " it" * SEARCH_STEP, final=False) == "ask "
+    text = "ask alice for sk-12ab now, or somebody else who knows it" + "." * SEARCH_STEP
+    assert guard.feed(text, final=False) == "ask "
     assert found == ["secrets", "names"]
 
 
