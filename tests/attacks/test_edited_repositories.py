@@ -25,7 +25,9 @@ ENGINE = "smollm2-tensorrt_llm"
 
 @pytest.fixture
 def copied(repository: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(repository, tmp_path / "repository", symlinks=True))
+    # other tests import models of the repository, which leaves their byte code there
+    ignored = shutil.ignore_patterns("__pycache__")
+    return Path(shutil.copytree(repository, tmp_path / "repository", symlinks=True, ignore=ignored))
 
 
 def edit_model(folder: Path) -> None:
