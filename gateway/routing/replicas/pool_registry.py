@@ -29,6 +29,7 @@ from llmops.gateway.routing.replicas.status import describe_replicas
 from llmops.gateway.routing.served_models import GenerativeModel
 from llmops.gateway.settings import GatewaySettings
 from llmops.gateway.telemetry import metric_definitions
+from llmops.gateway.telemetry.metric_series import MetricFamily, ValueSeries
 from llmops.gateway.telemetry.metrics import GatewayMetrics
 
 log = logging.getLogger(__name__)
@@ -85,7 +86,7 @@ class PoolRegistry:
         create_engine: Callable[[Engine, str, ModelMetadata, Callable[[], Engine | None]], FailoverEngine]
         | None = None,
         on_misrouted: Callable[[str], None] = lambda model: None,
-        restart_counter: Callable[[str, str], Callable[[], None]] = lambda model, replica: lambda: None,
+        restarts: MetricFamily[ValueSeries] | None = None,
         scraper: GaugeScraper | None = None,
         reconnect_timeout: float = RECONNECT_TIMEOUT,
         versions: VersionSource | None = None,
@@ -97,7 +98,7 @@ class PoolRegistry:
             create_pool: Returns a new pool for a version of the model of this name.
             create_engine: Wraps the engine of a version in one with failover. The function returns
                 the engine to fall back to. Without `create_engine` answers end with their replica.
-            restart_counter: Returns a function that counts the restarts of a model's replica.
+            restarts: Counts the restarts of each model's replicas.
             on_misrouted: Called with a model of which another engine answers than its metadata
                 announces.
             scraper: Reads the gauges of replicas that do not report their state.
@@ -112,7 +113,7 @@ class PoolRegistry:
         # models by name and version, the oldest version first
         self.versions: dict[str, dict[str, ModelReplica[GenerativeModel]]] = {}
         self._create_pool, self._create_engine, self._on_misrouted = create_pool, create_engine, on_misrouted
-        self._restart_counter = restart_counter
+        self._restarts = restarts
         # pools by model and version
         self._pools: dict[PoolKey, ReplicaPool] = {}
         self._engines: dict[PoolKey, FailoverEngine] = {}
@@ -265,6 +266,8 @@ class PoolRegistry:
             if current.get(name) is not replica:
                 replica.stop()
                 pool.policy.forget(name)
+                if self._restarts is not None and name not in current:
+                    self._restarts.forget(pool.name, name)
                 log.warning("Replica %s of %s: gone", name, pool.name)
         self._replicas[key] = current
         problems |= _duplicate_addresses(current.values())
@@ -282,6 +285,8 @@ class PoolRegistry:
                 engine.leave(replica.replica_id, FailoverReason.DRAINING)
             pool.update()
 
+        restarts = self._restarts
+
         def has_alternative() -> bool:
             return any(one.view.state == "ready" for name, one in pool.replicas.items() if name != place.replica)
 
@@ -291,7 +296,7 @@ class PoolRegistry:
             pool.policy,
             on_change,
             on_misrouted=lambda: self._on_misrouted(pool.name),
-            on_restart=self._restart_counter(pool.name, place.replica),
+            on_restart=restarts.labels(pool.name, place.replica).inc if restarts is not None else lambda: None,
             has_alternative=has_alternative,
         )
         replica.start(self._reconnect_timeout)
@@ -388,7 +393,7 @@ def create_pool_registry(
         create_pool,
         create_engine,
         on_misrouted=lambda model: misrouted.labels(model).inc(),
-        restart_counter=lambda model, replica: restarts.labels(model, replica).inc,
+        restarts=restarts,
         scraper=GaugeScraper(settings.metrics_port),
         reconnect_timeout=RECONNECT_TIMEOUT if settings.replicas else RECONNECT_GRACE_PERIOD,
         versions=versions,
