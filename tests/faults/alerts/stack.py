@@ -33,6 +33,7 @@ PLAYED = {
     'llmops_spent_tokens{tenant="acme",kind="input"}': 3.1e8,
     'llmops_model_spent_dollars{model="mock"}': 412.5,
     'llmops_budget_used_ratio{tenant="acme"}': 0.41,
+    'llmops_degraded_level{model="mock"}': 0,
 }
 SERVER_LOST = "GpuNodeFailure"
 # the alerts that fire while Triton runs
