@@ -105,7 +105,8 @@ def test_secrets_stay_out_of_the_report(tmp_path):
         (["http://127.0.0.1:1/v1", "-m", "m", "-i", "lots"], "Length 'lots' is invalid"),
         (
             ["http://127.0.0.1:1/v1", "-m", "m", "--slo", "ttft"],
-            "The objective 'ttft' has no colon; write METRIC:DURATION, as in ttft:200ms, ttft_p99:700ms or availability:99.9%.",
+            "The objective 'ttft' has no colon; write METRIC:DURATION, as in ttft:200ms, ttft_p99:700ms or "
+            "availability:99.9%.",
         ),
         (
             ["http://127.0.0.1:1/v1", "-m", "m", "--extra", "[1]"],
