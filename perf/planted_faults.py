@@ -8,7 +8,14 @@ import time
 from collections.abc import Collection, Sequence
 
 from llmops.gateway.errors import EngineError
-from llmops.gateway.interfaces import Engine, EngineRequest, SchedulingParams, TokenBatch, TokenStream
+from llmops.gateway.interfaces import (
+    Engine,
+    EngineRequest,
+    ForwardingStream,
+    SchedulingParams,
+    TokenBatch,
+    TokenStream,
+)
 from llmops.gateway.routing.replicas.replica_pool import ReplicaPool
 
 FAULTS = ("slow", "errors", "scrambled", "language", "quality")
@@ -36,35 +43,17 @@ class FaultyEngine(Engine):
         return FaultyStream(stream, self._fault, request.end_ids, self._pool)
 
 
-class FaultyStream(TokenStream):
-    """The tokens of a request, with a fault. The reader gets all of them, none a sink."""
+class FaultyStream(ForwardingStream):
+    """The tokens of a request, with a fault."""
 
     def __init__(self, stream: TokenStream, fault: str, end_ids: Collection[int], pool: ReplicaPool) -> None:
-        self._stream, self._fault, self._end_ids = stream, fault, end_ids
+        super().__init__(stream)
+        self._fault, self._end_ids = fault, end_ids
         model = next(iter(pool.replicas.values())).model
         self._vocabulary = model.card.vocab_size
         thai: Sequence[int] = model.tokenizer.encode(_THAI, add_special_tokens=False)
         self._thai = itertools.cycle(thai)
         self._count, self._last = 0, time.perf_counter()
-
-    @property
-    def replica(self) -> str:
-        return self._stream.replica
-
-    @property
-    def version(self) -> str:
-        return self._stream.version
-
-    @property
-    def cached_tokens(self) -> int | None:  # type: ignore[override]
-        return self._stream.cached_tokens
-
-    @property
-    def ended(self) -> Collection[int]:  # type: ignore[override]
-        return self._stream.ended
-
-    def cancel(self) -> None:
-        self._stream.cancel()
 
     async def __anext__(self) -> TokenBatch:
         batch = await self._stream.__anext__()

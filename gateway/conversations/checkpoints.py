@@ -33,7 +33,7 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from llmops.gateway.errors import UnavailableError
-from llmops.gateway.interfaces import Failover, TokenBatch, TokenStream, UsageOwner
+from llmops.gateway.interfaces import ForwardingStream, TokenBatch, TokenStream, UsageOwner
 
 log = logging.getLogger(__name__)
 
@@ -186,46 +186,17 @@ class AnswerCheckpoint:
         self.on_change()
 
 
-class _RecordedStream(TokenStream):
+class _RecordedStream(ForwardingStream):
     """A stream whose tokens are noted in a checkpoint."""
 
     def __init__(self, stream: TokenStream, checkpoint: AnswerCheckpoint) -> None:
-        self._stream, self._checkpoint = stream, checkpoint
-
-    @property
-    def cached_tokens(self) -> int | None:  # type: ignore[override]
-        return self._stream.cached_tokens
-
-    @property
-    def moves(self) -> Sequence[Failover]:
-        return self._stream.moves
-
-    @property
-    def replica(self) -> str:
-        return self._stream.replica
-
-    @property
-    def version(self) -> str:
-        return self._stream.version
-
-    def beginning(self) -> Sequence[int]:
-        return self._stream.beginning()
-
-    @property
-    def splices(self) -> Mapping[str, int]:
-        return self._stream.splices
-
-    @property
-    def is_failing_over(self) -> bool:
-        return self._stream.is_failing_over
+        super().__init__(stream)
+        self._checkpoint = checkpoint
 
     async def __anext__(self) -> TokenBatch:
         batch = await self._stream.__anext__()
         self._checkpoint.add(batch.tokens, self._stream.cached_tokens)
         return batch
-
-    def cancel(self) -> None:
-        self._stream.cancel()
 
 
 class FollowedTokens:
