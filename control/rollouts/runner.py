@@ -238,8 +238,10 @@ class RolloutRunner(LeaderJob):
         async with self._store.read() as connection:
             canary.observe(list(await read_outcomes(connection, rollout.model, canary.since)))
         verdict = _combine(canary.judge.verdict(), await canary.analysis.check())
-        async with self._store.write() as connection:
-            await save_verdict(connection, rollout, _verdict_data(verdict))
+        data = _verdict_data(verdict)
+        if data != rollout.verdict:
+            async with self._store.write() as connection:
+                await save_verdict(connection, rollout, data)
         if (settings.auto or settings.approve) and rollout.state == RolloutState.SHIFTING:
             if verdict.decision == "rollback":
                 await self._apply(rollout, RolloutEvent.FAILED, verdict.reason)
