@@ -44,8 +44,9 @@ def command(
     settings = load_settings(config, host=host, port=port, store=store, kafka=brokers, open=False)
     if settings.store is None:
         settings = settings.model_copy(update={"store": default_store()})
+    replicas = CheckedReplicas()
     # report missing libraries and settings now, not when this process becomes the leader
-    make_leader_jobs(settings)
+    make_leader_jobs(settings, replicas)
     configure_logging(settings.log_level)
 
     def announce(url: str, keys: bool) -> None:
@@ -54,5 +55,5 @@ def command(
         who = "with a key" if keys else "without a key, and administered with one of scope admin only"
         click.echo(f"llmops control listens on {url} (store {StoreUrl.parse(str(settings.store))}), {who}.")
 
-    if run(settings, gateway, announce, CheckedReplicas()):
+    if run(settings, gateway, announce, replicas):
         raise click.Abort

@@ -23,7 +23,7 @@ from llmops.control.retention import Retention
 from llmops.control.rollouts import gates
 from llmops.control.rollouts import routes as rollout_routes
 from llmops.control.rollouts.runner import RolloutRunner
-from llmops.control.rollouts.version_replicas import GivenReplicas, VersionReplicas
+from llmops.control.rollouts.version_replicas import VersionReplicas
 from llmops.control.store_access import SharedStore
 from llmops.distribution import missing_extra
 from llmops.gateway.auth.authentication import create_authentication, keys_required
@@ -154,7 +154,7 @@ def control_plugin(
     return enter
 
 
-def make_leader_jobs(settings: GatewaySettings, replicas: VersionReplicas = GivenReplicas()) -> Sequence[LeaderJob]:
+def make_leader_jobs(settings: GatewaySettings, replicas: VersionReplicas) -> Sequence[LeaderJob]:
     """Return the leader's jobs.
 
     Args:
@@ -185,7 +185,7 @@ def run(
     settings: GatewaySettings,
     gateway: str | None,
     on_listening: Callable[[str, bool], None],
-    replicas: VersionReplicas = GivenReplicas(),
+    replicas: VersionReplicas,
 ) -> bool:
     """Serve control until SIGTERM or Ctrl-C.
 

@@ -42,13 +42,3 @@ class VersionReplicas(Protocol):
     async def stop(self, version: ModelVersion, drain_timeout: float) -> None:
         """Stop the replicas when their answers have ended, after `drain_timeout` seconds at most."""
         ...
-
-
-class GivenReplicas:
-    """Replicas that something else starts and stops: a chart, compose, an operator."""
-
-    async def start(self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings) -> StartedReplicas:
-        return StartedReplicas(candidate.replicas)
-
-    async def stop(self, version: ModelVersion, drain_timeout: float) -> None:
-        return

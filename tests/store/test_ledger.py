@@ -13,6 +13,7 @@ import pytest
 from aiokafka import AIOKafkaConsumer, AIOKafkaProducer
 from sqlalchemy import select
 
+from llmops.cli.local_replicas import CheckedReplicas
 from llmops.control import ledger as ledger_module
 from llmops.control.app import make_leader_jobs
 from llmops.control.leader_jobs import run_jobs
@@ -274,9 +275,9 @@ def test_kafka_without_a_store_is_told():
 
 def test_the_leader_keeps_the_ledger_where_there_is_kafka():
     settings = GatewaySettings(store="sqlite:///x.db")
-    assert "The ledger" not in [duty.name for duty in make_leader_jobs(settings)]
+    assert "The ledger" not in [duty.name for duty in make_leader_jobs(settings, CheckedReplicas())]
     settings = GatewaySettings(store="sqlite:///x.db", kafka=KafkaSettings(servers="127.0.0.1:9092", signing_keys=KEY))
-    assert "The ledger" in [duty.name for duty in make_leader_jobs(settings)]
+    assert "The ledger" in [duty.name for duty in make_leader_jobs(settings, CheckedReplicas())]
 
 
 async def test_while_kafka_is_away_the_outbox_grows_and_not_the_memory(store, url, tmp_path):
