@@ -110,3 +110,15 @@ def serving_option(command: Any) -> Any:
         type=click.Choice(["llmops", "nvidia"]),
         help="What serves TensorRT engines: llmops' own model, or NVIDIA's C++ backend.  [default: nvidia]",
     )(command)
+
+
+def training_options(command: Any) -> Any:
+    """Add FILE, --url, --model and -o, for commands that train a head on vectors of labelled texts."""
+    for option in (
+        click.option("-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="The head to write."),
+        click.option("--model", metavar="NAME", required=True, help="The embedding model, such as minilm."),
+        click.option("--url", metavar="URL", required=True, help="A gateway that serves the embedding model."),
+        click.argument("examples", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False)),
+    ):
+        command = option(command)
+    return command

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from llmops.cli.openai_client import ChatClient, embed_texts
-from llmops.cli.options import OutputFile
+from llmops.cli.options import training_options
 
 
 @click.group("router")
@@ -17,10 +17,7 @@ def command() -> None:
 
 
 @command.command("train")
-@click.argument("examples", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--url", metavar="URL", required=True, help="A gateway that serves the embedding model.")
-@click.option("--model", metavar="NAME", required=True, help="The embedding model, such as minilm.")
-@click.option("-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="The head to write.")
+@training_options
 @click.option(
     "--max-missed",
     type=click.FloatRange(0, 0.5),

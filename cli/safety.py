@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from llmops.cli.openai_client import ChatClient, embed_texts
-from llmops.cli.options import OutputFile
+from llmops.cli.options import training_options
 from llmops.errors import ServerError
 
 if TYPE_CHECKING:
@@ -86,10 +86,7 @@ def check(examples: Path, config: Path, url: str | None, as_json: bool) -> None:
 
 
 @command.command("train")
-@click.argument("examples", metavar="FILE", type=click.Path(path_type=Path, exists=True, dir_okay=False))
-@click.option("--url", metavar="URL", required=True, help="A gateway that serves the embedding model.")
-@click.option("--model", metavar="NAME", required=True, help="The embedding model, such as minilm.")
-@click.option("-o", "--output", metavar="FILE", type=OutputFile(), required=True, help="The head to write.")
+@training_options
 @click.option(
     "--max-false-positives",
     type=click.FloatRange(0, 0.5),
