@@ -55,8 +55,13 @@ def _first_fault(out: bytes, err: bytes) -> str:
     try:
         return str(json.loads(out)["faults"][0])
     except (ValueError, KeyError, IndexError):
-        lines = err.decode(errors="replace").strip().splitlines()
-        return lines[-1] if lines else "it said nothing"
+        return last_line(err)
+
+
+def last_line(output: bytes) -> str:
+    """Return the last line that a process printed before it failed."""
+    lines = output.decode(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it said nothing"
 
 
 class CheckedReplicas:

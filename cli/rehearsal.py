@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmops.cli.accounts.admin_client import AdminClient
+from llmops.cli.local_replicas import last_line
 from llmops.control.rollouts.schemas import RolloutCreate, RolloutQuery, RolloutRead
 from llmops.errors import ServerError
 from llmops.perf.planted_faults import PLANTED_ERROR
@@ -122,9 +123,9 @@ async def _stack(engine: Path, folder: Path, fault: str) -> AsyncIterator[tuple[
     Raises ServerError with the end of the log if it does not start.
     """
     folder.mkdir()
-    store = f"sqlite:///{folder / 'store.db'}"
+    store, log_path = f"sqlite:///{folder / 'store.db'}", folder / "log"
     command = [sys.executable, "-m", "llmops.cli.rehearsal_stack", str(engine.resolve()), str(folder), store, fault]
-    with open(folder / "log", "wb") as log:
+    with open(log_path, "wb") as log:
         process = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log
         )
@@ -133,19 +134,16 @@ async def _stack(engine: Path, folder: Path, fault: str) -> AsyncIterator[tuple[
         async with asyncio.timeout(START_TIMEOUT):
             while not (line := (await process.stdout.readline()).decode()).startswith("READY "):
                 if not line:
-                    raise ServerError(f"The rehearsal could not serve {engine}: {_tail(folder / 'log')}")
+                    raise ServerError(f"The rehearsal could not serve {engine}: {last_line(log_path.read_bytes())}")
         _, url, model = line.split()
         drain = asyncio.create_task(process.stdout.read())
         yield url, model, store
         drain.cancel()
     except TimeoutError:
-        raise ServerError(f"{engine} was not ready after {START_TIMEOUT:g} s: {_tail(folder / 'log')}") from None
+        raise ServerError(
+            f"{engine} was not ready after {START_TIMEOUT:g} s: {last_line(log_path.read_bytes())}"
+        ) from None
     finally:
         if process.returncode is None:
             process.send_signal(signal.SIGTERM)
             await process.wait()
-
-
-def _tail(log: Path) -> str:
-    lines = log.read_text(errors="replace").strip().splitlines()
-    return lines[-1] if lines else "it said nothing"

@@ -68,6 +68,12 @@ def parse_samples(page: str) -> Samples:
     return {(name, labels): float(value) for name, labels, value in _SAMPLE.findall(page)}
 
 
+def _label(labels: str, name: str) -> str:
+    """Return the value of a label, empty without one."""
+    match = re.search(rf'\b{name}="([^"]*)"', labels)
+    return match[1] if match else ""
+
+
 def find_xid(lines: Iterable[str], gpus: Sequence[str] = ()) -> str | None:
     """Return the first fatal Xid in lines of a kernel log, in words, or None.
 
@@ -107,7 +113,7 @@ class GpuFaultDetector:
         return None
 
     def _judge(self, name: str, labels: str, before: float, value: float, elapsed: float) -> str | None:
-        gpu = match[1] if (match := re.search(r'\bgpu="([^"]*)"', labels)) else "?"
+        gpu = _label(labels, "gpu") or "?"
         if name == _DCGM_XID and int(value) in FATAL_XIDS:
             return f"Xid {value:.0f} on GPU {gpu} ({FATAL_XIDS[int(value)]})"
         if name in _DCGM_COUNTERS and value > before:
@@ -132,13 +138,13 @@ class ProgressDetector:
         """Return the model that hangs, or None."""
         busy: dict[str, float] = {}
         for (name, labels), value in samples.items():
-            model = match[1] if (match := re.search(r'\bmodel="([^"]*)"', labels)) else ""
+            model = _label(labels, "model")
             if name == "nv_trt_llm_request_metrics" and re.search(r'request_type="(active|waiting)"', labels):
                 busy[model] = busy.get(model, 0.0) + value
         for (name, labels), steps in samples.items():
             if name != "nv_trt_llm_general_metrics" or 'general_type="iteration_counter"' not in labels:
                 continue
-            model = match[1] if (match := re.search(r'\bmodel="([^"]*)"', labels)) else ""
+            model = _label(labels, "model")
             known, since = self._steps.get(model, (-1.0, now))
             if not busy.get(model) or steps != known:
                 self._steps[model] = (steps, now)
