@@ -29,7 +29,7 @@ import math
 from abc import ABC, abstractmethod
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from statistics import NormalDist, fmean, stdev
 from typing import Literal
 
@@ -406,13 +406,19 @@ class _RateCriterion(_Criterion):
         if self.name == "goodput":
             stable, canary = (None if share is None else 100 - share for share in (stable, canary))
         test = self._no_worse if self._judged else None
-        return [_row(self.name, "%", stable, canary, self.breach() is not None, test)]
+        row = _row(self.name, "%", stable, canary, self.breach() is not None, test)
+        return [replace(row, state="ok") if row.state == "unclear" and self._is_no_worse else row]
 
     def has_no_data(self) -> bool:
         return self._judged and bool(self._canary) and not self._no_worse.count
 
     def unclear(self) -> Sequence[str]:
-        return [self.name] if self._judged and self._canary and not self._no_worse.is_ok else []
+        return [self.name] if self._judged and self._canary and not self._is_no_worse else []
+
+    @property
+    def _is_no_worse(self) -> bool:
+        # where nearly every request has the event, an increase by the margin is impossible
+        return self._no_worse.is_ok or self._stable_events / len(self._stable) + self.rate.margin > 1
 
 
 class _ValueCriterion(_Criterion):

@@ -78,6 +78,18 @@ def test_golden_prompts_find_a_loss_of_three_points(by_probability: bool):
     assert [golden_verdict(seed, 0.0, by_probability) for seed in range(20)].count("rollback") <= 1
 
 
+def test_a_service_whose_answers_are_all_cut_at_max_tokens_can_be_promoted():
+    """Classifiers and extractors ask for a few tokens: no answer can be cut more often than each."""
+    clock = Clock()
+    judge = CanaryJudge(SETTINGS, clock)
+    cut = (replace(one, finish_reason="length") for one in outcomes())
+    feed(judge, 250, cut)
+    clock.now += 11
+    verdict = judge.verdict()
+    assert verdict.decision == "promote", verdict.reason
+    assert [row.state for row in verdict.rows if row.metric == "cut"] == ["ok"]
+
+
 def test_promotion_needs_requests_time_and_every_criterion():
     clock = Clock()
     judge = CanaryJudge(SETTINGS, clock)
