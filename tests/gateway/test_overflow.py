@@ -14,6 +14,7 @@ from sqlalchemy import select
 
 from llmops.errors import InputError
 from llmops.gateway.routing.providers import Providers
+from llmops.gateway.safety.stream_guard import SEARCH_STEP
 from llmops.gateway.settings import GatewaySettings, load_settings
 from llmops.store.accounts.keys import KeySpec, create_key
 from llmops.store.accounts.limits import Budget, Limits
@@ -241,7 +242,8 @@ async def test_a_client_that_leaves_ends_the_provider_s_answer(card, tokenizer, 
 
 @pytest.mark.parametrize("mode", ["hold", "cut"])
 async def test_the_filters_of_a_tenant_hold_for_a_provider(card, tokenizer, scripted, mode):
-    pieces = ["All is well. ", "The word is for", "bid", "den and more follows."]
+    # a rule in `cut` is searched every SEARCH_STEP characters: what comes later must not leave
+    pieces = ["All is well. ", "The word is for", "bid", "den and " + "so on " * SEARCH_STEP, "and more follows."]
     scripted.says(*[delta(content=one) for one in pieces], delta("stop"), "[DONE]")
     rules = {"kind": "rules", "words": ["forbidden"]}
     safety = {"filters": {"words": rules}, "policy": {"prompt": ["words"], "answer": {"words": mode}}}
