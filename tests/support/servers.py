@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -25,12 +26,14 @@ PASSWORD = "not-a-secret"
 
 
 # PostgreSQL refuses to run as root. Popen's own `user` would fork this process, whose threads may be gRPC's.
+# Changing the user clears a parent-death signal, so that it is set here: SIGQUIT stops PostgreSQL at once.
 _NOBODY = """
-import os, pwd, sys
+import ctypes, os, pwd, signal, sys
 nobody = pwd.getpwnam("nobody")
 os.setgroups([])
 os.setgid(nobody.pw_gid)
 os.setuid(nobody.pw_uid)
+ctypes.CDLL(None).prctl(1, signal.SIGQUIT)
 os.execvp(sys.argv[1], sys.argv[1:])
 """
 
@@ -75,10 +78,13 @@ class Server:
         assert self._process is not None
         return self._process.pid
 
-    def kill(self) -> None:
-        """Send SIGKILL and wait until it is gone."""
+    def tell(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal that ends it and wait until it is gone."""
         if self._process is not None:
-            self._process.kill()
+            self._process.send_signal(number)
             self._process.wait()
             self._process = None
 
@@ -157,9 +163,16 @@ class Postgres(Server):
             return False
         return told[0] == str(self.pid) and told[-1].strip() == "ready"
 
+    def stop(self) -> None:
+        """End it at once, without leaving children that nobody waits for."""
+        self.kill(signal.SIGQUIT)
+
+    def close(self) -> None:
+        self.stop()
+        super().close()
+
     def tied(self) -> list[str]:
-        # changing the user clears the parent-death signal
-        return _as_nobody(self.command())
+        return _as_nobody(self.command()) if os.getuid() == 0 else super().tied()
 
 
 def _as_nobody(command: list[str]) -> list[str]:

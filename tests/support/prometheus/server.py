@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import socket
 import tempfile
 import time
 import urllib.error
@@ -20,6 +19,7 @@ import yaml
 
 from llmops.errors import ServerError
 from tests.support.debian_packages import program
+from tests.support.servers import free_port
 from tests.support.stack import process
 
 # seconds: what minutes become for the rules' windows and patience, and how often targets are asked and rules evaluated
@@ -93,7 +93,7 @@ def prometheus(targets: Mapping[str, Sequence[str]], rules: Sequence[Path]) -> I
             ],
         }
         (folder / "prometheus.yml").write_text(yaml.safe_dump(configuration))
-        url = f"127.0.0.1:{_free_port()}"
+        url = f"127.0.0.1:{free_port()}"
         command = [
             *program("prometheus", "prometheus"),
             f"--config.file={folder / 'prometheus.yml'}",
@@ -102,10 +102,3 @@ def prometheus(targets: Mapping[str, Sequence[str]], rules: Sequence[Path]) -> I
         ]
         with process(command, r"(Server is ready to receive web requests)"):
             yield Prometheus(f"http://{url}")
-
-
-def _free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        port: int = listener.getsockname()[1]
-        return port
