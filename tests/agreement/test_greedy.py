@@ -70,12 +70,7 @@ async def test_the_gateway_answers_as_transformers_does(triton, tokenizer) -> No
 
 async def test_the_ensemble_answers_as_transformers_does(triton, tokenizer) -> None:
     async def ask(client: httpx.AsyncClient, answer: dict) -> str:
-        body = {
-            "text_input": answer["prompt"],
-            "max_tokens": REFERENCE["tokens"],
-            "temperature": 0,
-            "stream": True,
-        }
+        body = {"text_input": answer["prompt"], "max_tokens": REFERENCE["tokens"], "temperature": 0, "stream": True}
         text = ""
         async with client.stream("POST", "/v2/models/smollm2/generate_stream", json=body) as response:
             async for line in response.aiter_lines():

@@ -161,10 +161,7 @@ OBJECT = {"type": "object", "properties": {"a": {"type": "integer"}}, "additiona
     ("schema", "says"),
     [
         ({"type": "array", "uniqueItems": True}, "'uniqueItems' cannot be enforced at '#'"),
-        (
-            {"properties": {"a": {"type": "array", "contains": {}}}},
-            "'contains' cannot be enforced at '#/properties/a'",
-        ),
+        ({"properties": {"a": {"type": "array", "contains": {}}}}, "'contains' cannot be enforced at '#/properties/a'"),
         ({"not": {"type": "null"}}, "'not' cannot be enforced"),
         ({"if": OBJECT, "then": OBJECT}, "'if' cannot be enforced"),
         ({"type": "object", "dependentRequired": {"a": ["b"]}}, "'dependentRequired' cannot be enforced"),

@@ -195,10 +195,7 @@ def test_what_is_remembered_has_no_more_than_so_many_characters(asked):
 @pytest.mark.parametrize(
     ("schema", "says"),
     [
-        (
-            {"patternProperties": {"(": {}}},
-            "'patternProperties': the pattern is not a regular expression: missing )",
-        ),
+        ({"patternProperties": {"(": {}}}, "'patternProperties': the pattern is not a regular expression: missing )"),
         (
             {"properties": {"a": {}}, "patternProperties": {"[": {}}},
             "'patternProperties': the pattern is not a regular",

@@ -34,11 +34,7 @@ CALLS = st.lists(
 
 
 @pytest.mark.parametrize("family", TAGGED)
-@given(
-    PROSE,
-    CALLS,
-    st.data(),
-)
+@given(PROSE, CALLS, st.data())
 def test_bare_text_is_typed_by_the_schema(family, prose, calls, data):
     written = WRITERS[family](calls)
     assume("<" not in "".join(json.dumps(a, ensure_ascii=False) for _, a in calls))

@@ -227,8 +227,7 @@ async def test_made_up_keys_do_not_hold_up_the_tokens_of_a_new_key(issuer):
         async def stranger() -> None:
             for number in range(1000):
                 await asyncio.gather(
-                    outcome(cached, issuer.token("stranger", headers={"kid": f"made-up-{number}"})),
-                    asyncio.sleep(0.1),
+                    outcome(cached, issuer.token("stranger", headers={"kid": f"made-up-{number}"})), asyncio.sleep(0.1)
                 )
 
         attack = asyncio.create_task(stranger())

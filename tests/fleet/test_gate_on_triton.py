@@ -135,10 +135,7 @@ async def test_where_the_cache_is_full_the_youngest_of_the_lower_tier_waits_and_
 async def test_two_gateways_get_as_much_as_waits_in_them(two: Engines, ask) -> None:
     one, other = await ask(two.replicas), await ask(two.replicas)
     # of several lengths: a replica whose answers all end at once is everybody's
-    asked = [
-        *(one.asks(f"batch/{tenant}", 60, 6, 7) for tenant in ("a", "b", "c")),
-        other.asks("batch/d", 60, 6, 7),
-    ]
+    asked = [*(one.asks(f"batch/{tenant}", 60, 6, 7) for tenant in ("a", "b", "c")), other.asks("batch/d", 60, 6, 7)]
     await eventually(lambda: len(one.ended) + len(other.ended) >= 160)
     # three quarters, were the chances not chances
     assert 0.62 <= len(one.ended) / (len(one.ended) + len(other.ended)) <= 0.88

@@ -64,10 +64,7 @@ class Account:
 
 @pytest.fixture
 async def account(tmp_path):
-    url, by = (
-        f"sqlite:///{tmp_path}/store.db",
-        AuditContext("cli:tester", datetime.now(UTC) - timedelta(seconds=1)),
-    )
+    url, by = (f"sqlite:///{tmp_path}/store.db", AuditContext("cli:tester", datetime.now(UTC) - timedelta(seconds=1)))
     async with await open_store(url) as store:
         async with store.write() as connection:
             await create_tenant(connection, "acme", Limits(budget=Budget(10**9, "day")), by)

@@ -209,11 +209,7 @@ async def test_an_answer_that_is_read_slowly_is_not_dropped(stack, monkeypatch):
     protocol = LimitedHttpProtocol.__new__(LimitedHttpProtocol)
     left = iter([80_000, 60_000, 60_000])
     protocol.transport = SimpleNamespace(get_write_buffer_size=lambda: next(left), abort=lambda: dropped.append(True))
-    protocol.limits, protocol.loop, protocol.client = (
-        bounds,
-        asyncio.get_running_loop(),
-        ("x", 1),
-    )
+    protocol.limits, protocol.loop, protocol.client = (bounds, asyncio.get_running_loop(), ("x", 1))
     protocol._check_unread(80_000 + 61_440)  # 1 KiB/s for 60 s was taken
     assert not dropped
     protocol._unread_timer.cancel()

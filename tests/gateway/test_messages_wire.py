@@ -498,10 +498,7 @@ def block(**fields):
         ({"thinking": {"type": "deep"}}, "Invalid value for 'thinking.type'"),
         ({"thinking": {"type": "enabled", "budget_tokens": 0}}, "Invalid value for 'thinking.budget_tokens'"),
         ({"output_config": {"format": {"type": "json_schema"}}}, "output_config.format.schema"),
-        (
-            {"output_config": {"format": {"type": "json_schema", "schema": {"type": 5}}}},
-            "output_config.format",
-        ),
+        ({"output_config": {"format": {"type": "json_schema", "schema": {"type": 5}}}}, "output_config.format"),
         ({"compaction": {"type": "enabled"}}, "compaction is not supported"),
         ({"thread": {"type": "create"}}, "send the whole conversation"),
         ({"mcp_servers": [{"type": "url"}]}, "mcp_servers are not supported"),

@@ -369,10 +369,7 @@ async def test_the_page_shows_a_tool_call_as_it_arrives_and_who_answered(card, t
     call = {"index": 0, "id": "call_1", "type": "function", "function": {"name": "find", "arguments": '{"a": 1'}}
     scripted.says(delta(content="Let me look."), delta(tool_calls=[call]))
     scripted.hangs = True
-    async with (
-        overflowing(card, tokenizer, **settings_for(scripted.url, timeout="60s")) as own,
-        browser_page() as page,
-    ):
+    async with overflowing(card, tokenizer, **settings_for(scripted.url, timeout="60s")) as own, browser_page() as page:
         await page.goto(str(own.client.base_url))
         await page.locator("#model").select_option("best")
         await page.fill("#message", "Find it")

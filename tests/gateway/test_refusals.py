@@ -49,10 +49,7 @@ async def test_refusals_are_counted_by_who_where_and_what():
     for status in (200, 404, 429, 500):
         refusals.note(asked_by(colleague), Outcome(status))
     await refusals.close()
-    assert counted(audit) == [
-        ("address:10.0.0.7", "/v1/models", 401, 4),
-        ("key:key-a", "/metrics", 403, 1),
-    ]
+    assert counted(audit) == [("address:10.0.0.7", "/v1/models", 401, 4), ("key:key-a", "/metrics", 403, 1)]
     mine = next(row for row in audit.rows if row.tenant_id == "acme")
     assert mine.first == mine.last == NOON + timedelta(seconds=4)
     storm = next(row for row in audit.rows if row.count == 4)

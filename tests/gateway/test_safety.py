@@ -45,10 +45,7 @@ async def test_hold_lets_no_byte_of_a_match_out_and_frees_the_engine(card, token
         answer = (await stack.chat()).json()["choices"][0]
         assert (answer["message"]["content"], answer["finish_reason"]) == ("The key is ", "content_filter")
         stack.say("Nothing to see here, and it is a long answer with many words in it.")
-        assert await finish_of(stack) == (
-            "Nothing to see here, and it is a long answer with many words in it.",
-            "stop",
-        )
+        assert await finish_of(stack) == ("Nothing to see here, and it is a long answer with many words in it.", "stop")
         page = (await stack.client.get("/metrics")).text
         assert 'llmops_safety_findings_total{action="hold",filter="keys",side="answer"} 2.0' in page
 
