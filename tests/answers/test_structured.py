@@ -6,10 +6,8 @@ import pytest
 
 from llmops.gateway.errors import InvalidRequestError
 from llmops.gateway.generation.structured.request_guide import parse_guide
-from llmops.gateway.generation.structured.schema_references import rebase_references, resolve_references
 from llmops.gateway.generation.structured.schema_validation import (
     SchemaLimits,
-    parameters_schema,
     pattern_problem,
     tool_calls_schema,
     validate_schema,
@@ -180,100 +178,8 @@ def test_calls_schema_accepts_calls_and_nothing_else():
     assert not one([{"name": "now", "arguments": {}}] * 2)
 
 
-# each with the limit at which it is allowed, and the one below, at which it is not
-LIMITS = {
-    "size": ({"enum": ["x"]}, {"size": 14}, "it has 14 characters, the limit is 13"),
-    "depth": (nested(3), {"depth": 3}, "nested deeper than 2 levels"),
-    "nodes": ({"properties": {"a": {}, "b": {}}}, {"nodes": 3}, "more than 2 parts"),
-    "a length": ({"minLength": 5}, {"repeats": 5}, "'minLength' is 5, the limit is 4"),
-    "all lengths": ({"anyOf": [{"maxLength": 5}, {"minItems": 3, "maxItems": 6}]}, {"all_repeats": 11}, "more than 10"),
-    "all patterns": ({"pattern": "a{2}", "patternProperties": {"b{3}": {}}}, {"all_repeats": 5}, "up to more than 4"),
-    "a pattern": ({"pattern": "abc"}, {"pattern": 3}, "the pattern has 3 characters, the limit is 2"),
-    "repetitions": ({"pattern": "(a{2,3}){04,}b{0}c{1}"}, {"repeats": 12}, "something more than 11 times"),
-    "of names": ({"patternProperties": {"a{3}": {}}}, {"repeats": 3}, "'patternProperties': the pattern repeats"),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", LIMITS)
-def test_limits_to_the_last(name):
-    schema, limit, says = LIMITS[name]
-    assert json.loads(validate_schema(schema, "p", SchemaLimits(**limit))) == schema
-    less = {field: value - 1 for field, value in limit.items()}
-    with pytest.raises(InvalidRequestError) as refused:
-        validate_schema(schema, "p", SchemaLimits(**less))
-    assert says in refused.value.message
-    if not limit.keys() & {"size", "depth", "nodes"}:
-        assert validate_schema(schema, "p", SchemaLimits(**less, grammar=False)), "it is only shown to the model"
-
-
-@pytest.mark.parametrize(
-    "low", ["minLength", "minItems", "minProperties", "minimum", "exclusiveMinimum"],
-)  # fmt: skip
-def test_pairs_of_bounds(low):
-    high = low.replace("min", "max").replace("Min", "Max")
-    assert validate_schema({low: 2, high: 2}, "p")
-    assert validate_schema({low: 3, "maxContains": 2}, "p")
-    with pytest.raises(InvalidRequestError, match=f"'{low}' 3 is more than '{high}' 2 at '#'"):
-        validate_schema({low: 3, high: 2}, "p")
-
-
-def chain(count: int) -> dict:
-    """The first of so many references, one behind the other."""
-    parts = {f"d{at}": {"$ref": f"#/$defs/d{at + 1}"} for at in range(1, count)}
-    return {"$defs": {**parts, f"d{count}": {"type": "null"}}, "$ref": "#/$defs/d1"}
-
-
-def test_chains_of_references():
-    assert validate_schema(chain(32), "p")
-    with pytest.raises(InvalidRequestError, match="more than 32 references at '#'"):
-        validate_schema(chain(33), "p")
-    assert resolve_references(chain(15), chain(15)) == {"type": "null"}
-    assert resolve_references(chain(16), chain(16)) == {}
-    for nowhere in ("#/$defs/x", "#/list/5", "#/list/a", "#/text/a", "#/text"):
-        assert resolve_references({"$ref": nowhere}, {"list": [], "text": "t"}) == {}
-
-
-@pytest.mark.parametrize("pattern", [r"\\b", "(?:a)", r"a\\1", r"\d\.\/", "a{,3}"])
-def test_what_only_looks_like_something_that_grammars_cannot_express(pattern):
-    assert pattern_problem(pattern) is None
-
-
 @pytest.mark.parametrize(
     "part", ["\\b", "\\B", "\\A", "\\Z", "\\z", "\\k", "\\p", "\\P", "\\1", "\\9", "(?=a", "(?i", "(?P<"]
 )
 def test_what_grammars_cannot_express(part):
     assert pattern_problem(f"a{part}b)").startswith(f"the pattern uses {part}"[:20])
-
-
-def test_a_schema_keeps_its_references_elsewhere():
-    schema = {"$schema": "x", "$id": "y", "a": [{"$ref": "#/b/0"}, 5], "$ref": "#", "enum": [{"$ref": 1}]}
-    assert rebase_references(schema, "#/$defs/f") == {
-        "a": [{"$ref": "#/$defs/f/b/0"}, 5], "$ref": "#/$defs/f", "enum": [{"$ref": 1}],
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("parameters", "schema"),
-    [
-        (None, {"type": "object", "properties": {}, "additionalProperties": False}),
-        ({}, {"type": "object", "properties": {}, "additionalProperties": False}),
-        ({"properties": {}}, {"type": "object", "properties": {}}),
-        ({"$ref": "#/a"}, {"$ref": "#/a"}),
-        ({"type": "null"}, {"type": "null"}),
-    ],
-)
-def test_parameters_are_an_object(parameters, schema):
-    assert parameters_schema(parameters) == schema
-
-
-def test_the_schema_of_one_call():
-    call = {
-        "type": "object",
-        "properties": {"name": {"const": "f"}, "arguments": {"$ref": "#/$defs/f0"}},
-        "required": ["name", "arguments"],
-        "additionalProperties": False,
-    }
-    definitions = {"f0": {"type": "object"}}
-    many = {"$defs": definitions, "type": "array", "minItems": 1, "items": call}
-    assert tool_calls_schema([("f", {"type": "object"})], many=True) == many
-    assert tool_calls_schema([("f", {"type": "object"})], many=False) == {**many, "maxItems": 1}

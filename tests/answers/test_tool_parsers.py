@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmops.gateway.generation.parsers.families import PARSERS, detect_family
+from llmops.gateway.generation.parsers.families import PARSERS
 from llmops.gateway.generation.parsers.forced_calls import NamedCallProcessor, RequiredCallsProcessor
 from llmops.gateway.generation.parsers.output_processor import ToolCallDelta
 from llmops.gateway.generation.parsers.tool_parser import new_mistral_call_id
@@ -198,21 +198,6 @@ def test_what_a_model_wrote_comes_back(family, prose, calls, data):
     events = run(PARSERS[family](TOOLS), cut(data, text))
     assert text_of(events) == prose
     assert [(n, json.loads(a)) for n, a in calls_of(events)] == calls
-
-
-TEMPLATES = [
-    ("{{ tools }}<tool_call>\\n<function=example_function_name>", "qwen_coder"),
-    ("{{ tools }}<tool_call>{function-name}\\n<arg_key>{arg-key-1}</arg_key>", "glm"),
-    ("{{ tools }}'<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>'", "deepseek"),
-    ("{{ tools }}<|tool_calls_section_begin|><|tool_call_begin|>", "kimi"),
-    ("{{ tools }}<tool_call>", "hermes"),
-    ("{{ tools }}<｜DSML｜function_calls>", None),
-]
-
-
-@pytest.mark.parametrize(("template", "family"), TEMPLATES)
-def test_the_template_says_which_family(template, family):
-    assert detect_family(template) == family
 
 
 @given(st.lists(st.tuples(st.sampled_from(sorted(TOOLS)), ARGUMENTS), min_size=1, max_size=3), st.data())

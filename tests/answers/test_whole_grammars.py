@@ -16,14 +16,9 @@ import jsonschema
 import pytest
 
 from llmops.gateway.generation.structured.grammar import (
-    NotEnforceableError,
-    choice_grammar,
-    grammar_builder,
     json_schema_grammar,
     regex_grammar,
 )
-from llmops.gateway.generation.structured.grammar.compile_limits import GrammarTooComplexError, step_budget
-from llmops.gateway.generation.structured.grammar.regular_language import EMPTY_TEXT, literal
 
 _ITEM = re.compile(r'("(?:[^"\\]|\\.)*"|\[(?:[^\]\\]|\\.)*\]|\w+)(\{\d+(?:,\d*)?\}|[*+?])?\s*(\|?)\s*')
 
@@ -239,69 +234,3 @@ def test_the_characters_of_a_class(one):
     reader, judge = Reader(grammar), re.compile(f"[{one}]", re.ASCII)
     assert [code for code in CODES if reader.reads(chr(code)) != bool(judge.fullmatch(chr(code)))] == []
     assert all(re.fullmatch(f"{PLAIN}|{ESCAPED}", inside) for inside in re.findall(r"\[\^?(.*?)\]", grammar))
-
-
-@pytest.mark.parametrize(
-    ("pattern", "root"),
-    [
-        ("abc", '"abc"'),
-        ("[a]b[c]", '"abc"'),
-        ("[^a]", "[^a]"),
-        ("[^a-c]", "[^a-c]"),
-        ("[^é]", r"[\u0000-\u00e8\u00ea-\ud7ff\ue000-\U0010ffff]"),
-        ('a"\\\\b\n', r'"a\"\\b\x0a"'),
-        ("éaéx", '"é" "aéx"'),
-        ("ab?", '"a" r2'),
-        ("(ab)*", '"" | "ab" r1'),
-    ],
-)
-def test_what_can_only_follow_each_other_is_one_literal(pattern, root):
-    """Characters beyond ASCII are allowed by a class that does not exclude them."""
-    assert dict(line.split(" ::= ", 1) for line in regex_grammar(pattern).splitlines())["r1"] == root
-
-
-def test_states_that_are_reached_twice_are_written_once():
-    assert choice_grammar(("abcde", "xbcde")).splitlines() == [
-        "root ::= r1", 'space ::= "" | " "', 'r1 ::= [ax] r2', 'r2 ::= "bcde"',
-    ]  # fmt: skip
-    lines = regex_grammar("(?:ab|xyb)cd").splitlines()
-    assert sum('"cd"' in line or '"bcd"' in line for line in lines) == 1
-
-
-def test_a_rule_is_written_once():
-    made = grammar_builder.GrammarBuilder()
-    first, second = made.add('"a"'), made.add('"b"')
-    assert (made.add('"a"'), made.add(second), made.add("space")) == (first, second, "space")
-    later = made.reserve()
-    made.define(later, '"c"')
-    assert made.add('"c"') == later
-    assert made.language(literal("d")) == made.language(literal("d"))
-    assert made.text(first).splitlines() == [
-        f"root ::= {first}", 'space ::= "" | " "', 'r1 ::= "a"', 'r2 ::= "b"', 'r3 ::= "c"', 'r4 ::= "d"',
-    ]  # fmt: skip
-
-
-def test_a_grammar_has_so_many_states_and_characters(monkeypatch):
-    monkeypatch.setattr(grammar_builder, "_MAX_STATES", 4)
-    grammar_builder.GrammarBuilder().language(literal("abc"))  # before each character, and behind the last
-    with pytest.raises(NotEnforceableError, match="too large"):
-        grammar_builder.GrammarBuilder().language(literal("abcd"))
-    monkeypatch.setattr(grammar_builder, "_MAX_GRAMMAR_LENGTH", 10)
-    made = grammar_builder.GrammarBuilder()
-    made.add("12345")
-    made.add("1234_")
-    with pytest.raises(GrammarTooComplexError, match="too large"):
-        made.add("1")
-
-
-def test_writing_is_counted():
-    with step_budget(1000) as spent:
-        grammar_builder.GrammarBuilder().add("x" * 63 * 64)
-        assert spent() == 10 + 63
-
-
-def test_a_language_without_a_text_has_no_rule():
-    with pytest.raises(NotEnforceableError, match="nothing"):
-        grammar_builder.GrammarBuilder().language(grammar_builder.EMPTY_SET)
-    made = grammar_builder.GrammarBuilder()
-    assert made.text(made.language(EMPTY_TEXT)).endswith('\nr1 ::= ""')

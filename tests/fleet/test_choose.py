@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmops.gateway.interfaces import ReplicaView
-from llmops.gateway.routing.cost_model import PrefillRate, kv_cache_load, routing_cost, time_to_first_token
+from llmops.gateway.routing.cost_model import PrefillRate
 from llmops.gateway.routing.placement.least_cost import LeastCostPolicy
 from llmops.gateway.routing.placement.prefix_index import PrefixIndex
 from tests.fleet.views import view, wanted
@@ -126,32 +126,6 @@ def test_without_an_index_the_shortest_queue_wins() -> None:
     assert LeastCostPolicy(None, random.Random(1)).choose(wanted(PROMPT), views) == 1
 
 
-def test_seconds_to_the_first_token_are_the_queue_the_prompt_and_a_place_in_the_batch() -> None:
-    assert time_to_first_token(view("a"), 400, 100) == pytest.approx(400 / 10_000 + 0.02)
-    full = view("a", running=8, waiting=3, waiting_tokens=1000)
-    places = 4 * 100 * 0.02 / 8
-    assert time_to_first_token(full, 400, 100) == pytest.approx(1400 / 10_000 + 0.02 + places)
-
-
-def test_a_fuller_batch_costs_as_much_as_a_longer_prompt() -> None:
-    busy, idle = view("a", running=4), view("b")
-    answer, weight = 400, 1 / 40
-    slower = answer * 0.02 / 2 * weight
-    assert routing_cost(busy, 0, answer, weight) - time_to_first_token(busy, 0, answer) == pytest.approx(slower)
-    assert routing_cost(idle, 400, answer, weight) == time_to_first_token(idle, 400, answer)
-
-
-def test_reading_costs_those_who_are_there() -> None:
-    """Reading a prompt in a full replica costs the running requests eight times the reader's wait.
-
-    In a half full replica, it costs a quarter of that.
-    """
-    reading = 400 / 10_000
-    for running, others in {0: 0.0, 4: 2.0, 8: 8.0}.items():
-        busy = view("a", running=running)
-        assert routing_cost(busy, 400, 0, 0.0) - time_to_first_token(busy, 400, 0) == pytest.approx(others * reading)
-
-
 def test_a_conversation_stays_with_its_cache_where_all_are_busy() -> None:
     """Were it moved for a shorter queue, all that wait where it goes would wait until it is read again."""
     policy = LeastCostPolicy(PrefixIndex(), random.Random(1))
@@ -180,17 +154,6 @@ def test_how_fast_prompts_are_read_is_said_by_steps_that_read_many_tokens() -> N
     for _ in range(500):
         last = rate.add(1000, 0.05)
     assert last == pytest.approx(20_000, rel=1e-3)
-
-
-def test_the_share_of_the_cache_counts_what_is_on_its_way() -> None:
-    assert kv_cache_load(view("a", free_blocks=500), 0) == 0.5
-    assert kv_cache_load(view("a", free_blocks=500, in_flight_tokens=6), 4) == pytest.approx(1 - (500 - 2.5) / 1000)
-    assert kv_cache_load(view("a", blocks=0, free_blocks=0), 100) == 0.0
-
-
-def test_without_a_generator_of_its_own_chance_is_pythons() -> None:
-    views = [view("a"), view("b")]
-    assert {LeastCostPolicy().choose(wanted(PROMPT), views) for _ in range(100)} == {0, 1}
 
 
 def test_one_that_failed_is_left_out_and_one_that_drains_is_not_taken_for_it() -> None:

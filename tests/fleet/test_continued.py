@@ -315,18 +315,6 @@ async def test_who_makes_room_for_others_may_do_so_as_often_as_it_takes() -> Non
     assert fleet.reasons == ["preempted"] * (MAX_FAILOVERS + 2)
 
 
-async def test_whoever_failed_before_is_passed_over_while_there_is_another() -> None:
-    fleet = Fleet(3)
-    reader = await read(fleet, request(20))
-    for engine in fleet.engines[:2]:
-        await fleet.run(reader, 3)
-        engine.fail()
-        await settled()
-    assert [len(engine.open) for engine in fleet.engines] == [0, 0, 1]
-    await fleet.run(reader)
-    assert reader.tokens == {0: answer(request(20))}
-
-
 async def test_a_request_that_ends_whoever_reads_it_is_not_passed_on_to_everybody() -> None:
     fleet = Fleet(4)
     reader = await read(fleet, request())
@@ -335,16 +323,6 @@ async def test_a_request_that_ends_whoever_reads_it_is_not_passed_on_to_everybod
         await settled()
     assert reader.task.exception() is LOST
     assert [len(engine.asked) for engine in fleet.engines] == [1, 1, 0, 0]
-
-
-async def test_without_another_replica_the_error_is_today_s() -> None:
-    fleet = Fleet(1)
-    reader = await read(fleet, request())
-    await fleet.run(reader, 3)
-    fleet.engines[0].away = LOST
-    fleet.engines[0].fail()
-    await fleet.run(reader)
-    assert reader.task.exception() is LOST
 
 
 async def test_of_the_prompt_was_cached_what_the_first_replica_had_of_it() -> None:

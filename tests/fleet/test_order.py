@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from llmops.gateway.interfaces import QueuedRequest, ReplicaCapacity
-from llmops.gateway.routing.admission.fair_queue import FairQueue, expected_service_cost, service_cost
+from llmops.gateway.routing.admission.fair_queue import FairQueue, expected_service_cost
 from llmops.gateway.routing.admission.tiered_queue import PriorityTier, TieredQueue
 from tests.fleet.views import ticket
 
@@ -129,15 +129,6 @@ def test_a_tier_gets_the_share_that_it_has_for_certain() -> None:
     assert tiers.count("batch") == 20
 
 
-def test_a_tier_that_does_not_wait_earns_nothing() -> None:
-    order = TieredQueue([PriorityTier("interactive"), PriorityTier("batch", share=0.5)])
-    for _ in range(100):
-        order.push(ticket("a", tier="interactive"))
-    drain(order, 98)
-    order.push(ticket("b", tier="batch"))
-    assert [one.tier for one in drain(order, 3)] == ["interactive", "interactive", "batch"]
-
-
 def test_a_tenant_that_was_away_does_not_save_up() -> None:
     order = TieredQueue([PriorityTier("only")])
     for _ in range(50):
@@ -148,16 +139,6 @@ def test_a_tenant_that_was_away_does_not_save_up() -> None:
         order.push(ticket("new"))
     tenants = [one.tenant for one in drain(order, 20)]
     assert tenants.count("new") == 10
-
-
-def test_who_was_served_at_once_does_not_save_up_either() -> None:
-    order = TieredQueue([PriorityTier("only")])
-    for _ in range(50):
-        order.take(ticket("busy"))
-    for _ in range(20):
-        order.push(ticket("busy"))
-        order.push(ticket("new"))
-    assert [one.tenant for one in drain(order, 20)].count("new") == 10
 
 
 def test_nobody_starves_behind_tenants_that_come_new_all_the_time() -> None:
@@ -219,31 +200,6 @@ def test_the_place_of_whoever_has_most_goes_to_others() -> None:
     assert order.eviction_candidate(ticket("c", tier="low")) is None
     order.push(low := ticket("b", tier="low"))
     assert order.eviction_candidate(ticket("flood", tier="high")) is low
-
-
-def test_who_has_most_is_told_by_weight() -> None:
-    order = TieredQueue([PriorityTier("only")])
-    for number in range(3):
-        order.push(ticket("flood", tokens=100, answer=10, arrived=float(number)))
-    for _ in range(6):
-        order.push(ticket("heavy", tokens=100, answer=10, weight=4.0))
-    # 7 x 120 / 4 are less than 3 x 120
-    last = order.eviction_candidate(ticket("heavy", tokens=100, answer=10, weight=4.0))
-    assert last is not None
-    assert (last.tenant, last.arrived) == ("flood", 2.0)
-    assert order.eviction_candidate(ticket("heavy", tokens=700, answer=10, weight=4.0)) is None
-
-
-def test_a_prompts_tokens_count_once_and_an_answers_twice() -> None:
-    assert service_cost(100, 10) == expected_service_cost(ticket(tokens=100, answer=10)) == 120
-
-
-def test_ten_thousand_tenants_that_do_not_wait_keep_their_counters() -> None:
-    fair = FairQueue()
-    for number in range(10_000):
-        fair.begin(ticket(f"tenant-{number}", tokens=100, answer=10, weight=2.0))
-    # a request that comes when none waits begins where the last one was
-    assert [fair.counter(f"tenant-{number}") for number in range(10_000)] == [60.0 * n for n in range(1, 10_001)]
 
 
 def test_counters_of_tenants_that_left_are_not_kept_for_ever() -> None:

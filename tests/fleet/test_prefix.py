@@ -87,24 +87,6 @@ def test_a_replica_that_comes_back_has_none_of_what_its_number_had(happened: lis
     assert index.bit("a") < 1 << 32
 
 
-def test_nobody_holds_a_prompt_without_blocks_or_of_no_replica() -> None:
-    index = PrefixIndex()
-    assert index.held([1]) == []
-    index.store("a", [1])
-    assert index.held([]) == []
-
-
-def test_the_number_of_one_that_left_is_free_when_two_generations_have_passed() -> None:
-    index = PrefixIndex(entries=2)
-    index.store("left", [1])
-    index.forget("left")
-    for at, name in enumerate(("b", "c")):
-        index.store(name, [2 + at])
-    assert [index.bit(name) for name in ("left", "b", "c")] == [0, 2, 4]
-    index.store("next", [9])
-    assert index.bit("next") == 1
-
-
 def test_tenants_have_salts_of_their_own_and_nobody_has_none() -> None:
     assert tenant_cache_salt("") == 0
     assert len({tenant_cache_salt("acme"), tenant_cache_salt("globex"), 0}) == 3

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from llmops.gateway.text.detokenizer import BYTE_OF, ByteLevelDetokenizer, DetokenizerFactory, WindowDetokenizer
+from llmops.gateway.text.detokenizer import ByteLevelDetokenizer, DetokenizerFactory, WindowDetokenizer
 from tests.support.tokenizer_files import byte_level_tokenizer
 
 TEXTS = [
@@ -113,23 +113,6 @@ def test_a_split_character_waits_for_its_last_byte():
     assert [detokenizer.feed([i]) for i in ids] == ["", "", "€"]
 
 
-def test_an_unfinished_character_is_one_replacement_at_the_end():
-    tokenizer = byte_level()
-    ids = [tokenizer.token_to_id(token) for token in byte_tokens("€")[:2]]
-    detokenizer = DetokenizerFactory(tokenizer).make(True)
-    assert detokenizer.feed(ids) == ""
-    assert detokenizer.flush() == "\ufffd"
-
-
-def test_the_window_stays_short():
-    tokenizer = metaspace()
-    detokenizer = DetokenizerFactory(tokenizer).make(True)
-    ids = tokenizer.encode(TEXTS[0] * 200).ids
-    for i in ids:
-        detokenizer.feed([i])
-    assert len(detokenizer._ids) < 8
-
-
 @pytest.mark.parametrize(("kind", "expected"), [("byte_level", ByteLevelDetokenizer), ("metaspace", WindowDetokenizer)])
 def test_the_fast_way_is_taken_where_it_is_exact(kind, expected):
     assert type(DetokenizerFactory(KINDS[kind]()).make(True)) is expected
@@ -146,15 +129,6 @@ def test_decoders_that_only_look_byte_level_are_not_taken_for_it():
     tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.ByteLevel()])
     assert json.loads(tokenizer.to_str())["decoder"]["type"] == "Sequence"
     assert type(DetokenizerFactory(tokenizer).make(True)) is WindowDetokenizer
-
-
-def test_the_table_of_bytes_is_the_library_s():
-    """Each byte's sign, from characters of one to four bytes; bytes that UTF-8 has not, by number of signs."""
-    for code in [*range(0x800), *range(0x800, 0xD800, 64), *range(0x10000, 0x110000, 64)]:
-        signs = "".join(byte_tokens(chr(code)))
-        assert bytes(BYTE_OF[sign] for sign in signs) == chr(code).encode()
-    assert BYTE_OF.keys() == set(pre_tokenizers.ByteLevel.alphabet())
-    assert sorted(BYTE_OF.values()) == list(range(256))
 
 
 def test_the_bytes_of_a_token():
@@ -183,31 +157,3 @@ def test_control_tokens_are_kept_where_they_are_asked_for():
     assert factory.is_special("<|end|>")
     assert not factory.is_special("<tool_call>")
     assert not factory.is_special("no token")
-
-
-def test_a_token_after_half_a_character_ends_it():
-    tokenizer = byte_level()
-    half, letter = tokenizer.token_to_id(byte_tokens("€")[0]), tokenizer.token_to_id("e")
-    detokenizer = DetokenizerFactory(tokenizer).make(True)
-    assert [detokenizer.feed([i]) for i in (letter, half, letter, letter)] == ["e", "", "\ufffde", "e"]
-
-
-def test_a_byte_level_decoder_alone_in_a_sequence_is_one():
-    tokenizer = Tokenizer.from_str(byte_level().to_str())
-    tokenizer.decoder = decoders.Sequence([decoders.ByteLevel()])
-    assert type(DetokenizerFactory(tokenizer).make(True)) is ByteLevelDetokenizer
-    tokenizer.decoder = decoders.Sequence([decoders.Fuse()])
-    assert type(DetokenizerFactory(tokenizer).make(True)) is WindowDetokenizer
-    bare = Tokenizer(models.BPE(vocab={"a": 0, "b": 1}, merges=[]))
-    detokenizer = DetokenizerFactory(bare).make(True)
-    assert type(detokenizer) is WindowDetokenizer
-    assert detokenizer.feed([0]) + detokenizer.feed([1]) + detokenizer.flush() == bare.decode([0, 1])
-
-
-def test_each_text_leaves_a_window_with_its_token():
-    tokenizer = byte_fallback()
-    detokenizer = DetokenizerFactory(tokenizer).make(True)
-    pieces = ["▁The", "▁", "qu", "<0xE2>", "<0x82>", "<0xAC>", "he"]
-    fed = [detokenizer.feed([tokenizer.token_to_id(piece)]) for piece in pieces]
-    assert fed == ["The", " ", "qu", "", "", "", "€he"]
-    assert detokenizer.flush() == ""

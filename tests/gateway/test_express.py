@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import httpx
 import pytest
-from starlette.responses import PlainTextResponse
 
 from llmops.gateway.app import create_app
-from llmops.gateway.errors import ApiError
 from llmops.gateway.settings import GatewaySettings
 
 POSTS = ["chat/completions", "completions", "embeddings", "responses"]
@@ -36,31 +34,3 @@ async def test_the_long_way_answers_the_same(app, path):
     assert (short.status_code, short.json()) == (long.status_code, long.json())
     assert set(short.headers) == set(long.headers)
     assert short.headers["x-request-id"] == "same"
-
-
-@pytest.mark.parametrize("path", POSTS)
-async def test_a_middleware_that_is_added_sees_them_too(app, path):
-    class Closed:
-        def __init__(self, app) -> None:
-            pass
-
-        async def __call__(self, scope, receive, send) -> None:
-            await PlainTextResponse("closed", 401)(scope, receive, send)
-
-    app.add_middleware(Closed)
-    assert (await client(app).post(path, json={})).status_code == 401
-
-
-async def test_a_handler_that_is_added_hears_of_them_too(app):
-    async def tea(request, error):
-        return PlainTextResponse("tea", 418)
-
-    app.add_exception_handler(ApiError, tea)
-    assert (await client(app).post("chat/completions", json={})).status_code == 418
-
-
-async def test_other_methods_and_paths_get_openai_s_errors(app):
-    async with client(app) as asked:
-        wrong = await asked.get("chat/completions")
-        assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
-        assert (await asked.post("chat/completions/", json={})).status_code == 404

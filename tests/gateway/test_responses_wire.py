@@ -151,22 +151,6 @@ async def test_a_query_that_says_nothing(stack, query, param):
     assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
 
 
-async def test_another_key_finds_nothing(stack):
-    stack.say("Hello world! How are you? " * 9, wait=0.03)
-    running = (await create(stack, background=True)).json()
-    other = {"authorization": "Bearer other"}
-    for method, tail in (
-        ("GET", ""),
-        ("GET", "?stream=true"),
-        ("DELETE", ""),
-        ("POST", "/cancel"),
-        ("GET", "/input_items"),
-    ):
-        answer = await stack.client.request(method, f"{PATH}/{running['id']}{tail}", headers=other)
-        assert answer.status_code == 404, (method, tail)
-    assert (await stack.client.post(f"{PATH}/{running['id']}/cancel")).status_code == 200
-
-
 async def test_the_python_client_comes_back_to_its_stream(stack):
     stack.say("Hello world! How are you? Hello world! How are you?", wait=0.02)
     async with openai.AsyncOpenAI(base_url=f"{stack.client.base_url}/v1/", api_key="k", max_retries=0) as client:

@@ -80,9 +80,3 @@ def test_durations_have_a_unit_and_zero_needs_none():
     kept = GatewaySettings(timeouts={"idle": "250ms"}).model_dump(mode="json", exclude_defaults=True)
     assert kept["timeouts"]["idle"] == "250ms"
     assert GatewaySettings(**kept).timeouts.idle == 0.25
-
-
-def test_a_variable_that_is_no_json_is_named(monkeypatch):
-    monkeypatch.setenv("LLMOPS_MODELS", "[")
-    with pytest.raises(InputError, match="The environment variable LLMOPS_MODELS is not JSON"):
-        load_settings()

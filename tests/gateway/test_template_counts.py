@@ -10,65 +10,15 @@ from jinja2 import Environment
 
 from llmops.errors import InputError
 from llmops.gateway.errors import InvalidRequestError
-from llmops.gateway.text import chat_template, render_budget, template_sandbox
+from llmops.gateway.text import render_budget
 from llmops.gateway.text.chat_template import ChatTemplate
 from llmops.gateway.text.control_tokens import UNMARK_FILTER, ControlTokenMarker
 
 VALUES = {"x": "ab", "y": "cde", "l": [1, 2], "n": 3}
-CHAIN = " + ".join(["x"] * 9)
 
 
 def rendered(source: str) -> str:
     return ChatTemplate(source, {}).render([], variables=VALUES).text
-
-
-@pytest.mark.parametrize(
-    ("expression", "made"),
-    [
-        ("x", 0),
-        ("x + y", 5),
-        (CHAIN, 18),
-        (f"({CHAIN}) * 1", 18 + 18),
-        ("l + l", 4 * 8),
-        ("n + n", 0),
-        ("x ~ y ~ n", 6),
-        ("x[:1]", 1),
-        ("x[0]", 0),
-        ("x * 3", 6),
-        ("x.upper()", 2),
-        ("x | upper", 2),
-        ("'{:>4}{}'.format(x, y)", 4 + 3 + 7),
-        ("[x + y, x ~ x] | length", 5 + 4),
-    ],
-)
-def test_each_text_and_list_that_a_step_makes_is_counted(monkeypatch, expression, made):
-    """The rendering fits into what its steps make and its output, and not into less."""
-    source = "{% set result = " + expression + " %}"
-    monkeypatch.setattr(render_budget, "MAX_TOTAL_CHARACTERS", made)
-    rendered(source)
-    monkeypatch.setattr(render_budget, "MAX_TOTAL_CHARACTERS", made - 1)
-    if made:
-        with pytest.raises(InvalidRequestError, match="too long"):
-            rendered(source)
-
-
-@pytest.mark.parametrize(
-    ("source", "looks"),
-    [
-        ("{{ x }}", 0),
-        ("{% for one in l %}{% for other in l %}{{ other }}{% endfor %}{% endfor %}", 2 + 4),
-        ("{{ x.upper() }}", 1),
-        ("{{ '{}{}'.format(x, y) }}", 1 + 2),
-        ("{% macro m() %}{% endmacro %}{{ m() }}{{ m() }}", 2),
-        ("{% for one in [] %}{% endfor %}", 0),
-    ],
-)
-def test_where_the_time_is_checked(monkeypatch, source, looks):
-    found = []
-    for module in (render_budget, template_sandbox):
-        monkeypatch.setattr(module, "check_time", lambda: found.append(1))
-    rendered(source)
-    assert len(found) == looks
 
 
 @pytest.mark.parametrize("name", ["encode", "format_map", "to_bytes", "translate"])
@@ -123,11 +73,6 @@ def test_what_a_template_fails_with_is_told(source):
 def test_what_cannot_be_compiled_is_told(source, kind):
     with pytest.raises(InputError, match=rf"^The chat template cannot be compiled: {kind}: "):
         ChatTemplate(source, {})
-
-
-def test_texts_of_messages():
-    value = {"a": ["b", {"c": ("d", 5, None)}], "e": "f", "g": True}
-    assert list(chat_template._texts(value)) == ["a", "b", "c", "d", "e", "f", "g"]
 
 
 # -- marks -------------------------------------------------------------------------------------------------------------

@@ -103,25 +103,6 @@ async def test_one_client_with_more_than_the_queue_has_room_for_leaves_room_for_
         workers.close()
 
 
-async def test_one_key_behind_an_address_leaves_room_for_others_behind_it():
-    shares = FairShares(90)
-    assert [shares.take("proxy/greedy") for _ in range(40)].count(True) == 30
-    assert shares.take("proxy/modest")
-    assert shares.take("elsewhere")
-
-
-async def test_free_places_are_anybody_s_and_count_once_others_wait_behind_them():
-    shares = FairShares(8, free=4)
-    assert [shares.take("a") for _ in range(12)].count(True) == 4 + 4, "all that is free, and half of the rest"
-    assert [shares.take("b") for _ in range(12)].count(True) == 2
-    assert [shares.take("c") for _ in range(12)].count(True) == 1
-    assert shares.taken == 11
-    shares.give_back("a", 8)
-    assert shares.take("d"), "three have them all, so one of the four that are free is left"
-    assert not FairShares(8, free=4).take("a", 13)
-    assert FairShares(8, free=4).take("a", 12), "alone, all at once"
-
-
 @given(st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 3), st.booleans()), max_size=60), st.integers(0, 6))
 def test_shares_are_never_more_than_there_are_and_all_come_back(steps, free):
     shares, held = FairShares(9, free), []
@@ -240,13 +221,6 @@ async def test_no_more_than_so_many_wait():
     finally:
         held.end.set()
         workers.close()
-
-
-async def test_work_that_fails_frees_its_thread(workers):
-    for _ in range(3):
-        with pytest.raises(ZeroDivisionError):
-            await workers.run(lambda: 1 // 0, LONG)
-    assert await workers.run(lambda: 1, LONG) == 1
 
 
 class Circle:

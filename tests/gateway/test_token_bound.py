@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import unicodedata
-
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -11,7 +9,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_to
 
 from llmops.build.checkpoint import open_checkpoint
 from llmops.build.tokenizer import write_tokenizer
-from llmops.gateway.text.token_lower_bound import MAX_COMPOSITION_RATIO, bound_for_tokenizer
+from llmops.gateway.text.token_lower_bound import bound_for_tokenizer
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.support.tokenizer_files import byte_level_tokenizer
 
@@ -158,19 +156,3 @@ REMOVING = {
 @pytest.mark.parametrize("name", REMOVING)
 def test_no_bound_where_bytes_can_vanish(name: str) -> None:
     assert bound_for_tokenizer(REMOVING[name]()) is None
-
-
-def test_composition_shrinks_no_text_more_than_assumed() -> None:
-    """Unicode's own tables: the most bytes that are canonically equal to one composed character."""
-    most: dict[str, int] = {}
-    singles = [chr(code) for code in range(0x110000) if not 0xD800 <= code < 0xE000]
-    for char in singles:
-        plain = unicodedata.normalize("NFD", char)
-        if len(plain) == 1:
-            most[plain] = max(most.get(plain, 1), len(char.encode()))
-    worst = 0.0
-    for char in singles:
-        if unicodedata.normalize("NFC", char) == char:
-            parts = unicodedata.normalize("NFD", char)
-            worst = max(worst, sum(most.get(part, len(part.encode())) for part in parts) / len(char.encode()))
-    assert 3 <= worst <= MAX_COMPOSITION_RATIO

@@ -13,11 +13,7 @@ import openai
 import pytest
 
 from llmops.gateway.api import embeddings as embeddings_endpoint
-from llmops.gateway.api import generation_response
-from llmops.gateway.api import tokenize as tokens_endpoint
 from llmops.gateway.api.embeddings import EmbeddingRequest
-from llmops.gateway.api.openai_chunks import chat_logprob_entry, chat_logprobs
-from llmops.gateway.generation.choice import TokenLogprob
 from llmops.gateway.interfaces import Usage
 from llmops.gateway.text.tokenizer import TextTokenizer
 from tests.support.gateway_stack import running
@@ -76,19 +72,6 @@ async def test_a_short_message_after_a_long_history_is_not_tokenised_on_the_loop
     assert [(size > 6000, thread.split("_")[0]) for size, thread in encodings] == [(True, "llmops-text")]
 
 
-async def test_many_tokens_become_the_answer_s_json_off_the_loop(roomy, monkeypatch):
-    threads, dump = [], tokens_endpoint.json_bytes
-
-    def recorded(body):
-        threads.append(threading.current_thread().name.split("_")[0])
-        return dump(body)
-
-    monkeypatch.setattr(tokens_endpoint, "json_bytes", recorded)
-    answer = await roomy.client.post("/detokenize", json={"model": "tiny", "tokens": [5] * 20_000})
-    assert answer.json() == {"prompt": roomy.tokenizer.decode([5] * 20_000, skip_special_tokens=False)}
-    assert threads == ["llmops-text"]
-
-
 @contextlib.asynccontextmanager
 async def turns():
     """Yield a counter of the event loop's iterations that another task had so far."""
@@ -121,25 +104,7 @@ async def test_many_vectors_are_written_in_pieces_between_which_others_have_thei
     assert np.array_equal(read, vectors)
 
 
-async def test_many_log_probabilities_are_written_in_pieces_between_which_others_have_their_turn():
-    entries = [chat_logprob_entry(TokenLogprob(" é\n".encode(), -at / 8, at)) for at in range(4000)]
-    body = {"choices": [{"index": 0, "logprobs": chat_logprobs(entries), "finish_reason": "stop"}], "usage": None}
-    async with turns() as taken:
-        answer = await generation_response.chunked_json_response(body)
-    # each has at least its four values
-    assert taken() >= 4 * 4000 // generation_response.JSON_PARTS_PER_TURN
-    assert answer.body == json.dumps(body, ensure_ascii=False, separators=(",", ":")).encode()
-    assert answer.headers["content-type"] == "application/json"
-
-
 # -- what cannot fit -------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("body", [{"prompt": WORDS * 2000}, {"messages": [{"role": "user", "content": WORDS * 2000}]}])
-async def test_a_text_that_cannot_fit_is_not_tokenised_for_its_tokens_either(stack, encodings, body):
-    answer = await stack.client.post("/tokenize", json={"model": "tiny", **body})
-    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "context_length_exceeded")
-    assert encodings == []
 
 
 async def test_messages_are_tokenised_once(roomy, encodings):

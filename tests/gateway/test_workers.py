@@ -111,40 +111,6 @@ def test_workers_that_could_not_share_are_refused(settings, said, monkeypatch) -
         run(GatewaySettings(port=0, workers=2, **settings))
 
 
-def test_a_worker_that_dies_is_started_again(gateway) -> None:
-    process, url, log = gateway
-    get(f"{url}/health/live")
-    victim = min(workers(process.pid))
-    os.kill(victim, signal.SIGKILL)
-    deadline = time.monotonic() + GENEROUS
-    while victim in (now := workers(process.pid)) or len(now) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    assert "ended with code -9; starting it again" in log.read_text()
-    assert get(f"{url}/health/live")
-
-
-def test_sigterm_ends_all_and_leaves_nothing(gateway) -> None:
-    process, url, log = gateway
-    get(f"{url}/health/live")
-    pids = workers(process.pid)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(GENEROUS) == 0, log.read_text()
-    assert [pid for pid in pids if Path(f"/proc/{pid}").exists()] == []
-
-
-def test_workers_end_with_a_supervisor_that_is_killed(gateway) -> None:
-    process, url, _ = gateway
-    get(f"{url}/health/live")
-    pids = workers(process.pid)
-    process.kill()
-    process.wait()
-    deadline = time.monotonic() + GENEROUS
-    while any(Path(f"/proc/{pid}").exists() for pid in pids):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
-
 class SlowTriton(ScriptedTriton):
     """Takes its time to say what a model can do."""
 

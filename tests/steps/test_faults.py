@@ -144,24 +144,6 @@ async def test_a_stopped_gateway_does_not_slow_another_and_then_goes_on(triton, 
     assert events[-1]["usage"]["completion_tokens"] == 60
 
 
-async def test_a_client_that_does_not_read_holds_up_nobody(triton, start_gateway) -> None:
-    gateway = start_gateway(triton.grpc_address)
-    host, port = gateway.url.removeprefix("http://").split(":")
-    _, writer = await asyncio.open_connection(host, int(port), limit=1)
-    payload = json.dumps(body(2000)).encode()
-    head = (
-        f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(payload)}"
-    )
-    writer.write(head.encode() + b"\r\n\r\n" + payload)
-    await writer.drain()
-    await until_active(triton.metrics_url, 1)
-    text, events = await stream(gateway.url, 50)
-    assert text
-    assert events[-1]["usage"]["completion_tokens"] == 50
-    writer.transport.abort()
-    await until_active(triton.metrics_url, 0)
-
-
 async def test_a_restarted_triton_ends_streams_with_one_error_and_the_gateway_goes_on(
     repository, start_gateway
 ) -> None:
