@@ -17,6 +17,7 @@ from llmops.control.rollouts.schemas import RolloutCreate, RolloutQuery, Rollout
 from llmops.errors import ServerError
 from llmops.perf.planted_faults import PLANTED_ERROR
 from llmops.perf.rehearsal import RehearsalLoad, RehearsalReport, make_report
+from llmops.process import with_parent_death_signal
 
 #: Seconds for a stack to start, and for a roll-out to end.
 START_TIMEOUT, ROLLOUT_TIMEOUT = 300.0, 1800.0
@@ -127,7 +128,10 @@ async def _stack(engine: Path, folder: Path, fault: str) -> AsyncIterator[tuple[
     command = [sys.executable, "-m", "llmops.cli.rehearsal_stack", str(engine.resolve()), str(folder), store, fault]
     with open(log_path, "wb") as log:
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=log
+            *with_parent_death_signal(command),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=log,
         )
     try:
         assert process.stdout is not None
