@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -36,17 +38,15 @@ async def verify_quickly(model: str, triton: str, metrics: str | None = None, en
     command = [sys.executable, "-m", "llmops.cli", "verify", "--triton", triton, "-m", model, "--quick", "--json"]
     command += ["--metrics", metrics] if metrics else []
     command += ["--engine", engine] if engine else []
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-    )
+    # uvloop's subprocesses fork, and gRPC's fork handlers print on the terminal; Popen runs no handlers
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     try:
         async with asyncio.timeout(VERIFY_TIMEOUT):
-            out, err = await process.communicate()
+            out, err = await asyncio.to_thread(process.communicate)
     except TimeoutError:
         raise ServerError(f"`llmops verify --quick` of {triton} did not end within {VERIFY_TIMEOUT:g} s.") from None
     finally:
-        if process.returncode is None:
-            process.kill()
+        process.kill()
     if process.returncode:
         raise ServerError(f"`llmops verify --quick` of {triton} found a fault: {_first_fault(out, err)}")
 
@@ -67,7 +67,9 @@ def last_line(output: bytes) -> str:
 class CheckedReplicas:
     """Replicas that something else starts: a chart, compose, an operator. Each of them is checked."""
 
-    async def start(self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings) -> StartedReplicas:
+    async def start(
+        self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings, twin: str
+    ) -> StartedReplicas:
         if not candidate.replicas:
             raise InputError(
                 "This control starts no replicas. Start them, and name them: `llmops rollout start "
@@ -78,6 +80,9 @@ class CheckedReplicas:
             server = replica.removeprefix("dns:").rpartition("=")[2].partition("/")[0]
             await verify_quickly(candidate.model, server)
         return StartedReplicas(candidate.replicas)
+
+    async def restore(self, stable: ModelVersion, candidate: ModelVersion) -> Sequence[str]:
+        return ()
 
     async def stop(self, version: ModelVersion, drain_timeout: float) -> None:
         return
@@ -103,32 +108,65 @@ class LocalReplicas(CheckedReplicas):
         # engine folder and servers by model and version
         self.engines: dict[tuple[str, str], Path] = {}
         self.servers: dict[tuple[str, str], list[TritonServer]] = {}
+        # GPUs of the servers that roll-outs have started
+        self._gpus: dict[TritonServer, Collection[int]] = {}
+        # servers of a version before a roll-out stopped some of them for lack of room
+        self._counts: dict[tuple[str, str], int] = {}
         # a server ends with the thread that started it, so this thread stays
         self._thread = ThreadPoolExecutor(1, "version-replicas")
 
-    async def start(self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings) -> StartedReplicas:
+    async def start(
+        self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings, twin: str
+    ) -> StartedReplicas:
         if not candidate.engine:
-            return await super().start(candidate, stable, settings)
+            return await super().start(candidate, stable, settings, twin)
         key, old = (candidate.model, candidate.name), (stable.model, stable.name)
         if old not in self.servers:
             served = ", ".join(sorted({model for model, _ in self.servers})) or "none"
             raise InputError(f"This `llmops up` has no replicas of {stable.model}; its models are {served}")
-        await self._in_thread(self.start_version, candidate, len(self.servers[old]), settings, old)
+        count = self._counts.setdefault(old, len(self.servers[old]))
+        await self._in_thread(self.start_version, candidate, count, settings, old)
         servers, engine = self.servers[key], self.engines[key]
         for server in servers:
             await verify_quickly(candidate.model, server.grpc_address, server.metrics_url, str(engine))
-        addresses = [server.grpc_address for server in servers]
-        stable_addresses = [server.grpc_address for server in self.servers[old]]
+        started_twin, problem = None, ""
+        if settings.twin:
+            started_twin = ModelVersion(stable.model, twin, str(self.engines[old]))
+            try:
+                # the twin is no reason to stop replicas that serve
+                kept = replace(settings, allow_capacity_loss=False)
+                await self._in_thread(self.start_version, started_twin, len(servers), kept, old)
+            except InputError as error:
+                await self.stop(started_twin, 0)
+                started_twin, problem = None, error.message
+            else:
+                twins = self.servers[stable.model, twin]
+                for server in twins:
+                    await verify_quickly(stable.model, server.grpc_address, server.metrics_url, started_twin.engine)
+                started_twin = replace(started_twin, replicas=[server.grpc_address for server in twins])
         return StartedReplicas(
-            addresses, stable_addresses, await self._in_thread(_differences, self.engines[old], engine)
+            [server.grpc_address for server in servers],
+            [server.grpc_address for server in self.servers[old]],
+            await self._in_thread(_differences, self.engines[old], engine),
+            started_twin,
+            problem,
         )
+
+    async def restore(self, stable: ModelVersion, candidate: ModelVersion) -> Sequence[str]:
+        key, other = (stable.model, stable.name), (candidate.model, candidate.name)
+        servers, count = self.servers.get(key, []), self._counts.get(key, 0)
+        if len(servers) >= count:
+            return ()
+        version = replace(stable, engine=str(self.engines[key]))
+        await self._in_thread(self.start_version, version, count, RolloutSettings(allow_capacity_loss=True), other)
+        return [server.grpc_address for server in self.servers[key]]
 
     async def stop(self, version: ModelVersion, drain_timeout: float) -> None:
         servers = self.servers.pop((version.model, version.name), [])
         # a Triton with several models goes on for the others
         shared = [server for key, others in self.servers.items() if key[0] != version.model for server in others]
         servers = [server for server in servers if server not in shared]
-        await asyncio.gather(*(asyncio.to_thread(self._stop_server, server) for server in servers))
+        await asyncio.gather(*(asyncio.to_thread(self._stop_one, server) for server in servers))
 
     def start_version(
         self,
@@ -154,12 +192,13 @@ class LocalReplicas(CheckedReplicas):
         self.engines[key] = engine
         try:
             while len(running) < count:
-                self._make_room(manifest, key, old, settings)
-                gpus = self._next_gpus(manifest)
+                gpus = self._make_room(manifest, key, old, settings)
                 repository = self._folder / f"{version.model}-{version.name}-{len(running)}"
                 engines = read_engines((f"{version.model}={engine}",), gpus={version.model: gpus} if gpus else None)
                 generate_repository(engines, repository)
-                running.append(self._start_server(repository, round(settings.drain_timeout)))
+                server = self._start_server(repository, round(settings.drain_timeout))
+                running.append(server)
+                self._gpus[server] = gpus
         except BaseException:
             if not running:
                 del self.servers[key]
@@ -167,32 +206,39 @@ class LocalReplicas(CheckedReplicas):
 
     def _make_room(
         self, manifest: EngineManifest, key: tuple[str, str], old: tuple[str, str], settings: RolloutSettings
-    ) -> None:
+    ) -> Sequence[int]:
+        """Return free GPUs for a replica, none for an engine without GPUs. Raises InputError."""
         from llmops.model_repository.gpu_assignment import count_gpus
 
-        present, need = count_gpus(), _gpus_of(manifest)
-        if not need or present is None or self._used_gpus() + need <= present:
-            return
-        servers = self.servers.get(old, [])
-        if not settings.allow_capacity_loss or not servers:
-            left = f"{len(servers) - 1} of {len(servers)}" if servers else "none"
-            raise InputError(
-                f"No GPU is free beside the replicas of {key[0]}: a replica needs {need}, and {self._used_gpus()} of "
-                f"{present} are in use. One by one, {left} replicas would serve meanwhile; to accept that, start the "
-                "roll-out with --allow-capacity-loss"
-            )
-        self._stop_server(servers.pop())
+        need, present, servers = _gpus_of(manifest), count_gpus(), self.servers.get(old, [])
+        while True:
+            used = self._used_gpus()
+            limit = len(used) + need if present is None else present
+            free = [gpu for gpu in range(limit) if gpu not in used]
+            if len(free) >= need:
+                return free[:need]
+            if not settings.allow_capacity_loss or not servers:
+                left = f"{len(servers) - 1} of {len(servers)}" if servers else "none"
+                raise InputError(
+                    f"No GPU is free beside the replicas of {key[0]}: a replica needs {need}, and {len(used)} of "
+                    f"{present} are in use. One by one, {left} replicas would serve meanwhile; to accept that, start "
+                    "the roll-out with --allow-capacity-loss"
+                )
+            self._stop_one(servers.pop())
 
-    def _used_gpus(self) -> int:
-        found = (
-            len(servers) * _gpus_of(EngineManifest.load(self.engines[key])) for key, servers in self.servers.items()
+    def _used_gpus(self) -> Collection[int]:
+        # the servers of `llmops up` itself have the first GPUs
+        base = sum(
+            _gpus_of(EngineManifest.load(self.engines[key]))
+            for key, servers in self.servers.items()
+            for server in servers
+            if server not in self._gpus
         )
-        return sum(found)
+        return {*range(base), *(gpu for gpus in self._gpus.values() for gpu in gpus)}
 
-    def _next_gpus(self, manifest: EngineManifest) -> tuple[int, ...]:
-        """Return the GPUs after those in use, or none for an engine without GPUs."""
-        first = self._used_gpus()
-        return tuple(range(first, first + _gpus_of(manifest)))
+    def _stop_one(self, server: TritonServer) -> None:
+        self._stop_server(server)
+        self._gpus.pop(server, None)
 
     async def _in_thread(self, function: Callable[..., T], *arguments: Any) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)

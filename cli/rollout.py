@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +24,10 @@ _NEXT = {
     "paused": "continue: llmops rollout resume {model}",
     "keeping": "go back while {stable} is kept: llmops rollout rollback {model}",
 }
+
+
+#: The heading of the plot of the new version's values relative to the old one's: from a half to twice.
+SCALE = "÷2 ····· = ····· ×2"
 
 
 @click.group("rollout")
@@ -61,6 +66,11 @@ def command() -> None:
     default="5m",
     show_default=True,
     help="Time for running answers before replicas stop.",
+)
+@click.option(
+    "--twin",
+    is_flag=True,
+    help="Where a GPU is free, compare with old replicas whose caches are as cold as the new ones'.",
 )
 @click.option("--allow-capacity-loss", is_flag=True, help="Stop old replicas first where no GPU is free.")
 @click.option("--webhook", metavar="URL", help="Gets each transition as JSON.")
@@ -136,10 +146,27 @@ def _action(name: str, event: str, text: str) -> click.Command:
         rollout = admin.request("POST", ("rollouts", "actions"), RolloutRead, body=body)
         if as_json:
             print_json(rollout.data())
-        else:
-            click.echo(f"{model}: {rollout.state}, {rollout.percent:g} % of the requests go to {rollout.candidate}.")
+            return
+        click.echo(f"{model}: {rollout.state}, {rollout.percent:g} % of the requests go to {rollout.candidate}.")
+        replicas = {one.name: len(one.replicas) for one in rollout.versions}
+        if event == "rollback" and replicas[rollout.stable] < replicas[rollout.candidate]:
+            click.echo(
+                f"{replicas[rollout.candidate] - replicas[rollout.stable]} replicas of {rollout.stable} had to make "
+                f"room and start again; the new ones took {_start_seconds(admin, rollout):.0f} s to start."
+            )
 
     return run
+
+
+def _start_seconds(admin: AdminClient, rollout: RolloutRead) -> float:
+    """Return the seconds from the start of a roll-out to its first requests."""
+    from llmops.control.rollouts.schemas import RolloutHistory, RolloutQuery
+
+    found = admin.request("GET", ("rollouts", "history"), RolloutHistory, query=RolloutQuery(model=rollout.model))
+    times = {one.action: one.created_at for one in found.entries if one.detail.get("rollout") == rollout.id}
+    # newest first, so that the first of several equal actions is kept
+    begun = times["rollout.start"]
+    return (times.get("rollout.shifting", begun) - begun).total_seconds()
 
 
 promote = _action("promote", "promote", "Go to the next step, or approve it.")
@@ -261,6 +288,7 @@ def _print_status(rollout: RolloutRead) -> None:
             ("roll-out", f"{rollout.stable} → {rollout.candidate}"),
             ("state", f"{rollout.state} since {format_timestamp(rollout.changed_at)} UTC"),
             ("reason", rollout.reason or "-"),
+            ("compared", _comparison(rollout)),
         ]
     )
     if rollout.state in _NEXT:
@@ -279,13 +307,36 @@ def _print_status(rollout: RolloutRead) -> None:
                 row["metric"],
                 _value(row["stable"], row["unit"]),
                 _value(row["canary"], row["unit"]),
+                _mark(row["stable"], row["canary"]),
                 row["state"],
                 row["note"],
             ]
             for row in rollout.verdict["rows"]
         ]
-        columns = ("metric", rollout.stable, rollout.candidate, "judged", "note")
+        columns = ("metric", rollout.stable, rollout.candidate, SCALE, "judged", "note")
         print_table(columns, rows, right=columns[1:3])
+
+
+def _comparison(rollout: RolloutRead) -> str:
+    pair = (rollout.stable, rollout.candidate)
+    active = [one.name for one in rollout.versions if one.state == "active" and one.name not in pair]
+    if twin := next((name for name in active if name.endswith("-twin")), None):
+        return f"with {twin}, a twin of {rollout.stable} with as many requests and as cold a cache"
+    return f"with {rollout.stable}; TTFT for equal numbers of uncached tokens, because a new cache is cold"
+
+
+def _mark(stable: float | None, canary: float | None) -> str:
+    """Return the place of the new version's value on SCALE, whose middle is the old version's value."""
+    if stable is None or canary is None:
+        return ""
+    half = len(SCALE) // 2
+    if not stable or not canary:
+        at = half if stable == canary else 2 * half if canary else 0
+    else:
+        at = min(max(round(half + half * math.log2(canary / stable)), 0), 2 * half)
+    places = list("·" * half + "│" + "·" * half)
+    places[at] = "●"
+    return "".join(places)
 
 
 def _value(value: float | None, unit: str) -> str:

@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import signal
 import threading
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
@@ -23,6 +24,7 @@ from llmops.build.engine_folder.manifest import FILE_NAME
 from llmops.build.target_facts import TargetName
 from llmops.cli.accounts.admin_client import current_audit_context, default_store
 from llmops.errors import InputError, ServerError
+from llmops.model_repository.server.fault_watch import FaultSources, RestartBudget
 
 if TYPE_CHECKING:
     from llmops.cli.local_replicas import LocalReplicas
@@ -34,6 +36,10 @@ if TYPE_CHECKING:
 #: Owner of the first key of a store.
 FIRST_TENANT = "default"
 FIRST_USER = "admin@localhost"
+
+#: Times that a Triton is started again within 10 minutes, and the seconds without a step after which
+#: a busy one counts as hanging, as `llmops serve` has them.
+MAX_RESTARTS, HANG_TIMEOUT = 3, 120.0
 
 
 def build_engine(
@@ -262,10 +268,10 @@ class Stack:
                 self._running -= 1
 
     def run_gateway(self, models: Sequence[str], on_ready: Callable[[Ready], None]) -> None:
-        """Serve until Ctrl-C, SIGTERM or the end of the last Triton.
+        """Serve until Ctrl-C, SIGTERM, or until the last Triton ends again and again.
 
         Raises:
-            ServerError: The last Triton ended.
+            ServerError: The last Triton ended too often.
             click.Abort: A second signal ended the gateway.
         """
         from llmops.gateway.launcher import run
@@ -308,17 +314,43 @@ class Stack:
         return describe_stack_exposure(self._settings.host, url, grpc, metrics, keys=keys_needed)
 
     def _watch(self, triton: TritonServer) -> None:
-        try:
-            triton.wait(self._tritons.get(triton, self._leaving))
-        except ServerError as error:
-            # open answers of this Triton end with an error; the gateway ends with the last Triton
-            self._stop(triton)
-            last = not self._running
-            if last:
-                self._failure = error
-                signal.raise_signal(signal.SIGTERM)
+        """Start a Triton again when it ends or hangs, until it does so too often."""
+        leaving, budget = self._tritons.get(triton, self._leaving), RestartBudget(MAX_RESTARTS)
+        sources = FaultSources(hang_timeout=HANG_TIMEOUT)
+        while True:
+            try:
+                triton.wait(leaving, sources)
+                break
+            except ServerError as error:
+                if not self._restart(triton, leaving, budget, error):
+                    self._give_up(triton, error)
+                    return
+        # a Triton that this thread has started ends with it
+        triton.process.wait()
+
+    def _restart(
+        self, triton: TritonServer, leaving: threading.Event, budget: RestartBudget, error: ServerError
+    ) -> bool:
+        while not leaving.is_set() and budget.take(time.monotonic()):
+            click.echo(f"{error} Starting it again.", err=True)
+            try:
+                triton.restart()
+                triton.wait_ready(cancelled=leaving)
+            except ServerError as failure:
+                error = failure
             else:
-                click.echo(f"{error} The other replicas go on.", err=True)
+                return True
+        return leaving.is_set()
+
+    def _give_up(self, triton: TritonServer, error: ServerError) -> None:
+        # open answers of this Triton end with an error; the gateway ends with the last Triton
+        self._stop(triton)
+        problem = f"{error} It was started {MAX_RESTARTS + 1} times within 10 minutes, so it is not started again."
+        if not self._running:
+            self._failure = ServerError(problem)
+            signal.raise_signal(signal.SIGTERM)
+        else:
+            click.echo(f"{problem} The other replicas go on.", err=True)
 
 
 def create_first_key(url: str) -> str:

@@ -112,6 +112,8 @@ class TritonServer:
         self._unloading = threading.Event()
         self._dead_engine: tuple[str, str] | None = None
         self._may_restart = True
+        # a restart in one thread starts nothing after a stop in another
+        self._starting, self._is_stopped = threading.Lock(), False
         self._start()
 
     @property
@@ -173,7 +175,7 @@ class TritonServer:
         while not self._is_protected_and_ready() and not (cancelled and cancelled.is_set()):
             if self.process.poll() is not None:
                 self._reader.join(_LOG_TIMEOUT)
-                if not self._restart():
+                if not self._restart_once():
                     raise ServerError(self._failure())
             if time.monotonic() > deadline:
                 raise ServerError(f"Triton was not ready after {timeout:.0f} s; see its log above")
@@ -241,6 +243,11 @@ class TritonServer:
         Returns:
             The exit code of the server.
         """
+        with self._starting:
+            self._is_stopped = True
+        return self._end(at_once)
+
+    def _end(self, at_once: bool = False) -> int:
         below = descendants(self.process.pid) if self._under_mpi else []
         try:
             if self.process.poll() is None and not self._is_broken and not at_once:
@@ -254,6 +261,18 @@ class TritonServer:
             self._reader.join(_LOG_TIMEOUT)
             self._memory.remove()
         return self.process.returncode
+
+    def restart(self) -> None:
+        """Start the server again on its ports, after `wait` has raised an error. Call `wait_ready` next.
+
+        The thread of the caller must live as long as the server, which ends with it.
+        """
+        self._end()
+        self._models, self._is_broken, self._dead_engine = {}, False, None
+        self._unloading.clear()
+        with self._starting:
+            if not self._is_stopped:
+                self._start()
 
     def __enter__(self) -> TritonServer:
         return self
@@ -274,7 +293,7 @@ class TritonServer:
         self._reader = threading.Thread(target=self._read_log, name="triton-log", daemon=True)
         self._reader.start()
 
-    def _restart(self) -> bool:
+    def _restart_once(self) -> bool:
         """Restart the server once if it failed on the known shared-memory fault or lost a free port.
 
         Return True if it was restarted.

@@ -27,6 +27,8 @@ ACTIVE, RETIRED = "active", "retired"
 #: The version of a model before its first roll-out: the replicas of the gateways' settings.
 INITIAL_VERSION = "initial"
 MAX_NAME_LENGTH = 64
+#: End of the name of a baseline twin.
+TWIN_SUFFIX = "-twin"
 #: Batches of outcomes that are read in one query.
 OUTCOME_BATCHES = 500
 
@@ -85,6 +87,18 @@ class Rollout:
     reason: str = ""
     verdict: Mapping[str, Any] | None = None
     is_open: bool = True
+
+    @property
+    def twin(self) -> str:
+        """The name of the baseline twin: a version like the stable one, with as cold a cache as the candidate."""
+        return f"{self.stable[: MAX_NAME_LENGTH - len(TWIN_SUFFIX)]}{TWIN_SUFFIX}"
+
+    def weights(self, has_twin: bool) -> Mapping[str, float]:
+        """Return the percent of each version. A twin gets as many requests as the candidate, if there are."""
+        if not has_twin:
+            return {self.stable: 100.0 - self.percent, self.candidate: self.percent}
+        twin = min(self.percent, (100.0 - self.percent) / 2)
+        return {self.stable: 100.0 - self.percent - twin, self.twin: twin, self.candidate: self.percent}
 
 
 async def list_versions(connection: AsyncConnection, model: str | None = None) -> Sequence[ModelVersion]:
@@ -193,14 +207,19 @@ async def save_rollout(connection: AsyncConnection, rollout: Rollout, by: AuditC
     )
     if changed.rowcount != 1:
         raise ResourceError(f"The roll-out of {rollout.model} has changed meanwhile; look at it again.")
-    weights = {rollout.stable: 100.0 - rollout.percent, rollout.candidate: rollout.percent}
-    for name, weight in weights.items():
+    for name, weight in rollout.weights(await has_twin(connection, rollout)).items():
         state = ACTIVE if weight or rollout.is_open else RETIRED
         this = (model_versions.c.model == rollout.model) & (model_versions.c.name == name)
         await connection.execute(update(model_versions).where(this).values(weight=weight, state=state))
     if not rollout.is_open:
         await connection.execute(delete(rollout_outcomes).where(rollout_outcomes.c.model == rollout.model))
     await _record(connection, rollout, by, rollout.state)
+
+
+async def has_twin(connection: AsyncConnection, rollout: Rollout) -> bool:
+    """Return True if the baseline twin of a roll-out has been started."""
+    versions = await list_versions(connection, rollout.model)
+    return any(version.name == rollout.twin and version.state == ACTIVE for version in versions)
 
 
 async def save_verdict(connection: AsyncConnection, rollout: Rollout, verdict: Mapping[str, Any]) -> None:

@@ -27,7 +27,7 @@ from llmops.store.rollouts import ModelVersion, Rollout
 
 _OPTIONS = (
     *("auto", "approve", "drain_timeout", "keep_old", "allow_capacity_loss", "webhook", "analysis", "prometheus"),
-    *("min_requests", "min_seconds", "quality_tolerance"),
+    *("min_requests", "min_seconds", "quality_tolerance", "twin"),
 )
 
 router = make_router(prefix="/api/admin/rollouts", tags=["admin"], route_class=AdminRoute)
@@ -42,6 +42,8 @@ async def start_rollout(session: Session, body: RolloutCreate) -> RolloutRead:
         settings = RolloutSettings(**options)
         if bool(body.engine) == bool(body.replicas):
             raise InputError("A roll-out needs the candidate's engine folder, or the addresses of its replicas.")
+        if body.twin and not body.engine:
+            raise InputError("A twin is started by `llmops up`, which needs the candidate's engine folder.")
         candidate = ModelVersion(body.model, body.name, body.engine, body.replicas)
         rollout = await rollouts.create_rollout(
             connection, candidate, RolloutState.STARTING, settings.data(), session.by

@@ -30,8 +30,10 @@ from llmops.store.rollouts import (
     ModelVersion,
     OutcomeBatch,
     Rollout,
+    has_twin,
     list_versions,
     open_rollouts,
+    put_version,
     read_outcomes,
     save_rollout,
     save_verdict,
@@ -193,8 +195,11 @@ class RolloutRunner(LeaderJob):
         try:
             candidate = await self._version(rollout, rollout.candidate)
             stable = await self._version(rollout, rollout.stable)
-            started = await self._replicas.start(candidate, stable, settings)
+            started = await self._replicas.start(candidate, stable, settings, rollout.twin)
             async with self._store.write() as connection:
+                if started.twin is not None:
+                    # younger than the stable version, and older than the candidate
+                    await put_version(connection, started.twin, rollout.started_at)
                 await set_replicas(connection, rollout.model, rollout.candidate, started.addresses)
                 if started.stable:
                     await set_replicas(connection, rollout.model, rollout.stable, started.stable)
@@ -206,18 +211,34 @@ class RolloutRunner(LeaderJob):
         reason = f"{rollout.candidate} is ready after {time.monotonic() - began:.0f} s"
         if started.differences:
             reason += f"; it has {started.differences}, and answers its requests with them"
+        if started.twin_problem:
+            reason += f"; there is no twin: {started.twin_problem}"
         # the replicas are known to every gateway before they get requests
         await asyncio.sleep(self._weights_delay)
         return RolloutEvent.READY, reason
 
     async def _stop(self, rollout: Rollout, name: str) -> tuple[RolloutEvent, str]:
         await asyncio.sleep(self._weights_delay)
+        async with self._store.read() as connection:
+            twin = (rollout.twin,) if await has_twin(connection, rollout) else ()
         try:
-            await self._replicas.stop(await self._version(rollout, name), RolloutSettings.of(rollout).drain_timeout)
+            if name == rollout.candidate:
+                await self._restore(rollout)
+            for one in (name, *twin):
+                await self._replicas.stop(await self._version(rollout, one), RolloutSettings.of(rollout).drain_timeout)
         except LlmopsError as error:
             log.warning("The replicas of %s %s could not be stopped. %s", rollout.model, name, error.message)
             return RolloutEvent.STOPPED, f"{rollout.reason}; the replicas of {name} are still there: {error.message}"
         return RolloutEvent.STOPPED, rollout.reason
+
+    async def _restore(self, rollout: Rollout) -> None:
+        """Start the old replicas that had to make room. Both versions share what is left meanwhile."""
+        stable, candidate = [await self._version(rollout, one) for one in (rollout.stable, rollout.candidate)]
+        addresses = await self._replicas.restore(stable, candidate)
+        if addresses:
+            async with self._store.write() as connection:
+                await set_replicas(connection, rollout.model, rollout.stable, addresses)
+            await asyncio.sleep(self._weights_delay)
 
     async def _version(self, rollout: Rollout, name: str) -> ModelVersion:
         async with self._store.read() as connection:
@@ -253,8 +274,9 @@ class RolloutRunner(LeaderJob):
         since = max(rollout.started_at, rollout.changed_at - RESUMED_TIME)
         settings = RolloutSettings.of(rollout)
         analysis = Analysis(settings.prometheus, settings.analysis, time.monotonic)
-        canary = _Canary(_make_judge(rollout), analysis, since, rollout.revision)
         async with self._store.read() as connection:
+            twin = rollout.twin if await has_twin(connection, rollout) else None
+            canary = _Canary(_make_judge(rollout, twin), analysis, since, rollout.revision)
             canary.observe(list(await read_outcomes(connection, rollout.model, since, rollout.changed_at)))
         canary.judge.begin_step()
         return canary
@@ -271,12 +293,13 @@ def _summary(rollout: Rollout) -> tuple[str, str, float, str, str]:
     return rollout.model, rollout.state, rollout.percent, rollout.candidate, rollout.reason
 
 
-def _make_judge(rollout: Rollout) -> CanaryJudge:
+def _make_judge(rollout: Rollout, twin: str | None) -> CanaryJudge:
     settings = RolloutSettings.of(rollout)
     return CanaryJudge(
         JudgeSettings(
             stable=rollout.stable,
             canary=rollout.candidate,
+            twin=twin,
             min_requests=settings.min_requests,
             min_seconds=settings.min_seconds,
             quality_tolerance=settings.quality_tolerance,

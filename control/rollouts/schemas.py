@@ -31,6 +31,7 @@ class RolloutCreate(AdminRequest):
     min_requests: int | None = Field(default=None, ge=1)
     min_seconds: float | None = Field(default=None, ge=0)
     quality_tolerance: float | None = Field(default=None, ge=0)
+    twin: bool = False
 
 
 class RolloutChange(AdminRequest):

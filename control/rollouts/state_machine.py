@@ -11,8 +11,8 @@
     ROLLING_BACK ◀──rollback, failed (from every state before RETIRING)
         └──candidate stopped──▶ ROLLED_BACK
 
-The weights of both versions follow from the state alone: the candidate has `percent` of the
-requests, and the stable version has the rest.
+The weights of the versions follow from the state alone: the candidate has `percent` of the
+requests, a baseline twin has as many, and the stable version has the rest.
 """
 
 from __future__ import annotations
@@ -87,6 +87,8 @@ class RolloutSettings:
         min_requests: Requests of the candidate in a step before the judge can pass it.
         min_seconds: Seconds of a step before the judge can pass it.
         quality_tolerance: Mean score that the candidate may lose on golden prompts.
+        twin: Start a baseline twin where there is room: replicas of the stable version with as cold
+            a cache as the candidate's, with which the candidate is compared.
     """
 
     steps: Sequence[float] = DEFAULT_STEPS
@@ -101,6 +103,7 @@ class RolloutSettings:
     min_requests: int = 300
     min_seconds: float = 60.0
     quality_tolerance: float = 0.0
+    twin: bool = False
 
     def __post_init__(self) -> None:
         steps = tuple(self.steps)

@@ -18,24 +18,43 @@ class StartedReplicas:
         addresses: Their addresses as in the setting `replicas`.
         stable: The addresses of the stable version, if they are known.
         differences: What is different for clients, such as "another tokenizer"; empty if nothing.
+        twin: The baseline twin, or None without one.
+        twin_problem: Why a twin that was asked for was not started.
     """
 
     addresses: Sequence[str]
     stable: Sequence[str] = ()
     differences: str = ""
+    twin: ModelVersion | None = None
+    twin_problem: str = ""
 
 
 class VersionReplicas(Protocol):
     """An interface to start and stop the replicas of versions.
 
-    Both methods are called again after a crash of control, so they must be idempotent.
+    All methods are called again after a crash of control, so they must be idempotent.
     """
 
-    async def start(self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings) -> StartedReplicas:
+    async def start(
+        self, candidate: ModelVersion, stable: ModelVersion, settings: RolloutSettings, twin: str
+    ) -> StartedReplicas:
         """Start the replicas of a candidate beside those of the stable version, and check them.
+
+        With `settings.twin`, start a baseline twin of the name `twin` too, if there is room.
 
         Raises:
             LlmopsError: They cannot be started, or do not pass the checks.
+        """
+        ...
+
+    async def restore(self, stable: ModelVersion, candidate: ModelVersion) -> Sequence[str]:
+        """Start the stable version's replicas that were stopped to make room for the candidate's.
+
+        Returns:
+            The addresses of all replicas of the stable version, nothing if none was missing.
+
+        Raises:
+            LlmopsError: They cannot be started.
         """
         ...
 

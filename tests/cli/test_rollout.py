@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner, Result
 
-from llmops.cli.rollout import command
+from llmops.cli.rollout import SCALE, _mark, command
 
 
 @pytest.fixture
@@ -31,13 +31,24 @@ def test_a_rollout_is_started_watched_pinned_and_rolled_back(run):
     shown = run("status", "llama").output
     assert "a bad feeling" in shown
     assert "dns:llama-v2:8001" in shown
+    assert "compared    with initial; TTFT for equal numbers of uncached tokens" in shown
     assert "rolling back" in run("history", "llama").output
+
+
+@pytest.mark.parametrize(
+    ("stable", "canary", "place"), [(100, 100, 9), (100, 200, 18), (10, 900, 18), (10, 1, 0), (0, 0, 9), (0, 1, 18)]
+)
+def test_the_plot_marks_how_many_times_the_old_value_the_new_one_is(stable, canary, place):
+    assert _mark(stable, canary).index("●") == place
+    assert len(_mark(stable, canary)) == len(SCALE)
+    assert _mark(None, 1) == ""
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("start", "llama"), "Give the new version: --to ENGINE, or --replica HOST:PORT"),
+        (("start", "llama", "--replica", "a:1", "--twin"), "A twin is started by `llmops up`"),
         (("start", "llama", "--replica", "nowhere"), "'nowhere' is not the address of a replica"),
         (("start", "llama", "--replica", "a:1", "--name", "v" * 65), "cannot name a version"),
         (("promote", "llama"), "The model llama has no roll-out in progress"),

@@ -6,14 +6,19 @@ import asyncio
 
 from llmops.control.rollouts.runner import RolloutRunner
 from llmops.control.rollouts.version_replicas import StartedReplicas
+from llmops.store.rollouts import ModelVersion
 
 
 class Replicas:
     """Replicas that start and stop in a moment."""
 
-    async def start(self, candidate, stable, settings):
+    async def start(self, candidate, stable, settings, twin):
         await asyncio.sleep(0.01)
-        return StartedReplicas([f"{candidate.name}:8001"])
+        started = ModelVersion(stable.model, twin, replicas=["twin:8001"]) if settings.twin else None
+        return StartedReplicas([f"{candidate.name}:8001"], twin=started)
+
+    async def restore(self, stable, candidate):
+        return ()
 
     async def stop(self, version, drain_timeout):
         await asyncio.sleep(0.01)

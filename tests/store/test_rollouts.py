@@ -218,6 +218,23 @@ async def test_the_job_promotes_a_healthy_canary_and_forgets_its_outcomes(url):
     assert actions[::-1] == [f"rollout.{verb}" for verb in ("start", "shifting", "keeping", "retiring", "promoted")]
 
 
+async def test_a_twin_gets_as_many_requests_as_the_candidate_and_is_judged_in_place_of_the_stable_version(url):
+    await begin(url, twin=True)
+    found = await carry_out(url, lambda one: one.state == RolloutState.SHIFTING and one.verdict is not None)
+    async with await open_store(url) as store:
+        async with store.read() as connection:
+            weights = {one.name: one.weight for one in await list_versions(connection)}
+        assert weights == {"initial": 90, "initial-twin": 5, found.candidate: 5}
+        assert "the twin" in {row["note"] for row in found.verdict["rows"]}
+        async with store.write() as connection:
+            by = AuditContext("cli:tester", datetime.now(UTC))
+            await apply_event(connection, await require_open_rollout(connection, "llama"), RolloutEvent.ROLLBACK, by)
+    await carry_out(url, lambda one: not one.is_open)
+    async with await open_store(url) as store, store.read() as connection:
+        states = {one.name: (one.weight, one.state) for one in await list_versions(connection)}
+    assert states == {"initial": (100, "active"), "initial-twin": (0, "retired"), found.candidate: (0, "retired")}
+
+
 async def test_the_job_rolls_a_failing_canary_back(url):
     await begin(url, steps=(50, 100))
     found = await carry_out(
@@ -229,7 +246,7 @@ async def test_the_job_rolls_a_failing_canary_back(url):
 
 async def test_replicas_that_do_not_start_end_the_rollout(url):
     class Broken(Replicas):
-        async def start(self, candidate, stable, settings):
+        async def start(self, candidate, stable, settings, twin):
             raise InputError("No GPU is free.")
 
     await begin(url)
