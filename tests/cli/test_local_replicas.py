@@ -1,0 +1,117 @@
+"""The replicas of a roll-out on a machine's GPUs: room for them, a twin, and the way back."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from llmops.build.engine_folder.manifest import EngineManifest
+from llmops.cli import local_replicas
+from llmops.cli.local_replicas import LocalReplicas
+from llmops.control.rollouts.state_machine import RolloutSettings
+from llmops.errors import InputError
+from llmops.model_repository import generate, gpu_assignment
+from llmops.store.rollouts import ModelVersion
+
+OLD, NEW = ModelVersion("m", "initial"), ModelVersion("m", "v2", engine="/v2")
+TWIN = "initial-twin"
+
+
+@dataclass(eq=False)
+class Server:
+    """A Triton that is only named."""
+
+    grpc_address: str
+    metrics_url: str = ""
+
+
+@dataclass
+class Machine:
+    """A machine with some GPUs and the replicas of an old version; engines take one GPU each."""
+
+    gpus: int
+    replicas: LocalReplicas = field(init=False)
+    stopped: list[str] = field(default_factory=list)
+    assigned: list[Sequence[int]] = field(default_factory=list)
+
+    def names(self, version: str) -> list[str]:
+        return [server.grpc_address for server in self.replicas.servers.get(("m", version), [])]
+
+
+@pytest.fixture
+def machine(monkeypatch: pytest.MonkeyPatch):
+    def make(gpus: int, replicas: int) -> Machine:
+        one = Machine(gpus)
+
+        def read_engines(_: object, gpus: dict) -> str:
+            one.assigned.append(gpus["m"])
+            return ""
+
+        async def verify(*_: str) -> None: ...
+
+        monkeypatch.setattr(gpu_assignment, "count_gpus", lambda: gpus)
+        monkeypatch.setattr(generate, "read_engines", read_engines)
+        monkeypatch.setattr(generate, "generate_repository", lambda engines, repository: None)
+        monkeypatch.setattr(EngineManifest, "load", lambda folder: SimpleNamespace())
+        monkeypatch.setattr(local_replicas, "_gpus_of", lambda manifest: 1)
+        monkeypatch.setattr(local_replicas, "_differences", lambda old, new: "")
+        monkeypatch.setattr(local_replicas, "verify_quickly", verify)
+        one.replicas = LocalReplicas(
+            lambda repository, timeout: Server(repository.name),
+            lambda server: one.stopped.append(server.grpc_address),
+            Path("/versions"),
+        )
+        one.replicas.servers["m", "initial"] = [Server(f"base-{at}") for at in range(replicas)]
+        one.replicas.engines["m", "initial"] = Path("/v1")
+        return one
+
+    return make
+
+
+async def test_new_replicas_and_a_twin_start_beside_the_old_ones_on_gpus_of_their_own(machine):
+    one = machine(gpus=6, replicas=2)
+    started = await one.replicas.start(NEW, OLD, RolloutSettings(twin=True), TWIN)
+    assert started.addresses == ["m-v2-0", "m-v2-1"]
+    assert started.stable == ["base-0", "base-1"]
+    assert started.twin == ModelVersion("m", TWIN, "/v1", ["m-initial-twin-0", "m-initial-twin-1"])
+    assert one.assigned == [[2], [3], [4], [5]]
+    assert await one.replicas.restore(OLD, NEW) == ()
+    await one.replicas.stop(NEW, 0)
+    # what is free now lies before the twin
+    await one.replicas.start(ModelVersion("m", "v3", engine="/v3"), OLD, RolloutSettings(), TWIN)
+    assert one.assigned[4:] == [[2], [3]]
+
+
+async def test_without_room_there_is_no_twin_and_no_old_replica_stops_for_it(machine):
+    one = machine(gpus=5, replicas=2)
+    started = await one.replicas.start(NEW, OLD, RolloutSettings(twin=True, allow_capacity_loss=True), TWIN)
+    assert started.twin is None
+    assert "No GPU is free" in started.twin_problem
+    # the twin's first replica had a GPU
+    assert one.stopped == ["m-initial-twin-0"]
+    assert started.stable == ["base-0", "base-1"]
+
+
+async def test_without_a_free_gpu_the_capacity_that_it_costs_is_said(machine):
+    one = machine(gpus=2, replicas=2)
+    with pytest.raises(InputError, match=r"needs 1, and 2 of 2 are in use. One by one, 1 of 2 replicas would serve"):
+        await one.replicas.start(NEW, OLD, RolloutSettings(), TWIN)
+    assert (one.stopped, one.names("initial"), one.names("v2")) == ([], ["base-0", "base-1"], [])
+
+
+async def test_replicas_that_made_room_come_back_with_a_rollback(machine):
+    one = machine(gpus=2, replicas=2)
+    started = await one.replicas.start(NEW, OLD, RolloutSettings(allow_capacity_loss=True), TWIN)
+    assert (started.addresses, started.stable) == (["m-v2-0", "m-v2-1"], [])
+    assert one.stopped == ["base-1", "base-0"]
+    assert one.assigned == [[1], [0]]
+    assert await one.replicas.restore(OLD, NEW) == ["m-initial-0", "m-initial-1"]
+    # one by one, the last started first
+    assert one.stopped == ["base-1", "base-0", "m-v2-1", "m-v2-0"]
+    assert one.assigned == [[1], [0], [0], [1]]
+    await one.replicas.stop(NEW, 0)
+    assert await one.replicas.restore(OLD, NEW) == ()
